@@ -1,0 +1,36 @@
+//! `cargo xtask bench`: measurements in release mode.
+
+use crate::debian::{self, Need};
+use crate::step::{self, Failed, cargo};
+
+/// The proxies to compare with, and the load generator.
+const OTHERS: &[Need] = &[
+    Need {
+        program: "haproxy",
+        packages: &["haproxy"],
+    },
+    Need {
+        program: "nginx",
+        packages: &["nginx-light"],
+    },
+    Need {
+        program: "h2load",
+        packages: &["nghttp2-client"],
+    },
+];
+
+const PASS_THROUGH: &str = "pass-through";
+
+/// The measurements there are.
+pub(crate) const NAMES: &[&str] = &[PASS_THROUGH, "watches"];
+
+pub(crate) fn run(name: &str, arguments: &[&str]) -> Result<(), Failed> {
+    if name == PASS_THROUGH {
+        debian::ensure(OTHERS)?;
+    }
+    step::run(
+        cargo("run --release --locked --package skewbridge-bench --")
+            .arg(name)
+            .args(arguments),
+    )
+}

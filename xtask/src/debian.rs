@@ -1,0 +1,97 @@
+//! What the operating system has to provide, installed where that is possible.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::Command;
+
+use crate::step::{self, Failed};
+
+/// Asked by Debian's packages before they start a service; 101 forbids it.
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+/// A program and the Debian packages that bring it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Need {
+    pub(crate) program: &'static str,
+    pub(crate) packages: &'static [&'static str],
+}
+
+/// Makes sure that the programs exist: installs them on Debian as root, otherwise says in one
+/// line what is missing.
+pub(crate) fn ensure(needs: &[Need]) -> Result<(), Failed> {
+    let missing = missing(needs);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let programs: Vec<_> = missing.iter().map(|need| need.program).collect();
+    let packages: Vec<_> = missing.iter().flat_map(|need| need.packages).collect();
+    let packages: Vec<&str> = packages.into_iter().copied().collect();
+    if !(Path::new("/etc/debian_version").exists() && is_root()) {
+        return Err(Failed(format!(
+            "missing: {}; install it first (Debian packages: {})",
+            programs.join(", "),
+            packages.join(" ")
+        )));
+    }
+    install(&packages)?;
+    match self::missing(needs).as_slice() {
+        [] => Ok(()),
+        [need, ..] => Err(Failed(format!(
+            "{} is still missing after the installation",
+            need.program
+        ))),
+    }
+}
+
+fn missing(needs: &[Need]) -> Vec<Need> {
+    let missing = needs.iter().filter(|need| !step::exists(need.program));
+    missing.copied().collect()
+}
+
+fn install(packages: &[&str]) -> Result<(), Failed> {
+    let _quiet = NoServices::enter()?;
+    step::run(Command::new("apt-get").arg("update"))?;
+    step::run(
+        Command::new("apt-get")
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .args(["install", "-y", "--no-install-recommends"])
+            .args(packages),
+    )
+}
+
+/// `/proc/self` belongs to the effective user of this process.
+fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
+}
+
+/// Keeps packages from starting their services while it lives. A policy that the machine has
+/// already is the machine's own and stays.
+struct NoServices {
+    ours: bool,
+}
+
+impl NoServices {
+    fn enter() -> Result<Self, Failed> {
+        if Path::new(POLICY).exists() {
+            return Ok(Self { ours: false });
+        }
+        let file = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o755)
+            .open(POLICY);
+        let policy = Self { ours: file.is_ok() };
+        file.and_then(|mut file| std::io::Write::write_all(&mut file, b"#!/bin/sh\nexit 101\n"))
+            .map(|()| policy)
+            .map_err(|error| Failed(format!("cannot write {POLICY}: {error}")))
+    }
+}
+
+impl Drop for NoServices {
+    fn drop(&mut self) {
+        if self.ours {
+            let _ = fs::remove_file(POLICY);
+        }
+    }
+}

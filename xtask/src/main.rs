@@ -1,0 +1,50 @@
+//! The project's own commands: `cargo xtask COMMAND`.
+
+mod advisories;
+mod bench;
+mod debian;
+mod step;
+mod test;
+
+use std::process::ExitCode;
+
+const HELP: &str = "\
+The project's own commands.
+
+Usage: cargo xtask COMMAND
+
+Commands:
+  test               Everything a change has to pass: format, lints, tests, docs, licences
+  advisories         Known vulnerabilities in the dependencies (needs the network)
+  bench NAME [ARGS]  A measurement in release mode: pass-through or watches
+  help               This text
+";
+
+/// `EX_USAGE` of sysexits: the command line was wrong.
+const EX_USAGE: u8 = 64;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let outcome = match words.as_slice() {
+        [] | ["help" | "--help" | "-h"] => {
+            print!("{HELP}");
+            Ok(())
+        }
+        ["test"] => test::run(),
+        ["advisories"] => advisories::run(),
+        ["bench", name, rest @ ..] if bench::NAMES.contains(name) => bench::run(name, rest),
+        _ => {
+            eprintln!("xtask: not a command: {}\n", words.join(" "));
+            eprint!("{HELP}");
+            return ExitCode::from(EX_USAGE);
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(step::Failed(why)) => {
+            eprintln!("\nxtask: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! `cargo xtask test`: everything a change has to pass.
+
+use crate::debian::{self, Need};
+use crate::step::{self, Failed, Steps, cargo};
+
+/// The version the project is checked with; another may judge differently.
+const CARGO_DENY: &str = "0.20.2";
+
+/// The crypto library is C; it comes with its own build script and needs no more than this.
+const C_COMPILER: Need = Need {
+    program: "cc",
+    packages: &["gcc", "libc6-dev", "make"],
+};
+
+pub(crate) fn run() -> Result<(), Failed> {
+    let mut steps = Steps::default();
+    steps.run("system packages", || debian::ensure(&[C_COMPILER]))?;
+    steps.run("format", || step::run(&mut cargo("fmt --all --check")))?;
+    steps.run("lints", || {
+        step::run(&mut cargo(
+            "clippy --workspace --all-targets --locked -- -D warnings",
+        ))
+    })?;
+    steps.run("unit, integration and doc tests", tests)?;
+    steps.run("documentation", documentation)?;
+    steps.run("licences, bans and sources", dependencies)?;
+    steps.summarize();
+    Ok(())
+}
+
+/// Without a target selection, cargo runs unit tests, integration tests and the doc tests of
+/// the libraries.
+fn tests() -> Result<(), Failed> {
+    step::run(&mut cargo("test --workspace --locked"))
+}
+
+fn documentation() -> Result<(), Failed> {
+    step::run(
+        cargo("doc --workspace --no-deps --locked --document-private-items")
+            .env("RUSTDOCFLAGS", "-D warnings"),
+    )
+}
+
+fn dependencies() -> Result<(), Failed> {
+    ensure_cargo_deny()?;
+    step::run(&mut cargo("deny --locked check licenses bans sources"))
+}
+
+/// Installs cargo-deny where it is missing.
+pub(crate) fn ensure_cargo_deny() -> Result<(), Failed> {
+    if step::works(&mut cargo("deny --version")) {
+        return Ok(());
+    }
+    println!("cargo-deny is missing: building it now, which takes some minutes.");
+    step::run(&mut cargo(&format!(
+        "install cargo-deny --locked --version {CARGO_DENY}"
+    )))
+}
