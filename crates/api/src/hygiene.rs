@@ -1,0 +1,365 @@
+//! Headers that belong to one hop, and headers that tell of the hops before.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use http::header::{
+    CONNECTION, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, Version};
+
+/// What says that a request has been passed on by a peer already: as it is on
+/// the wire, and as KEP-4020 names it.
+pub const PEER_HOP: [&str; 2] = [
+    "x-kubernetes-peer-proxied",
+    "x-kubernetes-apiserver-rerouted",
+];
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// Removes what is meant for the next hop only (RFC 9110, 7.6.1): everything
+/// that `Connection` lists, and what is always so. `TE: trailers` is said again
+/// in our own name, since we pass trailers on; `Trailer`, which announces them,
+/// stays.
+pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    if headers.contains_key(CONNECTION) {
+        for name in listed(headers) {
+            headers.remove(name);
+        }
+        headers.remove(CONNECTION);
+    }
+    let trailers = headers.contains_key(TE)
+        && headers
+            .get_all(TE)
+            .iter()
+            .flat_map(tokens)
+            .any(|token| token.eq_ignore_ascii_case(b"trailers"));
+    for name in [
+        TE,
+        TRANSFER_ENCODING,
+        UPGRADE,
+        KEEP_ALIVE,
+        PROXY_CONNECTION,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+        HTTP2_SETTINGS,
+    ] {
+        headers.remove(name);
+    }
+    if trailers {
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+}
+
+fn listed(headers: &HeaderMap) -> Vec<HeaderName> {
+    headers
+        .get_all(CONNECTION)
+        .iter()
+        .flat_map(tokens)
+        .filter_map(|token| HeaderName::from_bytes(token).ok())
+        // Host, and with it the request's meaning, is not the sender's to
+        // remove.
+        .filter(|name| *name != HOST)
+        .collect()
+}
+
+fn tokens(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
+    value
+        .as_bytes()
+        .split(|byte| *byte == b',')
+        .map(<[u8]>::trim_ascii)
+}
+
+/// The protocol that a client of HTTP/1.1 wants to switch to.
+pub fn wants_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+    let protocol = headers.get(UPGRADE)?;
+    headers
+        .get_all(CONNECTION)
+        .iter()
+        .flat_map(tokens)
+        .any(|token| token.eq_ignore_ascii_case(b"upgrade"))
+        .then(|| protocol.clone())
+}
+
+/// Removes what only a peer may say, in any spelling.
+pub fn remove_peer_hop(headers: &mut HeaderMap) {
+    let names: Vec<_> = headers
+        .keys()
+        .filter(|name| PEER_HOP.iter().any(|hop| same_name(name.as_str(), hop)))
+        .cloned()
+        .collect();
+    for name in names {
+        headers.remove(name);
+    }
+}
+
+/// Whether two names are the same to a server that takes `_` for `-`.
+fn same_name(name: &str, other: &str) -> bool {
+    name.len() == other.len()
+        && name
+            .bytes()
+            .zip(other.bytes())
+            .all(|(byte, expected)| byte == expected || (byte == b'_' && expected == b'-'))
+}
+
+/// Says for whom, for which host and by which scheme the request came.
+/// Addresses of earlier hops stay in front, as with every proxy: kube-apiserver
+/// writes them all into its audit log.
+pub fn forwarded(headers: &mut HeaderMap, client: IpAddr) {
+    let mut chain = String::new();
+    for value in headers.get_all(&FORWARDED_FOR) {
+        if let Ok(text) = value.to_str() {
+            chain.push_str(text);
+            chain.push_str(", ");
+        }
+    }
+    // Writing to a String does not fail, and what was a value stays one.
+    let _ = write!(chain, "{client}");
+    if let Ok(value) = HeaderValue::try_from(chain) {
+        headers.insert(FORWARDED_FOR, value);
+    }
+    if let Some(host) = headers.get(HOST).cloned() {
+        headers.insert(FORWARDED_HOST, host);
+    }
+    headers.insert(FORWARDED_PROTO, HeaderValue::from_static("https"));
+}
+
+/// How one bridge marks the requests that pass it, so that it knows its own
+/// (RFC 9110, 7.6.3).
+#[derive(Debug, Clone)]
+pub struct ViaToken {
+    pseudonym: String,
+    h1: HeaderValue,
+    h2: HeaderValue,
+}
+
+impl ViaToken {
+    /// A mark that differs from every other bridge's.
+    pub fn new(random: u64) -> Self {
+        let pseudonym = format!("skewbridge-{random:016x}");
+        let value = |version: &str| {
+            // Letters, digits and dashes are a header value.
+            HeaderValue::try_from(format!("{version} {pseudonym}"))
+                .unwrap_or_else(|_| HeaderValue::from_static("skewbridge"))
+        };
+        Self {
+            h1: value("1.1"),
+            h2: value("2"),
+            pseudonym,
+        }
+    }
+
+    /// Marks a request that was received in this version.
+    pub fn add(&self, headers: &mut HeaderMap, received: Version) {
+        let value = if received == Version::HTTP_2 {
+            &self.h2
+        } else {
+            &self.h1
+        };
+        headers.append(VIA, value.clone());
+    }
+
+    /// Whether the request has this mark.
+    pub fn seen(&self, headers: &HeaderMap) -> bool {
+        headers
+            .get_all(VIA)
+            .iter()
+            .flat_map(tokens)
+            .filter_map(|hop| hop.split(u8::is_ascii_whitespace).nth(1))
+            .any(|by| by == self.pseudonym.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::identity::{IdentityHeaders, User};
+
+    fn headers(fields: &[(&str, &str)]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in fields {
+            map.append(
+                HeaderName::from_bytes(name.as_bytes()).unwrap(),
+                HeaderValue::from_str(value).unwrap(),
+            );
+        }
+        map
+    }
+
+    fn names(map: &HeaderMap) -> Vec<&str> {
+        let mut names: Vec<_> = map.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        names
+    }
+
+    #[test]
+    fn what_connection_lists_is_removed() {
+        let mut map = headers(&[
+            ("Connection", "x-a, X-B"),
+            ("connection", " keep-alive ,,x-c"),
+            ("x-a", "1"),
+            ("x-b", "1"),
+            ("x-c", "1"),
+            ("x-d", "kept"),
+            ("keep-alive", "timeout=5"),
+            ("proxy-connection", "x"),
+            ("upgrade", "x"),
+            ("transfer-encoding", "chunked"),
+            ("trailer", "kept"),
+        ]);
+        remove_hop_by_hop(&mut map);
+        assert_eq!(names(&map), ["trailer", "x-d"]);
+    }
+
+    #[test]
+    fn host_cannot_be_listed_away() {
+        let mut map = headers(&[("connection", "host"), ("host", "k")]);
+        remove_hop_by_hop(&mut map);
+        assert_eq!(map["host"], "k");
+    }
+
+    #[test]
+    fn trailers_are_still_accepted_and_no_other_coding() {
+        let mut map = headers(&[("te", "gzip, trailers")]);
+        remove_hop_by_hop(&mut map);
+        assert_eq!(map["te"], "trailers");
+        let mut map = headers(&[("te", "gzip")]);
+        remove_hop_by_hop(&mut map);
+        assert!(map.is_empty());
+    }
+
+    #[test]
+    fn an_upgrade_needs_both_headers() {
+        let both = headers(&[
+            ("connection", "keep-alive, Upgrade"),
+            ("upgrade", "SPDY/3.1"),
+        ]);
+        assert_eq!(wants_upgrade(&both).unwrap(), "SPDY/3.1");
+        assert!(wants_upgrade(&headers(&[("upgrade", "websocket")])).is_none());
+        assert!(wants_upgrade(&headers(&[("connection", "upgrade")])).is_none());
+    }
+
+    #[test]
+    fn the_hop_headers_go_in_any_spelling() {
+        let mut map = headers(&[
+            ("X-Kubernetes-Peer-Proxied", "true"),
+            ("x_kubernetes_peer_proxied", "true"),
+            ("X-Kubernetes-APIServer-Rerouted", "true"),
+            ("x-kubernetes-pf-flowschema-uid", "kept"),
+        ]);
+        remove_peer_hop(&mut map);
+        assert_eq!(names(&map), ["x-kubernetes-pf-flowschema-uid"]);
+    }
+
+    #[test]
+    fn earlier_hops_stay_in_front() {
+        let mut map = headers(&[
+            ("host", "k:6443"),
+            ("x-forwarded-for", "1.1.1.1"),
+            ("x-forwarded-for", "2.2.2.2, 3.3.3.3"),
+            ("x-forwarded-proto", "http"),
+        ]);
+        forwarded(&mut map, "::1".parse().unwrap());
+        let chain: Vec<_> = map.get_all("x-forwarded-for").iter().collect();
+        assert_eq!(chain, ["1.1.1.1, 2.2.2.2, 3.3.3.3, ::1"]);
+        assert_eq!(map["x-forwarded-host"], "k:6443");
+        assert_eq!(map["x-forwarded-proto"], "https");
+    }
+
+    #[test]
+    fn a_bridge_knows_its_own_mark_and_no_other() {
+        let (mine, other) = (ViaToken::new(1), ViaToken::new(2));
+        let mut map = headers(&[("via", "1.1 proxy, 1.0 fred (x)")]);
+        mine.add(&mut map, Version::HTTP_2);
+        assert!(mine.seen(&map));
+        assert!(!other.seen(&map));
+        assert!(!mine.seen(&headers(&[("via", "skewbridge-0000000000000001")])));
+    }
+
+    /// Names that an attacker might try.
+    fn nasty_name() -> impl Strategy<Value = String> {
+        prop_oneof![
+            prop::sample::select(vec![
+                "x-remote-user",
+                "X-Remote-User",
+                "x_remote_user",
+                "X_REMOTE-Group",
+                "x-remote-extra-scopes",
+                "x-remote-uid",
+                "connection",
+                "keep-alive",
+                "te",
+                "upgrade",
+                "x-kubernetes-peer-proxied",
+                "X-Kubernetes-APIServer-Rerouted",
+                "authorization",
+                "host",
+                "accept",
+                "x-other",
+            ])
+            .prop_map(str::to_owned),
+            "[a-zA-Z_-]{1,16}",
+        ]
+    }
+
+    fn nasty_field() -> impl Strategy<Value = (String, String)> {
+        let value = prop_oneof![
+            "[ -~]{0,20}",
+            prop::collection::vec(nasty_name(), 0..4).prop_map(|names| names.join(", ")),
+        ];
+        (nasty_name(), value)
+    }
+
+    proptest! {
+        #[test]
+        fn only_the_proven_identity_passes(
+            fields in prop::collection::vec(nasty_field(), 0..24),
+        ) {
+            let mut map = HeaderMap::new();
+            for (name, value) in &fields {
+                map.append(
+                    HeaderName::from_bytes(name.as_bytes()).unwrap(),
+                    HeaderValue::from_str(value).unwrap(),
+                );
+            }
+            let before = map.clone();
+            let user = User {
+                name: "alice".to_owned(),
+                groups: vec!["dev".to_owned()],
+                ..User::default()
+            };
+            let names = IdentityHeaders::default();
+            remove_hop_by_hop(&mut map);
+            names.remove(&mut map);
+            remove_peer_hop(&mut map);
+            names.write(&mut map, &user).unwrap();
+
+            let listed: Vec<_> = listed(&before);
+            for name in map.keys() {
+                let plain = name.as_str().replace('_', "-");
+                if plain.starts_with("x-remote-") {
+                    prop_assert!(name == "x-remote-user" || name == "x-remote-group", "{name}");
+                    continue;
+                }
+                prop_assert!(!PEER_HOP.contains(&&*plain), "{name}");
+                prop_assert!(name != CONNECTION && name != UPGRADE && name != KEEP_ALIVE, "{name}");
+                if name == TE {
+                    continue;
+                }
+                prop_assert!(!listed.contains(name), "{name} was listed in Connection");
+                let kept: Vec<_> = map.get_all(name).iter().collect();
+                let came: Vec<_> = before.get_all(name).iter().collect();
+                prop_assert_eq!(kept, came);
+            }
+            prop_assert_eq!(map.get_all("x-remote-user").iter().collect::<Vec<_>>(), ["alice"]);
+            prop_assert_eq!(map.get_all("x-remote-group").iter().collect::<Vec<_>>(), ["dev"]);
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! What Kubernetes' API machinery says about a request, without I/O: what it
+//! asks for, who sends it, and how a failure is told.
+//!
+//! ```
+//! use http::Method;
+//! use skewbridge_api::request_info::{DecodedPath, RequestInfo, Verb};
+//!
+//! let path = DecodedPath::new("/apis/apps/v1/namespaces/shop/deployments/web/scale").unwrap();
+//! let info = RequestInfo::parse(&Method::PUT, &path, None);
+//! assert_eq!(info.verb, Verb::Update);
+//! assert_eq!((info.group, info.version, info.namespace), ("apps", "v1", "shop"));
+//! assert_eq!((info.resource, &*info.name, info.subresource), ("deployments", "web", "scale"));
+//! ```
+
+pub mod hygiene;
+pub mod identity;
+pub mod media;
+pub mod request_info;
+pub mod status;
+pub mod version;

@@ -1,0 +1,227 @@
+//! Media types: what a caller can read.
+
+use std::borrow::Cow;
+
+use http::header::ACCEPT;
+use http::{HeaderMap, HeaderValue};
+
+/// A way to write an object down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// `application/json`
+    Json,
+    /// `application/vnd.kubernetes.protobuf`
+    Protobuf,
+    /// `application/cbor`
+    Cbor,
+}
+
+/// The header for a format.
+pub fn content_type(format: Format) -> HeaderValue {
+    HeaderValue::from_static(match format {
+        Format::Json => "application/json",
+        Format::Protobuf => "application/vnd.kubernetes.protobuf",
+        Format::Cbor => "application/cbor",
+    })
+}
+
+/// One alternative of an `Accept` header.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MediaRange<'a> {
+    /// `application` of `application/json`, or `*`; in lower case.
+    pub kind: Cow<'a, str>,
+    /// `json` of `application/json`, or `*`; in lower case.
+    pub subkind: Cow<'a, str>,
+    /// `g=apidiscovery.k8s.io` and the like, without `q`.
+    pub parameters: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+    /// How much it is wanted, in thousandths.
+    pub quality: u16,
+}
+
+/// All alternatives of all `Accept` headers, in order. What cannot be
+/// understood is passed over.
+pub fn parse_accept(headers: &HeaderMap) -> impl Iterator<Item = MediaRange<'_>> {
+    headers
+        .get_all(ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|text| split_outside_quotes(text, ','))
+        .filter_map(MediaRange::parse)
+}
+
+/// How to tell this caller of a failure: in JSON, unless it reads only
+/// something else that we can write.
+pub fn negotiate_error_format(headers: &HeaderMap) -> Format {
+    let mut instead = None;
+    for range in parse_accept(headers).filter(|range| range.quality > 0) {
+        match (&*range.kind, &*range.subkind) {
+            ("*", _) | ("application", "*" | "json") => return Format::Json,
+            ("application", "vnd.kubernetes.protobuf") => {
+                instead = instead.or(Some(Format::Protobuf));
+            }
+            ("application", "cbor") => instead = instead.or(Some(Format::Cbor)),
+            _ => {}
+        }
+    }
+    instead.unwrap_or(Format::Json)
+}
+
+impl<'a> MediaRange<'a> {
+    fn parse(text: &'a str) -> Option<Self> {
+        let mut parts = split_outside_quotes(text, ';');
+        let (kind, subkind) = parts.next()?.trim().split_once('/')?;
+        let mut range = Self {
+            kind: lower(kind.trim()),
+            subkind: lower(subkind.trim()),
+            parameters: Vec::new(),
+            quality: 1000,
+        };
+        for part in parts {
+            let Some((name, value)) = part.trim().split_once('=') else {
+                continue;
+            };
+            let name = lower(name.trim());
+            let value = unquote(value.trim());
+            if name == "q" {
+                range.quality = quality(&value)?;
+            } else {
+                range.parameters.push((name, value));
+            }
+        }
+        Some(range)
+    }
+}
+
+fn lower(text: &str) -> Cow<'_, str> {
+    if text.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        Cow::Owned(text.to_ascii_lowercase())
+    } else {
+        Cow::Borrowed(text)
+    }
+}
+
+fn unquote(text: &str) -> Cow<'_, str> {
+    let Some(inner) = text
+        .strip_prefix('"')
+        .and_then(|text| text.strip_suffix('"'))
+    else {
+        return Cow::Borrowed(text);
+    };
+    if inner.contains('\\') {
+        Cow::Owned(inner.replace('\\', ""))
+    } else {
+        Cow::Borrowed(inner)
+    }
+}
+
+/// RFC 9110, 12.4.2: 0 to 1 with at most three decimals.
+fn quality(text: &str) -> Option<u16> {
+    let value: f32 = text.parse().ok()?;
+    if !(0.0..=1.0).contains(&value) {
+        return None;
+    }
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // 0 to 1000
+    Some((value * 1000.0).round() as u16)
+}
+
+/// Splits where the separator is not inside a quoted string.
+fn split_outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &str> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let text = rest?;
+        let mut quoted = false;
+        let mut escaped = false;
+        for (at, character) in text.char_indices() {
+            match character {
+                _ if escaped => escaped = false,
+                '\\' if quoted => escaped = true,
+                '"' => quoted = !quoted,
+                _ if character == separator && !quoted => {
+                    rest = Some(&text[at + separator.len_utf8()..]);
+                    return Some(&text[..at]);
+                }
+                _ => {}
+            }
+        }
+        rest = None;
+        Some(text)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn accept(values: &[&str]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(ACCEPT, value.parse().unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn json_is_written_unless_only_something_else_is_read() {
+        let rows: &[(&[&str], Format)] = &[
+            (&[], Format::Json),
+            (&["*/*"], Format::Json),
+            (&["text/html"], Format::Json),
+            (&["application/json"], Format::Json),
+            (&["application/vnd.kubernetes.protobuf"], Format::Protobuf),
+            (&["Application/Vnd.Kubernetes.Protobuf"], Format::Protobuf),
+            (
+                &["application/vnd.kubernetes.protobuf;stream=watch"],
+                Format::Protobuf,
+            ),
+            (
+                &["application/vnd.kubernetes.protobuf,application/json"],
+                Format::Json,
+            ),
+            (
+                &["application/vnd.kubernetes.protobuf", "application/json"],
+                Format::Json,
+            ),
+            (
+                &["application/vnd.kubernetes.protobuf, application/json;q=0"],
+                Format::Protobuf,
+            ),
+            (
+                &["application/json;as=Table;v=v1;g=meta.k8s.io,application/json"],
+                Format::Json,
+            ),
+            (&["application/cbor"], Format::Cbor),
+            (&["application/cbor;q=0.5, application/*"], Format::Json),
+            (
+                &["application/cbor;q=0, application/vnd.kubernetes.protobuf"],
+                Format::Protobuf,
+            ),
+            (&["application/cbor;q=7"], Format::Json),
+        ];
+        for (values, expected) in rows {
+            assert_eq!(
+                negotiate_error_format(&accept(values)),
+                *expected,
+                "{values:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn parameters_are_kept_and_quotes_respected() {
+        let headers = accept(&[r#"application/json;as="a,b;c";G=x;q=0.25 , text/plain"#]);
+        let ranges: Vec<_> = parse_accept(&headers).collect();
+        assert_eq!(ranges.len(), 2);
+        assert_eq!(ranges[0].quality, 250);
+        assert_eq!(
+            ranges[0].parameters,
+            [("as".into(), "a,b;c".into()), ("g".into(), "x".into())]
+        );
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_makes_the_parser_panic(text in "[ -~]{0,80}") {
+            let _ = negotiate_error_format(&accept(&[&text]));
+        }
+    }
+}

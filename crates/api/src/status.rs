@@ -1,0 +1,375 @@
+//! `metav1.Status`: how the API tells of a failure, in each of the three
+//! formats that its clients read.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use serde::Serialize;
+
+use crate::media::Format;
+
+/// A failure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    /// The HTTP status code.
+    pub code: u16,
+    /// For programs; empty where Kubernetes has no word for it.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+    /// When it is worth trying again.
+    pub retry_after_seconds: Option<u32>,
+}
+
+impl Status {
+    fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            reason,
+            message: message.into(),
+            retry_after_seconds: None,
+        }
+    }
+
+    /// 400: the request cannot be understood.
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(400, "BadRequest", message)
+    }
+
+    /// 401, in kube-apiserver's own words.
+    pub fn unauthorized() -> Self {
+        Self::new(401, "Unauthorized", "Unauthorized")
+    }
+
+    /// 404: nothing of that name is here.
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(404, "NotFound", message)
+    }
+
+    /// 405: not with this method.
+    pub fn method_not_allowed(message: impl Into<String>) -> Self {
+        Self::new(405, "MethodNotAllowed", message)
+    }
+
+    /// 408: the client was too slow.
+    pub fn client_timeout(message: impl Into<String>) -> Self {
+        Self::new(408, "", message)
+    }
+
+    /// 431: too many or too large headers.
+    pub fn header_fields_too_large(message: impl Into<String>) -> Self {
+        Self::new(431, "", message)
+    }
+
+    /// 500: it is our fault.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(500, "InternalError", message)
+    }
+
+    /// 502: upstream broke off. Not retriable by itself: what was asked may
+    /// have been done.
+    pub fn bad_gateway(message: impl Into<String>) -> Self {
+        Self::new(502, "InternalError", message)
+    }
+
+    /// 503: upstream is not there, nothing was done, try again.
+    pub fn service_unavailable(message: impl Into<String>, retry_after_seconds: u32) -> Self {
+        Self {
+            retry_after_seconds: Some(retry_after_seconds),
+            ..Self::new(503, "ServiceUnavailable", message)
+        }
+    }
+
+    /// 504: upstream took too long. What was asked may have been done.
+    pub fn timeout(message: impl Into<String>) -> Self {
+        Self::new(504, "Timeout", message)
+    }
+
+    /// 508: the request came back to where it had been.
+    pub fn loop_detected(message: impl Into<String>) -> Self {
+        Self::new(508, "", message)
+    }
+
+    /// Writes it down.
+    pub fn encode(&self, format: Format) -> Bytes {
+        match format {
+            Format::Json => self.json(),
+            Format::Protobuf => self.protobuf(),
+            Format::Cbor => self.cbor(),
+        }
+    }
+
+    /// Field for field as kube-apiserver writes it, with its newline.
+    fn json(&self) -> Bytes {
+        let document = Json {
+            kind: "Status",
+            api_version: "v1",
+            metadata: Empty {},
+            status: "Failure",
+            message: &self.message,
+            reason: self.reason,
+            details: self.retry_after_seconds.map(|seconds| Details {
+                retry_after_seconds: seconds,
+            }),
+            code: self.code,
+        };
+        // A plain structure with string keys does not fail to serialise.
+        let mut bytes = serde_json::to_vec(&document).unwrap_or_default();
+        bytes.push(b'\n');
+        bytes.into()
+    }
+
+    /// `k8s\0` and a `runtime.Unknown` that holds the message (fields by number
+    /// as in apimachinery's `generated.proto`).
+    fn protobuf(&self) -> Bytes {
+        let mut status = BytesMut::new();
+        // metadata (1) is written although it is empty, as Go writes it.
+        field(&mut status, 1, b"");
+        field(&mut status, 2, b"Failure");
+        field(&mut status, 3, self.message.as_bytes());
+        field(&mut status, 4, self.reason.as_bytes());
+        if let Some(seconds) = self.retry_after_seconds {
+            let mut details = BytesMut::new();
+            number(&mut details, 5, seconds);
+            field(&mut status, 5, &details);
+        }
+        number(&mut status, 6, u32::from(self.code));
+
+        let mut type_meta = BytesMut::new();
+        field(&mut type_meta, 1, b"v1");
+        field(&mut type_meta, 2, b"Status");
+
+        let mut unknown = BytesMut::from(&b"k8s\0"[..]);
+        field(&mut unknown, 1, &type_meta);
+        field(&mut unknown, 2, &status);
+        field(&mut unknown, 3, b"");
+        field(&mut unknown, 4, b"");
+        unknown.freeze()
+    }
+
+    /// The self-described tag and a map. Kubernetes writes strings as byte
+    /// strings and sorts keys by length, then bytes.
+    fn cbor(&self) -> Bytes {
+        let mut out = BytesMut::from(&[0xd9, 0xd9, 0xf7][..]);
+        let entries = 6
+            + usize::from(!self.reason.is_empty())
+            + usize::from(self.retry_after_seconds.is_some());
+        head(&mut out, 5, entries);
+        let mut pair = |key: &str, write: &dyn Fn(&mut BytesMut)| {
+            bytes(&mut out, key);
+            write(&mut out);
+        };
+        pair("code", &|out| head(out, 0, usize::from(self.code)));
+        pair("kind", &|out| bytes(out, "Status"));
+        if !self.reason.is_empty() {
+            pair("reason", &|out| bytes(out, self.reason));
+        }
+        pair("status", &|out| bytes(out, "Failure"));
+        if let Some(seconds) = self.retry_after_seconds {
+            pair("details", &|out| {
+                head(out, 5, 1);
+                bytes(out, "retryAfterSeconds");
+                head(out, 0, seconds as usize);
+            });
+        }
+        pair("message", &|out| bytes(out, &self.message));
+        pair("metadata", &|out| head(out, 5, 0));
+        pair("apiVersion", &|out| bytes(out, "v1"));
+        out.freeze()
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Json<'a> {
+    kind: &'static str,
+    api_version: &'static str,
+    metadata: Empty,
+    status: &'static str,
+    message: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    details: Option<Details>,
+    code: u16,
+}
+
+#[derive(Serialize)]
+struct Empty {}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Details {
+    retry_after_seconds: u32,
+}
+
+/// A length-delimited field.
+fn field(out: &mut BytesMut, number: u8, value: &[u8]) {
+    out.put_u8(number << 3 | 2);
+    varint(out, value.len());
+    out.put_slice(value);
+}
+
+/// A field that is a number.
+fn number(out: &mut BytesMut, number: u8, value: u32) {
+    out.put_u8(number << 3);
+    varint(out, value as usize);
+}
+
+#[allow(clippy::cast_possible_truncation)] // seven bits
+fn varint(out: &mut BytesMut, mut value: usize) {
+    while value >= 0x80 {
+        // The low seven bits, and that more follow.
+        out.put_u8((value & 0x7f) as u8 | 0x80);
+        value >>= 7;
+    }
+    out.put_u8(value as u8);
+}
+
+fn bytes(out: &mut BytesMut, text: &str) {
+    head(out, 2, text.len());
+    out.put_slice(text.as_bytes());
+}
+
+/// The head of a CBOR item (RFC 8949, 3): its type, and a number in the
+/// shortest form.
+#[allow(clippy::cast_possible_truncation)] // each arm has looked at the size
+fn head(out: &mut BytesMut, major: u8, value: usize) {
+    let major = major << 5;
+    match value {
+        0..=23 => out.put_u8(major | value as u8),
+        24..=0xff => out.put_slice(&[major | 0x18, value as u8]),
+        0x100..=0xffff => {
+            out.put_u8(major | 0x19);
+            out.put_u16(value as u16);
+        }
+        _ => {
+            out.put_u8(major | 0x1a);
+            out.put_u32(value as u32);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn sample() -> Status {
+        Status::service_unavailable("kube-apiserver \"a\" is away", 300)
+    }
+
+    #[test]
+    fn json_is_written_as_kube_apiserver_writes_it() {
+        let expected = concat!(
+            r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","#,
+            r#""message":"kube-apiserver \"a\" is away","reason":"ServiceUnavailable","#,
+            r#""details":{"retryAfterSeconds":300},"code":503}"#,
+            "\n"
+        );
+        assert_eq!(sample().encode(Format::Json), expected);
+    }
+
+    #[test]
+    fn a_failure_without_a_word_for_it_has_no_reason() {
+        let json = Status::header_fields_too_large("x").encode(Format::Json);
+        assert!(!String::from_utf8(json.to_vec()).unwrap().contains("reason"));
+    }
+
+    /// The fields of a protobuf message: bytes, or a number as its varint.
+    fn fields(mut bytes: &[u8]) -> BTreeMap<u8, Vec<u8>> {
+        fn take_varint(bytes: &mut &[u8]) -> usize {
+            let (mut value, mut shift) = (0, 0);
+            loop {
+                let byte = bytes[0];
+                *bytes = &bytes[1..];
+                value |= usize::from(byte & 0x7f) << shift;
+                shift += 7;
+                if byte & 0x80 == 0 {
+                    return value;
+                }
+            }
+        }
+        let mut fields = BTreeMap::new();
+        while !bytes.is_empty() {
+            let key = take_varint(&mut bytes);
+            let value = take_varint(&mut bytes);
+            let number = u8::try_from(key >> 3).unwrap();
+            if key & 7 == 2 {
+                fields.insert(number, bytes[..value].to_vec());
+                bytes = &bytes[value..];
+            } else {
+                fields.insert(number, value.to_string().into_bytes());
+            }
+        }
+        fields
+    }
+
+    #[test]
+    fn protobuf_is_an_unknown_that_holds_the_status() {
+        let message = "x".repeat(200);
+        let encoded = Status::service_unavailable(message.clone(), 300).encode(Format::Protobuf);
+        let unknown = fields(encoded.strip_prefix(b"k8s\0").unwrap());
+        let type_meta = fields(&unknown[&1]);
+        assert_eq!(
+            (&type_meta[&1][..], &type_meta[&2][..]),
+            (&b"v1"[..], &b"Status"[..])
+        );
+        let status = fields(&unknown[&2]);
+        assert_eq!(status[&2], b"Failure");
+        assert_eq!(status[&3], message.as_bytes());
+        assert_eq!(status[&4], b"ServiceUnavailable");
+        assert_eq!(fields(&status[&5])[&5], b"300");
+        assert_eq!(status[&6], b"503");
+    }
+
+    /// A CBOR item as text, and what follows it.
+    fn diagnose(bytes: &[u8]) -> (String, &[u8]) {
+        let (major, short) = (bytes[0] >> 5, usize::from(bytes[0] & 31));
+        let (value, mut rest) = match short {
+            24 => (usize::from(bytes[1]), &bytes[2..]),
+            25 => (
+                usize::from(bytes[1]) << 8 | usize::from(bytes[2]),
+                &bytes[3..],
+            ),
+            _ => (short, &bytes[1..]),
+        };
+        match major {
+            0 => (value.to_string(), rest),
+            2 => {
+                let text = String::from_utf8(rest[..value].to_vec()).unwrap();
+                (format!("'{text}'"), &rest[value..])
+            }
+            5 => {
+                let mut pairs = Vec::new();
+                for _ in 0..value {
+                    let (key, after) = diagnose(rest);
+                    let (item, after) = diagnose(after);
+                    pairs.push(format!("{key}: {item}"));
+                    rest = after;
+                }
+                (format!("{{{}}}", pairs.join(", ")), rest)
+            }
+            6 => {
+                let (item, rest) = diagnose(rest);
+                (format!("{value}({item})"), rest)
+            }
+            _ => panic!("major type {major}"),
+        }
+    }
+
+    #[test]
+    fn cbor_is_a_self_described_map_of_byte_strings() {
+        let encoded = sample().encode(Format::Cbor);
+        let (text, rest) = diagnose(&encoded);
+        assert!(rest.is_empty());
+        assert_eq!(
+            text,
+            "55799({'code': 503, 'kind': 'Status', 'reason': 'ServiceUnavailable', \
+             'status': 'Failure', 'details': {'retryAfterSeconds': 300}, \
+             'message': 'kube-apiserver \"a\" is away', 'metadata': {}, 'apiVersion': 'v1'})"
+        );
+        let encoded = Status::loop_detected("x").encode(Format::Cbor);
+        let (text, rest) = diagnose(&encoded);
+        assert!(rest.is_empty() && !text.contains("reason"), "{text}");
+    }
+}

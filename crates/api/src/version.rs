@@ -1,0 +1,76 @@
+//! Versions of Kubernetes as its servers report them.
+
+use std::str::FromStr;
+
+/// A released version, without vendors' additions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version {
+    /// 1, so far.
+    pub major: u16,
+    /// The release.
+    pub minor: u16,
+    /// The patch of a release.
+    pub patch: u16,
+}
+
+/// Text that is not a version.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a Kubernetes version such as v1.34.4")]
+pub struct NotAVersion(String);
+
+impl FromStr for Version {
+    type Err = NotAVersion;
+
+    /// Reads a `gitVersion`: `v1.34.4`, `v1.30.2-eks-1552ad0`, `v1.28.15+k3s1`.
+    fn from_str(text: &str) -> Result<Self, NotAVersion> {
+        let numbers = text.strip_prefix('v').unwrap_or(text);
+        let numbers = numbers.split(['-', '+']).next().unwrap_or_default();
+        let mut parts = numbers.split('.').map(|part| {
+            part.bytes()
+                .all(|byte| byte.is_ascii_digit())
+                .then(|| part.parse().ok())
+                .flatten()
+        });
+        match (parts.next(), parts.next(), parts.next(), parts.next()) {
+            (Some(Some(major)), Some(Some(minor)), Some(Some(patch)), None) => Ok(Self {
+                major,
+                minor,
+                patch,
+            }),
+            _ => Err(NotAVersion(text.to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vendors_additions_are_not_part_of_the_version() {
+        let version = |text: &str| {
+            text.parse::<Version>()
+                .map(|it| (it.major, it.minor, it.patch))
+        };
+        assert_eq!(version("v1.34.4"), Ok((1, 34, 4)));
+        assert_eq!(version("v1.30.2-eks-1552ad0"), Ok((1, 30, 2)));
+        assert_eq!(version("v1.28.15+k3s1"), Ok((1, 28, 15)));
+        for text in [
+            "",
+            "v1",
+            "v1.2",
+            "v1.2.x",
+            "v1.2.+3",
+            "v1.2.3.4",
+            "v1.-2.3",
+            "v99999.1.1",
+        ] {
+            assert!(version(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn versions_are_ordered_by_number() {
+        assert!("v1.9.9".parse::<Version>().unwrap() < "v1.10.0".parse().unwrap());
+    }
+}
