@@ -1,0 +1,599 @@
+//! Request and response heads: from bytes to `http` types, with the framing of
+//! the body that follows.
+
+use std::mem::MaybeUninit;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version};
+use httparse::{Header, ParserConfig};
+
+use crate::body::Framing;
+
+/// The largest head that is read: Go's `http.DefaultMaxHeaderBytes`, which is
+/// what kube-apiserver accepts.
+pub const MAX_HEAD_BYTES: usize = 1 << 20;
+
+/// Heads with more fields than this are parsed a second time with room on the
+/// heap.
+const USUAL_FIELDS: usize = 64;
+
+/// `HeaderMap` holds at most 32,768 entries; a quarter of that is more than any
+/// client sends.
+const MAX_FIELDS: usize = 8192;
+
+/// The start of a request.
+#[derive(Debug)]
+pub struct RequestHead {
+    /// The method.
+    pub method: Method,
+    /// Origin-form, or absolute-form as it came.
+    pub uri: Uri,
+    /// HTTP/1.0 or HTTP/1.1.
+    pub version: Version,
+    /// All fields, in order of arrival per name.
+    pub headers: HeaderMap,
+    /// How long the body is.
+    pub framing: Framing,
+    /// Whether the sender means to send another request afterwards.
+    pub keep_alive: bool,
+}
+
+/// The start of a response.
+#[derive(Debug)]
+pub struct ResponseHead {
+    /// The status, also 1xx.
+    pub status: StatusCode,
+    /// HTTP/1.0 or HTTP/1.1.
+    pub version: Version,
+    /// All fields.
+    pub headers: HeaderMap,
+    /// How long the body is.
+    pub framing: Framing,
+    /// Whether the connection can carry another request afterwards.
+    pub keep_alive: bool,
+}
+
+/// Why a head was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum HeadError {
+    /// The syntax is wrong.
+    #[error("malformed HTTP/1.1 message: {0}")]
+    Malformed(&'static str),
+    /// More than [`MAX_HEAD_BYTES`], or too many fields.
+    #[error("the message head is larger than {MAX_HEAD_BYTES} bytes")]
+    TooLarge,
+}
+
+/// Looks for the end of a head as bytes arrive, each byte once, so that a head
+/// sent byte by byte is not parsed a million times.
+#[derive(Debug, Default)]
+pub struct HeadEnd {
+    scanned: usize,
+}
+
+impl HeadEnd {
+    /// Whether `buffer` holds a whole head, or more than one may be.
+    pub fn reached(&mut self, buffer: &[u8]) -> bool {
+        // A blank line may have arrived in pieces: look back over three bytes.
+        let from = self.scanned.saturating_sub(3);
+        self.scanned = buffer.len();
+        buffer.len() > MAX_HEAD_BYTES
+            || buffer[from..].iter().enumerate().any(|(at, byte)| {
+                let rest = &buffer[from + at + 1..];
+                *byte == b'\n' && (rest.starts_with(b"\n") || rest.starts_with(b"\r\n"))
+            })
+    }
+}
+
+/// Takes a request head off the front of `buffer`; `None` asks for more bytes.
+pub fn parse_request(buffer: &mut BytesMut) -> Result<Option<RequestHead>, HeadError> {
+    // RFC 9112, 2.2: ignore at least one empty line before the request line.
+    while buffer.starts_with(b"\r\n") {
+        let _ = buffer.split_to(2);
+    }
+    if buffer.is_empty() {
+        return Ok(None);
+    }
+    let Some((spans, line)) = with_fields(buffer, |buffer, fields| {
+        let mut request = httparse::Request::new(&mut []);
+        let status = ParserConfig::default()
+            .parse_request_with_uninit_headers(&mut request, buffer, fields)
+            .map_err(ParseFailure::from)?;
+        Ok(match status {
+            httparse::Status::Partial => None,
+            httparse::Status::Complete(length) => {
+                let (Some(method), Some(path), Some(minor)) =
+                    (request.method, request.path, request.version)
+                else {
+                    return Err(HeadError::Malformed("incomplete request line").into());
+                };
+                let method = Method::from_bytes(method.as_bytes())
+                    .map_err(|_| HeadError::Malformed("invalid method"))?;
+                let target = span_of(buffer, path.as_bytes());
+                Some((
+                    Spans::of(buffer, request.headers, length),
+                    (method, target, minor),
+                ))
+            }
+        })
+    })?
+    else {
+        return partial(buffer);
+    };
+    let (method, target, minor) = line;
+    let head = buffer.split_to(spans.length).freeze();
+    let headers = spans.into_map(&head)?;
+    let uri = Uri::from_maybe_shared(head.slice(target.0..target.1))
+        .map_err(|_| HeadError::Malformed("invalid request target"))?;
+    let version = version_of(minor);
+    let framing = request_framing(&headers, version)?;
+    host_is_single(&headers, version)?;
+    let keep_alive = keeps_alive(&headers, version);
+    Ok(Some(RequestHead {
+        method,
+        uri,
+        version,
+        headers,
+        framing,
+        keep_alive,
+    }))
+}
+
+/// Takes a response head off the front of `buffer`; `None` asks for more bytes.
+/// `method` is that of the request it answers: it decides whether a body
+/// follows.
+pub fn parse_response(
+    buffer: &mut BytesMut,
+    method: &Method,
+) -> Result<Option<ResponseHead>, HeadError> {
+    if buffer.is_empty() {
+        return Ok(None);
+    }
+    let Some((spans, line)) = with_fields(buffer, |buffer, fields| {
+        let mut response = httparse::Response::new(&mut []);
+        let status = ParserConfig::default()
+            .parse_response_with_uninit_headers(&mut response, buffer, fields)
+            .map_err(ParseFailure::from)?;
+        Ok(match status {
+            httparse::Status::Partial => None,
+            httparse::Status::Complete(length) => {
+                let (Some(code), Some(minor)) = (response.code, response.version) else {
+                    return Err(HeadError::Malformed("incomplete status line").into());
+                };
+                let code = StatusCode::from_u16(code)
+                    .map_err(|_| HeadError::Malformed("invalid status code"))?;
+                Some((Spans::of(buffer, response.headers, length), (code, minor)))
+            }
+        })
+    })?
+    else {
+        return partial(buffer);
+    };
+    let (status, minor) = line;
+    let head = buffer.split_to(spans.length).freeze();
+    let headers = spans.into_map(&head)?;
+    let version = version_of(minor);
+    let framing = response_framing(&headers, status, method)?;
+    let keep_alive = keeps_alive(&headers, version) && framing != Framing::UntilClose;
+    Ok(Some(ResponseHead {
+        status,
+        version,
+        headers,
+        framing,
+        keep_alive,
+    }))
+}
+
+/// More bytes are needed: allowed until the head would be too large.
+fn partial<T>(buffer: &BytesMut) -> Result<Option<T>, HeadError> {
+    if buffer.len() > MAX_HEAD_BYTES {
+        Err(HeadError::TooLarge)
+    } else {
+        Ok(None)
+    }
+}
+
+enum ParseFailure {
+    TooManyFields,
+    Head(HeadError),
+}
+
+impl From<HeadError> for ParseFailure {
+    fn from(error: HeadError) -> Self {
+        Self::Head(error)
+    }
+}
+
+impl From<httparse::Error> for ParseFailure {
+    fn from(error: httparse::Error) -> Self {
+        Self::Head(HeadError::Malformed(match error {
+            httparse::Error::TooManyHeaders => return Self::TooManyFields,
+            httparse::Error::HeaderName => "invalid header name",
+            httparse::Error::HeaderValue => "invalid header value",
+            httparse::Error::NewLine => "invalid line ending",
+            httparse::Error::Status => "invalid status line",
+            httparse::Error::Token => "invalid request line",
+            httparse::Error::Version => "unsupported HTTP version",
+        }))
+    }
+}
+
+/// Runs the parser with fields on the stack, and on the heap only where there
+/// are unusually many.
+fn with_fields<'b, T>(
+    buffer: &'b [u8],
+    parse: impl Fn(&'b [u8], &mut [MaybeUninit<Header<'b>>]) -> Result<Option<T>, ParseFailure>,
+) -> Result<Option<T>, HeadError> {
+    match parse(buffer, &mut [const { MaybeUninit::uninit() }; USUAL_FIELDS]) {
+        Ok(parsed) => return Ok(parsed),
+        Err(ParseFailure::Head(error)) => return Err(error),
+        Err(ParseFailure::TooManyFields) => {}
+    }
+    let mut fields = Vec::new();
+    fields.resize_with(MAX_FIELDS, MaybeUninit::uninit);
+    match parse(buffer, &mut fields) {
+        Ok(parsed) => Ok(parsed),
+        Err(ParseFailure::Head(error)) => Err(error),
+        Err(ParseFailure::TooManyFields) => Err(HeadError::TooLarge),
+    }
+}
+
+type Span = (usize, usize);
+
+fn span_of(buffer: &[u8], part: &[u8]) -> Span {
+    let start = part.as_ptr().addr() - buffer.as_ptr().addr();
+    (start, start + part.len())
+}
+
+/// Where names and values stand in the head, so that values can share its
+/// memory instead of being copied.
+struct Spans {
+    names: Vec<HeaderName>,
+    values: Vec<Span>,
+    length: usize,
+    invalid: bool,
+}
+
+impl Spans {
+    fn of(buffer: &[u8], fields: &[Header<'_>], length: usize) -> Self {
+        let mut spans = Self {
+            names: Vec::with_capacity(fields.len()),
+            values: Vec::with_capacity(fields.len()),
+            length,
+            invalid: false,
+        };
+        for field in fields {
+            match HeaderName::from_bytes(field.name.as_bytes()) {
+                Ok(name) => spans.names.push(name),
+                Err(_) => spans.invalid = true,
+            }
+            spans.values.push(span_of(buffer, field.value));
+        }
+        spans
+    }
+
+    fn into_map(self, head: &Bytes) -> Result<HeaderMap, HeadError> {
+        if self.invalid {
+            return Err(HeadError::Malformed("invalid header name"));
+        }
+        if self.length > MAX_HEAD_BYTES {
+            return Err(HeadError::TooLarge);
+        }
+        // Room for what the gateway adds, so that the map is never grown.
+        let mut map = HeaderMap::with_capacity(self.names.len() + 8);
+        for (name, (start, end)) in self.names.into_iter().zip(self.values) {
+            let value = HeaderValue::from_maybe_shared(head.slice(start..end))
+                .map_err(|_| HeadError::Malformed("invalid header value"))?;
+            map.try_append(name, value)
+                .map_err(|_| HeadError::TooLarge)?;
+        }
+        Ok(map)
+    }
+}
+
+fn version_of(minor: u8) -> Version {
+    if minor == 0 {
+        Version::HTTP_10
+    } else {
+        Version::HTTP_11
+    }
+}
+
+/// RFC 9112, 6.3, for requests. What two readers could see differently is
+/// refused, not repaired.
+fn request_framing(headers: &HeaderMap, version: Version) -> Result<Framing, HeadError> {
+    if headers.contains_key(TRANSFER_ENCODING) {
+        if headers.contains_key(CONTENT_LENGTH) {
+            return Err(HeadError::Malformed(
+                "both Transfer-Encoding and Content-Length",
+            ));
+        }
+        if version == Version::HTTP_10 {
+            return Err(HeadError::Malformed("Transfer-Encoding in HTTP/1.0"));
+        }
+        return only_chunked(headers).map(|()| Framing::Chunked);
+    }
+    Ok(match content_length(headers)? {
+        None | Some(0) => Framing::Empty,
+        Some(length) => Framing::Length(length),
+    })
+}
+
+/// RFC 9112, 6.3, for responses.
+fn response_framing(
+    headers: &HeaderMap,
+    status: StatusCode,
+    method: &Method,
+) -> Result<Framing, HeadError> {
+    if status.is_informational()
+        || status == StatusCode::NO_CONTENT
+        || status == StatusCode::NOT_MODIFIED
+        || method == Method::HEAD
+    {
+        return Ok(Framing::Empty);
+    }
+    if headers.contains_key(TRANSFER_ENCODING) {
+        if headers.contains_key(CONTENT_LENGTH) {
+            return Err(HeadError::Malformed(
+                "both Transfer-Encoding and Content-Length",
+            ));
+        }
+        return only_chunked(headers).map(|()| Framing::Chunked);
+    }
+    Ok(match content_length(headers)? {
+        None => Framing::UntilClose,
+        Some(0) => Framing::Empty,
+        Some(length) => Framing::Length(length),
+    })
+}
+
+fn only_chunked(headers: &HeaderMap) -> Result<(), HeadError> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(()),
+        _ => Err(HeadError::Malformed(
+            "a Transfer-Encoding other than chunked",
+        )),
+    }
+}
+
+fn content_length(headers: &HeaderMap) -> Result<Option<u64>, HeadError> {
+    let mut values = headers.get_all(CONTENT_LENGTH).iter();
+    let Some(value) = values.next() else {
+        return Ok(None);
+    };
+    let digits = value.as_bytes();
+    let invalid = HeadError::Malformed("invalid Content-Length");
+    if values.next().is_some() {
+        return Err(HeadError::Malformed("more than one Content-Length"));
+    }
+    // 18 digits fit in u64 with room to spare; nobody sends an exabyte.
+    if digits.is_empty() || digits.len() > 18 || !digits.iter().all(u8::is_ascii_digit) {
+        return Err(invalid);
+    }
+    Ok(Some(digits.iter().fold(0, |length, digit| {
+        length * 10 + u64::from(digit - b'0')
+    })))
+}
+
+/// RFC 9112, 3.2: no Host, or several, is an answer of 400.
+fn host_is_single(headers: &HeaderMap, version: Version) -> Result<(), HeadError> {
+    let mut hosts = headers.get_all(HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (_, Some(_)) => Err(HeadError::Malformed("more than one Host")),
+        (None, None) if version == Version::HTTP_11 => Err(HeadError::Malformed("missing Host")),
+        _ => Ok(()),
+    }
+}
+
+fn keeps_alive(headers: &HeaderMap, version: Version) -> bool {
+    let mut keep = version == Version::HTTP_11;
+    for value in headers.get_all(CONNECTION) {
+        for token in value.as_bytes().split(|byte| *byte == b',') {
+            let token = token.trim_ascii();
+            if token.eq_ignore_ascii_case(b"close") {
+                return false;
+            }
+            keep |= token.eq_ignore_ascii_case(b"keep-alive");
+        }
+    }
+    keep
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(text: &str) -> Result<Option<RequestHead>, HeadError> {
+        parse_request(&mut BytesMut::from(text))
+    }
+
+    fn response(text: &str, method: &Method) -> Result<Option<ResponseHead>, HeadError> {
+        parse_response(&mut BytesMut::from(text), method)
+    }
+
+    #[test]
+    fn request_framing_follows_rfc_9112() {
+        let rows: &[(&str, Result<Framing, ()>)] = &[
+            ("", Ok(Framing::Empty)),
+            ("Content-Length: 0\r\n", Ok(Framing::Empty)),
+            ("Content-Length: 12\r\n", Ok(Framing::Length(12))),
+            ("Transfer-Encoding: chunked\r\n", Ok(Framing::Chunked)),
+            ("Transfer-Encoding: Chunked\r\n", Ok(Framing::Chunked)),
+            ("Transfer-Encoding: gzip, chunked\r\n", Err(())),
+            ("Transfer-Encoding: chunked, chunked\r\n", Err(())),
+            (
+                "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
+                Err(()),
+            ),
+            ("Transfer-Encoding: xchunked\r\n", Err(())),
+            (
+                "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n",
+                Err(()),
+            ),
+            (
+                "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n",
+                Err(()),
+            ),
+            ("Content-Length: 3\r\nContent-Length: 4\r\n", Err(())),
+            ("Content-Length: 3, 3\r\n", Err(())),
+            ("Content-Length: +3\r\n", Err(())),
+            ("Content-Length: -3\r\n", Err(())),
+            ("Content-Length: 0x3\r\n", Err(())),
+            ("Content-Length: \r\n", Err(())),
+            ("Content-Length: 99999999999999999999\r\n", Err(())),
+            ("Content-Length : 3\r\n", Err(())),
+            ("Transfer-Encoding : chunked\r\n", Err(())),
+            (" folded: x\r\n", Err(())),
+            ("A: b\r\n folded\r\n", Err(())),
+        ];
+        for (fields, expected) in rows {
+            let got = request(&format!("POST / HTTP/1.1\r\nHost: k\r\n{fields}\r\n"))
+                .map(|head| head.expect("a whole head").framing)
+                .map_err(|_| ());
+            assert_eq!(&got, expected, "{fields:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_needs_exactly_one_host() {
+        assert!(request("GET / HTTP/1.1\r\n\r\n").is_err());
+        assert!(request("GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n").is_err());
+        assert!(request("GET / HTTP/1.0\r\n\r\n").is_ok());
+    }
+
+    #[test]
+    fn keep_alive_is_decided_by_version_and_connection() {
+        let keep = |version: &str, connection: &str| {
+            request(&format!(
+                "GET / HTTP/{version}\r\nHost: k\r\n{connection}\r\n"
+            ))
+            .unwrap()
+            .unwrap()
+            .keep_alive
+        };
+        assert!(keep("1.1", ""));
+        assert!(!keep("1.1", "Connection: x, Close\r\n"));
+        assert!(!keep("1.0", ""));
+        assert!(keep("1.0", "Connection: keep-alive\r\n"));
+    }
+
+    #[test]
+    fn response_framing_depends_on_status_and_method() {
+        let rows = [
+            (
+                "200 OK",
+                "Content-Length: 5\r\n",
+                Method::GET,
+                Framing::Length(5),
+            ),
+            (
+                "200 OK",
+                "Content-Length: 5\r\n",
+                Method::HEAD,
+                Framing::Empty,
+            ),
+            ("200 OK", "", Method::GET, Framing::UntilClose),
+            (
+                "304 Not Modified",
+                "Content-Length: 5\r\n",
+                Method::GET,
+                Framing::Empty,
+            ),
+            ("204 No Content", "", Method::GET, Framing::Empty),
+            ("100 Continue", "", Method::POST, Framing::Empty),
+            (
+                "200 OK",
+                "Transfer-Encoding: chunked\r\n",
+                Method::GET,
+                Framing::Chunked,
+            ),
+        ];
+        for (status, fields, method, expected) in rows {
+            let head = response(&format!("HTTP/1.1 {status}\r\n{fields}\r\n"), &method);
+            assert_eq!(
+                head.unwrap().unwrap().framing,
+                expected,
+                "{status} {fields:?}"
+            );
+        }
+        assert!(
+            response(
+                "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+                &Method::GET
+            )
+            .is_err()
+        );
+    }
+
+    #[test]
+    fn a_head_arrives_in_any_pieces() {
+        let text = "\r\nPUT /apis/a/v1/x HTTP/1.1\r\nHost: k\r\nX-Long: abc\r\n\r\nrest";
+        let mut buffer = BytesMut::new();
+        for (at, byte) in text.bytes().enumerate() {
+            buffer.extend_from_slice(&[byte]);
+            let parsed = parse_request(&mut buffer).unwrap();
+            if at + 1 == text.len() - "rest".len() {
+                assert_eq!(parsed.unwrap().uri, "/apis/a/v1/x");
+                return;
+            }
+            assert!(parsed.is_none(), "complete too early at byte {at}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_head_is_found_in_any_pieces() {
+        for text in ["GET / HTTP/1.1\r\nA: b\r\n\r\n", "GET / HTTP/1.1\nA: b\n\n"] {
+            for step in 1..text.len() {
+                let mut end = HeadEnd::default();
+                let mut at = 0;
+                while at < text.len() {
+                    assert!(!end.reached(&text.as_bytes()[..at]), "{text:?} {step} {at}");
+                    at += step;
+                }
+                assert!(end.reached(text.as_bytes()), "{text:?} {step}");
+            }
+        }
+    }
+
+    #[test]
+    fn many_fields_are_read_and_too_many_are_refused() {
+        let head = |fields: usize| {
+            use std::fmt::Write as _;
+            let mut text = String::from("GET / HTTP/1.1\r\nHost: k\r\n");
+            for field in 0..fields {
+                let _ = write!(text, "x-{field}: 1\r\n");
+            }
+            request(&(text + "\r\n"))
+        };
+        assert_eq!(head(1000).unwrap().unwrap().headers.len(), 1001);
+        assert_eq!(head(9000).unwrap_err(), HeadError::TooLarge);
+    }
+
+    #[test]
+    fn a_head_of_a_mebibyte_is_refused_and_one_just_below_is_read() {
+        let head = |bytes: usize| {
+            request(&format!(
+                "GET / HTTP/1.1\r\nHost: k\r\nx: {}\r\n\r\n",
+                "a".repeat(bytes)
+            ))
+        };
+        assert!(head(MAX_HEAD_BYTES - 200).unwrap().is_some());
+        assert_eq!(head(MAX_HEAD_BYTES).unwrap_err(), HeadError::TooLarge);
+        // Refused while it is still arriving, not only when it is whole.
+        let unfinished = format!(
+            "GET / HTTP/1.1\r\nHost: k\r\nx: {}",
+            "a".repeat(MAX_HEAD_BYTES)
+        );
+        assert_eq!(request(&unfinished).unwrap_err(), HeadError::TooLarge);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_the_parsers_panic(bytes in proptest::collection::vec(0u8.., 0..512)) {
+            let _ = parse_request(&mut BytesMut::from(&bytes[..]));
+            let _ = parse_response(&mut BytesMut::from(&bytes[..]), &Method::GET);
+        }
+    }
+}
