@@ -1,0 +1,376 @@
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_rustls::{TlsAcceptor, TlsStream};
+
+use super::seen::Record;
+use super::{ClientCertificate, Reply, Seen, anywhere, http1, http2, listen, negotiated_alpn};
+use crate::pki::{ClientAuth, Leaf};
+use crate::task::{Owned, PanicFlag};
+use crate::{PATIENCE, eventually};
+
+/// A well-behaved stand-in of a kube-apiserver over HTTP/1.1 and HTTP/2. It records each
+/// request and answers what the test's handler says.
+///
+/// A watch, fed by the test:
+///
+/// ```
+/// use skewbridge_testkit::{ApiServer, Ca, Options, Reply, TlsClient};
+/// use tokio::sync::mpsc;
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// let ca = Ca::new("cluster");
+/// let (senders, mut watches) = mpsc::unbounded_channel();
+/// let server = ApiServer::start(Options::new(ca.server(&["localhost"])), move |_seen| {
+///     let (reply, sender) = Reply::stream();
+///     senders.send(sender).unwrap();
+///     reply
+/// })
+/// .await;
+///
+/// let client = TlsClient::new(&ca).http2(server.addr()).await.unwrap();
+/// let request = http::Request::get("https://localhost/api/v1/pods?watch=1").body(()).unwrap();
+/// let mut stream = client.stream(request).await.unwrap();
+/// stream.finish().unwrap();
+/// let watch = watches.recv().await.unwrap();
+/// watch.send("{}\n").await.unwrap();
+/// assert_eq!(stream.head().await.unwrap().status, 200);
+/// assert_eq!(stream.chunk().await.unwrap().unwrap(), "{}\n");
+///
+/// drop(stream);
+/// watch.cancelled().await;
+/// # });
+/// ```
+pub struct ApiServer {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    accepting: Mutex<Option<Owned<()>>>,
+    connections: Connections,
+}
+
+/// How an [`ApiServer`] behaves.
+#[derive(Debug)]
+pub struct Options<'a> {
+    tls: Leaf,
+    clients: ClientAuth<'a>,
+    alpn: Vec<&'static str>,
+    max_concurrent_streams: Option<u32>,
+    answer_when: AnswerWhen,
+}
+
+/// The tasks of the open connections. Apart from [`Shared`], which they hold themselves.
+type Connections = Arc<Mutex<JoinSet<()>>>;
+
+type Handler = dyn Fn(Seen) -> Reply + Send + Sync;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AnswerWhen {
+    Complete,
+    AtHead,
+}
+
+struct Shared {
+    acceptor: TlsAcceptor,
+    handler: Arc<Handler>,
+    max_concurrent_streams: Option<u32>,
+    answer_when: AnswerWhen,
+    record: Record,
+    panicked: PanicFlag,
+    accepted: AtomicUsize,
+    failed_handshakes: AtomicUsize,
+    live: watch::Sender<usize>,
+    goaway: watch::Sender<()>,
+    kill: watch::Sender<()>,
+}
+
+/// What the protocols know about the connection they serve.
+#[derive(Clone)]
+pub(super) struct Peer {
+    pub(super) connection: usize,
+    pub(super) client: Option<ClientCertificate>,
+    pub(super) record: Record,
+    pub(super) answer_when: AnswerWhen,
+    handler: Arc<Handler>,
+    panicked: PanicFlag,
+    goaway: watch::Receiver<()>,
+}
+
+impl<'a> Options<'a> {
+    /// Presents `tls`, asks clients for nothing, offers HTTP/2 before HTTP/1.1 and answers when
+    /// a request is complete.
+    pub fn new(tls: Leaf) -> Self {
+        Self {
+            tls,
+            clients: ClientAuth::Off,
+            alpn: vec!["h2", "http/1.1"],
+            max_concurrent_streams: None,
+            answer_when: AnswerWhen::Complete,
+        }
+    }
+
+    /// Asks clients for certificates.
+    #[must_use]
+    pub fn clients(mut self, clients: ClientAuth<'a>) -> Self {
+        self.clients = clients;
+        self
+    }
+
+    /// Offers these protocols alone. Where none is agreed on, HTTP/1.1 is spoken.
+    #[must_use]
+    pub fn alpn(mut self, protocols: &[&'static str]) -> Self {
+        self.alpn = protocols.to_vec();
+        self
+    }
+
+    /// Allows each HTTP/2 connection as many streams.
+    #[must_use]
+    pub fn max_concurrent_streams(mut self, max: u32) -> Self {
+        self.max_concurrent_streams = Some(max);
+        self
+    }
+
+    /// Calls the handler as soon as a head is read, with an empty body. Over HTTP/2 the body is
+    /// read while the answer is sent, over HTTP/1.1 after it; the record has it in the end.
+    #[must_use]
+    pub fn answer_at_head(mut self) -> Self {
+        self.answer_when = AnswerWhen::AtHead;
+        self
+    }
+}
+
+impl ApiServer {
+    /// Listens on a free port. A handler that panicked fails the test when the server is
+    /// dropped.
+    pub async fn start(
+        options: Options<'_>,
+        handler: impl Fn(Seen) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        let config = options.tls.server_config(options.clients, &options.alpn);
+        let shared = Arc::new(Shared {
+            acceptor: config.into(),
+            handler: Arc::new(handler),
+            max_concurrent_streams: options.max_concurrent_streams,
+            answer_when: options.answer_when,
+            record: Record::default(),
+            panicked: PanicFlag::default(),
+            accepted: AtomicUsize::new(0),
+            failed_handshakes: AtomicUsize::new(0),
+            live: watch::Sender::new(0),
+            goaway: watch::Sender::new(()),
+            kill: watch::Sender::new(()),
+        });
+        let listener = listen(anywhere()).await;
+        let server = Self {
+            addr: listener.local_addr().unwrap(),
+            shared,
+            accepting: Mutex::new(None),
+            connections: Connections::default(),
+        };
+        server.accept(listener);
+        server
+    }
+
+    /// Where it listens, also while it does not.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// All requests so far, in the order their heads came.
+    pub fn requests(&self) -> Vec<Seen> {
+        self.shared.record.all()
+    }
+
+    /// Waits until the requests are as `condition` says, and gives them.
+    ///
+    /// # Panics
+    /// When `timeout` passes first; the message lists the requests.
+    pub async fn wait_for(
+        &self,
+        condition: impl Fn(&[Seen]) -> bool,
+        timeout: Duration,
+    ) -> Vec<Seen> {
+        self.shared.record.wait_for(condition, timeout).await
+    }
+
+    /// Waits until `count` requests have come, and gives them.
+    ///
+    /// # Panics
+    /// When that takes longer than [`PATIENCE`].
+    pub async fn wait_for_requests(&self, count: usize) -> Vec<Seen> {
+        self.wait_for(|seen| seen.len() >= count, PATIENCE).await
+    }
+
+    /// How many connections completed their handshake so far.
+    pub fn connections(&self) -> usize {
+        self.shared.accepted.load(Ordering::Relaxed)
+    }
+
+    /// How many of them are open now.
+    pub fn live_connections(&self) -> usize {
+        *self.shared.live.borrow()
+    }
+
+    /// How many connections failed in their handshake so far.
+    pub fn failed_handshakes(&self) -> usize {
+        self.shared.failed_handshakes.load(Ordering::Relaxed)
+    }
+
+    /// Asks the clients of all open connections to leave: over HTTP/2 with a graceful GOAWAY,
+    /// over HTTP/1.1 by closing after the current answer.
+    pub fn goaway(&self) {
+        self.shared.goaway.send_replace(());
+    }
+
+    /// Resets all open connections in the midst of whatever they do, and waits until they are
+    /// gone. Upgraded connections belong to the test and stay.
+    ///
+    /// # Panics
+    /// When that takes longer than [`PATIENCE`].
+    pub async fn kill_connections(&self) {
+        self.shared.kill.send_replace(());
+        self.wait_until_idle().await;
+    }
+
+    /// Waits until no connection is open.
+    ///
+    /// # Panics
+    /// When that takes longer than [`PATIENCE`].
+    pub async fn wait_until_idle(&self) {
+        let idle = async || self.live_connections() == 0;
+        eventually("all connections closed", PATIENCE, idle).await;
+    }
+
+    /// Stops listening: new connections are refused, open ones stay.
+    pub async fn stop_listening(&self) {
+        let accepting = lock(&self.accepting).take();
+        if let Some(accepting) = accepting {
+            accepting.end().await;
+        }
+    }
+
+    /// Listens again on the same port.
+    pub async fn listen_again(&self) {
+        self.stop_listening().await;
+        self.accept(listen(self.addr).await);
+    }
+
+    fn accept(&self, listener: TcpListener) {
+        let (shared, connections) = (Arc::clone(&self.shared), Arc::clone(&self.connections));
+        let accepting = Owned::spawn(accept_all(listener, shared, connections));
+        *lock(&self.accepting) = Some(accepting);
+    }
+}
+
+impl fmt::Debug for ApiServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ApiServer")
+            .field("addr", &self.addr)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        // The accepting task holds the set as well and ends later than this.
+        lock(&self.connections).abort_all();
+        self.shared.panicked.check("a handler");
+    }
+}
+
+impl Peer {
+    pub(super) fn handle(&self, seen: Seen) -> Reply {
+        let _watch = self.panicked.watch();
+        (self.handler)(seen)
+    }
+
+    /// Resolves at the next call of [`ApiServer::goaway`].
+    pub(super) async fn told_to_go_away(&mut self) {
+        if self.goaway.changed().await.is_err() {
+            // The server is gone, and so is this task in a moment.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    pub(super) fn is_told_to_go_away(&self) -> bool {
+        self.goaway.has_changed().unwrap_or(true)
+    }
+}
+
+async fn accept_all(listener: TcpListener, shared: Arc<Shared>, connections: Connections) {
+    loop {
+        let Ok((tcp, _)) = listener.accept().await else {
+            continue;
+        };
+        let killed = shared.kill.subscribe();
+        let mut connections = lock(&connections);
+        while connections.try_join_next().is_some() {}
+        connections.spawn(connection(tcp, Arc::clone(&shared), killed));
+    }
+}
+
+async fn connection(tcp: TcpStream, shared: Arc<Shared>, mut killed: watch::Receiver<()>) {
+    // A second handle: the first is inside TLS when the connection is to be reset.
+    let Ok(socket) = SockRef::from(&tcp).try_clone() else {
+        return;
+    };
+    let _ = tcp.set_nodelay(true);
+    let Ok(tls) = shared.acceptor.accept(tcp).await else {
+        shared.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+        return;
+    };
+    let _live = Live::enter(&shared.live);
+    tokio::select! {
+        () = serve(tls.into(), &shared) => {}
+        _ = killed.changed() => {
+            // The connection is dropped by now; the reset goes out with this last handle.
+            let _ = socket.set_linger(Some(Duration::ZERO));
+        }
+    }
+    // Before it stops to count as live.
+    drop(socket);
+}
+
+async fn serve(tls: TlsStream<TcpStream>, shared: &Shared) {
+    let peer = Peer {
+        connection: shared.accepted.fetch_add(1, Ordering::Relaxed),
+        client: ClientCertificate::of(&tls),
+        record: shared.record.clone(),
+        answer_when: shared.answer_when,
+        handler: Arc::clone(&shared.handler),
+        panicked: shared.panicked.clone(),
+        goaway: shared.goaway.subscribe(),
+    };
+    // How a connection ended is what the client's side of a test looks at.
+    if negotiated_alpn(&tls).as_deref() == Some("h2") {
+        let _ = http2::serve(tls, peer, shared.max_concurrent_streams).await;
+    } else {
+        let _ = http1::serve(tls, peer).await;
+    }
+}
+
+/// Counts a connection while it is open.
+struct Live<'a>(&'a watch::Sender<usize>);
+
+impl<'a> Live<'a> {
+    fn enter(count: &'a watch::Sender<usize>) -> Self {
+        count.send_modify(|count| *count += 1);
+        Self(count)
+    }
+}
+
+impl Drop for Live<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,192 @@
+//! The well-behaved server's HTTP/1.1.
+
+use std::io;
+
+use bytes::Bytes;
+use http::{Method, Version};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsStream;
+
+use super::api::{AnswerWhen, Peer};
+use super::reply::{BodyStream, Payload, Piece};
+use super::seen::{Body, Entry};
+use super::{Reply, Seen};
+use crate::Connection;
+use crate::wire::{self, BodyReader, Fields, Framing, Head, invalid};
+
+/// Answers requests until one side ends the connection.
+pub(super) async fn serve(tls: TlsStream<TcpStream>, mut peer: Peer) -> io::Result<()> {
+    let mut io = BufReader::new(tls);
+    loop {
+        // Waiting for bytes can be given up without losing any; reading a head cannot.
+        tokio::select! {
+            ready = io.fill_buf() => if ready?.is_empty() { break },
+            () = peer.told_to_go_away() => break,
+        }
+        let Some(head) = Head::read(&mut io).await? else {
+            break;
+        };
+        let seen = request(&head, &peer)?;
+        let method = seen.method.clone();
+        let entry = peer.record.enter(seen);
+
+        let (reply, unread) = match peer.answer_when {
+            AnswerWhen::Complete => {
+                if head.lists("expect", "100-continue") {
+                    io.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
+                    io.flush().await?;
+                }
+                (peer.handle(read_body(&mut io, &head, entry).await?), None)
+            }
+            AnswerWhen::AtHead => (peer.handle(entry.seen()), Some(entry)),
+        };
+        if let Some(notify) = &reply.after {
+            notify.notified().await;
+        }
+        let last = head.lists("connection", "close")
+            || head.start_line.ends_with("HTTP/1.0")
+            || wire::find(&reply.headers, "connection") == Some("close")
+            || peer.is_told_to_go_away();
+
+        match reply.payload {
+            Payload::Reset(_) => return Ok(()),
+            Payload::Upgrade(taker) => {
+                write_head(&mut io, reply.status, &reply.headers).await?;
+                // The test may have lost its interest; then the connection closes here.
+                let _ = taker.send(io);
+                return Ok(());
+            }
+            _ => answer(&mut io, reply, &method, last).await?,
+        }
+        if let Some(entry) = unread {
+            read_body(&mut io, &head, entry).await?;
+        }
+        if last {
+            break;
+        }
+    }
+    io.shutdown().await
+}
+
+fn request(head: &Head, peer: &Peer) -> io::Result<Seen> {
+    let words: Vec<&str> = head.start_line.split(' ').collect();
+    let [method, target, "HTTP/1.1" | "HTTP/1.0"] = words[..] else {
+        return Err(invalid("not a request line"));
+    };
+    Ok(Seen {
+        ordinal: 0,
+        connection: peer.connection,
+        client: peer.client.clone(),
+        version: Version::HTTP_11,
+        method: Method::from_bytes(method.as_bytes()).map_err(|_| invalid("not a method"))?,
+        target: target.to_owned(),
+        authority: head.header("host").map(str::to_owned),
+        headers: head.headers.clone(),
+        body: Bytes::new(),
+        body_len: 0,
+        body_state: Body::Coming,
+        trailers: Vec::new(),
+    })
+}
+
+async fn read_body(io: &mut Connection, head: &Head, mut entry: Entry) -> io::Result<Seen> {
+    let framing = Framing::declared(head)?.unwrap_or(Framing::Length(0));
+    let mut body = BodyReader::new(framing);
+    while let Some(piece) = body.next(io).await? {
+        entry.push(&piece);
+    }
+    Ok(entry.complete(body.into_trailers()))
+}
+
+async fn answer(io: &mut Connection, reply: Reply, method: &Method, last: bool) -> io::Result<()> {
+    let Reply {
+        status,
+        mut headers,
+        trailers,
+        payload,
+        ..
+    } = reply;
+    if last && wire::find(&headers, "connection").is_none() {
+        headers.push(("Connection".to_owned(), "close".to_owned()));
+    }
+    let chunked = matches!(payload, Payload::Stream(_)) || !trailers.is_empty();
+    if chunked {
+        headers.push(("Transfer-Encoding".to_owned(), "chunked".to_owned()));
+    } else if let Payload::Whole(body) = &payload
+        && !matches!(status, 100..=199 | 204 | 304)
+        && wire::find(&headers, "content-length").is_none()
+    {
+        headers.push(("Content-Length".to_owned(), body.len().to_string()));
+    }
+    write_head(io, status, &headers).await?;
+    match payload {
+        _ if method == Method::HEAD => Ok(()),
+        Payload::Stream(body) => stream(io, body).await,
+        Payload::Whole(body) if chunked => {
+            write_chunk(io, &body).await?;
+            write_last_chunk(io, &trailers).await
+        }
+        Payload::Whole(body) => {
+            io.write_all(&body).await?;
+            io.flush().await
+        }
+        Payload::Upgrade(_) | Payload::Reset(_) => Ok(()),
+    }
+}
+
+/// Writes the pieces as they come, and fails when the client leaves before the last.
+async fn stream(io: &mut Connection, mut body: BodyStream) -> io::Result<()> {
+    // Until the client sends something more, being able to read means that it is gone.
+    let mut silent = true;
+    loop {
+        let piece = tokio::select! {
+            biased;
+            piece = body.pieces.recv() => piece,
+            read = io.fill_buf(), if silent => {
+                if read?.is_empty() {
+                    return Err(io::ErrorKind::ConnectionAborted.into());
+                }
+                silent = false;
+                continue;
+            }
+        };
+        match piece {
+            Some(Piece::Data(data)) => write_chunk(io, &data).await?,
+            Some(Piece::End(trailers)) => {
+                write_last_chunk(io, &trailers).await?;
+                body.finished();
+                return Ok(());
+            }
+            None => return Err(io::ErrorKind::Interrupted.into()),
+        }
+    }
+}
+
+async fn write_head(io: &mut Connection, status: u16, headers: &Fields) -> io::Result<()> {
+    let reason = http::StatusCode::from_u16(status)
+        .ok()
+        .and_then(|status| status.canonical_reason())
+        .unwrap_or_default();
+    let head = wire::encode_head(&format!("HTTP/1.1 {status} {reason}"), headers);
+    io.write_all(head.as_bytes()).await?;
+    io.flush().await
+}
+
+async fn write_chunk(io: &mut Connection, data: &[u8]) -> io::Result<()> {
+    if data.is_empty() {
+        return Ok(());
+    }
+    io.write_all(format!("{:x}\r\n", data.len()).as_bytes())
+        .await?;
+    io.write_all(data).await?;
+    io.write_all(b"\r\n").await?;
+    io.flush().await
+}
+
+async fn write_last_chunk(io: &mut Connection, trailers: &Fields) -> io::Result<()> {
+    // The last chunk's line stands where a head has its start line; trailers follow the same.
+    io.write_all(wire::encode_head("0", trailers).as_bytes())
+        .await?;
+    io.flush().await
+}
