@@ -1,0 +1,96 @@
+//! The admin listener: metrics and health, on loopback.
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use skewbridge_api::status::Status;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+use crate::body::{RequestBody, ResponseBody};
+use crate::drain::Drain;
+use crate::health::{self, Health, Question};
+use crate::metrics::Metrics;
+use crate::record::Record;
+use crate::respond;
+use crate::serve::h1::Patience;
+use crate::serve::{Answer, ClientIo, Service, h1};
+
+/// A scraper, a prober and a person; not a crowd.
+const MAX_CONNECTIONS: usize = 64;
+
+/// What the admin listener shows.
+#[derive(Debug, Clone)]
+pub(crate) struct Admin {
+    pub(crate) metrics: Metrics,
+    pub(crate) health: Health,
+}
+
+/// Serves until it is dropped: also while the bridge drains, so that one can
+/// watch it do so.
+pub(crate) async fn run(listener: TcpListener, admin: Admin, patience: Patience, drain: Drain) {
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.len() >= MAX_CONNECTIONS {
+            connections.join_next().await;
+        }
+        if let Ok((tcp, _)) = listener.accept().await {
+            let io = ClientIo::Plain(tcp);
+            connections.spawn(h1::serve(io, admin.clone(), patience, drain.clone()));
+        } else {
+            tokio::task::yield_now().await;
+        }
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+impl Service for Admin {
+    async fn call(&self, request: Request<RequestBody>) -> Answer {
+        Answer {
+            response: self.answer(&request).map(ResponseBody::full),
+            upgraded: None,
+            record: Record::none(),
+        }
+    }
+}
+
+impl Admin {
+    fn answer(&self, request: &Request<RequestBody>) -> Response<Bytes> {
+        if request.method() != Method::GET && request.method() != Method::HEAD {
+            let status = Status::method_not_allowed("only GET and HEAD are served here");
+            return respond::status(&status, request.headers());
+        }
+        let path = request.uri().path();
+        let query = request.uri().query();
+        let (question, check) =
+            match path.split_at_checked(path[1..].find('/').map_or(path.len(), |at| at + 1)) {
+                Some(("/livez", check)) => (Question::Livez, check),
+                Some(("/readyz", check)) => (Question::Readyz, check),
+                Some(("/healthz", check)) => (Question::Healthz, check),
+                Some(("/metrics", "")) => return self.metrics(),
+                _ => return not_found(request),
+            };
+        let checks = self.health.checks(question);
+        match check.trim_start_matches('/') {
+            "" => health::answer(question, &checks, query),
+            name => health::single(question, &checks, name).unwrap_or_else(|| not_found(request)),
+        }
+    }
+
+    fn metrics(&self) -> Response<Bytes> {
+        self.metrics.ready(self.health.is_ready());
+        let text = self.metrics.text();
+        let mut response = health::text(StatusCode::OK, text);
+        response.headers_mut().insert(
+            CONTENT_TYPE,
+            HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        );
+        debug_assert!(response.headers().contains_key(CONTENT_LENGTH));
+        response
+    }
+}
+
+fn not_found(request: &Request<RequestBody>) -> Response<Bytes> {
+    let status = Status::not_found("here are /metrics, /livez, /readyz and /healthz");
+    respond::status(&status, request.headers())
+}

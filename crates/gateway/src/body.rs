@@ -1,0 +1,155 @@
+//! Bodies on their way through: pieces as they come, never collected.
+
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::HeaderMap;
+
+use crate::drain::WatchEnd;
+use crate::serve::h1::WireBody;
+use crate::serve::h2::StreamBody;
+use crate::upstream::h1::H1Body;
+use crate::upstream::h2::H2Body;
+
+/// A piece of a body.
+#[derive(Debug, Clone)]
+pub enum Frame {
+    /// Some bytes.
+    Data(Bytes),
+    /// Fields after the last byte.
+    Trailers(HeaderMap),
+}
+
+/// Why a body did not arrive whole.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum BodyError {
+    /// The client went away, or sent something that is no body.
+    #[error("the client's body ended early: {0}")]
+    Client(String),
+    /// Upstream went away, or sent something that is no body.
+    #[error("upstream's answer ended early: {0}")]
+    Upstream(String),
+}
+
+/// What polling a body gives: `None` is its end.
+pub type PollFrame = Poll<Option<Result<Frame, BodyError>>>;
+
+/// What a client sends.
+#[derive(Debug)]
+pub enum RequestBody {
+    /// Nothing.
+    Empty,
+    /// Over HTTP/1.1.
+    H1(WireBody),
+    /// Over HTTP/2.
+    H2(StreamBody),
+}
+
+impl RequestBody {
+    /// The next piece. The first call tells a client that waits for
+    /// `100 Continue` to go on.
+    pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
+        match self {
+            Self::Empty => Poll::Ready(None),
+            Self::H1(body) => body.poll_frame(cx),
+            Self::H2(body) => body.poll_frame(cx),
+        }
+    }
+
+    /// Whether nothing more is to come.
+    pub fn is_done(&self) -> bool {
+        match self {
+            Self::Empty => true,
+            Self::H1(body) => body.is_done(),
+            Self::H2(body) => body.is_done(),
+        }
+    }
+}
+
+/// What a client is answered.
+#[derive(Debug)]
+pub struct ResponseBody {
+    source: Source,
+    /// A watch ends when the bridge goes away, and it ends cleanly.
+    until: Option<WatchEnd>,
+}
+
+#[derive(Debug)]
+enum Source {
+    Empty,
+    Full(Bytes),
+    H1(Box<H1Body>),
+    H2(H2Body),
+}
+
+impl ResponseBody {
+    /// Nothing.
+    pub fn empty() -> Self {
+        Self::from(Source::Empty)
+    }
+
+    /// These bytes.
+    pub fn full(bytes: Bytes) -> Self {
+        Self::from(if bytes.is_empty() {
+            Source::Empty
+        } else {
+            Source::Full(bytes)
+        })
+    }
+
+    pub(crate) fn h1(body: H1Body) -> Self {
+        Self::from(Source::H1(Box::new(body)))
+    }
+
+    pub(crate) fn h2(body: H2Body) -> Self {
+        Self::from(Source::H2(body))
+    }
+
+    pub(crate) fn end_with(&mut self, end: WatchEnd) {
+        self.until = Some(end);
+    }
+
+    /// The next piece.
+    pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
+        let polled = match &mut self.source {
+            Source::Empty => Poll::Ready(None),
+            Source::Full(bytes) => {
+                let bytes = std::mem::take(bytes);
+                self.source = Source::Empty;
+                Poll::Ready(Some(Ok(Frame::Data(bytes))))
+            }
+            Source::H1(body) => body.poll_frame(cx),
+            Source::H2(body) => body.poll_frame(cx),
+        };
+        // Only between events: what has arrived is passed on first.
+        if polled.is_pending()
+            && let Some(until) = &mut self.until
+            && until.poll_end(cx).is_ready()
+        {
+            self.source = Source::Empty;
+            return Poll::Ready(None);
+        }
+        polled
+    }
+}
+
+impl ResponseBody {
+    /// Whether it is known that nothing more is to come.
+    pub fn is_done(&self) -> bool {
+        match &self.source {
+            Source::Empty => true,
+            Source::Full(_) => false,
+            Source::H1(body) => body.is_done(),
+            Source::H2(body) => body.is_done(),
+        }
+    }
+}
+
+impl From<Source> for ResponseBody {
+    fn from(source: Source) -> Self {
+        Self {
+            source,
+            until: None,
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! A running bridge: built, started, and brought to its end.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use http::HeaderValue;
+use skewbridge_api::hygiene::ViaToken;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
+
+use crate::admin::{self, Admin};
+use crate::config::Config;
+use crate::drain::{Drain, Leave, announcement};
+use crate::flow::Bridge;
+use crate::health::{Health, UpstreamHealth};
+use crate::metrics::Metrics;
+use crate::serve::h1::Patience;
+use crate::tls::reload::{Files, LoadError};
+use crate::worker::Worker;
+use crate::{listener, probe, process_metrics};
+
+/// Why a bridge does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A certificate, key or CA bundle cannot be used.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A port cannot be opened.
+    #[error("{flag} {address}: {cause}")]
+    Bind {
+        /// Which flag named it.
+        flag: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// The system gives no thread, or no randomness.
+    #[error("cannot start: {0}")]
+    System(#[from] io::Error),
+}
+
+/// Serves until SIGTERM or SIGINT, then drains. A second signal ends it at
+/// once.
+pub fn run(config: &Config) -> Result<(), Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let mut handle = start(config)?;
+    runtime.block_on(async {
+        let mut term = signal(SignalKind::terminate())?;
+        let mut int = signal(SignalKind::interrupt())?;
+        let name = tokio::select! {
+            _ = term.recv() => "SIGTERM",
+            _ = int.recv() => "SIGINT",
+        };
+        tracing::info!(signal = name, "leaving");
+        tokio::select! {
+            () = handle.finish() => tracing::info!("done"),
+            _ = term.recv() => tracing::warn!("a second signal: not waiting any longer"),
+            _ = int.recv() => tracing::warn!("a second signal: not waiting any longer"),
+        }
+        Ok(())
+    })
+}
+
+/// Starts a bridge in threads of its own.
+pub fn start(config: &Config) -> Result<Handle, Error> {
+    process_metrics::started_now();
+    raise_open_files();
+    let control = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let metrics = Metrics::new();
+    let (files, live) = Files::load(config, metrics.clone())?;
+    let (main_port, admin_port) = control.block_on(bind(config))?;
+    let address = main_port.local_addr()?;
+    let admin_address = admin_port.local_addr()?;
+
+    let (leave, drain) = announcement();
+    let live = Arc::new(live);
+    let bridge = Arc::new(Bridge {
+        live: live.clone(),
+        metrics: metrics.clone(),
+        drain: drain.clone(),
+        via: ViaToken::new(random()?),
+        limits: config.limits.clone(),
+        default_host: default_host(config),
+        access_log: config.logs.verbosity >= 2,
+        next_share: AtomicU8::new(0),
+    });
+    let workers = (0..config.workers.get())
+        .map(|number| Worker::start(number, bridge.clone()))
+        .collect::<io::Result<Vec<_>>>()?;
+    let (stop_reload, stopped) = mpsc::channel();
+    let reload = std::thread::Builder::new()
+        .name("reload".to_owned())
+        .spawn(move || files.keep_fresh(&live, &stopped))?;
+    let health = Health {
+        drain: drain.clone(),
+        upstream: Arc::new(ArcSwap::from_pointee(UpstreamHealth::Unknown)),
+    };
+    tracing::info!(%address, %admin_address, upstream = %default_host(config).to_str().unwrap_or_default(), workers = workers.len(), "serving");
+    let (drained, on_drained) = oneshot::channel();
+    let ports = Ports {
+        main: main_port,
+        admin: admin_port,
+    };
+    let plan = Plan {
+        max_connections: config.limits.max_connections,
+        patience: Patience {
+            head: config.limits.read_header_timeout,
+            idle: config.limits.idle_timeout,
+        },
+    };
+    let (stop_control, stop) = oneshot::channel();
+    let control = std::thread::Builder::new()
+        .name("control".to_owned())
+        .spawn(move || {
+            govern(
+                &control, ports, &plan, bridge, health, workers, drained, stop,
+            );
+        })?;
+    Ok(Handle {
+        address,
+        admin_address,
+        delay: config.shutdown.delay,
+        drain: config.shutdown.drain,
+        leave,
+        drained: Some(on_drained),
+        stop_control: Some(stop_control),
+        stop_reload: Some(stop_reload),
+        threads: vec![control, reload],
+    })
+}
+
+async fn bind(config: &Config) -> Result<(TcpListener, TcpListener), Error> {
+    let main = SocketAddr::new(config.listen.bind_address, config.listen.secure_port);
+    let open = async |flag, address| {
+        let bound = listener::bind(address).await;
+        bound.map_err(|cause| Error::Bind {
+            flag,
+            address,
+            cause,
+        })
+    };
+    Ok((
+        open("--secure-port", main).await?,
+        open("--admin-address", config.admin.address).await?,
+    ))
+}
+
+struct Ports {
+    main: TcpListener,
+    admin: TcpListener,
+}
+
+struct Plan {
+    max_connections: usize,
+    patience: Patience,
+}
+
+/// How often the end of draining is looked for.
+const COUNT_EVERY: Duration = Duration::from_millis(20);
+
+/// Everything that is not a request: accepting, admin, probing upstream, and
+/// the end.
+#[allow(clippy::too_many_arguments)] // the owner of all parts
+fn govern(
+    runtime: &Runtime,
+    ports: Ports,
+    plan: &Plan,
+    bridge: Arc<Bridge>,
+    health: Health,
+    workers: Vec<Worker>,
+    drained: oneshot::Sender<()>,
+    stop: oneshot::Receiver<()>,
+) {
+    let drain: Drain = bridge.drain.clone();
+    runtime.block_on(async {
+        let admin = Admin {
+            metrics: bridge.metrics.clone(),
+            health: health.clone(),
+        };
+        let serve_admin = admin::run(ports.admin, admin, plan.patience, drain.clone());
+        let ask = probe::run(bridge, health.upstream);
+        let serve = async {
+            listener::run(ports.main, &workers, plan.max_connections, drain).await;
+            while workers.iter().any(|worker| worker.connections() > 0) {
+                sleep(COUNT_EVERY).await;
+            }
+            let _ = drained.send(());
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = serve => {}
+            () = serve_admin => {}
+            () = ask => {}
+            _ = stop => {}
+        }
+    });
+    for worker in workers {
+        worker.stop();
+    }
+}
+
+/// A running bridge. Dropping it ends it at once.
+#[derive(Debug)]
+pub struct Handle {
+    address: SocketAddr,
+    admin_address: SocketAddr,
+    delay: Duration,
+    drain: Duration,
+    leave: Leave,
+    drained: Option<oneshot::Receiver<()>>,
+    stop_control: Option<oneshot::Sender<()>>,
+    stop_reload: Option<mpsc::Sender<()>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Handle {
+    /// Where clients connect.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where metrics and health are.
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin_address
+    }
+
+    /// Goes away: not ready, then after the delay no new connections, then
+    /// waits for what is running, up to the limit.
+    pub async fn finish(&mut self) {
+        self.leave.leave();
+        sleep(self.delay).await;
+        let deadline = Instant::now() + self.drain;
+        self.leave.drain(self.drain);
+        if let Some(drained) = self.drained.take()
+            && tokio::time::timeout_at(deadline, drained).await.is_err()
+        {
+            tracing::warn!("some requests were still running at --shutdown-drain-timeout");
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        drop(self.stop_control.take());
+        drop(self.stop_reload.take());
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn default_host(config: &Config) -> HeaderValue {
+    let upstream = &config.upstream;
+    let host = if upstream.host.contains(':') {
+        format!("[{}]:{}", upstream.host, upstream.port)
+    } else {
+        format!("{}:{}", upstream.host, upstream.port)
+    };
+    // A host that came out of a URL is a header value.
+    HeaderValue::try_from(host).unwrap_or_else(|_| HeaderValue::from_static("localhost"))
+}
+
+/// Marks this bridge in Via, and differs from every other's.
+fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    rustls::crypto::aws_lc_rs::default_provider()
+        .secure_random
+        .fill(&mut bytes)
+        .map_err(|_| io::Error::other("no randomness"))?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// As Go does for every program: each connection is a file, and the usual limit
+/// of 1,024 is for programs that use `select`.
+fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
+}

@@ -1,0 +1,290 @@
+//! What the gateway was told to do: plain data, parsed and checked once.
+//!
+//! The command line turns flags into this (`skewbridge serve --help`), tests
+//! write it down directly. Nothing in here is a string that still has to be
+//! understood.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use rustls_pki_types::ServerName;
+use skewbridge_api::identity::IdentityHeaders;
+
+use crate::tls::material::KeyPairFiles;
+
+/// Everything `skewbridge serve` was told.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where clients connect.
+    pub listen: Listen,
+    /// What the bridge shows to clients.
+    pub serving: Serving,
+    /// Whose client certificates are believed.
+    pub callers: Callers,
+    /// The kube-apiserver behind this bridge.
+    pub upstream: Upstream,
+    /// The other servers of the cluster (read now, used by peer routing).
+    pub peers: Peers,
+    /// Exec, attach and port-forward.
+    pub streams: Streams,
+    /// Feature gates.
+    pub features: Features,
+    /// Bounds on what one client, or all of them, may take.
+    pub limits: Limits,
+    /// Metrics and health.
+    pub admin: Admin,
+    /// How to go away.
+    pub shutdown: Shutdown,
+    /// Log lines.
+    pub logs: Logs,
+    /// Threads that carry requests.
+    pub workers: NonZeroUsize,
+}
+
+/// Where clients connect.
+#[derive(Debug, Clone)]
+pub struct Listen {
+    /// `--bind-address`
+    pub bind_address: IpAddr,
+    /// `--secure-port`; 0 lets the system choose.
+    pub secure_port: u16,
+    /// `--advertise-address`
+    pub advertise_address: Option<IpAddr>,
+}
+
+/// What the bridge shows to clients.
+#[derive(Debug, Clone)]
+pub struct Serving {
+    /// `--tls-cert-file` and `--tls-private-key-file`
+    pub key_pair: KeyPairFiles,
+    /// `--tls-min-version`
+    pub min_version: TlsVersion,
+}
+
+/// The oldest TLS a client may speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TlsVersion {
+    /// `VersionTLS12`
+    Tls12,
+    /// `VersionTLS13`
+    Tls13,
+}
+
+/// Whose client certificates are believed.
+#[derive(Debug, Clone)]
+pub struct Callers {
+    /// `--client-ca-file`: its certificates are users.
+    pub client_ca: Option<PathBuf>,
+    /// `--requestheader-client-ca-file`: its certificates are peers.
+    pub request_header: Option<RequestHeader>,
+    /// `--requestheader-*-headers*`: the names that carry an identity.
+    pub headers: IdentityHeaders,
+}
+
+/// Who may assert an identity by header.
+#[derive(Debug, Clone)]
+pub struct RequestHeader {
+    /// `--requestheader-client-ca-file`
+    pub ca: PathBuf,
+    /// `--requestheader-allowed-names`; empty means any common name.
+    pub allowed_names: Vec<String>,
+}
+
+/// The kube-apiserver behind this bridge.
+#[derive(Debug, Clone)]
+pub struct Upstream {
+    /// Host of `--upstream`: a name or an address, without brackets.
+    pub host: String,
+    /// Port of `--upstream`.
+    pub port: u16,
+    /// `--upstream-ca-file`
+    pub ca: PathBuf,
+    /// `--upstream-server-name`, else the host of `--upstream`.
+    pub server_name: ServerName<'static>,
+    /// `--proxy-client-cert-file` and `--proxy-client-key-file`: what lets the
+    /// bridge assert an identity.
+    pub front_proxy: Option<KeyPairFiles>,
+}
+
+/// The other servers of the cluster.
+#[derive(Debug, Clone)]
+pub struct Peers {
+    /// `--apiserver-identity`
+    pub identity: ApiServerIdentity,
+    /// `--peer-registry`
+    pub registry: RegistryKind,
+    /// `--peer-ca-file`
+    pub ca: Option<PathBuf>,
+    /// `--peer-advertise-ip`
+    pub advertise_ip: Option<IpAddr>,
+    /// `--peer-advertise-port`
+    pub advertise_port: Option<u16>,
+    /// `--peer-cidrs`
+    pub cidrs: Vec<IpNet>,
+    /// `--etcd-*`
+    pub etcd: Etcd,
+    /// `--egress-selector-config-file`
+    pub egress_selector: Option<PathBuf>,
+}
+
+/// Which identity Lease the bridge speaks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ApiServerIdentity {
+    /// Computed from the host name, as kube-apiserver does.
+    Auto,
+    /// Told by name.
+    Named(String),
+}
+
+/// Where peers find each other's addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RegistryKind {
+    /// kube-apiserver's own records in etcd.
+    Etcd,
+    /// An annotation on the identity Lease.
+    Leases,
+    /// A YAML file.
+    File(PathBuf),
+}
+
+/// How to reach etcd.
+#[derive(Debug, Clone, Default)]
+pub struct Etcd {
+    /// `--etcd-servers`: checked URLs.
+    pub servers: Vec<http::Uri>,
+    /// `--etcd-cafile`
+    pub ca: Option<PathBuf>,
+    /// `--etcd-certfile` and `--etcd-keyfile`
+    pub key_pair: Option<KeyPairFiles>,
+    /// `--etcd-prefix`
+    pub prefix: String,
+}
+
+/// Exec, attach and port-forward.
+#[derive(Debug, Clone)]
+pub struct Streams {
+    /// `--translate-streams`
+    pub translate: TranslateStreams,
+    /// `--stream-ping-interval`
+    pub ping_interval: Duration,
+}
+
+/// When WebSocket streams are carried upstream as SPDY.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TranslateStreams {
+    /// Where the upstream does not do it itself.
+    Auto,
+    /// For every such request.
+    Always,
+    /// For none.
+    Never,
+}
+
+/// A feature that can be switched off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Feature {
+    /// Peer routing and merged discovery (KEP-4020).
+    UnknownVersionInteroperabilityProxy,
+    /// The stream translator (KEP-4006).
+    TranslateStreamCloseWebsocketRequests,
+    /// Port-forward over WebSocket (KEP-4006).
+    PortForwardWebsockets,
+}
+
+/// The feature gates that are on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Features(pub BTreeSet<Feature>);
+
+impl Features {
+    /// Whether a gate is on.
+    pub fn enabled(&self, feature: Feature) -> bool {
+        self.0.contains(&feature)
+    }
+}
+
+impl Default for Features {
+    /// All on: that is what the bridge is for.
+    fn default() -> Self {
+        Self(
+            [
+                Feature::UnknownVersionInteroperabilityProxy,
+                Feature::TranslateStreamCloseWebsocketRequests,
+                Feature::PortForwardWebsockets,
+            ]
+            .into(),
+        )
+    }
+}
+
+/// Bounds on what one client, or all of them, may take.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// `--max-connections`: open client connections; further ones wait in the
+    /// listen backlog.
+    pub max_connections: usize,
+    /// `--http2-max-streams-per-connection`
+    pub max_streams_per_connection: u32,
+    /// `--tls-handshake-timeout`
+    pub handshake_timeout: Duration,
+    /// `--read-header-timeout`: from a request's first byte to the end of its
+    /// headers.
+    pub read_header_timeout: Duration,
+    /// `--idle-timeout`: a connection without a request is closed after this.
+    pub idle_timeout: Duration,
+    /// `--request-timeout`: kube-apiserver's own limit for requests that are
+    /// not long-running. The bridge waits a little longer than that.
+    pub request_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_connections: 16_384,
+            // kube-apiserver's own default since CVE-2023-44487.
+            max_streams_per_connection: 100,
+            handshake_timeout: Duration::from_secs(10),
+            // kube-apiserver's ReadHeaderTimeout and IdleTimeout.
+            read_header_timeout: Duration::from_secs(32),
+            idle_timeout: Duration::from_secs(90),
+            request_timeout: Duration::from_mins(1),
+        }
+    }
+}
+
+/// Metrics and health.
+#[derive(Debug, Clone)]
+pub struct Admin {
+    /// `--admin-address`; loopback only, for now.
+    pub address: SocketAddr,
+}
+
+/// How to go away.
+#[derive(Debug, Clone)]
+pub struct Shutdown {
+    /// `--shutdown-delay-duration`: not ready, but still serving.
+    pub delay: Duration,
+    /// `--shutdown-drain-timeout`: what is still running after this is cut.
+    pub drain: Duration,
+}
+
+/// Log lines.
+#[derive(Debug, Clone, Copy)]
+pub struct Logs {
+    /// `--v`
+    pub verbosity: u8,
+    /// `--log-format`
+    pub format: LogFormat,
+}
+
+/// How a log line is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines.
+    Json,
+}

@@ -1,0 +1,295 @@
+//! One request from its head to its answer: caller, request, route, local,
+//! respond, in this order.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONNECTION, HOST, UPGRADE};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Version};
+use skewbridge_api::hygiene::{self, ViaToken};
+use skewbridge_api::request_info::{DecodedPath, RequestInfo, Verb};
+use skewbridge_api::status::Status;
+
+use crate::body::{RequestBody, ResponseBody};
+use crate::caller::{Caller, Presented, Recognised, Trust};
+use crate::config::Limits;
+use crate::drain::{Drain, WatchEnd};
+use crate::health;
+use crate::local::{self, Deadline};
+use crate::metrics::Metrics;
+use crate::record::Record;
+use crate::respond;
+use crate::route::{self, Refusal, Route};
+use crate::serve::{Answer, Service};
+use crate::tls::reload::Live;
+use crate::upstream::{Prefer, Replay, Reply};
+use crate::worker::Pools;
+
+/// What all connections of a bridge share.
+#[derive(Debug)]
+pub struct Bridge {
+    /// Certificates, CAs and where upstream is, as they are now.
+    pub live: Arc<Live>,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// Whether the bridge is leaving.
+    pub drain: Drain,
+    /// Marks requests that have been here.
+    pub via: ViaToken,
+    /// Bounds.
+    pub limits: Limits,
+    /// `Host` for clients of HTTP/1.0, who send none.
+    pub default_host: HeaderValue,
+    /// Whether each request is logged.
+    pub access_log: bool,
+    /// Where in the time of draining the next watch ends.
+    pub next_share: AtomicU8,
+}
+
+/// One connection from a client.
+#[derive(Debug, Clone)]
+pub struct Connection(pub(crate) Arc<Inner>);
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) bridge: Arc<Bridge>,
+    pub(crate) pools: Arc<Pools>,
+    pub(crate) peer: SocketAddr,
+    pub(crate) presented: Presented,
+}
+
+impl Service for Connection {
+    async fn call(&self, request: Request<RequestBody>) -> Answer {
+        let bridge = &*self.0.bridge;
+        let mut record = Record::begin(&bridge.metrics);
+        let (mut head, body) = request.into_parts();
+        if bridge.access_log {
+            record.log(&head);
+        }
+        match self.handle(&mut head, body, &mut record).await {
+            Ok(Reply::Response(mut response)) => {
+                hygiene::remove_hop_by_hop(response.headers_mut());
+                record.status(response.status());
+                Answer {
+                    response,
+                    upgraded: None,
+                    record,
+                }
+            }
+            Ok(Reply::Upgraded(response, upgraded)) => {
+                record.status(response.status());
+                Answer {
+                    response: response.map(|()| ResponseBody::empty()),
+                    upgraded: Some(upgraded),
+                    record,
+                }
+            }
+            Err(refused) => {
+                record.status(refused.status());
+                Answer {
+                    response: refused.map(ResponseBody::full),
+                    upgraded: None,
+                    record,
+                }
+            }
+        }
+    }
+}
+
+impl Connection {
+    async fn handle(
+        &self,
+        head: &mut Parts,
+        body: RequestBody,
+        record: &mut Record,
+    ) -> Result<Reply, Response<Bytes>> {
+        let bridge = &*self.0.bridge;
+        let trust = bridge.live.trust.load_full();
+        let upgrade = clean(head);
+        let Recognised { caller, from_peer } = self.0.presented.caller(&trust, &head.headers);
+        record.caller(caller.name());
+
+        let decided = self.decide(head, &caller, record).map_err(|refused| {
+            // Answers to a request that was not understood still have to be
+            // readable.
+            refused.answer(&head.headers)
+        })?;
+        if let Err(status) = identify(&mut head.headers, &trust, &caller, from_peer) {
+            return Err(respond::status(&status, &head.headers));
+        }
+        self.mark(head);
+
+        let prefer = match (&upgrade, head.version) {
+            (Some(_), _) => Prefer::Upgrade,
+            (None, Version::HTTP_2) => Prefer::H2,
+            (None, _) => Prefer::H1,
+        };
+        if let Some(upgrade) = upgrade {
+            head.headers.insert(UPGRADE, upgrade);
+        }
+        let accept: HeaderMap = accept_of(&head.headers);
+        let request = Request::from_parts(take(head), Replay::new(body, trust));
+        let reply = local::forward(
+            &decided.pool,
+            request,
+            prefer,
+            Deadline::of(decided.long_running, bridge.limits.request_timeout),
+            &bridge.metrics,
+        );
+        let mut reply = reply
+            .await
+            .map_err(|status| respond::status(&status, &accept))?;
+        if let Reply::Response(response) = &mut reply
+            && decided.watch
+            && response.status().is_success()
+        {
+            let share = bridge.next_share.fetch_add(97, Ordering::Relaxed);
+            let end = WatchEnd::new(&bridge.drain, share);
+            response.body_mut().end_with(end);
+        }
+        Ok(reply)
+    }
+
+    fn decide(
+        &self,
+        head: &Parts,
+        caller: &Caller,
+        record: &mut Record,
+    ) -> Result<Decided, Refused> {
+        let bridge = &*self.0.bridge;
+        if head.method == Method::CONNECT {
+            return Err(Refused::Status(Status::method_not_allowed(
+                "CONNECT is not served here",
+            )));
+        }
+        let path = DecodedPath::new(head.uri.path())
+            .map_err(|error| Refused::Status(Status::bad_request(error.to_string())))?;
+        let info = RequestInfo::parse(&head.method, &path, head.uri.query());
+        record.verb(info.verb.as_str());
+        let facts = route::Bridge {
+            ready: !bridge.drain.is_leaving(),
+            can_assert: bridge.live.targets.load().front_proxy.is_some(),
+            seen_before: bridge.via.seen(&head.headers),
+        };
+        let route = route::route(&info, caller, facts);
+        record.route(route.as_str());
+        match route {
+            Route::Local(leg) => Ok(Decided {
+                pool: self.0.pools.of(leg, &bridge.live, &bridge.metrics).ok_or(
+                    // The certificate went away between two looks at it.
+                    Refused::Refusal(Refusal::CannotAssert),
+                )?,
+                long_running: info.is_long_running(),
+                watch: info.verb == Verb::Watch,
+            }),
+            Route::Refuse(refusal) => Err(Refused::Refusal(refusal)),
+        }
+    }
+
+    /// Who asked, by which way, and that it was here.
+    fn mark(&self, head: &mut Parts) {
+        if let Some(authority) = head.uri.authority() {
+            // Absolute-form: the target's authority counts (RFC 9112, 3.2.2).
+            if let Ok(host) = HeaderValue::from_str(authority.as_str()) {
+                head.headers.insert(HOST, host);
+            }
+        } else if !head.headers.contains_key(HOST) {
+            let host = self.0.bridge.default_host.clone();
+            head.headers.insert(HOST, host);
+        }
+        hygiene::forwarded(&mut head.headers, self.0.peer.ip());
+        self.0.bridge.via.add(&mut head.headers, head.version);
+    }
+}
+
+struct Decided {
+    pool: Arc<crate::upstream::Pool>,
+    long_running: bool,
+    watch: bool,
+}
+
+enum Refused {
+    Status(Status),
+    Refusal(Refusal),
+}
+
+impl Refused {
+    fn answer(&self, headers: &HeaderMap) -> Response<Bytes> {
+        let status = match self {
+            Self::Status(status) => return respond::status(status, headers),
+            Self::Refusal(Refusal::NotReady) => return health::leaving(),
+            Self::Refusal(Refusal::Unauthorized) => Status::unauthorized(),
+            Self::Refusal(Refusal::CannotAssert) => Status::internal(
+                "this gateway has no --proxy-client-cert-file to assert an identity with",
+            ),
+            Self::Refusal(Refusal::Loop) => Status::loop_detected(
+                "this request has passed this gateway before: --upstream leads back to it",
+            ),
+        };
+        respond::status(&status, headers)
+    }
+}
+
+/// Removes what was meant for this hop only, and gives the protocol that the
+/// client wants to switch to, if there is one that can be passed on.
+fn clean(head: &mut Parts) -> Option<HeaderValue> {
+    let upgrade = (head.version == Version::HTTP_11)
+        .then(|| hygiene::wants_upgrade(&head.headers))
+        .flatten()
+        // HTTP/2 in a tunnel would carry requests past every check here.
+        .filter(|protocol| {
+            !protocol
+                .as_bytes()
+                .to_ascii_lowercase()
+                .windows(3)
+                .any(|it| it == b"h2c")
+        });
+    hygiene::remove_hop_by_hop(&mut head.headers);
+    head.headers.remove(CONNECTION);
+    upgrade
+}
+
+/// Leaves in the headers the identity that was proven, and no other.
+fn identify(
+    headers: &mut HeaderMap,
+    trust: &Trust,
+    caller: &Caller,
+    from_peer: bool,
+) -> Result<(), Status> {
+    let names = trust.headers();
+    names.remove(headers);
+    if !from_peer {
+        hygiene::remove_peer_hop(headers);
+    }
+    match caller {
+        Caller::Peer(user) => {
+            names
+                .write(headers, user)
+                .map_err(|error| Status::bad_request(error.to_string()))?;
+            // What has been asserted is not to be judged a second time.
+            headers.remove(AUTHORIZATION);
+        }
+        Caller::Certificate(user) => {
+            user.headers.apply(headers);
+            headers.remove(AUTHORIZATION);
+        }
+        Caller::Bearer | Caller::Anonymous | Caller::Unauthorized => {}
+    }
+    Ok(())
+}
+
+/// What is needed to answer for upstream, should it fail.
+fn accept_of(headers: &HeaderMap) -> HeaderMap {
+    let mut accept = HeaderMap::new();
+    for value in headers.get_all(http::header::ACCEPT) {
+        accept.append(http::header::ACCEPT, value.clone());
+    }
+    accept
+}
+
+fn take(head: &mut Parts) -> Parts {
+    std::mem::replace(head, Request::new(()).into_parts().0)
+}

@@ -1,0 +1,232 @@
+//! Whether the bridge lives and is ready, in kube-apiserver's words.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderName, HeaderValue, Response, StatusCode};
+
+use crate::drain::Drain;
+
+/// What is known of upstream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum UpstreamHealth {
+    /// Not asked yet.
+    Unknown,
+    /// It says that it is ready.
+    Ready,
+    /// It does not, or says nothing.
+    NotReady(String),
+}
+
+/// What the checks look at.
+#[derive(Debug, Clone)]
+pub struct Health {
+    /// Whether the bridge is leaving.
+    pub drain: Drain,
+    /// What upstream last said.
+    pub upstream: Arc<ArcSwap<UpstreamHealth>>,
+}
+
+/// Which question was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// Should the process be restarted?
+    Livez,
+    /// Should clients come here?
+    Readyz,
+    /// The older name for both.
+    Healthz,
+}
+
+impl Question {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Livez => "livez",
+            Self::Readyz => "readyz",
+            Self::Healthz => "healthz",
+        }
+    }
+}
+
+/// One check and how it went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Check {
+    name: &'static str,
+    problem: Option<String>,
+}
+
+impl Health {
+    /// The checks that answer a question.
+    pub fn checks(&self, question: Question) -> Vec<Check> {
+        let mut checks = vec![Check {
+            name: "ping",
+            problem: None,
+        }];
+        if question == Question::Livez {
+            return checks;
+        }
+        checks.push(Check {
+            name: "upstream",
+            problem: match &**self.upstream.load() {
+                UpstreamHealth::Ready => None,
+                UpstreamHealth::Unknown => Some("not asked yet".to_owned()),
+                UpstreamHealth::NotReady(cause) => Some(cause.clone()),
+            },
+        });
+        checks.push(Check {
+            name: "shutdown",
+            problem: self
+                .drain
+                .is_leaving()
+                .then(|| "the bridge is shutting down".to_owned()),
+        });
+        checks
+    }
+
+    /// Whether clients should come here.
+    pub fn is_ready(&self) -> bool {
+        self.checks(Question::Readyz)
+            .iter()
+            .all(|check| check.problem.is_none())
+    }
+}
+
+/// The answer to a health question, with kube-apiserver's `?verbose` and
+/// `?exclude=`.
+pub fn answer(question: Question, checks: &[Check], query: Option<&str>) -> Response<Bytes> {
+    let mut verbose = false;
+    let mut excluded = Vec::new();
+    for pair in query.unwrap_or_default().split('&') {
+        match pair.split_once('=').unwrap_or((pair, "")) {
+            ("verbose", _) => verbose = true,
+            ("exclude", name) => excluded.push(name),
+            _ => {}
+        }
+    }
+    let mut lines = String::new();
+    let mut failed = false;
+    for check in checks {
+        // Writing to a String does not fail.
+        let _ = match &check.problem {
+            _ if excluded.contains(&check.name) => {
+                writeln!(lines, "[+]{} excluded: ok", check.name)
+            }
+            None => writeln!(lines, "[+]{} ok", check.name),
+            Some(problem) => {
+                failed = true;
+                writeln!(lines, "[-]{} failed: {problem}", check.name)
+            }
+        };
+    }
+    excluded.retain(|name| !checks.iter().any(|check| check.name == *name));
+    if !excluded.is_empty() {
+        let names: Vec<_> = excluded.iter().map(|name| format!("{name:?}")).collect();
+        let _ = writeln!(
+            lines,
+            "warn: some health checks cannot be excluded: no matches for {}",
+            names.join(",")
+        );
+    }
+    let question = question.as_str();
+    if failed {
+        let _ = writeln!(lines, "{question} check failed");
+        text(StatusCode::INTERNAL_SERVER_ERROR, lines)
+    } else if verbose {
+        let _ = writeln!(lines, "{question} check passed");
+        text(StatusCode::OK, lines)
+    } else {
+        text(StatusCode::OK, "ok".to_owned())
+    }
+}
+
+/// One check alone, as `/readyz/upstream` asks for it.
+pub fn single(question: Question, checks: &[Check], name: &str) -> Option<Response<Bytes>> {
+    let check = checks.iter().find(|check| check.name == name)?;
+    Some(answer(question, std::slice::from_ref(check), None))
+}
+
+/// `/readyz` on the main port while the bridge is leaving.
+pub(crate) fn leaving() -> Response<Bytes> {
+    let check = Check {
+        name: "skewbridge",
+        problem: Some("the bridge is shutting down".to_owned()),
+    };
+    answer(Question::Readyz, &[check], None)
+}
+
+/// Plain text, as kube-apiserver answers these questions.
+pub(crate) fn text(status: StatusCode, body: String) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::new());
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
+    headers.insert(CONTENT_LENGTH, body.len().into());
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    headers.insert(
+        HeaderName::from_static("x-content-type-options"),
+        HeaderValue::from_static("nosniff"),
+    );
+    *response.body_mut() = body.into();
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(name: &'static str, problem: Option<&str>) -> Check {
+        Check {
+            name,
+            problem: problem.map(str::to_owned),
+        }
+    }
+
+    fn ask(checks: &[Check], query: &str) -> (u16, String) {
+        let response = answer(Question::Readyz, checks, Some(query));
+        let body = String::from_utf8(response.body().to_vec()).unwrap();
+        (response.status().as_u16(), body)
+    }
+
+    #[test]
+    fn the_answers_read_like_kube_apiservers() {
+        let good = [check("ping", None), check("upstream", None)];
+        let bad = [check("ping", None), check("upstream", Some("refused"))];
+        let rows = [
+            (&good, "", 200, "ok"),
+            (
+                &good,
+                "verbose",
+                200,
+                "[+]ping ok\n[+]upstream ok\nreadyz check passed\n",
+            ),
+            (
+                &bad,
+                "",
+                500,
+                "[+]ping ok\n[-]upstream failed: refused\nreadyz check failed\n",
+            ),
+            (&bad, "exclude=upstream", 200, "ok"),
+            (
+                &bad,
+                "exclude=upstream&verbose=1",
+                200,
+                "[+]ping ok\n[+]upstream excluded: ok\nreadyz check passed\n",
+            ),
+            (
+                &good,
+                "exclude=etcd&verbose",
+                200,
+                "[+]ping ok\n[+]upstream ok\nwarn: some health checks cannot be excluded: no matches for \"etcd\"\nreadyz check passed\n",
+            ),
+        ];
+        for (checks, query, code, body) in rows {
+            assert_eq!(ask(checks, query), (code, body.to_owned()), "{query}");
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! The gateway beside one kube-apiserver.
+//!
+//! A request flows through modules that are read in this order:
+//! [`listener`](crate::config::Listen) accepts, [`tls`] meets the client,
+//! [`caller`] recognises it, `skewbridge_api::request_info` understands what it
+//! asks, [`route`] decides where that goes, `local` takes it there over
+//! [`upstream`]'s connections, and `respond` answers where nobody else does.
+//!
+//! ```no_run
+//! # fn config() -> skewbridge_gateway::config::Config { unimplemented!() }
+//! // Serves until it is told to stop (SIGTERM or SIGINT), and drains.
+//! skewbridge_gateway::run(&config())?;
+//! # Ok::<(), skewbridge_gateway::Error>(())
+//! ```
+
+mod admin;
+pub mod body;
+mod bridge;
+mod buffered;
+pub mod caller;
+pub mod config;
+pub mod drain;
+pub mod flow;
+pub mod health;
+mod listener;
+mod local;
+pub mod metrics;
+mod probe;
+mod process_metrics;
+pub mod record;
+mod respond;
+pub mod route;
+pub mod serve;
+pub mod tls;
+mod tunnel;
+pub mod upstream;
+mod worker;
+
+pub use bridge::{Error, Handle, run, start};

@@ -1,0 +1,69 @@
+//! Accepting connections, and handing each to the worker with the fewest.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use crate::drain::Drain;
+use crate::worker::{Arrival, Worker};
+
+/// Go's default: a client that vanished without a word is noticed within two
+/// minutes, and its watches end.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
+/// When the process is out of file descriptors, accepting fails at once, again
+/// and again.
+const AFTER_FAILURE: Duration = Duration::from_millis(100);
+
+/// Accepts until the bridge drains.
+pub(crate) async fn run(
+    listener: TcpListener,
+    workers: &[Worker],
+    max_connections: usize,
+    mut drain: Drain,
+) {
+    let places = Arc::new(Semaphore::new(max_connections));
+    loop {
+        // First a place, then a connection: who finds none waits in the
+        // kernel's queue and costs us nothing.
+        let accepted = async {
+            let place = places.clone().acquire_owned().await;
+            (listener.accept().await, place)
+        };
+        let (accepted, place) = tokio::select! {
+            biased;
+            () = drain.draining() => return,
+            accepted = accepted => accepted,
+        };
+        let (Ok((tcp, peer)), Ok(place)) = (accepted, place) else {
+            tokio::time::sleep(AFTER_FAILURE).await;
+            continue;
+        };
+        tune(&tcp);
+        if let Ok(tcp) = tcp.into_std()
+            && let Some(worker) = workers.iter().min_by_key(|worker| worker.connections())
+        {
+            worker.take(Arrival { tcp, peer, place });
+        }
+    }
+}
+
+/// Opens the port.
+pub(crate) async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    TcpListener::bind(address).await
+}
+
+/// Small writes leave at once, and a dead peer is noticed.
+pub(crate) fn tune(tcp: &TcpStream) {
+    // A socket that refuses an option still works.
+    let _ = tcp.set_nodelay(true);
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE)
+        .with_interval(KEEPALIVE);
+    let _ = SockRef::from(tcp).set_tcp_keepalive(&keepalive);
+}

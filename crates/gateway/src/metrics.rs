@@ -1,0 +1,267 @@
+//! What the bridge counts. Each metric has its help line here and one place
+//! that feeds it; labels are bounded.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+
+use crate::process_metrics::ProcessMetrics;
+use crate::upstream::Leg;
+
+/// A number that goes up and down, kept at hand by who changes it.
+pub type Gauge = gauge::Gauge<i64, AtomicI64>;
+
+/// All metrics of a bridge; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Metrics(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    registry: Registry,
+    requests: Family<RequestLabels, Counter>,
+    duration: Family<DurationLabels, Histogram, fn() -> Histogram>,
+    response_bytes: Counter,
+    client_connections: Gauge,
+    upstream_connections: Family<ConnectionLabels, Gauge>,
+    upstream_streams: Family<LegLabels, Gauge>,
+    upstream_retries: Counter,
+    handshake_failures: Family<ReasonLabels, Counter>,
+    reloads: Family<ReloadLabels, Counter>,
+    certificate_expiry: Family<FlagLabels, gauge::Gauge<u64, AtomicU64>>,
+    ready: Gauge,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    route: &'static str,
+    verb: &'static str,
+    code: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DurationLabels {
+    route: &'static str,
+    verb: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ConnectionLabels {
+    leg: &'static str,
+    protocol: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LegLabels {
+    leg: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReloadLabels {
+    flag: &'static str,
+    result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FlagLabels {
+    flag: &'static str,
+}
+
+/// From a cached read to a slow list; kube-apiserver's own edges are as wide.
+const DURATION_BUCKETS: [f64; 14] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0,
+];
+
+fn duration_histogram() -> Histogram {
+    Histogram::new(DURATION_BUCKETS)
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// All at zero.
+    pub fn new() -> Self {
+        let requests = Family::default();
+        let duration: Family<_, _, fn() -> Histogram> =
+            Family::new_with_constructor(duration_histogram);
+        let response_bytes = Counter::default();
+        let client_connections = Gauge::default();
+        let upstream_connections = Family::default();
+        let upstream_streams = Family::default();
+        let upstream_retries = Counter::default();
+        let handshake_failures = Family::default();
+        let reloads = Family::default();
+        let certificate_expiry = Family::default();
+        let ready = Gauge::default();
+
+        let mut registry = Registry::default();
+        let bridge = registry.sub_registry_with_prefix("skewbridge");
+        bridge.register(
+            "build",
+            "The running build",
+            Info::new([("version", env!("CARGO_PKG_VERSION"))]),
+        );
+        bridge.register(
+            "requests",
+            "Requests answered, by route, verb and code (499: the client left first)",
+            Family::clone(&requests),
+        );
+        bridge.register(
+            "request_duration_seconds",
+            "Time from a request's head to the end of its answer",
+            Family::clone(&duration),
+        );
+        bridge.register(
+            "response_bytes",
+            "Bytes of answers' bodies sent to clients",
+            response_bytes.clone(),
+        );
+        bridge.register(
+            "client_connections",
+            "Open connections from clients",
+            client_connections.clone(),
+        );
+        bridge.register(
+            "upstream_connections",
+            "Open connections to the kube-apiserver behind this bridge",
+            Family::clone(&upstream_connections),
+        );
+        bridge.register(
+            "upstream_streams",
+            "Requests under way on HTTP/2 connections to upstream",
+            Family::clone(&upstream_streams),
+        );
+        bridge.register(
+            "upstream_retries",
+            "Requests that upstream had not taken and that were sent again",
+            upstream_retries.clone(),
+        );
+        bridge.register(
+            "tls_handshake_failures",
+            "Client connections that ended before a request, by reason",
+            Family::clone(&handshake_failures),
+        );
+        bridge.register(
+            "file_reloads",
+            "Times that changed files were read again, by flag and result",
+            Family::clone(&reloads),
+        );
+        bridge.register(
+            "certificate_expiration_timestamp_seconds",
+            "When the first certificate named by a flag runs out",
+            Family::clone(&certificate_expiry),
+        );
+        bridge.register(
+            "ready",
+            "Whether bridge and upstream are both ready",
+            ready.clone(),
+        );
+        registry.register_collector(Box::new(ProcessMetrics));
+        Self(Arc::new(Inner {
+            registry,
+            requests,
+            duration,
+            response_bytes,
+            client_connections,
+            upstream_connections,
+            upstream_streams,
+            upstream_retries,
+            handshake_failures,
+            reloads,
+            certificate_expiry,
+            ready,
+        }))
+    }
+
+    /// In the `OpenMetrics` text format.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String does not fail.
+        let _ = encode(&mut text, &self.0.registry);
+        text
+    }
+
+    pub(crate) fn request(
+        &self,
+        route: &'static str,
+        verb: &'static str,
+        code: u16,
+        took: Duration,
+        bytes: u64,
+    ) {
+        let inner = &*self.0;
+        let labels = RequestLabels { route, verb, code };
+        inner.requests.get_or_create(&labels).inc();
+        let labels = DurationLabels { route, verb };
+        inner
+            .duration
+            .get_or_create(&labels)
+            .observe(took.as_secs_f64());
+        inner.response_bytes.inc_by(bytes);
+    }
+
+    pub(crate) fn client_connections(&self) -> Gauge {
+        self.0.client_connections.clone()
+    }
+
+    pub(crate) fn upstream_connections(&self, leg: Leg, protocol: &'static str) -> Gauge {
+        let labels = ConnectionLabels {
+            leg: leg.as_str(),
+            protocol,
+        };
+        self.0.upstream_connections.get_or_create_owned(&labels)
+    }
+
+    pub(crate) fn upstream_streams(&self, leg: Leg) -> Gauge {
+        let labels = LegLabels { leg: leg.as_str() };
+        self.0.upstream_streams.get_or_create_owned(&labels)
+    }
+
+    pub(crate) fn upstream_retry(&self) {
+        self.0.upstream_retries.inc();
+    }
+
+    pub(crate) fn handshake_failed(&self, reason: &'static str) {
+        let labels = ReasonLabels { reason };
+        self.0.handshake_failures.get_or_create(&labels).inc();
+    }
+
+    pub(crate) fn reloaded(&self, flag: &'static str) {
+        self.count_reload(flag, "ok");
+    }
+
+    pub(crate) fn reload_failed(&self, flag: &'static str) {
+        self.count_reload(flag, "failed");
+    }
+
+    fn count_reload(&self, flag: &'static str, result: &'static str) {
+        let labels = ReloadLabels { flag, result };
+        self.0.reloads.get_or_create(&labels).inc();
+    }
+
+    pub(crate) fn certificate_expires(&self, flag: &'static str, at: u64) {
+        let labels = FlagLabels { flag };
+        self.0.certificate_expiry.get_or_create(&labels).set(at);
+    }
+
+    pub(crate) fn ready(&self, ready: bool) {
+        self.0.ready.set(i64::from(ready));
+    }
+}

@@ -1,0 +1,366 @@
+//! HTTP/2 towards a client: a task per stream, and the connection's own that
+//! outlives them.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::server::{Builder, SendResponse};
+use h2::{Reason, RecvStream, SendStream};
+use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, TRANSFER_ENCODING};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::h1::{Patience, expects_continue};
+use super::{Answer, ClientIo, Service};
+use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody};
+use crate::drain::Drain;
+use crate::record::Record;
+use crate::respond;
+
+/// What a client may send on one stream before upstream has taken it: what
+/// kube-apiserver allows (its 99th percentile of object sizes).
+const STREAM_WINDOW: u32 = 256 * 1024;
+
+/// What a client may send on all streams together.
+const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
+
+/// What waits in one stream for the client to take it.
+const SEND_BUFFER: usize = 64 * 1024;
+
+/// Header blocks as large as Go's server takes them.
+const MAX_HEADER_LIST: u32 = 1 << 20;
+
+/// Streams that a client opened and reset before they were looked at. More
+/// than this at once is the rapid reset attack (CVE-2023-44487), and the
+/// connection is ended.
+const MAX_PENDING_RESETS: usize = 20;
+
+/// Streams that were reset because the client broke the protocol, over the
+/// life of a connection.
+const MAX_ERROR_RESETS: usize = 256;
+
+/// Bounds on one connection.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Streams at one time.
+    pub max_streams: u32,
+    /// Times allowed to the client.
+    pub patience: Patience,
+}
+
+/// Serves one connection to its end.
+pub async fn serve<S: Service>(io: ClientIo, service: S, bounds: Bounds, mut drain: Drain) {
+    let handshake = Builder::new()
+        .initial_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_concurrent_streams(bounds.max_streams)
+        .max_header_list_size(MAX_HEADER_LIST)
+        .max_send_buffer_size(SEND_BUFFER)
+        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+        .max_local_error_reset_streams(Some(MAX_ERROR_RESETS))
+        .handshake::<_, Bytes>(io);
+    let Ok(Ok(mut connection)) = timeout(bounds.patience.head, handshake).await else {
+        return;
+    };
+    let active = Active::default();
+    let mut told = false;
+    let mut idle = pin!(sleep_until(Instant::now() + bounds.patience.idle));
+    loop {
+        tokio::select! {
+            biased;
+            accepted = poll_fn(|cx| connection.poll_accept(cx)) => {
+                let Some(Ok((request, respond))) = accepted else { return };
+                tokio::spawn(answer(request, respond, service.clone(), active.begin()));
+            }
+            () = drain.draining(), if !told => {
+                told = true;
+                connection.graceful_shutdown();
+            }
+            () = idle.as_mut(), if !told => {
+                let quiet_since = active.quiet_since();
+                let closes = quiet_since.unwrap_or_else(Instant::now) + bounds.patience.idle;
+                if quiet_since.is_some() && closes <= Instant::now() {
+                    told = true;
+                    connection.graceful_shutdown();
+                } else {
+                    idle.as_mut().reset(closes.max(Instant::now() + IDLE_CHECK));
+                }
+            }
+        }
+    }
+}
+
+/// How exactly the idle limit is kept while streams come and go.
+const IDLE_CHECK: Duration = Duration::from_secs(1);
+
+/// Counts the streams of a connection, to know since when it has none.
+#[derive(Debug, Clone)]
+struct Active(Arc<ActiveStreams>);
+
+#[derive(Debug)]
+struct ActiveStreams {
+    count: AtomicUsize,
+    quiet_since: Mutex<Instant>,
+}
+
+impl Default for Active {
+    fn default() -> Self {
+        Self(Arc::new(ActiveStreams {
+            count: AtomicUsize::new(0),
+            quiet_since: Mutex::new(Instant::now()),
+        }))
+    }
+}
+
+impl Active {
+    fn begin(&self) -> ActiveStream {
+        self.0.count.fetch_add(1, Ordering::Relaxed);
+        ActiveStream(self.clone())
+    }
+
+    fn quiet_since(&self) -> Option<Instant> {
+        (self.0.count.load(Ordering::Relaxed) == 0).then(|| {
+            *self
+                .0
+                .quiet_since
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        })
+    }
+}
+
+#[derive(Debug)]
+struct ActiveStream(Active);
+
+impl Drop for ActiveStream {
+    fn drop(&mut self) {
+        let streams = &self.0.0;
+        if streams.count.fetch_sub(1, Ordering::Relaxed) == 1 {
+            *streams
+                .quiet_since
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        }
+    }
+}
+
+/// Answers one stream.
+async fn answer<S: Service>(
+    request: Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+    service: S,
+    _active: ActiveStream,
+) {
+    let respond = Arc::new(Mutex::new(respond));
+    let (mut head, stream) = request.into_parts();
+    let method = head.method.clone();
+    if let Err(cause) = one_authority(&mut head) {
+        let (head, body) = respond::bad_request(cause).into_parts();
+        if let Ok(mut stream) = send_head(&respond, Response::from_parts(head, ()), false) {
+            let _ = stream.send_data(body, true);
+        }
+        return;
+    }
+    head.version = Version::HTTP_2;
+    let body = if stream.is_end_stream() {
+        RequestBody::Empty
+    } else {
+        RequestBody::H2(StreamBody {
+            stream,
+            continues: expects_continue(&head.headers).then(|| respond.clone()),
+        })
+    };
+    let mut call = pin!(service.call(Request::from_parts(head, body)));
+    let answered = poll_fn(|cx| {
+        if let Poll::Ready(answer) = call.as_mut().poll(cx) {
+            return Poll::Ready(Some(answer));
+        }
+        // The client reset the stream, or left altogether.
+        lock(&respond).poll_reset(cx).map(|_| None)
+    })
+    .await;
+    let Some(Answer {
+        response,
+        mut record,
+        ..
+    }) = answered
+    else {
+        return;
+    };
+    let (mut head, mut body) = response.into_parts();
+    head.version = Version::HTTP_2;
+    head.headers.remove(TRANSFER_ENCODING);
+    head.headers.remove(CONNECTION);
+    let bodiless = method == Method::HEAD
+        || head.status == StatusCode::NO_CONTENT
+        || head.status == StatusCode::NOT_MODIFIED
+        || (head.headers.get(CONTENT_LENGTH)).is_some_and(|length| length == "0");
+    let Ok(mut stream) = send_head(&respond, Response::from_parts(head, ()), bodiless) else {
+        record.cut();
+        return;
+    };
+    if bodiless {
+        // Bodies of upstream connections want to be read to their end, so that
+        // the connection can be used again; there is nothing in this one.
+        return;
+    }
+    drop(respond);
+    if pump(&mut body, &mut stream, &mut record).await.is_err() {
+        record.cut();
+    }
+}
+
+/// RFC 9113, 8.3.1: `:authority` stands for Host; both, and different, is an
+/// attack or a mistake. Cookie crumbs are joined for the HTTP/1.1 behind us
+/// (8.2.3).
+fn one_authority(head: &mut http::request::Parts) -> Result<(), &'static str> {
+    let mut hosts = head.headers.get_all(HOST).iter();
+    match (head.uri.authority(), hosts.next(), hosts.next()) {
+        (_, _, Some(_)) => return Err("more than one Host"),
+        (Some(authority), Some(host), None) if authority.as_str().as_bytes() != host.as_bytes() => {
+            return Err("Host differs from :authority");
+        }
+        (Some(authority), _, None) => {
+            let host =
+                HeaderValue::from_str(authority.as_str()).map_err(|_| "invalid :authority")?;
+            head.headers.insert(HOST, host);
+        }
+        (None, None, None) => return Err("missing :authority"),
+        (None, Some(_), None) => {}
+    }
+    let crumbs: Vec<_> = head.headers.get_all(COOKIE).iter().collect();
+    if crumbs.len() > 1 {
+        let joined = crumbs
+            .iter()
+            .map(|crumb| crumb.as_bytes())
+            .collect::<Vec<_>>()
+            .join(&b"; "[..]);
+        let mut joined = HeaderValue::from_bytes(&joined).map_err(|_| "invalid Cookie")?;
+        joined.set_sensitive(true);
+        head.headers.insert(COOKIE, joined);
+    }
+    Ok(())
+}
+
+type SharedRespond = Arc<Mutex<SendResponse<Bytes>>>;
+
+fn lock(respond: &SharedRespond) -> std::sync::MutexGuard<'_, SendResponse<Bytes>> {
+    respond.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn send_head(
+    respond: &SharedRespond,
+    response: Response<()>,
+    end: bool,
+) -> Result<SendStream<Bytes>, h2::Error> {
+    lock(respond).send_response(response, end)
+}
+
+struct Unsent;
+
+/// Moves a body into a stream, no faster than the client takes it.
+async fn pump(
+    body: &mut ResponseBody,
+    stream: &mut SendStream<Bytes>,
+    record: &mut Record,
+) -> Result<(), Unsent> {
+    let mut waiting: Option<Bytes> = None;
+    poll_fn(|cx| {
+        loop {
+            if stream.poll_reset(cx).is_ready() {
+                return Poll::Ready(Err(Unsent));
+            }
+            let Some(data) = &mut waiting else {
+                match body.poll_frame(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(Some(Ok(Frame::Data(data)))) => {
+                        record.add_bytes(data.len());
+                        if !data.is_empty() {
+                            stream.reserve_capacity(data.len());
+                            waiting = Some(data);
+                        }
+                        continue;
+                    }
+                    Poll::Ready(Some(Ok(Frame::Trailers(trailers)))) => {
+                        return Poll::Ready(stream.send_trailers(trailers).map_err(|_| Unsent));
+                    }
+                    Poll::Ready(None) => {
+                        let end = stream.send_data(Bytes::new(), true);
+                        return Poll::Ready(end.map_err(|_| Unsent));
+                    }
+                    Poll::Ready(Some(Err(_))) => {
+                        // An end that is not END_STREAM: the client knows that
+                        // the answer is not whole.
+                        stream.send_reset(Reason::INTERNAL_ERROR);
+                        return Poll::Ready(Err(Unsent));
+                    }
+                }
+            };
+            let room = match stream.poll_capacity(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Ok(room))) => room,
+                Poll::Ready(_) => return Poll::Ready(Err(Unsent)),
+            };
+            let now = data.split_to(room.min(data.len()));
+            let last = data.is_empty() && body.is_done();
+            if data.is_empty() {
+                waiting = None;
+            }
+            if stream.send_data(now, last).is_err() {
+                return Poll::Ready(Err(Unsent));
+            }
+            if last {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    })
+    .await
+}
+
+/// The body of a request on a stream.
+pub struct StreamBody {
+    stream: RecvStream,
+    /// Who is to be told `100 Continue` before the first byte is asked for.
+    continues: Option<SharedRespond>,
+}
+
+impl std::fmt::Debug for StreamBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StreamBody").finish_non_exhaustive()
+    }
+}
+
+impl StreamBody {
+    pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
+        if let Some(respond) = self.continues.take() {
+            let mut interim = Response::new(());
+            *interim.status_mut() = StatusCode::CONTINUE;
+            let _ = lock(&respond).send_informational(interim);
+        }
+        let failed = |error: h2::Error| Some(Err(BodyError::Client(error.to_string())));
+        match self.stream.poll_data(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Some(Ok(data))) => {
+                // Whoever asks has room for it.
+                let _ = self.stream.flow_control().release_capacity(data.len());
+                Poll::Ready(Some(Ok(Frame::Data(data))))
+            }
+            Poll::Ready(Some(Err(error))) => Poll::Ready(failed(error)),
+            Poll::Ready(None) => match self.stream.poll_trailers(cx) {
+                Poll::Pending => Poll::Pending,
+                Poll::Ready(Ok(None)) => Poll::Ready(None),
+                Poll::Ready(Ok(Some(trailers))) => Poll::Ready(Some(Ok(Frame::Trailers(trailers)))),
+                Poll::Ready(Err(error)) => Poll::Ready(failed(error)),
+            },
+        }
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.stream.is_end_stream()
+    }
+}

@@ -1,0 +1,32 @@
+//! Talking to clients: HTTP/1.1 and HTTP/2, each in a file of its own, in
+//! front of one [`Service`].
+
+pub mod h1;
+pub mod h2;
+mod io;
+
+use std::future::Future;
+
+use http::{Request, Response};
+
+pub use io::ClientIo;
+
+use crate::body::{RequestBody, ResponseBody};
+use crate::record::Record;
+use crate::upstream::h1::Upgraded;
+
+/// Answers requests.
+pub trait Service: Clone + Send + Sync + 'static {
+    /// Answers one.
+    fn call(&self, request: Request<RequestBody>) -> impl Future<Output = Answer> + Send;
+}
+
+/// What a request is answered with.
+pub struct Answer {
+    /// Status, headers and, unless the protocol is switched, the body.
+    pub response: Response<ResponseBody>,
+    /// The other end of a connection that switches protocols (101).
+    pub upgraded: Option<Upgraded>,
+    /// Counts and logs the request when it has ended.
+    pub record: Record,
+}

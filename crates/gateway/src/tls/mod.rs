@@ -1,0 +1,10 @@
+//! TLS on both legs: what the bridge shows, whom it believes, and reading the
+//! files again when they change.
+
+pub mod material;
+mod read_ahead;
+pub mod reload;
+mod server;
+
+pub use read_ahead::ReadAhead;
+pub use server::{client_config, server_config};

@@ -1,0 +1,342 @@
+//! Certificates, keys and CA bundles as they are now.
+//!
+//! Files are looked at once a second: it costs a handful of `stat` calls, and
+//! unlike notifications it sees every way in which files are replaced,
+//! Kubernetes' symlink swaps and network file systems included. A new file that
+//! is not good leaves the old one in use.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use arc_swap::ArcSwap;
+use rustls::ServerConfig;
+
+use super::material::{CaBundle, FileProblem, Fingerprint, KeyPair, KeyPairFiles, load_ca};
+use super::{client_config, server_config};
+use crate::caller::Trust;
+use crate::config::Config;
+use crate::metrics::Metrics;
+use crate::upstream::{Leg, Target};
+
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Files are read even if nothing seems to have changed, for file systems
+/// whose clocks are too coarse.
+const READ_EVERY: Duration = Duration::from_mins(1);
+
+/// What the running bridge uses. Each part is replaced as a whole.
+#[derive(Debug)]
+pub struct Live {
+    /// For new connections; those that are open keep theirs.
+    pub server: ArcSwap<ServerConfig>,
+    /// For every request.
+    pub trust: ArcSwap<Trust>,
+    /// For new connections to upstream.
+    pub targets: ArcSwap<Targets>,
+}
+
+/// Upstream on both legs.
+#[derive(Debug)]
+pub struct Targets {
+    /// Without a certificate.
+    pub plain: Target,
+    /// With the front-proxy certificate, where there is one.
+    pub front_proxy: Option<Target>,
+}
+
+impl Targets {
+    /// The one of a leg.
+    pub fn of(&self, leg: Leg) -> Option<&Target> {
+        match leg {
+            Leg::Plain => Some(&self.plain),
+            Leg::FrontProxy => self.front_proxy.as_ref(),
+        }
+    }
+}
+
+/// Why files cannot be used together or alone.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// One is not good.
+    #[error("{flag} {problem}")]
+    File {
+        /// Which flag named it.
+        flag: &'static str,
+        /// What is wrong with it.
+        problem: FileProblem,
+    },
+    /// rustls does not take them.
+    #[error("TLS: {0}")]
+    Tls(#[from] rustls::Error),
+    /// No certificate of a CA bundle can be an anchor.
+    #[error("CA bundle: {0}")]
+    Ca(#[from] rustls::server::VerifierBuilderError),
+}
+
+/// All files, as last read.
+pub struct Files {
+    config: Config,
+    serving: Watched<KeyPair>,
+    client_ca: Option<Watched<CaBundle>>,
+    request_header_ca: Option<Watched<CaBundle>>,
+    upstream_ca: Watched<CaBundle>,
+    front_proxy: Option<Watched<KeyPair>>,
+    metrics: Metrics,
+}
+
+impl Files {
+    /// Reads them all.
+    pub fn load(config: &Config, metrics: Metrics) -> Result<(Self, Live), LoadError> {
+        let ca = |flag, path: &PathBuf| {
+            let path = path.clone();
+            Watched::new(flag, vec![path.clone()], move || load_ca(&path))
+        };
+        let pair = |flag, files: &KeyPairFiles| {
+            let files = files.clone();
+            Watched::new(
+                flag,
+                vec![files.cert.clone(), files.key.clone()],
+                move || files.load(),
+            )
+        };
+        let callers = &config.callers;
+        let files = Self {
+            serving: pair("--tls-cert-file", &config.serving.key_pair)?,
+            client_ca: callers
+                .client_ca
+                .as_ref()
+                .map(|path| ca("--client-ca-file", path))
+                .transpose()?,
+            request_header_ca: callers
+                .request_header
+                .as_ref()
+                .map(|it| ca("--requestheader-client-ca-file", &it.ca))
+                .transpose()?,
+            upstream_ca: ca("--upstream-ca-file", &config.upstream.ca)?,
+            front_proxy: config
+                .upstream
+                .front_proxy
+                .as_ref()
+                .map(|it| pair("--proxy-client-cert-file", it))
+                .transpose()?,
+            config: config.clone(),
+            metrics,
+        };
+        let live = Live {
+            server: ArcSwap::from_pointee(files.server()?),
+            trust: ArcSwap::from_pointee(files.trust()?),
+            targets: ArcSwap::from_pointee(files.targets()?),
+        };
+        files.report_expiry();
+        Ok((files, live))
+    }
+
+    fn server(&self) -> Result<ServerConfig, LoadError> {
+        let asked: Vec<_> = [&self.client_ca, &self.request_header_ca]
+            .into_iter()
+            .flatten()
+            .map(|ca| &ca.value)
+            .collect();
+        let min_version = self.config.serving.min_version;
+        Ok(server_config(&self.serving.value, &asked, min_version)?)
+    }
+
+    fn trust(&self) -> Result<Trust, LoadError> {
+        let names = self.config.callers.request_header.as_ref();
+        let names = names.map_or(&[][..], |it| &it.allowed_names);
+        Ok(Trust::new(
+            self.client_ca.as_ref().map(|ca| &ca.value),
+            self.request_header_ca.as_ref().map(|ca| (&ca.value, names)),
+            self.config.callers.headers.clone(),
+        )?)
+    }
+
+    fn targets(&self) -> Result<Targets, LoadError> {
+        let upstream = &self.config.upstream;
+        let target = |identity| -> Result<Target, LoadError> {
+            Ok(Target {
+                host: upstream.host.clone(),
+                port: upstream.port,
+                server_name: upstream.server_name.clone(),
+                tls: Arc::new(client_config(
+                    self.upstream_ca.value.roots.clone(),
+                    identity,
+                )?),
+            })
+        };
+        Ok(Targets {
+            plain: target(None)?,
+            front_proxy: match &self.front_proxy {
+                None => None,
+                Some(pair) => Some(target(Some(&pair.value))?),
+            },
+        })
+    }
+
+    /// Looks at the files until `stop` is dropped.
+    pub fn keep_fresh(mut self, live: &Live, stop: &Receiver<()>) {
+        while stop.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+            self.refresh(live);
+        }
+    }
+
+    fn refresh(&mut self, live: &Live) {
+        let metrics = &self.metrics;
+        let serving = self.serving.refresh(metrics);
+        let client_ca = refresh(&mut self.client_ca, metrics);
+        let request_header_ca = refresh(&mut self.request_header_ca, metrics);
+        let upstream_ca = self.upstream_ca.refresh(metrics);
+        let front_proxy = refresh(&mut self.front_proxy, metrics);
+        let callers = client_ca || request_header_ca;
+        if serving || callers {
+            self.swap("server", self.server(), &live.server);
+        }
+        if callers {
+            self.swap("callers", self.trust(), &live.trust);
+        }
+        if upstream_ca || front_proxy {
+            self.swap("upstream", self.targets(), &live.targets);
+        }
+        if serving || callers || upstream_ca || front_proxy {
+            self.report_expiry();
+        }
+    }
+
+    fn swap<T>(&self, part: &'static str, new: Result<T, LoadError>, live: &ArcSwap<T>) {
+        match new {
+            Ok(new) => live.store(Arc::new(new)),
+            Err(error) => {
+                self.metrics.reload_failed(part);
+                tracing::error!(%error, part, "new files cannot be used; the old ones stay");
+            }
+        }
+    }
+
+    fn report_expiry(&self) {
+        let seconds = |at: SystemTime| {
+            at.duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs())
+        };
+        let pairs = [Some(&self.serving), self.front_proxy.as_ref()];
+        for pair in pairs.into_iter().flatten() {
+            self.metrics
+                .certificate_expires(pair.flag, seconds(pair.value.not_after));
+        }
+        let bundles = [
+            self.client_ca.as_ref(),
+            self.request_header_ca.as_ref(),
+            Some(&self.upstream_ca),
+        ];
+        for ca in bundles.into_iter().flatten() {
+            self.metrics
+                .certificate_expires(ca.flag, seconds(ca.value.not_after));
+        }
+    }
+}
+
+fn refresh<T: Read>(watched: &mut Option<Watched<T>>, metrics: &Metrics) -> bool {
+    watched
+        .as_mut()
+        .is_some_and(|watched| watched.refresh(metrics))
+}
+
+/// What was read from one or two files that belong together.
+struct Watched<T> {
+    flag: &'static str,
+    paths: Vec<PathBuf>,
+    load: Box<dyn Fn() -> Result<T, FileProblem> + Send>,
+    value: T,
+    stamp: Stamp,
+    read_at: Instant,
+    /// Said once, not every second.
+    last_problem: Option<FileProblem>,
+}
+
+/// Tells whether a file may have changed: device, inode, size, time, through
+/// all symlinks.
+type Stamp = Vec<Option<(u64, u64, u64, i64, i64)>>;
+
+trait Read {
+    fn fingerprint(&self) -> Fingerprint;
+}
+
+impl Read for KeyPair {
+    fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+}
+
+impl Read for CaBundle {
+    fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+}
+
+impl<T: Read> Watched<T> {
+    fn new(
+        flag: &'static str,
+        paths: Vec<PathBuf>,
+        load: impl Fn() -> Result<T, FileProblem> + Send + 'static,
+    ) -> Result<Self, LoadError> {
+        // Before reading: a change in between is then seen at the next look.
+        let stamp = stamp(&paths);
+        Ok(Self {
+            value: load().map_err(|problem| LoadError::File { flag, problem })?,
+            load: Box::new(load),
+            flag,
+            paths,
+            stamp,
+            read_at: Instant::now(),
+            last_problem: None,
+        })
+    }
+
+    /// Whether there is a new value.
+    fn refresh(&mut self, metrics: &Metrics) -> bool {
+        let stamp = stamp(&self.paths);
+        if stamp == self.stamp && self.read_at.elapsed() < READ_EVERY {
+            return false;
+        }
+        self.stamp = stamp;
+        self.read_at = Instant::now();
+        match (self.load)() {
+            Ok(value) => {
+                self.last_problem = None;
+                let changed = value.fingerprint() != self.value.fingerprint();
+                self.value = value;
+                if changed {
+                    metrics.reloaded(self.flag);
+                    tracing::info!(flag = self.flag, paths = ?self.paths, "read again");
+                }
+                changed
+            }
+            Err(problem) => {
+                if self.last_problem.as_ref() != Some(&problem) {
+                    metrics.reload_failed(self.flag);
+                    tracing::error!(flag = self.flag, %problem, "the new file cannot be used; the old one stays");
+                    self.last_problem = Some(problem);
+                }
+                false
+            }
+        }
+    }
+}
+
+fn stamp(paths: &[PathBuf]) -> Stamp {
+    paths
+        .iter()
+        .map(|path| {
+            let meta = std::fs::metadata(path).ok()?;
+            Some((
+                meta.dev(),
+                meta.ino(),
+                meta.size(),
+                meta.mtime(),
+                meta.mtime_nsec(),
+            ))
+        })
+        .collect()
+}

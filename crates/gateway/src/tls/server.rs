@@ -1,0 +1,143 @@
+//! From certificates to what rustls needs, for both legs.
+
+use std::sync::Arc;
+
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::{
+    CryptoProvider, WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls12_signature,
+    verify_tls13_signature,
+};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{
+    ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig,
+    SignatureScheme, SupportedProtocolVersion,
+};
+use rustls_pki_types::{CertificateDer, UnixTime};
+
+use super::material::{CaBundle, KeyPair};
+use crate::config::TlsVersion;
+
+/// aws-lc, with the suites in Go's order: AES-128 first, as kube-apiserver
+/// itself would choose.
+fn provider() -> Arc<CryptoProvider> {
+    use aws_lc_rs::cipher_suite as suite;
+    Arc::new(CryptoProvider {
+        cipher_suites: vec![
+            suite::TLS13_AES_128_GCM_SHA256,
+            suite::TLS13_AES_256_GCM_SHA384,
+            suite::TLS13_CHACHA20_POLY1305_SHA256,
+            suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+            suite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+            suite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
+            suite::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+            suite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
+            suite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+        ],
+        ..aws_lc_rs::default_provider()
+    })
+}
+
+/// What clients meet. `asked` are the CAs whose certificates clients are asked
+/// for; none: no certificate is asked for.
+pub fn server_config(
+    key_pair: &KeyPair,
+    asked: &[&CaBundle],
+    min_version: TlsVersion,
+) -> Result<ServerConfig, rustls::Error> {
+    let provider = provider();
+    let versions: &[&SupportedProtocolVersion] = match min_version {
+        TlsVersion::Tls12 => &[&rustls::version::TLS13, &rustls::version::TLS12],
+        TlsVersion::Tls13 => &[&rustls::version::TLS13],
+    };
+    let builder =
+        ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(versions)?;
+    let builder = if asked.is_empty() {
+        builder.with_no_client_auth()
+    } else {
+        let hints = asked.iter().flat_map(|ca| ca.roots.subjects()).collect();
+        builder.with_client_cert_verifier(Arc::new(AskOnly {
+            hints,
+            algorithms: provider.signature_verification_algorithms,
+        }))
+    };
+    let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(
+        CertifiedKey::clone(&key_pair.certified),
+    )));
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    // The server chooses, in the order above.
+    config.ignore_client_order = true;
+    // A ticketer of its own: a session that was begun under other files cannot
+    // be resumed under these.
+    config.ticketer = aws_lc_rs::Ticketer::new()?;
+    // Half of them would never be used.
+    config.send_tls13_tickets = 1;
+    Ok(config)
+}
+
+/// How upstream is met.
+pub fn client_config(
+    roots: Arc<RootCertStore>,
+    identity: Option<&KeyPair>,
+) -> Result<ClientConfig, rustls::Error> {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
+        .with_root_certificates(roots);
+    Ok(match identity {
+        None => builder.with_no_client_auth(),
+        Some(key_pair) => builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(
+            CertifiedKey::clone(&key_pair.certified),
+        ))),
+    })
+}
+
+/// Asks for a certificate and has the client prove that it holds the key, and
+/// leaves it to `caller` to judge whose certificate it is. kube-apiserver does
+/// the same: a client with a certificate that nobody knows may still bring a
+/// good token.
+#[derive(Debug)]
+struct AskOnly {
+    hints: Vec<DistinguishedName>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl ClientCertVerifier for AskOnly {
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &self.hints
+    }
+
+    fn verify_client_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, cert, dss, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, cert, dss, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}

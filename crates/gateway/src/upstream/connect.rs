@@ -1,0 +1,110 @@
+//! Opening connections to upstream.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::tls::ReadAhead;
+
+/// TCP and TLS together. Upstream stands beside the bridge: it answers within
+/// milliseconds or not at all.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A byte stream to upstream.
+pub type UpstreamIo = Box<TlsStream<ReadAhead<TcpStream>>>;
+
+/// Where upstream is and how to know it. Replaced as a whole when its files
+/// change.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// A name or an address.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+    /// What its certificate must be for.
+    pub server_name: ServerName<'static>,
+    /// Roots and, on one leg, the front-proxy certificate. Without ALPN: that
+    /// depends on the request.
+    pub tls: Arc<ClientConfig>,
+}
+
+/// Why there is no connection.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("cannot connect to {address}: {cause}")]
+pub struct ConnectError {
+    address: String,
+    cause: String,
+    /// Upstream has no protocol in common with what was offered.
+    pub(crate) no_common_protocol: bool,
+}
+
+/// What upstream chose to speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Spoken {
+    H1,
+    H2,
+}
+
+impl Target {
+    pub(crate) fn failed(&self, cause: impl std::fmt::Display) -> ConnectError {
+        ConnectError {
+            address: format!("{}:{}", self.host, self.port),
+            cause: cause.to_string(),
+            no_common_protocol: false,
+        }
+    }
+
+    /// Opens a connection that offers these protocols.
+    pub(crate) async fn connect(
+        &self,
+        offer: &[&str],
+    ) -> Result<(UpstreamIo, Spoken), ConnectError> {
+        match timeout(CONNECT_TIMEOUT, self.dial(offer)).await {
+            Ok(connected) => connected,
+            Err(_) => Err(self.failed(format_args!(
+                "no answer within {} s",
+                CONNECT_TIMEOUT.as_secs()
+            ))),
+        }
+    }
+
+    async fn dial(&self, offer: &[&str]) -> Result<(UpstreamIo, Spoken), ConnectError> {
+        let tcp = TcpStream::connect((self.host.as_str(), self.port))
+            .await
+            .map_err(|error| self.failed(error))?;
+        crate::listener::tune(&tcp);
+        let mut tls = ClientConfig::clone(&self.tls);
+        tls.alpn_protocols = offer.iter().map(|name| name.as_bytes().to_vec()).collect();
+        let io = TlsConnector::from(Arc::new(tls))
+            .connect(self.server_name.clone(), ReadAhead::new(tcp))
+            .await
+            .map_err(|error| self.handshake_failed(&error))?;
+        let spoken = match io.get_ref().1.alpn_protocol() {
+            Some(b"h2") => Spoken::H2,
+            _ => Spoken::H1,
+        };
+        Ok((Box::new(io), spoken))
+    }
+
+    fn handshake_failed(&self, error: &io::Error) -> ConnectError {
+        let alert = error
+            .get_ref()
+            .and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        let mut failed = self.failed(format_args!("TLS: {error}"));
+        failed.no_common_protocol = matches!(
+            alert,
+            Some(
+                rustls::Error::AlertReceived(rustls::AlertDescription::NoApplicationProtocol)
+                    | rustls::Error::NoApplicationProtocol
+            )
+        );
+        failed
+    }
+}

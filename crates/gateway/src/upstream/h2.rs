@@ -1,0 +1,431 @@
+//! HTTP/2 towards upstream: many requests on one connection, which runs in a
+//! task of its own.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::client::{Builder, ResponseFuture, SendRequest};
+use h2::{Ping, PingPong, Reason, RecvStream, SendStream};
+use http::header::{CONNECTION, HOST, TRANSFER_ENCODING};
+use http::request::Parts;
+use http::uri::{Authority, Scheme};
+use http::{Request, Response, StatusCode, Uri, Version};
+use tokio::time::timeout;
+
+use super::pool::Slot;
+use super::{Replay, Reply, SendError, UpstreamIo};
+use crate::body::{BodyError, Frame, PollFrame, ResponseBody};
+use crate::metrics::Gauge;
+use crate::serve::h1::expects_continue;
+
+/// Requests on one connection: what kube-apiserver allows.
+const MAX_STREAMS: usize = 100;
+
+/// What upstream may send on one stream before the client has taken it. So
+/// much of a stalled client's answer waits in the bridge.
+const STREAM_WINDOW: u32 = 128 * 1024;
+
+/// As much as all streams of a connection may hold together, so that stalled
+/// clients cannot take the window away from the others.
+#[allow(clippy::cast_possible_truncation)] // 100 × 128 KiB
+const CONNECTION_WINDOW: u32 = STREAM_WINDOW * MAX_STREAMS as u32;
+
+/// The library ends a connection on which many small DATA frames wait, to
+/// defend itself against the peer. Watch events are small and clients stall,
+/// and this peer is our own kube-apiserver: the windows bound what waits.
+const DATA_FRAME_BUDGET: usize = usize::MAX >> 2;
+
+/// What waits in one stream for upstream to take it.
+const SEND_BUFFER: usize = 64 * 1024;
+
+/// Answers' header blocks, as large as requests' may be.
+const MAX_HEADER_LIST: u32 = 1 << 20;
+
+/// How often a connection in use is asked whether it lives, and how long it may
+/// take to say so. client-go uses 30 s and 15 s.
+const PING_EVERY: Duration = Duration::from_secs(15);
+const PING_PATIENCE: Duration = Duration::from_secs(15);
+
+/// How long upstream may stay silent on `Expect: 100-continue`.
+const CONTINUE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// A connection that carries many requests.
+#[derive(Debug)]
+pub(crate) struct H2Connection {
+    send: SendRequest<Bytes>,
+    state: Arc<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    active: AtomicUsize,
+    /// Takes no new requests: closed, sick, or told GOAWAY.
+    over: AtomicBool,
+    streams: Gauge,
+}
+
+/// A place for one request on a connection.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    send: SendRequest<Bytes>,
+    guard: StreamGuard,
+}
+
+#[derive(Debug)]
+struct StreamGuard(Arc<State>);
+
+impl Drop for StreamGuard {
+    fn drop(&mut self) {
+        self.0.active.fetch_sub(1, Ordering::Relaxed);
+        self.0.streams.dec();
+    }
+}
+
+impl H2Connection {
+    /// Starts HTTP/2 on a fresh connection.
+    pub(crate) async fn start(
+        io: UpstreamIo,
+        slot: Slot,
+        streams: Gauge,
+    ) -> Result<Self, h2::Error> {
+        let (send, mut connection) = Builder::new()
+            .enable_push(false)
+            .initial_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .initial_max_send_streams(MAX_STREAMS)
+            .max_header_list_size(MAX_HEADER_LIST)
+            .max_send_buffer_size(SEND_BUFFER)
+            .data_frame_budget(DATA_FRAME_BUDGET)
+            .handshake(io)
+            .await?;
+        let state = Arc::new(State {
+            active: AtomicUsize::new(0),
+            over: AtomicBool::new(false),
+            streams,
+        });
+        let pings = connection.ping_pong();
+        let run = {
+            let state = state.clone();
+            async move {
+                tokio::select! {
+                    ended = connection => if let Err(error) = ended {
+                        tracing::debug!(%error, "a connection to upstream ended");
+                    },
+                    () = keep_asking(pings, &state) => {
+                        tracing::warn!("upstream did not answer a ping within {PING_PATIENCE:?}; the connection is dropped");
+                    }
+                }
+                state.over.store(true, Ordering::Relaxed);
+                drop(slot);
+            }
+        };
+        // Ends by itself: when the last handle is dropped and the last stream
+        // is done, or when upstream goes away.
+        tokio::spawn(run);
+        Ok(Self { send, state })
+    }
+
+    /// A place for a request, if there is one.
+    pub(crate) fn reserve(&self) -> Option<Stream> {
+        if self.is_over() {
+            return None;
+        }
+        let room = self.send.current_max_send_streams().min(MAX_STREAMS);
+        if self.active() >= room {
+            return None;
+        }
+        self.state.active.fetch_add(1, Ordering::Relaxed);
+        self.state.streams.inc();
+        Some(Stream {
+            send: self.send.clone(),
+            guard: StreamGuard(self.state.clone()),
+        })
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.state.over.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn active(&self) -> usize {
+        self.state.active.load(Ordering::Relaxed)
+    }
+}
+
+/// Returns when upstream has not answered a ping in time.
+async fn keep_asking(pings: Option<PingPong>, state: &State) {
+    let Some(mut pings) = pings else {
+        return std::future::pending().await;
+    };
+    loop {
+        tokio::time::sleep(PING_EVERY).await;
+        if state.active.load(Ordering::Relaxed) == 0 {
+            continue;
+        }
+        match timeout(PING_PATIENCE, pings.ping(Ping::opaque())).await {
+            Ok(Ok(_)) => {}
+            // The connection itself says how it ended.
+            Ok(Err(_)) => return std::future::pending().await,
+            Err(_) => return,
+        }
+    }
+}
+
+impl Stream {
+    /// Sends a request and waits for the head of the answer.
+    pub(crate) async fn send(
+        mut self,
+        head: &Parts,
+        body: &mut Replay,
+    ) -> Result<Answered, SendError> {
+        let over = |state: &State, error: &h2::Error| {
+            // GOAWAY, or the end: no more requests on this connection.
+            state.over.store(true, Ordering::Relaxed);
+            SendError::NotProcessed(error.to_string())
+        };
+        if let Err(error) = poll_fn(|cx| self.send.poll_ready(cx)).await {
+            return Err(over(&self.guard.0, &error));
+        }
+        let request = request_of(head)?;
+        let (response, stream) = self
+            .send
+            .send_request(request, body.is_done())
+            .map_err(|error| over(&self.guard.0, &error))?;
+        let mut sending = Sending {
+            stream,
+            waiting: None,
+            done: body.is_done(),
+            client: None,
+            hold_until: (!body.is_done() && expects_continue(&head.headers))
+                .then(|| Box::pin(tokio::time::sleep(CONTINUE_PATIENCE))),
+        };
+        let response = poll_answer(response, &mut sending, body)
+            .await
+            .map_err(|error| self.judge(error))?;
+        Ok(Answered {
+            response,
+            sending,
+            guard: self.guard,
+        })
+    }
+
+    fn judge(&self, broken: Broken) -> SendError {
+        let error = match broken {
+            Broken::Client(cause) => return SendError::Client(cause),
+            Broken::Upstream(error) => error,
+        };
+        // A remote GOAWAY reaches a stream as its error only if the stream is
+        // above the last one that upstream has looked at (RFC 9113, 6.8);
+        // REFUSED_STREAM says the same of one stream (8.7).
+        let goaway = error.is_go_away() && error.is_remote();
+        let refused =
+            error.is_reset() && error.is_remote() && error.reason() == Some(Reason::REFUSED_STREAM);
+        if goaway || !error.is_reset() {
+            self.guard.0.over.store(true, Ordering::Relaxed);
+        }
+        if goaway || refused {
+            SendError::NotProcessed(error.to_string())
+        } else if error.is_library() {
+            SendError::BadAnswer(error.to_string())
+        } else {
+            SendError::CutOff(error.to_string())
+        }
+    }
+}
+
+/// The request as HTTP/2 writes it: Host becomes `:authority`.
+fn request_of(head: &Parts) -> Result<Request<()>, SendError> {
+    let invalid = |cause: &str| SendError::Client(cause.to_owned());
+    let mut uri = http::uri::Parts::default();
+    uri.scheme = Some(Scheme::HTTPS);
+    uri.path_and_query = head.uri.path_and_query().cloned();
+    uri.authority = match head.headers.get(HOST) {
+        Some(host) => Some(
+            Authority::try_from(host.as_bytes())
+                .map_err(|_| invalid("Host is not an authority"))?,
+        ),
+        None => head.uri.authority().cloned(),
+    };
+    let mut request = Request::new(());
+    *request.method_mut() = head.method.clone();
+    *request.uri_mut() = Uri::from_parts(uri).map_err(|error| invalid(&error.to_string()))?;
+    *request.version_mut() = Version::HTTP_2;
+    *request.headers_mut() = head.headers.clone();
+    for name in [HOST, CONNECTION, TRANSFER_ENCODING] {
+        request.headers_mut().remove(name);
+    }
+    Ok(request)
+}
+
+/// The part of a request that has not left yet.
+struct Sending {
+    stream: SendStream<Bytes>,
+    waiting: Option<Bytes>,
+    done: bool,
+    client: Option<String>,
+    /// The body waits for `100 Continue`.
+    hold_until: Option<std::pin::Pin<Box<tokio::time::Sleep>>>,
+}
+
+impl std::fmt::Debug for Sending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sending")
+            .field("done", &self.done)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Sending {
+    /// Moves the body on, as far as it goes now. Errors of the stream are left
+    /// to whoever waits for the answer.
+    fn poll(&mut self, body: &mut Replay, cx: &mut Context<'_>) {
+        if let Some(hold) = &mut self.hold_until {
+            if hold.as_mut().poll(cx).is_pending() {
+                return;
+            }
+            self.hold_until = None;
+        }
+        while !self.done {
+            if let Some(data) = &mut self.waiting {
+                match self.stream.poll_capacity(cx) {
+                    Poll::Pending => return,
+                    Poll::Ready(Some(Ok(room))) => {
+                        let now = data.split_to(room.min(data.len()));
+                        if data.is_empty() {
+                            self.waiting = None;
+                        }
+                        if self.stream.send_data(now, false).is_err() {
+                            self.done = true;
+                        }
+                    }
+                    Poll::Ready(_) => self.done = true,
+                }
+                continue;
+            }
+            match body.poll_frame(cx) {
+                Poll::Pending => return,
+                Poll::Ready(Some(Ok(Frame::Data(data)))) => {
+                    if !data.is_empty() {
+                        self.stream.reserve_capacity(data.len());
+                        self.waiting = Some(data);
+                    }
+                }
+                Poll::Ready(Some(Ok(Frame::Trailers(trailers)))) => {
+                    let _ = self.stream.send_trailers(trailers);
+                    self.done = true;
+                }
+                Poll::Ready(None) => {
+                    let _ = self.stream.send_data(Bytes::new(), true);
+                    self.done = true;
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    // A request that was cut must not look complete.
+                    self.stream.send_reset(Reason::CANCEL);
+                    self.client = Some(error.to_string());
+                    self.done = true;
+                }
+            }
+        }
+    }
+}
+
+enum Broken {
+    Client(String),
+    Upstream(h2::Error),
+}
+
+async fn poll_answer(
+    mut response: ResponseFuture,
+    sending: &mut Sending,
+    body: &mut Replay,
+) -> Result<Response<RecvStream>, Broken> {
+    poll_fn(|cx| {
+        if sending.hold_until.is_some()
+            && let Poll::Ready(Some(Ok(interim))) = response.poll_informational(cx)
+            && interim.status() == StatusCode::CONTINUE
+        {
+            sending.hold_until = None;
+        }
+        sending.poll(body, cx);
+        if let Some(cause) = sending.client.take() {
+            return Poll::Ready(Err(Broken::Client(cause)));
+        }
+        std::pin::Pin::new(&mut response)
+            .poll(cx)
+            .map_err(Broken::Upstream)
+    })
+    .await
+}
+
+/// An answer's head with its stream.
+pub(crate) struct Answered {
+    response: Response<RecvStream>,
+    sending: Sending,
+    guard: StreamGuard,
+}
+
+impl Answered {
+    /// The reply, which from here on also carries the rest of the request.
+    pub(crate) fn into_reply(self, request: Replay) -> Reply {
+        let Self {
+            response,
+            sending,
+            guard,
+        } = self;
+        let response = response.map(|stream| {
+            if stream.is_end_stream() {
+                ResponseBody::empty()
+            } else {
+                let rest = (!sending.done).then_some((sending, request));
+                ResponseBody::h2(H2Body {
+                    stream,
+                    rest,
+                    _guard: guard,
+                })
+            }
+        });
+        Reply::Response(response)
+    }
+}
+
+/// The body of an answer, and what of the request is still on its way.
+#[derive(Debug)]
+pub struct H2Body {
+    stream: RecvStream,
+    rest: Option<(Sending, Replay)>,
+    _guard: StreamGuard,
+}
+
+impl H2Body {
+    pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
+        if let Some((sending, request)) = &mut self.rest {
+            sending.poll(request, cx);
+            if sending.done {
+                self.rest = None;
+            }
+        }
+        let failed = |error: h2::Error| Some(Err(BodyError::Upstream(error.to_string())));
+        match self.stream.poll_data(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Some(Ok(data))) => {
+                // Whoever asks has room for it; until then the window is held.
+                let _ = self.stream.flow_control().release_capacity(data.len());
+                Poll::Ready(Some(Ok(Frame::Data(data))))
+            }
+            Poll::Ready(Some(Err(error))) => Poll::Ready(failed(error)),
+            Poll::Ready(None) => match self.stream.poll_trailers(cx) {
+                Poll::Pending => Poll::Pending,
+                Poll::Ready(Ok(None)) => Poll::Ready(None),
+                Poll::Ready(Ok(Some(trailers))) => Poll::Ready(Some(Ok(Frame::Trailers(trailers)))),
+                Poll::Ready(Err(error)) => Poll::Ready(failed(error)),
+            },
+        }
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.stream.is_end_stream()
+    }
+}

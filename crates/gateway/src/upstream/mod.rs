@@ -1,0 +1,89 @@
+//! The kube-apiserver behind this bridge: connections to it, and requests over
+//! them.
+//!
+//! A request goes up in the protocol in which it came, where upstream speaks
+//! both: what upstream sees is then what it would have seen without a bridge,
+//! and nothing is converted. Upgrades need HTTP/1.1.
+
+mod connect;
+pub mod h1;
+pub mod h2;
+mod pool;
+mod replay;
+
+pub use connect::{ConnectError, Target, UpstreamIo};
+pub use pool::Pool;
+pub use replay::Replay;
+
+use http::Response;
+
+use crate::body::ResponseBody;
+
+/// Which identity a connection to upstream stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Leg {
+    /// Presents the front-proxy certificate: for identities that we assert.
+    FrontProxy,
+    /// Presents none: for bearer tokens and the anonymous, who are judged
+    /// exactly as if they had come straight.
+    Plain,
+}
+
+impl Leg {
+    /// As a metric label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::FrontProxy => "front-proxy",
+            Self::Plain => "plain",
+        }
+    }
+}
+
+/// In which protocol a request should go up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prefer {
+    /// HTTP/1.1 if upstream speaks it.
+    H1,
+    /// HTTP/2 if upstream speaks it.
+    H2,
+    /// HTTP/1.1 or nothing: the request wants to switch protocols.
+    Upgrade,
+}
+
+/// What upstream answered.
+#[derive(Debug)]
+pub enum Reply {
+    /// A response.
+    Response(Response<ResponseBody>),
+    /// 101: the connection is the client's now.
+    Upgraded(Response<()>, h1::Upgraded),
+}
+
+/// Why there is no reply, and whether upstream can have acted on the request.
+#[derive(Debug, thiserror::Error)]
+pub enum SendError {
+    /// No connection: upstream has seen nothing.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// A connection was there, and upstream is known not to have acted: a
+    /// stale connection, GOAWAY, or a refused stream.
+    #[error("upstream did not take the request: {0}")]
+    NotProcessed(String),
+    /// Upstream may have acted, and did not say.
+    #[error("upstream closed the connection before it answered: {0}")]
+    CutOff(String),
+    /// Upstream answered what is not HTTP.
+    #[error("upstream's answer is not HTTP: {0}")]
+    BadAnswer(String),
+    /// The client's own body failed.
+    #[error("{0}")]
+    Client(String),
+}
+
+impl SendError {
+    /// Whether the same request may be sent again without any risk of it being
+    /// acted on twice.
+    pub fn is_safe_to_repeat(&self) -> bool {
+        matches!(self, Self::Connect(_) | Self::NotProcessed(_))
+    }
+}

@@ -1,0 +1,239 @@
+//! The threads that carry requests. Each has its own runtime, its own
+//! connections to upstream and shares nothing with the others that would have
+//! to be locked; a request never changes threads.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+
+use crate::caller::Presented;
+use crate::drain::Running;
+use crate::flow::{Bridge, Connection, Inner};
+use crate::metrics::{Gauge, Metrics};
+use crate::serve::h1::Patience;
+use crate::serve::h2::Bounds;
+use crate::serve::{ClientIo, h1, h2};
+use crate::tls::ReadAhead;
+use crate::tls::reload::{Live, Targets};
+use crate::upstream::{Leg, Pool};
+
+const TIDY_EVERY: Duration = Duration::from_secs(5);
+
+/// One thread.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    arrivals: mpsc::UnboundedSender<Arrival>,
+    running: Running,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A connection that has been accepted. How many there can be is bounded by the
+/// listener's places, so the channel needs no bound of its own.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    pub(crate) tcp: std::net::TcpStream,
+    pub(crate) peer: SocketAddr,
+    pub(crate) place: OwnedSemaphorePermit,
+}
+
+impl Worker {
+    /// Starts a thread.
+    pub(crate) fn start(number: usize, bridge: Arc<Bridge>) -> io::Result<Self> {
+        let (arrivals, receiver) = mpsc::unbounded_channel();
+        let running = Running::default();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let counted = running.clone();
+        let thread = std::thread::Builder::new()
+            .name(format!("worker-{number}"))
+            .spawn(move || runtime.block_on(run(bridge, receiver, counted)))?;
+        Ok(Self {
+            arrivals,
+            running,
+            thread: Some(thread),
+        })
+    }
+
+    /// Takes a connection over.
+    pub(crate) fn take(&self, arrival: Arrival) {
+        // A worker that is gone has been told to go.
+        let _ = self.arrivals.send(arrival);
+    }
+
+    /// How many connections it has.
+    pub(crate) fn connections(&self) -> usize {
+        // The thread itself holds one.
+        self.running.count().saturating_sub(1)
+    }
+
+    /// Ends the thread, and with it every connection that is still open.
+    pub(crate) fn stop(mut self) {
+        drop(self.arrivals);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn run(
+    bridge: Arc<Bridge>,
+    mut arrivals: mpsc::UnboundedReceiver<Arrival>,
+    running: Running,
+) {
+    let pools = Arc::new(Pools::default());
+    let mut tidy = tokio::time::interval(TIDY_EVERY);
+    let patience = Patience {
+        head: bridge.limits.read_header_timeout,
+        idle: bridge.limits.idle_timeout,
+    };
+    let bounds = Bounds {
+        max_streams: bridge.limits.max_streams_per_connection,
+        patience,
+    };
+    loop {
+        tokio::select! {
+            biased;
+            arrival = arrivals.recv() => {
+                // The end of this future drops the runtime, and with it all
+                // tasks.
+                let Some(arrival) = arrival else { return };
+                let bridge = bridge.clone();
+                let pools = pools.clone();
+                let running = running.one();
+                let open = Open::new(bridge.metrics.client_connections());
+                tokio::spawn(async move {
+                    connection(arrival, bridge, pools, bounds).await;
+                    drop((running, open));
+                });
+            }
+            _ = tidy.tick() => pools.tidy(),
+        }
+    }
+}
+
+/// Counts a connection while it is open.
+struct Open(Gauge);
+
+impl Open {
+    fn new(gauge: Gauge) -> Self {
+        gauge.inc();
+        Self(gauge)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// One connection from its first byte to its last.
+async fn connection(arrival: Arrival, bridge: Arc<Bridge>, pools: Arc<Pools>, bounds: Bounds) {
+    let Arrival { tcp, peer, place } = arrival;
+    let Ok(tcp) = TcpStream::from_std(tcp) else {
+        return;
+    };
+    let config: Arc<ServerConfig> = bridge.live.server.load_full();
+    let accept = TlsAcceptor::from(config).accept(ReadAhead::new(tcp));
+    let tls = match timeout(bridge.limits.handshake_timeout, accept).await {
+        Ok(Ok(tls)) => tls,
+        Ok(Err(error)) => {
+            bridge.metrics.handshake_failed(reason(&error));
+            tracing::debug!(%peer, %error, "TLS handshake failed");
+            return;
+        }
+        Err(_) => {
+            bridge.metrics.handshake_failed("timeout");
+            return;
+        }
+    };
+    let session = tls.get_ref().1;
+    let chain = session
+        .peer_certificates()
+        .map(|chain| chain.iter().map(|it| it.clone().into_owned()).collect())
+        .unwrap_or_default();
+    let is_h2 = session.alpn_protocol() == Some(b"h2");
+    let drain = bridge.drain.clone();
+    let service = Connection(Arc::new(Inner {
+        bridge,
+        pools,
+        peer,
+        presented: Presented::new(chain),
+    }));
+    let io = ClientIo::Tls(Box::new(tls));
+    if is_h2 {
+        h2::serve(io, service, bounds, drain).await;
+    } else {
+        h1::serve(io, service, bounds.patience, drain).await;
+    }
+    drop(place);
+}
+
+/// As a metric label.
+fn reason(error: &io::Error) -> &'static str {
+    let tls = error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match tls {
+        Some(rustls::Error::InvalidMessage(_)) => "not-tls",
+        Some(rustls::Error::AlertReceived(_)) => "refused-by-client",
+        Some(rustls::Error::PeerIncompatible(_)) => "incompatible",
+        Some(rustls::Error::NoApplicationProtocol) => "no-common-protocol",
+        Some(_) => "tls",
+        None => "connection-lost",
+    }
+}
+
+/// A worker's connections to upstream, on both legs. Made anew when upstream's
+/// files change: what is under way on the old ones ends in peace.
+#[derive(Debug, Default)]
+pub(crate) struct Pools(Mutex<Option<Current>>);
+
+#[derive(Debug)]
+struct Current {
+    targets: Arc<Targets>,
+    plain: Arc<Pool>,
+    front_proxy: Option<Arc<Pool>>,
+}
+
+impl Pools {
+    /// The pool of a leg.
+    pub(crate) fn of(&self, leg: Leg, live: &Live, metrics: &Metrics) -> Option<Arc<Pool>> {
+        let targets = live.targets.load();
+        let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = match &mut *current {
+            Some(current) if Arc::ptr_eq(&current.targets, &targets) => current,
+            stale => stale.insert(Current {
+                plain: Pool::new(targets.plain.clone(), Leg::Plain, metrics),
+                front_proxy: targets
+                    .front_proxy
+                    .clone()
+                    .map(|target| Pool::new(target, Leg::FrontProxy, metrics)),
+                targets: targets.clone(),
+            }),
+        };
+        match leg {
+            Leg::Plain => Some(current.plain.clone()),
+            Leg::FrontProxy => current.front_proxy.clone(),
+        }
+    }
+
+    fn tidy(&self) {
+        let current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(current) = &*current {
+            current.plain.tidy();
+            if let Some(pool) = &current.front_proxy {
+                pool.tidy();
+            }
+        }
+    }
+}

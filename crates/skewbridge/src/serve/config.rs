@@ -1,0 +1,578 @@
+//! From flags to [`Config`]: every value understood, every file read once.
+
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::thread::available_parallelism;
+
+use skewbridge_api::identity::IdentityHeaders;
+use skewbridge_gateway::config::{
+    Admin, ApiServerIdentity, Callers, Config, Etcd, Feature, Features, Limits, Listen, LogFormat,
+    Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
+    TranslateStreams, Upstream,
+};
+use skewbridge_gateway::tls::material::{CaBundle, KeyPairFiles};
+
+use super::features::features;
+use super::findings::{Findings, Problems, Warning};
+use super::flags::{
+    AuthenticationFlags, EtcdFlags, Flags, GenericFlags, LimitFlags, LogFlags, PeerFlags,
+    ServingFlags, StreamFlags, UpstreamFlags,
+};
+use super::parse::{self, Endpoint, Parsed};
+use super::{egress, peer_file};
+
+/// Where kube-apiserver listens unless told otherwise.
+const DEFAULT_UPSTREAM_PORT: u16 = 6443;
+
+/// Understands a command line: a config and what its administrator should
+/// know, or everything that is wrong with it.
+pub(crate) fn config(flags: &Flags) -> Result<(Config, Vec<Warning>), Problems> {
+    let mut findings = Findings::default();
+    let built = build(flags, &mut findings);
+    findings.conclude(built)
+}
+
+/// Goes through all of the flags whatever it finds; a part that is missing in
+/// the end has had its problem noted.
+fn build(flags: &Flags, findings: &mut Findings) -> Option<Config> {
+    let listen = listen(&flags.serving, &flags.generic, findings);
+    let serving = serving(&flags.serving, findings);
+    let callers = callers(&flags.authentication, findings);
+    let upstream = upstream(&flags.upstream, listen.as_ref(), findings);
+    let features = features(&flags.features.feature_gates, findings);
+    let peers = peers(&flags.peers, &flags.etcd, findings);
+    let streams = streams(&flags.streams, findings);
+    let limits = limits(&flags.limits, findings);
+    let admin = findings.value(
+        "--admin-address",
+        parse::loopback_socket(&flags.admin.admin_address),
+    );
+    let shutdown = shutdown(&flags.generic, findings);
+    let logs = logs(&flags.logs, findings);
+    let workers = workers(&flags.generic, findings);
+
+    front_proxy_where_needed(flags, findings);
+    peers_where_wanted(flags, &features, findings);
+    if let (Some(listen), Some(admin)) = (&listen, admin) {
+        no_clash(listen, admin, findings);
+    }
+
+    Some(Config {
+        listen: listen?,
+        serving: serving?,
+        callers,
+        upstream: upstream?,
+        peers: peers?,
+        streams: streams?,
+        features,
+        limits: limits?,
+        admin: Admin { address: admin? },
+        shutdown: shutdown?,
+        logs: logs?,
+        workers: workers?,
+    })
+}
+
+fn listen(
+    serving: &ServingFlags,
+    generic: &GenericFlags,
+    findings: &mut Findings,
+) -> Option<Listen> {
+    let bind_address = findings.value("--bind-address", parse::ip(&serving.bind_address));
+    let secure_port = findings.value(
+        "--secure-port",
+        parse::number(&serving.secure_port, &(0..=u16::MAX)),
+    );
+    let advertise_address = given(generic.advertise_address.as_ref())
+        .and_then(|ip| findings.value("--advertise-address", parse::advertised_ip(ip)));
+    Some(Listen {
+        bind_address: bind_address?,
+        secure_port: secure_port?,
+        advertise_address,
+    })
+}
+
+fn serving(flags: &ServingFlags, findings: &mut Findings) -> Option<Serving> {
+    let cert = ("--tls-cert-file", given(flags.tls_cert_file.as_ref()));
+    let key = (
+        "--tls-private-key-file",
+        given(flags.tls_private_key_file.as_ref()),
+    );
+    if cert.1.is_none() && key.1.is_none() {
+        for (flag, _) in [cert, key] {
+            findings.problem(flag, None, "required");
+        }
+    }
+    let key_pair = findings.key_pair(cert, key);
+    let min_version = findings.value("--tls-min-version", tls_version(&flags.tls_min_version));
+    Some(Serving {
+        key_pair: key_pair?,
+        min_version: min_version?,
+    })
+}
+
+fn tls_version(text: &str) -> Parsed<TlsVersion> {
+    if matches!(text, "VersionTLS10" | "VersionTLS11") {
+        return Err(format!(
+            "{text} is not offered, being insecure (RFC 8996); use VersionTLS12 or VersionTLS13"
+        ));
+    }
+    parse::word(
+        text,
+        &[
+            ("VersionTLS12", TlsVersion::Tls12),
+            ("VersionTLS13", TlsVersion::Tls13),
+        ],
+    )
+}
+
+fn callers(flags: &AuthenticationFlags, findings: &mut Findings) -> Callers {
+    const REQUEST_HEADER_CA: &str = "--requestheader-client-ca-file";
+    let client_ca = findings.ca(("--client-ca-file", given(flags.client_ca_file.as_ref())));
+    let path = given(flags.requestheader_client_ca_file.as_ref());
+    let peer_ca = findings.ca((REQUEST_HEADER_CA, path));
+    let allowed_names = findings.values(
+        "--requestheader-allowed-names",
+        &flags.requestheader_allowed_names,
+        |name| Ok(name.to_owned()),
+    );
+    if let (Some((_, users)), Some((path, peers))) = (&client_ca, &peer_ca)
+        && allowed_names.is_empty()
+        && overlap(users, peers)
+    {
+        findings.warning(
+            REQUEST_HEADER_CA,
+            Some(path),
+            "shares a CA with --client-ca-file while --requestheader-allowed-names is empty: \
+             every user with a certificate can act as any other; use a CA of its own",
+        );
+    }
+    Callers {
+        client_ca: client_ca.map(|(path, _)| path),
+        request_header: peer_ca.map(|(ca, _)| RequestHeader { ca, allowed_names }),
+        headers: identity_headers(flags, findings),
+    }
+}
+
+fn overlap(one: &CaBundle, other: &CaBundle) -> bool {
+    one.certificates
+        .iter()
+        .any(|certificate| other.certificates.contains(certificate))
+}
+
+fn identity_headers(flags: &AuthenticationFlags, findings: &mut Findings) -> IdentityHeaders {
+    let username = findings.values(
+        "--requestheader-username-headers",
+        &flags.requestheader_username_headers,
+        parse::identity_header,
+    );
+    let uid = findings.values(
+        "--requestheader-uid-headers",
+        &flags.requestheader_uid_headers,
+        parse::identity_header,
+    );
+    let group = findings.values(
+        "--requestheader-group-headers",
+        &flags.requestheader_group_headers,
+        parse::identity_header,
+    );
+    let extra_prefix = findings.values(
+        "--requestheader-extra-headers-prefix",
+        &flags.requestheader_extra_headers_prefix,
+        parse::identity_prefix,
+    );
+    for prefix in &extra_prefix {
+        let swallowed = [&username, &uid, &group]
+            .into_iter()
+            .flatten()
+            .find(|name| name.as_str().starts_with(prefix.as_str()));
+        if let Some(name) = swallowed {
+            findings.problem(
+                "--requestheader-extra-headers-prefix",
+                None,
+                format!("{prefix:?} is too short: it would take {name} for itself"),
+            );
+        }
+    }
+    IdentityHeaders {
+        username,
+        uid,
+        group,
+        extra_prefix,
+    }
+}
+
+fn upstream(
+    flags: &UpstreamFlags,
+    listen: Option<&Listen>,
+    findings: &mut Findings,
+) -> Option<Upstream> {
+    let endpoint = required(
+        flags.upstream.as_ref(),
+        "https://HOST[:PORT] of the kube-apiserver",
+    )
+    .and_then(https_endpoint);
+    let endpoint = findings.value("--upstream", endpoint);
+    let ca = findings.value(
+        "--upstream-ca-file",
+        required(
+            flags.upstream_ca_file.as_ref(),
+            "the CA that signs its certificate; the system's are not used",
+        ),
+    );
+    let ca = findings.ca(("--upstream-ca-file", ca));
+    let server_name = given(flags.upstream_server_name.as_ref())
+        .and_then(|name| findings.value("--upstream-server-name", parse::server_name(name)));
+    let front_proxy = front_proxy(flags, findings);
+    let Endpoint { host, port, .. } = endpoint?;
+    let port = port.unwrap_or(DEFAULT_UPSTREAM_PORT);
+    if let Some(listen) = listen {
+        no_loop(listen, &host, port, findings);
+    }
+    let server_name = server_name.or_else(|| parse::server_name(&host).ok());
+    Some(Upstream {
+        server_name: server_name?,
+        host,
+        port,
+        ca: ca?.0,
+        front_proxy,
+    })
+}
+
+fn https_endpoint(text: &str) -> Parsed<Endpoint> {
+    let endpoint = parse::endpoint(text)?;
+    if endpoint.secure {
+        Ok(endpoint)
+    } else {
+        Err(format!(
+            "{text:?} is not https, and identities do not travel in the clear"
+        ))
+    }
+}
+
+fn front_proxy(flags: &UpstreamFlags, findings: &mut Findings) -> Option<KeyPairFiles> {
+    findings.key_pair(
+        (
+            "--proxy-client-cert-file",
+            given(flags.proxy_client_cert_file.as_ref()),
+        ),
+        (
+            "--proxy-client-key-file",
+            given(flags.proxy_client_key_file.as_ref()),
+        ),
+    )
+}
+
+fn peers(flags: &PeerFlags, etcd: &EtcdFlags, findings: &mut Findings) -> Option<Peers> {
+    let identity = findings.value("--apiserver-identity", identity(&flags.apiserver_identity));
+    let ca = findings.ca(("--peer-ca-file", given(flags.peer_ca_file.as_ref())));
+    let advertise_ip = given(flags.peer_advertise_ip.as_ref())
+        .and_then(|ip| findings.value("--peer-advertise-ip", parse::advertised_ip(ip)));
+    let advertise_port = given(flags.peer_advertise_port.as_ref()).and_then(|port| {
+        findings.value(
+            "--peer-advertise-port",
+            parse::number(port, &(1..=u16::MAX)),
+        )
+    });
+    let cidrs = findings.values("--peer-cidrs", &flags.peer_cidrs, parse::cidr);
+    let registry = findings.value("--peer-registry", registry(&flags.peer_registry));
+    match &registry {
+        Some(RegistryKind::Leases) if flags.peer_cidrs.is_empty() => findings.problem(
+            "--peer-cidrs",
+            None,
+            "required with --peer-registry=leases: whoever may write Leases could otherwise \
+             send requests anywhere",
+        ),
+        Some(RegistryKind::File(path)) => {
+            for wrong in peer_file::read(path, &cidrs).err().unwrap_or_default() {
+                findings.problem("--peer-registry", Some(path), wrong);
+            }
+        }
+        _ => {}
+    }
+    let egress_selector = given(flags.egress_selector_config_file.as_ref()).map(PathBuf::from);
+    if let Some(path) = &egress_selector {
+        egress::read(path, findings);
+    }
+    let etcd = self::etcd(etcd, findings);
+    Some(Peers {
+        identity: identity?,
+        registry: registry?,
+        ca: ca.map(|(path, _)| path),
+        advertise_ip,
+        advertise_port,
+        cidrs,
+        etcd: etcd?,
+        egress_selector,
+    })
+}
+
+fn identity(text: &str) -> Parsed<ApiServerIdentity> {
+    match text {
+        "auto" => Ok(ApiServerIdentity::Auto),
+        name => parse::dns_subdomain(name).map(ApiServerIdentity::Named),
+    }
+}
+
+fn registry(text: &str) -> Parsed<RegistryKind> {
+    match text.split_once(':') {
+        None if text == "etcd" => Ok(RegistryKind::Etcd),
+        None if text == "leases" => Ok(RegistryKind::Leases),
+        Some(("file", path)) if !path.is_empty() => Ok(RegistryKind::File(path.into())),
+        _ => Err(format!("{text:?} is not one of etcd, leases, file:PATH")),
+    }
+}
+
+fn etcd(flags: &EtcdFlags, findings: &mut Findings) -> Option<Etcd> {
+    let servers = findings.values("--etcd-servers", &flags.etcd_servers, etcd_server);
+    let ca = ("--etcd-cafile", given(flags.etcd_cafile.as_ref()));
+    if ca.1.is_none() && servers.iter().any(|server| server.secure) {
+        findings.problem(
+            ca.0,
+            None,
+            "required with https in --etcd-servers; the system's CAs are not used",
+        );
+    }
+    let ca = findings.ca(ca);
+    let key_pair = findings.key_pair(
+        ("--etcd-certfile", given(flags.etcd_certfile.as_ref())),
+        ("--etcd-keyfile", given(flags.etcd_keyfile.as_ref())),
+    );
+    let prefix = findings.value("--etcd-prefix", etcd_prefix(&flags.etcd_prefix));
+    Some(Etcd {
+        servers: servers.into_iter().map(|server| server.uri).collect(),
+        ca: ca.map(|(path, _)| path),
+        key_pair,
+        prefix: prefix?,
+    })
+}
+
+fn etcd_server(text: &str) -> Parsed<Endpoint> {
+    let endpoint = parse::endpoint(text)?;
+    if endpoint.port.is_some() {
+        Ok(endpoint)
+    } else {
+        Err(format!("{text:?} has no port; etcd's is usually 2379"))
+    }
+}
+
+fn etcd_prefix(text: &str) -> Parsed<String> {
+    let trimmed = text.trim_end_matches('/');
+    if trimmed.starts_with('/') && trimmed.len() > 1 {
+        Ok(trimmed.to_owned())
+    } else {
+        Err(format!("{text:?} must be a path like /registry"))
+    }
+}
+
+fn streams(flags: &StreamFlags, findings: &mut Findings) -> Option<Streams> {
+    let words = [
+        ("auto", TranslateStreams::Auto),
+        ("always", TranslateStreams::Always),
+        ("never", TranslateStreams::Never),
+    ];
+    let translate = findings.value(
+        "--translate-streams",
+        parse::word(&flags.translate_streams, &words),
+    );
+    let ping_interval = findings.value(
+        "--stream-ping-interval",
+        parse::duration(&flags.stream_ping_interval),
+    );
+    Some(Streams {
+        translate: translate?,
+        ping_interval: ping_interval?,
+    })
+}
+
+fn limits(flags: &LimitFlags, findings: &mut Findings) -> Option<Limits> {
+    let max_connections = findings.value(
+        "--max-connections",
+        parse::number(&flags.max_connections, &(1..=1_000_000)),
+    );
+    let max_streams = findings.value(
+        "--http2-max-streams-per-connection",
+        parse::number(&flags.http2_max_streams_per_connection, &(0..=10_000)),
+    );
+    let handshake_timeout = findings.value(
+        "--tls-handshake-timeout",
+        parse::timeout(&flags.tls_handshake_timeout),
+    );
+    let read_header_timeout = findings.value(
+        "--read-header-timeout",
+        parse::timeout(&flags.read_header_timeout),
+    );
+    let idle_timeout = findings.value("--idle-timeout", parse::timeout(&flags.idle_timeout));
+    let request_timeout =
+        findings.value("--request-timeout", parse::timeout(&flags.request_timeout));
+    Some(Limits {
+        max_connections: max_connections?,
+        max_streams_per_connection: match max_streams? {
+            // As with kube-apiserver.
+            0 => Limits::default().max_streams_per_connection,
+            count => count,
+        },
+        handshake_timeout: handshake_timeout?,
+        read_header_timeout: read_header_timeout?,
+        idle_timeout: idle_timeout?,
+        request_timeout: request_timeout?,
+    })
+}
+
+fn shutdown(flags: &GenericFlags, findings: &mut Findings) -> Option<Shutdown> {
+    let delay = findings.value(
+        "--shutdown-delay-duration",
+        parse::duration(&flags.shutdown_delay_duration),
+    );
+    let drain = findings.value(
+        "--shutdown-drain-timeout",
+        parse::duration(&flags.shutdown_drain_timeout),
+    );
+    Some(Shutdown {
+        delay: delay?,
+        drain: drain?,
+    })
+}
+
+fn logs(flags: &LogFlags, findings: &mut Findings) -> Option<Logs> {
+    let verbosity = findings.value("--v", parse::number(&flags.v, &(0..=10)));
+    let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
+    let format = findings.value("--log-format", parse::word(&flags.log_format, &formats));
+    Some(Logs {
+        verbosity: verbosity?,
+        format: format?,
+    })
+}
+
+fn workers(flags: &GenericFlags, findings: &mut Findings) -> Option<NonZeroUsize> {
+    let Some(count) = given(flags.worker_threads.as_ref()) else {
+        return Some(available_parallelism().unwrap_or(NonZeroUsize::MIN));
+    };
+    let count = parse::number(count, &(1..=1024));
+    findings
+        .value("--worker-threads", count)
+        .and_then(NonZeroUsize::new)
+}
+
+/// Users that the bridge recognises have to be asserted to the upstream.
+fn front_proxy_where_needed(flags: &Flags, findings: &mut Findings) {
+    let front_proxy = [
+        &flags.upstream.proxy_client_cert_file,
+        &flags.upstream.proxy_client_key_file,
+    ];
+    if front_proxy
+        .iter()
+        .any(|file| given(file.as_ref()).is_some())
+    {
+        return;
+    }
+    let authentication = &flags.authentication;
+    let recognises = [
+        ("--client-ca-file", &authentication.client_ca_file),
+        (
+            "--requestheader-client-ca-file",
+            &authentication.requestheader_client_ca_file,
+        ),
+    ];
+    let recognises = recognises
+        .iter()
+        .find(|(_, file)| given(file.as_ref()).is_some());
+    if let Some((flag, _)) = recognises {
+        findings.problem(
+            "--proxy-client-cert-file",
+            None,
+            format!(
+                "required with {flag}, as is --proxy-client-key-file: without them the \
+                 upstream would not believe who the bridge says a client is"
+            ),
+        );
+    }
+}
+
+/// Peers are wanted by default, yet a bridge without them is of use: it starts
+/// and says what it lacks.
+fn peers_where_wanted(flags: &Flags, features: &Features, findings: &mut Findings) {
+    let wanted = features.enabled(Feature::UnknownVersionInteroperabilityProxy);
+    let has = |value: &Option<String>| given(value.as_ref()).is_some();
+    let peers = &flags.peers;
+    if !wanted {
+        if has(&peers.peer_ca_file) {
+            findings.warning(
+                "--peer-ca-file",
+                None,
+                "has no effect while the gate UnknownVersionInteroperabilityProxy is off",
+            );
+        }
+        return;
+    }
+    let etcd = peers.peer_registry != "etcd" || !flags.etcd.etcd_servers.is_empty();
+    let missing: Vec<_> = [
+        ("--peer-ca-file", has(&peers.peer_ca_file)),
+        (
+            "--proxy-client-cert-file",
+            has(&flags.upstream.proxy_client_cert_file),
+        ),
+        (
+            "--requestheader-client-ca-file",
+            has(&flags.authentication.requestheader_client_ca_file),
+        ),
+        ("--etcd-servers", etcd),
+    ]
+    .into_iter()
+    .filter_map(|(flag, present)| (!present).then_some(flag))
+    .collect();
+    if let Some(first) = missing.first() {
+        let missing = missing.join(", nor ");
+        let missing = missing.strip_prefix(first).unwrap_or_default();
+        findings.warning(
+            first,
+            None,
+            format!("not given{missing}: there are no peers, and only local discovery is served"),
+        );
+    }
+}
+
+/// With every default, a bridge on the kube-apiserver's own port would be its
+/// own upstream.
+fn no_loop(listen: &Listen, host: &str, port: u16, findings: &mut Findings) {
+    let ip: Option<IpAddr> = match host {
+        "localhost" => Some([127, 0, 0, 1].into()),
+        host => host.parse().ok(),
+    };
+    let ours = ip.is_some_and(|ip| {
+        ip == listen.bind_address
+            || Some(ip) == listen.advertise_address
+            || (listen.bind_address.is_unspecified() && (ip.is_loopback() || ip.is_unspecified()))
+    });
+    if ours && port == listen.secure_port {
+        findings.problem(
+            "--upstream",
+            None,
+            format!(
+                "{host}:{port} is where this bridge listens; give the kube-apiserver another port, \
+                 or the bridge another --secure-port",
+            ),
+        );
+    }
+}
+
+fn no_clash(listen: &Listen, admin: SocketAddr, findings: &mut Findings) {
+    let same_ip = listen.bind_address == admin.ip() || listen.bind_address.is_unspecified();
+    if same_ip && admin.port() != 0 && admin.port() == listen.secure_port {
+        let message = format!("{admin} is taken by --secure-port; choose another port");
+        findings.problem("--admin-address", None, message);
+    }
+}
+
+/// A flag that was given something; as with kube-apiserver, nothing is no file.
+fn given(value: Option<&String>) -> Option<&str> {
+    value.map(String::as_str).filter(|value| !value.is_empty())
+}
+
+fn required<'a>(value: Option<&'a String>, what: &str) -> Parsed<&'a str> {
+    given(value).ok_or_else(|| format!("required: {what}"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,235 @@
+//! Right command lines and what they mean; wrong ones are in
+//! `tests/serve_flags.rs`.
+
+use std::fs;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use clap::Parser;
+use rcgen::{CertificateParams, KeyPair};
+
+use super::*;
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    flags: Flags,
+}
+
+#[test]
+fn the_least_that_is_needed_leaves_the_defaults() {
+    let files = Files::new();
+    let (config, warnings) = files.understand(&[]).unwrap();
+    assert_eq!(config.listen.bind_address.to_string(), "0.0.0.0");
+    assert_eq!(config.listen.secure_port, 6443);
+    assert_eq!(config.serving.min_version, TlsVersion::Tls12);
+    assert_eq!(config.callers.client_ca, None);
+    assert_eq!(config.callers.headers.username, ["x-remote-user"]);
+    assert_eq!(config.callers.headers.uid, ["x-remote-uid"]);
+    assert_eq!(config.callers.headers.group, ["x-remote-group"]);
+    assert_eq!(config.callers.headers.extra_prefix, ["x-remote-extra-"]);
+    assert_eq!(config.upstream.host, "kube.example");
+    assert_eq!(config.upstream.port, 6443);
+    assert_eq!(config.upstream.server_name.to_str(), "kube.example");
+    assert_eq!(config.upstream.front_proxy, None);
+    assert_eq!(config.peers.identity, ApiServerIdentity::Auto);
+    assert_eq!(config.peers.registry, RegistryKind::Etcd);
+    assert_eq!(config.peers.etcd.prefix, "/registry");
+    assert_eq!(config.streams.translate, TranslateStreams::Auto);
+    assert_eq!(config.streams.ping_interval, Duration::from_secs(10));
+    assert_eq!(config.features, Features::default());
+    assert_eq!(
+        format!("{:?}", config.limits),
+        format!("{:?}", Limits::default())
+    );
+    assert_eq!(config.admin.address.to_string(), "127.0.0.1:10270");
+    assert_eq!(config.shutdown.delay, Duration::ZERO);
+    assert_eq!(config.shutdown.drain, Duration::from_mins(1));
+    assert_eq!(config.logs.verbosity, 0);
+    assert_eq!(config.logs.format, LogFormat::Text);
+    let warnings: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        warnings,
+        [
+            "--peer-ca-file: not given, nor --proxy-client-cert-file, nor \
+          --requestheader-client-ca-file, nor --etcd-servers: there are no peers, and only local \
+          discovery is served"
+        ]
+    );
+}
+
+#[test]
+fn everything_given_arrives() {
+    let files = Files::new();
+    let ca = files.path("other.crt");
+    let (crt, key) = (files.path("tls.crt"), files.path("tls.key"));
+    let flags = [
+        "--bind-address=::1".to_owned(),
+        "--secure-port=0".into(),
+        "--advertise-address=10.0.0.1".into(),
+        "--tls-min-version=VersionTLS13".into(),
+        format!("--client-ca-file={crt}"),
+        format!("--requestheader-client-ca-file={ca}"),
+        "--requestheader-allowed-names=front-proxy-client,\"a,b\"".into(),
+        "--requestheader-allowed-names=c".into(),
+        "--requestheader-username-headers=X-User,X-Remote-User".into(),
+        "--upstream=https://[fd00::1]:6444/".into(),
+        "--upstream-server-name=kubernetes".into(),
+        format!("--proxy-client-cert-file={crt}"),
+        format!("--proxy-client-key-file={key}"),
+        format!("--peer-ca-file={ca}"),
+        "--peer-advertise-ip=10.0.0.2".into(),
+        "--peer-advertise-port=7443".into(),
+        "--peer-registry=leases".into(),
+        "--peer-cidrs=10.0.0.0/24,fd00::/64".into(),
+        "--apiserver-identity=apiserver-0".into(),
+        "--etcd-servers=https://10.0.0.1:2379,http://127.0.0.1:2379".into(),
+        format!("--etcd-cafile={ca}"),
+        format!("--etcd-certfile={crt}"),
+        format!("--etcd-keyfile={key}"),
+        "--etcd-prefix=/kube/".into(),
+        "--translate-streams=never".into(),
+        "--stream-ping-interval=0".into(),
+        "--http2-max-streams-per-connection=0".into(),
+        "--idle-timeout=1.5h".into(),
+        "--admin-address=[::1]:0".into(),
+        "-v=4".into(),
+        "--log-format=json".into(),
+        "--worker-threads=3".into(),
+        "--shutdown-delay-duration=100ms".into(),
+    ];
+    let (config, warnings) = files.understand(&flags).unwrap();
+    assert!(warnings.is_empty(), "{warnings:?}");
+    assert_eq!(config.listen.bind_address.to_string(), "::1");
+    assert_eq!(config.serving.min_version, TlsVersion::Tls13);
+    let request_header = config.callers.request_header.unwrap();
+    assert_eq!(
+        request_header.allowed_names,
+        ["front-proxy-client", "a,b", "c"]
+    );
+    assert_eq!(config.callers.headers.username, ["x-user", "x-remote-user"]);
+    assert_eq!(config.upstream.host, "fd00::1");
+    assert_eq!(config.upstream.port, 6444);
+    assert_eq!(config.upstream.server_name.to_str(), "kubernetes");
+    assert!(config.upstream.front_proxy.is_some());
+    assert_eq!(config.peers.registry, RegistryKind::Leases);
+    assert_eq!(config.peers.cidrs.len(), 2);
+    assert_eq!(config.peers.advertise_port, Some(7443));
+    assert_eq!(
+        config.peers.identity,
+        ApiServerIdentity::Named("apiserver-0".into())
+    );
+    assert_eq!(config.peers.etcd.servers.len(), 2);
+    assert_eq!(config.peers.etcd.prefix, "/kube");
+    assert!(config.peers.etcd.key_pair.is_some());
+    assert_eq!(config.streams.ping_interval, Duration::ZERO);
+    assert_eq!(config.limits.max_streams_per_connection, 100);
+    assert_eq!(config.limits.idle_timeout, Duration::from_mins(90));
+    assert_eq!(config.logs.verbosity, 4);
+    assert_eq!(config.workers.get(), 3);
+    assert_eq!(config.shutdown.delay, Duration::from_millis(100));
+}
+
+#[test]
+fn an_empty_value_is_no_value() {
+    let files = Files::new();
+    let flags = ["--client-ca-file=", "--etcd-servers=", "--peer-ca-file="];
+    let (config, _) = files.understand(&flags.map(Into::into)).unwrap();
+    assert_eq!(config.callers.client_ca, None);
+    assert!(config.peers.etcd.servers.is_empty());
+}
+
+#[test]
+fn one_ca_for_users_and_peers_with_any_name_is_warned_of() {
+    let files = Files::new();
+    let (crt, key) = (files.path("tls.crt"), files.path("tls.key"));
+    let mut flags = vec![
+        "--feature-gates=UnknownVersionInteroperabilityProxy=false".into(),
+        format!("--client-ca-file={crt}"),
+        format!("--requestheader-client-ca-file={crt}"),
+        format!("--proxy-client-cert-file={crt}"),
+        format!("--proxy-client-key-file={key}"),
+    ];
+    let (_, warnings) = files.understand(&flags).unwrap();
+    let [warning] = warnings.as_slice() else {
+        panic!("{warnings:?}");
+    };
+    assert!(
+        warning.message.contains("can act as any other"),
+        "{warning}"
+    );
+    flags.push("--requestheader-allowed-names=front-proxy-client".into());
+    let (_, warnings) = files.understand(&flags).unwrap();
+    assert!(warnings.is_empty(), "{warnings:?}");
+}
+
+#[test]
+fn an_expired_certificate_is_a_warning() {
+    let files = Files::new();
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::default();
+    params.not_after = rcgen::date_time_ymd(2001, 1, 1);
+    files.write("tls.crt", &params.self_signed(&key).unwrap().pem());
+    files.write("tls.key", &key.serialize_pem());
+    let (_, warnings) = files.understand(&[]).unwrap();
+    let text = warnings[0].to_string();
+    assert!(text.starts_with("--tls-cert-file /"), "{text}");
+    assert!(text.contains("the certificate expired"), "{text}");
+}
+
+#[test]
+fn two_listeners_do_not_share_a_port() {
+    let files = Files::new();
+    let flags = ["--admin-address=127.0.0.1:6443".into()];
+    let problems = files.understand(&flags).unwrap_err();
+    assert_eq!(problems.0.len(), 1, "{problems}");
+    let apart = ["--bind-address=127.0.0.2".into(), flags[0].clone()];
+    assert!(files.understand(&apart).is_ok());
+}
+
+/// A directory with two certificates and a key, gone with the test.
+struct Files(PathBuf);
+
+impl Files {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("skewbridge-config-{}-{count}", std::process::id());
+        let files = Self(std::env::temp_dir().join(name));
+        fs::create_dir_all(&files.0).unwrap();
+        for name in ["tls", "other"] {
+            let key = KeyPair::generate().unwrap();
+            let certificate = CertificateParams::default().self_signed(&key).unwrap();
+            files.write(&format!("{name}.crt"), &certificate.pem());
+            files.write(&format!("{name}.key"), &key.serialize_pem());
+        }
+        files
+    }
+
+    fn write(&self, name: &str, content: &str) {
+        fs::write(self.0.join(name), content).unwrap();
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+
+    /// Those flags, after the ones that are required.
+    fn understand(&self, flags: &[String]) -> Result<(Config, Vec<Warning>), Problems> {
+        let required = [
+            "serve".to_owned(),
+            "--upstream=https://kube.example".into(),
+            format!("--upstream-ca-file={}", self.path("other.crt")),
+            format!("--tls-cert-file={}", self.path("tls.crt")),
+            format!("--tls-private-key-file={}", self.path("tls.key")),
+        ];
+        let line = Line::try_parse_from(required.iter().chain(flags)).unwrap();
+        config(&line.flags)
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,375 @@
+//! `--egress-selector-config-file`: how connections leave this machine.
+//!
+//! The file is kube-apiserver's `EgressSelectorConfiguration`, judged by
+//! kube-apiserver's rules, less what this bridge does not speak.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use skewbridge_gateway::tls::material::KeyPairFiles;
+
+use super::files;
+use super::findings::Findings;
+use super::parse::{self, Endpoint, Parsed};
+
+/// How to connect, by where to; what is not named is reached directly.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct EgressSelector(pub(crate) BTreeMap<Destination, Connection>);
+
+/// Where a connection goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Destination {
+    /// Nodes, pods and services.
+    Cluster,
+    /// Other servers of the control plane.
+    ControlPlane,
+    Etcd,
+}
+
+/// How to connect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Connection {
+    Direct,
+    /// Through a proxy that is asked by HTTP CONNECT.
+    HttpConnect(Transport),
+}
+
+/// How that proxy is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Tcp(Endpoint),
+    Tls {
+        endpoint: Endpoint,
+        ca: PathBuf,
+        key_pair: KeyPairFiles,
+    },
+    Uds(PathBuf),
+}
+
+const FLAG: &str = "--egress-selector-config-file";
+const VERSIONS: [&str; 3] = [
+    "apiserver.k8s.io/v1alpha1",
+    "apiserver.k8s.io/v1beta1",
+    "apiserver.k8s.io/v1",
+];
+
+/// Reads the file and those it names.
+pub(crate) fn read(path: &Path, findings: &mut Findings) -> Option<EgressSelector> {
+    let understood = files::yaml(path)
+        .map_err(|wrong| vec![wrong])
+        .and_then(understand);
+    match understood {
+        Ok(selector) => {
+            for connection in selector.0.values() {
+                if let Connection::HttpConnect(Transport::Tls { ca, key_pair, .. }) = connection {
+                    findings.ca((FLAG, ca.to_str()));
+                    findings.key_pair(
+                        (FLAG, key_pair.cert.to_str()),
+                        (FLAG, key_pair.key.to_str()),
+                    );
+                }
+            }
+            Some(selector)
+        }
+        Err(problems) => {
+            for wrong in problems {
+                findings.problem(FLAG, Some(path), wrong);
+            }
+            None
+        }
+    }
+}
+
+// The aliases are Go's field names: its decoder takes keys in any case, and
+// configurations in use are written so.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Document {
+    api_version: String,
+    kind: String,
+    #[serde(default)]
+    egress_selections: Vec<Selection>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Selection {
+    name: String,
+    connection: RawConnection,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct RawConnection {
+    #[serde(default)]
+    proxy_protocol: String,
+    transport: Option<RawTransport>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct RawTransport {
+    #[serde(alias = "TCP")]
+    tcp: Option<RawTcp>,
+    #[serde(alias = "UDS")]
+    uds: Option<RawUds>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct RawTcp {
+    #[serde(default, alias = "URL")]
+    url: String,
+    #[serde(alias = "TLSConfig")]
+    tls_config: Option<RawTls>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct RawTls {
+    #[serde(default, alias = "CABundle")]
+    ca_bundle: String,
+    #[serde(default, alias = "ClientKey")]
+    client_key: String,
+    #[serde(default, alias = "ClientCert")]
+    client_cert: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct RawUds {
+    #[serde(default, alias = "UDSName")]
+    uds_name: String,
+}
+
+fn understand(document: Document) -> Result<EgressSelector, Vec<String>> {
+    let mut wrong = Vec::new();
+    if !VERSIONS.contains(&document.api_version.as_str()) {
+        let known = VERSIONS.join(", ");
+        wrong.push(format!(
+            "apiVersion: {:?} is not one of {known}",
+            document.api_version
+        ));
+    }
+    if document.kind != "EgressSelectorConfiguration" {
+        let kind = &document.kind;
+        wrong.push(format!("kind: {kind:?} is not EgressSelectorConfiguration"));
+    }
+    let mut selector = EgressSelector::default();
+    for (index, selection) in document.egress_selections.into_iter().enumerate() {
+        let at = |message| format!("egressSelections[{index}].{message}");
+        let name = destination(&selection.name, &document.api_version);
+        let connection = connection(selection.connection);
+        match (name, connection) {
+            (Ok(name), Ok(connection)) => {
+                if selector.0.insert(name, connection).is_some() {
+                    wrong.push(at(format!("name: {:?} is there twice", selection.name)));
+                }
+            }
+            (name, connection) => {
+                wrong.extend(name.err().into_iter().chain(connection.err()).map(at));
+            }
+        }
+    }
+    if wrong.is_empty() {
+        Ok(selector)
+    } else {
+        Err(wrong)
+    }
+}
+
+fn destination(name: &str, version: &str) -> Parsed<Destination> {
+    match name.to_ascii_lowercase().as_str() {
+        "cluster" => Ok(Destination::Cluster),
+        "etcd" => Ok(Destination::Etcd),
+        "controlplane" => Ok(Destination::ControlPlane),
+        // What it was called before v1beta1.
+        "master" if version == VERSIONS[0] => Ok(Destination::ControlPlane),
+        _ => Err(format!(
+            "name: {name:?} is not one of cluster, controlplane, etcd"
+        )),
+    }
+}
+
+fn connection(raw: RawConnection) -> Parsed<Connection> {
+    let wrong = |message: &str| Err(format!("connection.{message}"));
+    match (raw.proxy_protocol.as_str(), raw.transport) {
+        ("Direct", None) => Ok(Connection::Direct),
+        ("Direct", Some(_)) => wrong("transport: has no place in a Direct connection"),
+        ("HTTPConnect", Some(raw)) => transport(raw)
+            .map(Connection::HttpConnect)
+            .or_else(|message| wrong(&format!("transport.{message}"))),
+        ("HTTPConnect", None) => wrong("transport: required with HTTPConnect"),
+        ("GRPC", _) => wrong(
+            "proxyProtocol: GRPC is not spoken by skewbridge; run the proxy server with \
+             --mode=http-connect and write HTTPConnect",
+        ),
+        (other, _) => wrong(&format!(
+            "proxyProtocol: {other:?} is not one of Direct, HTTPConnect"
+        )),
+    }
+}
+
+fn transport(raw: RawTransport) -> Parsed<Transport> {
+    match (raw.tcp, raw.uds) {
+        (Some(tcp), None) => self::tcp(tcp).map_err(|message| format!("tcp.{message}")),
+        (None, Some(uds)) if uds.uds_name.is_empty() => Err("uds.udsName: required".into()),
+        (None, Some(uds)) => Ok(Transport::Uds(uds.uds_name.into())),
+        (Some(_), Some(_)) => Err("uds: cannot be given together with tcp".into()),
+        (None, None) => Err("tcp: either tcp or uds is required".into()),
+    }
+}
+
+fn tcp(raw: RawTcp) -> Parsed<Transport> {
+    let endpoint = parse::endpoint(&raw.url).map_err(|wrong| format!("url: {wrong}"))?;
+    let tls = match (endpoint.secure, raw.tls_config) {
+        (false, None) => return Ok(Transport::Tcp(endpoint)),
+        (false, Some(_)) => return Err("tlsConfig: has no place with an http URL".into()),
+        (true, None) => return Err("tlsConfig: required with an https URL".into()),
+        (true, Some(tls)) => tls,
+    };
+    for (name, path) in [
+        ("clientCert", &tls.client_cert),
+        ("clientKey", &tls.client_key),
+    ] {
+        if path.is_empty() {
+            return Err(format!("tlsConfig.{name}: required"));
+        }
+    }
+    if tls.ca_bundle.is_empty() {
+        return Err("tlsConfig.caBundle: required; the system's CAs are not used".into());
+    }
+    Ok(Transport::Tls {
+        endpoint,
+        ca: tls.ca_bundle.into(),
+        key_pair: KeyPairFiles {
+            cert: tls.client_cert.into(),
+            key: tls.client_key.into(),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections:\n";
+
+    fn understood(text: &str) -> Result<EgressSelector, Vec<String>> {
+        let document = files::parse_yaml(text).map_err(|wrong| vec![wrong])?;
+        understand(document)
+    }
+
+    fn selection(connection: &str) -> Result<EgressSelector, Vec<String>> {
+        understood(&format!(
+            "{HEAD}- name: cluster\n  connection: {connection}\n"
+        ))
+    }
+
+    #[test]
+    fn each_transport_is_understood() {
+        let table = [
+            ("{proxyProtocol: Direct}", Connection::Direct),
+            (
+                "{proxyProtocol: HTTPConnect, transport: {uds: {udsName: /run/konnectivity}}}",
+                Connection::HttpConnect(Transport::Uds("/run/konnectivity".into())),
+            ),
+            (
+                "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'http://127.0.0.1:8131'}}}",
+                Connection::HttpConnect(Transport::Tcp(
+                    parse::endpoint("http://127.0.0.1:8131").unwrap(),
+                )),
+            ),
+            (
+                "{proxyProtocol: HTTPConnect, transport: {TCP: {URL: 'https://k:8131', TLSConfig: \
+                 {CABundle: /ca, ClientKey: /key, ClientCert: /crt}}}}",
+                Connection::HttpConnect(Transport::Tls {
+                    endpoint: parse::endpoint("https://k:8131").unwrap(),
+                    ca: "/ca".into(),
+                    key_pair: KeyPairFiles {
+                        cert: "/crt".into(),
+                        key: "/key".into(),
+                    },
+                }),
+            ),
+        ];
+        for (text, expected) in table {
+            let selector = selection(text).unwrap();
+            assert_eq!(
+                selector.0.get(&Destination::Cluster),
+                Some(&expected),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn each_wrong_connection_is_told_by_its_place() {
+        let table = [
+            ("{}", "connection.proxyProtocol: \"\" is not one of"),
+            (
+                "{proxyProtocol: SOCKS}",
+                "connection.proxyProtocol: \"SOCKS\"",
+            ),
+            (
+                "{proxyProtocol: Direct, transport: {}}",
+                "connection.transport: has no place",
+            ),
+            (
+                "{proxyProtocol: HTTPConnect}",
+                "connection.transport: required",
+            ),
+            (
+                "{proxyProtocol: HTTPConnect, transport: {}}",
+                "connection.transport.tcp: either",
+            ),
+            (
+                "{proxyProtocol: HTTPConnect, transport: {uds: {}}}",
+                "connection.transport.uds.udsName: required",
+            ),
+            (
+                "{proxyProtocol: HTTPConnect, transport: {uds: {udsName: /a}, tcp: {url: 'http://a'}}}",
+                "connection.transport.uds: cannot be given together",
+            ),
+            (
+                "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'a:1'}}}",
+                "connection.transport.tcp.url: \"a:1\" has no scheme",
+            ),
+            (
+                "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'https://a'}}}",
+                "connection.transport.tcp.tlsConfig: required",
+            ),
+            (
+                "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'http://a', tlsConfig: {}}}}",
+                "connection.transport.tcp.tlsConfig: has no place",
+            ),
+            (
+                "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'https://a', tlsConfig: {}}}}",
+                "connection.transport.tcp.tlsConfig.clientCert: required",
+            ),
+            (
+                "{proxyProtocol: GRPC, transport: {uds: {udsName: /a}}}",
+                "connection.proxyProtocol: GRPC is not spoken",
+            ),
+        ];
+        for (text, expected) in table {
+            let wrong = selection(text).unwrap_err();
+            let expected = format!("egressSelections[0].{expected}");
+            assert!(wrong[0].starts_with(&expected), "{text}: {wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_head_and_the_names_are_checked() {
+        let direct = "connection: {proxyProtocol: Direct}";
+        let twice = format!("{HEAD}- {{name: etcd, {direct}}}\n- {{name: Etcd, {direct}}}\n");
+        let old = format!("{HEAD}- {{name: master, {direct}}}\n");
+        assert!(understood(&twice).unwrap_err()[0].contains("is there twice"));
+        assert!(understood(&old).unwrap_err()[0].contains("not one of cluster"));
+        assert!(understood(&old.replace("v1beta1", "v1alpha1")).is_ok());
+        let foreign = "apiVersion: v1\nkind: Pod\negressSelections: []\n";
+        assert_eq!(understood(foreign).unwrap_err().len(), 2);
+        assert!(understood(&format!("{HEAD}[]\nmore: 1\n")).is_err());
+    }
+}

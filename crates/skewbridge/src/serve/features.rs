@@ -1,0 +1,125 @@
+//! `--feature-gates`: kube-apiserver's syntax, this bridge's gates.
+
+use skewbridge_gateway::config::{Feature, Features};
+
+use super::findings::Findings;
+use super::parse;
+
+const FLAG: &str = "--feature-gates";
+
+/// Every gate by the name it has in Kubernetes.
+const GATES: [(&str, Feature); 3] = [
+    ("PortForwardWebsockets", Feature::PortForwardWebsockets),
+    (
+        "TranslateStreamCloseWebsocketRequests",
+        Feature::TranslateStreamCloseWebsocketRequests,
+    ),
+    (
+        "UnknownVersionInteroperabilityProxy",
+        Feature::UnknownVersionInteroperabilityProxy,
+    ),
+];
+
+/// The gates that are on: the default ones, changed by `A=true,B=false`; of
+/// two words about one gate the later counts.
+pub(crate) fn features(given: &[String], findings: &mut Findings) -> Features {
+    let mut features = Features::default();
+    for item in findings.values(FLAG, given, |item| Ok(item.to_owned())) {
+        let Some((name, value)) = item.split_once('=') else {
+            findings.problem(
+                FLAG,
+                None,
+                format!("{item:?} has no value; write {item}=true"),
+            );
+            continue;
+        };
+        let name = name.trim();
+        let value = parse::boolean(value.trim()).map_err(|wrong| format!("{name}: {wrong}"));
+        let Some(on) = findings.value(FLAG, value) else {
+            continue;
+        };
+        match GATES.iter().find(|(gate, _)| *gate == name) {
+            Some((_, feature)) if on => {
+                features.0.insert(*feature);
+            }
+            Some((_, feature)) => {
+                features.0.remove(feature);
+            }
+            None => unknown(name, findings),
+        }
+    }
+    features
+}
+
+fn unknown(name: &str, findings: &mut Findings) {
+    match name {
+        // Copied from kube-apiserver they mean its gates. Ours do not hang on
+        // them: which would be alpha differs from one Kubernetes to the next.
+        "AllAlpha" | "AllBeta" => findings.warning(
+            FLAG,
+            None,
+            format!("{name} has no effect; name the gates themselves"),
+        ),
+        "ClientExecProxy" => findings.problem(
+            FLAG,
+            None,
+            "ClientExecProxy is a gate of the client commands, not of serve",
+        ),
+        _ => {
+            let known: Vec<_> = GATES.iter().map(|(gate, _)| *gate).collect();
+            let known = known.join(", ");
+            findings.problem(
+                FLAG,
+                None,
+                format!("unknown gate {name:?}; known are {known}"),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(given: &[&str]) -> (Features, Findings) {
+        let given: Vec<_> = given.iter().map(ToString::to_string).collect();
+        let mut findings = Findings::default();
+        (features(&given, &mut findings), findings)
+    }
+
+    #[test]
+    fn gates_are_on_unless_turned_off() {
+        let (all, findings) = read(&[]);
+        assert!(findings.conclude(Some(())).is_ok());
+        assert_eq!(all, Features::default());
+        let (some, findings) = read(&[
+            "PortForwardWebsockets=false, UnknownVersionInteroperabilityProxy=F",
+            "PortForwardWebsockets=true",
+        ]);
+        assert!(findings.conclude(Some(())).is_ok());
+        assert!(some.enabled(Feature::PortForwardWebsockets));
+        assert!(some.enabled(Feature::TranslateStreamCloseWebsocketRequests));
+        assert!(!some.enabled(Feature::UnknownVersionInteroperabilityProxy));
+    }
+
+    #[test]
+    fn every_wrong_gate_is_told() {
+        let (_, findings) = read(&["Nonsense=true,PortForwardWebsockets=maybe,AllAlpha"]);
+        let text = findings.conclude(Some(())).unwrap_err().to_string();
+        for expected in [
+            "unknown gate \"Nonsense\"; known are PortForwardWebsockets, Trans",
+            "PortForwardWebsockets: \"maybe\" is neither true nor false",
+            "\"AllAlpha\" has no value; write AllAlpha=true",
+        ] {
+            assert!(text.contains(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn all_alpha_is_accepted_and_does_nothing() {
+        let (features, findings) = read(&["AllAlpha=false,AllBeta=true"]);
+        let ((), warnings) = findings.conclude(Some(())).unwrap();
+        assert_eq!(warnings.len(), 2);
+        assert_eq!(features, Features::default());
+    }
+}

@@ -1,0 +1,104 @@
+//! The files that flags name: read once before the start, so that a wrong one
+//! is found by its flag and not by the first client.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::de::DeserializeOwned;
+use skewbridge_gateway::tls::material::{self, CaBundle, KeyPairFiles};
+
+use super::findings::Findings;
+use super::parse::Parsed;
+
+/// The largest YAML file that is read: thousands of peers fit, a wrong path
+/// (a device, a log) does not.
+const MAX_DOCUMENT_SIZE: u64 = 1024 * 1024;
+
+/// A flag and what was given for it.
+pub(crate) type Given<'a> = (&'static str, Option<&'a str>);
+
+impl Findings {
+    /// A CA bundle, if one was given.
+    pub(crate) fn ca(&mut self, (flag, path): Given<'_>) -> Option<(PathBuf, CaBundle)> {
+        let path = PathBuf::from(path?);
+        match material::load_ca(&path) {
+            Ok(bundle) => {
+                if let Some(untimely) = bundle.untimely(SystemTime::now()) {
+                    self.warning(flag, Some(&path), untimely.to_string());
+                }
+                Some((path, bundle))
+            }
+            Err(wrong) => {
+                self.problem(flag, Some(&path), wrong.problem.to_string());
+                None
+            }
+        }
+    }
+
+    /// A certificate and its key, both or neither.
+    pub(crate) fn key_pair(&mut self, cert: Given<'_>, key: Given<'_>) -> Option<KeyPairFiles> {
+        let files = match (cert.1, key.1) {
+            (Some(cert), Some(key)) => KeyPairFiles {
+                cert: cert.into(),
+                key: key.into(),
+            },
+            (None, None) => return None,
+            (Some(_), None) => {
+                self.problem(key.0, None, format!("required with {}", cert.0));
+                return None;
+            }
+            (None, Some(_)) => {
+                self.problem(cert.0, None, format!("required with {}", key.0));
+                return None;
+            }
+        };
+        let problems = match files.load() {
+            Ok(pair) => {
+                if let Some(untimely) = pair.untimely(SystemTime::now()) {
+                    self.warning(cert.0, Some(&files.cert), untimely.to_string());
+                }
+                return Some(files);
+            }
+            Err(first) => match files.problems() {
+                // Corrected since, but what was read is what counts.
+                none if none.is_empty() => vec![first],
+                problems => problems,
+            },
+        };
+        for wrong in problems {
+            let flag = if wrong.path == files.cert {
+                cert.0
+            } else {
+                key.0
+            };
+            self.problem(flag, Some(&wrong.path), wrong.problem.to_string());
+        }
+        None
+    }
+}
+
+/// A YAML document.
+pub(crate) fn yaml<T: DeserializeOwned>(path: &Path) -> Parsed<T> {
+    let unreadable = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::NotFound => "no such file; correct the path, or create the file".into(),
+        _ => format!("cannot be read: {error}"),
+    };
+    let mut text = String::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_DOCUMENT_SIZE + 1).read_to_string(&mut text))
+        .map_err(unreadable)?;
+    if text.len() as u64 > MAX_DOCUMENT_SIZE {
+        return Err("is larger than 1 MiB; correct the path".into());
+    }
+    if text.trim().is_empty() {
+        return Err("is empty".into());
+    }
+    parse_yaml(&text)
+}
+
+/// The same from memory.
+pub(crate) fn parse_yaml<T: DeserializeOwned>(text: &str) -> Parsed<T> {
+    serde_saphyr::from_str(text).map_err(|error| error.without_snippet().to_string())
+}

@@ -1,0 +1,114 @@
+//! What is wrong with a command line, collected so that all of it is told at
+//! once.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::parse::Parsed;
+
+/// Why `serve` cannot start: one reason of perhaps several.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Problem {
+    /// With its dashes.
+    pub(crate) flag: &'static str,
+    /// The file that the flag names, where that is what is wrong.
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) message: String,
+}
+
+/// All of them, as they are printed.
+#[derive(Debug)]
+pub(crate) struct Problems(pub(crate) Vec<Problem>);
+
+/// Something that `serve` can start with, but that its administrator should
+/// know.
+pub(crate) type Warning = Problem;
+
+/// The problems and warnings found so far.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    problems: Vec<Problem>,
+    warnings: Vec<Warning>,
+}
+
+impl Findings {
+    /// The value, or nothing and a problem.
+    pub(crate) fn value<T>(&mut self, flag: &'static str, parsed: Parsed<T>) -> Option<T> {
+        parsed
+            .map_err(|message| self.problem(flag, None, message))
+            .ok()
+    }
+
+    /// Every value, less those that are a problem.
+    pub(crate) fn values<T>(
+        &mut self,
+        flag: &'static str,
+        given: &[String],
+        parse: impl Fn(&str) -> Parsed<T>,
+    ) -> Vec<T> {
+        let items = self
+            .value(flag, super::parse::list(given))
+            .unwrap_or_default();
+        items
+            .iter()
+            .filter_map(|item| self.value(flag, parse(item)))
+            .collect()
+    }
+
+    /// Notes a problem.
+    pub(crate) fn problem(
+        &mut self,
+        flag: &'static str,
+        file: Option<&Path>,
+        message: impl Into<String>,
+    ) {
+        self.problems.push(finding(flag, file, message.into()));
+    }
+
+    /// Notes a warning.
+    pub(crate) fn warning(
+        &mut self,
+        flag: &'static str,
+        file: Option<&Path>,
+        message: impl Into<String>,
+    ) {
+        self.warnings.push(finding(flag, file, message.into()));
+    }
+
+    /// What was built, if nothing was wrong. Nothing is built only where a
+    /// problem was noted.
+    pub(crate) fn conclude<T>(self, built: Option<T>) -> Result<(T, Vec<Warning>), Problems> {
+        match built {
+            Some(built) if self.problems.is_empty() => Ok((built, self.warnings)),
+            _ => Err(Problems(self.problems)),
+        }
+    }
+}
+
+fn finding(flag: &'static str, file: Option<&Path>, message: String) -> Problem {
+    Problem {
+        flag,
+        file: file.map(Path::to_owned),
+        message,
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.file {
+            Some(file) => write!(f, "{} {}: {}", self.flag, file.display(), self.message),
+            None => write!(f, "{}: {}", self.flag, self.message),
+        }
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for problem in &self.0 {
+            // One problem, one line, whatever a parser or a path has in it.
+            let line = problem.to_string().replace(['\n', '\r'], " ");
+            writeln!(f, "skewbridge: {line}")?;
+        }
+        writeln!(f, "see skewbridge serve --help")
+    }
+}

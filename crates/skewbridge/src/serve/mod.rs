@@ -1,0 +1,39 @@
+//! `skewbridge serve`: the gateway beside one kube-apiserver.
+
+mod config;
+mod egress;
+mod features;
+mod files;
+mod findings;
+mod flags;
+mod parse;
+mod peer_file;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+pub(crate) use flags::Flags;
+
+/// Flags to config, config to gateway; returns when the gateway has drained.
+pub(crate) fn run(flags: &Flags) -> ExitCode {
+    let (config, warnings) = match config::config(flags) {
+        Ok(understood) => understood,
+        Err(problems) => {
+            // With nobody to read it, the exit code still tells.
+            let _ = write!(std::io::stderr(), "{problems}");
+            return ExitCode::from(crate::EXIT_USAGE);
+        }
+    };
+    crate::logs::init(config.logs);
+    for warning in &warnings {
+        tracing::warn!("{warning}");
+    }
+    match skewbridge_gateway::run(&config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // The whole chain of causes in one line.
+            tracing::error!("{:#}", anyhow::Error::from(error));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,555 @@
+//! The small languages that flag values are written in.
+//!
+//! Each function takes one value and returns it understood, or a sentence that
+//! says what is wrong with it. They are kube-apiserver's languages, so that a
+//! value can be copied from its manifest.
+
+use std::fmt::Display;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+use std::time::Duration;
+
+use http::{HeaderName, Uri};
+use ipnet::IpNet;
+use rustls_pki_types::ServerName;
+
+/// A value, or what is wrong with it.
+pub(crate) type Parsed<T> = Result<T, String>;
+
+/// Go's `time.ParseDuration`, without its negative half: `1m30s`, `1.5h`, `0`.
+pub(crate) fn duration(text: &str) -> Parsed<Duration> {
+    let wrong = || format!("{text:?} is not a duration; write it like 30s, 1m30s, 100ms or 1.5h");
+    if text.starts_with('-') {
+        return Err(format!("{text:?} must not be negative"));
+    }
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    if rest == "0" {
+        return Ok(Duration::ZERO);
+    }
+    if rest.is_empty() {
+        return Err(wrong());
+    }
+    let mut total: u128 = 0;
+    while !rest.is_empty() {
+        let (whole, after) = digits(rest);
+        let (fraction, after) = match after.strip_prefix('.') {
+            Some(after) => digits(after),
+            None => ("", after),
+        };
+        if whole.is_empty() && fraction.is_empty() {
+            return Err(wrong());
+        }
+        let end = after
+            .find(|c: char| c == '.' || c.is_ascii_digit())
+            .unwrap_or(after.len());
+        let (unit, after) = after.split_at(end);
+        let unit: u128 = match unit {
+            "ns" => 1,
+            // Both the micro sign and the Greek letter, as Go takes them.
+            "us" | "\u{b5}s" | "\u{3bc}s" => 1_000,
+            "ms" => 1_000_000,
+            "s" => 1_000_000_000,
+            "m" => 60_000_000_000,
+            "h" => 3_600_000_000_000,
+            _ => return Err(wrong()),
+        };
+        let too_long = || format!("{text:?} is too long a time");
+        let whole: u128 = parse_digits(whole).ok_or_else(too_long)?;
+        // What is smaller than a nanosecond of an hour cannot be told.
+        let fraction = &fraction[..fraction.len().min(16)];
+        let scale = 10_u128.pow(u32::try_from(fraction.len()).unwrap_or(0));
+        let part = parse_digits(fraction).ok_or_else(too_long)? * unit / scale;
+        total = whole
+            .checked_mul(unit)
+            .and_then(|whole| total.checked_add(whole)?.checked_add(part))
+            // Go counts in an int64 of nanoseconds: 292 years.
+            .filter(|total| i64::try_from(*total).is_ok())
+            .ok_or_else(too_long)?;
+        rest = after;
+    }
+    u64::try_from(total)
+        .map(Duration::from_nanos)
+        .map_err(|_| wrong())
+}
+
+fn digits(text: &str) -> (&str, &str) {
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    text.split_at(end)
+}
+
+fn parse_digits(digits: &str) -> Option<u128> {
+    match digits {
+        "" => Some(0),
+        digits if digits.len() > 19 => None,
+        digits => digits.parse().ok(),
+    }
+}
+
+/// A duration that is more than nothing.
+pub(crate) fn timeout(text: &str) -> Parsed<Duration> {
+    match duration(text)? {
+        Duration::ZERO => Err("must be more than 0".into()),
+        timeout => Ok(timeout),
+    }
+}
+
+/// A comma-separated list, given any number of times. Quotes keep a comma, as
+/// in kube-apiserver's (CSV): `"a,b",c`.
+pub(crate) fn list(values: &[String]) -> Parsed<Vec<String>> {
+    let mut items = Vec::new();
+    for value in values.iter().filter(|value| !value.is_empty()) {
+        for item in fields(value)? {
+            if item.is_empty() {
+                return Err(format!("{value:?} has an empty entry"));
+            }
+            items.push(item);
+        }
+    }
+    Ok(items)
+}
+
+fn fields(line: &str) -> Parsed<Vec<String>> {
+    let unclosed = || format!("{line:?} has quotes that do not match");
+    let mut fields = Vec::new();
+    let mut rest = line;
+    loop {
+        rest = rest.trim_start();
+        if let Some(mut quoted) = rest.strip_prefix('"') {
+            let mut field = String::new();
+            loop {
+                let (text, after) = quoted.split_once('"').ok_or_else(unclosed)?;
+                field.push_str(text);
+                let Some(after_pair) = after.strip_prefix('"') else {
+                    rest = after.trim_start();
+                    break;
+                };
+                field.push('"');
+                quoted = after_pair;
+            }
+            fields.push(field);
+            match rest.strip_prefix(',') {
+                Some(after) => rest = after,
+                None if rest.is_empty() => return Ok(fields),
+                None => return Err(unclosed()),
+            }
+        } else if let Some((field, after)) = rest.split_once(',') {
+            fields.push(field.trim_end().to_owned());
+            rest = after;
+        } else {
+            fields.push(rest.trim_end().to_owned());
+            return Ok(fields);
+        }
+    }
+}
+
+/// Go's `strconv.ParseBool`.
+pub(crate) fn boolean(text: &str) -> Parsed<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err(format!("{text:?} is neither true nor false")),
+    }
+}
+
+/// A whole number in a range.
+pub(crate) fn number<T>(text: &str, range: &RangeInclusive<T>) -> Parsed<T>
+where
+    T: FromStr + PartialOrd + Display,
+{
+    let parsed = text.parse().ok().filter(|number| range.contains(number));
+    parsed.ok_or_else(|| {
+        let (start, end) = (range.start(), range.end());
+        format!("{text:?} is not a whole number from {start} to {end}")
+    })
+}
+
+/// One of a few words.
+pub(crate) fn word<T: Copy>(text: &str, words: &[(&str, T)]) -> Parsed<T> {
+    let found = words.iter().find(|(word, _)| *word == text);
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let words: Vec<_> = words.iter().map(|(word, _)| *word).collect();
+        format!("{text:?} is not one of {}", words.join(", "))
+    })
+}
+
+/// An IP address to listen on.
+pub(crate) fn ip(text: &str) -> Parsed<IpAddr> {
+    text.parse()
+        .map_err(|_| format!("{text:?} is not an IP address"))
+}
+
+/// An IP address at which others reach this machine.
+pub(crate) fn advertised_ip(text: &str) -> Parsed<IpAddr> {
+    let ip = ip(text)?;
+    if ip.is_unspecified() || ip.is_multicast() {
+        return Err(format!(
+            "nobody can connect to {ip}; give one address of this machine"
+        ));
+    }
+    Ok(ip)
+}
+
+/// `IP:PORT`, on loopback.
+pub(crate) fn loopback_socket(text: &str) -> Parsed<SocketAddr> {
+    let address: SocketAddr = text.parse().map_err(|_| {
+        format!("{text:?} is not IP:PORT; write it like 127.0.0.1:10270 or [::1]:0")
+    })?;
+    if !address.ip().is_loopback() {
+        return Err(format!(
+            "{address} is not on loopback; metrics and health are served without TLS and \
+             without authorisation, so only to this machine: use 127.0.0.1 or [::1]"
+        ));
+    }
+    Ok(address)
+}
+
+/// A network in CIDR notation; bits of a host are dropped, as Go drops them.
+pub(crate) fn cidr(text: &str) -> Parsed<IpNet> {
+    if let Ok(ip) = text.parse::<IpAddr>() {
+        let bits = if ip.is_ipv4() { 32 } else { 128 };
+        return Err(format!(
+            "{text:?} has no prefix length; for this one address write {ip}/{bits}"
+        ));
+    }
+    text.parse()
+        .map(|net: IpNet| net.trunc())
+        .map_err(|_| format!("{text:?} is not a network; write it like 10.0.0.0/24 or fd00::/64"))
+}
+
+/// Host and port of a URL that has nothing else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Endpoint {
+    /// Whether it is `https`.
+    pub(crate) secure: bool,
+    /// Without brackets.
+    pub(crate) host: String,
+    pub(crate) port: Option<u16>,
+    pub(crate) uri: Uri,
+}
+
+/// `http[s]://HOST[:PORT]`.
+pub(crate) fn endpoint(text: &str) -> Parsed<Endpoint> {
+    let wrong = |what: &str| Err(format!("{text:?} {what}; write it like https://HOST:PORT"));
+    // A URL may hold a password: it is never repeated.
+    if text.contains('@') {
+        return Err("a user or password has no place in this URL".into());
+    }
+    if !text.contains("://") {
+        return wrong("has no scheme");
+    }
+    if text.contains('#') {
+        return wrong("has a fragment");
+    }
+    let Ok(uri) = text.parse::<Uri>() else {
+        return wrong("is not a URL");
+    };
+    let secure = match uri.scheme_str() {
+        Some("https") => true,
+        Some("http") => false,
+        _ => return wrong("is neither http nor https"),
+    };
+    if uri.path() != "/" || uri.query().is_some() {
+        return wrong("must not have a path or a query");
+    }
+    let Some(authority) = uri.authority() else {
+        return wrong("has no host");
+    };
+    let bracketed = authority.host();
+    let port = match authority.as_str().strip_prefix(bracketed) {
+        Some("") => None,
+        Some(port) => match port.strip_prefix(':').map(str::parse::<u16>) {
+            Some(Ok(port @ 1..)) => Some(port),
+            _ => return wrong("has a port that is not a number from 1 to 65535"),
+        },
+        None => return wrong("is not a URL"),
+    };
+    let literal = bracketed
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'));
+    let host = literal.unwrap_or(bracketed);
+    let understood = match literal {
+        Some(ip) => ip.parse::<Ipv6Addr>().is_ok(),
+        None => server_name(host).is_ok(),
+    };
+    if !understood {
+        return wrong("has a host that is neither a DNS name nor an IP address");
+    }
+    Ok(Endpoint {
+        secure,
+        host: host.to_owned(),
+        port,
+        uri,
+    })
+}
+
+/// What a server's certificate is checked against.
+pub(crate) fn server_name(text: &str) -> Parsed<ServerName<'static>> {
+    ServerName::try_from(text)
+        .map(|name| name.to_owned())
+        .map_err(|_| format!("{text:?} is neither a DNS name nor an IP address"))
+}
+
+/// The name of a header that may carry an identity.
+pub(crate) fn identity_header(text: &str) -> Parsed<HeaderName> {
+    let name: HeaderName = text
+        .parse()
+        .map_err(|_| format!("{text:?} is not a header name"))?;
+    if MEANT_OTHERWISE.contains(&name.as_str()) {
+        return Err(format!(
+            "{name} means something else; an identity cannot travel in it"
+        ));
+    }
+    Ok(name)
+}
+
+/// The beginning of the names of headers that carry what else is known of a
+/// user; in lower case, as header names are compared.
+pub(crate) fn identity_prefix(text: &str) -> Parsed<String> {
+    let name: HeaderName = text
+        .parse()
+        .map_err(|_| format!("{text:?} cannot begin a header name"))?;
+    let swallowed = MEANT_OTHERWISE
+        .iter()
+        .find(|other| other.starts_with(name.as_str()));
+    match swallowed {
+        Some(other) => Err(format!(
+            "{text:?} is too short: it would take {other} for itself"
+        )),
+        None => Ok(name.as_str().to_owned()),
+    }
+}
+
+/// Headers whose meaning HTTP, Kubernetes or this bridge depends on.
+const MEANT_OTHERWISE: [&str; 20] = [
+    "accept",
+    "accept-encoding",
+    "audit-id",
+    "authorization",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "cookie",
+    "expect",
+    "host",
+    "impersonate-user",
+    "sec-websocket-protocol",
+    "te",
+    "transfer-encoding",
+    "upgrade",
+    "user-agent",
+    "via",
+    "x-forwarded-for",
+    "x-stream-protocol-version",
+];
+
+/// RFC 1123 as Kubernetes means it: labels of lower-case letters, digits and
+/// inner dashes, joined by dots, 253 characters at most.
+pub(crate) fn dns_subdomain(text: &str) -> Parsed<String> {
+    let label = |label: &str| {
+        !label.is_empty()
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+            && label
+                .bytes()
+                .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
+    };
+    if text.len() <= 253 && text.split('.').all(label) {
+        return Ok(text.to_owned());
+    }
+    Err(format!(
+        "{text:?} is not a name of a Lease; use lower-case letters, digits, '-' and '.', \
+         beginning and ending with a letter or digit, 253 characters at most"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_go_reads_them() {
+        let table = [
+            ("0", 0),
+            ("0s", 0),
+            ("30s", 30_000_000_000),
+            ("+5s", 5_000_000_000),
+            ("1m0s", 60_000_000_000),
+            ("1m30s", 90_000_000_000),
+            ("1.5h", 5_400_000_000_000),
+            (".5s", 500_000_000),
+            ("1.s", 1_000_000_000),
+            ("100ms", 100_000_000),
+            ("7us", 7_000),
+            ("7\u{b5}s", 7_000),
+            ("7\u{3bc}s", 7_000),
+            ("1h2m3s4ms5us6ns", 3_723_004_005_006),
+            ("0.000000000000000000001h", 0),
+            ("0.3333333333333333333h", 1_199_999_999_999),
+            ("9223372036854775807ns", 9_223_372_036_854_775_807),
+        ];
+        for (text, nanos) in table {
+            assert_eq!(duration(text), Ok(Duration::from_nanos(nanos)), "{text}");
+        }
+        let wrong = [
+            "",
+            "+",
+            "5",
+            "s",
+            ".s",
+            ".",
+            "1x",
+            "1 s",
+            "1d",
+            "1m 30s",
+            "s5",
+            "1s5",
+            "--1s",
+            "ⅷs",
+            "9223372036854775808ns",
+            "99999999999999999999h",
+            "3000000h",
+        ];
+        for text in wrong {
+            assert!(duration(text).is_err(), "{text}");
+        }
+        assert!(duration("-5s").unwrap_err().contains("negative"));
+        assert!(timeout("0s").is_err());
+    }
+
+    #[test]
+    fn lists_are_joined_and_split_at_commas() {
+        let table: [(&[&str], &[&str]); 8] = [
+            (&[], &[]),
+            (&[""], &[]),
+            (&["a"], &["a"]),
+            (&["a,b", "c"], &["a", "b", "c"]),
+            (&[" a , b "], &["a", "b"]),
+            (&["\"a,b\",c"], &["a,b", "c"]),
+            (&["\" a\""], &[" a"]),
+            (&["\"say \"\"hi\"\"\" , x"], &["say \"hi\"", "x"]),
+        ];
+        for (values, expected) in table {
+            let values: Vec<_> = values.iter().map(ToString::to_string).collect();
+            assert_eq!(list(&values).unwrap(), expected, "{values:?}");
+        }
+        for wrong in ["a,,b", ",", "a,", "\"a", "\"a\"b", "\"\""] {
+            assert!(list(&[wrong.to_owned()]).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn booleans_are_read_as_go_reads_them() {
+        assert_eq!(boolean("T"), Ok(true));
+        assert_eq!(boolean("False"), Ok(false));
+        for wrong in ["", "yes", "on", "tRUE", "2"] {
+            assert!(boolean(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn numbers_keep_to_their_range() {
+        assert_eq!(number("0", &(0..=65_535_u16)), Ok(0));
+        for wrong in ["", "-1", "65536", "1e3", "6443 ", "six"] {
+            let message = number(wrong, &(0..=65_535_u16)).unwrap_err();
+            assert!(message.contains("from 0 to 65535"), "{message}");
+        }
+    }
+
+    #[test]
+    fn an_endpoint_is_a_host_and_perhaps_a_port() {
+        let table = [
+            ("https://10.0.0.1:6443", true, "10.0.0.1", Some(6443)),
+            ("https://10.0.0.1:6443/", true, "10.0.0.1", Some(6443)),
+            ("https://kube.example", true, "kube.example", None),
+            ("HTTPS://kube.example", true, "kube.example", None),
+            ("http://[::1]:2379", false, "::1", Some(2379)),
+            ("https://[fd00::1]", true, "fd00::1", None),
+        ];
+        for (text, secure, host, port) in table {
+            let endpoint = endpoint(text).unwrap();
+            let parts = (endpoint.secure, endpoint.host.as_str(), endpoint.port);
+            assert_eq!(parts, (secure, host, port), "{text}");
+        }
+        let wrong = [
+            ("", "no scheme"),
+            ("10.0.0.1:6443", "no scheme"),
+            ("unix:///run/etcd", "is not a URL"),
+            ("ftp://a", "neither http nor https"),
+            ("https://a/b", "path"),
+            ("https://a?b", "query"),
+            ("https://a#b", "fragment"),
+            ("https://a:0", "port"),
+            ("https://a:65536", "port"),
+            ("https://a:", "port"),
+            ("https://a:x", "port"),
+            ("https://", "is not a URL"),
+            ("https://a b", "is not a URL"),
+            ("https://[a]", "host"),
+            ("https://-a-", "host"),
+        ];
+        for (text, expected) in wrong {
+            let message = endpoint(text).unwrap_err();
+            assert!(message.contains(expected), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_password_in_a_url_is_not_repeated() {
+        let message = endpoint("https://admin:secret@host").unwrap_err();
+        assert!(!message.contains("secret"), "{message}");
+    }
+
+    #[test]
+    fn networks_need_a_prefix_length() {
+        assert_eq!(cidr("10.1.2.3/24").unwrap().to_string(), "10.1.2.0/24");
+        assert!(cidr("10.1.2.3").unwrap_err().contains("10.1.2.3/32"));
+        assert!(cidr("fd00::1").unwrap_err().contains("fd00::1/128"));
+        for wrong in ["", "10.0.0.0/33", "10.0.0/8", "all"] {
+            assert!(cidr(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_admin_address_stays_on_loopback() {
+        for right in ["127.0.0.1:0", "127.9.9.9:80", "[::1]:10270"] {
+            assert!(loopback_socket(right).is_ok(), "{right}");
+        }
+        for wrong in ["0.0.0.0:1", "10.0.0.1:1", "[::]:1"] {
+            let message = loopback_socket(wrong).unwrap_err();
+            assert!(message.contains("not on loopback"), "{message}");
+        }
+        for wrong in ["localhost:1", ":10270", "127.0.0.1", "::1:1"] {
+            let message = loopback_socket(wrong).unwrap_err();
+            assert!(message.contains("is not IP:PORT"), "{message}");
+        }
+    }
+
+    #[test]
+    fn an_identity_travels_in_headers_of_its_own() {
+        assert_eq!(identity_header("X-Remote-User").unwrap(), "x-remote-user");
+        assert_eq!(
+            identity_prefix("X-Remote-Extra-").unwrap(),
+            "x-remote-extra-"
+        );
+        for wrong in ["", "a b", "Authorization", "Host", "é"] {
+            assert!(identity_header(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["", "a b", "A", "X-", "impersonate-"] {
+            assert!(identity_prefix(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn lease_names_are_dns_subdomains() {
+        for right in ["a", "apiserver-0", "a.b-c.d9", &"a".repeat(253)] {
+            assert!(dns_subdomain(right).is_ok(), "{right}");
+        }
+        for wrong in ["", "-a", "a-", "A", "a..b", ".a", "a_b", &"a".repeat(254)] {
+            assert!(dns_subdomain(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! The command line of `skewbridge serve`, run as its users run it.
+
+#![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rcgen::{CertificateParams, KeyPair};
+
+const USAGE: Option<i32> = Some(64);
+
+#[test]
+fn every_wrong_value_is_told_at_once() {
+    let output = serve(&[
+        "--bind-address=everywhere",
+        "--secure-port=65536",
+        "--advertise-address=0.0.0.0",
+        "--tls-cert-file=/nonexistent/tls.crt",
+        "--tls-private-key-file=/nonexistent/tls.key",
+        "--tls-min-version=VersionTLS10",
+        "--client-ca-file=/nonexistent/ca.crt",
+        "--requestheader-client-ca-file=/nonexistent/front-proxy-ca.crt",
+        "--requestheader-username-headers=a b",
+        "--requestheader-extra-headers-prefix=X-",
+        "--upstream=http://10.0.0.1",
+        "--upstream-ca-file=/nonexistent/upstream.crt",
+        "--upstream-server-name=a b",
+        "--peer-ca-file=/",
+        "--peer-advertise-ip=::",
+        "--peer-advertise-port=0",
+        "--peer-registry=consul",
+        "--peer-cidrs=10.0.0.1",
+        "--apiserver-identity=Not_A_Name",
+        "--egress-selector-config-file=/nonexistent/egress.yaml",
+        "--etcd-servers=https://etcd:2379,https://etcd,etcd:2379",
+        "--etcd-certfile=/nonexistent/etcd.crt",
+        "--etcd-prefix=registry",
+        "--translate-streams=sometimes",
+        "--stream-ping-interval=5",
+        "--feature-gates=Nonsense=true",
+        "--max-connections=0",
+        "--http2-max-streams-per-connection=many",
+        "--tls-handshake-timeout=0s",
+        "--read-header-timeout=-1s",
+        "--idle-timeout=1 minute",
+        "--request-timeout=soon",
+        "--admin-address=0.0.0.0:10270",
+        "--v=11",
+        "--log-format=xml",
+        "--worker-threads=0",
+        "--shutdown-delay-duration=1d",
+        "--shutdown-drain-timeout=x",
+    ]);
+    assert_eq!(output.status.code(), USAGE);
+    assert_eq!(text(&output.stdout), "");
+    let expected = [
+        "--bind-address: \"everywhere\" is not an IP address",
+        "--secure-port: \"65536\" is not a whole number from 0 to 65535",
+        "--advertise-address: nobody can connect to 0.0.0.0",
+        "--tls-cert-file /nonexistent/tls.crt: no such file",
+        "--tls-private-key-file /nonexistent/tls.key: no such file",
+        "--tls-min-version: VersionTLS10 is not offered",
+        "--client-ca-file /nonexistent/ca.crt: no such file",
+        "--requestheader-client-ca-file /nonexistent/front-proxy-ca.crt: no such file",
+        "--requestheader-username-headers: \"a b\" is not a header name",
+        "--requestheader-extra-headers-prefix: \"X-\" is too short",
+        "--upstream: \"http://10.0.0.1\" is not https",
+        "--upstream-ca-file /nonexistent/upstream.crt: no such file",
+        "--upstream-server-name: \"a b\" is neither",
+        "--proxy-client-cert-file: required with --client-ca-file",
+        "--peer-ca-file /: is a directory",
+        "--peer-advertise-ip: nobody can connect to ::",
+        "--peer-advertise-port: \"0\" is not a whole number from 1",
+        "--peer-registry: \"consul\" is not one of etcd, leases, file:PATH",
+        "--peer-cidrs: \"10.0.0.1\" has no prefix length",
+        "--apiserver-identity: \"Not_A_Name\" is not a name of a Lease",
+        "--egress-selector-config-file /nonexistent/egress.yaml: no such file",
+        "--etcd-servers: \"https://etcd\" has no port",
+        "--etcd-servers: \"etcd:2379\" has no scheme",
+        "--etcd-cafile: required with https in --etcd-servers",
+        "--etcd-keyfile: required with --etcd-certfile",
+        "--etcd-prefix: \"registry\" must be a path",
+        "--translate-streams: \"sometimes\" is not one of auto, always, never",
+        "--stream-ping-interval: \"5\" is not a duration",
+        "--feature-gates: unknown gate \"Nonsense\"; known are ",
+        "--max-connections: \"0\" is not a whole number from 1",
+        "--http2-max-streams-per-connection: \"many\" is not a whole number",
+        "--tls-handshake-timeout: must be more than 0",
+        "--read-header-timeout: \"-1s\" must not be negative",
+        "--idle-timeout: \"1 minute\" is not a duration",
+        "--request-timeout: \"soon\" is not a duration",
+        "--admin-address: 0.0.0.0:10270 is not on loopback",
+        "--v: \"11\" is not a whole number from 0 to 10",
+        "--log-format: \"xml\" is not one of text, json",
+        "--worker-threads: \"0\" is not a whole number from 1",
+        "--shutdown-delay-duration: \"1d\" is not a duration",
+        "--shutdown-drain-timeout: \"x\" is not a duration",
+    ];
+    let stderr = text(&output.stderr);
+    let mut lines: Vec<_> = stderr.lines().collect();
+    assert_eq!(lines.pop(), Some("see skewbridge serve --help"));
+    for expected in expected {
+        let line = format!("skewbridge: {expected}");
+        let found = lines.iter().position(|found| found.starts_with(&line));
+        let found = found.unwrap_or_else(|| panic!("no line {line:?} in:\n{stderr}"));
+        lines.remove(found);
+    }
+    assert_eq!(lines, Vec::<&str>::new(), "nothing else is told");
+}
+
+#[test]
+fn nothing_given_tells_what_is_required() {
+    let output = serve(&[] as &[&str]);
+    assert_eq!(output.status.code(), USAGE);
+    let stderr = text(&output.stderr);
+    for flag in [
+        "--tls-cert-file: required",
+        "--tls-private-key-file: required",
+        "--upstream: required",
+        "--upstream-ca-file: required",
+    ] {
+        assert!(stderr.contains(&format!("skewbridge: {flag}")), "{stderr}");
+    }
+    assert_eq!(stderr.lines().count(), 5, "{stderr}");
+}
+
+#[test]
+fn a_key_of_another_certificate_is_told_by_flag_and_both_files() {
+    let files = Files::new();
+    let other = KeyPair::generate().unwrap();
+    files.write("other.key", &other.serialize_pem());
+    let output = serve(&[
+        &files.flag("--tls-cert-file", "tls.crt"),
+        &files.flag("--tls-private-key-file", "other.key"),
+        &files.flag("--upstream-ca-file", "tls.crt"),
+        "--upstream=https://10.0.0.1:6443",
+    ]);
+    assert_eq!(output.status.code(), USAGE);
+    let expected = format!(
+        "skewbridge: --tls-private-key-file {}: the private key does not match the certificate \
+         in {};",
+        files.path("other.key").display(),
+        files.path("tls.crt").display()
+    );
+    let stderr = text(&output.stderr);
+    assert!(stderr.starts_with(&expected), "{stderr}");
+    assert_eq!(stderr.lines().count(), 2, "{stderr}");
+}
+
+#[test]
+fn swapped_files_are_told_for_both_flags() {
+    let files = Files::new();
+    let output = serve(&[
+        &files.flag("--tls-cert-file", "tls.key"),
+        &files.flag("--tls-private-key-file", "tls.crt"),
+        &files.flag("--upstream-ca-file", "tls.crt"),
+        "--upstream=https://10.0.0.1:6443",
+    ]);
+    assert_eq!(output.status.code(), USAGE);
+    let stderr = text(&output.stderr);
+    assert_eq!(
+        stderr.matches("two files may be swapped").count(),
+        2,
+        "{stderr}"
+    );
+}
+
+#[test]
+fn wrong_flags_are_told_before_a_port_is_touched() {
+    let occupied = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = occupied.local_addr().unwrap().port();
+    let files = Files::new();
+    let mut flags = files.enough();
+    flags.push("--bind-address=127.0.0.1".into());
+    flags.push(format!("--secure-port={port}"));
+    flags.push("--v=loud".into());
+    let output = serve(&flags);
+    assert_eq!(output.status.code(), USAGE);
+    let stderr = text(&output.stderr);
+    assert!(stderr.starts_with("skewbridge: --v: \"loud\""), "{stderr}");
+    assert!(!stderr.contains(&port.to_string()), "{stderr}");
+}
+
+#[test]
+fn the_bridge_is_not_its_own_upstream() {
+    let files = Files::new();
+    let mut flags = files.enough();
+    flags.push("--upstream=https://localhost".into());
+    let output = serve(&flags);
+    assert_eq!(output.status.code(), USAGE);
+    let stderr = text(&output.stderr);
+    assert!(
+        stderr.starts_with("skewbridge: --upstream: localhost:6443 is where this bridge listens"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn leases_need_networks() {
+    let files = Files::new();
+    let mut flags = files.enough();
+    flags.push("--peer-registry=leases".into());
+    let output = serve(&flags);
+    assert_eq!(output.status.code(), USAGE);
+    let stderr = text(&output.stderr);
+    assert!(
+        stderr.starts_with("skewbridge: --peer-cidrs: required with"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn a_wrong_document_is_told_by_its_places() {
+    let files = Files::new();
+    files.write("peers.yaml", "peers:\n- {identity: A, address: here}\n");
+    files.write("egress.yaml", "apiVersion: v1\nkind: Pod\n");
+    let mut flags = files.enough();
+    flags.push(format!(
+        "--peer-registry=file:{}",
+        files.path("peers.yaml").display()
+    ));
+    flags.push(files.flag("--egress-selector-config-file", "egress.yaml"));
+    let output = serve(&flags);
+    assert_eq!(output.status.code(), USAGE);
+    let stderr = text(&output.stderr);
+    for expected in [
+        "peers.yaml: peers[0].identity: ",
+        "peers.yaml: peers[0].address: ",
+        "egress.yaml: apiVersion: ",
+        "egress.yaml: kind: ",
+    ] {
+        assert!(stderr.contains(expected), "{stderr}");
+    }
+    assert_eq!(stderr.lines().count(), 5, "{stderr}");
+}
+
+#[test]
+fn a_misspelt_flag_is_misuse_with_a_suggestion() {
+    let output = serve(&["--tls-cert-flie=x"]);
+    assert_eq!(output.status.code(), USAGE);
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("'--tls-cert-file'"), "{stderr}");
+    let output = serve(&["--upstream"]);
+    assert_eq!(output.status.code(), USAGE);
+}
+
+#[test]
+fn values_are_written_as_kube_apiserver_takes_them() {
+    // Of a repeated flag the last counts; -v is --v; a value may stand apart.
+    let files = Files::new();
+    let mut flags = files.enough();
+    flags.extend(["--secure-port=x", "--secure-port", "0", "-v", "3"].map(Into::into));
+    flags.extend(["--requestheader-allowed-names=a,b"; 2].map(Into::into));
+    flags.push("--idle-timeout=wrong".into());
+    let output = serve(&flags);
+    assert_eq!(output.status.code(), USAGE);
+    let stderr = text(&output.stderr);
+    assert!(
+        stderr.starts_with("skewbridge: --idle-timeout: "),
+        "{stderr}"
+    );
+    assert_eq!(stderr.lines().count(), 2, "{stderr}");
+}
+
+#[test]
+fn help_groups_its_flags_and_fits_a_terminal() {
+    let output = serve(&["--help"]);
+    assert_eq!(output.status.code(), Some(0));
+    let stdout = text(&output.stdout);
+    let headings: Vec<_> = stdout
+        .lines()
+        .filter(|line| line.ends_with(" flags:"))
+        .collect();
+    assert_eq!(
+        headings,
+        [
+            "Secure serving flags:",
+            "Authentication flags:",
+            "Upstream flags:",
+            "Peer flags:",
+            "Etcd flags:",
+            "Streams flags:",
+            "Features flags:",
+            "Limits flags:",
+            "Admin flags:",
+            "Logs flags:",
+            "Generic flags:",
+        ]
+    );
+    assert!(!stdout.contains("Options:"), "every flag has a group");
+    assert!(stdout.contains("[default: 6443]"), "{stdout}");
+    assert!(stdout.contains("  skewbridge serve \\\n"), "{stdout}");
+    let widest = stdout.lines().map(|line| line.chars().count()).max();
+    assert!(widest <= Some(100), "{widest:?} columns");
+}
+
+#[test]
+fn the_version_is_told_in_both_ways() {
+    let expected = format!("skewbridge {}\n", env!("CARGO_PKG_VERSION"));
+    for argument in ["version", "--version"] {
+        let output = skewbridge(&[argument]);
+        assert_eq!(output.status.code(), Some(0), "{argument}");
+        assert_eq!(text(&output.stdout), expected, "{argument}");
+    }
+    assert_eq!(skewbridge(&[] as &[&str]).status.code(), USAGE);
+}
+
+fn serve(flags: &[impl AsRef<str>]) -> Output {
+    let flags = flags.iter().map(AsRef::as_ref);
+    let arguments: Vec<_> = ["serve"].into_iter().chain(flags).collect();
+    skewbridge(&arguments)
+}
+
+fn skewbridge(arguments: &[impl AsRef<str>]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_skewbridge"))
+        .args(arguments.iter().map(AsRef::as_ref))
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// A directory with `tls.crt` and `tls.key`, gone with the test.
+struct Files(PathBuf);
+
+impl Files {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("skewbridge-flags-{}-{count}", std::process::id());
+        let files = Self(std::env::temp_dir().join(name));
+        fs::create_dir_all(&files.0).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["localhost".into()]).unwrap();
+        files.write("tls.crt", &params.self_signed(&key).unwrap().pem());
+        files.write("tls.key", &key.serialize_pem());
+        files
+    }
+
+    fn write(&self, name: &str, content: &str) {
+        fs::write(self.path(name), content).unwrap();
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn flag(&self, flag: &str, name: &str) -> String {
+        format!("{flag}={}", self.path(name).display())
+    }
+
+    /// What `serve` needs at least.
+    fn enough(&self) -> Vec<String> {
+        vec![
+            self.flag("--tls-cert-file", "tls.crt"),
+            self.flag("--tls-private-key-file", "tls.key"),
+            self.flag("--upstream-ca-file", "tls.crt"),
+            "--upstream=https://127.0.0.1:6444".into(),
+        ]
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
