@@ -1,0 +1,173 @@
+//! The command line.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Parser, Subcommand, ValueEnum, value_parser};
+
+use crate::load::Protocol;
+
+/// Side-by-side measurements of Skewbridge.
+#[derive(Debug, Parser)]
+#[command(name = "skewbridge-bench", max_term_width = 80)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Requests per second and CPU per request next to `HAProxy` and nginx
+    PassThrough(PassThrough),
+    /// Memory of the bridge per open watch, and the time of one event to all
+    Watches(Watches),
+    /// The stand-in API server that `watches` starts
+    #[command(hide = true)]
+    StandIn(StandIn),
+    /// The clients that `watches` starts
+    #[command(hide = true)]
+    Watchers(Watchers),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PassThrough {
+    /// Measured rounds per protocol, after one warm-up round
+    #[arg(long, default_value_t = 5, value_parser = value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// Seconds of load on each proxy in a round
+    #[arg(long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=600))]
+    pub(crate) seconds: u32,
+    /// Bytes of the static answer
+    #[arg(long, default_value_t = 20_480, value_parser = value_parser!(u32).range(1..=67_108_864))]
+    pub(crate) size: u32,
+    /// Protocol that the clients speak
+    #[arg(long, value_enum, default_value_t = Protocols::Both)]
+    pub(crate) proto: Protocols,
+    /// Bridge to run: a path, or `none` to leave it out [default: build it]
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "build",
+        hide_default_value = true
+    )]
+    pub(crate) bridge: BridgeChoice,
+    /// How to print the result
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Watches {
+    /// Client connections
+    #[arg(long, default_value_t = 100, value_parser = value_parser!(u32).range(1..=1000))]
+    pub(crate) connections: u32,
+    /// Watches on each connection
+    #[arg(long, default_value_t = 100, value_parser = value_parser!(u32).range(1..=100))]
+    pub(crate) streams: u32,
+    /// Rounds of events after the first one
+    #[arg(long, default_value_t = 3, value_parser = value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// Bridge to run: a path, or `none` to leave it out [default: build it]
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "build",
+        hide_default_value = true
+    )]
+    pub(crate) bridge: BridgeChoice,
+    /// How to print the result
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct StandIn {
+    #[arg(long)]
+    pub(crate) certificate: PathBuf,
+    #[arg(long)]
+    pub(crate) key: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Watchers {
+    #[arg(long)]
+    pub(crate) target: SocketAddr,
+    #[arg(long)]
+    pub(crate) ca: PathBuf,
+    #[arg(long)]
+    pub(crate) connections: u32,
+    #[arg(long)]
+    pub(crate) streams: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum BridgeChoice {
+    Build,
+    At(PathBuf),
+    Skip,
+}
+
+impl FromStr for BridgeChoice {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(match text {
+            "build" => Self::Build,
+            "none" => Self::Skip,
+            path => Self::At(path.into()),
+        })
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Protocols {
+    H1,
+    H2,
+    Both,
+}
+
+impl Protocols {
+    pub(crate) fn each(self) -> &'static [Protocol] {
+        match self {
+            Self::H1 => &[Protocol::Http1],
+            Self::H2 => &[Protocol::Http2],
+            Self::Both => &[Protocol::Http1, Protocol::Http2],
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    Table,
+    Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn without_flags_both_protocols_run_and_the_bridge_is_built() {
+        let args = Args::parse_from(["skewbridge-bench", "pass-through"]);
+        let Command::PassThrough(args) = args.command else {
+            panic!("not pass-through: {args:?}");
+        };
+        assert_eq!(args.bridge, BridgeChoice::Build);
+        assert_eq!(args.proto.each(), [Protocol::Http1, Protocol::Http2]);
+    }
+
+    #[test]
+    fn the_bridge_can_be_left_out_or_named() {
+        assert_eq!("none".parse(), Ok(BridgeChoice::Skip));
+        assert_eq!("./x".parse(), Ok(BridgeChoice::At("./x".into())));
+    }
+}

@@ -1,0 +1,67 @@
+//! Side-by-side measurements of the bridge: `pass-through` against `HAProxy`
+//! and nginx, `watches` for memory and delivery. See `bench/README.md`.
+
+mod args;
+mod client;
+mod load;
+mod pass_through;
+mod pki;
+mod process;
+mod proxies;
+mod report;
+mod scratch;
+mod usage;
+mod watches;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::{Args, Command};
+
+fn main() -> ExitCode {
+    match run(Args::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("skewbridge-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(async {
+        // Losing the race drops the measurement, and with it every child.
+        tokio::select! {
+            done = perform(command) => done,
+            stopped = stop_signal() => stopped,
+        }
+    })
+}
+
+async fn perform(command: Command) -> Result<()> {
+    match command {
+        Command::PassThrough(args) => pass_through::run(args).await,
+        Command::Watches(args) => watches::run(args).await,
+        Command::StandIn(args) => watches::stand_in::run(args).await,
+        Command::Watchers(args) => watches::watchers::run(args).await,
+    }
+}
+
+async fn stop_signal() -> Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let name = tokio::select! {
+        _ = interrupt.recv() => "SIGINT",
+        _ = terminate.recv() => "SIGTERM",
+        _ = hangup.recv() => "SIGHUP",
+    };
+    bail!("stopped by {name}")
+}

@@ -1,0 +1,111 @@
+//! One CA and one ECDSA P-256 server certificate that every server of a run
+//! presents, so that no proxy pays more for its handshakes than another.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
+};
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+use crate::scratch::Scratch;
+
+/// The name in the certificate that every client verifies.
+pub(crate) const SERVER_NAME: &str = "localhost";
+
+/// The one cipher suite that clients offer and the backend accepts: what Go
+/// prefers at both ends of a Kubernetes cluster. Given a choice the proxies
+/// differ, `HAProxy` by its own order and the others by the client's.
+pub(crate) const CIPHER: &str = "TLS_AES_128_GCM_SHA256";
+
+const ALPN_H2: &[u8] = b"h2";
+
+#[derive(Debug)]
+pub(crate) struct Pki {
+    pub(crate) ca: PathBuf,
+    pub(crate) certificate: PathBuf,
+    pub(crate) key: PathBuf,
+    /// Certificate and key in one file, the way `HAProxy` reads them.
+    pub(crate) bundle: PathBuf,
+}
+
+impl Pki {
+    pub(crate) fn generate(scratch: &Scratch) -> Result<Self> {
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "skewbridge-bench-ca");
+        let ca_key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let ca = CertifiedIssuer::self_signed(params, ca_key)?;
+
+        let mut params =
+            CertificateParams::new(vec![SERVER_NAME.to_owned(), "127.0.0.1".to_owned()])?;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params
+            .distinguished_name
+            .push(DnType::CommonName, SERVER_NAME);
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let certificate = params.signed_by(&key, &ca)?.pem();
+        let key = key.serialize_pem();
+
+        Ok(Self {
+            ca: scratch.write("pki/ca.crt", ca.pem())?,
+            bundle: scratch.write("pki/server.pem", format!("{certificate}{key}"))?,
+            certificate: scratch.write("pki/server.crt", certificate)?,
+            key: scratch.write("pki/server.key", key)?,
+        })
+    }
+}
+
+/// A client that trusts only `ca` and speaks only HTTP/2.
+pub(crate) fn h2_client(ca: &Path) -> Result<Arc<ClientConfig>> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(ca)? {
+        roots.add(certificate)?;
+    }
+    let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![ALPN_H2.to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// A server that speaks only HTTP/2.
+pub(crate) fn h2_server(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>> {
+    let private = PrivateKeyDer::from_pem_file(key)
+        .with_context(|| format!("cannot read {}", key.display()))?;
+    let mut config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_single_cert(certificates(certificate)?, private)?;
+    config.alpn_protocols = vec![ALPN_H2.to_vec()];
+    Ok(Arc::new(config))
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let read = || CertificateDer::pem_file_iter(path)?.collect::<Result<Vec<_>, _>>();
+    read().with_context(|| format!("cannot read {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_generated_can_be_served_and_trusted() {
+        let scratch = Scratch::create().unwrap();
+        let pki = Pki::generate(&scratch).unwrap();
+        h2_server(&pki.certificate, &pki.key).unwrap();
+        h2_client(&pki.ca).unwrap();
+    }
+}

@@ -1,0 +1,230 @@
+//! Children that end with their owner.
+
+use std::fs::{self, File};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use tokio::net::TcpStream;
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::time::sleep;
+
+use crate::scratch::Scratch;
+use crate::usage;
+
+/// A server that does not listen by then has failed.
+const START_LIMIT: Duration = Duration::from_secs(20);
+/// Between SIGTERM and SIGKILL: long enough to close sockets, not to drain.
+const STOP_LIMIT: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_millis(20);
+/// Lines of a failed child's log that its error repeats.
+const LAST_WORDS: usize = 12;
+/// Where Debian keeps servers, often not in a user's PATH.
+const SYSTEM_BINARIES: [&str; 2] = ["/usr/sbin", "/usr/local/sbin"];
+
+/// A child in a process group of its own; the whole group ends on drop.
+///
+/// The child is reaped only on drop, so its number cannot be taken by another
+/// process while we might still signal it.
+#[derive(Debug)]
+pub(crate) struct Owned {
+    name: &'static str,
+    pid: u32,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Owned {
+    /// A server without input, whose words go to a log in `scratch`.
+    pub(crate) fn server(
+        name: &'static str,
+        mut command: Command,
+        scratch: &Scratch,
+    ) -> Result<Self> {
+        let log = scratch.path(&format!("{name}.log"));
+        let out = File::create(&log)?;
+        command.stdin(Stdio::null()).stdout(out.try_clone()?);
+        Self::start(name, command, log, out)
+    }
+
+    /// A child that is told things on its input and answers on its output.
+    pub(crate) fn spoken_to(
+        name: &'static str,
+        mut command: Command,
+        scratch: &Scratch,
+    ) -> Result<(Self, ChildStdin, ChildStdout)> {
+        let log = scratch.path(&format!("{name}.log"));
+        let errors = File::create(&log)?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut owned = Self::start(name, command, log, errors)?;
+        let input = owned.child.stdin.take().context("no pipe to the child")?;
+        let output = owned
+            .child
+            .stdout
+            .take()
+            .context("no pipe from the child")?;
+        Ok((owned, input, output))
+    }
+
+    fn start(name: &'static str, mut command: Command, log: PathBuf, err: File) -> Result<Self> {
+        let child = command
+            .stderr(err)
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {name}"))?;
+        let pid = child.id().context("a fresh child has no pid")?;
+        Ok(Self {
+            name,
+            pid,
+            child,
+            log,
+        })
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    pub(crate) fn ensure_running(&self) -> Result<()> {
+        if usage::runs(self.pid) {
+            return Ok(());
+        }
+        bail!("{} has ended{}", self.name, self.last_words())
+    }
+
+    pub(crate) async fn until_listening(&self, address: SocketAddr) -> Result<()> {
+        let deadline = Instant::now() + START_LIMIT;
+        while TcpStream::connect(address).await.is_err() {
+            self.ensure_running()?;
+            if Instant::now() > deadline {
+                let words = self.last_words();
+                bail!("{} does not listen on {address}{words}", self.name);
+            }
+            sleep(POLL).await;
+        }
+        Ok(())
+    }
+
+    /// The end of the child's log, ready to be appended to an error.
+    pub(crate) fn last_words(&self) -> String {
+        let log = fs::read(&self.log).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.trim().lines().collect();
+        let tail = &lines[lines.len().saturating_sub(LAST_WORDS)..];
+        if tail.is_empty() {
+            return String::new();
+        }
+        format!("; its last words:\n  {}", tail.join("\n  "))
+    }
+
+    fn signal_group(&self, signal: &str) {
+        // The shell's own `kill`: procps is not everywhere, and a system call
+        // would need unsafe code. A group that is gone already is fine.
+        let _ = std::process::Command::new("sh")
+            .args(["-c", "kill -s \"$1\" -- \"-$2\"", "sh", signal])
+            .arg(self.pid.to_string())
+            .stderr(Stdio::null())
+            .status();
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.signal_group("TERM");
+        wait_until(|| !usage::runs(self.pid));
+        self.signal_group("KILL");
+        wait_until(|| !matches!(self.child.try_wait(), Ok(None)));
+    }
+}
+
+fn wait_until(mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + STOP_LIMIT;
+    while !done() && Instant::now() < deadline {
+        std::thread::sleep(POLL);
+    }
+}
+
+/// The path of a tool, or an error that names the Debian package to install.
+pub(crate) fn tool(name: &str, package: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(SYSTEM_BINARIES.iter().map(PathBuf::from))
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
+        .with_context(|| format!("{name} is missing: apt-get install {package}"))
+}
+
+/// Runs a short-lived tool to its end and returns what it printed.
+pub(crate) async fn printed_by(command: &mut Command, limit: Duration) -> Result<String> {
+    let name = format!("{}", Path::new(command.as_std().get_program()).display());
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    let output = tokio::time::timeout(limit, command.output())
+        .await
+        .with_context(|| format!("{name} did not end within {limit:?}"))?
+        .with_context(|| format!("cannot run {name}"))?;
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        bail!("{name}: {}\n{out}{errors}", output.status);
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_dropped_child_takes_its_own_children_along() {
+        let scratch = Scratch::create().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "trap '' TERM; sleep 600 & echo $!; wait; wait"]);
+        let owned = Owned::server("stubborn", command, &scratch).unwrap();
+        let log = scratch.path("stubborn.log");
+        let grandchild = loop {
+            let text = fs::read_to_string(&log).unwrap();
+            if let Some(line) = text.strip_suffix('\n') {
+                break line.parse().unwrap();
+            }
+            sleep(POLL).await;
+        };
+        let child = owned.pid();
+        assert!(usage::runs(child) && usage::runs(grandchild));
+        drop(owned);
+        assert!(!usage::runs(child));
+        wait_until(|| !usage::runs(grandchild));
+        assert!(!usage::runs(grandchild));
+    }
+
+    #[tokio::test]
+    async fn a_server_that_ends_early_is_named_with_its_last_words() {
+        let scratch = Scratch::create().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo no such option; exit 1"]);
+        let owned = Owned::server("picky", command, &scratch).unwrap();
+        // Port 0 is never listened on.
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let error = owned
+            .until_listening(nowhere)
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("picky has ended"), "{error}");
+        assert!(error.contains("no such option"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_tool_names_its_package() {
+        let error = tool("no-such-tool", "its-package").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "no-such-tool is missing: apt-get install its-package"
+        );
+    }
+}

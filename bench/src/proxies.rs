@@ -1,0 +1,96 @@
+//! The servers of a run, each on loopback and with one worker thread.
+
+pub(crate) mod backend;
+pub(crate) mod bridge;
+pub(crate) mod haproxy;
+pub(crate) mod nginx;
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+
+use crate::load::{Load, Protocol, Summary};
+use crate::process::Owned;
+use crate::usage;
+
+/// A running server that can be put under load.
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    process: Owned,
+    port: u16,
+}
+
+/// One round of load on one server.
+#[derive(Debug)]
+pub(crate) struct Round {
+    pub(crate) summary: Summary,
+    pub(crate) cpu: Duration,
+}
+
+impl Proxy {
+    pub(crate) fn new(process: Owned, port: u16) -> Self {
+        Self { process, port }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.process.name()
+    }
+
+    pub(crate) fn process(&self) -> &Owned {
+        &self.process
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        loopback(self.port)
+    }
+
+    pub(crate) async fn round(
+        &self,
+        load: &Load,
+        protocol: Protocol,
+        seconds: u32,
+    ) -> Result<Round> {
+        let before = usage::cpu_of_group(self.process.pid())?;
+        let summary = load
+            .run(protocol, self.port, seconds)
+            .await
+            .map_err(|error| {
+                let words = self.process.last_words();
+                anyhow!("{} failed: {error:#}{words}", self.name())
+            })?;
+        self.process.ensure_running()?;
+        let cpu = usage::cpu_of_group(self.process.pid())?.saturating_sub(before);
+        Ok(Round { summary, cpu })
+    }
+}
+
+pub(crate) fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+/// Ports that were free a moment ago, all different: none is given back before
+/// the last is taken.
+pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
+    let mut held = Vec::with_capacity(N);
+    let mut ports = [0; N];
+    for port in &mut ports {
+        let listener = TcpListener::bind(loopback(0)).context("no free port")?;
+        *port = listener.local_addr()?.port();
+        held.push(listener);
+    }
+    Ok(ports)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn free_ports_are_different() {
+        let ports: [u16; 16] = free_ports().unwrap();
+        assert_eq!(ports.iter().collect::<HashSet<_>>().len(), 16);
+    }
+}

@@ -1,0 +1,42 @@
+//! `HAProxy`, with reuse of every idle connection to the backend.
+
+use anyhow::Result;
+use tokio::process::Command;
+
+use super::Proxy;
+use crate::pki::{Pki, SERVER_NAME};
+use crate::process::{self, Owned};
+use crate::scratch::Scratch;
+
+pub(crate) fn start(scratch: &Scratch, pki: &Pki, port: u16, backend: u16) -> Result<Proxy> {
+    let config = format!(
+        "\
+global
+    nbthread 1
+    maxconn 400
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+    http-reuse always
+    option forwardfor
+frontend clients
+    bind 127.0.0.1:{port} ssl crt {bundle} alpn h2,http/1.1
+    http-request set-header X-Forwarded-Proto https
+    default_backend answers
+backend answers
+    server one 127.0.0.1:{backend} ssl verify required ca-file {ca} \
+sni str({SERVER_NAME}) verifyhost {SERVER_NAME}
+",
+        bundle = pki.bundle.display(),
+        ca = pki.ca.display(),
+    );
+    let config = scratch.write("haproxy.cfg", config)?;
+    let mut command = Command::new(process::tool("haproxy", "haproxy")?);
+    command.args(["-db", "-f"]).arg(config);
+    Ok(Proxy::new(
+        Owned::server("haproxy", command, scratch)?,
+        port,
+    ))
+}

@@ -1,0 +1,248 @@
+//! `watches`: many open watches through the bridge, what each costs it in
+//! memory, and how long one event takes to reach all of them.
+
+mod event;
+mod result;
+pub(crate) mod stand_in;
+pub(crate) mod watchers;
+mod words;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{ChildStdin, ChildStdout, Command};
+use tokio::time::timeout_at;
+
+use self::result::{Delivery, MemoryOfBridge, WatchesResult};
+use self::words::Word;
+use crate::args::Watches;
+use crate::client;
+use crate::pki::Pki;
+use crate::process::Owned;
+use crate::proxies::{Proxy, bridge, free_ports, loopback};
+use crate::report;
+use crate::scratch::Scratch;
+use crate::usage;
+
+const START_LIMIT: Duration = Duration::from_secs(20);
+/// For all watches to open: 10,000 take about a second on two cores.
+const OPEN_LIMIT: Duration = Duration::from_mins(2);
+/// For one event to reach every watch.
+const EVENT_LIMIT: Duration = Duration::from_mins(1);
+const READY: &str = "/readyz";
+
+pub(crate) async fn run(args: Watches) -> Result<()> {
+    let program = bridge::program(args.bridge.clone()).await?;
+    // Declared before the children, so dropped after them.
+    let scratch = Scratch::create()?;
+    let bench = Bench {
+        pki: Pki::generate(&scratch)?,
+        scratch: &scratch,
+        args: &args,
+    };
+    let direct = bench.direct().await?;
+    let (bridged, memory) = match &program {
+        Some(program) => bench
+            .bridged(program)
+            .await
+            .map(|(a, b)| (Some(a), Some(b)))?,
+        None => (None, None),
+    };
+    let result = WatchesResult {
+        connections: args.connections,
+        streams: args.streams,
+        event_bytes: event::SIZE,
+        events: args.rounds + 1,
+        direct,
+        bridged,
+        memory,
+    };
+    report::print(&result, args.output)
+}
+
+struct Bench<'a> {
+    pki: Pki,
+    scratch: &'a Scratch,
+    args: &'a Watches,
+}
+
+impl Bench<'_> {
+    /// Without a bridge: what the stand-in and the watchers take by themselves.
+    async fn direct(&self) -> Result<Delivery> {
+        let mut stand_in = StandIn::start(self).await?;
+        let (mut watchers, opened) = Watchers::open(self, stand_in.address).await?;
+        let mut events = Vec::new();
+        for _ in 0..=self.args.rounds {
+            events.push(stand_in.event_to_all(&mut watchers).await?);
+        }
+        Delivery::new("direct", opened, &events)
+    }
+
+    async fn bridged(&self, program: &Path) -> Result<(Delivery, MemoryOfBridge)> {
+        let mut stand_in = StandIn::start(self).await?;
+        let bridge = self.start_bridge(program, stand_in.address.port()).await?;
+        let memory = || {
+            bridge.process().ensure_running()?;
+            usage::memory(bridge.process().pid())
+        };
+        let measure = async {
+            let idle = memory()?;
+            let (mut watchers, opened) = Watchers::open(self, bridge.address()).await?;
+            let mut events = vec![stand_in.event_to_all(&mut watchers).await?];
+            let open = memory()?;
+            for _ in 0..self.args.rounds {
+                events.push(stand_in.event_to_all(&mut watchers).await?);
+            }
+            let delivery = Delivery::new("through the bridge", opened, &events)?;
+            let after = memory()?;
+            let memory = MemoryOfBridge::new(idle, open, after, self.watches());
+            Ok((delivery, memory))
+        };
+        measure.await.map_err(|error: anyhow::Error| {
+            let words = bridge.process().last_words();
+            anyhow!("through the bridge: {error:#}{words}")
+        })
+    }
+
+    async fn start_bridge(&self, program: &Path, upstream: u16) -> Result<Proxy> {
+        let [front, admin] = free_ports()?;
+        let bridge = bridge::start(program, self.scratch, &self.pki, front, admin, upstream)?;
+        client::until_answering(bridge.process(), loopback(front), &self.pki.ca, READY).await?;
+        Ok(bridge)
+    }
+
+    fn watches(&self) -> u32 {
+        self.args.connections * self.args.streams
+    }
+}
+
+/// The stand-in API server in a process of its own.
+struct StandIn {
+    address: SocketAddr,
+    told: u32,
+    input: ChildStdin,
+    _process: Owned,
+}
+
+impl StandIn {
+    async fn start(bench: &Bench<'_>) -> Result<Self> {
+        let mut command = this_program("stand-in")?;
+        command.arg("--certificate").arg(&bench.pki.certificate);
+        command.arg("--key").arg(&bench.pki.key);
+        let (process, input, output) = Owned::spoken_to("stand-in", command, bench.scratch)?;
+        let mut ears = Ears::new(output);
+        let deadline = Instant::now() + START_LIMIT;
+        let port = match ears.hear(&process, deadline).await? {
+            Some(Word::Listening(port)) => port,
+            word => bail!("the stand-in does not listen: {word:?}"),
+        };
+        Ok(Self {
+            address: loopback(port),
+            told: 0,
+            input,
+            _process: process,
+        })
+    }
+
+    /// Sends one event on every watch; the time until the last watcher has it.
+    async fn event_to_all(&mut self, watchers: &mut Watchers) -> Result<Duration> {
+        let start = Instant::now();
+        self.told += 1;
+        self.input
+            .write_all(b"event\n")
+            .await
+            .context("the stand-in has ended")?;
+        watchers.until_delivered(self.told).await?;
+        Ok(start.elapsed())
+    }
+}
+
+/// All the clients, in a process of their own.
+struct Watchers {
+    total: u32,
+    ears: Ears,
+    process: Owned,
+    /// Closing it ends the watchers.
+    _input: ChildStdin,
+}
+
+impl Watchers {
+    /// Opens every watch; also returns how long that took.
+    async fn open(bench: &Bench<'_>, target: SocketAddr) -> Result<(Self, Duration)> {
+        let start = Instant::now();
+        let mut command = this_program("watchers")?;
+        command
+            .arg(format!("--target={target}"))
+            .arg(format!("--connections={}", bench.args.connections))
+            .arg(format!("--streams={}", bench.args.streams))
+            .arg("--ca")
+            .arg(&bench.pki.ca);
+        let (process, input, output) = Owned::spoken_to("watchers", command, bench.scratch)?;
+        let mut watchers = Self {
+            total: bench.watches(),
+            ears: Ears::new(output),
+            process,
+            _input: input,
+        };
+        watchers.until_all(Word::Opened, OPEN_LIMIT).await?;
+        Ok((watchers, start.elapsed()))
+    }
+
+    async fn until_delivered(&mut self, event: u32) -> Result<()> {
+        let delivered = |count| Word::Delivered { event, count };
+        self.until_all(delivered, EVENT_LIMIT).await
+    }
+
+    async fn until_all(&mut self, word: impl Fn(u32) -> Word, limit: Duration) -> Result<()> {
+        let wanted = word(self.total);
+        let deadline = Instant::now() + limit;
+        let mut latest = None;
+        loop {
+            match self.ears.hear(&self.process, deadline).await? {
+                Some(heard) if heard == wanted => {
+                    report::progress(format_args!("{wanted}"));
+                    return Ok(());
+                }
+                Some(Word::Failed(why)) => bail!("a watch failed: {why}"),
+                Some(heard) => latest = Some(heard.to_string()),
+                None => {
+                    let latest = latest.as_deref().unwrap_or("nothing");
+                    bail!("waited {limit:?} for {wanted:?}, got no further than {latest:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Words from a child's output.
+struct Ears {
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Ears {
+    fn new(output: ChildStdout) -> Self {
+        Self {
+            lines: BufReader::new(output).lines(),
+        }
+    }
+
+    /// The next word; `None` after `deadline`.
+    async fn hear(&mut self, from: &Owned, deadline: Instant) -> Result<Option<Word>> {
+        match timeout_at(deadline.into(), self.lines.next_line()).await {
+            Err(_) => Ok(None),
+            Ok(line) => match line? {
+                Some(line) => Ok(Some(line.parse()?)),
+                None => bail!("{} has ended{}", from.name(), from.last_words()),
+            },
+        }
+    }
+}
+
+fn this_program(mode: &str) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg(mode);
+    Ok(command)
+}

@@ -1,0 +1,195 @@
+//! The clients of `watches`: they open every watch, follow it byte by byte and
+//! say how far all of them are. They end with their input.
+
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use h2::RecvStream;
+use h2::client::ResponseFuture;
+use http::StatusCode;
+use rustls::ClientConfig;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::event::Follower;
+use super::words::Word;
+use crate::args::Watchers;
+use crate::client::Connection;
+use crate::pki;
+
+const PATH: &str = "/api/v1/namespaces/bench/configmaps?watch=true&allowWatchBookmarks=true";
+/// How often unfinished counts are told.
+const TELL_EVERY: Duration = Duration::from_millis(500);
+/// Notes under way from the watches to the one that counts; more only wait.
+const NOTES: usize = 1024;
+
+pub(crate) async fn run(args: Watchers) -> Result<()> {
+    let config = pki::h2_client(&args.ca)?;
+    let (notes, heard) = mpsc::channel(NOTES);
+    let mut connections = JoinSet::new();
+    for _ in 0..args.connections {
+        let (config, notes) = (config.clone(), notes.clone());
+        connections.spawn(async move {
+            let watches = watch_all(config, args.target, args.streams, &notes).await;
+            if let Err(error) = watches {
+                let _ = notes.send(Note::Failed(format!("{error:#}"))).await;
+            }
+        });
+    }
+    drop(notes);
+    tokio::select! {
+        told = tell(heard, args.connections * args.streams) => told,
+        () = end_of_input() => Ok(()),
+    }
+}
+
+/// What one watch has to say.
+#[derive(Debug)]
+enum Note {
+    Opened,
+    Delivered { from: u32, to: u32 },
+    Failed(String),
+}
+
+/// One connection and all its watches; returns only with an error.
+async fn watch_all(
+    config: Arc<ClientConfig>,
+    target: SocketAddr,
+    streams: u32,
+    notes: &mpsc::Sender<Note>,
+) -> Result<()> {
+    let mut connection = Connection::open(config, target)
+        .await
+        .with_context(|| format!("cannot connect to {target}"))?;
+    let mut watches = JoinSet::new();
+    for _ in 0..streams {
+        let response = connection.get(PATH).await?;
+        watches.spawn(watch(response, notes.clone()));
+    }
+    while let Some(ended) = watches.join_next().await {
+        ended??;
+    }
+    bail!("the connection has no more watches")
+}
+
+async fn watch(response: ResponseFuture, notes: mpsc::Sender<Note>) -> Result<()> {
+    let response = response.await?;
+    let status = response.status();
+    ensure!(status == StatusCode::OK, "a watch was answered {status}");
+    notes.send(Note::Opened).await?;
+    follow(response.into_body(), notes).await
+}
+
+async fn follow(mut body: RecvStream, notes: mpsc::Sender<Note>) -> Result<()> {
+    let mut follower = Follower::new();
+    let mut from = 0;
+    while let Some(bytes) = body.data().await {
+        let bytes = bytes?;
+        let to = follower.take(&bytes)?;
+        body.flow_control().release_capacity(bytes.len())?;
+        if to > from {
+            notes.send(Note::Delivered { from, to }).await?;
+            from = to;
+        }
+    }
+    bail!("a watch ended after {from} events")
+}
+
+/// Counts the notes and tells: at once when a count is full, else now and then.
+async fn tell(mut heard: mpsc::Receiver<Note>, total: u32) -> Result<()> {
+    let mut counts = Counts::default();
+    let mut tick = interval(TELL_EVERY);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            note = heard.recv() => {
+                for word in counts.note(note.context("no watch is left")?, total) {
+                    say(&word)?;
+                }
+            }
+            _ = tick.tick() => say(&counts.latest())?,
+        }
+    }
+}
+
+fn say(word: &Word) -> Result<()> {
+    writeln!(std::io::stdout(), "{word}").context("nobody listens to us")
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    opened: u32,
+    /// Watches that received event 1, 2, ...
+    delivered: Vec<u32>,
+}
+
+impl Counts {
+    /// Counts a note; returns what is now complete.
+    fn note(&mut self, note: Note, total: u32) -> Vec<Word> {
+        match note {
+            Note::Failed(why) => return vec![Word::Failed(why)],
+            Note::Opened => {
+                self.opened += 1;
+                if self.opened == total {
+                    return vec![Word::Opened(total)];
+                }
+            }
+            Note::Delivered { from, to } => {
+                let (first, end) = (from as usize, to as usize);
+                if self.delivered.len() < end {
+                    self.delivered.resize(end, 0);
+                }
+                let events = (from + 1..=to).zip(&mut self.delivered[first..end]);
+                return events
+                    .filter_map(|(event, count)| {
+                        *count += 1;
+                        (*count == total).then_some(Word::Delivered {
+                            event,
+                            count: total,
+                        })
+                    })
+                    .collect();
+            }
+        }
+        Vec::new()
+    }
+
+    fn latest(&self) -> Word {
+        match (u32::try_from(self.delivered.len()), self.delivered.last()) {
+            (Ok(event), Some(&count)) => Word::Delivered { event, count },
+            _ => Word::Opened(self.opened),
+        }
+    }
+}
+
+async fn end_of_input() {
+    let (ended, end) = oneshot::channel::<()>();
+    thread::spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        drop(ended);
+    });
+    let _ = end.await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_is_told_when_the_last_watch_is_there() {
+        let mut counts = Counts::default();
+        assert_eq!(counts.note(Note::Opened, 2), []);
+        assert_eq!(counts.latest(), Word::Opened(1));
+        assert_eq!(counts.note(Note::Opened, 2), [Word::Opened(2)]);
+        let both = || Note::Delivered { from: 0, to: 2 };
+        assert_eq!(counts.note(both(), 2), []);
+        assert_eq!(counts.latest(), Word::Delivered { event: 2, count: 1 });
+        let complete = [1, 2].map(|event| Word::Delivered { event, count: 2 });
+        assert_eq!(counts.note(both(), 2), complete);
+    }
+}

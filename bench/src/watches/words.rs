@@ -1,0 +1,80 @@
+//! What the children of `watches` say on their output, a line each.
+
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::{Context, Error, bail};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Word {
+    /// The stand-in listens on this port of loopback.
+    Listening(u16),
+    /// So many watches have been answered with 200.
+    Opened(u32),
+    /// So many watches have received this event, and all before it.
+    Delivered { event: u32, count: u32 },
+    /// A watch ended or received something else than it should.
+    Failed(String),
+}
+
+impl fmt::Display for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Listening(port) => write!(f, "listening {port}"),
+            Self::Opened(count) => write!(f, "opened {count}"),
+            Self::Delivered { event, count } => write!(f, "delivered {event} {count}"),
+            Self::Failed(why) => write!(f, "failed {}", why.replace('\n', " ")),
+        }
+    }
+}
+
+impl FromStr for Word {
+    type Err = Error;
+
+    fn from_str(line: &str) -> Result<Self, Error> {
+        let (word, rest) = line.split_once(' ').context("one word only")?;
+        Ok(match word {
+            "listening" => Self::Listening(rest.parse()?),
+            "opened" => Self::Opened(rest.parse()?),
+            "delivered" => {
+                let (event, count) = rest.split_once(' ').context("no count")?;
+                Self::Delivered {
+                    event: event.parse()?,
+                    count: count.parse()?,
+                }
+            }
+            "failed" => Self::Failed(rest.to_owned()),
+            _ => bail!("not a word of ours: {line:?}"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_is_understood_as_it_was_said() {
+        let words = [
+            Word::Listening(6443),
+            Word::Opened(10_000),
+            Word::Delivered { event: 3, count: 9 },
+            Word::Failed("the stream ended early".into()),
+        ];
+        for word in words {
+            assert_eq!(word.to_string().parse::<Word>().unwrap(), word);
+        }
+    }
+
+    #[test]
+    fn a_failure_stays_on_one_line() {
+        assert_eq!(Word::Failed("a\nb".into()).to_string(), "failed a b");
+    }
+
+    #[test]
+    fn anything_else_is_an_error() {
+        for line in ["", "opened", "opened x", "delivered 1", "hello there"] {
+            assert!(line.parse::<Word>().is_err(), "{line:?}");
+        }
+    }
+}
