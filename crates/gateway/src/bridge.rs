@@ -82,9 +82,12 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         .build()?;
     let metrics = Metrics::new();
     let (files, live) = Files::load(config, metrics.clone())?;
-    let (main_port, admin_port) = control.block_on(bind(config))?;
-    let address = main_port.local_addr()?;
-    let admin_address = admin_port.local_addr()?;
+    let ports = {
+        let _inside = control.enter();
+        Ports::bind(config)?
+    };
+    let address = ports.main.local_addr()?;
+    let admin_address = ports.admin.local_addr()?;
 
     let (leave, drain) = announcement();
     let live = Arc::new(live);
@@ -111,10 +114,6 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     };
     tracing::info!(%address, %admin_address, upstream = %default_host(config).to_str().unwrap_or_default(), workers = workers.len(), "serving");
     let (drained, on_drained) = oneshot::channel();
-    let ports = Ports {
-        main: main_port,
-        admin: admin_port,
-    };
     let plan = Plan {
         max_connections: config.limits.max_connections,
         patience: Patience {
@@ -143,25 +142,27 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     })
 }
 
-async fn bind(config: &Config) -> Result<(TcpListener, TcpListener), Error> {
-    let main = SocketAddr::new(config.listen.bind_address, config.listen.secure_port);
-    let open = async |flag, address| {
-        let bound = listener::bind(address).await;
-        bound.map_err(|cause| Error::Bind {
-            flag,
-            address,
-            cause,
-        })
-    };
-    Ok((
-        open("--secure-port", main).await?,
-        open("--admin-address", config.admin.address).await?,
-    ))
-}
-
+/// Open ports, on which nobody answers yet.
 struct Ports {
     main: TcpListener,
     admin: TcpListener,
+}
+
+impl Ports {
+    fn bind(config: &Config) -> Result<Self, Error> {
+        let main = SocketAddr::new(config.listen.bind_address, config.listen.secure_port);
+        let open = |flag, address| {
+            listener::bind(address).map_err(|cause| Error::Bind {
+                flag,
+                address,
+                cause,
+            })
+        };
+        Ok(Self {
+            main: open("--secure-port", main)?,
+            admin: open("--admin-address", config.admin.address)?,
+        })
+    }
 }
 
 struct Plan {

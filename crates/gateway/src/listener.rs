@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::{SockRef, TcpKeepalive};
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
@@ -15,6 +15,9 @@ use crate::worker::{Arrival, Worker};
 /// Go's default: a client that vanished without a word is noticed within two
 /// minutes, and its watches end.
 const KEEPALIVE: Duration = Duration::from_secs(15);
+
+/// Connections that the kernel holds for us: Linux's own limit.
+const BACKLOG: i32 = 4096;
 
 /// When the process is out of file descriptors, accepting fails at once, again
 /// and again.
@@ -53,9 +56,14 @@ pub(crate) async fn run(
     }
 }
 
-/// Opens the port.
-pub(crate) async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    TcpListener::bind(address).await
+/// Opens a port. Must be called inside the runtime that will use it.
+pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
 }
 
 /// Small writes leave at once, and a dead peer is noticed.
