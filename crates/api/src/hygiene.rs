@@ -8,6 +8,8 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
+use crate::identity::same_name;
+
 /// What says that a request has been passed on by a peer already: as it is on
 /// the wire, and as KEP-4020 names it.
 pub const PEER_HOP: [&str; 2] = [
@@ -96,15 +98,6 @@ pub fn remove_peer_hop(headers: &mut HeaderMap) {
     for name in names {
         headers.remove(name);
     }
-}
-
-/// Whether two names are the same to a server that takes `_` for `-`.
-fn same_name(name: &str, other: &str) -> bool {
-    name.len() == other.len()
-        && name
-            .bytes()
-            .zip(other.bytes())
-            .all(|(byte, expected)| byte == expected || (byte == b'_' && expected == b'-'))
 }
 
 /// Says for whom, for which host and by which scheme the request came.

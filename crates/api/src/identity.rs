@@ -55,30 +55,36 @@ pub struct User {
 pub struct Unwritable(String);
 
 impl IdentityHeaders {
-    /// Who these headers speak for, if for anybody.
+    /// Who these headers speak for, if for anybody. An identity that is not
+    /// UTF-8 is nobody's: read loosely, it could become somebody else's.
     pub fn read(&self, headers: &HeaderMap) -> Option<User> {
         let first = |names: &[HeaderName]| {
             names
                 .iter()
                 .filter_map(|name| headers.get(name))
-                .map(text)
                 .find(|value| !value.is_empty())
         };
         let mut user = User {
-            name: first(&self.username)?,
-            uid: first(&self.uid).unwrap_or_default(),
+            name: text(first(&self.username)?)?,
+            uid: match first(&self.uid) {
+                Some(uid) => text(uid)?,
+                None => String::new(),
+            },
             ..User::default()
         };
         for name in &self.group {
-            let values = headers.get_all(name).iter().map(text);
-            user.groups.extend(values.filter(|value| !value.is_empty()));
+            for value in headers.get_all(name).iter().filter(|it| !it.is_empty()) {
+                user.groups.push(text(value)?);
+            }
         }
         for name in headers.keys() {
             let Some(key) = self.extra_key(name) else {
                 continue;
             };
-            let values = headers.get_all(name).iter().map(text);
-            user.extra.entry(key).or_default().extend(values);
+            let values = user.extra.entry(key).or_default();
+            for value in headers.get_all(name) {
+                values.push(text(value)?);
+            }
         }
         Some(user)
     }
@@ -92,8 +98,8 @@ impl IdentityHeaders {
     }
 
     /// Removes everything that could be taken for an identity: the configured
-    /// names, and the usual family in any spelling, since what is behind us may
-    /// believe that one too.
+    /// names, and the usual family, since what is behind us may believe that
+    /// one too; both in any spelling.
     pub fn remove(&self, headers: &mut HeaderMap) {
         if !headers.keys().any(|name| self.speaks_of_identity(name)) {
             return;
@@ -109,15 +115,16 @@ impl IdentityHeaders {
     }
 
     fn speaks_of_identity(&self, name: &HeaderName) -> bool {
-        let text = name.as_str();
-        is_family(text)
-            || self.username.contains(name)
-            || self.uid.contains(name)
-            || self.group.contains(name)
+        let name = name.as_str();
+        let mut configured = [&self.username, &self.uid, &self.group]
+            .into_iter()
+            .flatten();
+        begins_with(name, FAMILY)
+            || configured.any(|it| same_name(name, it.as_str()))
             || self
                 .extra_prefix
                 .iter()
-                .any(|prefix| text.starts_with(prefix.as_str()))
+                .any(|prefix| begins_with(name, prefix))
     }
 
     /// Says who the caller is. Whatever was said before has to be removed
@@ -174,19 +181,25 @@ impl PreparedIdentity {
     }
 }
 
-/// Whether a name belongs to the usual family, also with `_` for `-`, which
-/// some servers take for the same.
-fn is_family(name: &str) -> bool {
-    name.len() >= FAMILY.len()
-        && name
-            .bytes()
-            .zip(FAMILY.bytes())
-            .all(|(byte, expected)| byte == expected || (byte == b'_' && expected == b'-'))
+/// Whether two names are the same to a server that takes `_` for `-`.
+pub(crate) fn same_name(name: &str, other: &str) -> bool {
+    name.len() == other.len() && begins_with(name, other)
 }
 
-/// A header's value as Go sees it: bytes, which here are nearly always UTF-8.
-fn text(value: &HeaderValue) -> String {
-    String::from_utf8_lossy(value.as_bytes()).into_owned()
+/// Whether a name begins so to a server that takes `_` for `-`.
+fn begins_with(name: &str, prefix: &str) -> bool {
+    let dash = |byte: u8| byte == b'-' || byte == b'_';
+    name.len() >= prefix.len()
+        && name
+            .bytes()
+            .zip(prefix.bytes())
+            .all(|(byte, expected)| byte == expected || (dash(byte) && dash(expected)))
+}
+
+fn text(value: &HeaderValue) -> Option<String> {
+    std::str::from_utf8(value.as_bytes())
+        .ok()
+        .map(str::to_owned)
 }
 
 fn value(text: &str) -> Result<HeaderValue, InvalidHeaderValue> {
@@ -199,10 +212,13 @@ fn value(text: &str) -> Result<HeaderValue, InvalidHeaderValue> {
 }
 
 /// client-go's `headerKeyEscape`: every byte that is no token byte (RFC 9110,
-/// 5.6.2), and `%`, as `%XX`.
+/// 5.6.2), and `%`, as `%XX`. Upper-case letters too, which a header's name
+/// would not keep.
 fn escape(key: &str) -> Cow<'_, str> {
     use std::fmt::Write as _;
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$&'*+-.^_`|~".contains(&byte);
+    let plain = |byte: u8| {
+        byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"!#$&'*+-.^_`|~".contains(&byte)
+    };
     if key.bytes().all(plain) {
         return Cow::Borrowed(key);
     }
@@ -289,6 +305,16 @@ mod tests {
     }
 
     #[test]
+    fn an_identity_that_is_not_utf_8_is_nobodys() {
+        let mut map = HeaderMap::new();
+        map.insert(
+            "x-remote-user",
+            HeaderValue::from_bytes(b"adm\xffin").unwrap(),
+        );
+        assert_eq!(IdentityHeaders::default().read(&map), None);
+    }
+
+    #[test]
     fn extra_keys_are_decoded_as_kube_apiserver_decodes_them() {
         let user = IdentityHeaders::default()
             .read(&headers(&[
@@ -316,6 +342,7 @@ mod tests {
             extra: extra(&[
                 ("authentication.kubernetes.io/pod-name", &["x", "y"]),
                 ("100%", &["z"]),
+                ("Upper", &["u"]),
                 ("with space", &[""]),
             ]),
         };
@@ -364,7 +391,13 @@ mod tests {
             extra_prefix: vec!["x-more-".to_owned()],
             ..IdentityHeaders::default()
         };
-        let mut map = headers(&[("x-user", "a"), ("x-more-x", "b"), ("x-remote-user", "c")]);
+        let mut map = headers(&[
+            ("x-user", "a"),
+            ("X_User", "a"),
+            ("x-more-x", "b"),
+            ("x_more-x", "b"),
+            ("x-remote-user", "c"),
+        ]);
         names.remove(&mut map);
         assert!(map.is_empty());
     }

@@ -28,7 +28,7 @@ pub struct Metrics(Arc<Inner>);
 struct Inner {
     registry: Registry,
     requests: Family<RequestLabels, Counter>,
-    duration: Family<DurationLabels, Histogram, fn() -> Histogram>,
+    duration: Family<RequestLabels, Histogram, fn() -> Histogram>,
     response_bytes: Counter,
     client_connections: Gauge,
     upstream_connections: Family<ConnectionLabels, Gauge>,
@@ -45,12 +45,6 @@ struct RequestLabels {
     route: &'static str,
     verb: &'static str,
     code: u16,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DurationLabels {
-    route: &'static str,
-    verb: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -209,7 +203,6 @@ impl Metrics {
         let inner = &*self.0;
         let labels = RequestLabels { route, verb, code };
         inner.requests.get_or_create(&labels).inc();
-        let labels = DurationLabels { route, verb };
         inner
             .duration
             .get_or_create(&labels)
