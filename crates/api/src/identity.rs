@@ -78,10 +78,10 @@ impl IdentityHeaders {
             }
         }
         for name in headers.keys() {
-            let Some(key) = self.extra_key(name) else {
+            let Some(encoded) = self.extra_key(name) else {
                 continue;
             };
-            let values = user.extra.entry(key).or_default();
+            let values = user.extra.entry(unescape(encoded)?).or_default();
             for value in headers.get_all(name) {
                 values.push(text(value)?);
             }
@@ -89,12 +89,11 @@ impl IdentityHeaders {
         Some(user)
     }
 
-    fn extra_key(&self, name: &HeaderName) -> Option<String> {
-        let encoded = self
-            .extra_prefix
+    /// The key of an extra field, still encoded.
+    fn extra_key<'a>(&self, name: &'a HeaderName) -> Option<&'a str> {
+        self.extra_prefix
             .iter()
-            .find_map(|prefix| name.as_str().strip_prefix(prefix.as_str()))?;
-        Some(unescape(encoded).into_owned())
+            .find_map(|prefix| name.as_str().strip_prefix(prefix.as_str()))
     }
 
     /// Removes everything that could be taken for an identity: the configured
@@ -235,11 +234,12 @@ fn escape(key: &str) -> Cow<'_, str> {
 }
 
 /// Go's `url.PathUnescape`; a key with a broken escape is kept as it is.
-fn unescape(key: &str) -> Cow<'_, str> {
+fn unescape(key: &str) -> Option<String> {
     if !key.contains('%') || !escapes_are_whole(key.as_bytes()) {
-        return Cow::Borrowed(key);
+        return Some(key.to_owned());
     }
-    percent_encoding::percent_decode_str(key).decode_utf8_lossy()
+    let decoded = percent_encoding::percent_decode_str(key).decode_utf8();
+    decoded.map(Cow::into_owned).ok()
 }
 
 /// Whether every `%` is followed by two hexadecimal digits.

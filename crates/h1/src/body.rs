@@ -3,6 +3,8 @@
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use crate::head::has_bare_lf;
+
 /// The longest line that gives a chunk's size, extensions included. Extensions
 /// are ignored, and nobody in this field sends one.
 const MAX_CHUNK_LINE: usize = 256;
@@ -186,6 +188,12 @@ fn chunk_size(buffer: &mut BytesMut) -> Result<Option<u64>, BodyError> {
     let line = window[..end]
         .strip_suffix(b"\r")
         .ok_or(BodyError::Chunk("a chunk size line without CR"))?;
+    if line
+        .iter()
+        .any(|byte| byte.is_ascii_control() && *byte != b'\t')
+    {
+        return Err(BodyError::Chunk("a control byte in a chunk size line"));
+    }
     let digits = line.split(|byte| *byte == b';').next().unwrap_or(line);
     let digits = digits.trim_ascii_end();
     // 15 hexadecimal digits cannot overflow u64.
@@ -223,7 +231,10 @@ fn trailers(buffer: &mut BytesMut) -> Result<Option<HeaderMap>, BodyError> {
             (length, map)
         }
     };
-    let _ = buffer.split_to(length);
+    let lines = buffer.split_to(length);
+    if has_bare_lf(&lines) {
+        return Err(invalid);
+    }
     Ok(Some(map))
 }
 
@@ -286,7 +297,11 @@ mod tests {
             b"1\r\nxx\r\n",
             b"1\r\nx\n\n0\r\n\r\n",
             b"ffffffffffffffff\r\n",
+            b"1;a\rb\r\nx\r\n",
+            b"1;a\0b\r\nx\r\n",
+            b"1\r;a\r\nx\r\n",
             b"0\r\nbad trailer\r\n\r\n",
+            b"0\r\nA: b\n\r\n",
         ] {
             assert!(decode(Framing::Chunked, &[wire]).is_err(), "{wire:?}");
         }

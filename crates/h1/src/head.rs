@@ -123,6 +123,9 @@ pub fn parse_request(buffer: &mut BytesMut) -> Result<Option<RequestHead>, HeadE
     };
     let (method, target, minor) = line;
     let head = buffer.split_to(spans.length).freeze();
+    if has_bare_lf(&head) {
+        return Err(HeadError::Malformed("a line ends without CR"));
+    }
     let headers = spans.into_map(&head)?;
     let uri = Uri::from_maybe_shared(head.slice(target.0..target.1))
         .map_err(|_| HeadError::Malformed("invalid request target"))?;
@@ -292,6 +295,17 @@ impl Spans {
     }
 }
 
+/// Whether a line ends in LF alone. Some readers take that for an end of line
+/// and some for a part of it (RFC 9112, 2.2).
+pub(crate) fn has_bare_lf(lines: &[u8]) -> bool {
+    let mut before = 0;
+    lines.iter().any(|byte| {
+        let bare = *byte == b'\n' && before != b'\r';
+        before = *byte;
+        bare
+    })
+}
+
 fn version_of(minor: u8) -> Version {
     if minor == 0 {
         Version::HTTP_10
@@ -453,6 +467,18 @@ mod tests {
                 .map(|head| head.expect("a whole head").framing)
                 .map_err(|_| ());
             assert_eq!(&got, expected, "{fields:?}");
+        }
+    }
+
+    #[test]
+    fn lines_of_a_request_end_in_cr_and_lf() {
+        for text in [
+            "GET / HTTP/1.1\nHost: k\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: k\nA: b\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: k\r\n\n",
+            "\nGET / HTTP/1.1\r\nHost: k\r\n\r\n",
+        ] {
+            assert!(request(text).is_err(), "{text:?}");
         }
     }
 
