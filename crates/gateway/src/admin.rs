@@ -1,15 +1,16 @@
 //! The admin listener: metrics and health, on loopback.
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use skewbridge_api::status::Status;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::body::{RequestBody, ResponseBody};
-use crate::drain::Drain;
+use crate::drain::announcement;
 use crate::health::{self, Health, Question};
+use crate::listener::AFTER_FAILURE;
 use crate::metrics::Metrics;
 use crate::record::Record;
 use crate::respond;
@@ -28,7 +29,9 @@ pub(crate) struct Admin {
 
 /// Serves until it is dropped: also while the bridge drains, so that one can
 /// watch it do so.
-pub(crate) async fn run(listener: TcpListener, admin: Admin, patience: Patience, drain: Drain) {
+pub(crate) async fn run(listener: TcpListener, admin: Admin, patience: Patience) {
+    // Connections here do not hear of the end.
+    let (_never, drain) = announcement();
     let mut connections = JoinSet::new();
     loop {
         while connections.len() >= MAX_CONNECTIONS {
@@ -38,7 +41,7 @@ pub(crate) async fn run(listener: TcpListener, admin: Admin, patience: Patience,
             let io = ClientIo::Plain(tcp);
             connections.spawn(h1::serve(io, admin.clone(), patience, drain.clone()));
         } else {
-            tokio::task::yield_now().await;
+            tokio::time::sleep(AFTER_FAILURE).await;
         }
         while connections.try_join_next().is_some() {}
     }
@@ -58,7 +61,10 @@ impl Admin {
     fn answer(&self, request: &Request<RequestBody>) -> Response<Bytes> {
         if request.method() != Method::GET && request.method() != Method::HEAD {
             let status = Status::method_not_allowed("only GET and HEAD are served here");
-            return respond::status(&status, request.headers());
+            let mut refused = respond::status(&status, request.headers());
+            let allow = HeaderValue::from_static("GET, HEAD");
+            refused.headers_mut().insert(ALLOW, allow);
+            return refused;
         }
         let path = request.uri().path();
         let query = request.uri().query();

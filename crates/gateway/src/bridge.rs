@@ -47,29 +47,40 @@ pub enum Error {
     /// The system gives no thread, or no randomness.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
+    /// Somebody would not wait for the end of draining.
+    #[error("a second signal: what was still running has been cut")]
+    Interrupted,
 }
 
 /// Serves until SIGTERM or SIGINT, then drains. A second signal ends it at
-/// once.
+/// once and is an error, as with kube-apiserver.
 pub fn run(config: &Config) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
+    // Before anything serves: whoever sees it serve may ask it to end.
+    let (mut term, mut int) = {
+        let _inside = runtime.enter();
+        (
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+        )
+    };
     let mut handle = start(config)?;
     runtime.block_on(async {
-        let mut term = signal(SignalKind::terminate())?;
-        let mut int = signal(SignalKind::interrupt())?;
         let name = tokio::select! {
             _ = term.recv() => "SIGTERM",
             _ = int.recv() => "SIGINT",
         };
         tracing::info!(signal = name, "leaving");
         tokio::select! {
-            () = handle.finish() => tracing::info!("done"),
-            _ = term.recv() => tracing::warn!("a second signal: not waiting any longer"),
-            _ = int.recv() => tracing::warn!("a second signal: not waiting any longer"),
+            () = handle.finish() => {
+                tracing::info!("done");
+                Ok(())
+            }
+            _ = term.recv() => Err(Error::Interrupted),
+            _ = int.recv() => Err(Error::Interrupted),
         }
-        Ok(())
     })
 }
 
@@ -192,7 +203,7 @@ fn govern(
             metrics: bridge.metrics.clone(),
             health: health.clone(),
         };
-        let serve_admin = admin::run(ports.admin, admin, plan.patience, drain.clone());
+        let serve_admin = admin::run(ports.admin, admin, plan.patience);
         let ask = probe::run(bridge, health.upstream);
         let serve = async {
             listener::run(ports.main, &workers, plan.max_connections, drain).await;

@@ -108,17 +108,19 @@ impl Trust {
         let user = name
             .filter(|name| !name.is_empty() && self.client.as_ref().is_some_and(good))
             .and_then(|name| self.certificate_user(name, &certificate));
+        // A chain may hold what it does not need, and what has run out already
+        // took no part in this verdict. A certificate that is not good yet is
+        // judged again with the next connection.
         let expires = chain
             .iter()
             .filter_map(|der| X509Certificate::from_der(der).ok())
-            .map(|(_, certificate)| certificate.validity().not_after.timestamp())
+            .filter_map(|(_, it)| u64::try_from(it.validity().not_after.timestamp()).ok())
+            .filter(|at| *at >= now.as_secs())
             .min();
         Verdict {
             peer,
             user,
-            // A certificate that is not good yet may be so later: judged again
-            // with each connection only, as is one that never will be.
-            expires: expires.and_then(|at| u64::try_from(at).ok()).unwrap_or(0),
+            expires: expires.unwrap_or(u64::MAX),
         }
     }
 
@@ -152,7 +154,7 @@ fn common_name<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a str> {
 }
 
 /// What was shown on a connection, judged when it is first used and again when
-/// the trust changes or the certificate runs out.
+/// the trust changes or one of its certificates runs out.
 #[derive(Debug)]
 pub struct Presented {
     chain: Vec<CertificateDer<'static>>,
@@ -203,7 +205,10 @@ impl Presented {
                 from_peer: false,
             };
         }
-        let verdict = self.verdict(trust);
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let verdict = self.verdict(trust, UnixTime::since_unix_epoch(now));
         let asserted = if verdict.peer {
             trust.headers.read(headers)
         } else {
@@ -223,29 +228,28 @@ impl Presented {
         }
     }
 
-    fn verdict(&self, trust: &Arc<Trust>) -> Verdict {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+    fn verdict(&self, trust: &Arc<Trust>, now: UnixTime) -> Verdict {
         let mut judged = self.judged.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((by, verdict)) = &*judged
             && Arc::ptr_eq(by, trust)
+            && verdict.expires >= now.as_secs()
         {
-            if verdict.expires >= now.as_secs() {
-                return verdict.clone();
-            }
-            return Verdict::none();
+            return verdict.clone();
         }
-        let verdict = trust.judge(&self.chain, UnixTime::since_unix_epoch(now));
+        let verdict = trust.judge(&self.chain, now);
         *judged = Some((trust.clone(), verdict.clone()));
         verdict
     }
 }
 
 fn without_certificate(headers: &HeaderMap) -> Caller {
-    let bearer = headers.get_all(AUTHORIZATION).iter().any(|value| {
-        let value = value.as_bytes().trim_ascii_start();
-        value.len() > 7 && value[..7].eq_ignore_ascii_case(b"bearer ")
+    // kube-apiserver looks at the first, and at its second word.
+    let bearer = headers.get(AUTHORIZATION).is_some_and(|value| {
+        let mut words = value.as_bytes().trim_ascii().split(|byte| *byte == b' ');
+        words
+            .next()
+            .is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"bearer"))
+            && words.next().is_some_and(|token| !token.is_empty())
     });
     // Browsers cannot set a header on a WebSocket: kube-apiserver takes the
     // token from the subprotocol.
@@ -277,6 +281,136 @@ impl Caller {
             Self::Bearer => "(bearer)",
             Self::Anonymous => "(anonymous)",
             Self::Unauthorized => "(unauthorized)",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http::HeaderValue;
+    use rcgen::{CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair};
+    use skewbridge_testkit::{Ca, ScratchDir};
+
+    use super::*;
+    use crate::tls::material::load_ca;
+
+    const YEAR: u64 = 365 * 24 * 60 * 60;
+
+    /// About this many years after 1970.
+    fn after(years: u64) -> UnixTime {
+        UnixTime::since_unix_epoch(Duration::from_secs(years * YEAR))
+    }
+
+    /// Believes this CA's users.
+    fn trust(ca_pem: &str) -> Arc<Trust> {
+        let dir = ScratchDir::new();
+        let ca = load_ca(&dir.write("ca.crt", ca_pem)).unwrap();
+        Arc::new(Trust::new(Some(&ca), None, IdentityHeaders::default()).unwrap())
+    }
+
+    fn user(presented: &Presented, trust: &Arc<Trust>, now: UnixTime) -> Option<String> {
+        let user = presented.verdict(trust, now).user?;
+        Some(user.name.clone())
+    }
+
+    #[test]
+    fn a_certificate_is_believed_until_it_runs_out() {
+        let ca = Ca::new("users");
+        let (trust, leaf) = (trust(&ca.pem()), ca.client("alice", &[]));
+        let presented = Presented::new(leaf.chain_der);
+        // The testkit's are valid from 1975 to 4096.
+        for years in [56, 57, 2000] {
+            assert_eq!(user(&presented, &trust, after(years)).unwrap(), "alice");
+        }
+        for years in [2200, 2300] {
+            assert_eq!(user(&presented, &trust, after(years)), None);
+        }
+    }
+
+    #[test]
+    fn new_trust_judges_anew() {
+        let (ca, other) = (Ca::new("users"), Ca::new("users"));
+        let (old, new) = (trust(&ca.pem()), trust(&other.pem()));
+        let presented = Presented::new(ca.client("alice", &[]).chain_der);
+        assert_eq!(user(&presented, &old, after(56)).unwrap(), "alice");
+        assert_eq!(user(&presented, &new, after(56)), None);
+        assert_eq!(user(&presented, &old, after(56)).unwrap(), "alice");
+    }
+
+    #[test]
+    fn what_cannot_be_parsed_is_nobody() {
+        let trust = trust(&Ca::new("users").pem());
+        for chain in [vec![], vec![CertificateDer::from(b"garbage".to_vec())]] {
+            assert_eq!(user(&Presented::new(chain), &trust, after(56)), None);
+        }
+    }
+
+    #[test]
+    fn the_last_common_name_counts_and_one_has_to_be_there() {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let ca = params.self_signed(&key).unwrap();
+        let issuer = Issuer::new(params, key);
+        let trust = trust(&ca.pem());
+        let common_name = || DnType::CustomDnType(vec![2, 5, 4, 3]);
+        for (fields, expected) in [
+            (vec![(DnType::OrganizationName, "dev")], None),
+            (vec![(DnType::CommonName, "alice")], Some("alice")),
+            (
+                vec![(DnType::CommonName, "alice"), (common_name(), "bob")],
+                Some("bob"),
+            ),
+            (
+                vec![(DnType::CommonName, "alice"), (common_name(), "")],
+                None,
+            ),
+        ] {
+            let mut params = CertificateParams::default();
+            params.distinguished_name = DistinguishedName::new();
+            for (kind, value) in fields {
+                params.distinguished_name.push(kind, value);
+            }
+            let leaf = params.signed_by(&KeyPair::generate().unwrap(), &issuer);
+            let presented = Presented::new(vec![leaf.unwrap().der().clone()]);
+            let found = user(&presented, &trust, after(56));
+            assert_eq!(found.as_deref(), expected);
+        }
+    }
+
+    #[test]
+    fn a_token_is_where_kube_apiserver_looks_for_one() {
+        let subprotocol = "base64url.bearer.authorization.k8s.io.dA";
+        let rows: [(&[(&str, &str)], bool); 13] = [
+            (&[], false),
+            (&[("authorization", "Bearer t")], true),
+            (&[("authorization", "bEARER t u")], true),
+            (&[("authorization", " Bearer t ")], true),
+            (&[("authorization", "Bearer")], false),
+            (&[("authorization", "Bearer ")], false),
+            (&[("authorization", "Bearer  t")], false),
+            (&[("authorization", "Bearer\tt")], false),
+            (&[("authorization", "Bearert t")], false),
+            (&[("authorization", "Basic YTpi")], false),
+            (
+                &[
+                    ("authorization", "Basic YTpi"),
+                    ("authorization", "Bearer t"),
+                ],
+                false,
+            ),
+            (&[("sec-websocket-protocol", "v4.channel.k8s.io")], false),
+            (&[("sec-websocket-protocol", subprotocol)], true),
+        ];
+        for (fields, expected) in rows {
+            let mut headers = HeaderMap::new();
+            for (name, value) in fields {
+                headers.append(*name, HeaderValue::from_static(value));
+            }
+            let bearer = matches!(without_certificate(&headers), Caller::Bearer);
+            assert_eq!(bearer, expected, "{fields:?}");
         }
     }
 }

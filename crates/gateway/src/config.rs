@@ -236,8 +236,12 @@ pub struct Limits {
     /// `--idle-timeout`: a connection without a request is closed after this.
     pub idle_timeout: Duration,
     /// `--request-timeout`: kube-apiserver's own limit for requests that are
-    /// not long-running. The bridge waits a little longer than that.
+    /// not long-running.
     pub request_timeout: Duration,
+    /// What the bridge waits beyond `request_timeout`. kube-apiserver enforces
+    /// that one itself, and its own answer is better than ours: it gets a
+    /// little more time to say it. No flag.
+    pub answer_grace: Duration,
 }
 
 impl Default for Limits {
@@ -251,6 +255,7 @@ impl Default for Limits {
             read_header_timeout: Duration::from_secs(32),
             idle_timeout: Duration::from_secs(90),
             request_timeout: Duration::from_mins(1),
+            answer_grace: Duration::from_secs(10),
         }
     }
 }

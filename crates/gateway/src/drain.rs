@@ -142,3 +142,60 @@ impl Running {
         Arc::strong_count(&self.0) - 1
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// Long beside any span here.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn first_it_is_leaving_and_then_it_drains() {
+        let (leave, mut drain) = announcement();
+        assert!(!drain.is_leaving() && !drain.is_draining());
+        leave.leave();
+        assert!(drain.is_leaving() && !drain.is_draining());
+        leave.drain(PATIENCE);
+        assert!(drain.is_leaving() && drain.is_draining());
+        timeout(PATIENCE, drain.draining()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn watches_end_one_by_one_in_the_first_half_of_the_drain() {
+        let span = Duration::from_millis(400);
+        let (leave, drain) = announcement();
+        let mut ends = [0, 128, 255].map(|share| WatchEnd::new(&drain, share));
+        leave.leave();
+        for end in &mut ends {
+            let polled = poll_fn(|cx| Poll::Ready(end.poll_end(cx))).await;
+            assert!(polled.is_pending(), "not while it is only leaving");
+        }
+        leave.drain(span);
+        let began = Instant::now();
+        let mut after = Vec::new();
+        for end in &mut ends {
+            let ended = poll_fn(|cx| end.poll_end(cx));
+            timeout(PATIENCE, ended).await.unwrap();
+            after.push(began.elapsed());
+        }
+        // Each is polled when the one before has ended: its own half begins
+        // there, and is shorter by what has passed.
+        assert!(after[1] >= span / 5, "{after:?}");
+        assert!(after[2] > after[1], "{after:?}");
+    }
+
+    #[test]
+    fn what_runs_is_counted_until_it_is_dropped() {
+        let running = Running::default();
+        assert_eq!(running.count(), 0);
+        let (one, two) = (running.one(), running.one());
+        assert_eq!(running.count(), 2);
+        drop((one, two));
+        assert_eq!(running.count(), 0);
+    }
+}

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONNECTION, HOST, UPGRADE};
 use http::request::Parts;
+use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Version};
 use skewbridge_api::hygiene::{self, ViaToken};
 use skewbridge_api::request_info::{DecodedPath, RequestInfo, Verb};
@@ -136,7 +137,7 @@ impl Connection {
             &decided.pool,
             request,
             prefer,
-            Deadline::of(decided.long_running, bridge.limits.request_timeout),
+            Deadline::of(decided.long_running, &bridge.limits),
             &bridge.metrics,
         );
         let mut reply = reply
@@ -165,6 +166,7 @@ impl Connection {
                 "CONNECT is not served here",
             )));
         }
+        target(head).map_err(|cause| Refused::Status(Status::bad_request(cause)))?;
         let path = DecodedPath::new(head.uri.path())
             .map_err(|error| Refused::Status(Status::bad_request(error.to_string())))?;
         let info = RequestInfo::parse(&head.method, &path, head.uri.query());
@@ -250,6 +252,22 @@ fn clean(head: &mut Parts) -> Option<HeaderValue> {
     hygiene::remove_hop_by_hop(&mut head.headers);
     head.headers.remove(CONNECTION);
     upgrade
+}
+
+/// Whether the target is one that every server reads alike: a path, perhaps
+/// with an authority before it (RFC 9112, 3.2; RFC 9113, 8.3.1).
+fn target(head: &Parts) -> Result<(), &'static str> {
+    let path = head.uri.path_and_query().map_or("", PathAndQuery::as_str);
+    let is_path = path.starts_with('/') || (path == "*" && head.method == Method::OPTIONS);
+    if !is_path {
+        return Err("the request target is not a path");
+    }
+    match head.uri.authority() {
+        Some(authority) if authority.as_str().contains('@') => {
+            Err("the request target names a user")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Leaves in the headers the identity that was proven, and no other.

@@ -21,7 +21,7 @@ const BACKLOG: i32 = 4096;
 
 /// When the process is out of file descriptors, accepting fails at once, again
 /// and again.
-const AFTER_FAILURE: Duration = Duration::from_millis(100);
+pub(crate) const AFTER_FAILURE: Duration = Duration::from_millis(100);
 
 /// Accepts until the bridge drains.
 pub(crate) async fn run(

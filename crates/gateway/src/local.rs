@@ -8,13 +8,10 @@ use http::Request;
 use skewbridge_api::status::Status;
 use tokio::time::{sleep, timeout};
 
+use crate::config::Limits;
 use crate::metrics::Metrics;
 use crate::respond;
 use crate::upstream::{Pool, Prefer, Replay, Reply, SendError};
-
-/// kube-apiserver enforces `--request-timeout` itself, and its own answer is
-/// better than ours: it gets a little more time to say it.
-const GRACE: Duration = Duration::from_secs(10);
 
 /// A server that refuses connections is often one that is just starting.
 const BEFORE_RECONNECT: Duration = Duration::from_millis(100);
@@ -29,11 +26,11 @@ pub(crate) enum Deadline {
 }
 
 impl Deadline {
-    pub(crate) fn of(long_running: bool, request_timeout: Duration) -> Self {
+    pub(crate) fn of(long_running: bool, limits: &Limits) -> Self {
         if long_running {
             Self::None
         } else {
-            Self::After(request_timeout + GRACE)
+            Self::After(limits.request_timeout + limits.answer_grace)
         }
     }
 }

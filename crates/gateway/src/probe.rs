@@ -1,5 +1,6 @@
 //! Asks upstream now and then whether it is ready.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use arc_swap::ArcSwap;
 use http::{Request, StatusCode};
 use tokio::time::{sleep, timeout};
 
-use crate::body::RequestBody;
+use crate::body::{Frame, RequestBody, ResponseBody};
 use crate::flow::Bridge;
 use crate::health::UpstreamHealth;
 use crate::upstream::{Leg, Prefer, Replay, Reply};
@@ -16,6 +17,9 @@ use crate::worker::Pools;
 /// Between two questions, and how long an answer may take.
 const ASK_EVERY: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// More than kube-apiserver says when every check fails.
+const MAX_ANSWER: usize = 64 * 1024;
 
 /// Asks until it is dropped.
 pub(crate) async fn run(bridge: Arc<Bridge>, health: Arc<ArcSwap<UpstreamHealth>>) {
@@ -53,12 +57,30 @@ async fn ask(bridge: &Bridge, pools: &Pools) -> UpstreamHealth {
         http::HeaderValue::from_static(concat!("skewbridge/", env!("CARGO_PKG_VERSION"))),
     );
     match pool.send(&mut request, Prefer::H2).await {
-        Ok(Reply::Response(response)) => match response.status() {
-            status if status.is_success() => UpstreamHealth::Ready,
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => UpstreamHealth::Ready,
-            status => UpstreamHealth::NotReady(format!("/readyz answered {status}")),
-        },
+        Ok(Reply::Response(response)) => {
+            let status = response.status();
+            read_out(response.into_body()).await;
+            match status {
+                status if status.is_success() => UpstreamHealth::Ready,
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => UpstreamHealth::Ready,
+                status => UpstreamHealth::NotReady(format!("/readyz answered {status}")),
+            }
+        }
         Ok(Reply::Upgraded(..)) => UpstreamHealth::NotReady("/readyz answered 101".to_owned()),
         Err(error) => UpstreamHealth::NotReady(error.to_string()),
+    }
+}
+
+/// Reads a body to its end, so that the connection serves the next question
+/// too.
+async fn read_out(mut body: ResponseBody) {
+    let mut left = MAX_ANSWER;
+    while let Some(Ok(frame)) = poll_fn(|cx| body.poll_frame(cx)).await {
+        if let Frame::Data(data) = frame {
+            if data.len() > left {
+                return;
+            }
+            left -= data.len();
+        }
     }
 }

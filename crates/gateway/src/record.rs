@@ -64,7 +64,7 @@ impl Record {
     /// should know.
     pub(crate) fn log(&mut self, head: &http::request::Parts) {
         let path = head.uri.path();
-        let path = match path.find("/proxy/") {
+        let path = match find_proxy(path) {
             Some(at) => format!("{}/proxy/…", &path[..at]),
             None => path.to_owned(),
         };
@@ -92,6 +92,11 @@ impl Record {
 
     pub(crate) fn status(&mut self, status: StatusCode) {
         self.code = status.as_u16();
+    }
+
+    /// There is nobody to answer any more.
+    pub(crate) fn client_left(&mut self) {
+        self.code = CLIENT_LEFT;
     }
 
     pub(crate) fn add_bytes(&mut self, bytes: usize) {
@@ -125,5 +130,85 @@ impl Drop for Record {
                 "request"
             );
         }
+    }
+}
+
+/// Where `/proxy/` begins in a path, however it is percent-encoded there:
+/// kube-apiserver looks for it in the decoded path.
+fn find_proxy(path: &str) -> Option<usize> {
+    const PROXY: &[u8] = b"/proxy/";
+    if !path.contains('%') {
+        return path.find("/proxy/");
+    }
+    let mut decoded = Vec::with_capacity(path.len());
+    let mut starts = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let [first, after @ ..] = rest {
+        starts.push(path.len() - rest.len());
+        let escaped = (after.get(..2))
+            .filter(|_| *first == b'%')
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        decoded.push(escaped.unwrap_or(*first));
+        rest = if escaped.is_some() {
+            &after[2..]
+        } else {
+            after
+        };
+    }
+    let at = decoded.windows(PROXY.len()).position(|it| it == PROXY)?;
+    starts.get(at).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn logged(path: &str) -> String {
+        let (head, ()) = http::Request::get(path).body(()).unwrap().into_parts();
+        let mut record = Record::none();
+        record.log(&head);
+        record.line.take().unwrap().path
+    }
+
+    #[test]
+    fn neither_the_query_nor_what_follows_proxy_is_kept() {
+        let table = [
+            ("/api/v1/pods?token=s", "/api/v1/pods"),
+            ("/api/v1/nodes/a/proxy/s/t?u=s", "/api/v1/nodes/a/proxy/…"),
+            ("/api/v1/nodes/a/proxy", "/api/v1/nodes/a/proxy"),
+            ("/api/v1/proxy/nodes/a/s", "/api/v1/proxy/…"),
+            ("/a/proxy/s/proxy/s", "/a/proxy/…"),
+            ("/a/pr%6Fxy/s", "/a/proxy/…"),
+            ("/a/pr%6fxy%2fs", "/a/proxy/…"),
+            ("/a%2Fproxy%2Fs", "/a/proxy/…"),
+            ("/%C3%A9/%70roxy/s", "/%C3%A9/proxy/…"),
+            ("/proxy/s%", "/proxy/…"),
+            ("/a%/b%2/c%zz/%+fproxy", "/a%/b%2/c%zz/%+fproxy"),
+            ("/a/proxying/%20", "/a/proxying/%20"),
+        ];
+        for (path, expected) in table {
+            assert_eq!(logged(path), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_request_is_499_until_it_is_answered() {
+        let metrics = Metrics::new();
+        let total = |code: u16| {
+            let sample = format!(
+                "skewbridge_requests_total{{route=\"none\",verb=\"unknown\",code=\"{code}\"}} 1"
+            );
+            metrics.text().contains(&sample)
+        };
+        let record = Record::begin(&metrics);
+        assert!(!total(499), "counted at its end");
+        drop(record);
+        assert!(total(499));
+        let mut record = Record::begin(&metrics);
+        record.status(StatusCode::NO_CONTENT);
+        drop(record);
+        assert!(total(204));
+        drop(Record::none());
     }
 }

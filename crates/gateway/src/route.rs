@@ -72,3 +72,115 @@ fn is_readyz(request: &RequestInfo<'_>) -> bool {
     let path = request.path;
     path == "/readyz" || path.starts_with("/readyz/")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use http::Method;
+    use skewbridge_api::identity::{IdentityHeaders, User};
+    use skewbridge_api::request_info::DecodedPath;
+
+    use super::*;
+    use crate::caller::CertificateUser;
+
+    const READY: Bridge = Bridge {
+        ready: true,
+        can_assert: true,
+        seen_before: false,
+    };
+    const LEAVING: Bridge = Bridge {
+        ready: false,
+        ..READY
+    };
+    const MUTE: Bridge = Bridge {
+        can_assert: false,
+        ..READY
+    };
+    const LOOP: Bridge = Bridge {
+        seen_before: true,
+        ..READY
+    };
+
+    const PLAIN: Route = Route::Local(Leg::Plain);
+    const ASSERTED: Route = Route::Local(Leg::FrontProxy);
+    const UNAUTHORIZED: Route = Route::Refuse(Refusal::Unauthorized);
+    const CANNOT: Route = Route::Refuse(Refusal::CannotAssert);
+    const NOT_READY: Route = Route::Refuse(Refusal::NotReady);
+    const LOOPED: Route = Route::Refuse(Refusal::Loop);
+
+    fn peer() -> Caller {
+        Caller::Peer(alice())
+    }
+
+    fn certificate() -> Caller {
+        let user = alice();
+        Caller::Certificate(Arc::new(CertificateUser {
+            headers: IdentityHeaders::default().prepare(&user).unwrap(),
+            name: user.name,
+        }))
+    }
+
+    fn alice() -> User {
+        User {
+            name: "alice".to_owned(),
+            ..User::default()
+        }
+    }
+
+    #[test]
+    fn every_request_of_every_caller_has_its_way() {
+        use Caller::{Anonymous, Bearer, Unauthorized};
+        let (peer, certificate) = (peer(), certificate());
+        let rows = [
+            // Who asks decides on the leg.
+            ("/api/v1/pods", &peer, READY, ASSERTED),
+            ("/api/v1/pods", &certificate, READY, ASSERTED),
+            ("/api/v1/pods", &Bearer, READY, PLAIN),
+            ("/api/v1/pods", &Anonymous, READY, PLAIN),
+            ("/api/v1/pods", &Unauthorized, READY, UNAUTHORIZED),
+            ("/apis", &certificate, READY, ASSERTED),
+            ("/healthz", &Anonymous, READY, PLAIN),
+            ("/", &Unauthorized, READY, UNAUTHORIZED),
+            // Without a front-proxy certificate nobody is made anonymous.
+            ("/api/v1/pods", &peer, MUTE, CANNOT),
+            ("/api/v1/pods", &certificate, MUTE, CANNOT),
+            ("/readyz", &certificate, MUTE, CANNOT),
+            ("/api/v1/pods", &Bearer, MUTE, PLAIN),
+            ("/api/v1/pods", &Anonymous, MUTE, PLAIN),
+            ("/api/v1/pods", &Unauthorized, MUTE, UNAUTHORIZED),
+            // Who asks whether it is ready is told; all others are served on.
+            ("/readyz", &Anonymous, READY, PLAIN),
+            ("/readyz", &Anonymous, LEAVING, NOT_READY),
+            ("/readyz", &certificate, LEAVING, NOT_READY),
+            ("/readyz", &Unauthorized, LEAVING, NOT_READY),
+            ("/readyz/", &Anonymous, LEAVING, NOT_READY),
+            ("/readyz/etcd", &Bearer, LEAVING, NOT_READY),
+            ("/readyzs", &Anonymous, LEAVING, PLAIN),
+            ("/livez", &Anonymous, LEAVING, PLAIN),
+            ("/healthz", &Anonymous, LEAVING, PLAIN),
+            ("/api/v1/pods", &peer, LEAVING, ASSERTED),
+            ("/api/v1/namespaces/readyz", &Bearer, LEAVING, PLAIN),
+            // A loop ends, whoever runs in it.
+            ("/api/v1/pods", &peer, LOOP, LOOPED),
+            ("/api/v1/pods", &certificate, LOOP, LOOPED),
+            ("/api/v1/pods", &Anonymous, LOOP, LOOPED),
+            ("/api/v1/pods", &Unauthorized, LOOP, LOOPED),
+            ("/readyz", &Anonymous, LOOP, LOOPED),
+        ];
+        for (path, caller, bridge, expected) in rows {
+            let decoded = DecodedPath::new(path).unwrap();
+            for method in [Method::GET, Method::POST, Method::DELETE] {
+                let request = RequestInfo::parse(&method, &decoded, None);
+                let went = route(&request, caller, bridge);
+                assert_eq!(went, expected, "{method} {path} {caller:?} {bridge:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_route_is_one_of_few_labels() {
+        assert_eq!((PLAIN.as_str(), ASSERTED.as_str()), ("local", "local"));
+        assert_eq!(LOOPED.as_str(), "refuse");
+    }
+}

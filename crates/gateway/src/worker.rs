@@ -30,7 +30,7 @@ const TIDY_EVERY: Duration = Duration::from_secs(5);
 /// One thread.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    arrivals: mpsc::UnboundedSender<Arrival>,
+    arrivals: mpsc::UnboundedSender<(Arrival, Running)>,
     running: Running,
     thread: Option<JoinHandle<()>>,
 }
@@ -52,10 +52,9 @@ impl Worker {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let counted = running.clone();
         let thread = std::thread::Builder::new()
             .name(format!("worker-{number}"))
-            .spawn(move || runtime.block_on(run(bridge, receiver, counted)))?;
+            .spawn(move || runtime.block_on(run(bridge, receiver)))?;
         Ok(Self {
             arrivals,
             running,
@@ -66,13 +65,12 @@ impl Worker {
     /// Takes a connection over.
     pub(crate) fn take(&self, arrival: Arrival) {
         // A worker that is gone has been told to go.
-        let _ = self.arrivals.send(arrival);
+        let _ = self.arrivals.send((arrival, self.running.one()));
     }
 
     /// How many connections it has.
     pub(crate) fn connections(&self) -> usize {
-        // The thread itself holds one.
-        self.running.count().saturating_sub(1)
+        self.running.count()
     }
 
     /// Ends the thread, and with it every connection that is still open.
@@ -84,11 +82,7 @@ impl Worker {
     }
 }
 
-async fn run(
-    bridge: Arc<Bridge>,
-    mut arrivals: mpsc::UnboundedReceiver<Arrival>,
-    running: Running,
-) {
+async fn run(bridge: Arc<Bridge>, mut arrivals: mpsc::UnboundedReceiver<(Arrival, Running)>) {
     let pools = Arc::new(Pools::default());
     let mut tidy = tokio::time::interval(TIDY_EVERY);
     let patience = Patience {
@@ -105,10 +99,9 @@ async fn run(
             arrival = arrivals.recv() => {
                 // The end of this future drops the runtime, and with it all
                 // tasks.
-                let Some(arrival) = arrival else { return };
+                let Some((arrival, running)) = arrival else { return };
                 let bridge = bridge.clone();
                 let pools = pools.clone();
-                let running = running.one();
                 let open = Open::new(bridge.metrics.client_connections());
                 tokio::spawn(async move {
                     connection(arrival, bridge, pools, bounds).await;

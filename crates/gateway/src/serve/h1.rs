@@ -16,7 +16,7 @@ use skewbridge_h1::{
     write_headers, write_status_line,
 };
 use tokio::io::AsyncWrite;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::{Answer, ClientIo, Service};
 use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody};
@@ -40,6 +40,10 @@ const MAX_PIPELINED: usize = 64 * 1024;
 const LINGER_BYTES: usize = 256 * 1024;
 const LINGER_TIME: Duration = Duration::from_secs(2);
 
+/// How long a client that has just connected has for its first request once the
+/// bridge is leaving: it sends it right behind the handshake.
+const FIRST_REQUEST_TIME: Duration = Duration::from_secs(1);
+
 /// Times allowed to a client.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
@@ -52,6 +56,10 @@ pub struct Patience {
 /// Serves one connection to its end.
 pub async fn serve<S: Service>(io: ClientIo, service: S, patience: Patience, mut drain: Drain) {
     let wire = Wire::new(io);
+    if !first_bytes(&wire, patience, &mut drain).await {
+        farewell(&wire).await;
+        return;
+    }
     loop {
         let head = match next_head(&wire, patience, &mut drain).await {
             Next::Head(head) => *head,
@@ -63,7 +71,10 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, patience: Patience, mut
                 refuse(&wire, respond::slow_head()).await;
                 return;
             }
-            Next::Gone => return,
+            Next::Gone => {
+                farewell(&wire).await;
+                return;
+            }
         };
         let asks = Asks::of(&head);
         let request = wire.begin(head);
@@ -98,6 +109,8 @@ struct Shared {
     body: Decoder,
     /// The client waits for `100 Continue` before it sends its body.
     expects_continue: bool,
+    /// The client left in the midst of its body.
+    gone: bool,
 }
 
 impl Wire {
@@ -106,6 +119,7 @@ impl Wire {
             stream: Buffered::new(io, READ_CHUNK),
             body: Framing::Empty.decoder(),
             expects_continue: false,
+            gone: false,
         })))
     }
 
@@ -175,11 +189,13 @@ impl Shared {
             match self.stream.poll_fill(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(0)) => {
+                    self.gone = true;
                     let gone = "the connection was closed".to_owned();
                     return Poll::Ready(Some(Err(BodyError::Client(gone))));
                 }
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(error)) => {
+                    self.gone = true;
                     return Poll::Ready(Some(Err(BodyError::Client(error.to_string()))));
                 }
             }
@@ -210,6 +226,21 @@ impl WireBody {
 
     pub(crate) fn is_done(&self) -> bool {
         self.0.lock().body.is_done()
+    }
+}
+
+/// Waits for a new client's first request, also when the bridge is leaving:
+/// unlike on an idle connection, the client would take a close for a failure
+/// and not ask again elsewhere.
+async fn first_bytes(wire: &Wire, patience: Patience, drain: &mut Drain) -> bool {
+    let leaving = async {
+        drain.draining().await;
+        sleep(FIRST_REQUEST_TIME).await;
+    };
+    tokio::select! {
+        biased;
+        filled = timeout(patience.idle, fill(wire)) => matches!(filled, Ok(Ok(read)) if read > 0),
+        () = leaving => false,
     }
 }
 
@@ -272,7 +303,8 @@ struct Asks {
     method: Method,
     version: Version,
     keep_alive: bool,
-    upgrade: bool,
+    /// The client may go on in another protocol.
+    switches: bool,
 }
 
 impl Asks {
@@ -281,7 +313,7 @@ impl Asks {
             method: head.method.clone(),
             version: head.version,
             keep_alive: head.keep_alive,
-            upgrade: head.headers.contains_key(UPGRADE),
+            switches: head.method == Method::CONNECT || head.headers.contains_key(UPGRADE),
         }
     }
 }
@@ -291,8 +323,12 @@ impl Asks {
 async fn answer_or_gone(wire: &Wire, call: impl Future<Output = Answer>) -> Option<Answer> {
     let mut call = pin!(call);
     poll_fn(|cx| {
-        if let Poll::Ready(answer) = call.as_mut().poll(cx) {
-            return Poll::Ready(Some(answer));
+        if let Poll::Ready(mut answer) = call.as_mut().poll(cx) {
+            if !wire.lock().gone {
+                return Poll::Ready(Some(answer));
+            }
+            answer.record.client_left();
+            return Poll::Ready(None);
         }
         wire.lock().poll_gone(cx).map(|()| None)
     })
@@ -324,8 +360,8 @@ async fn reply(wire: &Wire, asks: &Asks, answer: Answer, drain: &Drain) -> After
     let keep = {
         let shared = wire.lock();
         asks.keep_alive
-            // What follows a refused upgrade is not a request.
-            && !asks.upgrade
+            // What follows a refused upgrade, or CONNECT, is not a request.
+            && !asks.switches
             // A body that nobody read would be taken for the next request.
             && shared.body.is_done()
             && encoder != Encoder::UntilClose
@@ -473,6 +509,13 @@ async fn refuse(wire: &Wire, response: http::Response<bytes::Bytes>) {
     if matches!(timeout(LINGER_TIME, flush).await, Ok(Ok(()))) {
         linger(wire).await;
     }
+}
+
+/// Ends a connection between two requests: without TLS's farewell the client
+/// would have to take it for cut.
+async fn farewell(wire: &Wire) {
+    let shutdown = poll_fn(|cx| Pin::new(&mut wire.lock().stream.io).poll_shutdown(cx));
+    let _ = timeout(LINGER_TIME, shutdown).await;
 }
 
 /// Ends a connection so that the client can still read its last answer.

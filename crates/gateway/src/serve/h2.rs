@@ -80,13 +80,20 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, bounds: Bounds, mut dra
             () = drain.draining(), if !told => {
                 told = true;
                 connection.graceful_shutdown();
+                idle.as_mut().reset(Instant::now() + bounds.patience.idle);
             }
-            () = idle.as_mut(), if !told => {
+            () = idle.as_mut() => {
                 let quiet_since = active.quiet_since();
                 let closes = quiet_since.unwrap_or_else(Instant::now) + bounds.patience.idle;
                 if quiet_since.is_some() && closes <= Instant::now() {
+                    if told {
+                        // GOAWAY comes with a ping, and the client does not
+                        // answer even that.
+                        return;
+                    }
                     told = true;
                     connection.graceful_shutdown();
+                    idle.as_mut().reset(Instant::now() + bounds.patience.idle);
                 } else {
                     idle.as_mut().reset(closes.max(Instant::now() + IDLE_CHECK));
                 }
@@ -159,9 +166,12 @@ async fn answer<S: Service>(
     let respond = Arc::new(Mutex::new(respond));
     let (mut head, stream) = request.into_parts();
     let method = head.method.clone();
-    if let Err(cause) = one_authority(&mut head) {
+    if let Err(cause) = one_authority(&mut head).and_then(|()| one_length(&head)) {
+        let bodiless = method == Method::HEAD;
         let (head, body) = respond::bad_request(cause).into_parts();
-        if let Ok(mut stream) = send_head(&respond, Response::from_parts(head, ()), false) {
+        if let Ok(mut stream) = send_head(&respond, Response::from_parts(head, ()), bodiless)
+            && !bodiless
+        {
             let _ = stream.send_data(body, true);
         }
         return;
@@ -177,11 +187,12 @@ async fn answer<S: Service>(
     };
     let mut call = pin!(service.call(Request::from_parts(head, body)));
     let answered = poll_fn(|cx| {
-        if let Poll::Ready(answer) = call.as_mut().poll(cx) {
-            return Poll::Ready(Some(answer));
+        // The client reset the stream, or left altogether: looked at first, or
+        // the end of its body would be answered as a mistake of its.
+        if lock(&respond).poll_reset(cx).is_ready() {
+            return Poll::Ready(None);
         }
-        // The client reset the stream, or left altogether.
-        lock(&respond).poll_reset(cx).map(|_| None)
+        call.as_mut().poll(cx).map(Some)
     })
     .await;
     let Some(Answer {
@@ -245,6 +256,17 @@ fn one_authority(head: &mut http::request::Parts) -> Result<(), &'static str> {
         head.headers.insert(COOKIE, joined);
     }
     Ok(())
+}
+
+/// The library lets pass what the HTTP/1.1 behind us might refuse or read
+/// otherwise: the same length twice, and an empty one for 0.
+fn one_length(head: &http::request::Parts) -> Result<(), &'static str> {
+    let mut lengths = head.headers.get_all(CONTENT_LENGTH).iter();
+    match (lengths.next(), lengths.next()) {
+        (_, Some(_)) => Err("more than one Content-Length"),
+        (Some(length), None) if length.is_empty() => Err("invalid Content-Length"),
+        _ => Ok(()),
+    }
 }
 
 type SharedRespond = Arc<Mutex<SendResponse<Bytes>>>;

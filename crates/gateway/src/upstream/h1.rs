@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::BytesMut;
-use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode};
 use skewbridge_h1::{
@@ -99,6 +99,19 @@ impl H1Connection {
         })
         .await;
         let answer = answer.map_err(|broken| broken.judge(self.used, &head.method, &sending))?;
+        if answer.status == StatusCode::SWITCHING_PROTOCOLS {
+            let cause = if !head.headers.contains_key(UPGRADE) {
+                Some("it switches protocols, and nobody asked it to")
+            } else if !sending.done || !self.stream.output.is_empty() {
+                // The rest of the body would be taken for the new protocol.
+                Some("it switches protocols before it has read the request")
+            } else {
+                None
+            };
+            if let Some(cause) = cause {
+                return Err(SendError::BadAnswer(cause.to_owned()));
+            }
+        }
         let keep = answer.keep_alive;
         let response = response_of(answer, |framing| H1Body {
             connection: Some(self),
@@ -378,6 +391,11 @@ impl H1Body {
             && !sending.is_over()
         {
             sending.poll(stream, request, cx);
+            if let Some(cause) = sending.client.take() {
+                // Whoever left in the midst of a request waits for no answer.
+                self.connection = None;
+                return Poll::Ready(Some(Err(BodyError::Client(cause))));
+            }
         }
         loop {
             match self.decoder.decode(&mut stream.input) {

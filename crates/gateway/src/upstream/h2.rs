@@ -2,9 +2,10 @@
 //! task of its own.
 
 use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,6 +15,7 @@ use http::header::{CONNECTION, HOST, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::uri::{Authority, Scheme};
 use http::{Request, Response, StatusCode, Uri, Version};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::pool::Slot;
@@ -24,6 +26,13 @@ use crate::serve::h1::expects_continue;
 
 /// Requests on one connection: what kube-apiserver allows.
 const MAX_STREAMS: usize = 100;
+
+/// What the library says while upstream's SETTINGS have not come: no SETTINGS say
+/// this (they have 32 bits, and no limit is `usize::MAX`).
+const NOT_SAID: usize = usize::MAX - 1;
+
+/// How long upstream's SETTINGS, its first frame (RFC 9113, 3.4), may take.
+const SETTINGS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What upstream may send on one stream before the client has taken it. So
 /// much of a stalled client's answer waits in the bridge.
@@ -68,6 +77,15 @@ struct State {
     streams: Gauge,
 }
 
+/// Why HTTP/2 did not start.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    #[error(transparent)]
+    Protocol(#[from] h2::Error),
+    #[error("upstream sent no SETTINGS")]
+    NoSettings,
+}
+
 /// A place for one request on a connection.
 #[derive(Debug)]
 pub(crate) struct Stream {
@@ -86,17 +104,18 @@ impl Drop for StreamGuard {
 }
 
 impl H2Connection {
-    /// Starts HTTP/2 on a fresh connection.
+    /// Starts HTTP/2 on a fresh connection, and waits until upstream has said
+    /// how many streams it allows.
     pub(crate) async fn start(
         io: UpstreamIo,
         slot: Slot,
         streams: Gauge,
-    ) -> Result<Self, h2::Error> {
+    ) -> Result<Self, StartError> {
         let (send, mut connection) = Builder::new()
             .enable_push(false)
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .initial_max_send_streams(MAX_STREAMS)
+            .initial_max_send_streams(NOT_SAID)
             .max_header_list_size(MAX_HEADER_LIST)
             .max_send_buffer_size(SEND_BUFFER)
             .data_frame_budget(DATA_FRAME_BUDGET)
@@ -108,11 +127,18 @@ impl H2Connection {
             streams,
         });
         let pings = connection.ping_pong();
+        let (said, settings) = oneshot::channel();
         let run = {
             let state = state.clone();
+            let mut waiting = Some((send.clone(), said));
             async move {
+                let run = poll_fn(|cx| {
+                    let ended = Pin::new(&mut connection).poll(cx);
+                    tell_settings(&mut waiting, cx);
+                    ended
+                });
                 tokio::select! {
-                    ended = connection => if let Err(error) = ended {
+                    ended = run => if let Err(error) = ended {
                         tracing::debug!(%error, "a connection to upstream ended");
                     },
                     () = keep_asking(pings, &state) => {
@@ -126,7 +152,10 @@ impl H2Connection {
         // Ends by itself: when the last handle is dropped and the last stream
         // is done, or when upstream goes away.
         tokio::spawn(run);
-        Ok(Self { send, state })
+        match timeout(SETTINGS_PATIENCE, settings).await {
+            Ok(Ok(())) => Ok(Self { send, state }),
+            Ok(Err(_)) | Err(_) => Err(StartError::NoSettings),
+        }
     }
 
     /// A place for a request, if there is one.
@@ -138,10 +167,17 @@ impl H2Connection {
         if self.active() >= room {
             return None;
         }
+        let mut send = self.send.clone();
+        // Whether upstream has said GOAWAY; a fresh handle never waits.
+        let mut cx = Context::from_waker(Waker::noop());
+        if let Poll::Ready(Err(_)) = send.poll_ready(&mut cx) {
+            self.state.over.store(true, Ordering::Relaxed);
+            return None;
+        }
         self.state.active.fetch_add(1, Ordering::Relaxed);
         self.state.streams.inc();
         Some(Stream {
-            send: self.send.clone(),
+            send,
             guard: StreamGuard(self.state.clone()),
         })
     }
@@ -152,6 +188,22 @@ impl H2Connection {
 
     pub(crate) fn active(&self) -> usize {
         self.state.active.load(Ordering::Relaxed)
+    }
+}
+
+/// Tells whoever waits for upstream's SETTINGS that they have come, or ends the
+/// connection with the last handle if nobody waits any more.
+fn tell_settings(
+    waiting: &mut Option<(SendRequest<Bytes>, oneshot::Sender<()>)>,
+    cx: &mut Context<'_>,
+) {
+    let Some((send, said)) = waiting else { return };
+    if send.current_max_send_streams() != NOT_SAID {
+        if let Some((_, said)) = waiting.take() {
+            let _ = said.send(());
+        }
+    } else if said.poll_closed(cx).is_ready() {
+        *waiting = None;
     }
 }
 
@@ -343,11 +395,13 @@ async fn poll_answer(
     body: &mut Replay,
 ) -> Result<Response<RecvStream>, Broken> {
     poll_fn(|cx| {
-        if sending.hold_until.is_some()
+        // Others may come before it, and the final answer would skip them all.
+        while sending.hold_until.is_some()
             && let Poll::Ready(Some(Ok(interim))) = response.poll_informational(cx)
-            && interim.status() == StatusCode::CONTINUE
         {
-            sending.hold_until = None;
+            if interim.status() == StatusCode::CONTINUE {
+                sending.hold_until = None;
+            }
         }
         sending.poll(body, cx);
         if let Some(cause) = sending.client.take() {

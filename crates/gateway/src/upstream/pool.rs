@@ -114,6 +114,16 @@ impl Pool {
     }
 
     async fn channel(&self, prefer: Prefer) -> Result<Channel, ConnectError> {
+        let opened = self.open(prefer).await;
+        if opened.is_err() {
+            // What comes back may be another server, which speaks more.
+            self.h1_only.store(false, Ordering::Relaxed);
+            self.h2_only.store(false, Ordering::Relaxed);
+        }
+        opened
+    }
+
+    async fn open(&self, prefer: Prefer) -> Result<Channel, ConnectError> {
         let h2_only = self.h2_only.load(Ordering::Relaxed);
         let h1_only = self.h1_only.load(Ordering::Relaxed);
         match prefer {

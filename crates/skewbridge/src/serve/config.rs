@@ -417,6 +417,7 @@ fn limits(flags: &LimitFlags, findings: &mut Findings) -> Option<Limits> {
         read_header_timeout: read_header_timeout?,
         idle_timeout: idle_timeout?,
         request_timeout: request_timeout?,
+        ..Limits::default()
     })
 }
 

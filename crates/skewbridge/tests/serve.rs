@@ -1,0 +1,509 @@
+//! `skewbridge serve` as a process: files and flags in, requests through, log lines out, and
+//! signals to end it.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
+
+use std::io::{BufRead as _, BufReader};
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use http::Request;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use skewbridge_testkit::{
+    ApiServer, Ca, ClientAuth, H1Client, Options, PATIENCE, Reply, Response, ScratchDir, TlsClient,
+    eventually,
+};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::Notify;
+
+/// Certificates of everybody, and an upstream.
+struct Bed {
+    dir: ScratchDir,
+    serving: Ca,
+    users: Ca,
+    front_proxies: Ca,
+    upstream: ApiServer,
+    /// Lets an answer to `/slow` go.
+    release: Arc<Notify>,
+}
+
+impl Bed {
+    async fn new() -> Self {
+        let dir = ScratchDir::new();
+        let [serving, users, front_proxies, upstream_ca] =
+            ["serving", "users", "front-proxies", "upstream"].map(Ca::new);
+        for (name, leaf) in [
+            ("serving", serving.server(&["localhost"])),
+            ("front-proxy", front_proxies.client("front-proxy", &[])),
+        ] {
+            dir.write(&format!("{name}.crt"), &leaf.cert_pem);
+            dir.write(&format!("{name}.key"), &leaf.key_pem);
+        }
+        dir.write("users-ca.crt", users.pem());
+        dir.write("front-proxies-ca.crt", front_proxies.pem());
+        dir.write("upstream-ca.crt", upstream_ca.pem());
+
+        let release = Arc::new(Notify::new());
+        let slow = release.clone();
+        let options = Options::new(upstream_ca.server(&["127.0.0.1"]))
+            .clients(ClientAuth::Accept(&front_proxies));
+        let upstream = ApiServer::start(options, move |seen| match seen.path() {
+            "/slow" => Reply::json("\"at last\"").after(&slow),
+            "/broken" => Reply::reset(h2::Reason::INTERNAL_ERROR),
+            "/apis/gone" => Reply::new(404).body("no"),
+            _ if seen.header("upgrade").is_some() => Reply::upgrade("websocket").0,
+            _ => Reply::json(format!("\"{}\"", seen.target)),
+        })
+        .await;
+        Self {
+            dir,
+            serving,
+            users,
+            front_proxies,
+            upstream,
+            release,
+        }
+    }
+
+    /// The command line, all flags but these given.
+    fn command(&self, flags: &[&str]) -> Command {
+        let file = |flag: &str, name: &str| {
+            let path = self.dir.path().join(name);
+            format!("--{flag}={}", path.display())
+        };
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skewbridge"));
+        command
+            .arg("serve")
+            .arg("--bind-address=127.0.0.1")
+            .arg(format!("--upstream=https://{}", self.upstream.addr()))
+            .arg(file("upstream-ca-file", "upstream-ca.crt"))
+            .arg(file("tls-cert-file", "serving.crt"))
+            .arg(file("tls-private-key-file", "serving.key"))
+            .arg(file("client-ca-file", "users-ca.crt"))
+            .arg(file("requestheader-client-ca-file", "front-proxies-ca.crt"))
+            .arg(file("proxy-client-cert-file", "front-proxy.crt"))
+            .arg(file("proxy-client-key-file", "front-proxy.key"))
+            .args(flags)
+            // Must not change anything: headers would be logged.
+            .env("RUST_LOG", "trace")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs it on free ports, and waits until it serves.
+    async fn serve(&self, flags: &[&str]) -> Served {
+        let ports = ["--secure-port=0", "--admin-address=127.0.0.1:0"];
+        let mut child = self.command(&[&ports, flags].concat()).spawn().unwrap();
+        let (log, reader) = collect(&mut child);
+        let mut served = Served {
+            child,
+            log,
+            reader: Some(reader),
+            address: ([127, 0, 0, 1], 0).into(),
+            admin: ([127, 0, 0, 1], 0).into(),
+        };
+        served.logs("serving").await;
+        let line = served.lines_with("serving").remove(0);
+        (served.address, served.admin) = (field(&line, "address"), field(&line, "admin_address"));
+        served
+    }
+
+    fn client(&self) -> TlsClient {
+        TlsClient::new(&self.serving)
+    }
+}
+
+/// A running bridge, killed when the test ends.
+struct Served {
+    child: Child,
+    log: Arc<Mutex<String>>,
+    reader: Option<JoinHandle<()>>,
+    address: SocketAddr,
+    admin: SocketAddr,
+}
+
+impl Served {
+    fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// Lines that contain this.
+    fn lines_with(&self, text: &str) -> Vec<String> {
+        let log = self.log();
+        let lines = log.lines().filter(|line| line.contains(text));
+        lines.map(str::to_owned).collect()
+    }
+
+    /// Waits until it has logged this.
+    async fn logs(&self, text: &str) {
+        eventually(text, PATIENCE, async || self.log().contains(text)).await;
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits for its end, and for the end of its log.
+    async fn exit(&mut self) -> ExitStatus {
+        let mut status = None;
+        eventually("it exits", PATIENCE, async || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        })
+        .await;
+        if let Some(reader) = self.reader.take() {
+            reader.join().unwrap();
+        }
+        status.unwrap()
+    }
+
+    /// Ends it, and gives its whole log.
+    async fn whole_log(mut self) -> String {
+        self.signal(Signal::TERM);
+        assert_eq!(self.exit().await.code(), Some(0));
+        self.log()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // One that has ended already is not signalled.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn collect(child: &mut Child) -> (Arc<Mutex<String>>, JoinHandle<()>) {
+    let log = Arc::new(Mutex::new(String::new()));
+    let stderr = BufReader::new(child.stderr.take().unwrap());
+    let collected = log.clone();
+    let reader = std::thread::spawn(move || {
+        for line in stderr.lines() {
+            let mut log = collected.lock().unwrap();
+            log.push_str(&line.unwrap());
+            log.push('\n');
+        }
+    });
+    (log, reader)
+}
+
+/// A field of a line, in either format.
+fn field(line: &str, name: &str) -> SocketAddr {
+    let text = match serde_json::from_str::<Value>(line) {
+        Ok(json) => json[name].as_str().unwrap().to_owned(),
+        Err(_) => text_field(line, name).unwrap_or_default().to_owned(),
+    };
+    text.parse()
+        .unwrap_or_else(|_| panic!("no {name} in {line}"))
+}
+
+fn text_field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    line.split(' ')
+        .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+        .map(|value| value.trim_matches('"'))
+}
+
+async fn send(client: &mut H1Client, line: &str, headers: &str) -> Response {
+    let request = format!("{line} HTTP/1.1\r\nHost: k\r\n{headers}\r\n");
+    client.send(request).await.unwrap();
+    client.read_response().await.unwrap()
+}
+
+#[tokio::test]
+async fn requests_pass_through_the_process_over_both_protocols() {
+    let bed = Bed::new().await;
+    let served = bed.serve(&[]).await;
+    assert_ne!(served.address.port(), 0);
+
+    let mut h1 = bed.client().http1(served.address).await.unwrap();
+    let answer = send(&mut h1, "GET /api/v1/pods?limit=1", "").await;
+    assert_eq!(
+        (answer.status, &*answer.text()),
+        (200, "\"/api/v1/pods?limit=1\"")
+    );
+    let jane = bed.client().identity(&bed.users.client("jane", &["dev"]));
+    let h2 = jane.http2(served.address).await.unwrap();
+    let answer = h2.get("/apis").await.unwrap();
+    assert_eq!((answer.status, &*answer.text()), (200, "\"/apis\""));
+    let seen = bed.upstream.requests();
+    let apis = seen.iter().find(|seen| seen.target == "/apis").unwrap();
+    assert_eq!(apis.header("x-remote-user"), Some("jane"));
+
+    let mut admin = tokio::net::TcpStream::connect(served.admin).await.unwrap();
+    let request = b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+    admin.write_all(request).await.unwrap();
+    let mut answer = String::new();
+    admin.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    assert!(answer.ends_with("\r\n\r\nok"), "{answer}");
+}
+
+#[tokio::test]
+async fn either_signal_drains_and_then_exits_with_0() {
+    let bed = Bed::new().await;
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut served = bed.serve(&[]).await;
+        let mut client = bed.client().http1(served.address).await.unwrap();
+        client
+            .send("GET /slow HTTP/1.1\r\nHost: k\r\n\r\n")
+            .await
+            .unwrap();
+        let slow = |seen: &skewbridge_testkit::Seen| seen.path() == "/slow";
+        bed.upstream
+            .wait_for(|seen| seen.last().is_some_and(slow), PATIENCE)
+            .await;
+
+        served.signal(signal);
+        served.logs("leaving").await;
+        assert_eq!(served.child.try_wait().unwrap(), None);
+        bed.release.notify_one();
+        let answer = client.read_response().await.unwrap();
+        assert_eq!((answer.status, &*answer.text()), (200, "\"at last\""));
+        drop(client);
+        assert_eq!(served.exit().await.code(), Some(0), "{}", served.log());
+    }
+}
+
+#[tokio::test]
+async fn the_delay_is_served_before_the_drain() {
+    let bed = Bed::new().await;
+    let mut served = bed.serve(&["--shutdown-delay-duration=3s"]).await;
+    let mut client = bed.client().http1(served.address).await.unwrap();
+    assert_eq!(send(&mut client, "GET /readyz", "").await.status, 200);
+    served.signal(Signal::TERM);
+    served.logs("leaving").await;
+    assert_eq!(send(&mut client, "GET /readyz", "").await.status, 500);
+    assert_eq!(send(&mut client, "GET /version", "").await.status, 200);
+    assert_eq!(served.exit().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_it_at_once_with_1() {
+    let bed = Bed::new().await;
+    for (first, second) in [(Signal::TERM, Signal::TERM), (Signal::INT, Signal::TERM)] {
+        let mut served = bed.serve(&["--shutdown-delay-duration=1h"]).await;
+        let mut client = bed.client().http1(served.address).await.unwrap();
+        assert_eq!(send(&mut client, "GET /version", "").await.status, 200);
+        served.signal(first);
+        served.logs("leaving").await;
+        served.signal(second);
+        assert_eq!(served.exit().await.code(), Some(1));
+        assert!(served.log().contains("a second signal"), "{}", served.log());
+        assert!(client.read_head().await.is_err());
+    }
+}
+
+#[tokio::test]
+async fn a_taken_port_is_told_with_its_flag() {
+    let bed = Bed::new().await;
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = holder.local_addr().unwrap();
+    for (flag, other) in [
+        (
+            format!("--secure-port={}", taken.port()),
+            "--admin-address=127.0.0.1:0",
+        ),
+        (format!("--admin-address={taken}"), "--secure-port=0"),
+    ] {
+        let output = bed.command(&[&flag, other]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let log = String::from_utf8(output.stderr).unwrap();
+        let name = flag.split('=').next().unwrap();
+        let expected = format!("{name} {taken}: Address already in use");
+        assert!(log.contains(&expected), "{log}");
+    }
+}
+
+#[tokio::test]
+async fn each_request_is_one_line_with_its_fields() {
+    let bed = Bed::new().await;
+    let served = bed.serve(&["--v=2"]).await;
+    let mut h1 = bed.client().http1(served.address).await.unwrap();
+    send(&mut h1, "GET /api/v1/pods?limit=1", "").await;
+    send(&mut h1, "GET /apis/gone", "Authorization: Bearer x\r\n").await;
+    let jane = bed.client().identity(&bed.users.client("jane", &[]));
+    let h2 = jane.http2(served.address).await.unwrap();
+    h2.get("/apis").await.unwrap();
+
+    let log = served.whole_log().await;
+    let lines: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains("method="))
+        .collect();
+    assert_eq!(lines.len(), 3, "{log}");
+    let table = [
+        [
+            "GET",
+            "/api/v1/pods",
+            "HTTP/1.1",
+            "(anonymous)",
+            "local",
+            "list",
+            "200",
+            "22",
+        ],
+        [
+            "GET",
+            "/apis/gone",
+            "HTTP/1.1",
+            "(bearer)",
+            "local",
+            "get",
+            "404",
+            "2",
+        ],
+        [
+            "GET", "/apis", "HTTP/2.0", "jane", "local", "get", "200", "7",
+        ],
+    ];
+    let names = [
+        "method", "path", "protocol", "caller", "route", "verb", "code", "bytes",
+    ];
+    for (line, expected) in lines.into_iter().zip(table) {
+        let found = names.map(|name| text_field(line, name).unwrap_or_default());
+        assert_eq!(found, expected, "{line}");
+        assert!(
+            text_field(line, "duration").is_some_and(|took| took.ends_with('s')),
+            "{line}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn json_logs_are_json_to_the_last_line() {
+    let bed = Bed::new().await;
+    let served = bed.serve(&["--v=10", "--log-format=json"]).await;
+    let mut h1 = bed.client().http1(served.address).await.unwrap();
+    send(&mut h1, "DELETE /api/v1/namespaces/a/pods/b", "").await;
+
+    let log = served.whole_log().await;
+    let lines: Vec<Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("not JSON: {line}")))
+        .collect();
+    let requests: Vec<_> = lines
+        .iter()
+        .filter(|line| line["message"] == "request")
+        .collect();
+    let [request] = requests[..] else {
+        panic!("one request: {log}");
+    };
+    for (name, expected) in [
+        ("method", Value::from("DELETE")),
+        ("path", "/api/v1/namespaces/a/pods/b".into()),
+        ("caller", "(anonymous)".into()),
+        ("route", "local".into()),
+        ("verb", "delete".into()),
+        ("code", 200.into()),
+        ("bytes", 29.into()),
+        ("cut", false.into()),
+        ("level", "INFO".into()),
+    ] {
+        assert_eq!(request[name], expected, "{request}");
+    }
+    for name in ["timestamp", "duration", "protocol"] {
+        assert!(request[name].is_string(), "{name} in {request}");
+    }
+}
+
+#[tokio::test]
+async fn below_verbosity_2_requests_are_not_logged() {
+    let bed = Bed::new().await;
+    let served = bed.serve(&["--v=1"]).await;
+    let mut h1 = bed.client().http1(served.address).await.unwrap();
+    assert_eq!(send(&mut h1, "GET /apis", "").await.status, 200);
+    let log = served.whole_log().await;
+    assert!(log.contains("serving"), "{log}");
+    assert!(!log.contains("/apis") && !log.contains("method="), "{log}");
+}
+
+#[tokio::test]
+async fn no_secret_reaches_the_log_however_verbose() {
+    const HEADERS: &str = "Authorization: Bearer SECRET-TOKEN\r\n\
+        Cookie: session=SECRET-COOKIE\r\n\
+        X-Remote-User: SECRET-USER\r\n\
+        X-Remote-Group: SECRET-GROUP\r\n\
+        X-Remote-Extra-Scopes: SECRET-EXTRA\r\n\
+        Impersonate-User: SECRET-IMPERSONATED\r\n";
+    const PATHS: [&str; 7] = [
+        "/api/v1/pods?token=SECRET-QUERY",
+        "/api/v1/namespaces/a/services/b/proxy/SECRET-TAIL?x=SECRET-QUERY",
+        "/api/v1/namespaces/a/pods/b/pr%6Fxy/SECRET-TAIL",
+        "/api/v1/namespaces/a/pods/b%2Fproxy%2FSECRET-TAIL",
+        "/api/v1/proxy/namespaces/a/pods/b/SECRET-TAIL",
+        "/broken?token=SECRET-QUERY",
+        "/bad%zz?token=SECRET-QUERY",
+    ];
+    let bed = Bed::new().await;
+    for format in ["text", "json"] {
+        bed.upstream.listen_again().await;
+        let flag = format!("--log-format={format}");
+        let served = bed.serve(&["--v=10", &flag]).await;
+        // A stranger, a user and a front proxy.
+        let user = bed.client().identity(&bed.users.client("jane", &[]));
+        for client in [bed.client(), user.clone()] {
+            let h2 = client.http2(served.address).await.unwrap();
+            for path in PATHS {
+                let mut h1 = client.http1(served.address).await.unwrap();
+                let _ = send(&mut h1, &format!("GET {path}"), HEADERS).await;
+                let mut request = Request::get(format!("https://k{path}"));
+                for line in HEADERS.trim_end().split("\r\n") {
+                    let (name, value) = line.split_once(": ").unwrap();
+                    request = request.header(name, value);
+                }
+                let Ok(request) = request.body(()) else {
+                    continue;
+                };
+                let _ = h2.request(request, "SECRET-BODY").await;
+            }
+        }
+        let proxy = bed
+            .client()
+            .identity(&bed.front_proxies.client("front-proxy", &[]));
+        let mut proxy = proxy.http1(served.address).await.unwrap();
+        let asserted = "X-Remote-User: known\r\nX-Remote-Extra-Scopes: SECRET-EXTRA\r\n";
+        assert_eq!(send(&mut proxy, "GET /apis", asserted).await.status, 200);
+        // A browser's terminal.
+        let mut browser = bed.client().http1(served.address).await.unwrap();
+        let upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Protocol: \
+            base64url.bearer.authorization.k8s.io.SECRET-SUBPROTOCOL, v5.channel.k8s.io\r\n";
+        let exec = "GET /api/v1/namespaces/a/pods/b/exec?command=SECRET-COMMAND";
+        assert_eq!(send(&mut browser, exec, upgrade).await.status, 101);
+        drop(browser);
+        // What is no request.
+        for bad in [
+            "GET /SECRET-PATH HTTP/1.1\r\nAuthorization: Bearer SECRET-TOKEN\r\nSECRET-LINE\r\n\r\n",
+            "GET https://user:SECRET-PASSWORD@k/ HTTP/1.1\r\nHost: k\r\n\r\n",
+            "GET /apis HTTP/1.1\r\nHost: SECRET PASSWORD@k\r\n\r\n",
+        ] {
+            let mut h1 = bed.client().http1(served.address).await.unwrap();
+            h1.send(bad).await.unwrap();
+            let _ = h1.read_response().await;
+        }
+        // Upstream is gone, which is told.
+        bed.upstream.stop_listening().await;
+        bed.upstream.kill_connections().await;
+        let mut h1 = bed.client().http1(served.address).await.unwrap();
+        let refused = send(&mut h1, &format!("GET {}", PATHS[1]), HEADERS).await;
+        assert_eq!(refused.status, 503);
+        drop((h1, proxy));
+
+        let log = served.whole_log().await;
+        for told in [
+            "jane",
+            "known",
+            "(bearer)",
+            "/api/v1/pods",
+            "503",
+            "/proxy/…",
+        ] {
+            assert!(log.contains(told), "{told} in {log}");
+        }
+        let leaks: Vec<_> = log.lines().filter(|line| line.contains("SECRET")).collect();
+        assert!(leaks.is_empty(), "{leaks:#?}");
+    }
+}
