@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
+use skewbridge_api::media::negotiate_error_format;
 use skewbridge_api::status::Status;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -48,6 +49,8 @@ pub(crate) async fn run(listener: TcpListener, admin: Admin, patience: Patience)
 }
 
 impl Service for Admin {
+    fn refused(&self, _status: StatusCode) {}
+
     async fn call(&self, request: Request<RequestBody>) -> Answer {
         Answer {
             response: self.answer(&request).map(ResponseBody::full),
@@ -61,7 +64,7 @@ impl Admin {
     fn answer(&self, request: &Request<RequestBody>) -> Response<Bytes> {
         if request.method() != Method::GET && request.method() != Method::HEAD {
             let status = Status::method_not_allowed("only GET and HEAD are served here");
-            let mut refused = respond::status(&status, request.headers());
+            let mut refused = respond::status(&status, negotiate_error_format(request.headers()));
             let allow = HeaderValue::from_static("GET, HEAD");
             refused.headers_mut().insert(ALLOW, allow);
             return refused;
@@ -98,5 +101,5 @@ impl Admin {
 
 fn not_found(request: &Request<RequestBody>) -> Response<Bytes> {
     let status = Status::not_found("here are /metrics, /livez, /readyz and /healthz");
-    respond::status(&status, request.headers())
+    respond::status(&status, negotiate_error_format(request.headers()))
 }

@@ -2,17 +2,26 @@
 //! writer needs: what has been read and not understood, what has been written
 //! and not sent.
 
-use std::io;
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
+use skewbridge_h1::{BodyError, Encoder};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::io::poll_read_buf;
 
 /// No more than this waits to be sent before the source is asked for more:
 /// four TLS records.
-pub(crate) const HIGH_WATER: usize = 64 * 1024;
+const HIGH_WATER: usize = 64 * 1024;
+
+/// From here on a piece of a body is sent from where it lies; smaller ones are
+/// copied behind one another.
+const COPY_BELOW: usize = 4 * 1024;
+
+/// Pieces that are handed over in one call.
+const MAX_SLICES: usize = 16;
 
 /// A byte stream with its buffers.
 #[derive(Debug)]
@@ -20,6 +29,9 @@ pub(crate) struct Buffered<T> {
     pub(crate) io: T,
     /// Read and not understood.
     pub(crate) input: BytesMut,
+    /// Written and not sent, in front of `output`.
+    queue: VecDeque<Bytes>,
+    queued: usize,
     /// Written and not sent.
     pub(crate) output: BytesMut,
     /// How much is asked for at once.
@@ -32,6 +44,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
         Self {
             io,
             input: BytesMut::new(),
+            queue: VecDeque::new(),
+            queued: 0,
             output: BytesMut::new(),
             chunk,
             flushed: true,
@@ -46,20 +60,49 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
         poll_read_buf(Pin::new(&mut self.io), cx, &mut self.input)
     }
 
-    /// Whether the source may be asked for more.
-    pub(crate) fn has_room(&self) -> bool {
-        self.output.len() < HIGH_WATER
+    /// Writes a piece of a body.
+    pub(crate) fn write_data(
+        &mut self,
+        encoder: &mut Encoder,
+        data: Bytes,
+    ) -> Result<(), BodyError> {
+        if data.len() < COPY_BELOW {
+            return encoder.write_data(&mut self.output, &data);
+        }
+        encoder.write_data_prefix(&mut self.output, data.len())?;
+        if !self.output.is_empty() {
+            let before = self.output.split().freeze();
+            self.push(before);
+        }
+        self.push(data);
+        encoder.write_data_suffix(&mut self.output);
+        Ok(())
     }
 
-    /// Sends all of `output`.
+    fn push(&mut self, bytes: Bytes) {
+        self.queued += bytes.len();
+        self.queue.push_back(bytes);
+    }
+
+    /// How much has been written and not sent.
+    pub(crate) fn unsent(&self) -> usize {
+        self.queued + self.output.len()
+    }
+
+    /// Whether the source may be asked for more.
+    pub(crate) fn has_room(&self) -> bool {
+        self.unsent() < HIGH_WATER
+    }
+
+    /// Sends all that has been written.
     pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.output.is_empty() {
+        while self.unsent() > 0 {
             self.flushed = false;
-            let sent = ready!(Pin::new(&mut self.io).poll_write(cx, &self.output))?;
+            let sent = ready!(self.poll_write(cx))?;
             if sent == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
-            self.output.advance(sent);
+            self.advance(sent);
         }
         if !self.flushed {
             ready!(Pin::new(&mut self.io).poll_flush(cx))?;
@@ -68,13 +111,43 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
         Poll::Ready(Ok(()))
     }
 
+    fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let io = Pin::new(&mut self.io);
+        if self.queue.is_empty() {
+            return io.poll_write(cx, &self.output);
+        }
+        let mut slices = [IoSlice::new(&[]); MAX_SLICES];
+        let pieces = self.queue.iter().map(|piece| &piece[..]);
+        let mut count = 0;
+        for (slice, piece) in slices.iter_mut().zip(pieces.chain([&self.output[..]])) {
+            *slice = IoSlice::new(piece);
+            count += 1;
+        }
+        io.poll_write_vectored(cx, &slices[..count])
+    }
+
+    fn advance(&mut self, mut sent: usize) {
+        while let Some(front) = self.queue.front_mut() {
+            let now = sent.min(front.len());
+            front.advance(now);
+            self.queued -= now;
+            sent -= now;
+            if !front.is_empty() {
+                return;
+            }
+            self.queue.pop_front();
+        }
+        self.output.advance(sent);
+    }
+
     /// An idle connection keeps no buffers.
     pub(crate) fn release(&mut self) {
         if self.input.is_empty() {
             self.input = BytesMut::new();
         }
-        if self.output.is_empty() {
+        if self.unsent() == 0 {
             self.output = BytesMut::new();
+            self.queue = VecDeque::new();
         }
     }
 }

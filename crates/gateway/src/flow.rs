@@ -9,8 +9,9 @@ use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONNECTION, HOST, UPGRADE};
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use skewbridge_api::hygiene::{self, ViaToken};
+use skewbridge_api::media::{Format, negotiate_error_format};
 use skewbridge_api::request_info::{DecodedPath, RequestInfo, Verb};
 use skewbridge_api::status::Status;
 
@@ -63,6 +64,12 @@ pub(crate) struct Inner {
 }
 
 impl Service for Connection {
+    fn refused(&self, status: StatusCode) {
+        let mut record = Record::begin(&self.0.bridge.metrics);
+        record.route("refuse");
+        record.status(status);
+    }
+
     async fn call(&self, request: Request<RequestBody>) -> Answer {
         let bridge = &*self.0.bridge;
         let mut record = Record::begin(&bridge.metrics);
@@ -109,6 +116,7 @@ impl Connection {
     ) -> Result<Reply, Response<Bytes>> {
         let bridge = &*self.0.bridge;
         let trust = bridge.live.trust.load_full();
+        let format = negotiate_error_format(&head.headers);
         let upgrade = clean(head);
         let Recognised { caller, from_peer } = self.0.presented.caller(&trust, &head.headers);
         record.caller(caller.name());
@@ -116,11 +124,10 @@ impl Connection {
         let decided = self.decide(head, &caller, record).map_err(|refused| {
             // Answers to a request that was not understood still have to be
             // readable.
-            refused.answer(&head.headers)
+            refused.answer(format)
         })?;
-        if let Err(status) = identify(&mut head.headers, &trust, &caller, from_peer) {
-            return Err(respond::status(&status, &head.headers));
-        }
+        identify(&mut head.headers, &trust, &caller, from_peer)
+            .map_err(|status| respond::status(&status, format))?;
         self.mark(head);
 
         let prefer = match (&upgrade, head.version) {
@@ -131,7 +138,6 @@ impl Connection {
         if let Some(upgrade) = upgrade {
             head.headers.insert(UPGRADE, upgrade);
         }
-        let accept: HeaderMap = accept_of(&head.headers);
         let request = Request::from_parts(take(head), Replay::new(body, trust));
         let reply = local::forward(
             &decided.pool,
@@ -142,7 +148,7 @@ impl Connection {
         );
         let mut reply = reply
             .await
-            .map_err(|status| respond::status(&status, &accept))?;
+            .map_err(|status| respond::status(&status, format))?;
         if let Reply::Response(response) = &mut reply
             && decided.watch
             && response.status().is_success()
@@ -219,9 +225,9 @@ enum Refused {
 }
 
 impl Refused {
-    fn answer(&self, headers: &HeaderMap) -> Response<Bytes> {
+    fn answer(&self, format: Format) -> Response<Bytes> {
         let status = match self {
-            Self::Status(status) => return respond::status(status, headers),
+            Self::Status(status) => return respond::status(status, format),
             Self::Refusal(Refusal::NotReady) => return health::leaving(),
             Self::Refusal(Refusal::Unauthorized) => Status::unauthorized(),
             Self::Refusal(Refusal::CannotAssert) => Status::internal(
@@ -231,7 +237,7 @@ impl Refused {
                 "this request has passed this gateway before: --upstream leads back to it",
             ),
         };
-        respond::status(&status, headers)
+        respond::status(&status, format)
     }
 }
 
@@ -297,15 +303,6 @@ fn identify(
         Caller::Bearer | Caller::Anonymous | Caller::Unauthorized => {}
     }
     Ok(())
-}
-
-/// What is needed to answer for upstream, should it fail.
-fn accept_of(headers: &HeaderMap) -> HeaderMap {
-    let mut accept = HeaderMap::new();
-    for value in headers.get_all(http::header::ACCEPT) {
-        accept.append(http::header::ACCEPT, value.clone());
-    }
-    accept
 }
 
 fn take(head: &mut Parts) -> Parts {

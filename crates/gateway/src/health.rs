@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, DATE};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 
 use crate::drain::Drain;
@@ -168,6 +168,7 @@ pub(crate) fn text(status: StatusCode, body: String) -> Response<Bytes> {
     );
     headers.insert(CONTENT_LENGTH, body.len().into());
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    headers.insert(DATE, crate::date::now());
     headers.insert(
         HeaderName::from_static("x-content-type-options"),
         HeaderValue::from_static("nosniff"),

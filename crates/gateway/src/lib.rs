@@ -19,6 +19,7 @@ mod bridge;
 mod buffered;
 pub mod caller;
 pub mod config;
+mod date;
 pub mod drain;
 pub mod flow;
 pub mod health;

@@ -57,7 +57,7 @@ pub(crate) async fn forward(
         },
     };
     outcome.map_err(|error| {
-        tracing::warn!(%error, "no answer from upstream");
+        tracing::debug!(%error, "no answer from upstream");
         respond::send_error(&error)
     })
 }

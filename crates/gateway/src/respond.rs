@@ -2,9 +2,9 @@
 //! `metav1.Status`, in a media type that the caller can read.
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
-use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
-use skewbridge_api::media::{Format, content_type, negotiate_error_format};
+use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, DATE, RETRY_AFTER};
+use http::{HeaderName, HeaderValue, Response, StatusCode};
+use skewbridge_api::media::{Format, content_type};
 use skewbridge_api::status::Status;
 use skewbridge_h1::HeadError;
 
@@ -14,12 +14,8 @@ use crate::upstream::SendError;
 /// connection was lost.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
-/// A Status as an answer to a request with these headers.
-pub(crate) fn status(status: &Status, request: &HeaderMap) -> Response<Bytes> {
-    encode(status, negotiate_error_format(request))
-}
-
-fn encode(status: &Status, format: Format) -> Response<Bytes> {
+/// A Status as an answer.
+pub(crate) fn status(status: &Status, format: Format) -> Response<Bytes> {
     let body = status.encode(format);
     let mut response = Response::new(Bytes::new());
     *response.status_mut() =
@@ -32,6 +28,7 @@ fn encode(status: &Status, format: Format) -> Response<Bytes> {
         HeaderName::from_static("x-content-type-options"),
         HeaderValue::from_static("nosniff"),
     );
+    headers.insert(DATE, crate::date::now());
     if let Some(seconds) = status.retry_after_seconds {
         headers.insert(RETRY_AFTER, seconds.into());
     }
@@ -43,22 +40,22 @@ fn encode(status: &Status, format: Format) -> Response<Bytes> {
 /// with.
 pub(crate) fn bad_head(error: HeadError) -> Response<Bytes> {
     let message = error.to_string();
-    let status = match error {
+    let answer = match error {
         HeadError::Malformed(_) => Status::bad_request(message),
         HeadError::TooLarge => Status::header_fields_too_large(message),
     };
-    encode(&status, Format::Json)
+    self::status(&answer, Format::Json)
 }
 
 /// A request head took too long to arrive.
 pub(crate) fn slow_head() -> Response<Bytes> {
     let message = "the request's headers did not arrive in time (--read-header-timeout)";
-    encode(&Status::client_timeout(message), Format::Json)
+    self::status(&Status::client_timeout(message), Format::Json)
 }
 
 /// What came cannot be a request.
 pub(crate) fn bad_request(message: &str) -> Response<Bytes> {
-    encode(&Status::bad_request(message), Format::Json)
+    self::status(&Status::bad_request(message), Format::Json)
 }
 
 /// Upstream gave no answer.

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
+#[path = "common/plain.rs"]
+mod plain;
 #[path = "common/scripted.rs"]
 mod scripted;
 
@@ -334,6 +336,62 @@ async fn a_flood_of_resets_ends_the_connection_and_does_not_reach_upstream() {
     scene.serves_others().await;
     let reached = requests(&scene.upstream).len() - 2;
     assert!(reached <= 100, "{reached} requests of the flood went up");
+}
+
+/// Each stream is looked at before it is reset: slower, and still an attack.
+#[tokio::test]
+async fn a_client_that_resets_most_of_its_streams_is_ended() {
+    let scene = scene(|_| {}).await;
+    let mut io = scene.frames().await;
+    let block = get_block("/held");
+    let mut stream = 1;
+    let ended = 'flood: loop {
+        let mut opened = Vec::new();
+        for _ in 0..50 {
+            opened.push(stream);
+            if io
+                .write_all(&h2frames::headers(stream, WHOLE, &block))
+                .await
+                .is_err()
+            {
+                break 'flood Vec::new();
+            }
+            stream += 2;
+        }
+        // A ping behind them comes back when they have been read.
+        let _ = io.write_all(&h2frames::ping(0, [1; 8])).await;
+        let _ = io.flush().await;
+        loop {
+            match h2frames::read_frame(&mut io).await {
+                Ok(frame) if frame.header.kind == kind::GOAWAY => break 'flood vec![frame],
+                Ok(frame) if frame.header.kind == kind::PING => break,
+                Ok(_) => {}
+                Err(_) => break 'flood Vec::new(),
+            }
+        }
+        for stream in opened {
+            let _ = io
+                .write_all(&h2frames::rst_stream(stream, code::CANCEL))
+                .await;
+        }
+        assert!(stream < 10_000, "thousands of resets, and still served");
+    };
+    assert_eq!(goaways(&ended), [code::ENHANCE_YOUR_CALM]);
+    scene.serves_others().await;
+}
+
+#[tokio::test]
+async fn what_is_no_request_is_counted() {
+    let scene = scene(|_| {}).await;
+    let mut h1 = scene.h1().await;
+    h1.send("GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let response = h1.read_response().await.unwrap();
+    assert_eq!(response.status, 400);
+    assert!(response.header("date").is_some());
+    let scrape = plain::scrape(scene.bridge.admin_address()).await;
+    let labels = [("route", "refuse"), ("verb", "unknown"), ("code", "400")];
+    let refused = scrape.value("skewbridge_requests_total", &labels);
+    assert_eq!(refused, Some(1.0));
 }
 
 #[tokio::test]

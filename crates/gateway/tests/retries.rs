@@ -6,10 +6,12 @@ mod common;
 mod either;
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::Bed;
 use either::Proto::{self, H1, H2};
 use either::{Client, RawStand, Stand, assert_status, request, soon};
+use skewbridge_gateway::config::Limits;
 use skewbridge_testkit::h2frames::{self, code, flag, kind, setting};
 use skewbridge_testkit::{PATIENCE, RawConn, Reply, eventually};
 use tokio::io::AsyncReadExt;
@@ -491,6 +493,26 @@ async fn hold_ten(
     for body in running {
         body.finish().await.unwrap();
     }
+}
+
+/// Upstream hangs: its host is gone, or its process is stopped.
+#[tokio::test]
+async fn a_connection_that_answers_no_ping_is_dropped() {
+    let often = |limits: &mut Limits| limits.upstream_ping = Duration::from_millis(100);
+    let stand = RawStand::with(H2, often, async |mut conn: RawConn| {
+        conn.accept_h2(&[]).await;
+        let (stream, _) = read_h2(&mut conn).await;
+        if conn.ordinal > 0 {
+            answer_h2(&mut conn, stream).await;
+        }
+        conn.stall().await;
+    })
+    .await;
+    let mut client = stand.client(H2).await;
+    // It may have been acted on, so it is not sent again.
+    assert_status(&client.get("/").await, 502);
+    assert_eq!(client.get("/").await.status, 200);
+    assert_eq!(stand.upstream.connections(), 2);
 }
 
 #[tokio::test]

@@ -90,7 +90,7 @@ impl Encoder {
                         break;
                     }
                 }
-                out.reserve(length + 24);
+                out.reserve(20);
                 out.put_slice(&digits[at..]);
                 out.put_slice(b"\r\n");
                 Ok(())

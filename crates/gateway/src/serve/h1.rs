@@ -64,11 +64,15 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, patience: Patience, mut
         let head = match next_head(&wire, patience, &mut drain).await {
             Next::Head(head) => *head,
             Next::Refused(error) => {
-                refuse(&wire, respond::bad_head(error)).await;
+                let response = respond::bad_head(error);
+                service.refused(response.status());
+                refuse(&wire, response).await;
                 return;
             }
             Next::TooSlow => {
-                refuse(&wire, respond::slow_head()).await;
+                let response = respond::slow_head();
+                service.refused(response.status());
+                refuse(&wire, response).await;
                 return;
             }
             Next::Gone => {
@@ -423,8 +427,7 @@ fn poll_send(
                     if *encoder == Encoder::Empty {
                         continue;
                     }
-                    let output = &mut wire.lock().stream.output;
-                    if encoder.write_data(output, &data).is_err() {
+                    if wire.lock().stream.write_data(encoder, data).is_err() {
                         return Poll::Ready(Err(Unsent));
                     }
                 }

@@ -44,6 +44,11 @@ const MAX_PENDING_RESETS: usize = 20;
 /// life of a connection.
 const MAX_ERROR_RESETS: usize = 256;
 
+/// Streams that a client opened and reset before they were answered, over the
+/// life of a connection: the same attack at a slower pace. Ended when there are
+/// this many, and more of them than of others.
+const MAX_EARLY_RESETS: usize = 500;
+
 /// Bounds on one connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
@@ -75,6 +80,10 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, bounds: Bounds, mut dra
             biased;
             accepted = poll_fn(|cx| connection.poll_accept(cx)) => {
                 let Some(Ok((request, respond))) = accepted else { return };
+                if active.is_abused() {
+                    connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+                    continue;
+                }
                 tokio::spawn(answer(request, respond, service.clone(), active.begin()));
             }
             () = drain.draining(), if !told => {
@@ -112,6 +121,8 @@ struct Active(Arc<ActiveStreams>);
 #[derive(Debug)]
 struct ActiveStreams {
     count: AtomicUsize,
+    all: AtomicUsize,
+    reset_early: AtomicUsize,
     quiet_since: Mutex<Instant>,
 }
 
@@ -119,6 +130,8 @@ impl Default for Active {
     fn default() -> Self {
         Self(Arc::new(ActiveStreams {
             count: AtomicUsize::new(0),
+            all: AtomicUsize::new(0),
+            reset_early: AtomicUsize::new(0),
             quiet_since: Mutex::new(Instant::now()),
         }))
     }
@@ -127,7 +140,13 @@ impl Default for Active {
 impl Active {
     fn begin(&self) -> ActiveStream {
         self.0.count.fetch_add(1, Ordering::Relaxed);
+        self.0.all.fetch_add(1, Ordering::Relaxed);
         ActiveStream(self.clone())
+    }
+
+    fn is_abused(&self) -> bool {
+        let early = self.0.reset_early.load(Ordering::Relaxed);
+        early >= MAX_EARLY_RESETS && early > self.0.all.load(Ordering::Relaxed) / 2
     }
 
     fn quiet_since(&self) -> Option<Instant> {
@@ -143,6 +162,12 @@ impl Active {
 
 #[derive(Debug)]
 struct ActiveStream(Active);
+
+impl ActiveStream {
+    fn reset_early(&self) {
+        self.0.0.reset_early.fetch_add(1, Ordering::Relaxed);
+    }
+}
 
 impl Drop for ActiveStream {
     fn drop(&mut self) {
@@ -161,7 +186,7 @@ async fn answer<S: Service>(
     request: Request<RecvStream>,
     respond: SendResponse<Bytes>,
     service: S,
-    _active: ActiveStream,
+    active: ActiveStream,
 ) {
     let respond = Arc::new(Mutex::new(respond));
     let (mut head, stream) = request.into_parts();
@@ -169,6 +194,7 @@ async fn answer<S: Service>(
     if let Err(cause) = one_authority(&mut head).and_then(|()| one_length(&head)) {
         let bodiless = method == Method::HEAD;
         let (head, body) = respond::bad_request(cause).into_parts();
+        service.refused(head.status);
         if let Ok(mut stream) = send_head(&respond, Response::from_parts(head, ()), bodiless)
             && !bodiless
         {
@@ -201,6 +227,7 @@ async fn answer<S: Service>(
         ..
     }) = answered
     else {
+        active.reset_early();
         return;
     };
     let (mut head, mut body) = response.into_parts();

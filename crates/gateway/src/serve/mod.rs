@@ -7,7 +7,7 @@ mod io;
 
 use std::future::Future;
 
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 
 pub use io::ClientIo;
 
@@ -19,6 +19,9 @@ use crate::upstream::h1::Upgraded;
 pub trait Service: Clone + Send + Sync + 'static {
     /// Answers one.
     fn call(&self, request: Request<RequestBody>) -> impl Future<Output = Answer> + Send;
+
+    /// Something came that was no request, and was answered with this.
+    fn refused(&self, status: StatusCode);
 }
 
 /// What a request is answered with.

@@ -165,6 +165,7 @@ impl Files {
                     self.upstream_ca.value.roots.clone(),
                     identity,
                 )?),
+                ping: self.config.limits.upstream_ping,
             })
         };
         Ok(Targets {

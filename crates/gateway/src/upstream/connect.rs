@@ -33,6 +33,8 @@ pub struct Target {
     /// Roots and, on one leg, the front-proxy certificate. Without ALPN: that
     /// depends on the request.
     pub tls: Arc<ClientConfig>,
+    /// How often a connection in use is asked whether it lives.
+    pub ping: Duration,
 }
 
 /// Why there is no connection.

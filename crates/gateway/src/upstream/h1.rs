@@ -228,21 +228,21 @@ impl Sending {
                     Poll::Pending => break,
                     Poll::Ready(frame) => {
                         more = true;
-                        self.write(&mut stream.output, frame);
+                        self.write(stream, frame);
                     }
                 }
             }
             if self.failed.is_some() || self.client.is_some() {
                 return;
             }
-            let before = stream.output.len();
+            let before = stream.unsent();
             let flushed = stream.poll_flush(cx);
             self.started |= match &flushed {
                 // A record that did not leave whole cannot be read; of several,
                 // the first may have left.
-                Poll::Ready(Err(_)) => before > TLS_RECORD || stream.output.len() < before,
+                Poll::Ready(Err(_)) => before > TLS_RECORD || stream.unsent() < before,
                 Poll::Ready(Ok(())) => true,
-                Poll::Pending => stream.output.len() < before,
+                Poll::Pending => stream.unsent() < before,
             };
             match flushed {
                 Poll::Ready(Ok(())) if more => {}
@@ -255,16 +255,20 @@ impl Sending {
         }
     }
 
-    fn write(&mut self, output: &mut BytesMut, frame: Option<Result<Frame, BodyError>>) {
+    fn write(
+        &mut self,
+        stream: &mut Buffered<UpstreamIo>,
+        frame: Option<Result<Frame, BodyError>>,
+    ) {
         let written = match frame {
-            Some(Ok(Frame::Data(data))) => self.encoder.write_data(output, &data),
+            Some(Ok(Frame::Data(data))) => stream.write_data(&mut self.encoder, data),
             Some(Ok(Frame::Trailers(trailers))) => {
                 self.done = true;
-                self.encoder.finish(output, Some(&trailers))
+                self.encoder.finish(&mut stream.output, Some(&trailers))
             }
             None => {
                 self.done = true;
-                self.encoder.finish(output, None)
+                self.encoder.finish(&mut stream.output, None)
             }
             Some(Err(error)) => {
                 self.client = Some(error.to_string());
@@ -449,7 +453,7 @@ impl H1Body {
             && self.keep
             && sent
             && connection.stream.input.is_empty()
-            && connection.stream.output.is_empty()
+            && connection.stream.unsent() == 0
         {
             self.pool.give_back(connection);
         }

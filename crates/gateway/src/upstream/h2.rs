@@ -54,11 +54,6 @@ const SEND_BUFFER: usize = 64 * 1024;
 /// Answers' header blocks, as large as requests' may be.
 const MAX_HEADER_LIST: u32 = 1 << 20;
 
-/// How often a connection in use is asked whether it lives, and how long it may
-/// take to say so. client-go uses 30 s and 15 s.
-const PING_EVERY: Duration = Duration::from_secs(15);
-const PING_PATIENCE: Duration = Duration::from_secs(15);
-
 /// How long upstream may stay silent on `Expect: 100-continue`.
 const CONTINUE_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -110,6 +105,7 @@ impl H2Connection {
         io: UpstreamIo,
         slot: Slot,
         streams: Gauge,
+        ping: Duration,
     ) -> Result<Self, StartError> {
         let (send, mut connection) = Builder::new()
             .enable_push(false)
@@ -141,8 +137,8 @@ impl H2Connection {
                     ended = run => if let Err(error) = ended {
                         tracing::debug!(%error, "a connection to upstream ended");
                     },
-                    () = keep_asking(pings, &state) => {
-                        tracing::warn!("upstream did not answer a ping within {PING_PATIENCE:?}; the connection is dropped");
+                    () = keep_asking(pings, &state, ping) => {
+                        tracing::warn!("upstream did not answer a ping within {ping:?}; the connection is dropped");
                     }
                 }
                 state.over.store(true, Ordering::Relaxed);
@@ -208,16 +204,16 @@ fn tell_settings(
 }
 
 /// Returns when upstream has not answered a ping in time.
-async fn keep_asking(pings: Option<PingPong>, state: &State) {
+async fn keep_asking(pings: Option<PingPong>, state: &State, ping: Duration) {
     let Some(mut pings) = pings else {
         return std::future::pending().await;
     };
     loop {
-        tokio::time::sleep(PING_EVERY).await;
+        tokio::time::sleep(ping).await;
         if state.active.load(Ordering::Relaxed) == 0 {
             continue;
         }
-        match timeout(PING_PATIENCE, pings.ping(Ping::opaque())).await {
+        match timeout(ping, pings.ping(Ping::opaque())).await {
             Ok(Ok(_)) => {}
             // The connection itself says how it ended.
             Ok(Err(_)) => return std::future::pending().await,

@@ -90,27 +90,28 @@ impl Pool {
         // fails: taken out, and put back.
         let empty = Request::new(request.body().empty());
         let (mut head, mut body) = std::mem::replace(request, empty).into_parts();
-        let sent = match self.channel(prefer).await {
-            Err(error) => Err(error.into()),
+        let error = match self.channel(prefer).await {
+            Err(error) => error.into(),
             Ok(Channel::H1(connection)) => {
                 headers_for_h1(&mut head, prefer);
-                connection.send(&head, &mut body, self).await.map(Sent::H1)
+                match connection.send(&head, &mut body, self).await {
+                    Ok(answered) => {
+                        body.forget();
+                        return Ok(answered.into_reply(body));
+                    }
+                    Err(error) => error,
+                }
             }
-            Ok(Channel::H2(stream)) => stream.send(&head, &mut body).await.map(Sent::H2),
+            Ok(Channel::H2(stream)) => match stream.send(&head, &mut body).await {
+                Ok(answered) => {
+                    body.forget();
+                    return Ok(answered.into_reply(body));
+                }
+                Err(error) => error,
+            },
         };
-        match sent {
-            Ok(sent) => {
-                body.forget();
-                Ok(match sent {
-                    Sent::H1(answered) => answered.into_reply(body),
-                    Sent::H2(answered) => answered.into_reply(body),
-                })
-            }
-            Err(error) => {
-                *request = Request::from_parts(head, body);
-                Err(error)
-            }
-        }
+        *request = Request::from_parts(head, body);
+        Err(error)
     }
 
     async fn channel(&self, prefer: Prefer) -> Result<Channel, ConnectError> {
@@ -187,9 +188,10 @@ impl Pool {
             )));
         }
         let slot = Slot::new(&self.gauges.h2);
-        let connection = H2Connection::start(io, slot, self.gauges.streams.clone())
-            .await
-            .map_err(|error| self.target.failed(format_args!("HTTP/2: {error}")))?;
+        let connection =
+            H2Connection::start(io, slot, self.gauges.streams.clone(), self.target.ping)
+                .await
+                .map_err(|error| self.target.failed(format_args!("HTTP/2: {error}")))?;
         let stream = connection.reserve().ok_or_else(|| {
             self.target
                 .failed("HTTP/2: upstream allows no stream at all")
@@ -234,11 +236,6 @@ impl Pool {
 enum Channel {
     H1(H1Connection),
     H2(Stream),
-}
-
-enum Sent {
-    H1(super::h1::Answered),
-    H2(super::h2::Answered),
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -5,6 +5,7 @@
 use bytes::Bytes;
 use http::{Request, Version};
 use skewbridge_gateway::Handle;
+use skewbridge_gateway::config::Limits;
 use skewbridge_testkit::{
     ApiServer, BodySender, ClientAuth, H1Client, H2Client, H2Stream, Options, PATIENCE, RawConn,
     RawServer, Reply, Response, Seen,
@@ -138,10 +139,25 @@ impl RawStand {
         F: Fn(RawConn) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = ()> + Send + 'static,
     {
+        Self::with(upstream, |_| {}, script).await
+    }
+
+    /// The same, with other limits.
+    pub(crate) async fn with<F, Fut>(
+        upstream: Proto,
+        change: impl FnOnce(&mut Limits),
+        script: F,
+    ) -> Self
+    where
+        F: Fn(RawConn) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
         let bed = Bed::new();
         let ca = Some(&bed.front_proxy_ca);
         let upstream = RawServer::start(&bed.upstream, ca, upstream.alpn(), script).await;
-        let bridge = bed.bridge(upstream.addr());
+        let mut config = bed.config(upstream.addr());
+        change(&mut config.limits);
+        let bridge = crate::common::start(&config);
         Self {
             bed,
             upstream,
