@@ -235,6 +235,22 @@ impl<'a> RequestInfo<'a> {
         }
     }
 
+    /// Whether it asks if the server is ready, in whole or in part.
+    pub fn is_readyz(&self) -> bool {
+        self.path == "/readyz" || self.path.starts_with("/readyz/")
+    }
+
+    /// Whether asking twice does no harm: a read of the API itself. What is
+    /// passed on to a workload or a node may do anything, whatever its method.
+    pub fn is_harmless(&self, method: &Method) -> bool {
+        matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
+            && self.verb != Verb::Proxy
+            && !matches!(
+                self.subresource,
+                "attach" | "exec" | "proxy" | "portforward"
+            )
+    }
+
     /// Whether the answer may take as long as it likes, by kube-apiserver's
     /// `LongRunningFunc`.
     pub fn is_long_running(&self) -> bool {

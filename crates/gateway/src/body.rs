@@ -5,11 +5,11 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::HeaderMap;
 
-use crate::drain::WatchEnd;
 use crate::serve::h1::WireBody;
 use crate::serve::h2::StreamBody;
 use crate::upstream::h1::H1Body;
 use crate::upstream::h2::H2Body;
+use crate::watch::WatchEnd;
 
 /// A piece of a body.
 #[derive(Debug, Clone)]
@@ -71,7 +71,7 @@ impl RequestBody {
 pub struct ResponseBody {
     source: Source,
     /// A watch ends when the bridge goes away, and it ends cleanly.
-    until: Option<WatchEnd>,
+    until: Option<Box<WatchEnd>>,
 }
 
 #[derive(Debug)]
@@ -106,7 +106,7 @@ impl ResponseBody {
     }
 
     pub(crate) fn end_with(&mut self, end: WatchEnd) {
-        self.until = Some(end);
+        self.until = Some(Box::new(end));
     }
 
     /// The next piece.
@@ -121,19 +121,18 @@ impl ResponseBody {
             Source::H1(body) => body.poll_frame(cx),
             Source::H2(body) => body.poll_frame(cx),
         };
-        // Only between events: what has arrived is passed on first.
-        if polled.is_pending()
-            && let Some(until) = &mut self.until
-            && until.poll_end(cx).is_ready()
-        {
-            self.source = Source::Empty;
-            return Poll::Ready(None);
+        if let Some(until) = &mut self.until {
+            // What has arrived is passed on first.
+            if let Poll::Ready(Some(Ok(Frame::Data(data)))) = &polled {
+                until.passed(data);
+            } else if polled.is_pending() && until.poll_end(cx).is_ready() {
+                self.source = Source::Empty;
+                return Poll::Ready(None);
+            }
         }
         polled
     }
-}
 
-impl ResponseBody {
     /// Whether it is known that nothing more is to come.
     pub fn is_done(&self) -> bool {
         match &self.source {

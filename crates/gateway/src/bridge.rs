@@ -3,12 +3,12 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use http::HeaderValue;
 use skewbridge_api::hygiene::ViaToken;
 use tokio::net::TcpListener;
@@ -107,6 +107,8 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         metrics: metrics.clone(),
         drain: drain.clone(),
         via: ViaToken::new(random()?),
+        upstream_version: ArcSwapOption::empty(),
+        acquainted: AtomicBool::new(false),
         limits: config.limits.clone(),
         default_host: default_host(config),
         access_log: config.logs.verbosity >= 2,
@@ -130,6 +132,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         patience: Patience {
             head: config.limits.read_header_timeout,
             idle: config.limits.idle_timeout,
+            stall: config.limits.stall_timeout,
         },
     };
     let (stop_control, stop) = oneshot::channel();

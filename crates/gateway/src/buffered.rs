@@ -37,6 +37,7 @@ pub(crate) struct Buffered<T> {
     /// How much is asked for at once.
     chunk: usize,
     flushed: bool,
+    sent: u64,
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
@@ -49,6 +50,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
             output: BytesMut::new(),
             chunk,
             flushed: true,
+            sent: 0,
         }
     }
 
@@ -89,6 +91,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
         self.queued + self.output.len()
     }
 
+    /// Whether all of it has left, TLS's own buffer included.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.flushed && self.unsent() == 0
+    }
+
+    /// How much has been sent so far.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent
+    }
+
     /// Whether the source may be asked for more.
     pub(crate) fn has_room(&self) -> bool {
         self.unsent() < HIGH_WATER
@@ -102,6 +114,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
             if sent == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
+            self.sent += sent as u64;
             self.advance(sent);
         }
         if !self.flushed {

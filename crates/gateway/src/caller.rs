@@ -8,12 +8,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use aws_lc_rs::digest::{SHA256, digest};
 use http::HeaderMap;
 use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use rustls_pki_types::{CertificateDer, UnixTime};
 use skewbridge_api::identity::{IdentityHeaders, PreparedIdentity, User};
+use skewbridge_api::version::Version;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::tls::material::CaBundle;
@@ -40,7 +42,30 @@ pub struct CertificateUser {
     /// The common name.
     pub name: String,
     /// Name and groups as headers, made once for each connection.
-    pub headers: PreparedIdentity,
+    pub(crate) headers: PreparedIdentity,
+    /// The same, and by which certificate the user was recognised.
+    pub(crate) with_credential: PreparedIdentity,
+}
+
+/// The first kube-apiserver that adds the certificate's fingerprint to a user,
+/// for its audit log.
+const NAMES_CREDENTIALS: Version = Version {
+    major: 1,
+    minor: 32,
+    patch: 0,
+};
+
+/// Under which key it does so.
+const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
+
+impl CertificateUser {
+    /// What upstream would have made of the certificate itself.
+    pub fn headers(&self, upstream: Option<&Version>) -> &PreparedIdentity {
+        match upstream {
+            Some(version) if *version >= NAMES_CREDENTIALS => &self.with_credential,
+            _ => &self.headers,
+        }
+    }
 }
 
 /// Whom to believe. Replaced as a whole when its files change.
@@ -107,7 +132,7 @@ impl Trust {
         });
         let user = name
             .filter(|name| !name.is_empty() && self.client.as_ref().is_some_and(good))
-            .and_then(|name| self.certificate_user(name, &certificate));
+            .and_then(|name| self.certificate_user(name, leaf, &certificate));
         // A chain may hold what it does not need, and what has run out already
         // took no part in this verdict. A certificate that is not good yet is
         // judged again with the next connection.
@@ -127,6 +152,7 @@ impl Trust {
     fn certificate_user(
         &self,
         name: &str,
+        der: &CertificateDer<'_>,
         certificate: &X509Certificate<'_>,
     ) -> Option<Arc<CertificateUser>> {
         let groups = certificate
@@ -135,16 +161,30 @@ impl Trust {
             .map(|group| group.as_str().map(str::to_owned))
             .collect::<Result<Vec<_>, _>>()
             .ok()?;
-        let user = User {
+        let mut user = User {
             name: name.to_owned(),
             groups,
             ..User::default()
         };
+        let headers = self.headers.prepare(&user).ok()?;
+        user.extra
+            .insert(CREDENTIAL_ID.to_owned(), vec![credential_id(der)]);
         Some(Arc::new(CertificateUser {
-            headers: self.headers.prepare(&user).ok()?,
+            headers,
+            with_credential: self.headers.prepare(&user).ok()?,
             name: user.name,
         }))
     }
+}
+
+fn credential_id(der: &CertificateDer<'_>) -> String {
+    use std::fmt::Write as _;
+    let mut id = "X509SHA256=".to_owned();
+    for byte in digest(&SHA256, der).as_ref() {
+        // Writing to a String does not fail.
+        let _ = write!(id, "{byte:02x}");
+    }
+    id
 }
 
 /// Go takes the last common name where there are several.

@@ -242,6 +242,9 @@ pub struct Limits {
     /// that one itself, and its own answer is better than ours: it gets a
     /// little more time to say it. No flag.
     pub answer_grace: Duration,
+    /// How long a client may take nothing of an answer that waits for it; no
+    /// flag.
+    pub stall_timeout: Duration,
     /// How often an HTTP/2 connection to upstream that is in use is asked
     /// whether it lives, and how long it may take to say so; no flag.
     pub upstream_ping: Duration,
@@ -258,6 +261,9 @@ impl Default for Limits {
             read_header_timeout: Duration::from_secs(32),
             idle_timeout: Duration::from_secs(90),
             request_timeout: Duration::from_mins(1),
+            // Longer than somebody looks at a page of `kubectl logs -f | less`
+            // without leaving it for good.
+            stall_timeout: Duration::from_mins(10),
             // client-go waits 30 s and 15 s; upstream is nearer to us.
             upstream_ping: Duration::from_secs(15),
             answer_grace: Duration::from_secs(10),

@@ -1,13 +1,11 @@
 //! Going away without anybody noticing: who serves learns that the bridge is
 //! leaving, and how long there is to finish.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Instant;
 
 /// Where the bridge is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,59 +66,14 @@ impl Drain {
         }
     }
 
-    async fn watch_end(mut self) -> Instant {
+    /// Waits for the drain to begin, and gives its end.
+    pub(crate) async fn deadline(mut self) -> Instant {
         loop {
             if let Phase::Draining { deadline } = *self.0.borrow_and_update() {
                 return deadline;
             }
             if self.0.changed().await.is_err() {
                 std::future::pending::<()>().await;
-            }
-        }
-    }
-}
-
-/// Ends a watch when the bridge goes away, at a moment of its own within the
-/// first half of the time there is: a client then asks elsewhere, and not all
-/// clients at once.
-pub(crate) struct WatchEnd {
-    state: State,
-    /// 0 to 255: where in the span this watch ends.
-    share: u8,
-}
-
-enum State {
-    Listening(Pin<Box<dyn Future<Output = Instant> + Send>>),
-    Ending(Pin<Box<Sleep>>),
-}
-
-impl std::fmt::Debug for WatchEnd {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WatchEnd").finish_non_exhaustive()
-    }
-}
-
-impl WatchEnd {
-    pub(crate) fn new(drain: &Drain, share: u8) -> Self {
-        Self {
-            state: State::Listening(Box::pin(drain.clone().watch_end())),
-            share,
-        }
-    }
-
-    pub(crate) fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        loop {
-            match &mut self.state {
-                State::Listening(deadline) => match deadline.as_mut().poll(cx) {
-                    Poll::Pending => return Poll::Pending,
-                    Poll::Ready(deadline) => {
-                        let now = Instant::now();
-                        let span = deadline.saturating_duration_since(now) / 2;
-                        let at = now + span * u32::from(self.share) / 255;
-                        self.state = State::Ending(Box::pin(tokio::time::sleep_until(at)));
-                    }
-                },
-                State::Ending(sleep) => return sleep.as_mut().poll(cx),
             }
         }
     }
@@ -145,8 +98,6 @@ impl Running {
 
 #[cfg(test)]
 mod tests {
-    use std::future::poll_fn;
-
     use tokio::time::timeout;
 
     use super::*;
@@ -163,30 +114,6 @@ mod tests {
         leave.drain(PATIENCE);
         assert!(drain.is_leaving() && drain.is_draining());
         timeout(PATIENCE, drain.draining()).await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn watches_end_one_by_one_in_the_first_half_of_the_drain() {
-        let span = Duration::from_millis(400);
-        let (leave, drain) = announcement();
-        let mut ends = [0, 128, 255].map(|share| WatchEnd::new(&drain, share));
-        leave.leave();
-        for end in &mut ends {
-            let polled = poll_fn(|cx| Poll::Ready(end.poll_end(cx))).await;
-            assert!(polled.is_pending(), "not while it is only leaving");
-        }
-        leave.drain(span);
-        let began = Instant::now();
-        let mut after = Vec::new();
-        for end in &mut ends {
-            let ended = poll_fn(|cx| end.poll_end(cx));
-            timeout(PATIENCE, ended).await.unwrap();
-            after.push(began.elapsed());
-        }
-        // Each is polled when the one before has ended: its own half begins
-        // there, and is shorter by what has passed.
-        assert!(after[1] >= span / 5, "{after:?}");
-        assert!(after[2] > after[1], "{after:?}");
     }
 
     #[test]

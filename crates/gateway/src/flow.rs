@@ -3,8 +3,9 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
+use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONNECTION, HOST, UPGRADE};
 use http::request::Parts;
@@ -14,11 +15,12 @@ use skewbridge_api::hygiene::{self, ViaToken};
 use skewbridge_api::media::{Format, negotiate_error_format};
 use skewbridge_api::request_info::{DecodedPath, RequestInfo, Verb};
 use skewbridge_api::status::Status;
+use skewbridge_api::version::Version as KubeVersion;
 
 use crate::body::{RequestBody, ResponseBody};
 use crate::caller::{Caller, Presented, Recognised, Trust};
 use crate::config::Limits;
-use crate::drain::{Drain, WatchEnd};
+use crate::drain::Drain;
 use crate::health;
 use crate::local::{self, Deadline};
 use crate::metrics::Metrics;
@@ -27,7 +29,8 @@ use crate::respond;
 use crate::route::{self, Refusal, Route};
 use crate::serve::{Answer, Service};
 use crate::tls::reload::Live;
-use crate::upstream::{Prefer, Replay, Reply};
+use crate::upstream::{Prefer, Repeat, Replay, Reply};
+use crate::watch::WatchEnd;
 use crate::worker::Pools;
 
 /// What all connections of a bridge share.
@@ -41,6 +44,10 @@ pub struct Bridge {
     pub drain: Drain,
     /// Marks requests that have been here.
     pub via: ViaToken,
+    /// Which kube-apiserver is behind us, once it has said so.
+    pub upstream_version: ArcSwapOption<KubeVersion>,
+    /// Whether upstream has been ready, and asked for its version, before.
+    pub acquainted: AtomicBool,
     /// Bounds.
     pub limits: Limits,
     /// `Host` for clients of HTTP/1.0, who send none.
@@ -126,7 +133,9 @@ impl Connection {
             // readable.
             refused.answer(format)
         })?;
-        identify(&mut head.headers, &trust, &caller, from_peer)
+        let upstream = bridge.upstream_version.load();
+        let upstream = upstream.as_deref();
+        identify(&mut head.headers, &trust, &caller, from_peer, upstream)
             .map_err(|status| respond::status(&status, format))?;
         self.mark(head);
 
@@ -138,7 +147,7 @@ impl Connection {
         if let Some(upgrade) = upgrade {
             head.headers.insert(UPGRADE, upgrade);
         }
-        let request = Request::from_parts(take(head), Replay::new(body, trust));
+        let request = Request::from_parts(take(head), Replay::new(body, trust, decided.repeat));
         let reply = local::forward(
             &decided.pool,
             request,
@@ -149,12 +158,19 @@ impl Connection {
         let mut reply = reply
             .await
             .map_err(|status| respond::status(&status, format))?;
+        if let Reply::Response(response) = &reply
+            && decided.readyz
+            && response.status().is_success()
+            && !bridge.acquainted.load(Ordering::Relaxed)
+        {
+            return Err(health::not_ready(NOT_ACQUAINTED));
+        }
         if let Reply::Response(response) = &mut reply
             && decided.watch
             && response.status().is_success()
         {
             let share = bridge.next_share.fetch_add(97, Ordering::Relaxed);
-            let end = WatchEnd::new(&bridge.drain, share);
+            let end = WatchEnd::new(&bridge.drain, share, response.headers());
             response.body_mut().end_with(end);
         }
         Ok(reply)
@@ -178,7 +194,7 @@ impl Connection {
         let info = RequestInfo::parse(&head.method, &path, head.uri.query());
         record.verb(info.verb.as_str());
         let facts = route::Bridge {
-            ready: !bridge.drain.is_leaving(),
+            leaving: bridge.drain.is_leaving(),
             can_assert: bridge.live.targets.load().front_proxy.is_some(),
             seen_before: bridge.via.seen(&head.headers),
         };
@@ -191,7 +207,13 @@ impl Connection {
                     Refused::Refusal(Refusal::CannotAssert),
                 )?,
                 long_running: info.is_long_running(),
+                repeat: if info.is_harmless(&head.method) {
+                    Repeat::Harmless
+                } else {
+                    Repeat::OnlyIfCertain
+                },
                 watch: info.verb == Verb::Watch,
+                readyz: info.is_readyz(),
             }),
             Route::Refuse(refusal) => Err(Refused::Refusal(refusal)),
         }
@@ -208,15 +230,21 @@ impl Connection {
             let host = self.0.bridge.default_host.clone();
             head.headers.insert(HOST, host);
         }
-        hygiene::forwarded(&mut head.headers, self.0.peer.ip());
+        hygiene::forwarded(&mut head.headers, self.0.peer.ip().to_canonical());
         self.0.bridge.via.add(&mut head.headers, head.version);
     }
 }
 
+/// Why the bridge itself is not ready.
+const LEAVING: &str = "the bridge is shutting down";
+const NOT_ACQUAINTED: &str = "the bridge has not heard from upstream yet";
+
 struct Decided {
     pool: Arc<crate::upstream::Pool>,
     long_running: bool,
+    repeat: Repeat,
     watch: bool,
+    readyz: bool,
 }
 
 enum Refused {
@@ -228,7 +256,7 @@ impl Refused {
     fn answer(&self, format: Format) -> Response<Bytes> {
         let status = match self {
             Self::Status(status) => return respond::status(status, format),
-            Self::Refusal(Refusal::NotReady) => return health::leaving(),
+            Self::Refusal(Refusal::NotReady) => return health::not_ready(LEAVING),
             Self::Refusal(Refusal::Unauthorized) => Status::unauthorized(),
             Self::Refusal(Refusal::CannotAssert) => Status::internal(
                 "this gateway has no --proxy-client-cert-file to assert an identity with",
@@ -282,6 +310,7 @@ fn identify(
     trust: &Trust,
     caller: &Caller,
     from_peer: bool,
+    upstream: Option<&KubeVersion>,
 ) -> Result<(), Status> {
     let names = trust.headers();
     names.remove(headers);
@@ -297,7 +326,7 @@ fn identify(
             headers.remove(AUTHORIZATION);
         }
         Caller::Certificate(user) => {
-            user.headers.apply(headers);
+            user.headers(upstream).apply(headers);
             headers.remove(AUTHORIZATION);
         }
         Caller::Bearer | Caller::Anonymous | Caller::Unauthorized => {}

@@ -148,11 +148,11 @@ pub fn single(question: Question, checks: &[Check], name: &str) -> Option<Respon
     Some(answer(question, std::slice::from_ref(check), None))
 }
 
-/// `/readyz` on the main port while the bridge is leaving.
-pub(crate) fn leaving() -> Response<Bytes> {
+/// `/readyz` on the main port while the bridge itself is not ready.
+pub(crate) fn not_ready(problem: &str) -> Response<Bytes> {
     let check = Check {
         name: "skewbridge",
-        problem: Some("the bridge is shutting down".to_owned()),
+        problem: Some(problem.to_owned()),
     };
     answer(Question::Readyz, &[check], None)
 }

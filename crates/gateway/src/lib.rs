@@ -35,6 +35,7 @@ pub mod serve;
 pub mod tls;
 mod tunnel;
 pub mod upstream;
+mod watch;
 mod worker;
 
 pub use bridge::{Error, Handle, run, start};

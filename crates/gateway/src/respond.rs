@@ -53,11 +53,6 @@ pub(crate) fn slow_head() -> Response<Bytes> {
     self::status(&Status::client_timeout(message), Format::Json)
 }
 
-/// What came cannot be a request.
-pub(crate) fn bad_request(message: &str) -> Response<Bytes> {
-    self::status(&Status::bad_request(message), Format::Json)
-}
-
 /// Upstream gave no answer.
 pub(crate) fn send_error(error: &SendError) -> Status {
     match error {

@@ -42,8 +42,8 @@ pub enum Refusal {
 /// What the bridge knows of itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Bridge {
-    /// It takes new clients.
-    pub ready: bool,
+    /// It takes no new clients.
+    pub leaving: bool,
     /// It has a front-proxy certificate.
     pub can_assert: bool,
     /// The request carries this bridge's own mark.
@@ -55,7 +55,7 @@ pub fn route(request: &RequestInfo<'_>, caller: &Caller, bridge: Bridge) -> Rout
     if bridge.seen_before {
         return Route::Refuse(Refusal::Loop);
     }
-    if !bridge.ready && is_readyz(request) {
+    if bridge.leaving && request.is_readyz() {
         return Route::Refuse(Refusal::NotReady);
     }
     match caller {
@@ -66,11 +66,6 @@ pub fn route(request: &RequestInfo<'_>, caller: &Caller, bridge: Bridge) -> Rout
         }
         Caller::Peer(_) | Caller::Certificate(_) => Route::Refuse(Refusal::CannotAssert),
     }
-}
-
-fn is_readyz(request: &RequestInfo<'_>) -> bool {
-    let path = request.path;
-    path == "/readyz" || path.starts_with("/readyz/")
 }
 
 #[cfg(test)]
@@ -85,12 +80,12 @@ mod tests {
     use crate::caller::CertificateUser;
 
     const READY: Bridge = Bridge {
-        ready: true,
+        leaving: false,
         can_assert: true,
         seen_before: false,
     };
     const LEAVING: Bridge = Bridge {
-        ready: false,
+        leaving: true,
         ..READY
     };
     const MUTE: Bridge = Bridge {
@@ -117,6 +112,7 @@ mod tests {
         let user = alice();
         Caller::Certificate(Arc::new(CertificateUser {
             headers: IdentityHeaders::default().prepare(&user).unwrap(),
+            with_credential: IdentityHeaders::default().prepare(&user).unwrap(),
             name: user.name,
         }))
     }

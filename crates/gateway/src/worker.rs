@@ -88,6 +88,7 @@ async fn run(bridge: Arc<Bridge>, mut arrivals: mpsc::UnboundedReceiver<(Arrival
     let patience = Patience {
         head: bridge.limits.read_header_timeout,
         idle: bridge.limits.idle_timeout,
+        stall: bridge.limits.stall_timeout,
     };
     let bounds = Bounds {
         max_streams: bridge.limits.max_streams_per_connection,

@@ -26,6 +26,7 @@ async fn upstream(bed: &Bed, answer: impl Fn(Seen) -> Reply + Send + Sync + 'sta
     ApiServer::start(Options::new(bed.upstream.clone()), move |seen| {
         match seen.path() {
             "/readyz" => Reply::new(200).body("ok"),
+            "/version" => Reply::json("{}"),
             _ => answer(seen),
         }
     })
@@ -504,6 +505,20 @@ async fn what_the_admin_listener_does_not_serve_is_a_status() {
 }
 
 #[tokio::test]
+async fn a_target_that_is_no_path_is_not_found() {
+    let bed = Bed::new();
+    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
+    let bridge = bed.bridge(upstream.addr());
+    for target in ["foo", "foo:443", "https://foo", "*", "/", "//"] {
+        assert_eq!(
+            get(bridge.admin_address(), target).await.status,
+            404,
+            "{target}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn health_on_the_main_port_is_upstreams() {
     let bed = Bed::new();
     let failing = "[+]ping ok\n[-]etcd failed: reason withheld\nreadyz check failed\n";
@@ -530,7 +545,9 @@ async fn health_on_the_main_port_is_upstreams() {
         assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
     }
     status.store(200, Ordering::SeqCst);
-    assert_eq!(h1("/readyz").await.status, 200);
+    // The bridge has to have heard of it too.
+    let ready = async || h1("/readyz").await.status == 200;
+    eventually("both are ready", PATIENCE, ready).await;
     assert_eq!(h2.get("/readyz").await.unwrap().status, 200);
     for path in ["/livez", "/healthz", "/readyz/ping", "/metrics"] {
         assert_eq!(h1(path).await.text(), format!("upstream's {path}"));

@@ -8,7 +8,9 @@ mod common;
 use claims::{BEARER, FRONT_PROXY, Gateway, PLAIN, claims, configured, owned};
 use common::Bed;
 use http::Version;
-use skewbridge_testkit::{Ca, Leaf, Validity};
+use skewbridge_testkit::{
+    ApiServer, Ca, ClientAuth, Leaf, Options, PATIENCE, Reply, Validity, eventually,
+};
 
 #[tokio::test]
 async fn a_certificate_becomes_a_user_with_its_groups_in_order() {
@@ -354,4 +356,58 @@ async fn impersonation_passes_for_everyone() {
     gateway
         .assert_arrives(&anybody, &asked, PLAIN, &passed)
         .await;
+}
+
+/// kube-apiserver from 1.32 on writes into its audit log by which certificate a
+/// user was recognised; behind a bridge it cannot know unless it is told.
+#[tokio::test]
+async fn newer_servers_are_told_which_certificate_it_was() {
+    for (version, told) in [
+        ("v1.31.9", false),
+        ("v1.32.0", true),
+        ("v1.34.4+k3s1", true),
+    ] {
+        for denied in [false, true] {
+            let bed = Bed::new();
+            let options = Options::new(bed.upstream.clone())
+                .clients(ClientAuth::Accept(&bed.front_proxy_ca))
+                .alpn(&["h2", "http/1.1"]);
+            let upstream = ApiServer::start(options, move |seen| match seen.path() {
+                // Where the anonymous may not know, the bridge asks by name.
+                "/version" if denied && seen.client.is_none() => Reply::new(401),
+                "/version" => Reply::json(format!(r#"{{"gitVersion":"{version}"}}"#)),
+                _ => Reply::json("{}"),
+            })
+            .await;
+            let bridge = bed.bridge(upstream.addr());
+            let alice = bed.client_ca.client("alice", &[]);
+            let client = bed.client().identity(&alice);
+            let name = "x-remote-extra-authentication.kubernetes.io%2fcredential-id";
+            let ask = async || {
+                let mut h1 = client.http1(bridge.address()).await.unwrap();
+                h1.send("GET /asked HTTP/1.1\r\nHost: k\r\n\r\n")
+                    .await
+                    .unwrap();
+                h1.read_response().await.unwrap();
+                let seen = upstream.requests();
+                let seen = seen.iter().rfind(|seen| seen.path() == "/asked").unwrap();
+                seen.header(name).map(str::to_owned)
+            };
+            eventually("the version is known", PATIENCE, async || {
+                let asked = upstream.requests();
+                let mut asked = asked.iter().filter(|seen| seen.path() == "/version");
+                asked.any(|seen| !denied || seen.client.is_some())
+            })
+            .await;
+            if told {
+                eventually("the certificate is named", PATIENCE, async || {
+                    ask().await.is_some()
+                })
+                .await;
+            }
+            let id = ask().await;
+            assert_eq!(id.is_some(), told, "{version}");
+            assert!(id.is_none_or(|id| id.len() == 75 && id.starts_with("X509SHA256=")));
+        }
+    }
 }

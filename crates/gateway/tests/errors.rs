@@ -271,7 +271,7 @@ async fn an_upstream_that_does_not_answer_is_504_but_watches_logs_and_exec_may_w
     let upstream = ApiServer::start(options, move |seen| {
         let release = Arc::new(Notify::new());
         match seen.path() {
-            "/readyz" => return Reply::new(200),
+            "/readyz" | "/version" => return Reply::new(200),
             "/never" => {}
             _ => holding.send(release.clone()).unwrap(),
         }

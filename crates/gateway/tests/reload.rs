@@ -124,7 +124,7 @@ impl Gateway {
     /// Whom upstream saw at the other end of its last request from a client.
     fn last_seen_by_upstream(&self) -> Option<String> {
         let mut seen = self.upstream.requests();
-        seen.retain(|seen| seen.path() != "/readyz");
+        seen.retain(|seen| !seen.is_probe());
         seen.pop()?.client.map(|it| it.common_name)
     }
 }

@@ -189,6 +189,71 @@ async fn a_read_on_a_reused_connection_that_is_cut_is_sent_again() {
     }
 }
 
+/// exec by WebSocket is a GET, and runs a command.
+#[tokio::test]
+async fn what_reaches_a_workload_is_never_sent_twice() {
+    for upgrade in ["", "Connection: Upgrade\r\nUpgrade: websocket\r\n"] {
+        for subresource in ["exec?command=rm", "attach", "portforward", "proxy/run"] {
+            let log = Log::default();
+            let kept = log.clone();
+            let stand = RawStand::new(H1, move |mut conn| {
+                let log = kept.clone();
+                async move {
+                    while let Some(line) = read_h1(&mut conn).await {
+                        if line != "GET /" {
+                            log.add(line);
+                            return;
+                        }
+                        answer_h1(&mut conn).await;
+                    }
+                }
+            })
+            .await;
+            let user = stand.bed.user("alice", &[]);
+            let mut client = user.http1(stand.bridge.address()).await.unwrap();
+            client
+                .send("GET / HTTP/1.1\r\nHost: k\r\n\r\n")
+                .await
+                .unwrap();
+            assert_eq!(client.read_response().await.unwrap().status, 200);
+            let path = format!("/api/v1/namespaces/a/pods/b/{subresource}");
+            let request = format!("GET {path} HTTP/1.1\r\nHost: k\r\n{upgrade}\r\n");
+            client.send(request).await.unwrap();
+            assert_eq!(client.read_response().await.unwrap().status, 502);
+            assert_eq!(log.all(), [format!("GET {path}")]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_has_begun_is_not_asked_for_again() {
+    for begun in [
+        "HTTP/1.1 200 OK\r\nAudit-Id: x\r\n",
+        "HTTP/1.1 103 Early Hints\r\n\r\n",
+    ] {
+        let log = Log::default();
+        let kept = log.clone();
+        let stand = RawStand::new(H1, move |mut conn| {
+            let log = kept.clone();
+            async move {
+                while let Some(line) = read_h1(&mut conn).await {
+                    if line == "GET /second" {
+                        log.add(line);
+                        conn.write(begun).await;
+                        return;
+                    }
+                    answer_h1(&mut conn).await;
+                }
+            }
+        })
+        .await;
+        let mut client = stand.client(H1).await;
+        assert_eq!(client.get("/first").await.status, 200);
+        assert_status(&client.get("/second").await, 502);
+        assert_eq!(log.all(), ["GET /second"]);
+    }
+}
+
 #[tokio::test]
 async fn a_read_on_a_fresh_connection_that_is_cut_is_not_sent_again() {
     for client in [H1, H2] {

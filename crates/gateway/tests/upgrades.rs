@@ -181,7 +181,7 @@ async fn bytes_before_the_101_wait_for_it() {
     // whatever it does with them.
     let mut other = bed.client().http1(bridge.address()).await.unwrap();
     other
-        .send("GET /version HTTP/1.1\r\nHost: k\r\n\r\n")
+        .send("GET /api HTTP/1.1\r\nHost: k\r\n\r\n")
         .await
         .unwrap();
     assert_eq!(other.read_response().await.unwrap().status, 204);

@@ -9,8 +9,9 @@ use crate::head::has_bare_lf;
 /// are ignored, and nobody in this field sends one.
 const MAX_CHUNK_LINE: usize = 256;
 
-/// The largest trailer section.
-const MAX_TRAILER_BYTES: usize = 64 * 1024;
+/// The largest trailer section. Small, since it is looked through again with
+/// each piece that arrives; nobody in this field sends more than a line.
+const MAX_TRAILER_BYTES: usize = 8 * 1024;
 
 const MAX_TRAILER_FIELDS: usize = 64;
 

@@ -18,9 +18,9 @@ pub const MAX_HEAD_BYTES: usize = 1 << 20;
 /// heap.
 const USUAL_FIELDS: usize = 64;
 
-/// `HeaderMap` holds at most 32,768 entries; a quarter of that is more than any
-/// client sends.
-const MAX_FIELDS: usize = 8192;
+/// The most fields that are read: `HeaderMap` holds at most 24,576 names, and
+/// no client sends a third of that.
+pub const MAX_FIELDS: usize = 8192;
 
 /// The start of a request.
 #[derive(Debug)]
@@ -94,6 +94,10 @@ pub fn parse_request(buffer: &mut BytesMut) -> Result<Option<RequestHead>, HeadE
     }
     if buffer.is_empty() {
         return Ok(None);
+    }
+    // httparse would skip any number of these, and be asked again for each.
+    if buffer.starts_with(b"\n") {
+        return Err(HeadError::Malformed("invalid line ending"));
     }
     let Some((spans, line)) = with_fields(buffer, |buffer, fields| {
         let mut request = httparse::Request::new(&mut []);
@@ -581,6 +585,13 @@ mod tests {
                 assert!(end.reached(text.as_bytes()), "{text:?} {step}");
             }
         }
+    }
+
+    #[test]
+    fn a_line_feed_before_a_request_is_refused_at_once() {
+        assert!(request("\n").is_err());
+        assert!(request("\n\nGET / HTTP/1.1\r\nHost: k\r\n").is_err());
+        assert!(request("\r\n\r\nGET / HTTP/1.1\r\nHost: k\r\n\r\n").is_ok());
     }
 
     #[test]

@@ -208,6 +208,32 @@ fn long_running_requests_are_known() {
 }
 
 #[test]
+fn only_reads_of_the_api_itself_are_harmless() {
+    let harmless = |method: Method, path: &str| {
+        let path = DecodedPath::new(path).unwrap();
+        RequestInfo::parse(&method, &path, None).is_harmless(&method)
+    };
+    let pod = "/api/v1/namespaces/a/pods/b";
+    assert!(harmless(Method::GET, pod));
+    assert!(harmless(Method::HEAD, "/healthz"));
+    assert!(harmless(Method::GET, &format!("{pod}/log")));
+    for subresource in [
+        "exec",
+        "attach",
+        "portforward",
+        "proxy",
+        "proxy/x",
+        "e%78ec",
+    ] {
+        assert!(!harmless(Method::GET, &format!("{pod}/{subresource}")));
+    }
+    assert!(!harmless(Method::GET, "/api/v1/proxy/nodes/n/run"));
+    for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
+        assert!(!harmless(method, pod));
+    }
+}
+
+#[test]
 fn a_path_without_escapes_is_borrowed() {
     assert!(matches!(
         DecodedPath::new("/api/v1/pods").unwrap().0,

@@ -18,6 +18,7 @@ use skewbridge_h1::{
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use super::stall::Stall;
 use super::{Answer, ClientIo, Service};
 use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody};
 use crate::buffered::Buffered;
@@ -51,6 +52,8 @@ pub struct Patience {
     pub head: Duration,
     /// Between requests.
     pub idle: Duration,
+    /// To take a byte of an answer that waits.
+    pub stall: Duration,
 }
 
 /// Serves one connection to its end.
@@ -85,7 +88,7 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, patience: Patience, mut
         let Some(answer) = answer_or_gone(&wire, service.call(request)).await else {
             return;
         };
-        match reply(&wire, &asks, answer, &drain).await {
+        match reply(&wire, &asks, answer, &drain, patience).await {
             After::NextRequest => {}
             After::Close => {
                 linger(&wire).await;
@@ -208,7 +211,7 @@ impl Shared {
 
     /// Ready when the client has left while its request is being answered.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while self.body.is_done() && self.stream.input.len() < MAX_PIPELINED {
+        while self.stream.input.len() < MAX_PIPELINED {
             match self.stream.poll_fill(cx) {
                 Poll::Pending => break,
                 Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(()),
@@ -346,7 +349,13 @@ enum After {
     Tunnel(Box<Upgraded>, Record),
 }
 
-async fn reply(wire: &Wire, asks: &Asks, answer: Answer, drain: &Drain) -> After {
+async fn reply(
+    wire: &Wire,
+    asks: &Asks,
+    answer: Answer,
+    drain: &Drain,
+    patience: Patience,
+) -> After {
     let Answer {
         response,
         upgraded,
@@ -381,7 +390,18 @@ async fn reply(wire: &Wire, asks: &Asks, answer: Answer, drain: &Drain) -> After
     }
     wire.lock().expects_continue = false;
     write_head(wire, asks.version, &head);
-    let sent = poll_fn(|cx| poll_send(wire, &mut body, &mut encoder, &mut record, cx)).await;
+    let mut stall = Stall::new(patience.stall);
+    let sent = poll_fn(|cx| {
+        let sent = poll_send(wire, &mut body, &mut encoder, &mut record, cx);
+        let shared = wire.lock();
+        if sent.is_ready() || shared.stream.is_flushed() {
+            stall.over();
+        } else if stall.poll_too_long(shared.stream.sent(), cx).is_ready() {
+            return Poll::Ready(Err(Unsent));
+        }
+        sent
+    })
+    .await;
     match sent {
         Ok(()) if keep => After::NextRequest,
         Ok(()) => After::Close,

@@ -13,9 +13,13 @@ use h2::server::{Builder, SendResponse};
 use h2::{Reason, RecvStream, SendStream};
 use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, TRANSFER_ENCODING};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
+use skewbridge_api::media::negotiate_error_format;
+use skewbridge_api::status::Status;
+use skewbridge_h1::MAX_FIELDS;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::h1::{Patience, expects_continue};
+use super::stall::Stall;
 use super::{Answer, ClientIo, Service};
 use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody};
 use crate::drain::Drain;
@@ -32,8 +36,12 @@ const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
 /// What waits in one stream for the client to take it.
 const SEND_BUFFER: usize = 64 * 1024;
 
-/// Header blocks as large as Go's server takes them.
-const MAX_HEADER_LIST: u32 = 1 << 20;
+/// Header lists as large as Go's server takes them.
+const MAX_HEADER_LIST: usize = 1 << 20;
+
+/// What the library reads before it refuses without a word from us. Above the
+/// limit, so that what is a little too large is answered with a Status.
+const READ_HEADER_LIST: u32 = 2 << 20;
 
 /// Streams that a client opened and reset before they were looked at. More
 /// than this at once is the rapid reset attack (CVE-2023-44487), and the
@@ -64,7 +72,7 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, bounds: Bounds, mut dra
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(bounds.max_streams)
-        .max_header_list_size(MAX_HEADER_LIST)
+        .max_header_list_size(READ_HEADER_LIST)
         .max_send_buffer_size(SEND_BUFFER)
         .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
         .max_local_error_reset_streams(Some(MAX_ERROR_RESETS))
@@ -84,7 +92,13 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, bounds: Bounds, mut dra
                     connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                     continue;
                 }
-                tokio::spawn(answer(request, respond, service.clone(), active.begin()));
+                tokio::spawn(answer(
+                    request,
+                    respond,
+                    service.clone(),
+                    active.begin(),
+                    bounds.patience,
+                ));
             }
             () = drain.draining(), if !told => {
                 told = true;
@@ -187,13 +201,21 @@ async fn answer<S: Service>(
     respond: SendResponse<Bytes>,
     service: S,
     active: ActiveStream,
+    patience: Patience,
 ) {
-    let respond = Arc::new(Mutex::new(respond));
+    let respond = Arc::new(Mutex::new(Responder {
+        send: respond,
+        answered: false,
+    }));
     let (mut head, stream) = request.into_parts();
     let method = head.method.clone();
-    if let Err(cause) = one_authority(&mut head).and_then(|()| one_length(&head)) {
+    let checked = not_too_large(&head)
+        .and_then(|()| one_authority(&mut head).map_err(Status::bad_request))
+        .and_then(|()| one_length(&head).map_err(Status::bad_request));
+    if let Err(status) = checked {
         let bodiless = method == Method::HEAD;
-        let (head, body) = respond::bad_request(cause).into_parts();
+        let format = negotiate_error_format(&head.headers);
+        let (head, body) = respond::status(&status, format).into_parts();
         service.refused(head.status);
         if let Ok(mut stream) = send_head(&respond, Response::from_parts(head, ()), bodiless)
             && !bodiless
@@ -215,7 +237,7 @@ async fn answer<S: Service>(
     let answered = poll_fn(|cx| {
         // The client reset the stream, or left altogether: looked at first, or
         // the end of its body would be answered as a mistake of its.
-        if lock(&respond).poll_reset(cx).is_ready() {
+        if lock(&respond).send.poll_reset(cx).is_ready() {
             return Poll::Ready(None);
         }
         call.as_mut().poll(cx).map(Some)
@@ -248,9 +270,27 @@ async fn answer<S: Service>(
         return;
     }
     drop(respond);
-    if pump(&mut body, &mut stream, &mut record).await.is_err() {
+    let stall = Stall::new(patience.stall);
+    if pump(&mut body, &mut stream, &mut record, stall)
+        .await
+        .is_err()
+    {
         record.cut();
     }
+}
+
+/// RFC 9113, 6.5.2: a field counts 32 more than its letters.
+fn not_too_large(head: &http::request::Parts) -> Result<(), Status> {
+    let fields = head.headers.iter();
+    let size: usize = fields
+        .map(|(name, value)| name.as_str().len() + value.len() + 32)
+        .sum();
+    if head.headers.len() > MAX_FIELDS || size > MAX_HEADER_LIST {
+        return Err(Status::header_fields_too_large(format!(
+            "the request's headers are larger than {MAX_HEADER_LIST} bytes or more than {MAX_FIELDS}"
+        )));
+    }
+    Ok(())
 }
 
 /// RFC 9113, 8.3.1: `:authority` stands for Host; both, and different, is an
@@ -296,9 +336,15 @@ fn one_length(head: &http::request::Parts) -> Result<(), &'static str> {
     }
 }
 
-type SharedRespond = Arc<Mutex<SendResponse<Bytes>>>;
+type SharedRespond = Arc<Mutex<Responder>>;
 
-fn lock(respond: &SharedRespond) -> std::sync::MutexGuard<'_, SendResponse<Bytes>> {
+/// A stream's answer, which its body may precede with `100 Continue`.
+struct Responder {
+    send: SendResponse<Bytes>,
+    answered: bool,
+}
+
+fn lock(respond: &SharedRespond) -> std::sync::MutexGuard<'_, Responder> {
     respond.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -307,7 +353,9 @@ fn send_head(
     response: Response<()>,
     end: bool,
 ) -> Result<SendStream<Bytes>, h2::Error> {
-    lock(respond).send_response(response, end)
+    let mut respond = lock(respond);
+    respond.answered = true;
+    respond.send.send_response(response, end)
 }
 
 struct Unsent;
@@ -317,8 +365,10 @@ async fn pump(
     body: &mut ResponseBody,
     stream: &mut SendStream<Bytes>,
     record: &mut Record,
+    mut stall: Stall,
 ) -> Result<(), Unsent> {
     let mut waiting: Option<Bytes> = None;
+    let mut taken = 0;
     poll_fn(|cx| {
         loop {
             if stream.poll_reset(cx).is_ready() {
@@ -351,11 +401,18 @@ async fn pump(
                 }
             };
             let room = match stream.poll_capacity(cx) {
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => {
+                    if stall.poll_too_long(taken, cx).is_ready() {
+                        stream.send_reset(Reason::CANCEL);
+                        return Poll::Ready(Err(Unsent));
+                    }
+                    return Poll::Pending;
+                }
                 Poll::Ready(Some(Ok(room))) => room,
                 Poll::Ready(_) => return Poll::Ready(Err(Unsent)),
             };
             let now = data.split_to(room.min(data.len()));
+            taken += now.len() as u64;
             let last = data.is_empty() && body.is_done();
             if data.is_empty() {
                 waiting = None;
@@ -387,9 +444,13 @@ impl std::fmt::Debug for StreamBody {
 impl StreamBody {
     pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
         if let Some(respond) = self.continues.take() {
-            let mut interim = Response::new(());
-            *interim.status_mut() = StatusCode::CONTINUE;
-            let _ = lock(&respond).send_informational(interim);
+            let mut respond = lock(&respond);
+            // An interim answer behind the final one breaks the protocol.
+            if !respond.answered {
+                let mut interim = Response::new(());
+                *interim.status_mut() = StatusCode::CONTINUE;
+                let _ = respond.send.send_informational(interim);
+            }
         }
         let failed = |error: h2::Error| Some(Err(BodyError::Client(error.to_string())));
         match self.stream.poll_data(cx) {

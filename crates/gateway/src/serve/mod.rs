@@ -4,6 +4,7 @@
 pub mod h1;
 pub mod h2;
 mod io;
+mod stall;
 
 use std::future::Future;
 

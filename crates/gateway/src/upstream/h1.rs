@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::{Duration, Sleep, sleep};
 
 use super::pool::{Pool, Slot};
-use super::{Prefer, Replay, Reply, SendError, UpstreamIo};
+use super::{Prefer, Repeat, Replay, Reply, SendError, UpstreamIo};
 use crate::body::{BodyError, Frame, PollFrame, ResponseBody};
 use crate::buffered::Buffered;
 use crate::serve::h1::expects_continue;
@@ -98,11 +98,11 @@ impl H1Connection {
             )
         })
         .await;
-        let answer = answer.map_err(|broken| broken.judge(self.used, &head.method, &sending))?;
+        let answer = answer.map_err(|broken| broken.judge(self.used, body.repeat(), &sending))?;
         if answer.status == StatusCode::SWITCHING_PROTOCOLS {
             let cause = if !head.headers.contains_key(UPGRADE) {
                 Some("it switches protocols, and nobody asked it to")
-            } else if !sending.done || !self.stream.output.is_empty() {
+            } else if !sending.done || self.stream.unsent() > 0 {
                 // The rest of the body would be taken for the new protocol.
                 Some("it switches protocols before it has read the request")
             } else {
@@ -111,6 +111,10 @@ impl H1Connection {
             if let Some(cause) = cause {
                 return Err(SendError::BadAnswer(cause.to_owned()));
             }
+        }
+        if sending.holding.take().is_some() {
+            // It has answered without asking for the body: nobody sends it now.
+            sending.failed = Some("answered without the body".to_owned());
         }
         let keep = answer.keep_alive;
         let response = response_of(answer, |framing| H1Body {
@@ -182,6 +186,8 @@ struct Sending {
     failed: Option<String>,
     /// Plaintext handed to TLS: while it is none, upstream has seen nothing.
     started: bool,
+    /// Upstream has said something.
+    heard: bool,
     /// The client's own body failed: the request must not look complete.
     client: Option<String>,
     /// The body waits for `100 Continue`.
@@ -206,6 +212,7 @@ impl Sending {
             encoder,
             failed: None,
             started: false,
+            heard: false,
             client: None,
         }
     }
@@ -310,7 +317,7 @@ enum Broken {
 }
 
 impl Broken {
-    fn judge(self, used: bool, method: &Method, sending: &Sending) -> SendError {
+    fn judge(self, used: bool, repeat: Repeat, sending: &Sending) -> SendError {
         match self {
             Self::Client(cause) => SendError::Client(cause),
             Self::NotHttp(cause) => SendError::BadAnswer(cause),
@@ -319,14 +326,12 @@ impl Broken {
             // answer was most likely closed while the request was under way.
             // It cannot be known, so only a request that changes nothing is
             // repeated (RFC 9112, 9.3.1).
-            Self::Closed(cause) if used && is_read(method) => SendError::NotProcessed(cause),
+            Self::Closed(cause) if used && !sending.heard && repeat == Repeat::Harmless => {
+                SendError::NotProcessed(cause)
+            }
             Self::Closed(cause) => SendError::CutOff(cause),
         }
     }
-}
-
-fn is_read(method: &Method) -> bool {
-    matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
 /// Waits for the head of the final answer; interim ones are acted on.
@@ -365,7 +370,7 @@ fn poll_answer(
                 let cause = cause.unwrap_or_else(|| "end of stream".to_owned());
                 return Poll::Ready(Err(Broken::Closed(cause)));
             }
-            Poll::Ready(Ok(_)) => {}
+            Poll::Ready(Ok(_)) => sending.heard = true,
             Poll::Ready(Err(error)) => {
                 return Poll::Ready(Err(Broken::Closed(error.to_string())));
             }

@@ -429,7 +429,9 @@ impl Answered {
             if stream.is_end_stream() {
                 ResponseBody::empty()
             } else {
-                let rest = (!sending.done).then_some((sending, request));
+                // What still waits for `100 Continue` is not wanted any more.
+                let wanted = !sending.done && sending.hold_until.is_none();
+                let rest = wanted.then_some((sending, request));
                 ResponseBody::h2(H2Body {
                     stream,
                     rest,

@@ -13,7 +13,7 @@ mod replay;
 
 pub use connect::{ConnectError, Target, UpstreamIo};
 pub use pool::Pool;
-pub use replay::Replay;
+pub use replay::{Repeat, Replay};
 
 use http::Response;
 

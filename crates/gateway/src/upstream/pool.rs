@@ -135,13 +135,12 @@ impl Pool {
     }
 
     async fn h1(&self, prefer: Prefer) -> Result<Channel, ConnectError> {
-        loop {
-            let Some((_, mut connection)) = lock(&self.idle).pop_back() else {
-                break;
-            };
-            if !connection.is_stale() {
-                return Ok(Channel::H1(connection));
-            }
+        // An upgrade takes its connection away for good, and its request must
+        // not meet one that upstream is about to close: it gets a new one.
+        if prefer != Prefer::Upgrade
+            && let Some(connection) = self.take_idle()
+        {
+            return Ok(Channel::H1(connection));
         }
         match self.target.connect(&["http/1.1"]).await {
             Ok((io, _)) => Ok(Channel::H1(H1Connection::new(
@@ -153,6 +152,16 @@ impl Pool {
                 self.h2().await
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// The one that was used last: the others run out.
+    fn take_idle(&self) -> Option<H1Connection> {
+        loop {
+            let (_, mut connection) = lock(&self.idle).pop_back()?;
+            if !connection.is_stale() {
+                return Some(connection);
+            }
         }
     }
 

@@ -16,11 +16,22 @@ use crate::caller::Trust;
 /// can have left.
 const REPLAY_BYTES: usize = 256 * 1024;
 
+/// Whether a request may be sent again when it is not certain that upstream has
+/// not acted on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Repeat {
+    /// It only reads.
+    Harmless,
+    /// It changes something, or starts something: exec by WebSocket is a GET.
+    OnlyIfCertain,
+}
+
 /// A body, and what of it has been sent so far.
 #[derive(Debug)]
 pub struct Replay {
     body: RequestBody,
     trust: Arc<Trust>,
+    repeat: Repeat,
     /// Sent before, by reference to the same memory.
     sent: VecDeque<Frame>,
     sent_bytes: usize,
@@ -31,10 +42,11 @@ pub struct Replay {
 
 impl Replay {
     /// Nothing sent yet.
-    pub fn new(body: RequestBody, trust: Arc<Trust>) -> Self {
+    pub fn new(body: RequestBody, trust: Arc<Trust>, repeat: Repeat) -> Self {
         Self {
             body,
             trust,
+            repeat,
             sent: VecDeque::new(),
             sent_bytes: 0,
             again: 0,
@@ -44,7 +56,12 @@ impl Replay {
 
     /// Nothing, for the same caller.
     pub(crate) fn empty(&self) -> Self {
-        Self::new(RequestBody::Empty, self.trust.clone())
+        Self::new(RequestBody::Empty, self.trust.clone(), self.repeat)
+    }
+
+    /// Whether it may be sent again when in doubt.
+    pub(crate) fn repeat(&self) -> Repeat {
+        self.repeat
     }
 
     /// The next piece.
@@ -64,9 +81,10 @@ impl Replay {
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && !self.too_late
         {
+            // Small pieces cost more than their bytes.
             self.sent_bytes += match frame {
-                Frame::Data(data) => data.len(),
-                Frame::Trailers(_) => 0,
+                Frame::Data(data) => data.len().max(size_of::<Frame>()),
+                Frame::Trailers(trailers) => size_of::<Frame>() * (trailers.len() + 1),
             };
             if self.sent_bytes > REPLAY_BYTES {
                 self.forget();

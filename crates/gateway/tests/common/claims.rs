@@ -52,7 +52,7 @@ impl Gateway {
     /// What upstream saw of clients.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         let mut seen = self.upstream.requests();
-        seen.retain(|seen| seen.path() != "/readyz");
+        seen.retain(|seen| !seen.is_probe());
         seen
     }
 

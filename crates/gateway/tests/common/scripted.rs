@@ -38,7 +38,7 @@ pub(crate) async fn next_request(conn: &mut RawConn) -> Option<String> {
             head.push(conn.io.read_u8().await.ok()?);
         }
         let head = String::from_utf8(head).unwrap();
-        if !head.starts_with("GET /readyz") {
+        if !head.starts_with("GET /readyz") && !head.starts_with("GET /version") {
             return Some(head);
         }
         let ready = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
@@ -50,7 +50,7 @@ pub(crate) async fn next_request(conn: &mut RawConn) -> Option<String> {
 /// What came from clients, without the bridge's own probes.
 pub(crate) fn requests(upstream: &ApiServer) -> Vec<Seen> {
     let mut all = upstream.requests();
-    all.retain(|seen| seen.path() != "/readyz");
+    all.retain(|seen| !seen.is_probe());
     all
 }
 

@@ -77,6 +77,12 @@ impl Seen {
             .collect()
     }
 
+    /// Whether a bridge asked it for itself.
+    pub fn is_probe(&self) -> bool {
+        self.header("user-agent")
+            .is_some_and(|agent| agent.starts_with("skewbridge/"))
+    }
+
     /// The target without its query.
     pub fn path(&self) -> &str {
         self.target.split('?').next().unwrap_or_default()
