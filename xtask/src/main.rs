@@ -3,6 +3,7 @@
 mod advisories;
 mod bench;
 mod debian;
+mod e2e;
 mod step;
 mod test;
 
@@ -15,6 +16,7 @@ Usage: cargo xtask COMMAND
 
 Commands:
   test               Everything a change has to pass: format, lints, tests, docs, licences
+  e2e [FILTER]       Tests against real Kubernetes, which it builds first (needs Go)
   advisories         Known vulnerabilities in the dependencies (needs the network)
   bench NAME [ARGS]  A measurement in release mode: pass-through or watches
   help               This text
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
             Ok(())
         }
         ["test"] => test::run(),
+        ["e2e", filter @ ..] => e2e::run(filter),
         ["advisories"] => advisories::run(),
         ["bench", name, rest @ ..] if bench::NAMES.contains(name) => bench::run(name, rest),
         _ => {

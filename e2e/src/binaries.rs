@@ -1,0 +1,31 @@
+//! Where `cargo xtask e2e` has put what it built.
+
+use std::path::PathBuf;
+
+/// A directory with `etcd`, `kube-apiserver-VERSION` and `kubectl-VERSION`.
+const BINARIES: &str = "SKEWBRIDGE_E2E_BINARIES";
+/// The bridge itself.
+const BRIDGE: &str = "SKEWBRIDGE_E2E_BRIDGE";
+
+pub(crate) fn etcd() -> PathBuf {
+    from(BINARIES).join("etcd")
+}
+
+pub(crate) fn kube_apiserver(version: &str) -> PathBuf {
+    from(BINARIES).join(format!("kube-apiserver-{version}"))
+}
+
+pub(crate) fn kubectl(version: &str) -> PathBuf {
+    from(BINARIES).join(format!("kubectl-{version}"))
+}
+
+pub(crate) fn bridge() -> PathBuf {
+    from(BRIDGE)
+}
+
+fn from(variable: &str) -> PathBuf {
+    match std::env::var_os(variable) {
+        Some(path) => path.into(),
+        None => panic!("{variable} is not set: run these tests by `cargo xtask e2e`"),
+    }
+}

@@ -1,0 +1,101 @@
+//! The real kubectl.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+
+use tokio::process::Command;
+
+use crate::binaries;
+use crate::plane::Plane;
+
+/// By which way to a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Via {
+    /// Straight.
+    Server,
+    /// Through its bridge.
+    Bridge,
+}
+
+/// As whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum User {
+    /// By certificate, may do everything.
+    Admin,
+    /// By certificate, in the groups dev and ops.
+    Alice,
+    /// By token, in the groups qa and readers.
+    Bob,
+    /// The admin in the role of somebody else.
+    AdminAs(&'static str),
+}
+
+/// What kubectl said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// The exit code; `None` for a signal.
+    pub code: Option<i32>,
+    /// What it printed.
+    pub stdout: String,
+    /// What it complained of.
+    pub stderr: String,
+}
+
+impl Plane {
+    /// Runs kubectl of the server's own version against a server.
+    pub async fn kubectl(&self, server: usize, via: Via, user: User, words: &[&str]) -> Output {
+        let mut command = self.kubectl_command(server, via, user);
+        let output = command.args(words).output().await.expect("kubectl starts");
+        Output {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// kubectl, ready to be given its arguments.
+    pub fn kubectl_command(&self, server: usize, via: Via, user: User) -> Command {
+        let running = &self.servers[server];
+        let address = match via {
+            Via::Server => running.address,
+            Via::Bridge => running.bridge,
+        };
+        let config = self.kubeconfig(address, user);
+        let mut command = Command::new(binaries::kubectl(&running.version));
+        command
+            .arg(format!("--kubeconfig={}", config.display()))
+            .env("HOME", self.pki.path())
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        if let User::AdminAs(name) = user {
+            command.arg(format!("--as={name}"));
+        }
+        command
+    }
+
+    fn kubeconfig(&self, address: SocketAddr, user: User) -> std::path::PathBuf {
+        let file = |name: &str| self.pki.file(name).display().to_string();
+        let pair = |name: &str| {
+            format!(
+                "client-certificate: {}, client-key: {}",
+                file(&format!("{name}.crt")),
+                file(&format!("{name}.key"))
+            )
+        };
+        let (name, credential) = match user {
+            User::Admin | User::AdminAs(_) => ("admin", pair("admin")),
+            User::Alice => ("alice", pair("alice")),
+            User::Bob => ("bob", "token: bob-token".to_owned()),
+        };
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+             clusters: [{{name: c, cluster: {{server: 'https://{address}', certificate-authority: {}}}}}]\n\
+             users: [{{name: u, user: {{{credential}}}}}]\n\
+             contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n",
+            file("ca.crt")
+        );
+        self.pki
+            .dir
+            .write(&format!("{name}-{}.kubeconfig", address.port()), text)
+    }
+}

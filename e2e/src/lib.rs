@@ -1,0 +1,24 @@
+//! Real Kubernetes as the judge: control planes of real kube-apiservers on one
+//! real etcd, with a bridge in front of each, on loopback.
+//!
+//! ```no_run
+//! # async fn example() {
+//! use skewbridge_e2e::{Plane, Server, User, Via};
+//!
+//! let plane = Plane::start(&[Server::of("1.34.4"), Server::of("1.36.4")]).await;
+//! let pods = plane.kubectl(0, Via::Bridge, User::Admin, &["get", "ns"]).await;
+//! assert!(pods.stdout.contains("kube-system"));
+//! # }
+//! ```
+
+#![allow(clippy::expect_used)] // a harness of tests: what fails here fails the test
+
+mod binaries;
+mod kubectl;
+mod pki;
+mod plane;
+mod process;
+
+pub use kubectl::{Output, User, Via};
+pub use plane::{Plane, Running, Server};
+pub use process::Process;

@@ -1,0 +1,60 @@
+//! Everybody's certificates, as kubeadm would lay them out.
+
+use std::path::{Path, PathBuf};
+
+use rcgen::KeyPair;
+use skewbridge_testkit::{Ca, Leaf, ScratchDir};
+
+/// The files of a cluster.
+pub(crate) struct Pki {
+    pub(crate) dir: ScratchDir,
+    pub(crate) ca: Ca,
+}
+
+/// Who has a certificate: name, groups.
+const USERS: [(&str, &[&str]); 2] = [("admin", &["system:masters"]), ("alice", &["dev", "ops"])];
+
+impl Pki {
+    pub(crate) fn new() -> Self {
+        let dir = ScratchDir::new();
+        let ca = Ca::new("kubernetes");
+        let front_proxy_ca = Ca::new("front-proxy-ca");
+        let serving = ca.server(&[
+            "localhost",
+            "127.0.0.1",
+            "kubernetes",
+            "kubernetes.default",
+            "kubernetes.default.svc",
+        ]);
+        dir.write("ca.crt", ca.pem());
+        dir.write("front-proxy-ca.crt", front_proxy_ca.pem());
+        write_pair(&dir, "apiserver", &serving);
+        write_pair(
+            &dir,
+            "front-proxy-client",
+            &front_proxy_ca.client("front-proxy-client", &[]),
+        );
+        for (name, groups) in USERS {
+            write_pair(&dir, name, &ca.client(name, groups));
+        }
+        let account = KeyPair::generate().expect("a key pair");
+        dir.write("sa.key", account.serialize_pem());
+        dir.write("sa.pub", account.public_key_pem());
+        // kube-apiserver's static tokens: token, name, uid, groups.
+        dir.write("tokens.csv", "bob-token,bob,1001,\"qa,readers\"\n");
+        Self { dir, ca }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+}
+
+fn write_pair(dir: &ScratchDir, name: &str, leaf: &Leaf) {
+    dir.write(&format!("{name}.crt"), &leaf.cert_pem);
+    dir.write(&format!("{name}.key"), &leaf.key_pem);
+}
