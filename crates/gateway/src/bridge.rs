@@ -35,7 +35,7 @@ pub enum Error {
     #[error(transparent)]
     Load(#[from] LoadError),
     /// A port cannot be opened.
-    #[error("{flag} {address}: {cause}")]
+    #[error("{}", unbound(flag, *address, cause))]
     Bind {
         /// Which flag named it.
         flag: &'static str,
@@ -50,6 +50,28 @@ pub enum Error {
     /// Somebody would not wait for the end of draining.
     #[error("a second signal: what was still running has been cut")]
     Interrupted,
+}
+
+/// Why a port cannot be opened, and what to do.
+fn unbound(flag: &str, address: SocketAddr, cause: &io::Error) -> String {
+    match cause.kind() {
+        io::ErrorKind::AddrInUse => format!(
+            "{flag}: {address} is in use by another program (`ss -ltnp` shows which); choose another port"
+        ),
+        io::ErrorKind::AddrNotAvailable => {
+            format!(
+                "{flag}: {address}: this machine does not have the address {}",
+                address.ip()
+            )
+        }
+        io::ErrorKind::PermissionDenied => {
+            format!(
+                "{flag}: {address}: port {} needs root or CAP_NET_BIND_SERVICE",
+                address.port()
+            )
+        }
+        _ => format!("{flag}: {address}: {cause}"),
+    }
 }
 
 /// Serves until SIGTERM or SIGINT, then drains. A second signal ends it at

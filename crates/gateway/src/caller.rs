@@ -142,10 +142,40 @@ impl Trust {
             .filter_map(|(_, it)| u64::try_from(it.validity().not_after.timestamp()).ok())
             .filter(|at| *at >= now.as_secs())
             .min();
+        if !peer && user.is_none() {
+            self.explain(name, leaf, intermediates, now);
+        }
         Verdict {
             peer,
             user,
             expires: expires.unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Says in the log why a certificate is not believed; once a connection.
+    fn explain(
+        &self,
+        name: Option<&str>,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) {
+        let verifiers = [
+            ("--client-ca-file", self.client.as_ref()),
+            (
+                "--requestheader-client-ca-file",
+                self.request_header.as_ref().map(|it| &it.verifier),
+            ),
+        ];
+        for (flag, verifier) in verifiers {
+            let cause = match verifier {
+                None => "not given".to_owned(),
+                Some(verifier) => match verifier.verify_client_cert(leaf, intermediates, now) {
+                    Ok(_) => "its name is not allowed, or it has none".to_owned(),
+                    Err(error) => error.to_string(),
+                },
+            };
+            tracing::debug!(name, flag, cause, "a client certificate is not believed");
         }
     }
 
@@ -258,7 +288,12 @@ impl Presented {
             (Some(user), _) => Caller::Peer(user),
             (None, Some(user)) => Caller::Certificate(user),
             (None, None) => match without_certificate(headers) {
-                Caller::Anonymous => Caller::Unauthorized,
+                Caller::Anonymous => {
+                    if verdict.peer {
+                        tracing::debug!("a front proxy asserts no user");
+                    }
+                    Caller::Unauthorized
+                }
                 caller => caller,
             },
         };

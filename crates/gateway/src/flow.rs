@@ -75,6 +75,7 @@ impl Service for Connection {
         let mut record = Record::begin(&self.0.bridge.metrics);
         record.route("refuse");
         record.status(status);
+        record.complete();
     }
 
     async fn call(&self, request: Request<RequestBody>) -> Answer {

@@ -72,7 +72,7 @@ impl Health {
             name: "upstream",
             problem: match &**self.upstream.load() {
                 UpstreamHealth::Ready => None,
-                UpstreamHealth::Unknown => Some("not asked yet".to_owned()),
+                UpstreamHealth::Unknown => Some("no answer yet".to_owned()),
                 UpstreamHealth::NotReady(cause) => Some(cause.clone()),
             },
         });

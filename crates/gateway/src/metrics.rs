@@ -236,6 +236,15 @@ impl Metrics {
         self.0.handshake_failures.get_or_create(&labels).inc();
     }
 
+    /// From now on there are series for this flag, so that the first failure is
+    /// an increase.
+    pub(crate) fn will_reload(&self, flag: &'static str) {
+        for result in ["ok", "failed"] {
+            let labels = ReloadLabels { flag, result };
+            drop(self.0.reloads.get_or_create(&labels));
+        }
+    }
+
     pub(crate) fn reloaded(&self, flag: &'static str) {
         self.count_reload(flag, "ok");
     }

@@ -6,7 +6,8 @@ use tokio::time::Instant;
 
 use crate::metrics::Metrics;
 
-/// nginx's name for it: the client left before there was an answer.
+/// nginx's name for it: it ended before there was an answer. The client left,
+/// or the bridge had to.
 const CLIENT_LEFT: u16 = 499;
 
 /// One request.
@@ -18,7 +19,7 @@ pub struct Record {
     verb: &'static str,
     code: u16,
     bytes: u64,
-    cut: bool,
+    complete: bool,
     line: Option<Box<Line>>,
 }
 
@@ -40,7 +41,7 @@ impl Record {
             verb: "unknown",
             code: CLIENT_LEFT,
             bytes: 0,
-            cut: false,
+            complete: false,
             line: None,
         }
     }
@@ -54,7 +55,7 @@ impl Record {
             verb: "unknown",
             code: 0,
             bytes: 0,
-            cut: false,
+            complete: false,
             line: None,
         }
     }
@@ -103,9 +104,10 @@ impl Record {
         self.bytes += bytes as u64;
     }
 
-    /// The answer did not reach the client whole.
-    pub(crate) fn cut(&mut self) {
-        self.cut = true;
+    /// The answer has reached the client whole. Until this is said, it is cut:
+    /// by the client, by upstream, or by the end of the bridge.
+    pub(crate) fn complete(&mut self) {
+        self.complete = true;
     }
 }
 
@@ -125,7 +127,7 @@ impl Drop for Record {
                 verb = self.verb,
                 code = self.code,
                 bytes = self.bytes,
-                cut = self.cut,
+                cut = !self.complete,
                 duration = ?took,
                 "request"
             );

@@ -24,11 +24,11 @@ pub(crate) async fn run(client: ClientIo, sent: BytesMut, upstream: Upgraded, mu
     let Upgraded { io, input, slot } = upstream;
     let mut upstream = Prefixed { prefix: input, io };
     match copy_bidirectional_with_sizes(&mut client, &mut upstream, BUFFER, BUFFER).await {
-        Ok((_, down)) => record.add_bytes(usize::try_from(down).unwrap_or(usize::MAX)),
-        Err(error) => {
-            tracing::debug!(%error, "a tunnel was cut");
-            record.cut();
+        Ok((_, down)) => {
+            record.add_bytes(usize::try_from(down).unwrap_or(usize::MAX));
+            record.complete();
         }
+        Err(error) => tracing::debug!(%error, "a tunnel was cut"),
     }
     drop(slot);
 }

@@ -215,6 +215,8 @@ impl Shared {
             match self.stream.poll_fill(cx) {
                 Poll::Pending => break,
                 Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(()),
+                // Who waits for more of the body has not seen these yet.
+                Poll::Ready(Ok(_)) if !self.body.is_done() => cx.waker().wake_by_ref(),
                 Poll::Ready(Ok(_)) => {}
             }
         }
@@ -403,14 +405,17 @@ async fn reply(
     })
     .await;
     match sent {
-        Ok(()) if keep => After::NextRequest,
-        Ok(()) => After::Close,
+        Ok(()) => {
+            record.complete();
+            if keep {
+                After::NextRequest
+            } else {
+                After::Close
+            }
+        }
         // Without the end that was announced the client knows that the answer
         // is not whole.
-        Err(Unsent) => {
-            record.cut();
-            After::Cut
-        }
+        Err(Unsent) => After::Cut,
     }
 }
 

@@ -261,10 +261,10 @@ async fn answer<S: Service>(
         || head.status == StatusCode::NOT_MODIFIED
         || (head.headers.get(CONTENT_LENGTH)).is_some_and(|length| length == "0");
     let Ok(mut stream) = send_head(&respond, Response::from_parts(head, ()), bodiless) else {
-        record.cut();
         return;
     };
     if bodiless {
+        record.complete();
         // Bodies of upstream connections want to be read to their end, so that
         // the connection can be used again; there is nothing in this one.
         return;
@@ -273,9 +273,9 @@ async fn answer<S: Service>(
     let stall = Stall::new(patience.stall);
     if pump(&mut body, &mut stream, &mut record, stall)
         .await
-        .is_err()
+        .is_ok()
     {
-        record.cut();
+        record.complete();
     }
 }
 

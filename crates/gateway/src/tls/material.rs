@@ -88,7 +88,7 @@ pub enum Problem {
     #[error("is a directory; name the file in it")]
     Directory,
     /// It has no content.
-    #[error("is empty")]
+    #[error("is empty; it must hold PEM certificates or a PEM private key")]
     Empty,
     /// It is larger than [`MAX_FILE_SIZE`].
     #[error("is larger than 1 MiB, which no certificate, key or CA bundle is; correct the path")]
@@ -273,6 +273,17 @@ pub fn load_ca(path: &Path) -> Result<CaBundle, FileProblem> {
 }
 
 impl CaBundle {
+    /// The subjects of those that say of themselves, or by saying nothing,
+    /// that they sign no others: most likely the wrong file.
+    pub fn not_cas(&self) -> Vec<String> {
+        self.certificates
+            .iter()
+            .filter_map(|der| X509Certificate::from_der(der).ok())
+            .filter(|(_, certificate)| !certificate.is_ca())
+            .map(|(_, certificate)| certificate.subject().to_string())
+            .collect()
+    }
+
     /// What is wrong with using it at that moment, if anything is.
     pub fn untimely(&self, now: SystemTime) -> Option<Untimely> {
         untimely(self.not_before, self.not_after, now)

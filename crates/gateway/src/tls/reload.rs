@@ -223,6 +223,7 @@ impl Files {
         };
         let pairs = [Some(&self.serving), self.front_proxy.as_ref()];
         for pair in pairs.into_iter().flatten() {
+            self.metrics.will_reload(pair.flag);
             self.metrics
                 .certificate_expires(pair.flag, seconds(pair.value.not_after));
         }
@@ -232,6 +233,7 @@ impl Files {
             Some(&self.upstream_ca),
         ];
         for ca in bundles.into_iter().flatten() {
+            self.metrics.will_reload(ca.flag);
             self.metrics
                 .certificate_expires(ca.flag, seconds(ca.value.not_after));
         }
@@ -305,9 +307,12 @@ impl<T: Read> Watched<T> {
         self.read_at = Instant::now();
         match (self.load)() {
             Ok(value) => {
-                self.last_problem = None;
+                let was_bad = self.last_problem.take().is_some();
                 let changed = value.fingerprint() != self.value.fingerprint();
                 self.value = value;
+                if was_bad && !changed {
+                    tracing::info!(flag = self.flag, paths = ?self.paths, "good again, and as before");
+                }
                 if changed {
                     metrics.reloaded(self.flag);
                     tracing::info!(flag = self.flag, paths = ?self.paths, "read again");

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::ClientConfig;
+use rustls::{CertificateError, ClientConfig};
 use rustls_pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -99,7 +99,16 @@ impl Target {
         let alert = error
             .get_ref()
             .and_then(|inner| inner.downcast_ref::<rustls::Error>());
-        let mut failed = self.failed(format_args!("TLS: {error}"));
+        let what_to_do = match alert {
+            Some(rustls::Error::InvalidCertificate(
+                CertificateError::UnknownIssuer | CertificateError::BadSignature,
+            )) => " (it is not signed by --upstream-ca-file)",
+            Some(rustls::Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) => " (--upstream-server-name says which name to expect)",
+            _ => "",
+        };
+        let mut failed = self.failed(format_args!("TLS: {error}{what_to_do}"));
         failed.no_common_protocol = matches!(
             alert,
             Some(

@@ -229,19 +229,16 @@ impl Sending {
             {
                 self.holding = None;
             }
-            let mut more = false;
             while !self.is_over() && self.holding.is_none() && stream.has_room() {
                 match body.poll_frame(cx) {
                     Poll::Pending => break,
-                    Poll::Ready(frame) => {
-                        more = true;
-                        self.write(stream, frame);
-                    }
+                    Poll::Ready(frame) => self.write(stream, frame),
                 }
             }
             if self.failed.is_some() || self.client.is_some() {
                 return;
             }
+            let full = !stream.has_room();
             let before = stream.unsent();
             let flushed = stream.poll_flush(cx);
             self.started |= match &flushed {
@@ -252,7 +249,8 @@ impl Sending {
                 Poll::Pending => stream.unsent() < before,
             };
             match flushed {
-                Poll::Ready(Ok(())) if more => {}
+                // There is room again, and the body has not been asked since.
+                Poll::Ready(Ok(())) if full => {}
                 Poll::Ready(Err(error)) => {
                     self.failed = Some(error.to_string());
                     return;
