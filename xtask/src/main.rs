@@ -37,8 +37,8 @@ fn main() -> ExitCode {
         ["e2e", filter @ ..] => e2e::run(filter),
         ["advisories"] => advisories::run(),
         ["bench", name, rest @ ..] if bench::NAMES.contains(name) => bench::run(name, rest),
-        _ => {
-            eprintln!("xtask: not a command: {}\n", words.join(" "));
+        wrong => {
+            eprintln!("xtask: {}\n", misuse(wrong));
             eprint!("{HELP}");
             return ExitCode::from(EX_USAGE);
         }
@@ -49,5 +49,15 @@ fn main() -> ExitCode {
             eprintln!("\nxtask: {why}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// What is wrong with a command line that is none.
+fn misuse(words: &[&str]) -> String {
+    match words {
+        ["bench"] => format!("bench needs a name: {}", bench::NAMES.join(" or ")),
+        ["bench", name, ..] => format!("no such measurement: {name}"),
+        [command @ ("test" | "advisories" | "help"), ..] => format!("{command} takes no arguments"),
+        _ => format!("not a command: {}", words.join(" ")),
     }
 }

@@ -28,7 +28,6 @@ fn main() -> ExitCode {
     version,
     max_term_width = 100,
     arg_required_else_help = true,
-    disable_help_subcommand = true,
     after_help = "`skewbridge COMMAND --help` tells more about a command."
 )]
 struct Cli {

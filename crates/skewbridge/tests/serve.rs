@@ -313,7 +313,7 @@ async fn a_taken_port_is_told_with_its_flag() {
         assert_eq!(output.status.code(), Some(1));
         let log = String::from_utf8(output.stderr).unwrap();
         let name = flag.split('=').next().unwrap();
-        let expected = format!("{name} {taken}: Address already in use");
+        let expected = format!("{name}: {taken} is in use by another program");
         assert!(log.contains(&expected), "{log}");
     }
 }

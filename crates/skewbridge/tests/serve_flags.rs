@@ -67,7 +67,8 @@ fn every_wrong_value_is_told_at_once() {
         "--requestheader-client-ca-file /nonexistent/front-proxy-ca.crt: no such file",
         "--requestheader-username-headers: \"a b\" is not a header name",
         "--requestheader-extra-headers-prefix: \"X-\" is too short",
-        "--upstream: \"http://10.0.0.1\" is not https",
+        "--upstream: \"http://10.0.0.1\" is not https, and identities do not travel in the clear; \
+         use https://",
         "--upstream-ca-file /nonexistent/upstream.crt: no such file",
         "--upstream-server-name: \"a b\" is neither",
         "--proxy-client-cert-file: required with --client-ca-file",
@@ -117,10 +118,10 @@ fn nothing_given_tells_what_is_required() {
     assert_eq!(output.status.code(), USAGE);
     let stderr = text(&output.stderr);
     for flag in [
-        "--tls-cert-file: required",
-        "--tls-private-key-file: required",
-        "--upstream: required",
-        "--upstream-ca-file: required",
+        "--tls-cert-file: required: the certificate shown to clients",
+        "--tls-private-key-file: required: the private key of --tls-cert-file",
+        "--upstream: required: https://HOST",
+        "--upstream-ca-file: required: the CA",
     ] {
         assert!(stderr.contains(&format!("skewbridge: {flag}")), "{stderr}");
     }
@@ -166,6 +167,61 @@ fn swapped_files_are_told_for_both_flags() {
         2,
         "{stderr}"
     );
+}
+
+#[test]
+fn one_file_for_both_flags_is_told_by_the_right_ones() {
+    let files = Files::new();
+    files.write("empty", "");
+    let cert = "--tls-cert-file";
+    let key = "--tls-private-key-file";
+    for (name, expected) in [
+        (
+            "missing",
+            vec![(cert, "no such file"), (key, "no such file")],
+        ),
+        (
+            "empty",
+            vec![
+                (cert, "is empty; it must hold PEM certificates"),
+                (key, "is empty; it must hold PEM certificates"),
+            ],
+        ),
+        ("tls.crt", vec![(key, "holds no PEM private key")]),
+        ("tls.key", vec![(cert, "holds no PEM certificate")]),
+    ] {
+        let output = serve(&[
+            &files.flag(cert, name),
+            &files.flag(key, name),
+            &files.flag("--upstream-ca-file", "tls.crt"),
+            "--upstream=https://10.0.0.1:6443",
+        ]);
+        assert_eq!(output.status.code(), USAGE);
+        let stderr = text(&output.stderr);
+        let path = files.path(name);
+        let path = path.display();
+        for (line, (flag, what)) in stderr.lines().zip(&expected) {
+            let expected = format!("skewbridge: {flag} {path}: {what}");
+            assert!(line.starts_with(&expected), "{stderr}");
+        }
+        assert_eq!(stderr.lines().count(), expected.len() + 1, "{stderr}");
+    }
+}
+
+#[test]
+fn a_key_in_place_of_a_ca_is_told_what_to_give() {
+    let files = Files::new();
+    let mut flags = files.enough();
+    flags.push(files.flag("--upstream-ca-file", "tls.key"));
+    let output = serve(&flags);
+    assert_eq!(output.status.code(), USAGE);
+    let expected = format!(
+        "skewbridge: --upstream-ca-file {}: holds no PEM certificate, but a private key; give \
+         the certificate, often the .crt beside it\n",
+        files.path("tls.key").display()
+    );
+    let stderr = text(&output.stderr);
+    assert!(stderr.starts_with(&expected), "{stderr}");
 }
 
 #[test]
@@ -272,7 +328,7 @@ fn help_groups_its_flags_and_fits_a_terminal() {
     let stdout = text(&output.stdout);
     let headings: Vec<_> = stdout
         .lines()
-        .filter(|line| line.ends_with(" flags:"))
+        .filter(|line| !line.starts_with(' ') && line.contains(" flags") && line.ends_with(':'))
         .collect();
     assert_eq!(
         headings,
@@ -280,10 +336,10 @@ fn help_groups_its_flags_and_fits_a_terminal() {
             "Secure serving flags:",
             "Authentication flags:",
             "Upstream flags:",
-            "Peer flags:",
-            "Etcd flags:",
-            "Streams flags:",
-            "Features flags:",
+            "Peer flags (checked, not used yet):",
+            "Etcd flags (checked, not used yet):",
+            "Streams flags (checked, not used yet):",
+            "Features flags (checked, not used yet):",
             "Limits flags:",
             "Admin flags:",
             "Logs flags:",
@@ -292,7 +348,13 @@ fn help_groups_its_flags_and_fits_a_terminal() {
     );
     assert!(!stdout.contains("Options:"), "every flag has a group");
     assert!(stdout.contains("[default: 6443]"), "{stdout}");
-    assert!(stdout.contains("  skewbridge serve \\\n"), "{stdout}");
+    assert!(stdout.contains("[default: etcd]"), "{stdout}");
+    for line in [
+        "  skewbridge serve \\\n    --secure-port=7443 \\\n",
+        "    --upstream=https://127.0.0.1:6443 \\\n    --upstream-server-name=kubernetes \\\n",
+    ] {
+        assert!(stdout.contains(line), "{stdout}");
+    }
     let widest = stdout.lines().map(|line| line.chars().count()).max();
     assert!(widest <= Some(100), "{widest:?} columns");
 }
@@ -306,6 +368,17 @@ fn the_version_is_told_in_both_ways() {
         assert_eq!(text(&output.stdout), expected, "{argument}");
     }
     assert_eq!(skewbridge(&[] as &[&str]).status.code(), USAGE);
+}
+
+#[test]
+fn help_is_told_in_both_ways() {
+    let flag = skewbridge(&["--help"]);
+    let command = skewbridge(&["help"]);
+    for output in [&flag, &command] {
+        assert_eq!(output.status.code(), Some(0));
+        assert!(text(&output.stdout).contains("Run the gateway beside"));
+    }
+    assert_eq!(flag.stdout, command.stdout);
 }
 
 fn serve(flags: &[impl AsRef<str>]) -> Output {

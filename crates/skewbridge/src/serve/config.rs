@@ -7,9 +7,9 @@ use std::thread::available_parallelism;
 
 use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_gateway::config::{
-    Admin, ApiServerIdentity, Callers, Config, Etcd, Feature, Features, Limits, Listen, LogFormat,
-    Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
-    TranslateStreams, Upstream,
+    Admin, ApiServerIdentity, Callers, Config, Etcd, Limits, Listen, LogFormat, Logs, Peers,
+    RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion, TranslateStreams,
+    Upstream,
 };
 use skewbridge_gateway::tls::material::{CaBundle, KeyPairFiles};
 
@@ -39,21 +39,23 @@ fn build(flags: &Flags, findings: &mut Findings) -> Option<Config> {
     let listen = listen(&flags.serving, &flags.generic, findings);
     let serving = serving(&flags.serving, findings);
     let callers = callers(&flags.authentication, findings);
-    let upstream = upstream(&flags.upstream, listen.as_ref(), findings);
-    let features = features(&flags.features.feature_gates, findings);
-    let peers = peers(&flags.peers, &flags.etcd, findings);
-    let streams = streams(&flags.streams, findings);
-    let limits = limits(&flags.limits, findings);
     let admin = findings.value(
         "--admin-address",
         parse::loopback_socket(&flags.admin.admin_address),
     );
+    let upstream = upstream(&flags.upstream, listen.as_ref(), admin, findings);
+    let features = features(&flags.features.feature_gates, findings);
+    let peers = peers(&flags.peers, &flags.etcd, findings);
+    let streams = streams(&flags.streams, findings);
+    let limits = limits(&flags.limits, findings);
     let shutdown = shutdown(&flags.generic, findings);
     let logs = logs(&flags.logs, findings);
     let workers = workers(&flags.generic, findings);
 
     front_proxy_where_needed(flags, findings);
-    peers_where_wanted(flags, &features, findings);
+    if let Some(peers) = &peers {
+        peers_not_used_yet(&flags.peers, peers, findings);
+    }
     if let (Some(listen), Some(admin)) = (&listen, admin) {
         no_clash(listen, admin, findings);
     }
@@ -100,9 +102,8 @@ fn serving(flags: &ServingFlags, findings: &mut Findings) -> Option<Serving> {
         given(flags.tls_private_key_file.as_ref()),
     );
     if cert.1.is_none() && key.1.is_none() {
-        for (flag, _) in [cert, key] {
-            findings.problem(flag, None, "required");
-        }
+        findings.problem(cert.0, None, "required: the certificate shown to clients");
+        findings.problem(key.0, None, "required: the private key of --tls-cert-file");
     }
     let key_pair = findings.key_pair(cert, key);
     let min_version = findings.value("--tls-min-version", tls_version(&flags.tls_min_version));
@@ -206,6 +207,7 @@ fn identity_headers(flags: &AuthenticationFlags, findings: &mut Findings) -> Ide
 fn upstream(
     flags: &UpstreamFlags,
     listen: Option<&Listen>,
+    admin: Option<SocketAddr>,
     findings: &mut Findings,
 ) -> Option<Upstream> {
     let endpoint = required(
@@ -230,6 +232,9 @@ fn upstream(
     if let Some(listen) = listen {
         no_loop(listen, &host, port, findings);
     }
+    if let Some(admin) = admin {
+        not_the_admin(admin, &host, port, findings);
+    }
     let server_name = server_name.or_else(|| parse::server_name(&host).ok());
     Some(Upstream {
         server_name: server_name?,
@@ -246,7 +251,7 @@ fn https_endpoint(text: &str) -> Parsed<Endpoint> {
         Ok(endpoint)
     } else {
         Err(format!(
-            "{text:?} is not https, and identities do not travel in the clear"
+            "{text:?} is not https, and identities do not travel in the clear; use https://"
         ))
     }
 }
@@ -276,7 +281,8 @@ fn peers(flags: &PeerFlags, etcd: &EtcdFlags, findings: &mut Findings) -> Option
         )
     });
     let cidrs = findings.values("--peer-cidrs", &flags.peer_cidrs, parse::cidr);
-    let registry = findings.value("--peer-registry", registry(&flags.peer_registry));
+    let registry = registry(given(flags.peer_registry.as_ref()).unwrap_or("etcd"));
+    let registry = findings.value("--peer-registry", registry);
     match &registry {
         Some(RegistryKind::Leases) if flags.peer_cidrs.is_empty() => findings.problem(
             "--peer-cidrs",
@@ -491,45 +497,24 @@ fn front_proxy_where_needed(flags: &Flags, findings: &mut Findings) {
     }
 }
 
-/// Peers are wanted by default, yet a bridge without them is of use: it starts
-/// and says what it lacks.
-fn peers_where_wanted(flags: &Flags, features: &Features, findings: &mut Findings) {
-    let wanted = features.enabled(Feature::UnknownVersionInteroperabilityProxy);
-    let has = |value: &Option<String>| given(value.as_ref()).is_some();
-    let peers = &flags.peers;
-    if !wanted {
-        if has(&peers.peer_ca_file) {
-            findings.warning(
-                "--peer-ca-file",
-                None,
-                "has no effect while the gate UnknownVersionInteroperabilityProxy is off",
-            );
-        }
-        return;
-    }
-    let etcd = peers.peer_registry != "etcd" || !flags.etcd.etcd_servers.is_empty();
-    let missing: Vec<_> = [
-        ("--peer-ca-file", has(&peers.peer_ca_file)),
+/// Says so where somebody expects peers; without these flags nobody does.
+fn peers_not_used_yet(flags: &PeerFlags, peers: &Peers, findings: &mut Findings) {
+    let given: Vec<_> = [
+        ("--peer-ca-file", peers.ca.is_some()),
         (
-            "--proxy-client-cert-file",
-            has(&flags.upstream.proxy_client_cert_file),
+            "--peer-registry",
+            given(flags.peer_registry.as_ref()).is_some(),
         ),
-        (
-            "--requestheader-client-ca-file",
-            has(&flags.authentication.requestheader_client_ca_file),
-        ),
-        ("--etcd-servers", etcd),
+        ("--etcd-servers", !peers.etcd.servers.is_empty()),
     ]
     .into_iter()
-    .filter_map(|(flag, present)| (!present).then_some(flag))
+    .filter_map(|(flag, given)| given.then_some(flag))
     .collect();
-    if let Some(first) = missing.first() {
-        let missing = missing.join(", nor ");
-        let missing = missing.strip_prefix(first).unwrap_or_default();
+    if !given.is_empty() {
         findings.warning(
-            first,
+            &given.join(", "),
             None,
-            format!("not given{missing}: there are no peers, and only local discovery is served"),
+            "checked, but this version does not use peers yet",
         );
     }
 }
@@ -537,11 +522,7 @@ fn peers_where_wanted(flags: &Flags, features: &Features, findings: &mut Finding
 /// With every default, a bridge on the kube-apiserver's own port would be its
 /// own upstream.
 fn no_loop(listen: &Listen, host: &str, port: u16, findings: &mut Findings) {
-    let ip: Option<IpAddr> = match host {
-        "localhost" => Some([127, 0, 0, 1].into()),
-        host => host.parse().ok(),
-    };
-    let ours = ip.is_some_and(|ip| {
+    let ours = ip_of(host).is_some_and(|ip| {
         ip == listen.bind_address
             || Some(ip) == listen.advertise_address
             || (listen.bind_address.is_unspecified() && (ip.is_loopback() || ip.is_unspecified()))
@@ -555,6 +536,24 @@ fn no_loop(listen: &Listen, host: &str, port: u16, findings: &mut Findings) {
                  or the bridge another --secure-port",
             ),
         );
+    }
+}
+
+fn not_the_admin(admin: SocketAddr, host: &str, port: u16, findings: &mut Findings) {
+    if port == admin.port() && ip_of(host) == Some(admin.ip()) {
+        findings.problem(
+            "--upstream",
+            None,
+            format!("{host}:{port} is this bridge's --admin-address; give the kube-apiserver's"),
+        );
+    }
+}
+
+/// The address of a host that needs no resolver.
+fn ip_of(host: &str) -> Option<IpAddr> {
+    match host {
+        "localhost" => Some([127, 0, 0, 1].into()),
+        host => host.parse().ok(),
     }
 }
 

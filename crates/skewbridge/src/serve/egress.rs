@@ -214,7 +214,9 @@ fn connection(raw: RawConnection) -> Parsed<Connection> {
 fn transport(raw: RawTransport) -> Parsed<Transport> {
     match (raw.tcp, raw.uds) {
         (Some(tcp), None) => self::tcp(tcp).map_err(|message| format!("tcp.{message}")),
-        (None, Some(uds)) if uds.uds_name.is_empty() => Err("uds.udsName: required".into()),
+        (None, Some(uds)) if uds.uds_name.is_empty() => {
+            Err("uds.udsName: required: the path of the proxy's socket".into())
+        }
         (None, Some(uds)) => Ok(Transport::Uds(uds.uds_name.into())),
         (Some(_), Some(_)) => Err("uds: cannot be given together with tcp".into()),
         (None, None) => Err("tcp: either tcp or uds is required".into()),
@@ -229,12 +231,20 @@ fn tcp(raw: RawTcp) -> Parsed<Transport> {
         (true, None) => return Err("tlsConfig: required with an https URL".into()),
         (true, Some(tls)) => tls,
     };
-    for (name, path) in [
-        ("clientCert", &tls.client_cert),
-        ("clientKey", &tls.client_key),
+    for (name, path, what) in [
+        (
+            "clientCert",
+            &tls.client_cert,
+            "the certificate shown to the proxy",
+        ),
+        (
+            "clientKey",
+            &tls.client_key,
+            "the private key of clientCert",
+        ),
     ] {
         if path.is_empty() {
-            return Err(format!("tlsConfig.{name}: required"));
+            return Err(format!("tlsConfig.{name}: required: {what}"));
         }
     }
     if tls.ca_bundle.is_empty() {

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde::de::DeserializeOwned;
-use skewbridge_gateway::tls::material::{self, CaBundle, KeyPairFiles};
+use skewbridge_gateway::tls::material::{
+    self, CaBundle, FileProblem, Found, KeyPairFiles, Problem,
+};
 
 use super::findings::Findings;
 use super::parse::Parsed;
@@ -28,10 +30,23 @@ impl Findings {
                 if let Some(untimely) = bundle.untimely(SystemTime::now()) {
                     self.warning(flag, Some(&path), untimely.to_string());
                 }
+                for subject in bundle.not_cas() {
+                    let message = format!("is not a CA certificate ({subject})");
+                    self.warning(flag, Some(&path), message);
+                }
                 Some((path, bundle))
             }
             Err(wrong) => {
-                self.problem(flag, Some(&path), wrong.problem.to_string());
+                let message = match wrong.problem {
+                    // No second flag is there to be swapped with.
+                    Problem::NoCertificate(Found::PrivateKey) => {
+                        "holds no PEM certificate, but a private key; give the certificate, \
+                         often the .crt beside it"
+                            .to_owned()
+                    }
+                    problem => problem.to_string(),
+                };
+                self.problem(flag, Some(&path), message);
                 None
             }
         }
@@ -67,15 +82,29 @@ impl Findings {
                 problems => problems,
             },
         };
-        for wrong in problems {
-            let flag = if wrong.path == files.cert {
-                cert.0
-            } else {
-                key.0
-            };
+        let blamed = match problems.as_slice() {
+            [only] if is_of_cert(only, &files) => vec![cert.0],
+            [_] => vec![key.0],
+            // One of each file, the certificate's first.
+            _ => vec![cert.0, key.0],
+        };
+        for (flag, wrong) in blamed.into_iter().zip(&problems) {
             self.problem(flag, Some(&wrong.path), wrong.problem.to_string());
         }
         None
+    }
+}
+
+/// Whether the certificate is to blame for the only problem of two files. They
+/// may be one, so the path only counts where the problem itself does not tell.
+fn is_of_cert(wrong: &FileProblem, files: &KeyPairFiles) -> bool {
+    match wrong.problem {
+        Problem::NoCertificate(_) | Problem::MalformedCertificate { .. } => true,
+        Problem::NoKey(_)
+        | Problem::EncryptedKey
+        | Problem::UnusableKey(_)
+        | Problem::KeyMismatch { .. } => false,
+        _ => wrong.path == files.cert,
     }
 }
 

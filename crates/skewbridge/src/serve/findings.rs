@@ -9,8 +9,8 @@ use super::parse::Parsed;
 /// Why `serve` cannot start: one reason of perhaps several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Problem {
-    /// With its dashes.
-    pub(crate) flag: &'static str,
+    /// With its dashes; several, where the same is to be said of them.
+    pub(crate) flag: String,
     /// The file that the flag names, where that is what is wrong.
     pub(crate) file: Option<PathBuf>,
     pub(crate) message: String,
@@ -33,7 +33,7 @@ pub(crate) struct Findings {
 
 impl Findings {
     /// The value, or nothing and a problem.
-    pub(crate) fn value<T>(&mut self, flag: &'static str, parsed: Parsed<T>) -> Option<T> {
+    pub(crate) fn value<T>(&mut self, flag: &str, parsed: Parsed<T>) -> Option<T> {
         parsed
             .map_err(|message| self.problem(flag, None, message))
             .ok()
@@ -42,7 +42,7 @@ impl Findings {
     /// Every value, less those that are a problem.
     pub(crate) fn values<T>(
         &mut self,
-        flag: &'static str,
+        flag: &str,
         given: &[String],
         parse: impl Fn(&str) -> Parsed<T>,
     ) -> Vec<T> {
@@ -56,22 +56,12 @@ impl Findings {
     }
 
     /// Notes a problem.
-    pub(crate) fn problem(
-        &mut self,
-        flag: &'static str,
-        file: Option<&Path>,
-        message: impl Into<String>,
-    ) {
+    pub(crate) fn problem(&mut self, flag: &str, file: Option<&Path>, message: impl Into<String>) {
         self.problems.push(finding(flag, file, message.into()));
     }
 
     /// Notes a warning.
-    pub(crate) fn warning(
-        &mut self,
-        flag: &'static str,
-        file: Option<&Path>,
-        message: impl Into<String>,
-    ) {
+    pub(crate) fn warning(&mut self, flag: &str, file: Option<&Path>, message: impl Into<String>) {
         self.warnings.push(finding(flag, file, message.into()));
     }
 
@@ -85,9 +75,9 @@ impl Findings {
     }
 }
 
-fn finding(flag: &'static str, file: Option<&Path>, message: String) -> Problem {
+fn finding(flag: &str, file: Option<&Path>, message: String) -> Problem {
     Problem {
-        flag,
+        flag: flag.to_owned(),
         file: file.map(Path::to_owned),
         message,
     }

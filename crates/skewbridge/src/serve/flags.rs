@@ -17,18 +17,19 @@ const USAGE: &str = "skewbridge serve --upstream=URL --upstream-ca-file=FILE \\
            --tls-cert-file=FILE --tls-private-key-file=FILE [flags]";
 
 const EXAMPLE: &str = "\
-Example, beside the kube-apiserver of a kubeadm node that was moved to
-127.0.0.1:6444:
+Example, in front of the kube-apiserver of a kubeadm node:
   skewbridge serve \\
-    --upstream=https://127.0.0.1:6444 \\
-    --upstream-ca-file=/etc/kubernetes/pki/ca.crt \\
+    --secure-port=7443 \\
     --tls-cert-file=/etc/kubernetes/pki/apiserver.crt \\
     --tls-private-key-file=/etc/kubernetes/pki/apiserver.key \\
     --client-ca-file=/etc/kubernetes/pki/ca.crt \\
+    --requestheader-client-ca-file=/etc/kubernetes/pki/front-proxy-ca.crt \\
+    --requestheader-allowed-names=front-proxy-client \\
     --proxy-client-cert-file=/etc/kubernetes/pki/front-proxy-client.crt \\
     --proxy-client-key-file=/etc/kubernetes/pki/front-proxy-client.key \\
-    --requestheader-client-ca-file=/etc/kubernetes/pki/front-proxy-ca.crt \\
-    --requestheader-allowed-names=front-proxy-client
+    --upstream=https://127.0.0.1:6443 \\
+    --upstream-server-name=kubernetes \\
+    --upstream-ca-file=/etc/kubernetes/pki/ca.crt
 
 LIST is comma-separated, and its flag may be repeated. DURATION is written
 like 30s, 1m30s or 100ms. Files are PEM unless told otherwise, and certificates,
@@ -135,7 +136,7 @@ pub(crate) struct UpstreamFlags {
 }
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Peer flags")]
+#[command(next_help_heading = "Peer flags (checked, not used yet)")]
 pub(crate) struct PeerFlags {
     /// CAs that sign the peers' serving certificates; without it, no peers
     #[arg(long, value_name = "FILE")]
@@ -146,9 +147,9 @@ pub(crate) struct PeerFlags {
     /// Port at which peers reach this bridge, if not --secure-port
     #[arg(long, value_name = "PORT")]
     pub(crate) peer_advertise_port: Option<String>,
-    /// Where peers find each other: etcd, leases or file:PATH (YAML)
-    #[arg(long, value_name = "KIND", default_value = "etcd")]
-    pub(crate) peer_registry: String,
+    /// Where peers find each other: etcd, leases or file:PATH (YAML) [default: etcd]
+    #[arg(long, value_name = "KIND")]
+    pub(crate) peer_registry: Option<String>,
     /// Networks that peers must be in; required with leases
     #[arg(long, value_name = "LIST")]
     pub(crate) peer_cidrs: Vec<String>,
@@ -161,7 +162,7 @@ pub(crate) struct PeerFlags {
 }
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Etcd flags")]
+#[command(next_help_heading = "Etcd flags (checked, not used yet)")]
 pub(crate) struct EtcdFlags {
     /// URLs of etcd: http[s]://HOST:PORT
     #[arg(long, value_name = "LIST")]
@@ -181,7 +182,7 @@ pub(crate) struct EtcdFlags {
 }
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Streams flags")]
+#[command(next_help_heading = "Streams flags (checked, not used yet)")]
 pub(crate) struct StreamFlags {
     /// Carry WebSocket streams upstream as SPDY: auto, always or never
     #[arg(long, value_name = "WHEN", default_value = "auto")]
@@ -192,7 +193,7 @@ pub(crate) struct StreamFlags {
 }
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Features flags")]
+#[command(next_help_heading = "Features flags (checked, not used yet)")]
 pub(crate) struct FeatureFlags {
     /// NAME=true|false for UnknownVersionInteroperabilityProxy, PortForwardWebsockets or
     /// TranslateStreamCloseWebsocketRequests; all are on
