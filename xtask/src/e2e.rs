@@ -29,7 +29,14 @@ const NEEDS: [Need; 2] = [
 
 pub(crate) fn run(filter: &[&str]) -> Result<(), Failed> {
     let mut steps = Steps::default();
-    steps.run("system packages", || debian::ensure(&NEEDS))?;
+    self::steps(&mut steps, filter)?;
+    steps.summarize();
+    Ok(())
+}
+
+/// The same, as part of a longer run.
+pub(crate) fn steps(steps: &mut Steps, filter: &[&str]) -> Result<(), Failed> {
+    steps.run("programs for real Kubernetes", || debian::ensure(&NEEDS))?;
     if !step::exists("go") {
         return Err(Failed(
             "missing: go; the real servers are built with Go 1.26 or later".to_owned(),
@@ -44,9 +51,7 @@ pub(crate) fn run(filter: &[&str]) -> Result<(), Failed> {
     steps.run("bridge", || {
         step::run(&mut cargo("build --locked --package skewbridge"))
     })?;
-    steps.run("tests against real Kubernetes", || shelf.test(filter))?;
-    steps.summarize();
-    Ok(())
+    steps.run("tests against real Kubernetes", || shelf.test(filter))
 }
 
 /// Where built programs lie: kept outside the checkout, named after what they
