@@ -3,6 +3,7 @@
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use h2::RecvStream;
 use http::HeaderMap;
 
 use crate::serve::h1::WireBody;
@@ -33,6 +34,30 @@ pub enum BodyError {
 
 /// What polling a body gives: `None` is its end.
 pub type PollFrame = Poll<Option<Result<Frame, BodyError>>>;
+
+/// The next piece of a stream of HTTP/2, whichever side it comes from. Whoever
+/// asks has room for it: until then the sender's window is held.
+pub(crate) fn poll_stream(
+    stream: &mut RecvStream,
+    cx: &mut Context<'_>,
+    whose: fn(String) -> BodyError,
+) -> PollFrame {
+    let failed = |error: h2::Error| Some(Err(whose(error.to_string())));
+    match stream.poll_data(cx) {
+        Poll::Pending => Poll::Pending,
+        Poll::Ready(Some(Ok(data))) => {
+            let _ = stream.flow_control().release_capacity(data.len());
+            Poll::Ready(Some(Ok(Frame::Data(data))))
+        }
+        Poll::Ready(Some(Err(error))) => Poll::Ready(failed(error)),
+        Poll::Ready(None) => match stream.poll_trailers(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(None)) => Poll::Ready(None),
+            Poll::Ready(Ok(Some(trailers))) => Poll::Ready(Some(Ok(Frame::Trailers(trailers)))),
+            Poll::Ready(Err(error)) => Poll::Ready(failed(error)),
+        },
+    }
+}
 
 /// What a client sends.
 #[derive(Debug)]

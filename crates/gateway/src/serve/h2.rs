@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::h1::{Patience, expects_continue};
 use super::stall::Stall;
 use super::{Answer, ClientIo, Service};
-use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody};
+use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody, poll_stream};
 use crate::drain::Drain;
 use crate::record::Record;
 use crate::respond;
@@ -452,22 +452,7 @@ impl StreamBody {
                 let _ = respond.send.send_informational(interim);
             }
         }
-        let failed = |error: h2::Error| Some(Err(BodyError::Client(error.to_string())));
-        match self.stream.poll_data(cx) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(Some(Ok(data))) => {
-                // Whoever asks has room for it.
-                let _ = self.stream.flow_control().release_capacity(data.len());
-                Poll::Ready(Some(Ok(Frame::Data(data))))
-            }
-            Poll::Ready(Some(Err(error))) => Poll::Ready(failed(error)),
-            Poll::Ready(None) => match self.stream.poll_trailers(cx) {
-                Poll::Pending => Poll::Pending,
-                Poll::Ready(Ok(None)) => Poll::Ready(None),
-                Poll::Ready(Ok(Some(trailers))) => Poll::Ready(Some(Ok(Frame::Trailers(trailers)))),
-                Poll::Ready(Err(error)) => Poll::Ready(failed(error)),
-            },
-        }
+        poll_stream(&mut self.stream, cx, BodyError::Client)
     }
 
     pub(crate) fn is_done(&self) -> bool {

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 
 use super::pool::Slot;
 use super::{Replay, Reply, SendError, UpstreamIo};
-use crate::body::{BodyError, Frame, PollFrame, ResponseBody};
+use crate::body::{BodyError, Frame, PollFrame, ResponseBody, poll_stream};
 use crate::metrics::Gauge;
 use crate::serve::h1::expects_continue;
 
@@ -459,22 +459,7 @@ impl H2Body {
                 self.rest = None;
             }
         }
-        let failed = |error: h2::Error| Some(Err(BodyError::Upstream(error.to_string())));
-        match self.stream.poll_data(cx) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(Some(Ok(data))) => {
-                // Whoever asks has room for it; until then the window is held.
-                let _ = self.stream.flow_control().release_capacity(data.len());
-                Poll::Ready(Some(Ok(Frame::Data(data))))
-            }
-            Poll::Ready(Some(Err(error))) => Poll::Ready(failed(error)),
-            Poll::Ready(None) => match self.stream.poll_trailers(cx) {
-                Poll::Pending => Poll::Pending,
-                Poll::Ready(Ok(None)) => Poll::Ready(None),
-                Poll::Ready(Ok(Some(trailers))) => Poll::Ready(Some(Ok(Frame::Trailers(trailers)))),
-                Poll::Ready(Err(error)) => Poll::Ready(failed(error)),
-            },
-        }
+        poll_stream(&mut self.stream, cx, BodyError::Upstream)
     }
 
     pub(crate) fn is_done(&self) -> bool {
