@@ -56,11 +56,7 @@ impl Plane {
     /// kubectl, ready to be given its arguments.
     pub fn kubectl_command(&self, server: usize, via: Via, user: User) -> Command {
         let running = &self.servers[server];
-        let address = match via {
-            Via::Server => running.address,
-            Via::Bridge => running.bridge,
-        };
-        let config = self.kubeconfig(address, user);
+        let config = self.kubeconfig(running.at(via), user);
         let mut command = Command::new(binaries::kubectl(&running.version));
         command
             .arg(format!("--kubeconfig={}", config.display()))

@@ -18,7 +18,9 @@ mod kubectl;
 mod pki;
 mod plane;
 mod process;
+mod raw;
 
 pub use kubectl::{Output, User, Via};
 pub use plane::{Plane, Running, Server};
 pub use process::Process;
+pub use raw::{Protocol, Raw, Request, Stream};

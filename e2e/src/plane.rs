@@ -8,6 +8,7 @@ use std::time::Duration;
 use skewbridge_testkit::{Ca, TlsClient, eventually};
 
 use crate::binaries;
+use crate::kubectl::Via;
 use crate::pki::Pki;
 use crate::process::Process;
 
@@ -158,6 +159,14 @@ fn start_etcd(pki: &Pki, address: SocketAddr) -> Process {
 }
 
 impl Running {
+    /// Where to connect.
+    pub fn at(&self, via: Via) -> SocketAddr {
+        match via {
+            Via::Server => self.address,
+            Via::Bridge => self.bridge,
+        }
+    }
+
     fn start(number: usize, server: &Server, pki: &Pki, etcd: SocketAddr) -> Self {
         let address = free_address();
         let bridge = free_address();

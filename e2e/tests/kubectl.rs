@@ -1,7 +1,15 @@
 //! Through a bridge everything is as it is straight from the server.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::process::Stdio;
+use std::time::Duration;
+
 use skewbridge_e2e::{Output, Plane, Server, User, Via};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout};
+
+/// For a line that comes at once on an idle machine.
+const BOUND: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn a_mixed_plane_answers_the_same_through_its_bridges() {
@@ -18,6 +26,10 @@ async fn judge(servers: &[Server]) {
     for server in 0..servers.len() {
         identities_are_the_same(&plane, server).await;
         objects_live_and_die(&plane, server).await;
+        answers_are_the_same(&plane, server).await;
+        applied_objects_are_the_same(&plane, server).await;
+        a_watch_sees_what_comes_by_the_other_way(&plane, server).await;
+        a_proxy_answers_the_same(&plane, server).await;
         a_forged_identity_is_nobodys(&plane, server).await;
     }
 }
@@ -91,6 +103,154 @@ async fn objects_live_and_die(plane: &Plane, server: usize) {
     let gone = both(plane, server, User::Admin, &get).await;
     assert_eq!(gone.code, Some(1));
     assert!(gone.stderr.contains("NotFound"), "{}", gone.stderr);
+}
+
+/// Questions that change nothing.
+async fn answers_are_the_same(plane: &Plane, server: usize) {
+    for user in [User::Admin, User::Bob] {
+        for words in [
+            &["auth", "can-i", "get", "secrets"][..],
+            &["auth", "can-i", "create", "selfsubjectreviews"],
+            &["get", "--raw", "/version"],
+            &["get", "--raw", "/api/v1/namespaces/default"],
+            &["get", "--raw", "/no/such/path"],
+            &["api-versions"],
+            &["explain", "configmaps.data"],
+        ] {
+            both(plane, server, user, words).await;
+        }
+    }
+    let may = ["auth", "can-i", "get", "secrets"];
+    let yes = both(plane, server, User::Admin, &may).await;
+    assert_eq!((yes.code, yes.stdout.trim()), (Some(0), "yes"));
+    let no = both(plane, server, User::Bob, &may).await;
+    assert_eq!((no.code, no.stdout.trim()), (Some(1), "no"));
+}
+
+/// Server-side apply: what is applied by one way is unchanged by the other, and
+/// another manager's field is a conflict by both.
+async fn applied_objects_are_the_same(plane: &Plane, server: usize) {
+    let directory = skewbridge_testkit::ScratchDir::new();
+    let namespace = format!("e2e-{server}");
+    let n = namespace.as_str();
+    let file = |value: &str| {
+        let name = format!("{value}.yaml");
+        let text = format!(
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: applied}}\ndata: {{a: {value}}}\n"
+        );
+        directory.write(&name, text).display().to_string()
+    };
+    let (one, two) = (file("one"), file("two"));
+    let apply = async |via, file: &str, manager: &str| {
+        let manager = format!("--field-manager={manager}");
+        let words = ["-n", n, "apply", "--server-side", &manager, "-f", file];
+        plane.kubectl(server, via, User::Admin, &words).await
+    };
+    let first = apply(Via::Bridge, &one, "tests").await;
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    let get = [
+        "-n",
+        n,
+        "get",
+        "configmap",
+        "applied",
+        "-o",
+        "yaml",
+        "--show-managed-fields",
+    ];
+    let before = both(plane, server, User::Admin, &get).await;
+    assert!(
+        before.stdout.contains("operation: Apply"),
+        "{}",
+        before.stdout
+    );
+    assert_eq!(apply(Via::Server, &one, "tests").await, first);
+    assert_eq!(both(plane, server, User::Admin, &get).await, before);
+    let conflict = apply(Via::Bridge, &two, "others").await;
+    assert_eq!(conflict.code, Some(1), "{}", conflict.stdout);
+    assert!(
+        conflict.stderr.contains("conflict with \"tests\""),
+        "{}",
+        conflict.stderr
+    );
+    assert_eq!(apply(Via::Server, &two, "others").await, conflict);
+    assert_eq!(both(plane, server, User::Admin, &get).await, before);
+}
+
+/// A kubectl that stays until it is killed, and what it prints.
+struct Staying {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Staying {
+    fn start(plane: &Plane, server: usize, via: Via, words: &[&str]) -> Self {
+        let mut command = plane.kubectl_command(server, via, User::Admin);
+        command.args(words).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("kubectl starts");
+        let stdout = child.stdout.take().unwrap();
+        Self {
+            child,
+            lines: BufReader::new(stdout).lines(),
+        }
+    }
+
+    async fn line(&mut self) -> String {
+        let line = tokio::time::timeout(BOUND, self.lines.next_line()).await;
+        line.expect("a line in time")
+            .unwrap()
+            .expect("kubectl goes on")
+    }
+
+    async fn end(mut self) {
+        self.child.kill().await.unwrap();
+        let rest = tokio::time::timeout(BOUND, self.lines.next_line()).await;
+        assert_eq!(rest.expect("the end of the output").unwrap(), None);
+    }
+}
+
+async fn a_watch_sees_what_comes_by_the_other_way(plane: &Plane, server: usize) {
+    let namespace = format!("e2e-{server}");
+    let n = namespace.as_str();
+    for (watching, other) in [(Via::Bridge, Via::Server), (Via::Server, Via::Bridge)] {
+        // The object of before is the sign that the watch is about to start.
+        let words = ["-n", n, "get", "configmaps", "-w", "-o", "name"];
+        let mut watch = Staying::start(plane, server, watching, &words);
+        assert_eq!(watch.line().await, "configmap/applied");
+        let change = async |words: &[&str]| {
+            let words = [&["-n", n], words].concat();
+            let output = plane.kubectl(server, other, User::Admin, &words).await;
+            assert_eq!(output.code, Some(0), "{}", output.stderr);
+        };
+        change(&["create", "configmap", "watched"]).await;
+        assert_eq!(watch.line().await, "configmap/watched");
+        change(&["delete", "configmap", "watched"]).await;
+        assert_eq!(watch.line().await, "configmap/watched");
+        watch.end().await;
+    }
+}
+
+async fn a_proxy_answers_the_same(plane: &Plane, server: usize) {
+    let mut answers = Vec::new();
+    for via in [Via::Server, Via::Bridge] {
+        let mut proxy = Staying::start(plane, server, via, &["proxy", "--port=0"]);
+        let line = proxy.line().await;
+        let address = line.strip_prefix("Starting to serve on ").expect(&line);
+        let mut connection = tokio::net::TcpStream::connect(address).await.unwrap();
+        let request = "GET /api/v1/namespaces/default HTTP/1.1\r\n\
+                       Host: localhost\r\nConnection: close\r\n\r\n";
+        connection.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        let read = tokio::time::timeout(BOUND, connection.read_to_string(&mut answer)).await;
+        read.expect("an answer in time").unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        // Without the time of asking and its id.
+        let lines = answer.lines();
+        let lines = lines.filter(|it| !it.starts_with("Date: ") && !it.starts_with("Audit-Id: "));
+        answers.push(lines.map(str::to_owned).collect::<Vec<_>>());
+        proxy.end().await;
+    }
+    assert_eq!(answers[1], answers[0]);
 }
 
 /// An ordinary client says that it is somebody else.

@@ -1,0 +1,256 @@
+//! Requests as they stand, over either protocol, on connections that are kept.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use skewbridge_testkit::{H1Client, H2Client, H2Stream, PATIENCE, Response, TlsClient};
+
+use crate::plane::Plane;
+
+/// In which protocol to ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// HTTP/1.1.
+    H1,
+    /// HTTP/2.
+    H2,
+}
+
+/// A request; `Host` is added to what is here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// `GET`.
+    pub method: String,
+    /// The path and the query, as they go over the wire.
+    pub target: String,
+    /// In order.
+    pub headers: Vec<(String, String)>,
+    /// Empty for none.
+    pub body: String,
+}
+
+impl Request {
+    /// Without headers and body.
+    pub fn new(method: &str, target: &str) -> Self {
+        Self {
+            method: method.to_owned(),
+            target: target.to_owned(),
+            headers: Vec::new(),
+            body: String::new(),
+        }
+    }
+
+    /// A GET.
+    pub fn get(target: &str) -> Self {
+        Self::new("GET", target)
+    }
+
+    /// With one more header.
+    #[must_use]
+    pub fn header(mut self, name: &str, value: &str) -> Self {
+        self.headers.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// With a body.
+    #[must_use]
+    pub fn body(mut self, content_type: &str, body: &str) -> Self {
+        body.clone_into(&mut self.body);
+        self.header("Content-Type", content_type)
+    }
+
+    fn to_h1(&self) -> String {
+        let mut text = format!(
+            "{} {} HTTP/1.1\r\nHost: localhost\r\n",
+            self.method, self.target
+        );
+        for (name, value) in &self.headers {
+            text.extend([name, ": ", value, "\r\n"]);
+        }
+        if !self.body.is_empty() {
+            let length = self.body.len().to_string();
+            text.extend(["Content-Length: ", &length, "\r\n"]);
+        }
+        text.extend(["\r\n", &self.body]);
+        text
+    }
+
+    fn to_h2(&self) -> io::Result<http::Request<()>> {
+        let mut request = http::Request::builder()
+            .method(self.method.as_str())
+            .uri(format!("https://localhost{}", self.target));
+        for (name, value) in &self.headers {
+            request = request.header(name, value);
+        }
+        request.body(()).map_err(io::Error::other)
+    }
+}
+
+/// A client of one address in one protocol. Its connection is kept while that
+/// works, and made anew for the request after a failure.
+#[derive(Debug)]
+pub struct Raw {
+    tls: TlsClient,
+    address: SocketAddr,
+    protocol: Protocol,
+    open: Option<Open>,
+}
+
+#[derive(Debug)]
+enum Open {
+    H1(Box<H1Client>),
+    H2(H2Client),
+}
+
+/// An answer that is read piece by piece.
+#[derive(Debug)]
+pub struct Stream {
+    /// The status code.
+    pub status: u16,
+    /// The headers, as those of [`Response`].
+    pub headers: Vec<(String, String)>,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    H1(Box<H1Client>),
+    /// The stream lives no longer than its connection.
+    H2(
+        H2Stream,
+        #[expect(dead_code, reason = "kept open")] H2Client,
+    ),
+}
+
+impl Raw {
+    /// Connects with the first request.
+    pub fn new(tls: TlsClient, address: SocketAddr, protocol: Protocol) -> Self {
+        Self {
+            tls,
+            address,
+            protocol,
+            open: None,
+        }
+    }
+
+    /// The same, with a connection of its own.
+    #[must_use]
+    pub fn another(&self) -> Self {
+        Self::new(self.tls.clone(), self.address, self.protocol)
+    }
+
+    /// Asks, and reads the whole answer.
+    pub async fn send(&mut self, request: &Request) -> io::Result<Response> {
+        bounded(
+            PATIENCE,
+            Box::pin(async {
+                let mut open = match self.open.take() {
+                    Some(open) => open,
+                    None => self.connect().await?,
+                };
+                let response = match &mut open {
+                    Open::H1(client) => {
+                        client.send(request.to_h1()).await?;
+                        if request.method == "HEAD" {
+                            client.read_response_to_head().await?
+                        } else {
+                            client.read_response().await?
+                        }
+                    }
+                    Open::H2(client) => client
+                        .request(request.to_h2()?, request.body.clone())
+                        .await
+                        .map_err(io::Error::other)?,
+                };
+                let closes = response
+                    .header("connection")
+                    .is_some_and(|it| it.eq_ignore_ascii_case("close"));
+                self.open = (!closes).then_some(open);
+                Ok(response)
+            }),
+        )
+        .await
+    }
+
+    /// Asks on a connection of its own, and reads the head of the answer.
+    pub async fn stream(&self, request: &Request) -> io::Result<Stream> {
+        bounded(
+            PATIENCE,
+            Box::pin(async {
+                match self.connect().await? {
+                    Open::H1(mut client) => {
+                        client.send(request.to_h1()).await?;
+                        let head = client.read_head().await?;
+                        Ok(Stream {
+                            status: head.status,
+                            headers: head.headers,
+                            source: Source::H1(client),
+                        })
+                    }
+                    Open::H2(client) => {
+                        let stream = client.stream(request.to_h2()?).await;
+                        let mut stream = stream.map_err(io::Error::other)?;
+                        stream.finish().map_err(io::Error::other)?;
+                        let head = stream.head().await.map_err(io::Error::other)?;
+                        let text = |value: &http::HeaderValue| {
+                            String::from_utf8_lossy(value.as_bytes()).into_owned()
+                        };
+                        let headers = head.headers.iter();
+                        Ok(Stream {
+                            status: head.status.as_u16(),
+                            headers: headers
+                                .map(|(name, value)| (name.to_string(), text(value)))
+                                .collect(),
+                            source: Source::H2(stream, client),
+                        })
+                    }
+                }
+            }),
+        )
+        .await
+    }
+
+    async fn connect(&self) -> io::Result<Open> {
+        Ok(match self.protocol {
+            Protocol::H1 => Open::H1(Box::new(self.tls.http1(self.address).await?)),
+            Protocol::H2 => Open::H2(self.tls.http2(self.address).await?),
+        })
+    }
+}
+
+impl Stream {
+    /// What comes next; `None` at a clean end, an error where it was cut.
+    pub async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let piece = match &mut self.source {
+            Source::H1(client) => client.read_chunk().await?,
+            Source::H2(stream, _) => {
+                let piece = stream.chunk().await;
+                piece.transpose().map_err(io::Error::other)?
+            }
+        };
+        Ok(piece.map(|piece| piece.to_vec()))
+    }
+
+    /// All that is still to come.
+    pub async fn rest(&mut self) -> io::Result<Vec<u8>> {
+        let mut all = Vec::new();
+        while let Some(piece) = bounded(PATIENCE, self.next()).await? {
+            all.extend(piece);
+        }
+        Ok(all)
+    }
+}
+
+impl Plane {
+    /// A client without a certificate.
+    pub fn stranger(&self) -> TlsClient {
+        TlsClient::new(self.ca())
+    }
+}
+
+async fn bounded<T>(bound: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(bound, work)
+        .await
+        .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
