@@ -13,12 +13,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Via};
 use skewbridge_testkit::{Response, eventually};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// From when the server is ready again to when everybody is served again.
@@ -82,7 +83,7 @@ async fn ride_out(version: &str) {
     plane.ready("the server is back", address).await;
     load.everybody_succeeds("after the restart", RECOVERY).await;
 
-    load.stop.store(true, Ordering::Relaxed);
+    load.stop.send_replace(true);
     let ended = tokio::time::timeout(BOUND, clients.join_all()).await;
     ended.expect("the clients end");
     assert!(plane.servers[0].bridge_process.is_running());
@@ -92,7 +93,7 @@ async fn ride_out(version: &str) {
 /// What the clients share.
 #[derive(Default)]
 struct Load {
-    stop: Arc<AtomicBool>,
+    stop: watch::Sender<bool>,
     members: Mutex<Vec<Arc<Count>>>,
     writes: Arc<Mutex<HashMap<String, Fate>>>,
 }
@@ -114,7 +115,7 @@ enum Fate {
 
 /// A client's view of the load.
 struct Member {
-    stop: Arc<AtomicBool>,
+    stop: watch::Receiver<bool>,
     count: Arc<Count>,
     writes: Arc<Mutex<HashMap<String, Fate>>>,
     number: usize,
@@ -126,7 +127,7 @@ impl Load {
         let count = Arc::<Count>::default();
         members.push(count.clone());
         Member {
-            stop: self.stop.clone(),
+            stop: self.stop.subscribe(),
             count,
             writes: self.writes.clone(),
             number: members.len(),
@@ -164,7 +165,12 @@ impl Load {
 
 impl Member {
     fn goes_on(&self) -> bool {
-        !self.stop.load(Ordering::Relaxed)
+        !*self.stop.borrow()
+    }
+
+    /// Returns when the load is to end.
+    async fn stopped(&self) {
+        let _ = self.stop.clone().wait_for(|stop| *stop).await;
     }
 
     async fn succeeded(&self) {
@@ -257,18 +263,23 @@ async fn write(mut client: Raw, member: Member) {
     }
 }
 
-/// Each event counts as a success, each end as a refusal.
+/// Each event counts as a success, each end as a refusal. Once nobody writes any
+/// more no event comes either, so it does not wait for one to be told to stop.
 async fn watch(client: Raw, member: Member) {
     let request = Request::get(&format!("{MAPS}?watch=true&timeoutSeconds=600"));
     while member.goes_on() {
         let mut stream = client.stream(&request).await.expect("an answer to a watch");
         match (speaker(&stream.headers), stream.status) {
             (Speaker::Server, 200) => {
-                while let Some(_events) = stream.next().await.expect("a clean end of a watch") {
-                    if !member.goes_on() {
-                        return;
-                    }
-                    member.count.succeeded.fetch_add(1, Ordering::Relaxed);
+                loop {
+                    let next = tokio::select! {
+                        next = stream.next() => next,
+                        () = member.stopped() => return,
+                    };
+                    match next.expect("a clean end of a watch") {
+                        Some(_events) => member.count.succeeded.fetch_add(1, Ordering::Relaxed),
+                        None => break,
+                    };
                 }
             }
             (Speaker::Bridge, 503) => {}
