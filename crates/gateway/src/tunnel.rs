@@ -1,11 +1,14 @@
 //! After 101: bytes both ways, until both sides have said their last.
 
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf, split};
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
 
 use crate::record::Record;
 use crate::serve::ClientIo;
@@ -14,23 +17,106 @@ use crate::upstream::h1::Upgraded;
 /// One TLS record each way.
 const BUFFER: usize = 16 * 1024;
 
+/// How long a client may take for the last bytes, and to close, when upstream
+/// is gone. Closing on what it still sends would reset the connection, and the
+/// last bytes with it.
+const LINGER: Duration = Duration::from_secs(5);
+
 /// Copies until both directions have ended; an end in one is passed on as an
-/// end in that one (exec's stdin ends long before its output).
+/// end in that one (exec's stdin ends long before its output). An upstream that
+/// no longer listens may still have much to say (a command that ends before its
+/// stdin does): what the client sends then goes nowhere, and the rest comes down.
 pub(crate) async fn run(client: ClientIo, sent: BytesMut, upstream: Upgraded, mut record: Record) {
-    let mut client = Prefixed {
+    let Upgraded { io, input, slot } = upstream;
+    let (mut client_reader, mut client_writer) = split(Prefixed {
         prefix: sent,
         io: client,
-    };
-    let Upgraded { io, input, slot } = upstream;
-    let mut upstream = Prefixed { prefix: input, io };
-    match copy_bidirectional_with_sizes(&mut client, &mut upstream, BUFFER, BUFFER).await {
-        Ok((_, down)) => {
-            record.add_bytes(usize::try_from(down).unwrap_or(usize::MAX));
-            record.complete();
+    });
+    let (mut upstream_reader, mut upstream_writer) = split(Prefixed { prefix: input, io });
+    let mut down_bytes = 0;
+    let upstream_ended = Notify::new();
+    let ended = {
+        let mut up = pin!(async {
+            match pass(&mut client_reader, &mut upstream_writer, |_| ()).await {
+                Err(Broken::Write(_)) => {
+                    let bound = async {
+                        upstream_ended.notified().await;
+                        sleep(LINGER).await;
+                    };
+                    tokio::select! {
+                        swallowed = swallow(&mut client_reader) => swallowed,
+                        () = bound => Ok(()),
+                    }
+                }
+                ended => ended,
+            }
+        });
+        let mut down = pin!(async {
+            let count = |bytes| down_bytes += bytes;
+            let ended = pass(&mut upstream_reader, &mut client_writer, count).await;
+            upstream_ended.notify_one();
+            ended
+        });
+        tokio::select! {
+            ended = &mut up => match ended {
+                Ok(()) => down.await,
+                gone => gone,
+            },
+            ended = &mut down => match ended {
+                Ok(()) => up.await,
+                cut => cut,
+            },
         }
-        Err(error) => tracing::debug!(%error, "a tunnel was cut"),
+    };
+    record.add_bytes(down_bytes);
+    drop((upstream_reader, upstream_writer));
+    match ended {
+        Ok(()) => record.complete(),
+        Err(Broken::Read(error) | Broken::Write(error)) => {
+            tracing::debug!(%error, "a tunnel was cut");
+            // Behind all that came down, and without a clean end of TLS.
+            let mut client = client_reader.unsplit(client_writer);
+            let _ = timeout(LINGER, async {
+                if client.io.cut().await.is_ok() {
+                    let _ = swallow(&mut client).await;
+                }
+            })
+            .await;
+        }
     }
     drop(slot);
+}
+
+/// Which end of a direction has failed.
+enum Broken {
+    Read(io::Error),
+    Write(io::Error),
+}
+
+/// One direction, to its end.
+async fn pass(
+    from: &mut (impl AsyncRead + Unpin),
+    to: &mut (impl AsyncWrite + Unpin),
+    mut count: impl FnMut(usize),
+) -> Result<(), Broken> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let length = from.read(&mut buffer).await.map_err(Broken::Read)?;
+        if length == 0 {
+            return to.shutdown().await.map_err(Broken::Write);
+        }
+        let piece = &buffer[..length];
+        to.write_all(piece).await.map_err(Broken::Write)?;
+        to.flush().await.map_err(Broken::Write)?;
+        count(length);
+    }
+}
+
+/// One direction, to nowhere.
+async fn swallow(from: &mut (impl AsyncRead + Unpin)) -> Result<(), Broken> {
+    let mut buffer = vec![0; BUFFER];
+    while from.read(&mut buffer).await.map_err(Broken::Read)? > 0 {}
+    Ok(())
 }
 
 /// A stream whose first bytes have been read already.

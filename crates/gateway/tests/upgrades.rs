@@ -18,7 +18,7 @@ use skewbridge_testkit::h2frames::{self, code, flag, kind};
 use skewbridge_testkit::upstream::Upgrade;
 use skewbridge_testkit::{ApiServer, ClientAuth, Connection, H1Client, Options, Reply};
 use tokio::io::{AsyncBufRead, AsyncReadExt, AsyncWriteExt};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 const EXEC: &str = "/api/v1/namespaces/a/pods/b/exec";
 
@@ -477,6 +477,37 @@ async fn a_reset_of_one_side_ends_the_other() {
         drop(resets);
         // An end without TLS's farewell, so that nobody takes it for a whole.
         assert!(other.read(&mut [0]).await.is_err());
+    }
+}
+
+/// A command that ends before its stdin does: kube-apiserver closes on what it
+/// has not read, and what it said before is still on its way.
+#[tokio::test]
+async fn the_last_words_of_an_upstream_that_no_longer_listens_arrive() {
+    let bed = Bed::new();
+    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
+    let bridge = bed.bridge(upstream.addr());
+    for _ in 0..10 {
+        let client = bed.client().http1(bridge.address()).await.unwrap();
+        let (client, mut server) = tunnel(client, &mut tunnels).await;
+        let (mut output, mut input) = tokio::io::split(client);
+        let (began, is_sending) = oneshot::channel();
+        let sending = tokio::spawn(async move {
+            let piece = vec![b'i'; 64 * 1024];
+            input.write_all(&piece).await.unwrap();
+            began.send(()).unwrap();
+            while input.write_all(&piece).await.is_ok() {}
+        });
+        is_sending.await.unwrap();
+        let said = vec![b'o'; 48 * 1024];
+        server.write_all(&said).await.unwrap();
+        server.flush().await.unwrap();
+        drop(server);
+        let mut heard = Vec::new();
+        // Cut off in the end, and not taken for a whole.
+        assert!(output.read_to_end(&mut heard).await.is_err());
+        assert_eq!(heard.len(), said.len());
+        sending.abort();
     }
 }
 

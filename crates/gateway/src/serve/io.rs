@@ -4,7 +4,7 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
@@ -17,6 +17,16 @@ pub enum ClientIo {
     Tls(Box<TlsStream<ReadAhead<TcpStream>>>),
     /// The admin listener on loopback.
     Plain(TcpStream),
+}
+
+impl ClientIo {
+    /// Ends what is sent without TLS's farewell: it was not the whole.
+    pub(crate) async fn cut(&mut self) -> io::Result<()> {
+        match self {
+            Self::Tls(io) => io.get_mut().0.shutdown().await,
+            Self::Plain(io) => io.shutdown().await,
+        }
+    }
 }
 
 impl AsyncRead for ClientIo {
