@@ -273,7 +273,9 @@ async fn the_delay_is_served_before_the_drain() {
     let bed = Bed::new().await;
     let mut served = bed.serve(&["--shutdown-delay-duration=3s"]).await;
     let mut client = bed.client().http1(served.address).await.unwrap();
-    assert_eq!(send(&mut client, "GET /readyz", "").await.status, 200);
+    // It is ready once it has heard from upstream.
+    let ready = async || send(&mut client, "GET /readyz", "").await.status == 200;
+    eventually("readiness", PATIENCE, ready).await;
     served.signal(Signal::TERM);
     served.logs("leaving").await;
     assert_eq!(send(&mut client, "GET /readyz", "").await.status, 500);
