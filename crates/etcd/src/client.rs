@@ -1,0 +1,230 @@
+//! One client for several endpoints: which connection a call takes, and where
+//! it goes when that fails.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustls::ClientConfig;
+use tokio::time::{Instant, timeout_at};
+
+use crate::connection::Connection;
+use crate::endpoint::{Endpoint, EndpointError, Transport};
+use crate::error::{Error, Failure};
+
+/// One attempt at one endpoint, with opening the connection.
+pub(crate) const ATTEMPT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A client of one etcd cluster. Clones share its connection, which ends with
+/// the last of them and of their watches.
+///
+/// A call goes to the endpoint that last worked. If there is no connection to
+/// be had, no answer within 5 s, or the status `UNAVAILABLE`, it goes to the
+/// next, each endpoint once. All calls here can be repeated without harm.
+#[derive(Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    endpoints: Vec<Endpoint>,
+    tls: Option<Arc<ClientConfig>>,
+    current: Mutex<Current>,
+}
+
+/// What is known about the endpoints, by their index.
+#[derive(Debug, Default)]
+struct Current {
+    /// Where to connect first.
+    preferred: usize,
+    open: Option<Open>,
+}
+
+#[derive(Debug, Clone)]
+struct Open {
+    index: usize,
+    connection: Arc<Connection>,
+}
+
+impl Client {
+    /// A client that has not connected yet. `tls` says whom to trust and who
+    /// the client is, for `https` endpoints; its ALPN is replaced. When its files
+    /// change, make a new client.
+    pub fn new(
+        endpoints: Vec<Endpoint>,
+        tls: Option<Arc<ClientConfig>>,
+    ) -> Result<Self, EndpointError> {
+        let needs_tls = |endpoint: &Endpoint| matches!(endpoint.transport, Transport::Tls(_));
+        if endpoints.is_empty() {
+            return Err(EndpointError::None);
+        }
+        if tls.is_none() && endpoints.iter().any(needs_tls) {
+            return Err(EndpointError::NoTls);
+        }
+        let tls = tls.map(|tls| {
+            let mut tls = Arc::unwrap_or_clone(tls);
+            tls.alpn_protocols = vec![b"h2".to_vec()];
+            Arc::new(tls)
+        });
+        Ok(Self {
+            inner: Arc::new(Inner {
+                endpoints,
+                tls,
+                current: Mutex::default(),
+            }),
+        })
+    }
+
+    /// Tries until it works or there is nowhere left to try.
+    pub(crate) async fn try_each<T, F>(
+        &self,
+        operation: impl Fn(Arc<Connection>) -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        let mut tried = vec![false; self.inner.endpoints.len()];
+        // A connection from earlier may have ended without us knowing: that
+        // says nothing about its endpoint, the first time.
+        let mut forgive = true;
+        loop {
+            let (index, open) = self.inner.pick(&tried);
+            let reused = open.is_some();
+            let deadline = Instant::now() + ATTEMPT_PATIENCE;
+            let opened = match open {
+                Some(connection) => Ok(connection),
+                None => self.inner.open(index).await,
+            };
+            let (used, failure) = match opened {
+                Ok(connection) => match timeout_at(deadline, operation(connection.clone())).await {
+                    Ok(Ok(done)) => return Ok(done),
+                    Ok(Err(failure)) => (Some(connection), failure),
+                    Err(_) => (Some(connection), no_answer()),
+                },
+                Err(failure) => (None, failure),
+            };
+            if !failure.is_of_this_endpoint() {
+                return Err(failure.at(&self.inner.endpoints[index]));
+            }
+            let stale = reused && matches!(failure, Failure::Connection(_));
+            self.inner.failed(index, used.as_ref(), &failure);
+            if stale && forgive {
+                forgive = false;
+                self.inner.current().preferred = index;
+                continue;
+            }
+            tried[index] = true;
+            let error = failure.at(&self.inner.endpoints[index]);
+            if tried.iter().all(|&tried| tried) {
+                return Err(error);
+            }
+            tracing::debug!(%error, "trying the next endpoint of etcd");
+        }
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("endpoints", &self.inner.endpoints)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    /// Where to try next: on the connection there is, or at the first endpoint
+    /// that was not tried, from the preferred one on.
+    fn pick(&self, tried: &[bool]) -> (usize, Option<Arc<Connection>>) {
+        let mut current = self.current();
+        if current
+            .open
+            .as_ref()
+            .is_some_and(|open| open.connection.is_over())
+        {
+            current.open = None;
+        }
+        match &current.open {
+            Some(open) if !tried[open.index] => (open.index, Some(open.connection.clone())),
+            _ => (first_untried(tried, current.preferred), None),
+        }
+    }
+
+    /// Opens a connection, and has the next calls use it.
+    async fn open(&self, index: usize) -> Result<Arc<Connection>, Failure> {
+        let connection = Connection::open(&self.endpoints[index], self.tls.as_ref()).await?;
+        let connection = Arc::new(connection);
+        let mut current = self.current();
+        current.preferred = index;
+        current.open = Some(Open {
+            index,
+            connection: connection.clone(),
+        });
+        Ok(connection)
+    }
+
+    /// Remembers that an endpoint failed. Watches keep a connection that calls
+    /// give up: they have pings to judge it by.
+    fn failed(&self, index: usize, used: Option<&Arc<Connection>>, failure: &Failure) {
+        let mut current = self.current();
+        if current.preferred == index {
+            current.preferred = (index + 1) % self.endpoints.len();
+        }
+        let lost = matches!(failure, Failure::Connection(_) | Failure::Silence(_));
+        // Another call may have opened a new one meanwhile.
+        let is_open = |used| {
+            let open = current.open.as_ref();
+            open.is_some_and(|open| Arc::ptr_eq(&open.connection, used))
+        };
+        if lost && used.is_some_and(is_open) {
+            current.open = None;
+        }
+    }
+
+    fn current(&self) -> MutexGuard<'_, Current> {
+        // Nothing panics while it is held; and if so, what it says is still true.
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn no_answer() -> Failure {
+    Failure::Silence(format!("no answer within {} s", ATTEMPT_PATIENCE.as_secs()))
+}
+
+/// The first endpoint that was not tried, in a circle from `preferred`.
+fn first_untried(tried: &[bool], preferred: usize) -> usize {
+    let count = tried.len();
+    (0..count)
+        .map(|step| (preferred + step) % count)
+        .find(|&index| !tried[index])
+        .unwrap_or(preferred)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_tried_in_a_circle() {
+        assert_eq!(first_untried(&[false, false, false], 1), 1);
+        assert_eq!(first_untried(&[false, true, false], 1), 2);
+        assert_eq!(first_untried(&[false, true, true], 1), 0);
+    }
+
+    #[test]
+    fn a_client_needs_an_endpoint_and_https_a_ca() {
+        assert_eq!(Client::new(vec![], None).unwrap_err(), EndpointError::None);
+        let secure = vec!["https://a:1".parse().unwrap()];
+        assert_eq!(Client::new(secure, None).unwrap_err(), EndpointError::NoTls);
+    }
+
+    #[test]
+    fn a_client_can_be_shared_between_threads() {
+        fn shared<T: Clone + Send + Sync + 'static>() {}
+        fn sent<T: Send>(_: &T) {}
+        shared::<Client>();
+        let client = Client::new(vec!["http://a:1".parse().unwrap()], None).unwrap();
+        sent(&client.range_prefix(b"/"));
+        sent(&client.watch_prefix(b"/", crate::Revision::new(1)));
+        sent::<Option<crate::Watch>>(&None);
+    }
+}

@@ -1,0 +1,362 @@
+//! One HTTP/2 connection to one endpoint, and calls on it.
+
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::client::{Builder, ResponseFuture, SendRequest};
+use h2::{Ping, PingPong, RecvStream, SendStream};
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, TE, USER_AGENT};
+use http::{Method, Request, Uri, Version};
+use rustls::ClientConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use crate::endpoint::{Endpoint, Transport};
+use crate::error::Failure;
+use crate::grpc::Decoder;
+use crate::status::Status;
+
+/// TCP, TLS and the first words of HTTP/2 together. etcd stands near.
+pub(crate) const DIAL_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How often a connection with a watch is asked whether it lives. etcd takes
+/// more than one ping in 5 s for an attack (its `--grpc-keepalive-min-time`).
+const PING_EVERY: Duration = Duration::from_secs(6);
+
+/// How long the answer to a ping may take: with the above, a connection that is
+/// dead without a word is known to be so within 10 s.
+const PING_PATIENCE: Duration = Duration::from_secs(4);
+
+/// What etcd may send on one stream before it is read here.
+const STREAM_WINDOW: u32 = 256 * 1024;
+
+/// Room for this many watches that nobody reads beside calls that go on.
+const CONNECTION_WINDOW: u32 = 16 * STREAM_WINDOW;
+
+/// The library ends a connection on which many small DATA frames wait. Watch
+/// events are small, and this peer is our own etcd: the windows bound what waits.
+const DATA_FRAME_BUDGET: usize = usize::MAX >> 2;
+
+/// Heads and trailers; a status' words are in them.
+const MAX_HEADER_LIST: u32 = 16 * 1024;
+
+/// A connection. Its task ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    send: SendRequest<Bytes>,
+    endpoint: Endpoint,
+    state: Arc<State>,
+    task: JoinHandle<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    watches: AtomicUsize,
+    over: AtomicBool,
+    /// Known before the streams hear that it ended.
+    cause: OnceLock<String>,
+}
+
+/// Counts a watch for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Watching(Arc<State>);
+
+/// What the caller sends after its first message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Then {
+    /// Nothing: the server ends the stream with its answer, within this time.
+    End(Duration),
+    /// Perhaps more: the stream lasts.
+    StayOpen,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Watching {
+    fn new(state: &Arc<State>) -> Self {
+        state.watches.fetch_add(1, Ordering::Relaxed);
+        Self(state.clone())
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.0.watches.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Connection {
+    /// Connects, and makes sure that somebody there speaks HTTP/2.
+    pub(crate) async fn open(
+        endpoint: &Endpoint,
+        tls: Option<&Arc<ClientConfig>>,
+    ) -> Result<Self, Failure> {
+        match timeout(DIAL_PATIENCE, Self::dial(endpoint, tls)).await {
+            Ok(opened) => opened,
+            Err(_) => Err(Failure::Silence(format!(
+                "not open within {} s",
+                DIAL_PATIENCE.as_secs()
+            ))),
+        }
+    }
+
+    async fn dial(endpoint: &Endpoint, tls: Option<&Arc<ClientConfig>>) -> Result<Self, Failure> {
+        let failed = |error: std::io::Error| Failure::Connection(error.to_string());
+        let tcp = TcpStream::connect((endpoint.host.as_str(), endpoint.port))
+            .await
+            .map_err(failed)?;
+        // A socket that refuses the option still works.
+        let _ = tcp.set_nodelay(true);
+        match (&endpoint.transport, tls) {
+            (Transport::Plain, _) => Self::start(endpoint, tcp).await,
+            (Transport::Tls(name), Some(tls)) => {
+                let io = TlsConnector::from(tls.clone())
+                    .connect(name.clone(), tcp)
+                    .await
+                    .map_err(|error| Failure::Connection(format!("TLS: {error}")))?;
+                Self::start(endpoint, io).await
+            }
+            (Transport::Tls(_), None) => Err(Failure::Connection("no CA is set".to_owned())),
+        }
+    }
+
+    async fn start<T>(endpoint: &Endpoint, io: T) -> Result<Self, Failure>
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let failed = |error: h2::Error| Failure::Connection(error.to_string());
+        let (send, mut connection) = Builder::new()
+            .enable_push(false)
+            .initial_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_header_list_size(MAX_HEADER_LIST)
+            .data_frame_budget(DATA_FRAME_BUDGET)
+            .handshake(io)
+            .await
+            .map_err(failed)?;
+        let mut pings = connection
+            .ping_pong()
+            .ok_or_else(|| Failure::Connection("no pings".to_owned()))?;
+        tokio::select! {
+            ended = &mut connection => return Err(match ended {
+                Ok(()) => Failure::Connection("closed at once".to_owned()),
+                Err(error) => failed(error),
+            }),
+            pong = pings.ping(Ping::opaque()) => { pong.map_err(failed)?; }
+        }
+        let state = Arc::new(State::default());
+        let task = tokio::spawn({
+            let state = state.clone();
+            async move {
+                let cause = tokio::select! {
+                    ended = &mut connection => match ended {
+                        Ok(()) => "closed by etcd".to_owned(),
+                        Err(error) => error.to_string(),
+                    },
+                    () = no_pong(pings, &state) => {
+                        format!("no answer to a ping within {} s", PING_PATIENCE.as_secs())
+                    }
+                };
+                state.over.store(true, Ordering::Relaxed);
+                let _ = state.cause.set(cause);
+                drop(connection);
+            }
+        });
+        Ok(Self {
+            send,
+            endpoint: endpoint.clone(),
+            state,
+            task,
+        })
+    }
+
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Whether it takes no more calls: closed, or told GOAWAY.
+    pub(crate) fn is_over(&self) -> bool {
+        // A fresh handle never waits.
+        let mut cx = Context::from_waker(Waker::noop());
+        self.state.over.load(Ordering::Relaxed)
+            || matches!(self.send.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
+    }
+
+    /// Has pings sent until the guard is dropped.
+    pub(crate) fn watching(&self) -> Watching {
+        Watching::new(&self.state)
+    }
+
+    /// Starts a call with its first message, which is in its frame.
+    pub(crate) async fn call(
+        &self,
+        method: &'static str,
+        frame: Bytes,
+        then: Then,
+    ) -> Result<(SendStream<Bytes>, Answers), Failure> {
+        let failed = |error: h2::Error| self.failed(&error);
+        let request = self.request(method, then)?;
+        let mut send = self.send.clone();
+        poll_fn(|cx| send.poll_ready(cx)).await.map_err(failed)?;
+        let (response, mut stream) = send.send_request(request, false).map_err(failed)?;
+        // What the peer's window does not take yet waits in the library, at
+        // most one message.
+        stream
+            .send_data(frame, matches!(then, Then::End(_)))
+            .map_err(failed)?;
+        let answers = Answers {
+            state: self.state.clone(),
+            source: Source::Head(response),
+            decoder: Decoder::default(),
+        };
+        Ok((stream, answers))
+    }
+
+    fn request(&self, method: &'static str, then: Then) -> Result<Request<()>, Failure> {
+        /// etcd's name for a call that is to fail where there is no leader,
+        /// instead of waiting (a watch: without end) on a member cut off.
+        const HAS_LEADER: HeaderName = HeaderName::from_static("hasleader");
+        const TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+        let invalid = |error: http::Error| Failure::Malformed(error.to_string());
+        let uri = Uri::builder()
+            .scheme(self.endpoint.scheme())
+            .authority(self.endpoint.authority.clone())
+            .path_and_query(method)
+            .build()
+            .map_err(invalid)?;
+        let mut request = Request::new(());
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = uri;
+        *request.version_mut() = Version::HTTP_2;
+        let headers = request.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+        headers.insert(USER_AGENT, HeaderValue::from_static("skewbridge"));
+        headers.insert(HAS_LEADER, HeaderValue::from_static("true"));
+        if let Then::End(limit) = then {
+            let limit = HeaderValue::from_str(&format!("{}m", limit.as_millis()))
+                .map_err(|error| invalid(error.into()))?;
+            headers.insert(TIMEOUT, limit);
+        }
+        Ok(request)
+    }
+
+    fn failed(&self, error: &h2::Error) -> Failure {
+        self.state.failed(error)
+    }
+}
+
+impl State {
+    /// The end of the connection explains the end of its streams.
+    fn failed(&self, error: &h2::Error) -> Failure {
+        if error.is_go_away() {
+            self.over.store(true, Ordering::Relaxed);
+        }
+        Failure::Connection(match self.cause.get() {
+            Some(cause) => cause.clone(),
+            None => error.to_string(),
+        })
+    }
+}
+
+/// Returns when a ping was not answered in time while there was a watch.
+async fn no_pong(mut pings: PingPong, state: &State) {
+    loop {
+        tokio::time::sleep(PING_EVERY).await;
+        if state.watches.load(Ordering::Relaxed) == 0 {
+            continue;
+        }
+        match timeout(PING_PATIENCE, pings.ping(Ping::opaque())).await {
+            Ok(Ok(_)) => {}
+            // The connection itself says how it ended.
+            Ok(Err(_)) => return std::future::pending().await,
+            Err(_) => return,
+        }
+    }
+}
+
+/// The messages that a call is answered with.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    state: Arc<State>,
+    source: Source,
+    decoder: Decoder,
+}
+
+#[derive(Debug)]
+enum Source {
+    Head(ResponseFuture),
+    Body(RecvStream),
+}
+
+impl Answers {
+    /// The next message, or nothing if the call ended well. What is read makes
+    /// room for more. Dropping the future loses nothing.
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+        loop {
+            let stream = match &mut self.source {
+                Source::Body(stream) => stream,
+                Source::Head(response) => {
+                    let response = response.await.map_err(|error| self.state.failed(&error))?;
+                    let (head, stream) = response.into_parts();
+                    self.source = Source::Body(stream);
+                    if let Some(status) = Status::read(&head.headers) {
+                        return ended_with(status);
+                    }
+                    if !is_grpc(&head) {
+                        return Err(Failure::Status(Status::of_http(head.status)));
+                    }
+                    continue;
+                }
+            };
+            if let Some(message) = self.decoder.next()? {
+                return Ok(Some(message));
+            }
+            let failed = |error: h2::Error| self.state.failed(&error);
+            if let Some(piece) = poll_fn(|cx| stream.poll_data(cx)).await {
+                let piece = piece.map_err(failed)?;
+                stream
+                    .flow_control()
+                    .release_capacity(piece.len())
+                    .map_err(failed)?;
+                self.decoder.push(&piece);
+                continue;
+            }
+            let trailers = stream.trailers().await.map_err(failed)?;
+            let status = trailers
+                .as_ref()
+                .and_then(Status::read)
+                .ok_or_else(|| Failure::Malformed("an end without a status".to_owned()))?;
+            let ended = ended_with(status)?;
+            self.decoder.finish()?;
+            return Ok(ended);
+        }
+    }
+}
+
+fn is_grpc(head: &http::response::Parts) -> bool {
+    head.status.is_success()
+        && head
+            .headers
+            .get(CONTENT_TYPE)
+            .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
+fn ended_with(status: Status) -> Result<Option<Bytes>, Failure> {
+    if status.code == crate::status::Code::OK {
+        Ok(None)
+    } else {
+        Err(Failure::Status(status))
+    }
+}
