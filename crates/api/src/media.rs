@@ -25,7 +25,7 @@ pub fn content_type(format: Format) -> HeaderValue {
     })
 }
 
-/// One alternative of an `Accept` header.
+/// One alternative of an `Accept` header, or a `Content-Type`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MediaRange<'a> {
     /// `application` of `application/json`, or `*`; in lower case.
@@ -67,7 +67,8 @@ pub fn negotiate_error_format(headers: &HeaderMap) -> Format {
 }
 
 impl<'a> MediaRange<'a> {
-    fn parse(text: &'a str) -> Option<Self> {
+    /// Reads one. Spaces, quotes and the case of names do not matter.
+    pub fn parse(text: &'a str) -> Option<Self> {
         let mut parts = split_outside_quotes(text, ';');
         let (kind, subkind) = parts.next()?.trim().split_once('/')?;
         let mut range = Self {

@@ -1,0 +1,401 @@
+//! Aggregated discovery: all that a server serves, in one document.
+//!
+//! `apidiscovery.k8s.io/v2` and `v2beta1` differ in name only. Fields are
+//! written in the order and with the omissions of kube-apiserver's Go, so what
+//! was read from a server is written as the same bytes.
+
+use serde::de::IgnoredAny;
+use serde::ser::SerializeStruct;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::parse::{ParseError, TypeMeta, null_as_default, read};
+
+const KIND: &str = "APIGroupDiscoveryList";
+
+/// An `APIGroupDiscoveryList`, as served at `/api` and `/apis`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Document {
+    /// The version in which it is written.
+    pub schema: Schema,
+    /// The groups, in order of priority.
+    pub items: Vec<Group>,
+}
+
+/// A version of `apidiscovery.k8s.io`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Schema {
+    /// Since Kubernetes 1.30.
+    #[default]
+    V2,
+    /// Since Kubernetes 1.26.
+    V2Beta1,
+}
+
+/// A group and its versions.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// Holds the name.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub metadata: Metadata,
+    /// The preferred one first.
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub versions: Vec<Version>,
+}
+
+/// What is filled in of a group's `ObjectMeta`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Metadata {
+    /// Empty for the core group.
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "String::is_empty"
+    )]
+    pub name: String,
+    /// Whether it says `"creationTimestamp": null`, as servers before 1.34 do.
+    #[serde(
+        rename = "creationTimestamp",
+        default,
+        deserialize_with = "is_null",
+        serialize_with = "as_null",
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub null_timestamp: bool,
+}
+
+/// A version of a group and its resources.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Version {
+    /// `v1`, `v1beta1`, ...
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub version: String,
+    /// Sorted by name, where the server sorts them.
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub resources: Vec<Resource>,
+    /// Whether the resources are those of now.
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Freshness::is_unsaid"
+    )]
+    pub freshness: Freshness,
+}
+
+/// Whether a version's resources are up to date.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Freshness {
+    /// They are.
+    Current,
+    /// The server that has them did not answer lately.
+    Stale,
+    /// A word of a later Kubernetes, or none.
+    #[serde(untagged)]
+    Other(String),
+}
+
+/// A resource and its subresources.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Resource {
+    /// In the plural: `pods`.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub resource: String,
+    /// What it usually answers with. An empty group or version is that of the
+    /// resource.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response_kind: Option<GroupVersionKind>,
+    /// Where its objects are.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub scope: Scope,
+    /// `pod`
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub singular_resource: String,
+    /// What can be done with it. None if only its subresources are served.
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        serialize_with = "empty_as_null"
+    )]
+    pub verbs: Vec<String>,
+    /// `po`
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub short_names: Vec<String>,
+    /// `all`
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub categories: Vec<String>,
+    /// `pods/log` and the like.
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub subresources: Vec<Subresource>,
+}
+
+/// Where the objects of a resource are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Scope {
+    /// In no namespace.
+    Cluster,
+    /// In a namespace.
+    Namespaced,
+    /// A word of a later Kubernetes, or none.
+    #[serde(untagged)]
+    Other(String),
+}
+
+/// A subresource.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Subresource {
+    /// `log` of `pods/log`.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub subresource: String,
+    /// What it usually answers with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response_kind: Option<GroupVersionKind>,
+    /// What it takes.
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub accepted_types: Vec<GroupVersionKind>,
+    /// What can be done with it.
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        serialize_with = "empty_as_null"
+    )]
+    pub verbs: Vec<String>,
+}
+
+/// A kind of object.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupVersionKind {
+    /// `policy`
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub group: String,
+    /// `v1`
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub version: String,
+    /// `Eviction`
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub kind: String,
+}
+
+impl Document {
+    /// Reads one. Unknown fields are passed over, and `null` is nothing.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
+        #[derive(Deserialize)]
+        struct Body {
+            #[serde(default, deserialize_with = "null_as_default")]
+            items: Vec<Group>,
+        }
+        let meta = TypeMeta::expect(bytes, KIND)?;
+        let schema = Schema::named(&meta.api_version).ok_or_else(|| meta.unexpected(KIND))?;
+        let Body { items } = read(bytes, KIND)?;
+        Ok(Self { schema, items })
+    }
+}
+
+impl Serialize for Document {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct ListMeta {}
+        let mut list = serializer.serialize_struct(KIND, 4)?;
+        list.serialize_field("kind", KIND)?;
+        list.serialize_field("apiVersion", self.schema.api_version())?;
+        list.serialize_field("metadata", &ListMeta {})?;
+        list.serialize_field("items", &self.items)?;
+        list.end()
+    }
+}
+
+impl Schema {
+    /// `apidiscovery.k8s.io/v2`
+    pub fn api_version(self) -> &'static str {
+        match self {
+            Self::V2 => "apidiscovery.k8s.io/v2",
+            Self::V2Beta1 => "apidiscovery.k8s.io/v2beta1",
+        }
+    }
+
+    fn named(api_version: &str) -> Option<Self> {
+        [Self::V2, Self::V2Beta1]
+            .into_iter()
+            .find(|schema| schema.api_version() == api_version)
+    }
+}
+
+impl Group {
+    /// Its name; empty for the core group.
+    pub fn name(&self) -> &str {
+        &self.metadata.name
+    }
+}
+
+impl Freshness {
+    fn is_unsaid(&self) -> bool {
+        matches!(self, Self::Other(word) if word.is_empty())
+    }
+}
+
+impl Default for Freshness {
+    fn default() -> Self {
+        Self::Other(String::new())
+    }
+}
+
+impl Default for Scope {
+    fn default() -> Self {
+        Self::Other(String::new())
+    }
+}
+
+fn is_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Ok(Option::<IgnoredAny>::deserialize(deserializer)?.is_none())
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn as_null<S: Serializer>(_: &bool, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_unit()
+}
+
+/// A server has no verbs only where Go has a nil slice, which it writes so.
+fn empty_as_null<S: Serializer>(verbs: &[String], serializer: S) -> Result<S::Ok, S::Error> {
+    if verbs.is_empty() {
+        serializer.serialize_none()
+    } else {
+        verbs.serialize(serializer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(items: &str) -> String {
+        format!(
+            r#"{{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","metadata":{{}},"items":{items}}}"#
+        )
+    }
+
+    #[test]
+    fn null_is_nothing() {
+        let rows = [
+            list("null"),
+            list("[]"),
+            r#"{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2"}"#.to_owned(),
+        ];
+        for row in rows {
+            assert_eq!(
+                Document::parse(row.as_bytes()).unwrap(),
+                Document::default(),
+                "{row}"
+            );
+        }
+
+        let sparse = list(
+            r#"[{"metadata":null,"versions":null},
+                {"metadata":{"name":null},"versions":[
+                    {"version":"v1","resources":null,"freshness":null},
+                    {"version":null,"resources":[{
+                        "resource":null,"responseKind":null,"scope":null,"singularResource":null,
+                        "verbs":null,"shortNames":null,"categories":null,"subresources":[
+                            {"subresource":"s","responseKind":{"kind":null},"acceptedTypes":null,"verbs":null}]}]}]}]"#,
+        );
+        let document = Document::parse(sparse.as_bytes()).unwrap();
+        assert_eq!(document.items.len(), 2);
+        let resource = &document.items[1].versions[1].resources[0];
+        assert_eq!(resource.response_kind, None);
+        assert_eq!(
+            resource.subresources[0].response_kind,
+            Some(GroupVersionKind::default())
+        );
+        assert!(resource.verbs.is_empty());
+    }
+
+    #[test]
+    fn what_is_unknown_is_passed_over_or_kept() {
+        let text = list(
+            r#"[{"metadata":{"name":"g","uid":"x","creationTimestamp":"2026-01-01T00:00:00Z"},"new":[1],"versions":[
+                {"version":"v1","freshness":"Fermented","resources":[
+                    {"resource":"r","scope":"Galaxy","singularResource":"","verbs":["ponder"],"colour":{}}]}]}]"#,
+        );
+        let document = Document::parse(text.as_bytes()).unwrap();
+        assert_eq!(
+            serde_json::to_string(&document).unwrap(),
+            list(
+                r#"[{"metadata":{"name":"g"},"versions":[{"version":"v1","resources":[{"resource":"r","scope":"Galaxy","singularResource":"","verbs":["ponder"]}],"freshness":"Fermented"}]}]"#
+            )
+        );
+    }
+
+    #[test]
+    fn a_resource_without_verbs_is_written_as_a_server_writes_it() {
+        let text = list(
+            r#"[{"metadata":{"name":"g"},"versions":[{"version":"v1","resources":[{"resource":"r","responseKind":{"group":"","version":"","kind":""},"scope":"Cluster","singularResource":"","verbs":null,"subresources":[{"subresource":"s","acceptedTypes":[{"group":"g","version":"v1","kind":"K"}],"verbs":["get"]}]}],"freshness":"Stale"}]}]"#,
+        );
+        let document = Document::parse(text.as_bytes()).unwrap();
+        assert_eq!(serde_json::to_string(&document).unwrap(), text);
+    }
+
+    #[test]
+    fn another_kind_is_refused_by_name() {
+        let long = format!(r#"{{"kind":"{}"}}"#, "K".repeat(5000));
+        let rows = [
+            (
+                r#"{"kind":"APIGroupList","apiVersion":"v1","groups":[]}"#,
+                "found APIGroupList of v1",
+            ),
+            (
+                r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","code":403}"#,
+                "found Status of v1",
+            ),
+            (
+                r#"{"kind":"APIVersions","versions":["v1"]}"#,
+                "found APIVersions",
+            ),
+            (
+                r#"{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v3","items":7}"#,
+                "found APIGroupDiscoveryList of apidiscovery.k8s.io/v3",
+            ),
+            ("{}", "found an object without a kind"),
+            (&long, &format!("found {}", "K".repeat(80))),
+        ];
+        for (text, expected) in rows {
+            let error = Document::parse(text.as_bytes()).unwrap_err();
+            assert!(matches!(error, ParseError::WrongKind { .. }), "{error:?}");
+            assert_eq!(
+                error.to_string(),
+                format!("expected APIGroupDiscoveryList, {expected}")
+            );
+        }
+    }
+
+    #[test]
+    fn what_was_cut_short_is_malformed() {
+        let whole = list(r#"[{"metadata":{"name":"g"}}]"#);
+        for end in 0..whole.len() {
+            let error = Document::parse(&whole.as_bytes()[..end]).unwrap_err();
+            assert!(matches!(error, ParseError::Malformed { .. }), "{error:?}");
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! Discovery of servers older than 1.26: lists of versions, of groups, and of
+//! the resources of each version, from which a document is put together.
+
+use std::collections::{HashMap, HashSet};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::document::{
+    Document, Freshness, Group, GroupVersionKind, Metadata, Resource, Schema, Scope, Subresource,
+    Version,
+};
+use crate::parse::{ParseError, TypeMeta, null_as_default, read};
+
+/// A document in the making.
+///
+/// Versions whose list never comes are left out. That is right on a mixed
+/// cluster, where `/apis` lists what any server has, and `/apis/GROUP/VERSION`
+/// is 404 on those that do not have it.
+///
+/// ```
+/// use skewbridge_discovery::Legacy;
+///
+/// let mut legacy = Legacy::from_groups(
+///     br#"{"kind":"APIVersions","versions":["v1"]}"#,
+///     br#"{"kind":"APIGroupList","apiVersion":"v1","groups":[
+///         {"name":"apps","versions":[{"groupVersion":"apps/v1","version":"v1"}]}]}"#,
+/// )?;
+/// assert_eq!(legacy.paths().collect::<Vec<_>>(), ["/api/v1", "/apis/apps/v1"]);
+/// legacy.add("/api/v1", br#"{"kind":"APIResourceList","groupVersion":"v1","resources":[
+///     {"name":"pods","singularName":"","namespaced":true,"kind":"Pod","verbs":["get"]},
+///     {"name":"pods/log","singularName":"","namespaced":true,"kind":"Pod","verbs":["get"]}]}"#)?;
+/// let document = legacy.into_document();
+/// assert_eq!(document.items.len(), 1);
+/// assert_eq!(document.items[0].versions[0].resources[0].subresources[0].subresource, "log");
+/// # Ok::<(), skewbridge_discovery::ParseError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Legacy {
+    lists: Vec<List>,
+}
+
+/// The resources of a version of a group.
+#[derive(Debug, Clone)]
+struct List {
+    path: String,
+    group: String,
+    version: String,
+    resources: Option<Vec<Resource>>,
+}
+
+impl Legacy {
+    /// Begins with the answers of `/api` and `/apis`.
+    pub fn from_groups(api: &[u8], apis: &[u8]) -> Result<Self, ParseError> {
+        let core: ApiVersions = read_kind(api, "APIVersions")?;
+        let named: ApiGroupList = read_kind(apis, "APIGroupList")?;
+        let mut lists = Vec::new();
+        let mut seen = HashSet::new();
+        let mut push = |path: String, group: &str, version: String| {
+            if seen.insert(path.clone()) {
+                lists.push(List {
+                    path,
+                    group: group.to_owned(),
+                    version,
+                    resources: None,
+                });
+            }
+        };
+        for version in core.versions.into_iter().filter(|it| is_path_part(it)) {
+            push(format!("/api/{version}"), "", version);
+        }
+        for group in named.groups.iter().filter(|it| is_path_part(&it.name)) {
+            for version in group.by_preference().filter(|it| is_path_part(it)) {
+                let path = format!("/apis/{}/{version}", group.name);
+                push(path, &group.name, version.to_owned());
+            }
+        }
+        Ok(Self { lists })
+    }
+
+    /// Where the lists of resources are that have not been added yet.
+    pub fn paths(&self) -> impl Iterator<Item = String> {
+        self.lists
+            .iter()
+            .filter(|list| list.resources.is_none())
+            .map(|list| list.path.clone())
+    }
+
+    /// Adds the list of resources that came from a path.
+    pub fn add(&mut self, path: &str, bytes: &[u8]) -> Result<(), ParseError> {
+        let Some(list) = self.lists.iter_mut().find(|list| list.path == path) else {
+            return Err(ParseError::UnknownPath {
+                path: path.to_owned(),
+            });
+        };
+        let ApiResourceList { resources } = read_kind(bytes, "APIResourceList")?;
+        list.resources = Some(nest(resources));
+        Ok(())
+    }
+
+    /// The document of what was added: the core group and the others.
+    pub fn into_document(self) -> Document {
+        let mut items: Vec<Group> = Vec::new();
+        let mut places = HashMap::new();
+        for list in self.lists {
+            let Some(resources) = list.resources else {
+                continue;
+            };
+            let version = Version {
+                version: list.version,
+                resources,
+                freshness: Freshness::Current,
+            };
+            let place = *places.entry(list.group).or_insert_with_key(|name| {
+                items.push(Group {
+                    metadata: Metadata {
+                        name: name.clone(),
+                        null_timestamp: false,
+                    },
+                    versions: Vec::new(),
+                });
+                items.len() - 1
+            });
+            items[place].versions.push(version);
+        }
+        Document {
+            schema: Schema::V2,
+            items,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct ApiVersions {
+    #[serde(default, deserialize_with = "null_as_default")]
+    versions: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct ApiGroupList {
+    #[serde(default, deserialize_with = "null_as_default")]
+    groups: Vec<ApiGroup>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ApiGroup {
+    #[serde(default, deserialize_with = "null_as_default")]
+    name: String,
+    #[serde(default, deserialize_with = "null_as_default")]
+    versions: Vec<GroupVersion>,
+    #[serde(default, deserialize_with = "null_as_default")]
+    preferred_version: GroupVersion,
+}
+
+#[derive(Default, Deserialize)]
+struct GroupVersion {
+    #[serde(default, deserialize_with = "null_as_default")]
+    version: String,
+}
+
+#[derive(Deserialize)]
+struct ApiResourceList {
+    #[serde(default, deserialize_with = "null_as_default")]
+    resources: Vec<ApiResource>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ApiResource {
+    #[serde(default, deserialize_with = "null_as_default")]
+    name: String,
+    #[serde(default, deserialize_with = "null_as_default")]
+    singular_name: String,
+    #[serde(default, deserialize_with = "null_as_default")]
+    namespaced: bool,
+    #[serde(flatten)]
+    kind: GroupVersionKind,
+    #[serde(default, deserialize_with = "null_as_default")]
+    verbs: Vec<String>,
+    #[serde(default, deserialize_with = "null_as_default")]
+    short_names: Vec<String>,
+    #[serde(default, deserialize_with = "null_as_default")]
+    categories: Vec<String>,
+}
+
+impl ApiGroup {
+    /// Aggregated discovery has the preferred version first.
+    fn by_preference(&self) -> impl Iterator<Item = &str> {
+        let preferred = &*self.preferred_version.version;
+        let versions = || self.versions.iter().map(|it| &*it.version);
+        versions()
+            .filter(move |version| *version == preferred)
+            .chain(versions().filter(move |version| *version != preferred))
+    }
+}
+
+impl ApiResource {
+    fn scope(&self) -> Scope {
+        if self.namespaced {
+            Scope::Namespaced
+        } else {
+            Scope::Cluster
+        }
+    }
+}
+
+fn read_kind<T: DeserializeOwned>(bytes: &[u8], kind: &'static str) -> Result<T, ParseError> {
+    TypeMeta::expect(bytes, kind)?;
+    read(bytes, kind)
+}
+
+/// A name goes into the path of a request to come: what could change its
+/// meaning is no name.
+fn is_path_part(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
+}
+
+/// Puts `pods/log` into `pods`, in the way of kube-apiserver itself: a parent
+/// that is not listed is made up, and has no verbs.
+fn nest(flat: Vec<ApiResource>) -> Vec<Resource> {
+    let (children, parents): (Vec<_>, Vec<_>) =
+        flat.into_iter().partition(|it| it.name.contains('/'));
+    let mut resources: Vec<Resource> = Vec::with_capacity(parents.len());
+    let mut places = HashMap::new();
+    for parent in parents {
+        places.insert(parent.name.clone(), resources.len());
+        resources.push(Resource {
+            scope: parent.scope(),
+            resource: parent.name,
+            response_kind: Some(parent.kind),
+            singular_resource: parent.singular_name,
+            verbs: parent.verbs,
+            short_names: parent.short_names,
+            categories: parent.categories,
+            subresources: Vec::new(),
+        });
+    }
+    for child in children {
+        let Some((parent, name)) = child.name.split_once('/') else {
+            continue;
+        };
+        let place = *places.entry(parent.to_owned()).or_insert_with(|| {
+            resources.push(Resource {
+                resource: parent.to_owned(),
+                response_kind: Some(GroupVersionKind::default()),
+                scope: child.scope(),
+                ..Resource::default()
+            });
+            resources.len() - 1
+        });
+        resources[place].subresources.push(Subresource {
+            subresource: name.to_owned(),
+            response_kind: Some(child.kind),
+            accepted_types: Vec::new(),
+            verbs: child.verbs,
+        });
+    }
+    resources
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const API: &[u8] = br#"{"kind":"APIVersions","versions":["v1"],"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"10.0.0.1:6443"}]}"#;
+
+    fn legacy(groups: &str) -> Legacy {
+        let apis = format!(r#"{{"kind":"APIGroupList","apiVersion":"v1","groups":{groups}}}"#);
+        Legacy::from_groups(API, apis.as_bytes()).unwrap()
+    }
+
+    fn list(resources: &str) -> String {
+        format!(
+            r#"{{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"g/v1","resources":{resources}}}"#
+        )
+    }
+
+    #[test]
+    fn a_version_that_only_another_server_has_is_left_out() {
+        let mut legacy = legacy(
+            r#"[{"name":"storage.k8s.io","versions":[{"version":"v1"},{"version":"v1alpha1"}]},
+                {"name":"elsewhere.io","versions":[{"version":"v1"}]}]"#,
+        );
+        assert_eq!(
+            legacy.paths().collect::<Vec<_>>(),
+            [
+                "/api/v1",
+                "/apis/storage.k8s.io/v1",
+                "/apis/storage.k8s.io/v1alpha1",
+                "/apis/elsewhere.io/v1"
+            ]
+        );
+        legacy
+            .add("/apis/storage.k8s.io/v1", list("null").as_bytes())
+            .unwrap();
+        assert_eq!(legacy.paths().count(), 3);
+        let document = legacy.into_document();
+        assert_eq!(document.items.len(), 1);
+        assert_eq!(document.items[0].name(), "storage.k8s.io");
+        assert_eq!(document.items[0].versions.len(), 1);
+        assert_eq!(document.items[0].versions[0].version, "v1");
+        assert_eq!(document.items[0].versions[0].freshness, Freshness::Current);
+    }
+
+    #[test]
+    fn the_preferred_version_comes_first() {
+        let legacy = legacy(
+            r#"[{"name":"g","versions":[{"version":"v2"},{"version":"v1"},{"version":"v1beta1"}],
+                 "preferredVersion":{"groupVersion":"g/v1","version":"v1"}}]"#,
+        );
+        assert_eq!(
+            legacy.paths().skip(1).collect::<Vec<_>>(),
+            ["/apis/g/v1", "/apis/g/v2", "/apis/g/v1beta1"]
+        );
+    }
+
+    #[test]
+    fn what_cannot_stand_in_a_path_is_passed_over_and_nothing_is_asked_twice() {
+        let legacy = legacy(
+            r#"[{"name":"..","versions":[{"version":"v1"}]},
+                {"name":"","versions":[{"version":"v1"}]},
+                {"name":"a b","versions":[{"version":"v1"}]},
+                {"name":"a?b","versions":[{"version":"v1"}]},
+                {"name":"good.example","versions":[{"version":"v1/x"},{"version":"v1\r\nHost: x"},{"version":"v1"},{"version":"v1"}]},
+                {"name":"good.example","versions":[{"version":"v1"},{"version":"v2"}]}]"#,
+        );
+        assert_eq!(
+            legacy.paths().skip(1).collect::<Vec<_>>(),
+            ["/apis/good.example/v1", "/apis/good.example/v2"]
+        );
+    }
+
+    #[test]
+    fn a_subresource_without_its_parent_makes_one_without_verbs() {
+        let mut legacy = legacy("null");
+        legacy
+            .add(
+                "/api/v1",
+                list(
+                    r#"[{"name":"pods/log","singularName":"","namespaced":true,"kind":"Pod","verbs":["get"]},
+                        {"name":"pods/eviction","namespaced":true,"group":"policy","version":"v1","kind":"Eviction","verbs":["create"]},
+                        {"name":"nodes","singularName":"node","namespaced":false,"kind":"Node","verbs":["get"],
+                         "shortNames":["no"],"categories":["all"],"storageVersionHash":"x="}]"#,
+                )
+                .as_bytes(),
+            )
+            .unwrap();
+        assert_eq!(
+            serde_json::to_string(&legacy.into_document().items).unwrap(),
+            concat!(
+                r#"[{"metadata":{},"versions":[{"version":"v1","resources":["#,
+                r#"{"resource":"nodes","responseKind":{"group":"","version":"","kind":"Node"},"#,
+                r#""scope":"Cluster","singularResource":"node","verbs":["get"],"shortNames":["no"],"categories":["all"]},"#,
+                r#"{"resource":"pods","responseKind":{"group":"","version":"","kind":""},"#,
+                r#""scope":"Namespaced","singularResource":"","verbs":null,"subresources":["#,
+                r#"{"subresource":"log","responseKind":{"group":"","version":"","kind":"Pod"},"verbs":["get"]},"#,
+                r#"{"subresource":"eviction","responseKind":{"group":"policy","version":"v1","kind":"Eviction"},"verbs":["create"]}"#,
+                r#"]}],"freshness":"Current"}]}]"#
+            )
+        );
+    }
+
+    #[test]
+    fn what_was_not_asked_for_is_refused() {
+        let groups = br#"{"kind":"APIGroupList","apiVersion":"v1","groups":[]}"#;
+        assert_eq!(
+            Legacy::from_groups(groups, groups).unwrap_err().to_string(),
+            "expected APIVersions, found APIGroupList of v1"
+        );
+        assert_eq!(
+            Legacy::from_groups(API, API).unwrap_err().to_string(),
+            "expected APIGroupList, found APIVersions"
+        );
+        let mut legacy = legacy("[]");
+        let error = legacy.add("/apis/g/v1", list("[]").as_bytes()).unwrap_err();
+        assert_eq!(error.to_string(), "no group version is at /apis/g/v1");
+        let status = br#"{"kind":"Status","apiVersion":"v1","code":404}"#;
+        let error = legacy.add("/api/v1", status).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "expected APIResourceList, found Status of v1"
+        );
+        assert_eq!(legacy.paths().collect::<Vec<_>>(), ["/api/v1"]);
+    }
+}

@@ -1,0 +1,47 @@
+//! What kube-apiservers say they serve, without I/O: discovery documents as they
+//! are on the wire, the older lists from which one can be put together, and an
+//! index that tells of each request whether a server has what it asks for.
+//!
+//! ```
+//! use http::Method;
+//! use skewbridge_api::request_info::{DecodedPath, RequestInfo};
+//! use skewbridge_discovery::{Document, Index};
+//!
+//! let apis = br#"{
+//!     "kind": "APIGroupDiscoveryList",
+//!     "apiVersion": "apidiscovery.k8s.io/v2",
+//!     "metadata": {},
+//!     "items": [{
+//!         "metadata": {"name": "apps"},
+//!         "versions": [{
+//!             "version": "v1",
+//!             "resources": [{
+//!                 "resource": "deployments",
+//!                 "responseKind": {"group": "", "version": "", "kind": "Deployment"},
+//!                 "scope": "Namespaced",
+//!                 "singularResource": "deployment",
+//!                 "verbs": ["get", "list", "watch"]
+//!             }],
+//!             "freshness": "Current"
+//!         }]
+//!     }]
+//! }"#;
+//! let index = Index::new(&[&Document::parse(apis)?]);
+//!
+//! let path = DecodedPath::new("/apis/apps/v1/namespaces/shop/deployments/web").unwrap();
+//! assert!(index.serves(&RequestInfo::parse(&Method::GET, &path, None)));
+//! assert!(!index.serves(&RequestInfo::parse(&Method::DELETE, &path, None)));
+//! # Ok::<(), skewbridge_discovery::ParseError>(())
+//! ```
+
+pub mod accept;
+pub mod document;
+pub mod index;
+pub mod legacy;
+mod parse;
+
+pub use accept::Answered;
+pub use document::Document;
+pub use index::{Entry, Index, Verbs};
+pub use legacy::Legacy;
+pub use parse::ParseError;

@@ -1,0 +1,306 @@
+//! What holds for every document.
+
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use std::borrow::Cow;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use serde_json::Value;
+use skewbridge_api::request_info::{Kind, RequestInfo, Verb};
+use skewbridge_discovery::document::{
+    Freshness, Group, GroupVersionKind, Metadata, Resource, Schema, Scope, Subresource, Version,
+};
+use skewbridge_discovery::{Answered, Document, Index, Legacy};
+
+const GROUPS: [&str; 3] = ["", "apps", "apps.example"];
+const VERSIONS: [&str; 3] = ["v1", "v1beta1", "v2"];
+const RESOURCES: [&str; 3] = ["pods", "podlets", "nodes"];
+const SUBRESOURCES: [&str; 3] = ["status", "scale", "log"];
+const VERBS: [&str; 9] = [
+    "create",
+    "delete",
+    "deletecollection",
+    "get",
+    "list",
+    "patch",
+    "update",
+    "watch",
+    "ponder",
+];
+const ASKED: [Verb; 14] = [
+    Verb::Get,
+    Verb::List,
+    Verb::Watch,
+    Verb::Create,
+    Verb::Update,
+    Verb::Patch,
+    Verb::Delete,
+    Verb::DeleteCollection,
+    Verb::Proxy,
+    Verb::Post,
+    Verb::Put,
+    Verb::Head,
+    Verb::Options,
+    Verb::Other,
+];
+
+fn word(words: &'static [&'static str]) -> impl Strategy<Value = String> {
+    proptest::sample::select(words).prop_map(str::to_owned)
+}
+
+fn verbs() -> impl Strategy<Value = Vec<String>> {
+    vec(word(&VERBS), 0..4)
+}
+
+fn kind() -> impl Strategy<Value = GroupVersionKind> {
+    (word(&GROUPS), word(&VERSIONS), ".{0,4}").prop_map(|(group, version, kind)| GroupVersionKind {
+        group,
+        version,
+        kind,
+    })
+}
+
+fn subresource() -> impl Strategy<Value = Subresource> {
+    (
+        word(&SUBRESOURCES),
+        proptest::option::of(kind()),
+        vec(kind(), 0..2),
+        verbs(),
+    )
+        .prop_map(
+            |(subresource, response_kind, accepted_types, verbs)| Subresource {
+                subresource,
+                response_kind,
+                accepted_types,
+                verbs,
+            },
+        )
+}
+
+fn resource() -> impl Strategy<Value = Resource> {
+    let scope = prop_oneof![
+        Just(Scope::Cluster),
+        Just(Scope::Namespaced),
+        Just(Scope::Other("Galaxy".to_owned())),
+        Just(Scope::default()),
+    ];
+    (
+        (
+            word(&RESOURCES),
+            proptest::option::of(kind()),
+            scope,
+            ".{0,4}",
+        ),
+        verbs(),
+        vec(".{0,4}", 0..2),
+        vec(".{0,4}", 0..2),
+        vec(subresource(), 0..3),
+    )
+        .prop_map(
+            |(
+                (resource, response_kind, scope, singular_resource),
+                verbs,
+                short_names,
+                categories,
+                subresources,
+            )| {
+                Resource {
+                    resource,
+                    response_kind,
+                    scope,
+                    singular_resource,
+                    verbs,
+                    short_names,
+                    categories,
+                    subresources,
+                }
+            },
+        )
+}
+
+fn group() -> impl Strategy<Value = Group> {
+    let freshness = prop_oneof![
+        Just(Freshness::Current),
+        Just(Freshness::Stale),
+        Just(Freshness::Other("Ripe".to_owned())),
+        Just(Freshness::default()),
+    ];
+    let version = (word(&VERSIONS), vec(resource(), 0..3), freshness).prop_map(
+        |(version, resources, freshness)| Version {
+            version,
+            resources,
+            freshness,
+        },
+    );
+    (word(&GROUPS), any::<bool>(), vec(version, 0..3)).prop_map(
+        |(name, null_timestamp, versions)| Group {
+            metadata: Metadata {
+                name,
+                null_timestamp,
+            },
+            versions,
+        },
+    )
+}
+
+fn document() -> impl Strategy<Value = Document> {
+    let schema = prop_oneof![Just(Schema::V2), Just(Schema::V2Beta1)];
+    (schema, vec(group(), 0..4)).prop_map(|(schema, items)| Document { schema, items })
+}
+
+/// JSON in which the words of discovery stand in any place.
+fn near_discovery() -> impl Strategy<Value = Value> {
+    const WORDS: [&str; 26] = [
+        "kind",
+        "apiVersion",
+        "metadata",
+        "name",
+        "creationTimestamp",
+        "items",
+        "versions",
+        "version",
+        "resources",
+        "resource",
+        "freshness",
+        "scope",
+        "verbs",
+        "responseKind",
+        "group",
+        "groups",
+        "subresources",
+        "subresource",
+        "preferredVersion",
+        "namespaced",
+        "APIGroupDiscoveryList",
+        "APIGroupList",
+        "APIVersions",
+        "APIResourceList",
+        "apidiscovery.k8s.io/v2",
+        "pods/log",
+    ];
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        word(&WORDS).prop_map(Value::from),
+        ".{0,8}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(6, 64, 6, |inner| {
+        prop_oneof![
+            vec(inner.clone(), 0..6).prop_map(Value::from),
+            vec((word(&WORDS), inner), 0..6)
+                .prop_map(|fields| Value::Object(fields.into_iter().collect())),
+        ]
+    })
+}
+
+/// Whatever is read can be used.
+fn read_in_every_way(bytes: &[u8]) {
+    if let Ok(document) = Document::parse(bytes) {
+        let index = Index::new(&[&document]);
+        assert_eq!(index.difference(&[]).len(), index.entries().count());
+    }
+    let api = br#"{"kind":"APIVersions","versions":["v1"]}"#;
+    let apis = br#"{"kind":"APIGroupList"}"#;
+    let _ = Legacy::from_groups(bytes, apis);
+    let _ = Legacy::from_groups(api, bytes);
+    let mut legacy = Legacy::from_groups(api, apis).unwrap();
+    let _ = legacy.add("/api/v1", bytes);
+    let _ = Index::new(&[&legacy.into_document()]);
+}
+
+/// The rule, read off the document without an index.
+fn lists(documents: &[&Document], request: &RequestInfo<'_>) -> bool {
+    let verbs: Vec<&str> = documents
+        .iter()
+        .flat_map(|document| &document.items)
+        .filter(|group| group.name() == request.group)
+        .flat_map(|group| &group.versions)
+        .filter(|version| version.version == request.version)
+        .flat_map(|version| &version.resources)
+        .filter(|resource| resource.resource == request.resource)
+        .flat_map(|resource| match request.subresource {
+            "" => resource.verbs.clone(),
+            name => resource
+                .subresources
+                .iter()
+                .filter(|it| it.subresource == name)
+                .flat_map(|it| it.verbs.clone())
+                .collect(),
+        })
+        .map(|verb| VERBS.into_iter().find(|known| *known == verb).unwrap())
+        .collect();
+    if VERBS.contains(&request.verb.as_str()) {
+        verbs.contains(&request.verb.as_str())
+    } else {
+        !verbs.is_empty()
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_the_parsers_panic(bytes in vec(any::<u8>(), 0..200)) {
+        read_in_every_way(&bytes);
+        let _ = Answered::of_content_type(&String::from_utf8_lossy(&bytes));
+    }
+
+    #[test]
+    fn no_json_makes_the_parsers_panic(mut value in near_discovery(), other in near_discovery()) {
+        read_in_every_way(&serde_json::to_vec(&value).unwrap());
+        // And with the kind that each wants, so that they read on.
+        let kinds = [
+            ("APIGroupDiscoveryList", "items"),
+            ("APIVersions", "versions"),
+            ("APIGroupList", "groups"),
+            ("APIResourceList", "resources"),
+        ];
+        for (kind, field) in kinds {
+            if let Value::Object(fields) = &mut value {
+                fields.insert("kind".into(), kind.into());
+                fields.insert("apiVersion".into(), "apidiscovery.k8s.io/v2".into());
+                fields.insert(field.into(), other.clone());
+                read_in_every_way(&serde_json::to_vec(&value).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_written_reads_the_same(document in document()) {
+        let written = serde_json::to_vec(&document).unwrap();
+        prop_assert_eq!(Document::parse(&written).unwrap(), document);
+    }
+
+    #[test]
+    fn an_index_serves_exactly_what_its_documents_list(one in document(), two in document()) {
+        let documents = [&one, &two];
+        let index = Index::new(&documents);
+        let mut served = 0;
+        for group in GROUPS {
+            for version in VERSIONS {
+                for resource in RESOURCES {
+                    for subresource in [""].into_iter().chain(SUBRESOURCES) {
+                        let mut request = RequestInfo {
+                            kind: Kind::Resource,
+                            verb: Verb::Other,
+                            path: "",
+                            group,
+                            version,
+                            namespace: "",
+                            resource,
+                            subresource,
+                            name: Cow::Borrowed(""),
+                        };
+                        served += usize::from(index.serves(&request));
+                        for verb in ASKED {
+                            request.verb = verb;
+                            prop_assert_eq!(index.serves(&request), lists(&documents, &request), "{:?}", request);
+                        }
+                    }
+                }
+            }
+        }
+        prop_assert_eq!(index.entries().count(), served);
+        prop_assert!(index.difference(&[&Index::new(&[&two, &one])]).is_empty());
+    }
+}

@@ -1,0 +1,184 @@
+//! What real servers of several versions say they serve.
+
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use serde_json::{Value, json};
+use skewbridge_discovery::document::{Group, Schema, Scope, Version};
+use skewbridge_discovery::{Document, Index, Legacy};
+
+struct Server {
+    name: &'static str,
+    schema: Schema,
+    api: &'static [u8],
+    apis: &'static [u8],
+}
+
+macro_rules! server {
+    ($name:literal, $schema:expr) => {
+        Server {
+            name: $name,
+            schema: $schema,
+            api: include_bytes!(concat!("data/", $name, "-api.json")),
+            apis: include_bytes!(concat!("data/", $name, "-apis.json")),
+        }
+    };
+}
+
+const SERVERS: [Server; 5] = [
+    server!("1.28.15-all", Schema::V2Beta1),
+    server!("1.29.15-all", Schema::V2Beta1),
+    server!("1.34.4-all", Schema::V2),
+    server!("1.36.4-all", Schema::V2),
+    server!("1.36.4-default", Schema::V2),
+];
+
+impl Server {
+    fn documents(&self) -> [Document; 2] {
+        [self.api, self.apis].map(|bytes| Document::parse(bytes).unwrap())
+    }
+}
+
+fn index(name: &str) -> Index {
+    let server = SERVERS.iter().find(|it| it.name == name).unwrap();
+    let [api, apis] = server.documents();
+    Index::new(&[&api, &apis])
+}
+
+#[test]
+fn a_document_is_written_as_the_server_wrote_it() {
+    for server in SERVERS {
+        for bytes in [server.api, server.apis] {
+            let document = Document::parse(bytes).unwrap();
+            assert_eq!(document.schema, server.schema, "{}", server.name);
+            assert!(!document.items.is_empty(), "{}", server.name);
+            let written = serde_json::to_vec(&document).unwrap();
+            assert_eq!(
+                serde_json::from_slice::<Value>(&written).unwrap(),
+                serde_json::from_slice::<Value>(bytes).unwrap(),
+                "{}",
+                server.name
+            );
+            assert!(written == bytes, "{}: other bytes", server.name);
+        }
+    }
+}
+
+#[test]
+fn what_only_one_of_two_versions_serves_is_told() {
+    let rows: [(&str, &str, &[&str]); 5] = [
+        (
+            "1.34.4-all",
+            "1.36.4-all",
+            &["storage.k8s.io/v1alpha1 volumeattributesclasses"],
+        ),
+        (
+            "1.36.4-all",
+            "1.34.4-all",
+            &[
+                "admissionregistration.k8s.io/v1 mutatingadmissionpolicies",
+                "admissionregistration.k8s.io/v1 mutatingadmissionpolicybindings",
+                "resource.k8s.io/v1alpha3 devicetaintrules/status",
+                "resource.k8s.io/v1alpha3 resourcepoolstatusrequests",
+                "resource.k8s.io/v1alpha3 resourcepoolstatusrequests/status",
+                "resource.k8s.io/v1beta2 devicetaintrules",
+                "resource.k8s.io/v1beta2 devicetaintrules/status",
+            ],
+        ),
+        (
+            "1.28.15-all",
+            "1.29.15-all",
+            &[
+                "flowcontrol.apiserver.k8s.io/v1beta2 flowschemas",
+                "flowcontrol.apiserver.k8s.io/v1beta2 flowschemas/status",
+                "flowcontrol.apiserver.k8s.io/v1beta2 prioritylevelconfigurations",
+                "flowcontrol.apiserver.k8s.io/v1beta2 prioritylevelconfigurations/status",
+                "networking.k8s.io/v1alpha1 clustercidrs",
+            ],
+        ),
+        (
+            "1.29.15-all",
+            "1.28.15-all",
+            &[
+                "flowcontrol.apiserver.k8s.io/v1 flowschemas",
+                "flowcontrol.apiserver.k8s.io/v1 flowschemas/status",
+                "flowcontrol.apiserver.k8s.io/v1 prioritylevelconfigurations",
+                "flowcontrol.apiserver.k8s.io/v1 prioritylevelconfigurations/status",
+                "networking.k8s.io/v1alpha1 servicecidrs",
+                "networking.k8s.io/v1alpha1 servicecidrs/status",
+                "storage.k8s.io/v1alpha1 volumeattributesclasses",
+            ],
+        ),
+        ("1.36.4-default", "1.36.4-all", &[]),
+    ];
+    for (one, other, expected) in rows {
+        assert_eq!(
+            index(one).difference(&[&index(other)]),
+            expected,
+            "{one} beside {other}"
+        );
+    }
+}
+
+#[test]
+fn older_lists_give_the_document_that_the_same_server_aggregates() {
+    for server in SERVERS {
+        let [mut api, apis] = server.documents();
+        let groups: Vec<_> = apis.items.iter().map(group_as_listed).collect();
+        let mut legacy = Legacy::from_groups(
+            &serde_json::to_vec(&json!({"kind": "APIVersions", "versions": ["v1"]})).unwrap(),
+            &serde_json::to_vec(
+                &json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}),
+            )
+            .unwrap(),
+        )
+        .unwrap();
+        api.items.extend(apis.items);
+        for group in &mut api.items {
+            group.metadata.null_timestamp = false;
+            for version in &group.versions {
+                let path = match group.metadata.name.as_str() {
+                    "" => format!("/api/{}", version.version),
+                    name => format!("/apis/{name}/{}", version.version),
+                };
+                assert!(legacy.paths().any(|asked| asked == path), "{path}");
+                let list = serde_json::to_vec(&resources_as_listed(version)).unwrap();
+                legacy.add(&path, &list).unwrap();
+            }
+        }
+        assert_eq!(legacy.paths().count(), 0);
+        assert_eq!(legacy.into_document().items, api.items, "{}", server.name);
+    }
+}
+
+fn group_as_listed(group: &Group) -> Value {
+    let versions: Vec<_> = group
+        .versions
+        .iter()
+        .map(|it| json!({"groupVersion": format!("{}/{}", group.name(), it.version), "version": it.version}))
+        .collect();
+    json!({"name": group.name(), "versions": versions, "preferredVersion": versions[0]})
+}
+
+/// As `/apis/GROUP/VERSION` lists them: flat.
+fn resources_as_listed(version: &Version) -> Value {
+    let mut flat = Vec::new();
+    for resource in &version.resources {
+        let namespaced = resource.scope == Scope::Namespaced;
+        let kind = resource.response_kind.clone().unwrap();
+        flat.push(json!({
+            "name": resource.resource, "singularName": resource.singular_resource,
+            "namespaced": namespaced, "group": kind.group, "version": kind.version,
+            "kind": kind.kind, "verbs": resource.verbs, "shortNames": resource.short_names,
+            "categories": resource.categories, "storageVersionHash": "AAAAAAAAAAA=",
+        }));
+        for subresource in &resource.subresources {
+            let kind = subresource.response_kind.clone().unwrap();
+            flat.push(json!({
+                "name": format!("{}/{}", resource.resource, subresource.subresource),
+                "singularName": "", "namespaced": namespaced, "group": kind.group,
+                "version": kind.version, "kind": kind.kind, "verbs": subresource.verbs,
+            }));
+        }
+    }
+    json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "x", "resources": flat})
+}
