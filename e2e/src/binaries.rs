@@ -2,13 +2,22 @@
 
 use std::path::PathBuf;
 
-/// A directory with `etcd`, `kube-apiserver-VERSION` and `kubectl-VERSION`.
+/// A directory with `etcd`, `node`, `client-go`, `kube-apiserver-VERSION` and
+/// `kubectl-VERSION`.
 const BINARIES: &str = "SKEWBRIDGE_E2E_BINARIES";
 /// The bridge itself.
 const BRIDGE: &str = "SKEWBRIDGE_E2E_BRIDGE";
 
 pub(crate) fn etcd() -> PathBuf {
     from(BINARIES).join("etcd")
+}
+
+pub(crate) fn node() -> PathBuf {
+    from(BINARIES).join("node")
+}
+
+pub(crate) fn client_go() -> PathBuf {
+    from(BINARIES).join("client-go")
 }
 
 pub(crate) fn kube_apiserver(version: &str) -> PathBuf {

@@ -30,7 +30,7 @@ pub enum User {
     AdminAs(&'static str),
 }
 
-/// What kubectl said.
+/// What a client said.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
     /// The exit code; `None` for a signal.
@@ -41,16 +41,22 @@ pub struct Output {
     pub stderr: String,
 }
 
+impl Output {
+    pub(crate) fn of(ended: &std::process::Output) -> Self {
+        Self {
+            code: ended.status.code(),
+            stdout: String::from_utf8_lossy(&ended.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&ended.stderr).into_owned(),
+        }
+    }
+}
+
 impl Plane {
     /// Runs kubectl of the server's own version against a server.
     pub async fn kubectl(&self, server: usize, via: Via, user: User, words: &[&str]) -> Output {
         let mut command = self.kubectl_command(server, via, user);
         let output = command.args(words).output().await.expect("kubectl starts");
-        Output {
-            code: output.status.code(),
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        }
+        Output::of(&output)
     }
 
     /// kubectl, ready to be given its arguments.
@@ -69,7 +75,7 @@ impl Plane {
         command
     }
 
-    fn kubeconfig(&self, address: SocketAddr, user: User) -> std::path::PathBuf {
+    pub(crate) fn kubeconfig(&self, address: SocketAddr, user: User) -> std::path::PathBuf {
         let file = |name: &str| self.pki.file(name).display().to_string();
         let pair = |name: &str| {
             format!(

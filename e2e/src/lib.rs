@@ -14,13 +14,24 @@
 #![allow(clippy::expect_used)] // a harness of tests: what fails here fails the test
 
 mod binaries;
+mod client_go;
+mod etcd;
 mod kubectl;
+mod node;
 mod pki;
 mod plane;
+mod planes;
 mod process;
 mod raw;
+mod shape;
+mod staying;
 
+pub use etcd::{Etcd, EtcdTls};
 pub use kubectl::{Output, User, Via};
+pub use node::Node;
 pub use plane::{Plane, Running, Server};
+pub use planes::{is_since, newest, oldest, planes, planes_are_chosen, versions};
 pub use process::Process;
 pub use raw::{Protocol, Raw, Request, Stream};
+pub use shape::Shape;
+pub use staying::Staying;

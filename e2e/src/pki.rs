@@ -29,6 +29,12 @@ impl Pki {
         dir.write("ca.crt", ca.pem());
         dir.write("front-proxy-ca.crt", front_proxy_ca.pem());
         write_pair(&dir, "apiserver", &serving);
+        write_pair(&dir, "node", &ca.server(&["localhost", "127.0.0.1"]));
+        write_pair(
+            &dir,
+            "apiserver-kubelet-client",
+            &ca.client("kube-apiserver-kubelet-client", &["system:masters"]),
+        );
         write_pair(
             &dir,
             "front-proxy-client",

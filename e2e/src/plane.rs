@@ -6,8 +6,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use skewbridge_testkit::{Ca, TlsClient, eventually};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use crate::binaries;
+use crate::etcd::Etcd;
 use crate::kubectl::Via;
 use crate::pki::Pki;
 use crate::process::Process;
@@ -21,6 +24,20 @@ const READY: Duration = Duration::from_mins(2);
 pub struct Server {
     version: String,
     flags: Vec<String>,
+    gates: Vec<String>,
+    bridge: Bridging,
+    bridge_flags: Vec<String>,
+}
+
+/// What stands in front of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bridging {
+    /// Nothing.
+    None,
+    /// A bridge that knows of no other server.
+    Alone,
+    /// A bridge that is a peer of the others.
+    Peer,
 }
 
 impl Server {
@@ -29,7 +46,43 @@ impl Server {
         Self {
             version: version.to_owned(),
             flags: vec!["--runtime-config=api/all=true".to_owned()],
+            gates: Vec::new(),
+            bridge: Bridging::Alone,
+            bridge_flags: Vec::new(),
         }
+    }
+
+    /// With a bridge that is a peer of the other servers and bridges.
+    #[must_use]
+    pub fn peer(mut self) -> Self {
+        self.bridge = Bridging::Peer;
+        self
+    }
+
+    /// Without a bridge, and a peer of the others by itself, by no other flags
+    /// than its own.
+    #[must_use]
+    pub fn native_peer(mut self) -> Self {
+        self.bridge = Bridging::None;
+        self.gate("UnknownVersionInteroperabilityProxy", true)
+            .gate("APIServerIdentity", true)
+            .flag("--peer-ca-file=ca.crt")
+            .flag("--peer-advertise-ip=127.0.0.1")
+    }
+
+    /// With other APIs than all of them.
+    #[must_use]
+    pub fn runtime_config(mut self, config: &str) -> Self {
+        self.flags
+            .retain(|flag| !flag.starts_with("--runtime-config="));
+        self.flag(&format!("--runtime-config={config}"))
+    }
+
+    /// With a further flag of its bridge.
+    #[must_use]
+    pub fn bridge_flag(mut self, flag: &str) -> Self {
+        self.bridge_flags.push(flag.to_owned());
+        self
     }
 
     /// With a further flag.
@@ -38,6 +91,21 @@ impl Server {
         self.flags.push(flag.to_owned());
         self
     }
+
+    /// With a feature on or off.
+    #[must_use]
+    pub fn gate(mut self, feature: &str, on: bool) -> Self {
+        self.gates.push(format!("{feature}={on}"));
+        self
+    }
+
+    /// All flags; of several `--feature-gates` kube-apiserver would take the
+    /// last.
+    fn flags(&self) -> impl Iterator<Item = String> {
+        let gates = format!("--feature-gates={}", self.gates.join(","));
+        let gates = (!self.gates.is_empty()).then_some(gates);
+        self.flags.iter().cloned().chain(gates)
+    }
 }
 
 /// A running control plane. Everything ends when it is dropped.
@@ -45,7 +113,7 @@ pub struct Plane {
     /// In the order in which they were asked for.
     pub servers: Vec<Running>,
     pub(crate) pki: Pki,
-    _etcd: Process,
+    etcd: Etcd,
 }
 
 /// A kube-apiserver with its bridge.
@@ -56,18 +124,22 @@ pub struct Running {
     pub address: SocketAddr,
     /// Where its bridge listens.
     pub bridge: SocketAddr,
+    /// Where its bridge tells about itself.
+    pub admin: SocketAddr,
     /// What the server has written to its audit log.
     pub audit_log: PathBuf,
-    /// The server.
-    pub process: Process,
-    /// The bridge.
-    pub bridge_process: Process,
+    /// The server, while it runs.
+    pub process: Option<Process>,
+    /// The bridge, while it runs.
+    pub bridge_process: Option<Process>,
     start: Start,
+    start_bridge: Option<Start>,
 }
 
 /// How a server was started, to start it again.
 struct Start {
     name: String,
+    host: String,
     program: PathBuf,
     arguments: Vec<String>,
     directory: PathBuf,
@@ -76,31 +148,57 @@ struct Start {
 impl Plane {
     /// Starts everything and waits until it is ready, through the bridges.
     pub async fn start(servers: &[Server]) -> Self {
+        let mut plane = Self::prepare(servers);
+        for number in 0..servers.len() {
+            plane.run_server(number);
+            plane.run_bridge(number);
+        }
+        plane.all_ready().await;
+        plane
+    }
+
+    /// Starts only etcd.
+    pub fn prepare(servers: &[Server]) -> Self {
         let pki = Pki::new();
-        let etcd_address = free_address();
-        let etcd = start_etcd(&pki, etcd_address);
+        let etcd = Etcd::start(pki.path());
         let servers: Vec<_> = servers
             .iter()
             .enumerate()
-            .map(|(number, server)| Running::start(number, server, &pki, etcd_address))
+            .map(|(number, server)| Running::prepare(number, server, &pki, etcd.address))
             .collect();
-        let plane = Self {
-            servers,
-            pki,
-            _etcd: etcd,
-        };
-        for server in &plane.servers {
+        Self { servers, pki, etcd }
+    }
+
+    /// Starts a server.
+    pub fn run_server(&mut self, number: usize) {
+        let server = &mut self.servers[number];
+        server.process = Some(server.start.run());
+    }
+
+    /// Starts the bridge of a server, where it has one.
+    pub fn run_bridge(&mut self, number: usize) {
+        let server = &mut self.servers[number];
+        server.bridge_process = server.start_bridge.as_ref().map(Start::run);
+    }
+
+    /// Waits until all servers are ready, through their bridges.
+    pub async fn all_ready(&self) {
+        for server in &self.servers {
             let what = format!("kube-apiserver {} through its bridge", server.version);
-            plane.ready(&what, server.bridge).await;
+            self.ready(&what, server.bridge).await;
         }
-        plane
     }
 
     /// Waits until `/readyz` is 200 there.
     pub async fn ready(&self, what: &str, address: SocketAddr) {
+        self.answers(what, address, "/readyz").await;
+    }
+
+    /// Waits until this path is 200 there.
+    pub(crate) async fn answers(&self, what: &str, address: SocketAddr, path: &str) {
         let client = self.client("admin");
         eventually(what, READY, async || {
-            matches!(get(&client, address, "/readyz").await, Some(200))
+            matches!(get(&client, address, path).await, Some(200))
         })
         .await;
     }
@@ -119,12 +217,49 @@ impl Plane {
         &self.pki.ca
     }
 
+    /// Of all that runs for it.
+    pub fn process_ids(&self) -> Vec<u32> {
+        let servers = self.servers.iter();
+        let servers = servers.flat_map(|it| [&it.process, &it.bridge_process]);
+        let servers = servers.flatten().map(Process::id);
+        std::iter::once(self.etcd.id()).chain(servers).collect()
+    }
+
     /// Ends a server as its node would, and starts it again.
     pub fn restart_server(&mut self, number: usize) {
-        let server = &mut self.servers[number];
-        server.process.signal("TERM");
-        server.process.wait();
-        server.process = server.start.run();
+        if let Some(mut process) = self.servers[number].process.take() {
+            process.signal("TERM");
+            process.wait();
+        }
+        self.run_server(number);
+    }
+
+    /// What a bridge tells about itself.
+    pub async fn admin(&self, server: usize, path: &str) -> String {
+        let address = self.servers[server].admin;
+        let mut stream = TcpStream::connect(address).await.expect("an admin port");
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        stream
+            .write_all(request.as_bytes())
+            .await
+            .expect("a request");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("an answer");
+        match answer.split_once("\r\n\r\n") {
+            Some((_, body)) => body.to_owned(),
+            None => panic!("no answer: {answer}"),
+        }
+    }
+
+    /// Writes a file for a program, and gives its path.
+    pub fn file(&self, name: &str, text: &str) -> String {
+        self.pki.dir.write(name, text).display().to_string()
+    }
+
+    /// The etcd of all servers.
+    pub fn etcd(&mut self) -> &mut Etcd {
+        &mut self.etcd
     }
 }
 
@@ -136,26 +271,10 @@ async fn get(client: &TlsClient, address: SocketAddr, path: &str) -> Option<u16>
 }
 
 /// A port that was free a moment ago.
-fn free_address() -> SocketAddr {
+pub(crate) fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
         .expect("a free port")
-}
-
-fn start_etcd(pki: &Pki, address: SocketAddr) -> Process {
-    let peers = free_address();
-    let data = pki.file("etcd");
-    let arguments = [
-        format!("--data-dir={}", data.display()),
-        format!("--listen-client-urls=http://{address}"),
-        format!("--advertise-client-urls=http://{address}"),
-        format!("--listen-peer-urls=http://{peers}"),
-        format!("--initial-advertise-peer-urls=http://{peers}"),
-        format!("--initial-cluster=default=http://{peers}"),
-        // The data is thrown away: nothing is gained by waiting for a disk.
-        "--unsafe-no-fsync".to_owned(),
-    ];
-    Process::start("etcd", "etcd", &binaries::etcd(), &arguments, pki.path())
 }
 
 impl Running {
@@ -167,28 +286,50 @@ impl Running {
         }
     }
 
-    fn start(number: usize, server: &Server, pki: &Pki, etcd: SocketAddr) -> Self {
+    fn prepare(number: usize, server: &Server, pki: &Pki, etcd: SocketAddr) -> Self {
         let address = free_address();
-        let bridge = free_address();
+        let admin = free_address();
+        let bridge = match server.bridge {
+            Bridging::None => address,
+            Bridging::Alone | Bridging::Peer => free_address(),
+        };
         let name = format!("kube-apiserver-{number}-{}", server.version);
+        // A bridge has its server's host name, as it stands beside it.
+        let host = name.replace('.', "-");
         let audit_log = pki.file(&format!("audit-{number}.log"));
         let start = Start {
             program: binaries::kube_apiserver(&server.version),
             arguments: apiserver_flags(pki, address, etcd, &audit_log)
                 .into_iter()
-                .chain(server.flags.iter().cloned())
+                .chain(server.flags())
                 .collect(),
             directory: pki.path().to_owned(),
+            host: host.clone(),
             name,
+        };
+        let mut arguments = bridge_flags(pki, address, bridge, admin);
+        if server.bridge == Bridging::Peer {
+            arguments.push(format!("--peer-ca-file={}", pki.file("ca.crt").display()));
+            arguments.push(format!("--etcd-servers=http://{etcd}"));
+        }
+        arguments.extend(server.bridge_flags.iter().cloned());
+        let start_bridge = Start {
+            name: format!("bridge-{number}"),
+            host,
+            program: binaries::bridge(),
+            arguments,
+            directory: pki.path().to_owned(),
         };
         Self {
             version: server.version.clone(),
             address,
             bridge,
+            admin,
             audit_log,
-            process: start.run(),
-            bridge_process: start_bridge(number, pki, address, bridge),
+            process: None,
+            bridge_process: None,
             start,
+            start_bridge: (server.bridge != Bridging::None).then_some(start_bridge),
         }
     }
 }
@@ -197,7 +338,7 @@ impl Start {
     fn run(&self) -> Process {
         Process::start(
             &self.name,
-            &self.name.replace('.', "-"),
+            &self.host,
             &self.program,
             &self.arguments,
             &self.directory,
@@ -241,6 +382,16 @@ fn apiserver_flags(
             file("front-proxy-client.crt")
         ),
         format!("--proxy-client-key-file={}", file("front-proxy-client.key")),
+        format!("--kubelet-certificate-authority={}", file("ca.crt")),
+        format!(
+            "--kubelet-client-certificate={}",
+            file("apiserver-kubelet-client.crt")
+        ),
+        format!(
+            "--kubelet-client-key={}",
+            file("apiserver-kubelet-client.key")
+        ),
+        "--kubelet-preferred-address-types=InternalIP".to_owned(),
         "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
         format!("--service-account-key-file={}", file("sa.pub")),
         format!("--service-account-signing-key-file={}", file("sa.key")),
@@ -250,13 +401,18 @@ fn apiserver_flags(
     ]
 }
 
-fn start_bridge(number: usize, pki: &Pki, upstream: SocketAddr, address: SocketAddr) -> Process {
+fn bridge_flags(
+    pki: &Pki,
+    upstream: SocketAddr,
+    address: SocketAddr,
+    admin: SocketAddr,
+) -> Vec<String> {
     let file = |name: &str| pki.file(name).display().to_string();
-    let arguments = [
+    vec![
         "serve".to_owned(),
         "--bind-address=127.0.0.1".to_owned(),
         format!("--secure-port={}", address.port()),
-        "--admin-address=127.0.0.1:0".to_owned(),
+        format!("--admin-address={admin}"),
         format!("--tls-cert-file={}", file("apiserver.crt")),
         format!("--tls-private-key-file={}", file("apiserver.key")),
         format!("--client-ca-file={}", file("ca.crt")),
@@ -273,7 +429,29 @@ fn start_bridge(number: usize, pki: &Pki, upstream: SocketAddr, address: SocketA
         format!("--upstream=https://{upstream}"),
         format!("--upstream-ca-file={}", file("ca.crt")),
         "--v=2".to_owned(),
-    ];
-    let name = format!("bridge-{number}");
-    Process::start(&name, &name, &binaries::bridge(), &arguments, pki.path())
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_gates_are_in_one_flag() {
+        let server = Server::of("1.36.4")
+            .gate("CBORServingAndStorage", true)
+            .flag("--v=2")
+            .gate("WatchList", false);
+        let flags: Vec<_> = server.flags().collect();
+        assert_eq!(
+            flags,
+            [
+                "--runtime-config=api/all=true",
+                "--v=2",
+                "--feature-gates=CBORServingAndStorage=true,WatchList=false"
+            ]
+        );
+        let plain: Vec<_> = Server::of("1.36.4").flags().collect();
+        assert_eq!(plain, ["--runtime-config=api/all=true"]);
+    }
 }

@@ -1,6 +1,5 @@
 //! A program that runs beside a test and ends with it, whatever happens.
 
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -39,6 +38,7 @@ impl Process {
             .arg(host)
             .arg(program)
             .args(arguments)
+            .current_dir(directory)
             .stdin(Stdio::null())
             .stdout(file.try_clone().expect("a log file"))
             .stderr(file)
@@ -73,12 +73,15 @@ impl Process {
         self.child.wait().expect("the exit status of a child")
     }
 
+    /// All it has said.
+    pub fn log(&self) -> String {
+        let text = std::fs::read(&self.log).unwrap_or_default();
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
     /// The end of what it has said.
     pub fn log_tail(&self) -> String {
-        let mut text = Vec::new();
-        if let Ok(mut file) = std::fs::File::open(&self.log) {
-            let _ = file.read_to_end(&mut text);
-        }
+        let text = std::fs::read(&self.log).unwrap_or_default();
         let from = text.len().saturating_sub(TAIL);
         String::from_utf8_lossy(&text[from..]).into_owned()
     }

@@ -1,35 +1,35 @@
 //! Through a bridge everything is as it is straight from the server.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::process::Stdio;
 use std::time::Duration;
 
-use skewbridge_e2e::{Output, Plane, Server, User, Via};
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines};
-use tokio::process::{Child, ChildStdout};
+use skewbridge_e2e::{Output, Plane, Server, Staying, User, Via, planes};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-/// For a line that comes at once on an idle machine.
+/// For an answer that comes at once on an idle machine.
 const BOUND: Duration = Duration::from_secs(30);
 
 #[tokio::test]
-async fn a_mixed_plane_answers_the_same_through_its_bridges() {
-    judge(&[Server::of("1.34.4"), Server::of("1.36.4")]).await;
+async fn every_plane_answers_the_same_through_its_bridges() {
+    for versions in planes() {
+        println!("plane {versions:?}");
+        judge(&versions).await;
+    }
 }
 
-#[tokio::test]
-async fn an_old_server_answers_the_same_through_its_bridge() {
-    judge(&[Server::of("1.28.15")]).await;
-}
-
-async fn judge(servers: &[Server]) {
-    let plane = Plane::start(servers).await;
+async fn judge(versions: &[String]) {
+    let servers = versions.iter().map(|version| Server::of(version));
+    let servers: Vec<_> = servers.collect();
+    let plane = Plane::start(&servers).await;
     for server in 0..servers.len() {
         identities_are_the_same(&plane, server).await;
         objects_live_and_die(&plane, server).await;
         answers_are_the_same(&plane, server).await;
         applied_objects_are_the_same(&plane, server).await;
+        edited_objects_are_the_same(&plane, server).await;
         a_watch_sees_what_comes_by_the_other_way(&plane, server).await;
         a_proxy_answers_the_same(&plane, server).await;
+        a_service_account_is_audited_the_same(&plane, server).await;
         a_forged_identity_is_nobodys(&plane, server).await;
     }
 }
@@ -177,36 +177,30 @@ async fn applied_objects_are_the_same(plane: &Plane, server: usize) {
     assert_eq!(both(plane, server, User::Admin, &get).await, before);
 }
 
-/// A kubectl that stays until it is killed, and what it prints.
-struct Staying {
-    child: Child,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Staying {
-    fn start(plane: &Plane, server: usize, via: Via, words: &[&str]) -> Self {
+/// What an editor makes of an object comes back as a patch.
+async fn edited_objects_are_the_same(plane: &Plane, server: usize) {
+    let namespace = format!("e2e-{server}");
+    let n = namespace.as_str();
+    let straight = async |words: &[&str]| {
+        let words = [&["-n", n], words].concat();
+        let output = plane.kubectl(server, Via::Server, User::Admin, &words);
+        let output = output.await;
+        assert_eq!(output.code, Some(0), "{words:?}: {}", output.stderr);
+        output.stdout
+    };
+    let mut results = Vec::new();
+    for via in [Via::Server, Via::Bridge] {
+        straight(&["create", "configmap", "edited", "--from-literal=a=one"]).await;
         let mut command = plane.kubectl_command(server, via, User::Admin);
-        command.args(words).stdout(Stdio::piped());
-        let mut child = command.spawn().expect("kubectl starts");
-        let stdout = child.stdout.take().unwrap();
-        Self {
-            child,
-            lines: BufReader::new(stdout).lines(),
-        }
+        let command = command.args(["-n", n, "edit", "configmap", "edited"]);
+        let edited = command.env("KUBE_EDITOR", "sed -i s/one/two/").output();
+        let edited = edited.await.expect("kubectl starts");
+        let data = straight(&["get", "configmap", "edited", "-o", "jsonpath={.data}"]).await;
+        assert_eq!(data, r#"{"a":"two"}"#, "{via:?}: {edited:?}");
+        straight(&["delete", "configmap", "edited"]).await;
+        results.push(edited);
     }
-
-    async fn line(&mut self) -> String {
-        let line = tokio::time::timeout(BOUND, self.lines.next_line()).await;
-        line.expect("a line in time")
-            .unwrap()
-            .expect("kubectl goes on")
-    }
-
-    async fn end(mut self) {
-        self.child.kill().await.unwrap();
-        let rest = tokio::time::timeout(BOUND, self.lines.next_line()).await;
-        assert_eq!(rest.expect("the end of the output").unwrap(), None);
-    }
+    assert_eq!(results[1], results[0]);
 }
 
 async fn a_watch_sees_what_comes_by_the_other_way(plane: &Plane, server: usize) {
@@ -215,7 +209,8 @@ async fn a_watch_sees_what_comes_by_the_other_way(plane: &Plane, server: usize) 
     for (watching, other) in [(Via::Bridge, Via::Server), (Via::Server, Via::Bridge)] {
         // The object of before is the sign that the watch is about to start.
         let words = ["-n", n, "get", "configmaps", "-w", "-o", "name"];
-        let mut watch = Staying::start(plane, server, watching, &words);
+        let mut command = plane.kubectl_command(server, watching, User::Admin);
+        let mut watch = Staying::start(command.args(words));
         assert_eq!(watch.line().await, "configmap/applied");
         let change = async |words: &[&str]| {
             let words = [&["-n", n], words].concat();
@@ -233,7 +228,8 @@ async fn a_watch_sees_what_comes_by_the_other_way(plane: &Plane, server: usize) 
 async fn a_proxy_answers_the_same(plane: &Plane, server: usize) {
     let mut answers = Vec::new();
     for via in [Via::Server, Via::Bridge] {
-        let mut proxy = Staying::start(plane, server, via, &["proxy", "--port=0"]);
+        let mut command = plane.kubectl_command(server, via, User::Admin);
+        let mut proxy = Staying::start(command.args(["proxy", "--port=0"]));
         let line = proxy.line().await;
         let address = line.strip_prefix("Starting to serve on ").expect(&line);
         let mut connection = tokio::net::TcpStream::connect(address).await.unwrap();
@@ -251,6 +247,44 @@ async fn a_proxy_answers_the_same(plane: &Plane, server: usize) {
         proxy.end().await;
     }
     assert_eq!(answers[1], answers[0]);
+}
+
+/// The server itself has read the token, whichever way it came.
+async fn a_service_account_is_audited_the_same(plane: &Plane, server: usize) {
+    let namespace = format!("e2e-{server}");
+    let n = namespace.as_str();
+    let admin = async |words: &[&str]| {
+        let output = plane.kubectl(server, Via::Bridge, User::Admin, words).await;
+        assert_eq!(output.code, Some(0), "{words:?}: {}", output.stderr);
+        output.stdout
+    };
+    admin(&["-n", n, "create", "serviceaccount", "robot"]).await;
+    let token = admin(&["-n", n, "create", "token", "robot"]).await;
+    let token = format!("--token={}", token.trim());
+    let audited = async |via| {
+        // In a query of its own, to be found again.
+        let target = format!("/api/v1/secrets?labelSelector=by%3D{via:?}");
+        // In place of Bob's token: a certificate would come first.
+        let words = [&token, "get", "--raw", &target];
+        let output = plane.kubectl(server, via, User::Bob, &words).await;
+        assert_eq!(output.code, Some(1), "{}", output.stdout);
+        assert!(output.stderr.contains("Forbidden"), "{}", output.stderr);
+        let audit = std::fs::read_to_string(&plane.servers[server].audit_log).unwrap();
+        let line = audit.lines().rfind(|line| line.contains(&target));
+        let line = line.expect("the request in the audit log");
+        let event: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert_eq!(event["impersonatedUser"], serde_json::Value::Null);
+        event["user"].clone()
+    };
+    let user = audited(Via::Bridge).await;
+    assert_eq!(user, audited(Via::Server).await);
+    assert_eq!(user["username"], format!("system:serviceaccount:{n}:robot"));
+    let groups = serde_json::json!([
+        "system:serviceaccounts",
+        format!("system:serviceaccounts:{n}"),
+        "system:authenticated",
+    ]);
+    assert_eq!(user["groups"], groups);
 }
 
 /// An ordinary client says that it is somebody else.

@@ -9,7 +9,7 @@
 
 use std::io;
 
-use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Via};
+use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Shape, Via, is_since, newest, planes};
 use skewbridge_testkit::{Response, TlsClient};
 use tokio::task::JoinSet;
 
@@ -39,19 +39,27 @@ const OPENAPI_V3: &str = "application/com.github.proto-openapi.spec.v3@v1.0+prot
 const CLUSTER_ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
 
 #[tokio::test]
-async fn a_mixed_plane_answers_every_request_the_same_through_its_bridges() {
-    let with_cbor = Server::of("1.36.4").flag("--feature-gates=CBORServingAndStorage=true");
-    replay(&[Server::of("1.34.4"), with_cbor]).await;
+async fn every_plane_answers_every_request_the_same_through_its_bridges() {
+    for versions in planes() {
+        println!("plane {versions:?}");
+        replay(&versions).await;
+    }
 }
 
-#[tokio::test]
-async fn an_old_server_answers_every_request_the_same_through_its_bridge() {
-    replay(&[Server::of("1.28.15")]).await;
-}
-
-async fn replay(servers: &[Server]) {
-    let plane = Plane::start(servers).await;
-    for server in 0..servers.len() {
+async fn replay(versions: &[String]) {
+    // With CBOR and, where there is an older one, without: there are clusters
+    // with both.
+    let cbor = |version: &str| is_since(version, 32) && version == newest(versions);
+    let servers = versions.iter().map(|version| {
+        let server = Server::of(version);
+        if cbor(version) {
+            server.gate("CBORServingAndStorage", true)
+        } else {
+            server
+        }
+    });
+    let plane = Plane::start(&servers.collect::<Vec<_>>()).await;
+    for (server, version) in versions.iter().enumerate() {
         let mut differences = Vec::new();
         for protocol in [Protocol::H1, Protocol::H2] {
             for user in [User::Admin, User::Bob, User::Nobody] {
@@ -66,14 +74,13 @@ async fn replay(servers: &[Server]) {
                 bad_escapes_are_refused(&both).await;
             }
         }
-        let version = &plane.servers[server].version;
         assert!(
             differences.is_empty(),
             "{} differences to kube-apiserver {version}:\n{}",
             differences.len(),
             differences.join("\n")
         );
-        the_list_asks_what_it_means_to(&plane, server).await;
+        the_list_asks_what_it_means_to(&plane, server, cbor(version)).await;
     }
 }
 
@@ -265,19 +272,20 @@ fn accepting(request: Request, accept: &str) -> Request {
 }
 
 /// The rows are worth their time only if they are not all errors.
-async fn the_list_asks_what_it_means_to(plane: &Plane, server: usize) {
+async fn the_list_asks_what_it_means_to(plane: &Plane, server: usize, cbor: bool) {
     let mut both = Both::new(plane, server, User::Admin, Protocol::H2);
     let version = plane.servers[server].version.as_str();
     let if_it_knows = |knows: bool| if knows { 200 } else { 406 };
-    let old = version == "1.28.15";
+    // Aggregated discovery is stable from 1.30 on, and was beta until 1.32.
+    let (stable, beta) = (is_since(version, 30), !is_since(version, 33));
     for (target, accept, status, content_type) in [
-        ("/apis", DISCOVERY, if_it_knows(!old), "json"),
-        ("/apis", DISCOVERY_BETA, if_it_knows(old), "json"),
+        ("/apis", DISCOVERY, if_it_knows(stable), "json"),
+        ("/apis", DISCOVERY_BETA, if_it_knows(beta), "json"),
         ("/openapi/v2", OPENAPI, 200, "proto"),
         ("/openapi/v3/apis/apps/v1", OPENAPI_V3, 200, "proto"),
         (CLUSTER_ROLES, PROTOBUF, 200, "protobuf"),
         (CLUSTER_ROLES, TABLE, 200, "json"),
-        (CLUSTER_ROLES, CBOR, if_it_knows(version == "1.36.4"), ""),
+        (CLUSTER_ROLES, CBOR, if_it_knows(cbor), ""),
         ("/api/v1/nodes", "application/xml", 406, "json"),
     ] {
         let request = accepting(Request::get(target), accept);
@@ -404,9 +412,7 @@ async fn watches(both: &Both, differences: &mut Vec<String>) {
     let mut statuses = [0; 7];
     for (number, request, straight, bridged) in running.join_all().await {
         statuses[number] = straight.status;
-        if straight != bridged {
-            differences.push(both.report(&request, &straight, &bridged));
-        }
+        differences.extend(both.report(&request, &straight, &bridged));
     }
     if both.user == User::Admin {
         assert_eq!(statuses, [200, 200, 200, 200, 200, 406, 200]);
@@ -474,17 +480,12 @@ impl Both {
             let again = self.ask(Via::Server, &request).await;
             if straight == again {
                 assert_ne!(straight.status, 0, "no answer to {request:?}");
-                if bridged != straight {
-                    differences.push(self.report(&request, &straight, &bridged));
-                }
+                differences.extend(self.report(&request, &straight, &bridged));
                 return straight.status;
             }
             straight = again;
         }
-        panic!(
-            "{request:?} is answered otherwise each time, also straight: {}",
-            straight.text()
-        );
+        panic!("{request:?} is answered otherwise each time, also straight: {straight:?}");
     }
 
     async fn ask(&mut self, via: Via, request: &Request) -> Shape {
@@ -500,69 +501,11 @@ impl Both {
         Shape::of(raw.send(request).await)
     }
 
-    fn report(&self, request: &Request, straight: &Shape, bridged: &Shape) -> String {
+    fn report(&self, request: &Request, straight: &Shape, bridged: &Shape) -> Option<String> {
         let (user, protocol) = (self.user, self.protocol);
-        let (straight, bridged) = (straight.text(), bridged.text());
-        format!("--- {request:?} as {user:?} over {protocol:?}\n{straight}{bridged}")
+        let difference = straight.difference(bridged)?;
+        Some(format!(
+            "--- {request:?} as {user:?} over {protocol:?}\n{difference}"
+        ))
     }
-}
-
-/// What is compared of an answer.
-#[derive(Debug, PartialEq, Eq)]
-struct Shape {
-    /// 0 where there is none.
-    status: u16,
-    /// Sorted by name, several of one name in their order: over HTTP/2 Go sends
-    /// different names in any order.
-    headers: Vec<(String, String)>,
-    body: Vec<u8>,
-}
-
-impl Shape {
-    fn of(answer: io::Result<Response>) -> Self {
-        let Ok(answer) = answer else {
-            return Self {
-                status: 0,
-                headers: Vec::new(),
-                body: Vec::new(),
-            };
-        };
-        let mut headers: Vec<_> = answer
-            .headers
-            .into_iter()
-            .map(|(name, value)| (name.to_ascii_lowercase(), value))
-            .filter(|(name, _)| !varies(name))
-            .collect();
-        headers.sort_by(|a, b| a.0.cmp(&b.0));
-        let mut body = answer.body.to_vec();
-        // kube-apiserver shuffles the fields of CBOR maps on purpose: the same
-        // bytes, each time in another order.
-        if headers.iter().any(|(_, value)| value.contains("cbor")) {
-            body.sort_unstable();
-        }
-        Self {
-            status: answer.status,
-            headers,
-            body,
-        }
-    }
-
-    /// To be read by people.
-    fn text(&self) -> String {
-        let start = &self.body[..self.body.len().min(400)];
-        format!(
-            "  {} {:?}\n  {} bytes {:?}\n",
-            self.status,
-            self.headers,
-            self.body.len(),
-            String::from_utf8_lossy(start)
-        )
-    }
-}
-
-/// Headers that are about something else than the answer: the time of asking,
-/// and those that describe a connection, of which there are two (RFC 9110,
-/// section 7.6.1). Content-Length is compared.
-fn varies(name: &str) -> bool {
-    ["date", "connection", "keep-alive", "transfer-encoding"].contains(&name)
 }

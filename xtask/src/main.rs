@@ -9,6 +9,8 @@ mod test;
 
 use std::process::ExitCode;
 
+use e2e::Extent;
+
 const HELP: &str = "\
 The project's own commands.
 
@@ -16,7 +18,10 @@ Usage: cargo xtask COMMAND
 
 Commands:
   test               Everything a change has to pass: format, lints, tests, docs, licences
-  e2e [FILTER]       Tests against real Kubernetes, which it builds first (needs Go)
+  e2e [--all] [FILTER]
+                     Tests against real Kubernetes, which it builds first (needs Go);
+                     --all: on more versions. E2E_VERSIONS=1.33.13,1.34.4 in the
+                     environment: on one control plane of these versions instead
   advisories         Known vulnerabilities in the dependencies (needs the network)
   bench NAME [ARGS]  A measurement in release mode: pass-through or watches
   help               This text
@@ -34,7 +39,8 @@ fn main() -> ExitCode {
             Ok(())
         }
         ["test"] => test::run(),
-        ["e2e", filter @ ..] => e2e::run(filter),
+        ["e2e", "--all", filter @ ..] => e2e::run(Extent::All, filter),
+        ["e2e", filter @ ..] => e2e::run(Extent::Default, filter),
         ["advisories"] => advisories::run(),
         ["bench", name, rest @ ..] if bench::NAMES.contains(name) => bench::run(name, rest),
         wrong => {

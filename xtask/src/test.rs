@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything a change has to pass.
 
 use crate::debian::{self, Need};
-use crate::e2e;
+use crate::e2e::{self, Extent};
 use crate::step::{self, Failed, Steps, cargo};
 
 /// The version the project is checked with; another may judge differently.
@@ -26,7 +26,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     steps.run("documentation", documentation)?;
     steps.run("licences, bans and sources", dependencies)?;
     if step::exists("go") || std::env::var_os("CI").is_some_and(|it| it == "true") {
-        e2e::steps(&mut steps, &[])?;
+        e2e::steps(&mut steps, Extent::Default, &[])?;
     } else {
         println!("\nGo is not installed: the tests against real Kubernetes are left out.");
     }

@@ -1,0 +1,107 @@
+//! A node with one running pod, whose kubelet is the stand-in of `e2e/node`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::binaries;
+use crate::plane::{Plane, free_address};
+use crate::process::Process;
+use crate::raw::{Protocol, Raw, Request};
+
+/// Something that answers for a pod's containers. It ends when it is dropped.
+pub struct Node {
+    /// Where the processes of the pod run.
+    pub directory: PathBuf,
+    /// The stand-in for a kubelet.
+    pub process: Process,
+}
+
+impl Node {
+    /// The namespace of its pod.
+    pub const NAMESPACE: &str = "streams";
+    /// Its pod, with one container.
+    pub const POD: &str = "pod";
+    /// The container of the pod.
+    pub const CONTAINER: &str = "container";
+}
+
+impl Plane {
+    /// Starts a node, and shows it and its pod to the servers.
+    pub async fn start_node(&self) -> Node {
+        let address = free_address();
+        let directory = self.pki.file("node");
+        std::fs::create_dir(&directory).expect("a directory for a node");
+        let file = |name: &str| self.pki.file(name).display().to_string();
+        let arguments = [
+            format!("--listen={address}"),
+            format!("--tls-cert-file={}", file("node.crt")),
+            format!("--tls-private-key-file={}", file("node.key")),
+            format!("--client-ca-file={}", file("ca.crt")),
+            format!("--scratch={}", directory.display()),
+        ];
+        let program = binaries::node();
+        let process = Process::start("node", "node", &program, &arguments, self.pki.path());
+        self.answers("the node", address, "/healthz").await;
+        self.show(address).await;
+        Node { directory, process }
+    }
+
+    /// Says what a kubelet and a scheduler would have said.
+    async fn show(&self, kubelet: SocketAddr) {
+        let namespace = json!({"metadata": {"name": Node::NAMESPACE}});
+        self.write("POST", "/api/v1/namespaces", &namespace).await;
+        let node = json!({
+            "metadata": {"name": "node"},
+            "status": {
+                "addresses": [{"type": "InternalIP", "address": kubelet.ip()}],
+                "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet.port()}},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        });
+        self.write("POST", "/api/v1/nodes", &node).await;
+        let pods = format!("/api/v1/namespaces/{}/pods", Node::NAMESPACE);
+        let pod = json!({
+            "metadata": {"name": Node::POD},
+            "spec": {
+                "nodeName": "node",
+                "containers": [{"name": Node::CONTAINER, "image": "none", "stdin": true}],
+            },
+        });
+        self.write("POST", &pods, &pod).await;
+        let status = json!({
+            "status": {
+                "phase": "Running",
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "containerStatuses": [{
+                    "name": Node::CONTAINER,
+                    "image": "none",
+                    "imageID": "none",
+                    "ready": true,
+                    "restartCount": 0,
+                    "state": {"running": {}},
+                }],
+            },
+        });
+        let pod_status = format!("{pods}/{}/status", Node::POD);
+        self.write("PATCH", &pod_status, &status).await;
+    }
+
+    /// Asks the first server for a change, straight.
+    async fn write(&self, method: &str, target: &str, object: &Value) {
+        let media = match method {
+            "PATCH" => "application/merge-patch+json",
+            _ => "application/json",
+        };
+        let request = Request::new(method, target).body(media, &object.to_string());
+        let server = self.servers[0].address;
+        let mut raw = Raw::new(self.client("admin"), server, Protocol::H1);
+        let response = raw.send(&request).await.expect("an answer");
+        assert!(
+            matches!(response.status, 200 | 201),
+            "{method} {target}: {}",
+            response.text()
+        );
+    }
+}

@@ -1,0 +1,88 @@
+//! Which control planes to judge.
+
+use std::env;
+
+use skewbridge_api::version::Version;
+
+/// Set by `cargo xtask e2e`: planes apart from each other, each the versions of
+/// servers that share an etcd, as in [`DEFAULT`].
+const PLANES: &str = "SKEWBRIDGE_E2E_PLANES";
+
+const DEFAULT: &str = include_str!("../default-planes");
+
+/// The planes that the tests are to run on, each the versions of its servers.
+pub fn planes() -> Vec<Vec<String>> {
+    read(&env::var(PLANES).unwrap_or_else(|_| DEFAULT.to_owned()))
+}
+
+/// Whether they are others than those of the test command.
+pub fn planes_are_chosen() -> bool {
+    planes() != read(DEFAULT)
+}
+
+/// Each version of [`planes`] once.
+pub fn versions() -> Vec<String> {
+    let mut versions = planes().concat();
+    versions.sort_by_key(|version| number(version));
+    versions.dedup();
+    versions
+}
+
+/// The newest of some versions.
+pub fn newest(versions: &[String]) -> &str {
+    let newest = versions.iter().max_by_key(|version| number(version));
+    newest.expect("at least one version")
+}
+
+/// The oldest of some versions.
+pub fn oldest(versions: &[String]) -> &str {
+    let oldest = versions.iter().min_by_key(|version| number(version));
+    oldest.expect("at least one version")
+}
+
+/// Whether it is of this minor release of Kubernetes 1, or of a later one.
+pub fn is_since(version: &str, minor: u16) -> bool {
+    let version = number(version);
+    (version.major, version.minor) >= (1, minor)
+}
+
+fn read(text: &str) -> Vec<Vec<String>> {
+    let planes = text.split_whitespace();
+    let planes = planes.map(|plane| plane.split('+').map(str::to_owned).collect());
+    planes.collect()
+}
+
+fn number(version: &str) -> Version {
+    version.parse().expect("a version such as 1.34.4")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn planes_are_apart_and_their_versions_joined() {
+        let planes = read(" 1.34.4+1.36.4  1.28.15\n");
+        assert_eq!(planes, [vec!["1.34.4", "1.36.4"], vec!["1.28.15"]]);
+    }
+
+    #[test]
+    fn the_default_planes_can_be_read() {
+        let planes = read(DEFAULT);
+        assert!(!planes.is_empty());
+        for version in planes.concat() {
+            assert!(is_since(&version, 24), "{version}");
+        }
+    }
+
+    #[test]
+    fn versions_are_compared_by_number() {
+        let versions = ["1.9.9", "1.28.15", "1.28.2"].map(str::to_owned);
+        assert_eq!(newest(&versions), "1.28.15");
+        assert_eq!(oldest(&versions), "1.9.9");
+        assert!(is_since("1.28.15", 28));
+        assert!(is_since("1.28.15", 9));
+        assert!(!is_since("1.28.15", 29));
+        assert!(!is_since("1.9.9", 28));
+    }
+}

@@ -1,0 +1,78 @@
+//! `cargo xtask e2e`: the tests against real Kubernetes.
+
+mod modules;
+mod planes;
+mod shelf;
+mod version;
+
+use crate::debian::{self, Need};
+use crate::step::{self, Failed, Steps, cargo};
+
+pub(crate) use planes::Extent;
+use planes::Planes;
+use shelf::Shelf;
+
+/// Each server gets a host name of its own, and ends with the test.
+const NEEDS: [Need; 2] = [
+    Need {
+        program: "unshare",
+        packages: &["util-linux"],
+    },
+    Need {
+        program: "hostname",
+        packages: &["hostname"],
+    },
+];
+
+/// Programs with a folder and modules of their own under `e2e/`.
+const PROGRAMS: [&str; 3] = ["etcd", "node", "client-go"];
+
+pub(crate) fn run(extent: Extent, filter: &[&str]) -> Result<(), Failed> {
+    let mut steps = Steps::default();
+    self::steps(&mut steps, extent, filter)?;
+    steps.summarize();
+    Ok(())
+}
+
+/// The same, as part of a longer run.
+pub(crate) fn steps(steps: &mut Steps, extent: Extent, filter: &[&str]) -> Result<(), Failed> {
+    let planes = Planes::choose(extent)?;
+    steps.run("programs for real Kubernetes", || debian::ensure(&NEEDS))?;
+    if !step::exists("go") {
+        return Err(Failed(
+            "missing: go; the real servers are built with Go 1.26 or later".to_owned(),
+        ));
+    }
+    let shelf = Shelf::open()?;
+    for program in PROGRAMS {
+        steps.run(program, || shelf.program(program))?;
+    }
+    // Before minutes are spent on the others, a version that there is not is named.
+    steps.run("modules of Kubernetes", || {
+        let mut versions = planes.versions();
+        versions.try_for_each(|version| shelf.modules(version).map(drop))
+    })?;
+    for version in planes.versions() {
+        let name = format!("Kubernetes {version}").leak();
+        let programs = planes.programs(version);
+        steps.run(name, || shelf.kubernetes(version, &programs))?;
+    }
+    steps.run("bridge", || {
+        step::run(&mut cargo("build --locked --package skewbridge"))
+    })?;
+    steps.run("tests against real Kubernetes", || {
+        test(&shelf, &planes, filter)
+    })
+}
+
+fn test(shelf: &Shelf, planes: &Planes, filter: &[&str]) -> Result<(), Failed> {
+    println!("control planes: {planes}");
+    step::run(
+        cargo("test --locked --package skewbridge-e2e --features kubernetes --")
+            .arg("--test-threads=1")
+            .args(filter)
+            .env("SKEWBRIDGE_E2E_PLANES", planes.to_string())
+            .env("SKEWBRIDGE_E2E_BINARIES", shelf.links())
+            .env("SKEWBRIDGE_E2E_BRIDGE", shelf.bridge()),
+    )
+}

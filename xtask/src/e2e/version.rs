@@ -1,0 +1,79 @@
+//! Released versions of Kubernetes. There is another reader of them in
+//! `skewbridge-api`; these commands build in a moment because they need no crate.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A released version: `1.34.4`. Field by field, the greater is the newer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Version {
+    pub(super) minor: u16,
+    pub(super) patch: u16,
+}
+
+impl FromStr for Version {
+    type Err = String;
+
+    /// Reads `1.34.4` and `v1.34.4`. Not what vendors add, nor previews: there is
+    /// nothing to build those from.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = text.strip_prefix('v').unwrap_or(text);
+        let numbers = plain.strip_prefix("1.").and_then(|it| it.split_once('.'));
+        numbers
+            .and_then(|(minor, patch)| {
+                let (minor, patch) = (minor.parse().ok()?, patch.parse().ok()?);
+                Some(Self { minor, patch })
+            })
+            // Written in no other way: no signs, no leading zeros.
+            .filter(|version| version.to_string() == plain)
+            .ok_or_else(|| {
+                format!("{text:?} is not a released version of Kubernetes such as 1.34.4")
+            })
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "1.{}.{}", self.minor, self.patch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn released_versions_are_read_and_written() {
+        for text in ["1.34.4", "1.28.15", "1.30.0"] {
+            assert_eq!(text.parse::<Version>().expect(text).to_string(), text);
+            assert_eq!(format!("v{text}").parse::<Version>(), text.parse());
+        }
+    }
+
+    #[test]
+    fn anything_else_is_named() {
+        for wrong in [
+            "",
+            "1.34",
+            "latest",
+            "1.34.4.1",
+            "1.34.4-rc.1",
+            "1.34.4+k3s1",
+            "2.0.0",
+            "1.034.4",
+            "1.+34.4",
+            "1.99999.0",
+            "vv1.34.4",
+        ] {
+            let why = wrong.parse::<Version>().expect_err(wrong);
+            assert!(why.starts_with(&format!("{wrong:?} is not")), "{why}");
+        }
+    }
+
+    #[test]
+    fn versions_are_ordered_by_number() {
+        let version = |text: &str| text.parse::<Version>().expect(text);
+        assert!(version("1.9.9") < version("1.10.0"));
+        assert!(version("1.28.9") < version("1.28.15"));
+    }
+}
