@@ -88,6 +88,15 @@ pub fn wants_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
         .then(|| protocol.clone())
 }
 
+/// Whether a peer says that it has passed the request on. From anybody else it
+/// means nothing.
+pub fn has_hopped(headers: &HeaderMap) -> bool {
+    PEER_HOP.iter().any(|name| {
+        let mut values = headers.get_all(*name).iter();
+        values.any(|value| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"true"))
+    })
+}
+
 /// Removes what only a peer may say, in any spelling.
 pub fn remove_peer_hop(headers: &mut HeaderMap) {
     let names: Vec<_> = headers
@@ -126,6 +135,7 @@ pub fn forwarded(headers: &mut HeaderMap, client: IpAddr) {
 /// (RFC 9110, 7.6.3).
 #[derive(Debug, Clone)]
 pub struct ViaToken {
+    number: u64,
     pseudonym: String,
     h1: HeaderValue,
     h2: HeaderValue,
@@ -143,8 +153,14 @@ impl ViaToken {
         Self {
             h1: value("1.1"),
             h2: value("2"),
+            number: random,
             pseudonym,
         }
+    }
+
+    /// What makes it differ.
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// Marks a request that was received in this version.

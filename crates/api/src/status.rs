@@ -78,6 +78,12 @@ impl Status {
         }
     }
 
+    /// 503: another server is not there, and what was asked may have been done:
+    /// without an invitation to ask again.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(503, "ServiceUnavailable", message)
+    }
+
     /// 504: upstream took too long. What was asked may have been done.
     pub fn timeout(message: impl Into<String>) -> Self {
         Self::new(504, "Timeout", message)

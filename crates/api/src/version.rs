@@ -1,5 +1,6 @@
 //! Versions of Kubernetes as its servers report them.
 
+use std::fmt;
 use std::str::FromStr;
 
 /// A released version, without vendors' additions.
@@ -17,6 +18,12 @@ pub struct Version {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a Kubernetes version such as v1.34.4")]
 pub struct NotAVersion(String);
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
+    }
+}
 
 impl FromStr for Version {
     type Err = NotAVersion;

@@ -1,0 +1,421 @@
+//! The identity Lease of a kube-apiserver (`coordination.k8s.io/v1`): that it
+//! lives, and under which name.
+
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime};
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::watch::Object;
+use crate::{Error, Identity, MicroTime};
+
+/// The Leases of all kube-apiservers, as a path of the API.
+pub const COLLECTION: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
+/// Of all Leases there, those of kube-apiservers.
+pub const LABEL_SELECTOR: &str = "apiserver.kubernetes.io/identity=kube-apiserver";
+
+/// For how long a Lease counts after it was renewed.
+const DURATION_SECONDS: u32 = 3600;
+
+const NAMESPACE: &str = "kube-system";
+const COMPONENT_LABEL: &str = "apiserver.kubernetes.io/identity";
+const COMPONENT: &str = "kube-apiserver";
+const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
+const ADDRESS_ANNOTATION: &str = "kubernetes.io/peer-advertise-address";
+
+/// A Lease in kube-system. It keeps the whole object, so that what we do not
+/// know is still there when it is written back.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(try_from = "Value")]
+pub struct IdentityLease {
+    identity: Identity,
+    object: Value,
+}
+
+impl TryFrom<Value> for IdentityLease {
+    type Error = Error;
+
+    fn try_from(object: Value) -> Result<Self, Error> {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let identity = Identity::named(name)?;
+        Ok(Self { identity, object })
+    }
+}
+
+impl Object for IdentityLease {
+    fn name(&self) -> &str {
+        self.identity.as_str()
+    }
+
+    fn resource_version(&self) -> &str {
+        self.metadata("resourceVersion").unwrap_or_default()
+    }
+}
+
+impl IdentityLease {
+    /// A Lease to be created, as kube-apiserver would.
+    pub fn new(identity: &Identity, hostname: &str, holder: &str, now: SystemTime) -> Self {
+        let object = json!({
+            "kind": "Lease",
+            "apiVersion": "coordination.k8s.io/v1",
+            "metadata": {
+                "name": identity.as_str(),
+                "namespace": NAMESPACE,
+                "labels": { COMPONENT_LABEL: COMPONENT, HOSTNAME_LABEL: hostname },
+            },
+            "spec": {
+                "holderIdentity": holder,
+                "leaseDurationSeconds": DURATION_SECONDS,
+                "renewTime": MicroTime::from(now).to_string(),
+            },
+        });
+        Self {
+            identity: identity.clone(),
+            object,
+        }
+    }
+
+    /// Reads a Lease.
+    pub fn parse(json: &[u8]) -> Result<Self, Error> {
+        Ok(serde_json::from_slice(json)?)
+    }
+
+    /// The whole object, to be written.
+    pub fn to_json(&self) -> String {
+        self.object.to_string()
+    }
+
+    /// Whose it is.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Of this object, not of another with the same name.
+    pub fn uid(&self) -> Option<&str> {
+        self.metadata("uid")
+    }
+
+    /// Whether it is that of a kube-apiserver, and not of something else that
+    /// keeps Leases there.
+    pub fn is_of_kube_apiserver(&self) -> bool {
+        self.label(COMPONENT_LABEL) == Some(COMPONENT)
+    }
+
+    /// The host on which it runs.
+    pub fn hostname(&self) -> Option<&str> {
+        self.label(HOSTNAME_LABEL)
+    }
+
+    /// Where its kube-apiserver says that peers reach it. Users with the right
+    /// to write Leases can write this too (KEP-4020, Risks 5): not for routing
+    /// unless an administrator asked for that.
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        let annotations = &self.object["metadata"]["annotations"];
+        annotations[ADDRESS_ANNOTATION].as_str()?.parse().ok()
+    }
+
+    /// The process that keeps it: mostly new at each start of a server, but
+    /// kube-apiserver before 1.35 goes on with the holder that it finds.
+    pub fn holder(&self) -> Option<&str> {
+        self.object["spec"]["holderIdentity"].as_str()
+    }
+
+    /// For how long it counts after `renew_time`.
+    pub fn duration(&self) -> Option<Duration> {
+        let seconds = self.object["spec"]["leaseDurationSeconds"].as_u64()?;
+        // An int32 in the API.
+        u32::try_from(seconds)
+            .ok()
+            .map(|seconds| Duration::from_secs(seconds.into()))
+    }
+
+    /// When it was last renewed, by its holder's clock.
+    pub fn renew_time(&self) -> Option<MicroTime> {
+        self.time("renewTime")
+    }
+
+    /// When its holder took it; kube-apiserver does not say.
+    pub fn acquire_time(&self) -> Option<MicroTime> {
+        self.time("acquireTime")
+    }
+
+    /// Whether it no longer counts, by our clock and its holder's. Without a
+    /// time or a duration it never did, as for kube-apiserver.
+    pub fn is_expired(&self, now: SystemTime) -> bool {
+        let end = self.renew_time().zip(self.duration());
+        end.is_none_or(|(renewed, duration)| SystemTime::from(renewed) + duration < now)
+    }
+
+    /// The same, renewed.
+    #[must_use]
+    pub fn renewed(&self, now: SystemTime) -> Self {
+        let mut renewed = self.clone();
+        // Items of a list do not say what they are.
+        renewed.object["kind"] = "Lease".into();
+        renewed.object["apiVersion"] = "coordination.k8s.io/v1".into();
+        let spec = map(&mut renewed.object, &["spec"]);
+        spec.insert("leaseDurationSeconds".into(), DURATION_SECONDS.into());
+        spec.insert("renewTime".into(), MicroTime::from(now).to_string().into());
+        renewed
+    }
+
+    /// The same, kept from now on by another holder. Written with its resource
+    /// version, it fails if somebody was faster.
+    #[must_use]
+    pub fn taken_over(&self, hostname: &str, holder: &str, now: SystemTime) -> Self {
+        let mut taken = self.renewed(now);
+        let labels = map(&mut taken.object, &["metadata", "labels"]);
+        labels.insert(COMPONENT_LABEL.into(), COMPONENT.into());
+        labels.insert(HOSTNAME_LABEL.into(), hostname.into());
+        map(&mut taken.object, &["spec"]).insert("holderIdentity".into(), holder.into());
+        taken
+    }
+
+    /// The same, with the address at which peers reach the server.
+    #[must_use]
+    pub fn with_peer_address(mut self, address: SocketAddr) -> Self {
+        map(&mut self.object, &["metadata", "annotations"])
+            .insert(ADDRESS_ANNOTATION.into(), address.to_string().into());
+        self
+    }
+
+    /// How to delete this Lease as we have seen it, and no later one. None if
+    /// it was never stored.
+    pub fn deletion(&self) -> Option<Deletion> {
+        Some(Deletion {
+            identity: self.identity.clone(),
+            uid: self.uid()?.to_owned(),
+            resource_version: self.metadata("resourceVersion")?.to_owned(),
+        })
+    }
+
+    fn metadata(&self, field: &str) -> Option<&str> {
+        let text = self.object["metadata"][field].as_str();
+        text.filter(|text| !text.is_empty())
+    }
+
+    fn label(&self, label: &str) -> Option<&str> {
+        self.object["metadata"]["labels"][label].as_str()
+    }
+
+    fn time(&self, field: &str) -> Option<MicroTime> {
+        self.object["spec"][field].as_str()?.parse().ok()
+    }
+}
+
+/// The map at this path, made where there is none.
+fn map<'a>(mut value: &'a mut Value, path: &[&str]) -> &'a mut Map<String, Value> {
+    for key in path {
+        value = as_map(value).entry(*key).or_insert(Value::Null);
+    }
+    as_map(value)
+}
+
+fn as_map(value: &mut Value) -> &mut Map<String, Value> {
+    if !value.is_object() {
+        *value = Value::Object(Map::new());
+    }
+    match value {
+        Value::Object(map) => map,
+        // It has just been made one.
+        _ => unreachable!(),
+    }
+}
+
+/// A Lease to be deleted, if it still is what was seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deletion {
+    /// Its name.
+    pub identity: Identity,
+    /// Of the object that was seen.
+    pub uid: String,
+    /// Of the state that was seen.
+    pub resource_version: String,
+}
+
+impl Deletion {
+    /// The `DeleteOptions` that go with the request.
+    pub fn to_json(&self) -> String {
+        json!({
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "preconditions": { "uid": self.uid, "resourceVersion": self.resource_version },
+        })
+        .to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{List, WatchEvent};
+
+    /// A line of a watch of kube-apiserver 1.36.4.
+    const CAPTURED: &str = r#"{"type":"ADDED","object":{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"name":"apiserver-ihqvzrdal7px3zqf5s6ecqs5ei","namespace":"kube-system","uid":"550b8bf3-dd67-43d4-a4ee-c7ed0a25eb89","resourceVersion":"243","creationTimestamp":"2026-11-15T12:09:13Z","labels":{"apiserver.kubernetes.io/identity":"kube-apiserver","kubernetes.io/hostname":"kube-apiserver-0-1-36-4"},"annotations":{"kubernetes.io/peer-advertise-address":"127.0.0.1:58175"},"managedFields":[{"manager":"kube-apiserver-1.36.4","operation":"Update","apiVersion":"coordination.k8s.io/v1","time":"2026-11-15T12:12:48Z","fieldsType":"FieldsV1","fieldsV1":{"f:metadata":{"f:annotations":{".":{},"f:kubernetes.io/peer-advertise-address":{}},"f:labels":{".":{},"f:apiserver.kubernetes.io/identity":{},"f:kubernetes.io/hostname":{}}},"f:spec":{"f:holderIdentity":{},"f:leaseDurationSeconds":{},"f:renewTime":{}}}}]},"spec":{"holderIdentity":"apiserver-ihqvzrdal7px3zqf5s6ecqs5ei_ed7a137c-a1c6-457e-af40-5ef6c381ddb1","leaseDurationSeconds":3600,"renewTime":"2026-11-15T12:12:48.097568Z"}}}"#;
+
+    fn captured() -> IdentityLease {
+        match WatchEvent::parse(CAPTURED.as_bytes()).unwrap() {
+            WatchEvent::Added(lease) => lease,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn at(text: &str) -> SystemTime {
+        text.parse::<MicroTime>().unwrap().into()
+    }
+
+    #[test]
+    fn a_lease_of_kube_apiserver_is_read() {
+        let lease = captured();
+        assert_eq!(lease.name(), "apiserver-ihqvzrdal7px3zqf5s6ecqs5ei");
+        assert_eq!(lease.resource_version(), "243");
+        assert_eq!(lease.uid(), Some("550b8bf3-dd67-43d4-a4ee-c7ed0a25eb89"));
+        assert!(lease.is_of_kube_apiserver());
+        assert_eq!(lease.hostname(), Some("kube-apiserver-0-1-36-4"));
+        assert_eq!(lease.peer_address(), "127.0.0.1:58175".parse().ok());
+        let holder = "apiserver-ihqvzrdal7px3zqf5s6ecqs5ei_ed7a137c-a1c6-457e-af40-5ef6c381ddb1";
+        assert_eq!(lease.holder(), Some(holder));
+        assert_eq!(lease.duration(), Some(Duration::from_hours(1)));
+        let renewed = "2026-11-15T12:12:48.097568Z".parse().ok();
+        assert_eq!(lease.renew_time(), renewed);
+        assert_eq!(lease.acquire_time(), None);
+    }
+
+    #[test]
+    fn a_fresh_lease_is_what_kube_apiserver_writes() {
+        let seen = captured();
+        let fresh = IdentityLease::new(
+            &Identity::of_hostname("kube-apiserver-0-1-36-4"),
+            "kube-apiserver-0-1-36-4",
+            seen.holder().unwrap(),
+            at("2026-11-15T12:12:48.097568Z"),
+        )
+        .with_peer_address("127.0.0.1:58175".parse().unwrap());
+        // Without what the server adds to every object.
+        let mut expected = seen.object;
+        let metadata = map(&mut expected, &["metadata"]);
+        for field in [
+            "uid",
+            "resourceVersion",
+            "creationTimestamp",
+            "managedFields",
+        ] {
+            metadata.remove(field).unwrap();
+        }
+        assert_eq!(fresh.object, expected);
+        assert!(fresh.deletion().is_none());
+    }
+
+    #[test]
+    fn renewing_changes_only_the_time() {
+        let lease = captured();
+        let renewed = lease.renewed(at("2026-11-15T12:13:00Z"));
+        assert_eq!(renewed.renew_time(), "2026-11-15T12:13:00Z".parse().ok());
+        let mut back = renewed;
+        back.object["spec"]["renewTime"] = lease.object["spec"]["renewTime"].clone();
+        assert_eq!(back, lease);
+    }
+
+    #[test]
+    fn what_is_taken_over_keeps_what_we_do_not_know() {
+        let mut lease = captured();
+        let version = lease.resource_version().to_owned();
+        lease.object["spec"]["strategy"] = "OldestEmulationVersion".into();
+        lease.object["metadata"]["labels"]["team"] = "a".into();
+        let taken = lease.taken_over("host", "holder", at("2026-11-15T13:00:00Z"));
+        assert_eq!(taken.resource_version(), version);
+        assert_eq!(taken.holder(), Some("holder"));
+        assert_eq!(taken.hostname(), Some("host"));
+        assert_eq!(taken.object["spec"]["strategy"], "OldestEmulationVersion");
+        assert_eq!(taken.object["metadata"]["labels"]["team"], "a");
+        assert_eq!(
+            IdentityLease::parse(taken.to_json().as_bytes()).unwrap(),
+            taken
+        );
+    }
+
+    #[test]
+    fn what_was_read_from_a_list_can_be_written() {
+        let mut item = captured().object;
+        let map = item.as_object_mut().unwrap();
+        map.remove("kind").unwrap();
+        map.remove("apiVersion").unwrap();
+        let list = json!({
+            "kind": "LeaseList",
+            "metadata": { "resourceVersion": "206" },
+            "items": [item],
+        });
+        let list = List::<IdentityLease>::parse(list.to_string().as_bytes()).unwrap();
+        assert_eq!(list.resource_version, "206");
+        let renewed = list.items[0].renewed(at("2026-11-15T12:12:48.097568Z"));
+        assert_eq!(renewed, captured());
+    }
+
+    #[test]
+    fn a_lease_ends_after_its_duration() {
+        let spec = |renewed: &str, seconds: i64| json!({ "renewTime": renewed, "leaseDurationSeconds": seconds });
+        let start = "2026-11-15T12:00:00Z";
+        for (spec, now, expected) in [
+            (spec(start, 3600), "2026-11-15T12:00:00Z", false),
+            (spec(start, 3600), "2026-11-15T13:00:00Z", false),
+            (spec(start, 3600), "2026-11-15T13:00:00.000001Z", true),
+            // Clocks differ.
+            (spec(start, 3600), "2026-11-15T11:00:00Z", false),
+            (spec(start, 10), "2026-11-15T12:00:11Z", true),
+            (spec(start, -1), "2026-11-15T12:00:00Z", true),
+            (spec("soon", 3600), "2026-11-15T12:00:00Z", true),
+            (json!({ "renewTime": start }), start, true),
+            (json!({ "leaseDurationSeconds": 3600 }), start, true),
+            (json!({}), start, true),
+            (json!(7), start, true),
+        ] {
+            let text = format!("{spec} at {now}");
+            let lease = json!({ "metadata": { "name": "a" }, "spec": spec });
+            let lease = IdentityLease::try_from(lease).unwrap();
+            assert_eq!(lease.is_expired(at(now)), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn odd_leases_are_read_and_can_be_taken_over() {
+        for (metadata, spec) in [
+            (json!({ "name": "a" }), json!(null)),
+            (
+                json!({ "name": "a", "labels": null, "annotations": [] }),
+                json!("x"),
+            ),
+            (
+                json!({ "name": "a", "annotations": { ADDRESS_ANNOTATION: "host:1" } }),
+                json!({ "holderIdentity": 7 }),
+            ),
+        ] {
+            let lease = json!({ "metadata": metadata, "spec": spec });
+            let lease = IdentityLease::try_from(lease).unwrap();
+            assert!(lease.holder().is_none() && lease.peer_address().is_none());
+            let taken = lease
+                .taken_over("h", "holder", at("2026-11-15T12:00:00Z"))
+                .with_peer_address("[fd00::1]:6443".parse().unwrap());
+            assert_eq!(taken.holder(), Some("holder"));
+            assert_eq!(taken.peer_address(), "[fd00::1]:6443".parse().ok());
+        }
+        for no_lease in [
+            json!(null),
+            json!([]),
+            json!({}),
+            json!({ "metadata": { "name": "A" } }),
+        ] {
+            assert!(IdentityLease::try_from(no_lease).is_err());
+        }
+    }
+
+    #[test]
+    fn a_deletion_is_of_what_was_seen() {
+        let options: Value =
+            serde_json::from_str(&captured().deletion().unwrap().to_json()).unwrap();
+        assert_eq!(
+            options["preconditions"],
+            json!({ "uid": "550b8bf3-dd67-43d4-a4ee-c7ed0a25eb89", "resourceVersion": "243" })
+        );
+    }
+}

@@ -1,0 +1,210 @@
+//! Addresses in a file that somebody else keeps: `--peer-registry=file:PATH`.
+//!
+//! ```yaml
+//! peers:
+//! - identity: apiserver-0
+//!   address: 10.0.0.10:6443
+//! ```
+
+use std::fs::File;
+use std::future::Future;
+use std::io::{self, Read as _};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde::Deserialize;
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::{Addresses, Registry, over, tell};
+use crate::identity::Identity;
+
+/// Like all files of the bridge, it is looked at once a second: that sees every
+/// way in which a file is replaced.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// More than a thousand servers take.
+const MAX_FILE: u64 = 1 << 20;
+
+/// Reads the file. Addresses must be in one of the networks, if there are any.
+pub fn read(path: &Path, networks: &[IpNet]) -> Result<Addresses, Vec<String>> {
+    let text = text(path).map_err(|problem| vec![problem])?;
+    understand(&text, networks)
+}
+
+fn text(path: &Path) -> Result<String, String> {
+    let unreadable = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => "no such file; correct the path, or create the file".to_owned(),
+        _ => format!("cannot be read: {error}"),
+    };
+    let mut text = String::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text))
+        .map_err(unreadable)?;
+    if text.len() as u64 > MAX_FILE {
+        return Err("is larger than 1 MiB; correct the path".to_owned());
+    }
+    if text.trim().is_empty() {
+        return Err("is empty".to_owned());
+    }
+    Ok(text)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Contents {
+    peers: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    identity: String,
+    address: String,
+}
+
+fn understand(text: &str, networks: &[IpNet]) -> Result<Addresses, Vec<String>> {
+    let contents: Contents =
+        serde_saphyr::from_str(text).map_err(|error| vec![error.without_snippet().to_string()])?;
+    let mut peers = Addresses::new();
+    let mut wrong = Vec::new();
+    for (index, entry) in contents.peers.into_iter().enumerate() {
+        let identity = Identity::named(&entry.identity)
+            .map_err(|problem| wrong.push(format!("peers[{index}].identity: {problem}")));
+        let address = address(&entry.address, networks)
+            .map_err(|problem| wrong.push(format!("peers[{index}].address: {problem}")));
+        if let (Ok(identity), Ok(address)) = (identity, address)
+            && peers.insert(identity.clone(), address).is_some()
+        {
+            wrong.push(format!("peers[{index}]: {identity} is there twice"));
+        }
+    }
+    if wrong.is_empty() {
+        Ok(peers)
+    } else {
+        Err(wrong)
+    }
+}
+
+fn address(text: &str, networks: &[IpNet]) -> Result<SocketAddr, String> {
+    let address: SocketAddr = text
+        .parse()
+        .map_err(|_| format!("{text:?} is not IP:PORT; write it like 10.0.0.10:6443"))?;
+    let ip = address.ip();
+    if ip.is_unspecified() || ip.is_multicast() {
+        return Err(format!("nobody can connect to {ip}"));
+    }
+    if address.port() == 0 {
+        return Err(format!("{text:?} has no port"));
+    }
+    if !networks.is_empty() && !networks.iter().any(|net| net.contains(&ip)) {
+        return Err(format!("{ip} is in none of the --peer-cidrs"));
+    }
+    Ok(address)
+}
+
+/// A registry that only reads: who writes the file publishes for all.
+#[derive(Debug, Clone)]
+pub struct FileRegistry {
+    path: PathBuf,
+    networks: Vec<IpNet>,
+}
+
+impl FileRegistry {
+    /// The file at this path.
+    pub fn new(path: PathBuf, networks: Vec<IpNet>) -> Self {
+        Self { path, networks }
+    }
+
+    async fn follow(&self, found: &watch::Sender<Addresses>) {
+        let mut last_problem = Vec::new();
+        loop {
+            match read(&self.path, &self.networks) {
+                Ok(addresses) => {
+                    last_problem.clear();
+                    tell(found, addresses);
+                }
+                Err(problem) if problem != last_problem => {
+                    let path = self.path.display();
+                    tracing::error!(flag = "--peer-registry", %path, problem = problem.join("; "), "the file cannot be used; the old one stays");
+                    last_problem = problem;
+                }
+                Err(_) => {}
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+}
+
+impl Registry for FileRegistry {
+    fn run(
+        &self,
+        mut own: watch::Receiver<Option<(Identity, SocketAddr)>>,
+        found: watch::Sender<Addresses>,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async move {
+            tokio::select! {
+                () = over(&mut own) => {}
+                () = self.follow(&found) => {}
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn understood(text: &str, networks: &[&str]) -> Result<Addresses, Vec<String>> {
+        let networks: Vec<_> = networks.iter().map(|net| net.parse().unwrap()).collect();
+        understand(text, &networks)
+    }
+
+    #[test]
+    fn peers_have_an_identity_and_an_address() {
+        let text = "peers:\n- identity: apiserver-0\n  address: 10.0.0.10:6443\n\
+                    - {identity: b, address: '[fd00::1]:6443'}\n";
+        let peers = understood(text, &[]).unwrap();
+        let b = Identity::named("b").unwrap();
+        assert_eq!(peers[&b], "[fd00::1]:6443".parse().unwrap());
+        assert_eq!(peers.len(), 2);
+        assert!(understood(text, &["10.0.0.0/8", "fd00::/8"]).is_ok());
+        assert_eq!(understood("peers: []", &[]), Ok(Addresses::new()));
+    }
+
+    #[test]
+    fn every_wrong_entry_is_told_by_its_place() {
+        let text = "peers:\n- {identity: A, address: 'kube:1'}\n- {identity: a, address: '1.1.1.1:0'}\n\
+                    - {identity: b, address: '0.0.0.0:1'}\n- {identity: c, address: '2.2.2.2:1'}\n\
+                    - {identity: d, address: '1.1.1.1:1'}\n- {identity: d, address: '1.1.1.1:1'}\n";
+        let wrong = understood(text, &["1.1.1.0/24"]).unwrap_err();
+        let expected = [
+            "peers[0].identity: ",
+            "peers[0].address: \"kube:1\" is not IP:PORT",
+            "peers[1].address: \"1.1.1.1:0\" has no port",
+            "peers[2].address: nobody can connect to 0.0.0.0",
+            "peers[3].address: 2.2.2.2 is in none of",
+            "peers[5]: d is there twice",
+        ];
+        assert_eq!(wrong.len(), expected.len(), "{wrong:?}");
+        for (wrong, expected) in wrong.iter().zip(expected) {
+            assert!(wrong.starts_with(expected), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_such_document_is_refused() {
+        for text in [
+            "peers",
+            "[]",
+            "peers: [{identity: a}]",
+            "peers: []\nmore: 1",
+            "{",
+        ] {
+            assert!(understood(text, &[]).is_err(), "{text}");
+        }
+    }
+}

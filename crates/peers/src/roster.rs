@@ -1,0 +1,490 @@
+//! Everything that is known of the other servers of the cluster, as a state
+//! machine: what is seen goes in, what to fetch and where to route comes out.
+//!
+//! Leases, addresses and discovery documents come by three ways and in any
+//! order. Real kube-apiservers lose a peer for good when its Lease comes first
+//! (they give up after some tries); here nobody is given up while its Lease
+//! lives, and the last good answer of a peer counts until then.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use skewbridge_api::request_info::RequestInfo;
+use skewbridge_api::version::Version;
+use skewbridge_discovery::{Document, Index};
+
+use crate::identity::Identity;
+use crate::schedule::Schedule;
+use crate::standing::Standing;
+
+/// After this without a renewal a server is taken for dead. kube-apiserver
+/// renews every 10 s; three may be lost.
+const ALIVE: Duration = Duration::from_secs(40);
+
+/// What a server says that it serves.
+#[derive(Debug)]
+pub struct Served {
+    /// For routing.
+    pub index: Index,
+    /// `/api` and `/apis`, for merging.
+    pub documents: [Arc<Document>; 2],
+    /// What they are called by who sent them, to ask for news only.
+    pub etags: [Option<String>; 2],
+    /// As `/version` has it.
+    pub version: Option<Version>,
+}
+
+/// What is known of all servers.
+#[derive(Debug)]
+pub struct Roster {
+    own: Identity,
+    listed: bool,
+    entries: BTreeMap<Identity, Entry>,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    lease: Option<Life>,
+    address: Option<SocketAddr>,
+    /// Whether the registry still has the address.
+    published: bool,
+    served: Option<Arc<Served>>,
+    fetch: Schedule,
+    succeeded: Option<SystemTime>,
+    problem: Option<String>,
+    standing: Arc<Standing>,
+}
+
+/// A Lease as far as it matters here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// Whose.
+    pub identity: Identity,
+    /// New with each start of the server.
+    pub holder: String,
+    /// Changes with each renewal.
+    pub resource_version: String,
+}
+
+#[derive(Debug)]
+struct Life {
+    holder: String,
+    resource_version: String,
+    /// When we saw it change: by our own clock, as clocks differ.
+    changed: Instant,
+}
+
+impl Roster {
+    /// Nobody is known yet.
+    pub fn new(own: Identity) -> Self {
+        Self {
+            own,
+            listed: false,
+            entries: BTreeMap::new(),
+        }
+    }
+
+    /// Whether the Leases have been read.
+    pub fn is_listed(&self) -> bool {
+        self.listed
+    }
+
+    /// All Leases there are.
+    pub fn leases(&mut self, all: Vec<Seen>, at: Instant) {
+        self.listed = true;
+        for (identity, entry) in &mut self.entries {
+            if !all.iter().any(|seen| seen.identity == *identity) {
+                entry.end();
+            }
+        }
+        for seen in all {
+            self.lease(seen, at);
+        }
+        self.forget();
+    }
+
+    /// A Lease that is new, or has changed.
+    pub fn lease(&mut self, seen: Seen, at: Instant) {
+        if seen.identity == self.own {
+            return;
+        }
+        let entry = self.entries.entry(seen.identity).or_default();
+        let (restarted, changed) = match &entry.lease {
+            None => (true, at),
+            Some(life) if life.resource_version == seen.resource_version => (false, life.changed),
+            Some(life) => (life.holder != seen.holder, at),
+        };
+        entry.lease = Some(Life {
+            holder: seen.holder,
+            resource_version: seen.resource_version,
+            changed,
+        });
+        if restarted {
+            entry.fetch.now(at);
+        }
+    }
+
+    /// A Lease that is gone.
+    pub fn lease_gone(&mut self, identity: &Identity) {
+        if let Some(entry) = self.entries.get_mut(identity) {
+            entry.end();
+        }
+        self.forget();
+    }
+
+    /// All addresses there are. One that is no longer published is kept as the
+    /// last resort: etcd may have been away, and a wrong one is found out by its
+    /// certificate.
+    pub fn addresses(&mut self, all: &BTreeMap<Identity, SocketAddr>, at: Instant) {
+        for (identity, entry) in &mut self.entries {
+            entry.published = all.contains_key(identity);
+        }
+        for (identity, address) in all {
+            if *identity == self.own {
+                continue;
+            }
+            let entry = self.entries.entry(identity.clone()).or_default();
+            entry.published = true;
+            if entry.address != Some(*address) {
+                entry.address = Some(*address);
+                entry.standing.forgive();
+                entry.fetch.now(at);
+            }
+        }
+        self.forget();
+    }
+
+    /// Whom to ask now. Each is to be followed by [`Roster::fetched`].
+    pub fn due(&mut self, at: Instant) -> Vec<Peer> {
+        let mut due = Vec::new();
+        for (identity, entry) in &mut self.entries {
+            if entry.lease.is_some() && entry.address.is_some() && entry.fetch.begin(at) {
+                due.extend(entry.peer(identity));
+            }
+        }
+        due
+    }
+
+    /// What came of asking a peer. `jitter` spreads the next time: 0 to 1.
+    pub fn fetched(
+        &mut self,
+        identity: &Identity,
+        outcome: Result<Served, String>,
+        at: Instant,
+        wall: SystemTime,
+        jitter: f64,
+    ) {
+        let Some(entry) = self.entries.get_mut(identity) else {
+            return;
+        };
+        match outcome {
+            Ok(served) => {
+                entry.fetch.succeeded(at, jitter);
+                entry.problem = None;
+                entry.succeeded = Some(wall);
+                entry.served = Some(Arc::new(served));
+                entry.standing.forgive();
+            }
+            Err(problem) => {
+                entry.fetch.failed(at, jitter);
+                entry.problem = Some(problem);
+            }
+        }
+    }
+
+    /// A request could not be brought to this peer: find out whether it is
+    /// there, and what it is now.
+    pub fn doubt(&mut self, identity: &Identity, at: Instant) {
+        if let Some(entry) = self.entries.get_mut(identity) {
+            entry.fetch.doubt(at);
+        }
+    }
+
+    /// What routing needs to know.
+    pub fn snapshot(&self) -> Peers {
+        Peers {
+            listed: self.listed,
+            peers: self
+                .entries
+                .iter()
+                .filter_map(|(identity, entry)| entry.peer(identity).map(Arc::new))
+                .collect(),
+        }
+    }
+
+    /// Entries with neither Lease nor address are nobody.
+    fn forget(&mut self) {
+        self.entries
+            .retain(|_, entry| entry.lease.is_some() || entry.published);
+    }
+}
+
+impl Entry {
+    /// Its Lease has ended: what it served is served by it no more.
+    fn end(&mut self) {
+        self.lease = None;
+        self.served = None;
+        if !self.published {
+            self.address = None;
+        }
+    }
+
+    fn peer(&self, identity: &Identity) -> Option<Peer> {
+        let life = self.lease.as_ref()?;
+        Some(Peer {
+            identity: identity.clone(),
+            address: self.address,
+            published: self.published,
+            alive_until: life.changed + ALIVE,
+            served: self.served.clone(),
+            standing: self.standing.clone(),
+            succeeded: self.succeeded,
+            problem: match self.address {
+                None => Some("it has published no address".to_owned()),
+                Some(_) => self.problem.clone(),
+            },
+        })
+    }
+}
+
+/// The other servers, as routing sees them: replaced as a whole.
+#[derive(Debug, Default)]
+pub struct Peers {
+    /// Whether the Leases have been read.
+    pub listed: bool,
+    /// In the order of their identities.
+    pub peers: Vec<Arc<Peer>>,
+}
+
+/// Another server of the cluster, whose Lease lives.
+#[derive(Debug)]
+pub struct Peer {
+    /// The name of its Lease.
+    pub identity: Identity,
+    /// Where it, or its bridge, is reached.
+    pub address: Option<SocketAddr>,
+    /// Whether the registry has that address now.
+    pub published: bool,
+    /// Until when its last renewal lets us believe that it runs.
+    pub alive_until: Instant,
+    /// What it serves, as last heard.
+    pub served: Option<Arc<Served>>,
+    /// How it does with the requests that it gets.
+    pub standing: Arc<Standing>,
+    /// When it last told what it serves.
+    pub succeeded: Option<SystemTime>,
+    /// Why it has not since.
+    pub problem: Option<String>,
+}
+
+/// Who of the others serves a request.
+#[derive(Debug, Clone)]
+pub enum Elsewhere {
+    /// There is nobody else.
+    NoPeers,
+    /// These do.
+    Served(Vec<Arc<Peer>>),
+    /// None of those that have told; but one that runs has not told yet.
+    Unknown(Identity),
+    /// Nobody.
+    Nowhere,
+}
+
+impl Peers {
+    /// The peer of this identity.
+    pub fn get(&self, identity: &Identity) -> Option<&Arc<Peer>> {
+        self.peers.iter().find(|peer| peer.identity == *identity)
+    }
+
+    /// Who serves this request. "Nobody" is only said for certain.
+    pub fn serving(&self, request: &RequestInfo<'_>, now: Instant) -> Elsewhere {
+        if self.peers.is_empty() {
+            return Elsewhere::NoPeers;
+        }
+        let serving: Vec<_> = self
+            .peers
+            .iter()
+            .filter(|peer| peer.serves(request))
+            .cloned()
+            .collect();
+        if !serving.is_empty() {
+            return Elsewhere::Served(serving);
+        }
+        let silent = self
+            .peers
+            .iter()
+            .find(|peer| peer.served.is_none() && peer.alive_until > now);
+        match silent {
+            Some(peer) => Elsewhere::Unknown(peer.identity.clone()),
+            None => Elsewhere::Nowhere,
+        }
+    }
+}
+
+impl Peer {
+    /// Whether it has said that it serves this.
+    pub fn serves(&self, request: &RequestInfo<'_>) -> bool {
+        let served = self.served.as_ref();
+        served.is_some_and(|served| served.index.serves(request))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const A: &str = "apiserver-a";
+    const B: &str = "apiserver-b";
+    const ME: &str = "apiserver-me";
+
+    fn identity(name: &str) -> Identity {
+        Identity::named(name).unwrap()
+    }
+
+    fn seen(name: &str, holder: &str, version: u32) -> Seen {
+        Seen {
+            identity: identity(name),
+            holder: holder.to_owned(),
+            resource_version: version.to_string(),
+        }
+    }
+
+    fn addresses(list: &[(&str, u16)]) -> BTreeMap<Identity, SocketAddr> {
+        list.iter()
+            .map(|(name, port)| (identity(name), ([127, 0, 0, 1], *port).into()))
+            .collect()
+    }
+
+    fn served() -> Served {
+        Served {
+            index: Index::default(),
+            documents: [Arc::default(), Arc::default()],
+            etags: [None, None],
+            version: None,
+        }
+    }
+
+    fn due(roster: &mut Roster, at: Instant) -> Vec<String> {
+        let due = roster.due(at);
+        due.iter().map(|peer| peer.identity.to_string()).collect()
+    }
+
+    /// What can happen, in any order.
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Lease,
+        Address,
+        Tick,
+    }
+
+    proptest! {
+        /// The original gives up on a peer whose Lease comes before its address.
+        #[test]
+        fn a_peer_is_found_in_whatever_order_it_appears(
+            steps in proptest::collection::vec(
+                prop_oneof![Just(Step::Lease), Just(Step::Address), Just(Step::Tick)], 0..40),
+        ) {
+            let mut at = Instant::now();
+            let mut roster = Roster::new(identity(ME));
+            let (mut leased, mut addressed, mut fetched) = (false, false, 0);
+            for step in steps {
+                at += Duration::from_secs(10);
+                match step {
+                    Step::Lease => {
+                        roster.lease(seen(A, "h", 1), at);
+                        leased = true;
+                    }
+                    Step::Address => {
+                        roster.addresses(&addresses(&[(A, 1)]), at);
+                        addressed = true;
+                    }
+                    Step::Tick => {}
+                }
+                for _ in due(&mut roster, at) {
+                    fetched += 1;
+                    // It is never ready.
+                    roster.fetched(&identity(A), Err("no".into()), at, SystemTime::now(), 0.5);
+                }
+                // Ten seconds later it is always asked again.
+                prop_assert_eq!(fetched > 0, leased && addressed);
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_good_answer_counts_while_the_lease_lives() {
+        let at = Instant::now();
+        let mut roster = Roster::new(identity(ME));
+        roster.leases(vec![seen(A, "h", 1), seen(ME, "h", 1)], at);
+        roster.addresses(&addresses(&[(A, 1), (ME, 2)]), at);
+        assert_eq!(due(&mut roster, at), [A], "not itself");
+        roster.fetched(&identity(A), Ok(served()), at, SystemTime::now(), 0.0);
+        assert!(roster.snapshot().peers[0].served.is_some());
+
+        // It restarts, cannot be reached, and its record runs out.
+        roster.lease(seen(A, "another", 2), at);
+        assert_eq!(due(&mut roster, at), [A]);
+        roster.fetched(
+            &identity(A),
+            Err("refused".into()),
+            at,
+            SystemTime::now(),
+            0.0,
+        );
+        roster.addresses(&addresses(&[]), at);
+        let peer = &roster.snapshot().peers[0];
+        assert!(peer.served.is_some());
+        assert!(peer.address.is_some() && !peer.published);
+        assert_eq!(peer.problem.as_deref(), Some("refused"));
+
+        roster.lease_gone(&identity(A));
+        assert!(roster.snapshot().peers.is_empty());
+        // Back again, it has to tell anew.
+        roster.lease(seen(A, "third", 3), at);
+        assert!(roster.snapshot().peers[0].served.is_none());
+    }
+
+    #[test]
+    fn a_list_ends_those_that_are_not_in_it() {
+        let at = Instant::now();
+        let mut roster = Roster::new(identity(ME));
+        assert!(!roster.snapshot().listed);
+        roster.leases(vec![seen(A, "h", 1), seen(B, "h", 1)], at);
+        assert!(roster.snapshot().listed);
+        roster.leases(vec![seen(B, "h", 1)], at);
+        let snapshot = roster.snapshot();
+        assert_eq!(snapshot.peers.len(), 1);
+        assert!(snapshot.get(&identity(B)).is_some());
+    }
+
+    #[test]
+    fn only_a_change_that_we_see_is_a_sign_of_life() {
+        let start = Instant::now();
+        let mut roster = Roster::new(identity(ME));
+        roster.leases(vec![seen(A, "h", 1)], start);
+        let later = start + Duration::from_secs(30);
+        roster.leases(vec![seen(A, "h", 1)], later);
+        let alive_until = |roster: &Roster| roster.snapshot().peers[0].alive_until;
+        assert_eq!(alive_until(&roster), start + ALIVE);
+        roster.lease(seen(A, "h", 2), later);
+        assert_eq!(alive_until(&roster), later + ALIVE);
+    }
+
+    #[test]
+    fn a_new_address_is_asked_at_once_and_an_old_fetch_does_not_hide_it() {
+        let at = Instant::now();
+        let mut roster = Roster::new(identity(ME));
+        roster.leases(vec![seen(A, "h", 1)], at);
+        roster.addresses(&addresses(&[(A, 1)]), at);
+        assert_eq!(due(&mut roster, at), [A]);
+        roster.addresses(&addresses(&[(A, 2)]), at);
+        assert!(due(&mut roster, at).is_empty(), "one at a time");
+        roster.fetched(&identity(A), Ok(served()), at, SystemTime::now(), 0.0);
+        let again = roster.due(at);
+        assert_eq!(again[0].address.unwrap().port(), 2);
+    }
+}

@@ -1,0 +1,152 @@
+//! When to ask somebody again: at once when something happened, later and later
+//! when there is no answer, now and then when there is.
+
+use std::time::{Duration, Instant};
+
+/// What was learnt is asked for again now and then. KEP-4020 has 30 minutes and
+/// relies on events; but a kube-apiserver before 1.35 that is replaced goes on
+/// with the holder that it finds in its Lease, and then there is no event. The
+/// question is conditional: mostly it costs a 304.
+const REFRESH: Duration = Duration::from_secs(30);
+
+/// Between two tries of somebody who does not answer: doubled each time, never
+/// longer than the second, so that one that returns is found within seconds.
+const FIRST_BACKOFF: Duration = Duration::from_millis(250);
+const MAX_BACKOFF: Duration = Duration::from_secs(3);
+
+/// The next time, and whether one is under way.
+#[derive(Debug, Default)]
+pub struct Schedule {
+    due: Option<Instant>,
+    failures: u32,
+    under_way: bool,
+    /// Something has happened since it began.
+    again: bool,
+}
+
+impl Schedule {
+    /// Something has happened.
+    pub fn now(&mut self, at: Instant) {
+        self.due = Some(at);
+        self.failures = 0;
+        self.again = self.under_way;
+    }
+
+    /// Something looks wrong: ask now, unless it is known already.
+    pub fn doubt(&mut self, at: Instant) {
+        if self.failures == 0 {
+            self.now(at);
+        }
+    }
+
+    /// When to begin, unless something happens.
+    pub fn due(&self) -> Option<Instant> {
+        self.due.filter(|_| !self.under_way)
+    }
+
+    /// Whether to begin now; if so, it has begun.
+    pub fn begin(&mut self, at: Instant) -> bool {
+        let begins = self.due().is_some_and(|due| due <= at);
+        if begins {
+            self.under_way = true;
+            self.again = false;
+        }
+        begins
+    }
+
+    /// There was an answer. `jitter`, from 0 to 1, spreads the next time.
+    pub fn succeeded(&mut self, at: Instant, jitter: f64) {
+        self.failures = 0;
+        self.end(at, REFRESH.mul_f64(1.0 - jitter / 5.0));
+    }
+
+    /// There was none.
+    pub fn failed(&mut self, at: Instant, jitter: f64) {
+        let wait = FIRST_BACKOFF.saturating_mul(1 << self.failures.min(16));
+        self.failures = self.failures.saturating_add(1);
+        self.end(at, wait.min(MAX_BACKOFF).mul_f64(1.0 - jitter / 2.0));
+    }
+
+    fn end(&mut self, at: Instant, wait: Duration) {
+        self.under_way = false;
+        let wait = if std::mem::take(&mut self.again) {
+            Duration::ZERO
+        } else {
+            wait
+        };
+        self.due = Some(at + wait);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn nothing_is_due_until_something_happens() {
+        let start = Instant::now();
+        let mut schedule = Schedule::default();
+        assert!(!schedule.begin(start));
+        schedule.now(start);
+        assert!(schedule.begin(start));
+        assert!(!schedule.begin(start), "one at a time");
+    }
+
+    #[test]
+    fn failures_are_repeated_sooner_than_every_few_seconds_for_ever() {
+        let mut at = Instant::now();
+        let mut schedule = Schedule::default();
+        schedule.now(at);
+        for _ in 0..1_000 {
+            assert!(schedule.begin(at));
+            schedule.failed(at, 0.0);
+            let due = schedule.due().unwrap();
+            assert!(due > at && due <= at + MAX_BACKOFF);
+            at = due;
+        }
+    }
+
+    #[test]
+    fn what_happens_meanwhile_is_looked_at_afterwards() {
+        let start = Instant::now();
+        for succeeds in [true, false] {
+            let mut schedule = Schedule::default();
+            schedule.now(start);
+            assert!(schedule.begin(start));
+            schedule.now(start);
+            if succeeds {
+                schedule.succeeded(start, 0.5);
+            } else {
+                schedule.failed(start, 0.5);
+            }
+            assert!(schedule.begin(start), "{succeeds}");
+        }
+    }
+
+    #[test]
+    fn what_is_known_is_asked_for_again_within_half_a_minute() {
+        let start = Instant::now();
+        for jitter in [0.0, 0.5, 1.0] {
+            let mut schedule = Schedule::default();
+            schedule.now(start);
+            assert!(schedule.begin(start));
+            schedule.succeeded(start, jitter);
+            let due = schedule.due().unwrap();
+            assert!(due > start + 20 * SECOND && due <= start + REFRESH);
+        }
+    }
+
+    #[test]
+    fn a_doubt_does_not_hurry_what_is_failing_already() {
+        let start = Instant::now();
+        let mut schedule = Schedule::default();
+        schedule.now(start);
+        assert!(schedule.begin(start));
+        schedule.failed(start, 0.0);
+        let due = schedule.due();
+        schedule.doubt(start);
+        assert_eq!(schedule.due(), due);
+    }
+}

@@ -1,0 +1,278 @@
+//! Lists and watches of any kind of object, as the API writes them in JSON.
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::Error;
+
+/// An object of which a cache can be kept.
+pub trait Object: DeserializeOwned {
+    /// Unique among the objects that are watched together.
+    fn name(&self) -> &str;
+    /// Where a watch goes on after this object.
+    fn resource_version(&self) -> &str;
+}
+
+/// The metadata that every object has.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Metadata {
+    pub(crate) name: String,
+    pub(crate) resource_version: String,
+}
+
+/// A list, or a page of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct List<T> {
+    /// Where a watch begins that is to go on after this list.
+    pub resource_version: String,
+    /// Asks for the next page; none on the last.
+    pub next: Option<String>,
+    /// The objects.
+    pub items: Vec<T>,
+}
+
+impl<T: DeserializeOwned> List<T> {
+    /// Reads a list.
+    pub fn parse(json: &[u8]) -> Result<Self, Error> {
+        let raw: RawList<T> = serde_json::from_slice(json)?;
+        Ok(Self {
+            resource_version: raw.metadata.resource_version,
+            next: Some(raw.metadata.next).filter(|token| !token.is_empty()),
+            items: raw.items.unwrap_or_default(),
+        })
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(bound = "T: DeserializeOwned")]
+struct RawList<T> {
+    metadata: ListMetadata,
+    // An empty list may be written as null.
+    items: Option<Vec<T>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ListMetadata {
+    #[serde(default)]
+    resource_version: String,
+    #[serde(default, rename = "continue")]
+    next: String,
+}
+
+/// What a watch tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WatchEvent<T> {
+    /// It is there.
+    Added(T),
+    /// It is otherwise than it was.
+    Modified(T),
+    /// It is gone; this was its last state.
+    Deleted(T),
+    /// Nothing happened up to here.
+    Bookmark {
+        /// Where a watch goes on.
+        resource_version: String,
+        /// Whether everything that was there when the watch began has been
+        /// told (`sendInitialEvents`).
+        initial_events_end: bool,
+    },
+    /// The watch cannot go on.
+    Error(WatchFailure),
+}
+
+/// Why a watch cannot go on: the `metav1.Status` that it sent.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct WatchFailure {
+    /// As in HTTP.
+    pub code: u16,
+    /// For programs.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+}
+
+impl WatchFailure {
+    /// Whether the server no longer knows where the watch stands, so that it
+    /// takes a new list.
+    pub fn is_gone(&self) -> bool {
+        self.code == 410 || matches!(&*self.reason, "Expired" | "Gone")
+    }
+}
+
+impl<T: Object> WatchEvent<T> {
+    /// Reads one event: a line of a watch.
+    pub fn parse(json: &[u8]) -> Result<Self, Error> {
+        let raw: RawEvent = serde_json::from_slice(json)?;
+        let object = |value| serde_json::from_value(value);
+        Ok(match &*raw.kind {
+            "ADDED" => Self::Added(object(raw.object)?),
+            "MODIFIED" => Self::Modified(object(raw.object)?),
+            "DELETED" => Self::Deleted(object(raw.object)?),
+            "BOOKMARK" => {
+                let metadata = &raw.object["metadata"];
+                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                Self::Bookmark {
+                    resource_version: text(&metadata["resourceVersion"]),
+                    initial_events_end: metadata["annotations"]["k8s.io/initial-events-end"]
+                        == "true",
+                }
+            }
+            "ERROR" => Self::Error(serde_json::from_value(raw.object)?),
+            _ => return Err(Error::Event(raw.kind)),
+        })
+    }
+
+    /// Where a watch goes on after this event.
+    pub fn resource_version(&self) -> Option<&str> {
+        match self {
+            Self::Added(object) | Self::Modified(object) | Self::Deleted(object) => {
+                Some(object.resource_version())
+            }
+            Self::Bookmark {
+                resource_version, ..
+            } => Some(resource_version),
+            Self::Error(_) => None,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct RawEvent {
+    #[serde(rename = "type")]
+    kind: String,
+    object: Value,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq, Deserialize)]
+    struct Thing {
+        metadata: Metadata,
+    }
+
+    impl Object for Thing {
+        fn name(&self) -> &str {
+            &self.metadata.name
+        }
+
+        fn resource_version(&self) -> &str {
+            &self.metadata.resource_version
+        }
+    }
+
+    fn thing(name: &str, resource_version: &str) -> Thing {
+        Thing {
+            metadata: Metadata {
+                name: name.to_owned(),
+                resource_version: resource_version.to_owned(),
+            },
+        }
+    }
+
+    #[test]
+    fn events_are_read() {
+        let object = r#"{"kind":"Thing","metadata":{"name":"a","resourceVersion":"7"},"spec":{}}"#;
+        let bookmark = |end| WatchEvent::Bookmark {
+            resource_version: "243".to_owned(),
+            initial_events_end: end,
+        };
+        let gone = WatchFailure {
+            code: 410,
+            reason: "Expired".to_owned(),
+            message: "too old resource version: 1 (200)".to_owned(),
+        };
+        for (kind, object, expected) in [
+            ("ADDED", object, WatchEvent::Added(thing("a", "7"))),
+            ("MODIFIED", object, WatchEvent::Modified(thing("a", "7"))),
+            ("DELETED", object, WatchEvent::Deleted(thing("a", "7"))),
+            // As kube-apiserver 1.36.4 sends it.
+            (
+                "BOOKMARK",
+                r#"{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"resourceVersion":"243","annotations":{"k8s.io/initial-events-end":"true"}},"spec":{}}"#,
+                bookmark(true),
+            ),
+            (
+                "BOOKMARK",
+                r#"{"metadata":{"resourceVersion":"243"}}"#,
+                bookmark(false),
+            ),
+            (
+                "ERROR",
+                r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too old resource version: 1 (200)","reason":"Expired","code":410}"#,
+                WatchEvent::Error(gone),
+            ),
+        ] {
+            let line = format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n");
+            assert_eq!(WatchEvent::parse(line.as_bytes()).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn what_is_no_event_is_refused() {
+        for line in [
+            "",
+            "{}",
+            r#"{"type":"ADDED"}"#,
+            r#"{"type":"ADDED","object":[]}"#,
+            r#"{"type":"SHOUTED","object":{}}"#,
+        ] {
+            assert!(
+                WatchEvent::<Thing>::parse(line.as_bytes()).is_err(),
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_watch_goes_on_where_it_stood() {
+        let bookmark = WatchEvent::<Thing>::Bookmark {
+            resource_version: "9".to_owned(),
+            initial_events_end: false,
+        };
+        assert_eq!(bookmark.resource_version(), Some("9"));
+        let deleted = WatchEvent::Deleted(thing("a", "8"));
+        assert_eq!(deleted.resource_version(), Some("8"));
+        let failed = WatchEvent::<Thing>::Error(WatchFailure::default());
+        assert_eq!(failed.resource_version(), None);
+    }
+
+    #[test]
+    fn only_a_lost_place_takes_a_new_list() {
+        for (code, reason, expected) in [
+            (410, "", true),
+            (0, "Expired", true),
+            (0, "Gone", true),
+            (500, "InternalError", false),
+            (429, "TooManyRequests", false),
+        ] {
+            let failure = WatchFailure {
+                code,
+                reason: reason.to_owned(),
+                message: String::new(),
+            };
+            assert_eq!(failure.is_gone(), expected, "{code} {reason}");
+        }
+    }
+
+    #[test]
+    fn lists_are_read_page_by_page() {
+        let page = List::<Thing>::parse(
+            br#"{"kind":"ThingList","metadata":{"resourceVersion":"12","continue":"abc"},
+                "items":[{"metadata":{"name":"a","resourceVersion":"7"}}]}"#,
+        );
+        let page = page.unwrap();
+        assert_eq!(page.resource_version, "12");
+        assert_eq!(page.next.as_deref(), Some("abc"));
+        assert_eq!(page.items, [thing("a", "7")]);
+
+        let last = List::<Thing>::parse(br#"{"metadata":{"resourceVersion":"12"},"items":null}"#);
+        let last = last.unwrap();
+        assert!(last.next.is_none() && last.items.is_empty());
+    }
+}

@@ -1,0 +1,177 @@
+//! Protobuf's wire format, as far as Kubernetes uses it in stored objects.
+
+/// A message that is being written. Kubernetes' Go code writes fields in order
+/// of their numbers, and empty strings too.
+#[derive(Debug, Default)]
+pub(crate) struct Writer(Vec<u8>);
+
+impl Writer {
+    pub(crate) fn bytes(mut self, number: u8, value: &[u8]) -> Self {
+        self.varint(u64::from(number) << 3 | 2);
+        self.varint(value.len() as u64);
+        self.0.extend_from_slice(value);
+        self
+    }
+
+    pub(crate) fn text(self, number: u8, value: &str) -> Self {
+        self.bytes(number, value.as_bytes())
+    }
+
+    pub(crate) fn message(self, number: u8, value: Writer) -> Self {
+        self.bytes(number, &value.finish())
+    }
+
+    pub(crate) fn number(mut self, number: u8, value: i64) -> Self {
+        self.varint(u64::from(number) << 3);
+        self.varint(value.cast_unsigned());
+        self
+    }
+
+    pub(crate) fn finish(self) -> Vec<u8> {
+        self.0
+    }
+
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            // The low seven bits, and that more follow.
+            self.0.push(low_seven(value) | 0x80);
+            value >>= 7;
+        }
+        self.0.push(low_seven(value));
+    }
+}
+
+fn low_seven(value: u64) -> u8 {
+    value.to_le_bytes()[0] & 0x7f
+}
+
+/// A field of a message that is being read.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Field<'a> {
+    Bytes(u64, &'a [u8]),
+    Number(u64, i64),
+    /// Of a wire type that none of our fields has.
+    Other,
+}
+
+/// The fields of a message, in the order in which they come; an error ends them.
+#[derive(Debug, Clone)]
+pub(crate) struct Fields<'a>(&'a [u8]);
+
+/// The bytes end in the middle of a field, or are no field.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Malformed;
+
+impl<'a> Fields<'a> {
+    pub(crate) fn of(message: &'a [u8]) -> Self {
+        Self(message)
+    }
+
+    fn field(&mut self) -> Result<Field<'a>, Malformed> {
+        let key = self.varint()?;
+        let number = key >> 3;
+        if number == 0 {
+            return Err(Malformed);
+        }
+        match key & 7 {
+            0 => Ok(Field::Number(number, self.varint()?.cast_signed())),
+            1 => self.take(8).map(|_| Field::Other),
+            2 => {
+                let length = self.varint()?;
+                let length = usize::try_from(length).map_err(|_| Malformed)?;
+                Ok(Field::Bytes(number, self.take(length)?))
+            }
+            5 => self.take(4).map(|_| Field::Other),
+            // Groups, which nobody writes any more, and nonsense.
+            _ => Err(Malformed),
+        }
+    }
+
+    fn take(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
+        let (taken, rest) = self.0.split_at_checked(length).ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn varint(&mut self) -> Result<u64, Malformed> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let (byte, rest) = self.0.split_first().ok_or(Malformed)?;
+            self.0 = rest;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(Malformed)
+    }
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = Result<Field<'a>, Malformed>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let field = self.field();
+        if field.is_err() {
+            self.0 = &[];
+        }
+        Some(field)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn fields_that_we_do_not_use_are_passed_over() {
+        let fixed = [
+            [9, 1, 2, 3, 4, 5, 6, 7, 8].as_slice(),
+            &[0x15, 1, 2, 3, 4],
+            &[0x18, 5],
+        ]
+        .concat();
+        let fields: Result<Vec<_>, _> = Fields::of(&fixed).collect();
+        let expected = vec![Field::Other, Field::Other, Field::Number(3, 5)];
+        assert_eq!(fields, Ok(expected));
+    }
+
+    #[test]
+    fn broken_messages_are_refused() {
+        for bytes in [
+            &[0x0a][..],
+            &[0x0a, 1],
+            &[
+                0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1,
+            ],
+            &[0x80],
+            &[0x08, 0x80],
+            &[9, 1, 2],
+            &[0x15, 1],
+            // Field 0, a group, a varint of eleven bytes.
+            &[2, 0],
+            &[0x0b],
+            &[8, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128, 1],
+        ] {
+            let last = Fields::of(bytes).last();
+            assert_eq!(last, Some(Err(Malformed)), "{bytes:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_again(value: i64, bytes: Vec<u8>, one in 1_u8..16, two in 1_u8..16) {
+            let written = Writer::default().number(one, value).bytes(two, &bytes).finish();
+            let fields: Result<Vec<_>, _> = Fields::of(&written).collect();
+            prop_assert_eq!(fields, Ok(vec![
+                Field::Number(one.into(), value),
+                Field::Bytes(two.into(), &bytes),
+            ]));
+        }
+    }
+}
