@@ -9,6 +9,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::body::{RequestBody, ResponseBody};
+use crate::debug_peers;
 use crate::drain::announcement;
 use crate::health::{self, Health, Question};
 use crate::listener::AFTER_FAILURE;
@@ -77,6 +78,7 @@ impl Admin {
             ("readyz", check) => (Question::Readyz, check),
             ("healthz", check) => (Question::Healthz, check),
             ("metrics", "") => return self.metrics(),
+            ("debug", "peers") => return self.peers(),
             _ => return not_found(request),
         };
         let checks = self.health.checks(question);
@@ -86,8 +88,20 @@ impl Admin {
         }
     }
 
+    fn peers(&self) -> Response<Bytes> {
+        let text = debug_peers::json(&self.health.interop);
+        let mut response = health::text(StatusCode::OK, text);
+        response
+            .headers_mut()
+            .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        response
+    }
+
     fn metrics(&self) -> Response<Bytes> {
         self.metrics.ready(self.health.is_ready());
+        if let Ok(interop) = &self.health.interop {
+            self.metrics.peers().ages(&interop.cluster.load().peers);
+        }
         let text = self.metrics.text();
         let mut response = health::text(StatusCode::OK, text);
         response.headers_mut().insert(
@@ -99,6 +113,6 @@ impl Admin {
 }
 
 fn not_found(request: &Request<RequestBody>) -> Response<Bytes> {
-    let status = Status::not_found("here are /metrics, /livez, /readyz and /healthz");
+    let status = Status::not_found("here are /metrics, /livez, /readyz, /healthz and /debug/peers");
     respond::status(&status, negotiate_error_format(request.headers()))
 }

@@ -64,6 +64,8 @@ pub(crate) fn poll_stream(
 pub enum RequestBody {
     /// Nothing.
     Empty,
+    /// The bridge's own words.
+    Full(Bytes),
     /// Over HTTP/1.1.
     H1(WireBody),
     /// Over HTTP/2.
@@ -76,6 +78,11 @@ impl RequestBody {
     pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
         match self {
             Self::Empty => Poll::Ready(None),
+            Self::Full(bytes) => {
+                let bytes = std::mem::take(bytes);
+                *self = Self::Empty;
+                Poll::Ready(Some(Ok(Frame::Data(bytes))))
+            }
             Self::H1(body) => body.poll_frame(cx),
             Self::H2(body) => body.poll_frame(cx),
         }
@@ -85,6 +92,7 @@ impl RequestBody {
     pub fn is_done(&self) -> bool {
         match self {
             Self::Empty => true,
+            Self::Full(_) => false,
             Self::H1(body) => body.is_done(),
             Self::H2(body) => body.is_done(),
         }

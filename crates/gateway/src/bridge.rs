@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -15,18 +15,20 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::admin::{self, Admin};
+use crate::cluster::Interop;
 use crate::config::Config;
 use crate::drain::{Drain, Leave, announcement};
 use crate::flow::Bridge;
 use crate::health::{Health, UpstreamHealth};
+use crate::membership::Membership;
 use crate::metrics::Metrics;
 use crate::serve::h1::Patience;
 use crate::tls::reload::{Files, LoadError};
 use crate::worker::Worker;
-use crate::{listener, probe, process_metrics};
+use crate::{listener, peering, probe, process_metrics};
 
 /// Why a bridge does not run.
 #[derive(Debug, thiserror::Error)]
@@ -124,6 +126,18 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
 
     let (leave, drain) = announcement();
     let live = Arc::new(live);
+    let membership = Membership::of(config, &live, address.port());
+    let (interop, hints, membership) = match membership {
+        Ok(membership) => {
+            let (interop, hints) = Interop::new();
+            (Ok(Arc::new(interop)), Some(hints), Some(membership))
+        }
+        Err(why) => {
+            tracing::warn!(%why, "no peers: everything is served by the local kube-apiserver alone");
+            (Err(why), None, None)
+        }
+    };
+    metrics.peers().taking_part(interop.is_ok());
     let bridge = Arc::new(Bridge {
         live: live.clone(),
         metrics: metrics.clone(),
@@ -135,6 +149,8 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         default_host: default_host(config),
         access_log: config.logs.verbosity >= 2,
         next_share: AtomicU8::new(0),
+        interop: interop.as_ref().ok().cloned(),
+        turns: AtomicU64::new(random()?),
     });
     let workers = (0..config.workers.get())
         .map(|number| Worker::start(number, bridge.clone()))
@@ -146,6 +162,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     let health = Health {
         drain: drain.clone(),
         upstream: Arc::new(ArcSwap::from_pointee(UpstreamHealth::Unknown)),
+        interop,
     };
     tracing::info!(%address, %admin_address, upstream = %default_host(config).to_str().unwrap_or_default(), workers = workers.len(), "serving");
     let (drained, on_drained) = oneshot::channel();
@@ -158,9 +175,21 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         },
     };
     let (stop_control, stop) = oneshot::channel();
+    let (parted, on_parted) = oneshot::channel();
+    let peering = {
+        let (bridge, upstream) = (bridge.clone(), health.upstream.clone());
+        async move {
+            if let (Some(membership), Some(hints)) = (membership, hints) {
+                peering::run(bridge, membership, upstream, hints).await;
+            }
+            let _ = parted.send(());
+        }
+    };
     let control = std::thread::Builder::new()
         .name("control".to_owned())
         .spawn(move || {
+            // Ends with the runtime at the latest.
+            control.spawn(peering);
             govern(
                 &control, ports, &plan, bridge, health, workers, drained, stop,
             );
@@ -172,6 +201,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         drain: config.shutdown.drain,
         leave,
         drained: Some(on_drained),
+        parted: Some(on_parted),
         stop_control: Some(stop_control),
         stop_reload: Some(stop_reload),
         threads: vec![control, reload],
@@ -259,6 +289,7 @@ pub struct Handle {
     drain: Duration,
     leave: Leave,
     drained: Option<oneshot::Receiver<()>>,
+    parted: Option<oneshot::Receiver<()>>,
     stop_control: Option<oneshot::Sender<()>>,
     stop_reload: Option<mpsc::Sender<()>>,
     threads: Vec<JoinHandle<()>>,
@@ -275,11 +306,16 @@ impl Handle {
         self.admin_address
     }
 
-    /// Goes away: not ready, then after the delay no new connections, then
-    /// waits for what is running, up to the limit.
+    /// Goes away: not ready, and known to peers no more; then after the delay no
+    /// new connections, then waits for what is running, up to the limit.
     pub async fn finish(&mut self) {
         self.leave.leave();
-        sleep(self.delay).await;
+        let left = Instant::now();
+        if let Some(parted) = self.parted.take() {
+            // Has a limit of its own.
+            let _ = parted.await;
+        }
+        sleep_until(left + self.delay).await;
         let deadline = Instant::now() + self.drain;
         self.leave.drain(self.drain);
         if let Some(drained) = self.drained.take()

@@ -13,6 +13,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use rustls_pki_types::ServerName;
 use skewbridge_api::identity::IdentityHeaders;
+use skewbridge_peers::registry::Exchange;
 
 use crate::tls::material::KeyPairFiles;
 
@@ -149,6 +150,8 @@ pub enum RegistryKind {
     Leases,
     /// A YAML file.
     File(PathBuf),
+    /// The memory of this process: the playground, tests.
+    Memory(Exchange),
 }
 
 /// How to reach etcd.

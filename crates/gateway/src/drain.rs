@@ -57,6 +57,18 @@ impl Drain {
         matches!(*self.0.borrow(), Phase::Draining { .. })
     }
 
+    /// Waits until new clients should go elsewhere.
+    pub async fn leaving(&mut self) {
+        if self
+            .0
+            .wait_for(|phase| *phase != Phase::Serving)
+            .await
+            .is_err()
+        {
+            std::future::pending::<()>().await;
+        }
+    }
+
     /// Waits until connections should end.
     pub async fn draining(&mut self) {
         let draining = |phase: &Phase| matches!(phase, Phase::Draining { .. });

@@ -1,37 +1,41 @@
-//! One request from its head to its answer: caller, request, route, local,
-//! respond, in this order.
+//! One request from its head to its answer: caller, request, route, local or
+//! peer, respond, in this order.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Instant;
 
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONNECTION, HOST, UPGRADE};
+use http::header::{CONNECTION, HOST, UPGRADE};
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use skewbridge_api::hygiene::{self, ViaToken};
 use skewbridge_api::media::{Format, negotiate_error_format};
 use skewbridge_api::request_info::{DecodedPath, RequestInfo, Verb};
 use skewbridge_api::status::Status;
 use skewbridge_api::version::Version as KubeVersion;
+use skewbridge_peers::Peer;
 
 use crate::body::{RequestBody, ResponseBody};
-use crate::caller::{Caller, Presented, Recognised, Trust};
+use crate::caller::{Caller, Presented, Recognised};
+use crate::cluster::{Hint, Interop};
 use crate::config::Limits;
 use crate::drain::Drain;
+use crate::envoy::{Deadline, Envoy, Subject, not_processed};
 use crate::health;
-use crate::local::{self, Deadline};
+use crate::local;
 use crate::metrics::Metrics;
+use crate::peer;
 use crate::record::Record;
 use crate::respond;
-use crate::route::{self, Refusal, Route};
+use crate::route::{self, Journey, Refusal, Route};
 use crate::serve::{Answer, Service};
 use crate::tls::reload::Live;
-use crate::upstream::{Prefer, Repeat, Replay, Reply};
+use crate::upstream::{Pool, Pools, Prefer, Repeat, Replay, Reply};
 use crate::watch::WatchEnd;
-use crate::worker::Pools;
 
 /// What all connections of a bridge share.
 #[derive(Debug)]
@@ -56,6 +60,18 @@ pub struct Bridge {
     pub access_log: bool,
     /// Where in the time of draining the next watch ends.
     pub next_share: AtomicU8,
+    /// The other servers of the cluster, where they are to be known.
+    pub interop: Option<Arc<Interop>>,
+    /// Requests that went to peers so far.
+    pub turns: AtomicU64,
+}
+
+impl Bridge {
+    /// A number that spreads load: not a secret, only never the same for long.
+    pub(crate) fn chance(&self) -> u64 {
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        turn.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
 }
 
 /// One connection from a client.
@@ -128,16 +144,23 @@ impl Connection {
         let upgrade = clean(head);
         let Recognised { caller, from_peer } = self.0.presented.caller(&trust, &head.headers);
         record.caller(caller.name());
+        let hopped = from_peer && hygiene::has_hopped(&head.headers);
+        trust.headers().remove(&mut head.headers);
+        if !from_peer {
+            hygiene::remove_peer_hop(&mut head.headers);
+        }
 
-        let decided = self.decide(head, &caller, record).map_err(|refused| {
-            // Answers to a request that was not understood still have to be
-            // readable.
-            refused.answer(format)
-        })?;
-        let upstream = bridge.upstream_version.load();
-        let upstream = upstream.as_deref();
-        identify(&mut head.headers, &trust, &caller, from_peer, upstream)
-            .map_err(|status| respond::status(&status, format))?;
+        let decided = self
+            .decide(head, &caller, hopped, record)
+            .map_err(|refused| {
+                // Answers to a request that was not understood still have to be
+                // readable.
+                let mut answer = refused.answer(format);
+                if from_peer && refused.is_untouched() {
+                    not_processed(answer.headers_mut());
+                }
+                answer
+            })?;
         self.mark(head);
 
         let prefer = match (&upgrade, head.version) {
@@ -148,23 +171,48 @@ impl Connection {
         if let Some(upgrade) = upgrade {
             head.headers.insert(UPGRADE, upgrade);
         }
-        let request = Request::from_parts(take(head), Replay::new(body, trust, decided.repeat));
-        let reply = local::forward(
-            &decided.pool,
-            request,
+        let body = Replay::new(body, trust.clone(), decided.repeat);
+        let mut request = Request::from_parts(take(head), body);
+        let envoy = Envoy {
+            bridge,
+            pools: &self.0.pools,
+            trust: &trust,
+            caller: &caller,
             prefer,
-            Deadline::of(decided.long_running, &bridge.limits),
-            &bridge.metrics,
-        );
-        let mut reply = reply
-            .await
-            .map_err(|status| respond::status(&status, format))?;
+            subject: &decided.subject,
+        };
+        let sent = async {
+            match decided.route {
+                Going::Local(pool) => local::forward(&envoy, &pool, &mut request, record).await,
+                // Boxed: most requests stay here, and watches are many.
+                Going::Peers(peers) => {
+                    Box::pin(peer::forward(&envoy, peers, &mut request, record)).await
+                }
+            }
+        };
+        let deadline = Deadline::of(decided.long_running, &bridge.limits);
+        let mut reply = deadline.enforce(sent).await.map_err(|unanswered| {
+            let mut answer = respond::status(&unanswered.status, format);
+            if from_peer && unanswered.untouched {
+                not_processed(answer.headers_mut());
+            }
+            answer
+        })?;
         if let Reply::Response(response) = &reply
             && decided.readyz
             && response.status().is_success()
             && !bridge.acquainted.load(Ordering::Relaxed)
         {
             return Err(health::not_ready(NOT_ACQUAINTED));
+        }
+        if let Reply::Response(response) = &reply
+            && decided.readyz
+            && response.status().is_success()
+            && let Some(interop) = &bridge.interop
+            && let Some(missing) = interop.cluster.load().missing()
+        {
+            let problem = format!("the bridge does not know yet {}", missing.as_str());
+            return Err(health::not_ready(&problem));
         }
         if let Reply::Response(response) = &mut reply
             && decided.watch
@@ -181,6 +229,7 @@ impl Connection {
         &self,
         head: &Parts,
         caller: &Caller,
+        hopped: bool,
         record: &mut Record,
     ) -> Result<Decided, Refused> {
         let bridge = &*self.0.bridge;
@@ -197,27 +246,46 @@ impl Connection {
         let facts = route::Bridge {
             leaving: bridge.drain.is_leaving(),
             can_assert: bridge.live.targets.load().front_proxy.is_some(),
-            seen_before: bridge.via.seen(&head.headers),
+            journey: match (bridge.via.seen(&head.headers), hopped) {
+                (true, _) => Journey::Looped,
+                (false, true) => Journey::Hopped,
+                (false, false) => Journey::Begins,
+            },
         };
-        let route = route::route(&info, caller, facts);
+        let cluster = bridge.interop.as_ref().map(|it| it.cluster.load());
+        let cluster = cluster.as_deref().map(|it| (&**it, Instant::now()));
+        let route = route::route(&info, caller, facts, cluster);
         record.route(route.as_str());
-        match route {
-            Route::Local(leg) => Ok(Decided {
-                pool: self.0.pools.of(leg, &bridge.live, &bridge.metrics).ok_or(
+        let going = match route {
+            Route::Local(leg) => {
+                Going::Local(self.0.pools.of(leg, &bridge.live, &bridge.metrics).ok_or(
                     // The certificate went away between two looks at it.
                     Refused::Refusal(Refusal::CannotAssert),
-                )?,
-                long_running: info.is_long_running(),
-                repeat: if info.is_harmless(&head.method) {
-                    Repeat::Harmless
-                } else {
-                    Repeat::OnlyIfCertain
-                },
-                watch: info.verb == Verb::Watch,
-                readyz: info.is_readyz(),
-            }),
-            Route::Refuse(refusal) => Err(Refused::Refusal(refusal)),
-        }
+                )?)
+            }
+            Route::Peer(peers) => Going::Peers(peers),
+            Route::Refuse(refusal) => {
+                if refusal == Refusal::NotHere
+                    && let Some(interop) = &bridge.interop
+                {
+                    // The peer that sent it has heard otherwise from us.
+                    interop.hint(Hint::LocalChanged);
+                }
+                return Err(Refused::Refusal(refusal));
+            }
+        };
+        Ok(Decided {
+            route: going,
+            subject: Subject::of(head, hopped),
+            long_running: info.is_long_running(),
+            repeat: if info.is_harmless(&head.method) {
+                Repeat::Harmless
+            } else {
+                Repeat::OnlyIfCertain
+            },
+            watch: info.verb == Verb::Watch,
+            readyz: info.is_readyz(),
+        })
     }
 
     /// Who asked, by which way, and that it was here.
@@ -241,11 +309,17 @@ const LEAVING: &str = "the bridge is shutting down";
 const NOT_ACQUAINTED: &str = "the bridge has not heard from upstream yet";
 
 struct Decided {
-    pool: Arc<crate::upstream::Pool>,
+    route: Going,
+    subject: Subject,
     long_running: bool,
     repeat: Repeat,
     watch: bool,
     readyz: bool,
+}
+
+enum Going {
+    Local(Arc<Pool>),
+    Peers(Vec<Arc<Peer>>),
 }
 
 enum Refused {
@@ -254,6 +328,12 @@ enum Refused {
 }
 
 impl Refused {
+    /// Whether another server may do what this one has not begun.
+    fn is_untouched(&self) -> bool {
+        use Refusal::{NotHere, PeerUnknown, TooEarly};
+        matches!(self, Self::Refusal(TooEarly(_) | NotHere | PeerUnknown(_)))
+    }
+
     fn answer(&self, format: Format) -> Response<Bytes> {
         let status = match self {
             Self::Status(status) => return respond::status(status, format),
@@ -265,6 +345,16 @@ impl Refused {
             Self::Refusal(Refusal::Loop) => Status::loop_detected(
                 "this request has passed this gateway before: --upstream leads back to it",
             ),
+            Self::Refusal(Refusal::TooEarly(missing)) => respond::later(format!(
+                "this gateway has just started and does not know yet {}",
+                missing.as_str()
+            )),
+            Self::Refusal(Refusal::NotHere) => {
+                respond::later("a peer sent this request here, and it is not served here any more")
+            }
+            Self::Refusal(Refusal::PeerUnknown(identity)) => respond::later(format!(
+                "not served here, and {identity} has not told yet what it serves"
+            )),
         };
         respond::status(&status, format)
     }
@@ -303,36 +393,6 @@ fn target(head: &Parts) -> Result<(), &'static str> {
         }
         _ => Ok(()),
     }
-}
-
-/// Leaves in the headers the identity that was proven, and no other.
-fn identify(
-    headers: &mut HeaderMap,
-    trust: &Trust,
-    caller: &Caller,
-    from_peer: bool,
-    upstream: Option<&KubeVersion>,
-) -> Result<(), Status> {
-    let names = trust.headers();
-    names.remove(headers);
-    if !from_peer {
-        hygiene::remove_peer_hop(headers);
-    }
-    match caller {
-        Caller::Peer(user) => {
-            names
-                .write(headers, user)
-                .map_err(|error| Status::bad_request(error.to_string()))?;
-            // What has been asserted is not to be judged a second time.
-            headers.remove(AUTHORIZATION);
-        }
-        Caller::Certificate(user) => {
-            user.headers(upstream).apply(headers);
-            headers.remove(AUTHORIZATION);
-        }
-        Caller::Bearer | Caller::Anonymous | Caller::Unauthorized => {}
-    }
-    Ok(())
 }
 
 fn take(head: &mut Parts) -> Parts {

@@ -8,7 +8,9 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, DATE};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 
+use crate::cluster::Interop;
 use crate::drain::Drain;
+use crate::membership::LocalOnly;
 
 /// What is known of upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +30,8 @@ pub struct Health {
     pub drain: Drain,
     /// What upstream last said.
     pub upstream: Arc<ArcSwap<UpstreamHealth>>,
+    /// The other servers, or why they are none of our business.
+    pub interop: Result<Arc<Interop>, LocalOnly>,
 }
 
 /// Which question was asked.
@@ -56,33 +60,46 @@ impl Question {
 pub struct Check {
     name: &'static str,
     problem: Option<String>,
+    /// What is good to know although all is well.
+    note: Option<String>,
+}
+
+impl Check {
+    fn new(name: &'static str, problem: Option<String>) -> Self {
+        Self {
+            name,
+            problem,
+            note: None,
+        }
+    }
 }
 
 impl Health {
     /// The checks that answer a question.
     pub fn checks(&self, question: Question) -> Vec<Check> {
-        let mut checks = vec![Check {
-            name: "ping",
-            problem: None,
-        }];
+        let mut checks = vec![Check::new("ping", None)];
         if question == Question::Livez {
             return checks;
         }
-        checks.push(Check {
-            name: "upstream",
-            problem: match &**self.upstream.load() {
-                UpstreamHealth::Ready => None,
-                UpstreamHealth::Unknown => Some("no answer yet".to_owned()),
-                UpstreamHealth::NotReady(cause) => Some(cause.clone()),
+        let upstream = match &**self.upstream.load() {
+            UpstreamHealth::Ready => None,
+            UpstreamHealth::Unknown => Some("no answer yet".to_owned()),
+            UpstreamHealth::NotReady(cause) => Some(cause.clone()),
+        };
+        checks.push(Check::new("upstream", upstream));
+        checks.push(match &self.interop {
+            Err(why) => Check {
+                note: Some(format!("local only, since {why}")),
+                ..Check::new("peers", None)
             },
+            Ok(interop) => {
+                let missing = interop.cluster.load().missing();
+                let problem = missing.map(|it| format!("not known yet: {}", it.as_str()));
+                Check::new("peers", problem)
+            }
         });
-        checks.push(Check {
-            name: "shutdown",
-            problem: self
-                .drain
-                .is_leaving()
-                .then(|| "the bridge is shutting down".to_owned()),
-        });
+        let leaving = (self.drain.is_leaving()).then(|| "the bridge is shutting down".to_owned());
+        checks.push(Check::new("shutdown", leaving));
         checks
     }
 
@@ -114,7 +131,10 @@ pub fn answer(question: Question, checks: &[Check], query: Option<&str>) -> Resp
             _ if excluded.contains(&check.name) => {
                 writeln!(lines, "[+]{} excluded: ok", check.name)
             }
-            None => writeln!(lines, "[+]{} ok", check.name),
+            None => match &check.note {
+                None => writeln!(lines, "[+]{} ok", check.name),
+                Some(note) => writeln!(lines, "[+]{} ok: {note}", check.name),
+            },
             Some(problem) => {
                 failed = true;
                 writeln!(lines, "[-]{} failed: {problem}", check.name)
@@ -150,10 +170,7 @@ pub fn single(question: Question, checks: &[Check], name: &str) -> Option<Respon
 
 /// `/readyz` on the main port while the bridge itself is not ready.
 pub(crate) fn not_ready(problem: &str) -> Response<Bytes> {
-    let check = Check {
-        name: "skewbridge",
-        problem: Some(problem.to_owned()),
-    };
+    let check = Check::new("skewbridge", Some(problem.to_owned()));
     answer(Question::Readyz, &[check], None)
 }
 
@@ -182,10 +199,7 @@ mod tests {
     use super::*;
 
     fn check(name: &'static str, problem: Option<&str>) -> Check {
-        Check {
-            name,
-            problem: problem.map(str::to_owned),
-        }
+        Check::new(name, problem.map(str::to_owned))
     }
 
     fn ask(checks: &[Check], query: &str) -> (u16, String) {

@@ -5,77 +5,82 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
-use skewbridge_api::status::Status;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
-use crate::config::Limits;
-use crate::metrics::Metrics;
+use crate::cluster::{Hint, Place};
+use crate::envoy::{Envoy, Unanswered};
+use crate::peer;
+use crate::record::Record;
 use crate::respond;
-use crate::upstream::{Pool, Prefer, Replay, Reply, SendError};
+use crate::upstream::{Pool, Replay, Reply, SendError};
 
 /// A server that refuses connections is often one that is just starting.
 const BEFORE_RECONNECT: Duration = Duration::from_millis(100);
 
-/// How long an answer may take to begin.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Deadline {
-    /// Watches, logs and streams begin when there is something to say.
-    None,
-    /// Everything else.
-    After(Duration),
-}
-
-impl Deadline {
-    pub(crate) fn of(long_running: bool, limits: &Limits) -> Self {
-        if long_running {
-            Self::None
-        } else {
-            Self::After(limits.request_timeout + limits.answer_grace)
-        }
+/// Sends a request up and gives the reply, or says what to answer instead.
+pub(crate) async fn forward(
+    envoy: &Envoy<'_>,
+    pool: &Arc<Pool>,
+    request: &mut Request<Replay>,
+    record: &mut Record,
+) -> Result<Reply, Unanswered> {
+    let introduced = envoy.introduce_here(request.headers_mut());
+    introduced.map_err(Unanswered::perhaps_done)?;
+    match send(envoy, pool, request).await {
+        Err(SendError::Declined(_)) => Box::pin(elsewhere(envoy, request, record)).await,
+        outcome => outcome.map_err(|error| {
+            tracing::debug!(%error, "no answer from upstream");
+            Unanswered {
+                status: respond::send_error(&error),
+                untouched: error.is_safe_to_repeat(),
+            }
+        }),
     }
 }
 
-/// Sends a request up and gives the reply, or says what to answer instead.
-pub(crate) async fn forward(
-    pool: &Arc<Pool>,
-    request: Request<Replay>,
-    prefer: Prefer,
-    deadline: Deadline,
-    metrics: &Metrics,
-) -> Result<Reply, Status> {
-    let sent = send(pool, request, prefer, metrics);
-    let outcome = match deadline {
-        Deadline::None => sent.await,
-        Deadline::After(limit) => match timeout(limit, sent).await {
-            Ok(outcome) => outcome,
-            Err(_) => {
-                return Err(Status::timeout(format!(
-                    "the kube-apiserver behind this gateway did not answer within {} s",
-                    limit.as_secs()
-                )));
-            }
-        },
-    };
-    outcome.map_err(|error| {
-        tracing::debug!(%error, "no answer from upstream");
-        respond::send_error(&error)
-    })
-}
-
 async fn send(
+    envoy: &Envoy<'_>,
     pool: &Arc<Pool>,
-    mut request: Request<Replay>,
-    prefer: Prefer,
-    metrics: &Metrics,
+    request: &mut Request<Replay>,
 ) -> Result<Reply, SendError> {
-    let error = match pool.send(&mut request, prefer).await {
+    // A false 404: the server has been replaced by one that does not serve this
+    // any more, before we have heard what it does serve.
+    let declines = |status, headers: &_| {
+        envoy.subject.is_unknown(status, headers)
+            && (envoy.subject.hopped || !matches!(envoy.elsewhere(), Place::Here))
+    };
+    let error = match pool.send_unless(request, envoy.prefer, declines).await {
+        Err(error @ SendError::Declined(_)) => return Err(error),
         Err(error) if error.is_safe_to_repeat() && request.body_mut().rewind() => error,
         outcome => return outcome,
     };
     tracing::debug!(%error, "upstream did not take a request; it is sent once more");
-    metrics.upstream_retry();
+    envoy.bridge.metrics.upstream_retry();
     if matches!(error, SendError::Connect(_)) {
         sleep(BEFORE_RECONNECT).await;
     }
-    pool.send(&mut request, prefer).await
+    // Boxed: it happens seldom, and each watch would have room for it.
+    Box::pin(pool.send_unless(request, envoy.prefer, declines)).await
+}
+
+/// The local server knows no such path, and another one does.
+async fn elsewhere(
+    envoy: &Envoy<'_>,
+    request: &mut Request<Replay>,
+    record: &mut Record,
+) -> Result<Reply, Unanswered> {
+    let not_here = || Unanswered {
+        status: respond::later("not served here any more; which servers do is being found out"),
+        untouched: true,
+    };
+    if let Some(interop) = &envoy.bridge.interop {
+        interop.hint(Hint::LocalChanged);
+    }
+    match envoy.elsewhere() {
+        Place::There(peers) if !envoy.subject.hopped && request.body_mut().rewind() => {
+            record.route("peer");
+            peer::forward(envoy, peers, request, record).await
+        }
+        _ => Err(not_here()),
+    }
 }

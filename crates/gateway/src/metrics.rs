@@ -14,8 +14,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
+use crate::peer_metrics::PeerMetrics;
 use crate::process_metrics::ProcessMetrics;
-use crate::upstream::Leg;
 
 /// A number that goes up and down, kept at hand by who changes it.
 pub type Gauge = gauge::Gauge<i64, AtomicI64>;
@@ -38,6 +38,7 @@ struct Inner {
     reloads: Family<ReloadLabels, Counter>,
     certificate_expiry: Family<FlagLabels, gauge::Gauge<u64, AtomicU64>>,
     ready: Gauge,
+    peers: PeerMetrics,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -134,7 +135,7 @@ impl Metrics {
         );
         bridge.register(
             "upstream_connections",
-            "Open connections to the kube-apiserver behind this bridge",
+            "Open connections to the kube-apiserver behind this bridge, and to peers",
             Family::clone(&upstream_connections),
         );
         bridge.register(
@@ -167,6 +168,7 @@ impl Metrics {
             "Whether bridge and upstream are both ready",
             ready.clone(),
         );
+        let peers = PeerMetrics::register(&mut registry);
         registry.register_collector(Box::new(ProcessMetrics));
         Self(Arc::new(Inner {
             registry,
@@ -181,6 +183,7 @@ impl Metrics {
             reloads,
             certificate_expiry,
             ready,
+            peers,
         }))
     }
 
@@ -190,6 +193,11 @@ impl Metrics {
         // Writing to a String does not fail.
         let _ = encode(&mut text, &self.0.registry);
         text
+    }
+
+    /// What concerns other servers.
+    pub(crate) fn peers(&self) -> &PeerMetrics {
+        &self.0.peers
     }
 
     pub(crate) fn request(
@@ -214,16 +222,13 @@ impl Metrics {
         self.0.client_connections.clone()
     }
 
-    pub(crate) fn upstream_connections(&self, leg: Leg, protocol: &'static str) -> Gauge {
-        let labels = ConnectionLabels {
-            leg: leg.as_str(),
-            protocol,
-        };
+    pub(crate) fn upstream_connections(&self, leg: &'static str, protocol: &'static str) -> Gauge {
+        let labels = ConnectionLabels { leg, protocol };
         self.0.upstream_connections.get_or_create_owned(&labels)
     }
 
-    pub(crate) fn upstream_streams(&self, leg: Leg) -> Gauge {
-        let labels = LegLabels { leg: leg.as_str() };
+    pub(crate) fn upstream_streams(&self, leg: &'static str) -> Gauge {
+        let labels = LegLabels { leg };
         self.0.upstream_streams.get_or_create_owned(&labels)
     }
 

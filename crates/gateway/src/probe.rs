@@ -1,22 +1,17 @@
 //! Asks upstream now and then whether it is ready, and which version it is.
 
-use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use http::header::{HOST, USER_AGENT};
-use http::{HeaderValue, Request, StatusCode, Uri};
-use skewbridge_api::identity::User;
+use http::StatusCode;
 use skewbridge_api::version::Version;
 use tokio::time::{sleep, timeout};
 
-use crate::body::{Frame, RequestBody, ResponseBody};
 use crate::flow::Bridge;
 use crate::health::UpstreamHealth;
-use crate::upstream::{Leg, Prefer, Repeat, Replay, Reply};
-use crate::worker::Pools;
+use crate::own::{Answer, Ask, Own, Party};
 
 /// Between two questions: to an upstream that was ready, and to one that was
 /// not; and how long an answer may take.
@@ -27,15 +22,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Ten seconds of them.
 const MANY_DENIALS: u32 = 20;
 
-/// More than kube-apiserver says when every check fails.
-const MAX_ANSWER: usize = 64 * 1024;
-
 /// Asks until it is dropped.
 pub(crate) async fn run(bridge: Arc<Bridge>, health: Arc<ArcSwap<UpstreamHealth>>) {
     let (mut acquainted, mut denials) = (false, 0);
     let prober = Prober {
-        bridge,
-        pools: Pools::default(),
+        own: Own::new(bridge),
     };
     loop {
         let answer = timeout(PATIENCE, prober.health()).await;
@@ -55,10 +46,8 @@ pub(crate) async fn run(bridge: Arc<Bridge>, health: Arc<ArcSwap<UpstreamHealth>
                 }
                 Err(_) => {}
             }
-            prober
-                .bridge
-                .acquainted
-                .store(acquainted, Ordering::Relaxed);
+            let known = &prober.own.bridge.acquainted;
+            known.store(acquainted, Ordering::Relaxed);
         }
         let before = health.swap(Arc::new(now.clone()));
         if *before != now {
@@ -81,15 +70,18 @@ pub(crate) async fn run(bridge: Arc<Bridge>, health: Arc<ArcSwap<UpstreamHealth>
 struct Denied;
 
 struct Prober {
-    bridge: Arc<Bridge>,
-    pools: Pools,
+    own: Own,
 }
 
 impl Prober {
     async fn health(&self) -> UpstreamHealth {
-        match self.get("/readyz", Leg::Plain).await {
-            Ok((status, _)) if status.is_success() || is_denied(status) => UpstreamHealth::Ready,
-            Ok((status, _)) => UpstreamHealth::NotReady(format!("/readyz answered {status}")),
+        match self.get("/readyz", Party::UpstreamAsNobody).await {
+            Ok(Answer { status, .. }) if status.is_success() || is_denied(status) => {
+                UpstreamHealth::Ready
+            }
+            Ok(Answer { status, .. }) => {
+                UpstreamHealth::NotReady(format!("/readyz answered {status}"))
+            }
             Err(cause) => UpstreamHealth::NotReady(cause),
         }
     }
@@ -97,19 +89,24 @@ impl Prober {
     /// Which version upstream is. Where the anonymous may not know, it is asked
     /// by the name under which kube-apiservers ask each other.
     async fn learn_version(&self) -> Result<(), Denied> {
-        let mut answer = self.get("/version", Leg::Plain).await;
-        if matches!(answer, Ok((status, _)) if is_denied(status)) {
-            answer = self.get("/version", Leg::FrontProxy).await;
+        let denied = |answer: &Result<Answer, String>| {
+            answer.as_ref().is_ok_and(|answer| is_denied(answer.status))
+        };
+        let mut answer = self.get("/version", Party::UpstreamAsNobody).await;
+        if denied(&answer) {
+            answer = self.get("/version", Party::Upstream).await;
         }
-        if !matches!(answer, Ok((status, _)) if !is_denied(status)) {
+        if answer.is_err() || denied(&answer) {
             return Err(Denied);
         }
-        if let Ok((StatusCode::OK, body)) = answer
+        if let Ok(answer) = answer
+            && answer.status == StatusCode::OK
+            && let body = answer.body
             && let Ok(Info { git_version }) = serde_json::from_slice(&body)
             && let Ok(version) = git_version.parse::<Version>()
         {
             let version = Some(Arc::new(version));
-            let before = self.bridge.upstream_version.swap(version.clone());
+            let before = self.own.bridge.upstream_version.swap(version.clone());
             if before != version {
                 tracing::info!(
                     version = git_version,
@@ -122,41 +119,10 @@ impl Prober {
 
     /// Without a certificate everybody may read `/readyz` and `/version` on a
     /// usual cluster; where not, being told so is an answer too.
-    async fn get(&self, path: &'static str, leg: Leg) -> Result<(StatusCode, Vec<u8>), String> {
-        let bridge = &*self.bridge;
-        let Some(pool) = self.pools.of(leg, &bridge.live, &bridge.metrics) else {
-            return Err("there is no front-proxy certificate".to_owned());
-        };
-        let trust = bridge.live.trust.load_full();
-        let mut request = Request::new(Replay::new(
-            RequestBody::Empty,
-            trust.clone(),
-            Repeat::Harmless,
-        ));
-        *request.uri_mut() = Uri::from_static(path);
-        let headers = request.headers_mut();
-        headers.insert(HOST, bridge.default_host.clone());
-        headers.insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
-        if leg == Leg::FrontProxy {
-            let myself = User {
-                name: "system:apiserver".to_owned(),
-                ..User::default()
-            };
-            let written = trust.headers().write(headers, &myself);
-            written.map_err(|error| error.to_string())?;
-        }
-        match pool.send(&mut request, Prefer::H2).await {
-            Ok(Reply::Response(response)) => {
-                Ok((response.status(), read(response.into_body()).await))
-            }
-            Ok(Reply::Upgraded(..)) => Err(format!("{path} answered 101")),
-            Err(error) => Err(error.to_string()),
-        }
+    async fn get(&self, path: &'static str, party: Party<'_>) -> Result<Answer, String> {
+        self.own.ask(party, Ask::get(path)).await
     }
 }
-
-/// Who we are in upstream's log.
-const USER_AGENT_VALUE: &str = concat!("skewbridge/", env!("CARGO_PKG_VERSION"));
 
 #[derive(serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -166,19 +132,4 @@ struct Info<'a> {
 
 fn is_denied(status: StatusCode) -> bool {
     status == StatusCode::UNAUTHORIZED || status == StatusCode::FORBIDDEN
-}
-
-/// Reads a body to its end, so that the connection serves the next question
-/// too.
-async fn read(mut body: ResponseBody) -> Vec<u8> {
-    let mut answer = Vec::new();
-    while let Some(Ok(frame)) = poll_fn(|cx| body.poll_frame(cx)).await {
-        if let Frame::Data(data) = frame {
-            if answer.len() + data.len() > MAX_ANSWER {
-                break;
-            }
-            answer.extend_from_slice(&data);
-        }
-    }
-    answer
 }

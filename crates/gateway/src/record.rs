@@ -2,6 +2,7 @@
 //! in the log. Written when the answer has ended, however it ended.
 
 use http::{Method, StatusCode, Version};
+use skewbridge_peers::{Burden, Identity};
 use tokio::time::Instant;
 
 use crate::metrics::Metrics;
@@ -21,6 +22,8 @@ pub struct Record {
     bytes: u64,
     complete: bool,
     line: Option<Box<Line>>,
+    /// The peer that answers has so much to do while this lasts.
+    burden: Option<Burden>,
 }
 
 #[derive(Debug)]
@@ -29,6 +32,7 @@ struct Line {
     path: String,
     version: Version,
     caller: String,
+    peer: Option<Identity>,
 }
 
 impl Record {
@@ -43,6 +47,7 @@ impl Record {
             bytes: 0,
             complete: false,
             line: None,
+            burden: None,
         }
     }
 
@@ -57,6 +62,7 @@ impl Record {
             bytes: 0,
             complete: false,
             line: None,
+            burden: None,
         }
     }
 
@@ -74,6 +80,7 @@ impl Record {
             path,
             version: head.version,
             caller: String::new(),
+            peer: None,
         }));
     }
 
@@ -89,6 +96,14 @@ impl Record {
 
     pub(crate) fn route(&mut self, route: &'static str) {
         self.route = route;
+    }
+
+    /// This peer answers.
+    pub(crate) fn peer(&mut self, identity: &Identity, burden: Burden) {
+        self.burden = Some(burden);
+        if let Some(line) = &mut self.line {
+            line.peer = Some(identity.clone());
+        }
     }
 
     pub(crate) fn status(&mut self, status: StatusCode) {
@@ -124,6 +139,7 @@ impl Drop for Record {
                 protocol = ?line.version,
                 caller = %line.caller,
                 route = self.route,
+                peer = line.peer.as_ref().map(tracing::field::display),
                 verb = self.verb,
                 code = self.code,
                 bytes = self.bytes,

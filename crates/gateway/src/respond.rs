@@ -53,13 +53,20 @@ pub(crate) fn slow_head() -> Response<Bytes> {
     self::status(&Status::client_timeout(message), Format::Json)
 }
 
+/// Not now, but soon: nothing has been done.
+pub(crate) fn later(message: impl Into<String>) -> Status {
+    Status::service_unavailable(message, RETRY_AFTER_SECONDS)
+}
+
 /// Upstream gave no answer.
 pub(crate) fn send_error(error: &SendError) -> Status {
     match error {
-        SendError::Connect(_) | SendError::NotProcessed(_) => Status::service_unavailable(
-            format!("the kube-apiserver behind this gateway cannot be reached: {error}"),
-            RETRY_AFTER_SECONDS,
-        ),
+        SendError::Connect(_) | SendError::NotProcessed(_) | SendError::Declined(_) => {
+            Status::service_unavailable(
+                format!("the kube-apiserver behind this gateway cannot be reached: {error}"),
+                RETRY_AFTER_SECONDS,
+            )
+        }
         SendError::CutOff(_) | SendError::BadAnswer(_) => Status::bad_gateway(error.to_string()),
         SendError::Client(cause) => Status::bad_request(cause.clone()),
     }

@@ -4,7 +4,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -17,13 +17,12 @@ use tokio_rustls::TlsAcceptor;
 use crate::caller::Presented;
 use crate::drain::Running;
 use crate::flow::{Bridge, Connection, Inner};
-use crate::metrics::{Gauge, Metrics};
+use crate::metrics::Gauge;
 use crate::serve::h1::Patience;
 use crate::serve::h2::Bounds;
 use crate::serve::{ClientIo, h1, h2};
 use crate::tls::ReadAhead;
-use crate::tls::reload::{Live, Targets};
-use crate::upstream::{Leg, Pool};
+use crate::upstream::Pools;
 
 const TIDY_EVERY: Duration = Duration::from_secs(5);
 
@@ -109,7 +108,12 @@ async fn run(bridge: Arc<Bridge>, mut arrivals: mpsc::UnboundedReceiver<(Arrival
                     drop((running, open));
                 });
             }
-            _ = tidy.tick() => pools.tidy(),
+            _ = tidy.tick() => {
+                let cluster = bridge.interop.as_ref().map(|it| it.cluster.load());
+                pools.tidy(|identity| {
+                    cluster.as_ref().is_some_and(|it| it.peers.get(identity).is_some())
+                });
+            }
         }
     }
 }
@@ -184,50 +188,5 @@ fn reason(error: &io::Error) -> &'static str {
         Some(rustls::Error::NoApplicationProtocol) => "no-common-protocol",
         Some(_) => "tls",
         None => "connection-lost",
-    }
-}
-
-/// A worker's connections to upstream, on both legs. Made anew when upstream's
-/// files change: what is under way on the old ones ends in peace.
-#[derive(Debug, Default)]
-pub(crate) struct Pools(Mutex<Option<Current>>);
-
-#[derive(Debug)]
-struct Current {
-    targets: Arc<Targets>,
-    plain: Arc<Pool>,
-    front_proxy: Option<Arc<Pool>>,
-}
-
-impl Pools {
-    /// The pool of a leg.
-    pub(crate) fn of(&self, leg: Leg, live: &Live, metrics: &Metrics) -> Option<Arc<Pool>> {
-        let targets = live.targets.load();
-        let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let current = match &mut *current {
-            Some(current) if Arc::ptr_eq(&current.targets, &targets) => current,
-            stale => stale.insert(Current {
-                plain: Pool::new(targets.plain.clone(), Leg::Plain, metrics),
-                front_proxy: targets
-                    .front_proxy
-                    .clone()
-                    .map(|target| Pool::new(target, Leg::FrontProxy, metrics)),
-                targets: targets.clone(),
-            }),
-        };
-        match leg {
-            Leg::Plain => Some(current.plain.clone()),
-            Leg::FrontProxy => current.front_proxy.clone(),
-        }
-    }
-
-    fn tidy(&self) {
-        let current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(current) = &*current {
-            current.plain.tidy();
-            if let Some(pool) = &current.front_proxy {
-                pool.tidy();
-            }
-        }
     }
 }

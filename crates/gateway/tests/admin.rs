@@ -443,12 +443,16 @@ async fn health_is_told_in_kube_apiservers_words() {
         (
             "/readyz?verbose=true",
             200,
-            "[+]ping ok\n[+]upstream ok\n[+]shutdown ok\nreadyz check passed\n",
+            "[+]ping ok\n[+]upstream ok\n\
+             [+]peers ok: local only, since --peer-ca-file is not given\n\
+             [+]shutdown ok\nreadyz check passed\n",
         ),
         (
             "/healthz?verbose&exclude=upstream",
             200,
-            "[+]ping ok\n[+]upstream excluded: ok\n[+]shutdown ok\nhealthz check passed\n",
+            "[+]ping ok\n[+]upstream excluded: ok\n\
+             [+]peers ok: local only, since --peer-ca-file is not given\n\
+             [+]shutdown ok\nhealthz check passed\n",
         ),
         ("/readyz/ping", 200, "ok"),
         ("/readyz/upstream", 200, "ok"),

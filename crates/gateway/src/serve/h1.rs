@@ -3,7 +3,7 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -85,7 +85,9 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, patience: Patience, mut
         };
         let asks = Asks::of(&head);
         let request = wire.begin(head);
-        let Some(answer) = answer_or_gone(&wire, service.call(request)).await else {
+        // Boxed: what it takes to get an answer is not kept while the answer lasts.
+        let call = Box::pin(service.call(request));
+        let Some(answer) = answer_or_gone(&wire, call).await else {
             return;
         };
         match reply(&wire, &asks, answer, &drain, patience).await {
@@ -96,7 +98,7 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, patience: Patience, mut
             }
             After::Tunnel(upgraded, record) => {
                 if let Some((io, input)) = wire.into_parts() {
-                    tunnel::run(io, input, *upgraded, record).await;
+                    Box::pin(tunnel::run(io, input, *upgraded, record)).await;
                 }
                 return;
             }
@@ -329,8 +331,10 @@ impl Asks {
 
 /// The answer, or `None` if the client left before there was one; then the
 /// request is dropped, which cancels it upstream.
-async fn answer_or_gone(wire: &Wire, call: impl Future<Output = Answer>) -> Option<Answer> {
-    let mut call = pin!(call);
+async fn answer_or_gone(
+    wire: &Wire,
+    mut call: Pin<Box<impl Future<Output = Answer>>>,
+) -> Option<Answer> {
     poll_fn(|cx| {
         if let Poll::Ready(mut answer) = call.as_mut().poll(cx) {
             if !wire.lock().gone {

@@ -233,7 +233,8 @@ async fn answer<S: Service>(
             continues: expects_continue(&head.headers).then(|| respond.clone()),
         })
     };
-    let mut call = pin!(service.call(Request::from_parts(head, body)));
+    // Boxed: what it takes to get an answer is not kept while the answer lasts.
+    let mut call = Box::pin(service.call(Request::from_parts(head, body)));
     let answered = poll_fn(|cx| {
         // The client reset the stream, or left altogether: looked at first, or
         // the end of its body would be answered as a mistake of its.
@@ -243,6 +244,7 @@ async fn answer<S: Service>(
         call.as_mut().poll(cx).map(Some)
     })
     .await;
+    drop(call);
     let Some(Answer {
         response,
         mut record,

@@ -5,21 +5,23 @@
 //! Kubernetes' symlink swaps and network file systems included. A new file that
 //! is not good leaves the old one in use.
 
+use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use arc_swap::ArcSwap;
-use rustls::ServerConfig;
+use arc_swap::{ArcSwap, ArcSwapOption};
+use rustls::{ClientConfig, ServerConfig};
+use rustls_pki_types::ServerName;
 
 use super::material::{CaBundle, FileProblem, Fingerprint, KeyPair, KeyPairFiles, load_ca};
 use super::{client_config, server_config};
 use crate::caller::Trust;
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::upstream::{Leg, Target};
+use crate::upstream::{Leg, Role, Target};
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -34,17 +36,47 @@ pub struct Live {
     pub server: ArcSwap<ServerConfig>,
     /// For every request.
     pub trust: ArcSwap<Trust>,
-    /// For new connections to upstream.
+    /// For new connections to upstream and to peers.
     pub targets: ArcSwap<Targets>,
+    /// For new connections to etcd, where they are encrypted.
+    pub etcd: ArcSwapOption<ClientConfig>,
 }
 
-/// Upstream on both legs.
+/// Upstream on both legs, and how to meet peers.
 #[derive(Debug)]
 pub struct Targets {
     /// Without a certificate.
     pub plain: Target,
     /// With the front-proxy certificate, where there is one.
     pub front_proxy: Option<Target>,
+    /// Any peer, with the front-proxy certificate: that is what makes the hop
+    /// header believable. Where there are both it and `--peer-ca-file`.
+    pub peer: Option<PeerTarget>,
+}
+
+/// How to meet a peer, wherever it is.
+#[derive(Debug)]
+pub struct PeerTarget {
+    tls: Arc<ClientConfig>,
+    ping: Duration,
+}
+
+/// What a peer's certificate has to be for (KEP-4020, Proxy transport between
+/// apiservers and authn).
+const PEER_NAME: &str = "kubernetes.default.svc";
+
+impl PeerTarget {
+    /// The peer at this address.
+    pub fn at(&self, address: SocketAddr) -> Option<Target> {
+        Some(Target {
+            host: address.ip().to_string(),
+            port: address.port(),
+            server_name: ServerName::try_from(PEER_NAME).ok()?,
+            tls: self.tls.clone(),
+            ping: self.ping,
+            role: Role::Peer,
+        })
+    }
 }
 
 impl Targets {
@@ -84,6 +116,9 @@ pub struct Files {
     request_header_ca: Option<Watched<CaBundle>>,
     upstream_ca: Watched<CaBundle>,
     front_proxy: Option<Watched<KeyPair>>,
+    peer_ca: Option<Watched<CaBundle>>,
+    etcd_ca: Option<Watched<CaBundle>>,
+    etcd_pair: Option<Watched<KeyPair>>,
     metrics: Metrics,
 }
 
@@ -122,6 +157,15 @@ impl Files {
                 .as_ref()
                 .map(|it| pair("--proxy-client-cert-file", it))
                 .transpose()?,
+            peer_ca: (config.peers.ca.as_ref())
+                .map(|path| ca("--peer-ca-file", path))
+                .transpose()?,
+            etcd_ca: (config.peers.etcd.ca.as_ref())
+                .map(|path| ca("--etcd-cafile", path))
+                .transpose()?,
+            etcd_pair: (config.peers.etcd.key_pair.as_ref())
+                .map(|it| pair("--etcd-certfile", it))
+                .transpose()?,
             config: config.clone(),
             metrics,
         };
@@ -129,6 +173,7 @@ impl Files {
             server: ArcSwap::from_pointee(files.server()?),
             trust: ArcSwap::from_pointee(files.trust()?),
             targets: ArcSwap::from_pointee(files.targets()?),
+            etcd: ArcSwapOption::from(files.etcd()?.map(Arc::new)),
         };
         files.report_expiry();
         Ok((files, live))
@@ -166,7 +211,15 @@ impl Files {
                     identity,
                 )?),
                 ping: self.config.limits.upstream_ping,
+                role: Role::Upstream,
             })
+        };
+        let peer = match (&self.front_proxy, &self.peer_ca) {
+            (Some(pair), Some(ca)) => Some(PeerTarget {
+                tls: Arc::new(client_config(ca.value.roots.clone(), Some(&pair.value))?),
+                ping: self.config.limits.upstream_ping,
+            }),
+            _ => None,
         };
         Ok(Targets {
             plain: target(None)?,
@@ -174,7 +227,16 @@ impl Files {
                 None => None,
                 Some(pair) => Some(target(Some(&pair.value))?),
             },
+            peer,
         })
+    }
+
+    fn etcd(&self) -> Result<Option<ClientConfig>, LoadError> {
+        let Some(ca) = &self.etcd_ca else {
+            return Ok(None);
+        };
+        let identity = self.etcd_pair.as_ref().map(|pair| &pair.value);
+        Ok(Some(client_config(ca.value.roots.clone(), identity)?))
     }
 
     /// Looks at the files until `stop` is dropped.
@@ -191,17 +253,25 @@ impl Files {
         let request_header_ca = refresh(&mut self.request_header_ca, metrics);
         let upstream_ca = self.upstream_ca.refresh(metrics);
         let front_proxy = refresh(&mut self.front_proxy, metrics);
+        let peer_ca = refresh(&mut self.peer_ca, metrics);
+        let etcd_ca = refresh(&mut self.etcd_ca, metrics);
+        let etcd_pair = refresh(&mut self.etcd_pair, metrics);
         let callers = client_ca || request_header_ca;
+        let targets = upstream_ca || front_proxy || peer_ca;
+        let etcd = etcd_ca || etcd_pair;
         if serving || callers {
             self.swap("server", self.server(), &live.server);
         }
         if callers {
             self.swap("callers", self.trust(), &live.trust);
         }
-        if upstream_ca || front_proxy {
+        if targets {
             self.swap("upstream", self.targets(), &live.targets);
         }
-        if serving || callers || upstream_ca || front_proxy {
+        if etcd && let Ok(config) = self.etcd() {
+            live.etcd.store(config.map(Arc::new));
+        }
+        if serving || callers || targets || etcd {
             self.report_expiry();
         }
     }
@@ -221,7 +291,11 @@ impl Files {
             at.duration_since(UNIX_EPOCH)
                 .map_or(0, |since| since.as_secs())
         };
-        let pairs = [Some(&self.serving), self.front_proxy.as_ref()];
+        let pairs = [
+            Some(&self.serving),
+            self.front_proxy.as_ref(),
+            self.etcd_pair.as_ref(),
+        ];
         for pair in pairs.into_iter().flatten() {
             self.metrics.will_reload(pair.flag);
             self.metrics
@@ -231,6 +305,8 @@ impl Files {
             self.client_ca.as_ref(),
             self.request_header_ca.as_ref(),
             Some(&self.upstream_ca),
+            self.peer_ca.as_ref(),
+            self.etcd_ca.as_ref(),
         ];
         for ca in bundles.into_iter().flatten() {
             self.metrics.will_reload(ca.flag);

@@ -13,10 +13,6 @@ use tokio_rustls::client::TlsStream;
 
 use crate::tls::ReadAhead;
 
-/// TCP and TLS together. Upstream stands beside the bridge: it answers within
-/// milliseconds or not at all.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// A byte stream to upstream.
 pub type UpstreamIo = Box<TlsStream<ReadAhead<TcpStream>>>;
 
@@ -35,6 +31,42 @@ pub struct Target {
     pub tls: Arc<ClientConfig>,
     /// How often a connection in use is asked whether it lives.
     pub ping: Duration,
+    /// What it is to us.
+    pub role: Role,
+}
+
+/// What the server at the other end is to us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// The kube-apiserver behind this bridge.
+    Upstream,
+    /// Another server of the cluster, or its bridge.
+    Peer,
+}
+
+impl Role {
+    /// TCP and TLS together. Both kinds are near and answer within milliseconds
+    /// or not at all; beside a peer there may be another to try.
+    fn connect_timeout(self) -> Duration {
+        match self {
+            Self::Upstream => Duration::from_secs(10),
+            Self::Peer => Duration::from_secs(3),
+        }
+    }
+
+    fn unknown_issuer(self) -> &'static str {
+        match self {
+            Self::Upstream => " (it is not signed by --upstream-ca-file)",
+            Self::Peer => " (it is not signed by --peer-ca-file)",
+        }
+    }
+
+    fn wrong_name(self) -> &'static str {
+        match self {
+            Self::Upstream => " (--upstream-server-name says which name to expect)",
+            Self::Peer => " (a peer's certificate has to be for kubernetes.default.svc)",
+        }
+    }
 }
 
 /// Why there is no connection.
@@ -68,12 +100,10 @@ impl Target {
         &self,
         offer: &[&str],
     ) -> Result<(UpstreamIo, Spoken), ConnectError> {
-        match timeout(CONNECT_TIMEOUT, self.dial(offer)).await {
+        let limit = self.role.connect_timeout();
+        match timeout(limit, self.dial(offer)).await {
             Ok(connected) => connected,
-            Err(_) => Err(self.failed(format_args!(
-                "no answer within {} s",
-                CONNECT_TIMEOUT.as_secs()
-            ))),
+            Err(_) => Err(self.failed(format_args!("no answer within {} s", limit.as_secs()))),
         }
     }
 
@@ -102,10 +132,10 @@ impl Target {
         let what_to_do = match alert {
             Some(rustls::Error::InvalidCertificate(
                 CertificateError::UnknownIssuer | CertificateError::BadSignature,
-            )) => " (it is not signed by --upstream-ca-file)",
+            )) => self.role.unknown_issuer(),
             Some(rustls::Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-            )) => " (--upstream-server-name says which name to expect)",
+            )) => self.role.wrong_name(),
             _ => "",
         };
         let mut failed = self.failed(format_args!("TLS: {error}{what_to_do}"));

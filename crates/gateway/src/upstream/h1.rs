@@ -145,6 +145,14 @@ fn response_of(head: ResponseHead, body: impl FnOnce(Framing) -> H1Body) -> Answ
 }
 
 impl Answered {
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub(crate) fn headers(&self) -> &http::HeaderMap {
+        &self.headers
+    }
+
     /// The reply, which from here on also carries the rest of the request.
     pub(crate) fn into_reply(self, request: Replay) -> Reply {
         let Self {

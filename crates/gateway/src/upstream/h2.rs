@@ -14,7 +14,7 @@ use h2::{Ping, PingPong, Reason, RecvStream, SendStream};
 use http::header::{CONNECTION, HOST, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::uri::{Authority, Scheme};
-use http::{Request, Response, StatusCode, Uri, Version};
+use http::{HeaderMap, Request, Response, StatusCode, Uri, Version};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -418,6 +418,14 @@ pub(crate) struct Answered {
 }
 
 impl Answered {
+    pub(crate) fn status(&self) -> StatusCode {
+        self.response.status()
+    }
+
+    pub(crate) fn headers(&self) -> &HeaderMap {
+        self.response.headers()
+    }
+
     /// The reply, which from here on also carries the rest of the request.
     pub(crate) fn into_reply(self, request: Replay) -> Reply {
         let Self {

@@ -1,5 +1,5 @@
-//! The kube-apiserver behind this bridge: connections to it, and requests over
-//! them.
+//! The kube-apiserver behind this bridge, and the peers: connections to them,
+//! and requests over those.
 //!
 //! A request goes up in the protocol in which it came, where upstream speaks
 //! both: what upstream sees is then what it would have seen without a bridge,
@@ -9,13 +9,15 @@ mod connect;
 pub mod h1;
 pub mod h2;
 mod pool;
+mod pools;
 mod replay;
 
-pub use connect::{ConnectError, Target, UpstreamIo};
+pub use connect::{ConnectError, Role, Target, UpstreamIo};
 pub use pool::Pool;
+pub use pools::Pools;
 pub use replay::{Repeat, Replay};
 
-use http::Response;
+use http::{Response, StatusCode};
 
 use crate::body::ResponseBody;
 
@@ -69,6 +71,9 @@ pub enum SendError {
     /// stale connection, GOAWAY, or a refused stream.
     #[error("upstream did not take the request: {0}")]
     NotProcessed(String),
+    /// Upstream answered that it has not acted, and does not mean to.
+    #[error("upstream declined the request with {}", .0.as_u16())]
+    Declined(StatusCode),
     /// Upstream may have acted, and did not say.
     #[error("upstream closed the connection before it answered: {0}")]
     CutOff(String),
@@ -84,6 +89,9 @@ impl SendError {
     /// Whether the same request may be sent again without any risk of it being
     /// acted on twice.
     pub fn is_safe_to_repeat(&self) -> bool {
-        matches!(self, Self::Connect(_) | Self::NotProcessed(_))
+        matches!(
+            self,
+            Self::Connect(_) | Self::NotProcessed(_) | Self::Declined(_)
+        )
     }
 }

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use http::Request;
+use http::{HeaderMap, Request, StatusCode};
 use tokio::time::Instant;
 
 use super::connect::Spoken;
 use super::h1::{H1Connection, headers_for_h1};
 use super::h2::{H2Connection, Stream};
-use super::{ConnectError, Leg, Prefer, Replay, Reply, SendError, Target};
+use super::{ConnectError, Prefer, Replay, Reply, SendError, Target};
 use crate::metrics::{Gauge, Metrics};
 
 /// An unused connection is closed well before upstream would do it
@@ -24,7 +24,7 @@ const IDLE: Duration = Duration::from_secs(45);
 /// Unused HTTP/1.1 connections that are kept.
 const MAX_IDLE: usize = 256;
 
-/// The connections of one worker on one leg.
+/// The connections of one worker to one server, on one leg.
 #[derive(Debug)]
 pub struct Pool {
     target: Target,
@@ -63,7 +63,7 @@ impl Drop for Slot {
 
 impl Pool {
     /// No connections yet.
-    pub fn new(target: Target, leg: Leg, metrics: &Metrics) -> Arc<Self> {
+    pub fn new(target: Target, leg: &'static str, metrics: &Metrics) -> Arc<Self> {
         Arc::new(Self {
             target,
             idle: Mutex::default(),
@@ -86,6 +86,17 @@ impl Pool {
         request: &mut Request<Replay>,
         prefer: Prefer,
     ) -> Result<Reply, SendError> {
+        self.send_unless(request, prefer, |_, _| false).await
+    }
+
+    /// The same, where some answers say that nothing has been done: they are an
+    /// error, with which the request comes back too.
+    pub async fn send_unless(
+        self: &Arc<Self>,
+        request: &mut Request<Replay>,
+        prefer: Prefer,
+        declines: impl Fn(StatusCode, &HeaderMap) -> bool,
+    ) -> Result<Reply, SendError> {
         // The parts are borrowed by the connection and needed again if it
         // fails: taken out, and put back.
         let empty = Request::new(request.body().empty());
@@ -95,6 +106,9 @@ impl Pool {
             Ok(Channel::H1(connection)) => {
                 headers_for_h1(&mut head, prefer);
                 match connection.send(&head, &mut body, self).await {
+                    Ok(answered) if declines(answered.status(), answered.headers()) => {
+                        SendError::Declined(answered.status())
+                    }
                     Ok(answered) => {
                         body.forget();
                         return Ok(answered.into_reply(body));
@@ -103,6 +117,9 @@ impl Pool {
                 }
             }
             Ok(Channel::H2(stream)) => match stream.send(&head, &mut body).await {
+                Ok(answered) if declines(answered.status(), answered.headers()) => {
+                    SendError::Declined(answered.status())
+                }
                 Ok(answered) => {
                     body.forget();
                     return Ok(answered.into_reply(body));

@@ -13,6 +13,7 @@ use skewbridge_gateway::config::{
 };
 use skewbridge_gateway::tls::material::{CaBundle, KeyPairFiles};
 
+use super::egress;
 use super::features::features;
 use super::findings::{Findings, Problems, Warning};
 use super::flags::{
@@ -20,7 +21,6 @@ use super::flags::{
     ServingFlags, StreamFlags, UpstreamFlags,
 };
 use super::parse::{self, Endpoint, Parsed};
-use super::{egress, peer_file};
 
 /// Where kube-apiserver listens unless told otherwise.
 const DEFAULT_UPSTREAM_PORT: u16 = 6443;
@@ -291,7 +291,8 @@ fn peers(flags: &PeerFlags, etcd: &EtcdFlags, findings: &mut Findings) -> Option
              send requests anywhere",
         ),
         Some(RegistryKind::File(path)) => {
-            for wrong in peer_file::read(path, &cidrs).err().unwrap_or_default() {
+            let read = skewbridge_peers::registry::file::read(path, &cidrs);
+            for wrong in read.err().unwrap_or_default() {
                 findings.problem("--peer-registry", Some(path), wrong);
             }
         }

@@ -7,7 +7,6 @@ mod files;
 mod findings;
 mod flags;
 mod parse;
-mod peer_file;
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -1,0 +1,141 @@
+//! What is known of the cluster: read by every request, replaced as a whole
+//! when something changes.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use skewbridge_api::request_info::RequestInfo;
+use skewbridge_peers::{Elsewhere, Excluded, Identity, Peers, Served};
+use tokio::sync::mpsc;
+
+/// What is known of the cluster.
+#[derive(Debug, Default)]
+pub struct Cluster {
+    /// What the kube-apiserver behind this bridge serves.
+    pub local: Option<Arc<Served>>,
+    /// The other servers.
+    pub peers: Peers,
+    /// Whose APIs all servers share, so that no peer is asked for them: custom
+    /// resources and aggregated APIs. `None` until they have been read.
+    pub shared: Option<Arc<Excluded>>,
+}
+
+/// Where a request is served, as far as is known.
+#[derive(Debug, Clone)]
+pub enum Place {
+    /// By the kube-apiserver behind this bridge, which also says 404 to what
+    /// nobody serves.
+    Here,
+    /// By these peers, and not here.
+    There(Vec<Arc<skewbridge_peers::Peer>>),
+    /// Not here, and this peer, which runs, has not said yet whether it does.
+    Unknown(Identity),
+    /// It is too early to tell.
+    TooEarly(Missing),
+}
+
+/// What has to be known first (KEP-4020, Aggregation Layer: the post-start
+/// hook).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Missing {
+    /// What the local server serves.
+    LocalDiscovery,
+    /// Which servers there are.
+    Leases,
+    /// What all servers share.
+    Extensions,
+}
+
+impl Missing {
+    /// What is being waited for.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::LocalDiscovery => "what the kube-apiserver behind it serves",
+            Self::Leases => "the identity Leases",
+            Self::Extensions => "CustomResourceDefinitions and APIServices",
+        }
+    }
+}
+
+impl Cluster {
+    /// What is not known yet.
+    pub fn missing(&self) -> Option<Missing> {
+        if self.local.is_none() {
+            Some(Missing::LocalDiscovery)
+        } else if !self.peers.listed {
+            Some(Missing::Leases)
+        } else if self.shared.is_none() {
+            Some(Missing::Extensions)
+        } else {
+            None
+        }
+    }
+
+    /// Where a request for something of the API is served.
+    pub fn place(&self, request: &RequestInfo<'_>, now: Instant) -> Place {
+        let (Some(local), Some(shared), true) = (&self.local, &self.shared, self.peers.listed)
+        else {
+            let missing = self.missing().unwrap_or(Missing::LocalDiscovery);
+            return Place::TooEarly(missing);
+        };
+        if local.index.serves(request) || shared.contains(request.group, request.version, now) {
+            return Place::Here;
+        }
+        self.elsewhere(request, now)
+    }
+
+    /// Where it is served if not here.
+    pub fn elsewhere(&self, request: &RequestInfo<'_>, now: Instant) -> Place {
+        match self.peers.serving(request, now) {
+            Elsewhere::Served(peers) => Place::There(peers),
+            Elsewhere::Unknown(identity) => Place::Unknown(identity),
+            Elsewhere::NoPeers | Elsewhere::Nowhere => Place::Here,
+        }
+    }
+
+    /// Whether the local server is known to serve it.
+    pub fn is_here(&self, request: &RequestInfo<'_>, now: Instant) -> bool {
+        let local = self.local.as_ref();
+        local.is_some_and(|local| local.index.serves(request))
+            || (self.shared.as_ref())
+                .is_some_and(|shared| shared.contains(request.group, request.version, now))
+    }
+}
+
+/// The cluster as it is now, and a way to say that it looks different.
+#[derive(Debug)]
+pub struct Interop {
+    /// What is known.
+    pub cluster: ArcSwap<Cluster>,
+    hints: mpsc::Sender<Hint>,
+}
+
+/// Something that a request has found out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Hint {
+    /// The local server does not serve what it is known to serve.
+    LocalChanged,
+    /// This peer does not answer, or not as it should.
+    Doubt(Identity),
+}
+
+/// Hints repeat themselves: what finds no room was said already.
+const HINTS: usize = 64;
+
+impl Interop {
+    /// Nothing is known yet.
+    pub fn new() -> (Self, mpsc::Receiver<Hint>) {
+        let (hints, receiver) = mpsc::channel(HINTS);
+        let interop = Self {
+            cluster: ArcSwap::default(),
+            hints,
+        };
+        (interop, receiver)
+    }
+
+    /// Says what a request has found out.
+    pub fn hint(&self, hint: Hint) {
+        let _ = self.hints.try_send(hint);
+    }
+}

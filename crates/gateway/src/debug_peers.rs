@@ -1,0 +1,120 @@
+//! `/debug/peers`: what this bridge knows of the other servers.
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use serde::Serialize;
+use skewbridge_discovery::Index;
+use skewbridge_peers::Peer;
+
+use crate::cluster::{Cluster, Interop};
+use crate::membership::LocalOnly;
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct View {
+    /// Why there are no peers, where that is so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    local_only: Option<String>,
+    /// What has to be learnt before anything is routed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting_for: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    local: Option<LocalView>,
+    peers: Vec<PeerView>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct LocalView {
+    version: Option<String>,
+    serves_alone: Vec<String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PeerView {
+    identity: String,
+    version: Option<String>,
+    address: Option<String>,
+    /// Whether the registry has that address now.
+    published: bool,
+    /// Whether its Lease was renewed lately.
+    alive: bool,
+    /// Whether it takes requests.
+    healthy: bool,
+    requests_under_way: usize,
+    seconds_since_sync: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
+    /// What no other server of the cluster serves.
+    serves_alone: Vec<String>,
+}
+
+/// As JSON, for people and programs.
+pub(crate) fn json(interop: &Result<Arc<Interop>, LocalOnly>) -> String {
+    let view = match interop {
+        Err(why) => View {
+            local_only: Some(why.to_string()),
+            waiting_for: None,
+            local: None,
+            peers: Vec::new(),
+        },
+        Ok(interop) => view(&interop.cluster.load()),
+    };
+    let mut text = serde_json::to_string_pretty(&view).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+fn view(cluster: &Cluster) -> View {
+    let peers = &cluster.peers.peers;
+    let index = |peer: &Arc<Peer>| -> Option<Arc<_>> { peer.served.clone() };
+    let served: Vec<_> = peers.iter().filter_map(index).collect();
+    let local = cluster.local.as_ref();
+    View {
+        local_only: None,
+        waiting_for: cluster.missing().map(crate::cluster::Missing::as_str),
+        local: local.map(|local| {
+            let others: Vec<&Index> = served.iter().map(|it| &it.index).collect();
+            LocalView {
+                version: local.version.as_ref().map(ToString::to_string),
+                serves_alone: local.index.difference(&others),
+            }
+        }),
+        peers: peers
+            .iter()
+            .map(|peer| {
+                let others: Vec<&Index> = (peers.iter())
+                    .filter(|other| other.identity != peer.identity)
+                    .filter_map(|other| other.served.as_deref())
+                    .chain(local.map(Arc::as_ref))
+                    .map(|served| &served.index)
+                    .collect();
+                peer_view(peer, &others)
+            })
+            .collect(),
+    }
+}
+
+fn peer_view(peer: &Peer, others: &[&Index]) -> PeerView {
+    let served = peer.served.as_ref();
+    let now = Instant::now();
+    PeerView {
+        identity: peer.identity.to_string(),
+        version: served
+            .and_then(|it| it.version.as_ref())
+            .map(ToString::to_string),
+        address: peer.address.map(|it| it.to_string()),
+        published: peer.published,
+        alive: peer.alive_until > now,
+        healthy: peer.standing.is_healthy(now),
+        requests_under_way: peer.standing.load(),
+        seconds_since_sync: peer
+            .succeeded
+            .and_then(|at| SystemTime::now().duration_since(at).ok())
+            .map(|age| age.as_secs()),
+        problem: peer.problem.clone(),
+        serves_alone: served.map_or_else(Vec::new, |it| it.index.difference(others)),
+    }
+}

@@ -1,0 +1,210 @@
+//! What a request takes along on its way: who asks, for what, until when.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
+use skewbridge_api::identity::User;
+use skewbridge_api::request_info::{DecodedPath, Kind, RequestInfo, Verb};
+use skewbridge_api::status::Status;
+use skewbridge_api::version::Version;
+use tokio::time::timeout;
+
+use crate::caller::{Caller, Trust};
+use crate::cluster::Place;
+use crate::config::Limits;
+use crate::flow::Bridge;
+use crate::peer_metrics::PeerError;
+use crate::upstream::{Pools, Prefer};
+
+/// Said by a bridge to a peer that passed a request on: nothing has been done
+/// with it, so it may be given to another server, writes included.
+const NOT_PROCESSED: HeaderName = HeaderName::from_static("x-skewbridge-not-processed");
+
+/// Whom to answer for, and with what.
+pub(crate) struct Envoy<'a> {
+    pub(crate) bridge: &'a Bridge,
+    pub(crate) pools: &'a Pools,
+    pub(crate) trust: &'a Trust,
+    pub(crate) caller: &'a Caller,
+    pub(crate) prefer: Prefer,
+    pub(crate) subject: &'a Subject,
+}
+
+/// What a request is about, kept while its head is on the way. Nothing is
+/// copied: it is read again in the few cases that need it.
+#[derive(Debug, Clone)]
+pub(crate) struct Subject {
+    method: Method,
+    uri: Uri,
+    /// A peer has passed it on already.
+    pub(crate) hopped: bool,
+}
+
+impl Subject {
+    pub(crate) fn of(head: &Parts, hopped: bool) -> Self {
+        Self {
+            method: head.method.clone(),
+            uri: head.uri.clone(),
+            hopped,
+        }
+    }
+
+    /// What it asks for.
+    pub(crate) fn read<T>(&self, with: impl FnOnce(&RequestInfo<'_>) -> T) -> Option<T> {
+        // It was read before, or it would not be on its way.
+        let path = DecodedPath::new(self.uri.path()).ok()?;
+        Some(with(&RequestInfo::parse(
+            &self.method,
+            &path,
+            self.uri.query(),
+        )))
+    }
+
+    /// Whether this answer says that the server knows no such path. An object
+    /// that is not there is told by a Status; what a workload says through a
+    /// proxy is its own affair.
+    pub(crate) fn is_unknown(&self, status: StatusCode, headers: &HeaderMap) -> bool {
+        let is_text = |value: &HeaderValue| value.as_bytes().starts_with(b"text/plain");
+        status == StatusCode::NOT_FOUND
+            && headers.get(CONTENT_TYPE).is_some_and(is_text)
+            && self.read(|info| {
+                info.kind == Kind::Resource
+                    && info.verb != Verb::Proxy
+                    && info.subresource != "proxy"
+            }) == Some(true)
+    }
+}
+
+/// Why there is no answer but ours.
+#[derive(Debug)]
+pub(crate) struct Unanswered {
+    pub(crate) status: Status,
+    /// It is certain that nothing has been done.
+    pub(crate) untouched: bool,
+}
+
+impl Unanswered {
+    pub(crate) fn perhaps_done(status: Status) -> Self {
+        Self {
+            status,
+            untouched: false,
+        }
+    }
+}
+
+/// Tells a peer that nothing has been done.
+pub(crate) fn not_processed(headers: &mut HeaderMap) {
+    headers.insert(NOT_PROCESSED, HeaderValue::from_static("true"));
+}
+
+/// Whether a peer has told so.
+pub(crate) fn is_not_processed(headers: &HeaderMap) -> bool {
+    headers.contains_key(NOT_PROCESSED)
+}
+
+/// That is between bridges.
+pub(crate) fn remove_not_processed(headers: &mut HeaderMap) {
+    headers.remove(NOT_PROCESSED);
+}
+
+impl Envoy<'_> {
+    /// Where else it is served, as far as is known.
+    pub(crate) fn elsewhere(&self) -> Place {
+        let Some(interop) = &self.bridge.interop else {
+            return Place::Here;
+        };
+        let cluster = interop.cluster.load();
+        self.subject
+            .read(|info| cluster.elsewhere(info, Instant::now()))
+            .unwrap_or(Place::Here)
+    }
+
+    /// Counts why a peer did not take it.
+    pub(crate) fn count_error(&self, cause: PeerError) {
+        let metrics = self.bridge.metrics.peers();
+        self.subject.read(|info| metrics.error(cause, info));
+    }
+
+    /// Says who asks to the kube-apiserver behind this bridge. Nothing of the
+    /// kind is in the headers yet.
+    pub(crate) fn introduce_here(&self, headers: &mut HeaderMap) -> Result<(), Status> {
+        let upstream = self.bridge.upstream_version.load();
+        self.introduce(headers, upstream.as_deref())
+    }
+
+    /// Says who asks to a peer. There the front-proxy certificate is always
+    /// shown, so that anonymity has to be said; a token travels as it came.
+    pub(crate) fn introduce_there(
+        &self,
+        headers: &mut HeaderMap,
+        version: Option<&Version>,
+    ) -> Result<(), Status> {
+        self.trust.headers().remove(headers);
+        if let Caller::Anonymous = self.caller {
+            let nobody = User {
+                name: "system:anonymous".to_owned(),
+                groups: vec!["system:unauthenticated".to_owned()],
+                ..User::default()
+            };
+            return self.assert(headers, &nobody);
+        }
+        self.introduce(headers, version)
+    }
+
+    fn introduce(&self, headers: &mut HeaderMap, version: Option<&Version>) -> Result<(), Status> {
+        match self.caller {
+            Caller::Peer(user) => self.assert(headers, user)?,
+            Caller::Certificate(user) => {
+                user.headers(version).apply(headers);
+                headers.remove(AUTHORIZATION);
+            }
+            Caller::Bearer | Caller::Anonymous | Caller::Unauthorized => {}
+        }
+        Ok(())
+    }
+
+    fn assert(&self, headers: &mut HeaderMap, user: &User) -> Result<(), Status> {
+        let written = self.trust.headers().write(headers, user);
+        written.map_err(|error| Status::bad_request(error.to_string()))?;
+        // What has been asserted is not to be judged a second time.
+        headers.remove(AUTHORIZATION);
+        Ok(())
+    }
+}
+
+/// How long an answer may take to begin.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Deadline {
+    /// Watches, logs and streams begin when there is something to say.
+    None,
+    /// Everything else.
+    After(Duration),
+}
+
+impl Deadline {
+    pub(crate) fn of(long_running: bool, limits: &Limits) -> Self {
+        if long_running {
+            Self::None
+        } else {
+            Self::After(limits.request_timeout + limits.answer_grace)
+        }
+    }
+
+    pub(crate) async fn enforce<T>(
+        self,
+        sent: impl Future<Output = Result<T, Unanswered>>,
+    ) -> Result<T, Unanswered> {
+        let Self::After(limit) = self else {
+            return sent.await;
+        };
+        timeout(limit, sent).await.unwrap_or_else(|_| {
+            Err(Unanswered::perhaps_done(Status::timeout(format!(
+                "the kube-apiserver behind this gateway did not answer within {} s",
+                limit.as_secs()
+            ))))
+        })
+    }
+}

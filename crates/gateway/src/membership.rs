@@ -1,0 +1,153 @@
+//! Whether this bridge takes part among the servers of its cluster, and as whom.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use skewbridge_etcd::Endpoint;
+use skewbridge_peers::Identity;
+use skewbridge_peers::registry::{EtcdRegistry, FileRegistry, Registry};
+
+use crate::config::{ApiServerIdentity, Config, Feature, RegistryKind};
+use crate::tls::reload::Live;
+
+/// Who we are among the servers, and where the others are found.
+pub(crate) struct Membership {
+    /// Of the kube-apiserver behind us.
+    pub(crate) identity: Identity,
+    /// Of the machine.
+    pub(crate) hostname: String,
+    /// Where peers reach us.
+    pub(crate) address: SocketAddr,
+    /// Where addresses are.
+    pub(crate) whereabouts: Whereabouts,
+}
+
+/// Where servers tell each other their addresses.
+pub(crate) enum Whereabouts {
+    /// In a registry.
+    Registry(Box<dyn Registry>),
+    /// In annotations of identity Leases; an address outside of these networks
+    /// is refused.
+    Leases(Vec<IpNet>),
+}
+
+/// Why everything is served by the local kube-apiserver alone (KEP-4020, Risks
+/// 6: the bridge runs, and says so).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LocalOnly {
+    /// The feature gate is off.
+    GateOff,
+    /// A flag is missing.
+    Missing(&'static str),
+    /// Something else is.
+    Cannot(String),
+}
+
+impl fmt::Display for LocalOnly {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::GateOff => f.write_str("UnknownVersionInteroperabilityProxy is off"),
+            Self::Missing(flag) => write!(f, "{flag} is not given"),
+            Self::Cannot(cause) => f.write_str(cause),
+        }
+    }
+}
+
+impl Membership {
+    /// As the config says; `listening` is the port that was bound.
+    pub(crate) fn of(config: &Config, live: &Arc<Live>, listening: u16) -> Result<Self, LocalOnly> {
+        if !(config.features).enabled(Feature::UnknownVersionInteroperabilityProxy) {
+            return Err(LocalOnly::GateOff);
+        }
+        let needed = [
+            ("--peer-ca-file", config.peers.ca.is_some()),
+            (
+                "--proxy-client-cert-file",
+                config.upstream.front_proxy.is_some(),
+            ),
+            (
+                "--requestheader-client-ca-file",
+                config.callers.request_header.is_some(),
+            ),
+        ];
+        if let Some((flag, _)) = needed.into_iter().find(|(_, given)| !given) {
+            return Err(LocalOnly::Missing(flag));
+        }
+        let hostname = hostname();
+        let identity = match &config.peers.identity {
+            ApiServerIdentity::Auto => Identity::of_hostname(&hostname),
+            ApiServerIdentity::Named(name) => Identity::named(name)
+                .map_err(|error| LocalOnly::Cannot(format!("--apiserver-identity: {error}")))?,
+        };
+        let address = address(config, listening).ok_or_else(|| {
+            LocalOnly::Cannot(
+                "this machine has no default interface; give --peer-advertise-ip".to_owned(),
+            )
+        })?;
+        Ok(Self {
+            identity,
+            hostname,
+            address,
+            whereabouts: whereabouts(config, live)?,
+        })
+    }
+}
+
+fn whereabouts(config: &Config, live: &Arc<Live>) -> Result<Whereabouts, LocalOnly> {
+    let peers = &config.peers;
+    let registry: Box<dyn Registry> = match &peers.registry {
+        RegistryKind::Leases => return Ok(Whereabouts::Leases(peers.cidrs.clone())),
+        RegistryKind::File(path) => Box::new(FileRegistry::new(path.clone(), peers.cidrs.clone())),
+        RegistryKind::Memory(exchange) => Box::new(exchange.registry()),
+        RegistryKind::Etcd => {
+            if peers.etcd.servers.is_empty() {
+                return Err(LocalOnly::Missing("--etcd-servers"));
+            }
+            let endpoints: Result<Vec<Endpoint>, _> = (peers.etcd.servers.iter())
+                .map(|server| server.to_string().parse())
+                .collect();
+            let endpoints =
+                endpoints.map_err(|error| LocalOnly::Cannot(format!("--etcd-servers: {error}")))?;
+            let live = live.clone();
+            let tls = Arc::new(move || live.etcd.load_full());
+            Box::new(EtcdRegistry::new(endpoints, tls, peers.etcd.prefix.clone()))
+        }
+    };
+    Ok(Whereabouts::Registry(registry))
+}
+
+/// As kube-apiserver sees it.
+fn hostname() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
+}
+
+/// `--peer-advertise-ip` and `-port`, else `--advertise-address`, else
+/// `--bind-address`, else the address of the default interface; `listening` is
+/// the port that was bound.
+fn address(config: &Config, listening: u16) -> Option<SocketAddr> {
+    let bound = config.listen.bind_address;
+    let ip = (config.peers.advertise_ip)
+        .or(config.listen.advertise_address)
+        .or((!bound.is_unspecified()).then_some(bound))
+        .or_else(default_interface)?;
+    Some(SocketAddr::new(
+        ip,
+        config.peers.advertise_port.unwrap_or(listening),
+    ))
+}
+
+/// The address from which this machine would speak to the world. No packet is
+/// sent: the kernel only looks at its routes. The addresses are from the ranges
+/// for documentation (RFC 5737, RFC 3849).
+fn default_interface() -> Option<IpAddr> {
+    let outward = |from: &str, to: &str| {
+        let socket = UdpSocket::bind((from, 0)).ok()?;
+        socket.connect((to, 9)).ok()?;
+        let ip = socket.local_addr().ok()?.ip();
+        (!ip.is_unspecified() && !ip.is_loopback()).then_some(ip)
+    };
+    outward("0.0.0.0", "192.0.2.1").or_else(|| outward("::", "2001:db8::1"))
+}

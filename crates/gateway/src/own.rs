@@ -1,0 +1,265 @@
+//! The bridge's own requests: to the kube-apiserver behind it, and to peers.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HOST, USER_AGENT};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
+use skewbridge_api::identity::User;
+use skewbridge_peers::Peer;
+
+use crate::body::{Frame, RequestBody, ResponseBody};
+use crate::flow::Bridge;
+use crate::upstream::{Leg, Pools, Prefer, Repeat, Replay, Reply};
+
+/// Who we are in a server's log.
+const USER_AGENT_VALUE: &str = concat!("skewbridge/", env!("CARGO_PKG_VERSION"));
+
+/// More than a large cluster's discovery or a page of a list takes; what is
+/// longer is an error.
+const MAX_ANSWER: usize = 32 * 1024 * 1024;
+
+/// A watch event, with everything that one object may hold.
+const MAX_LINE: usize = 8 * 1024 * 1024;
+
+/// Whom to ask, and as whom.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Party<'a> {
+    /// The kube-apiserver behind us, as nobody in particular.
+    UpstreamAsNobody,
+    /// The same, as kube-apiserver asks itself.
+    Upstream,
+    /// A peer, as kube-apiservers ask each other.
+    Peer(&'a Peer),
+}
+
+impl Party<'_> {
+    fn user(self) -> Option<User> {
+        let group = match self {
+            Self::UpstreamAsNobody => return None,
+            Self::Upstream => "system:masters",
+            Self::Peer(_) => "system:authenticated",
+        };
+        Some(User {
+            name: "system:apiserver".to_owned(),
+            groups: vec![group.to_owned()],
+            ..User::default()
+        })
+    }
+}
+
+/// A question.
+#[derive(Debug, Clone)]
+pub(crate) struct Ask<'a> {
+    pub(crate) method: Method,
+    pub(crate) path: &'a str,
+    pub(crate) headers: Vec<(HeaderName, String)>,
+    pub(crate) json: Option<Vec<u8>>,
+}
+
+impl<'a> Ask<'a> {
+    /// A plain GET.
+    pub(crate) fn get(path: &'a str) -> Self {
+        Self {
+            method: Method::GET,
+            path,
+            headers: Vec::new(),
+            json: None,
+        }
+    }
+
+    /// Sends a document along.
+    pub(crate) fn json(method: Method, path: &'a str, json: Vec<u8>) -> Self {
+        Self {
+            method,
+            json: Some(json),
+            ..Self::get(path)
+        }
+    }
+
+    /// With a header.
+    #[must_use]
+    pub(crate) fn header(mut self, name: HeaderName, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+}
+
+/// An answer, read whole.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+impl Answer {
+    /// What is wrong with it, unless it is a 2xx.
+    pub(crate) fn ok(self, path: &str) -> Result<Self, String> {
+        if self.status.is_success() {
+            return Ok(self);
+        }
+        let said = String::from_utf8_lossy(&self.body);
+        let said: String = said.trim().chars().take(200).collect();
+        Err(format!("{path}: {}: {said}", self.status.as_u16()))
+    }
+
+    pub(crate) fn header(&self, name: &HeaderName) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+}
+
+/// Asks in the bridge's own name.
+#[derive(Debug)]
+pub(crate) struct Own {
+    pub(crate) bridge: Arc<Bridge>,
+    pools: Pools,
+}
+
+impl Own {
+    pub(crate) fn new(bridge: Arc<Bridge>) -> Self {
+        Self {
+            bridge,
+            pools: Pools::default(),
+        }
+    }
+
+    /// Closes connections that are not needed any more.
+    pub(crate) fn tidy(&self) {
+        let cluster = self.bridge.interop.as_ref().map(|it| it.cluster.load());
+        self.pools
+            .tidy(|identity| (cluster.as_ref()).is_some_and(|it| it.peers.get(identity).is_some()));
+    }
+
+    /// Asks, and reads the whole answer. Whoever asks sets a time limit.
+    pub(crate) async fn ask(&self, party: Party<'_>, ask: Ask<'_>) -> Result<Answer, String> {
+        let response = self.send(party, ask).await?;
+        let (head, body) = response.into_parts();
+        Ok(Answer {
+            status: head.status,
+            headers: head.headers,
+            body: read(body).await?,
+        })
+    }
+
+    /// Asks for something that comes in lines.
+    pub(crate) async fn watch(&self, party: Party<'_>, ask: Ask<'_>) -> Result<Lines, String> {
+        let path = ask.path.to_owned();
+        let response = self.send(party, ask).await?;
+        let (head, body) = response.into_parts();
+        if head.status != StatusCode::OK {
+            let answer = Answer {
+                status: head.status,
+                headers: head.headers,
+                body: read(body).await?,
+            };
+            answer.ok(&path)?;
+            return Err(format!("{path}: {}", head.status));
+        }
+        Ok(Lines {
+            body,
+            buffer: BytesMut::new(),
+        })
+    }
+
+    async fn send(
+        &self,
+        party: Party<'_>,
+        ask: Ask<'_>,
+    ) -> Result<http::Response<ResponseBody>, String> {
+        let bridge = &*self.bridge;
+        let (live, metrics) = (&bridge.live, &bridge.metrics);
+        let pool = match party {
+            Party::UpstreamAsNobody => self.pools.of(Leg::Plain, live, metrics),
+            Party::Upstream => self.pools.of(Leg::FrontProxy, live, metrics),
+            Party::Peer(peer) => self.pools.to(peer, live, metrics),
+        };
+        let Some(pool) = pool else {
+            return Err("there is no front-proxy certificate".to_owned());
+        };
+        let trust = bridge.live.trust.load_full();
+        let (body, repeat) = match ask.json {
+            None => (RequestBody::Empty, Repeat::Harmless),
+            Some(ref json) => (
+                RequestBody::Full(json.clone().into()),
+                Repeat::OnlyIfCertain,
+            ),
+        };
+        let mut request = Request::new(Replay::new(body, trust.clone(), repeat));
+        *request.method_mut() = ask.method;
+        *request.uri_mut() = ask
+            .path
+            .parse::<Uri>()
+            .map_err(|error| format!("{}: {error}", ask.path))?;
+        let headers = request.headers_mut();
+        headers.insert(HOST, bridge.default_host.clone());
+        headers.insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        if let Some(json) = &ask.json {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            headers.insert(CONTENT_LENGTH, json.len().into());
+        }
+        for (name, value) in ask.headers {
+            let value = HeaderValue::try_from(value).map_err(|error| error.to_string())?;
+            headers.insert(name, value);
+        }
+        if let Some(user) = party.user() {
+            let written = trust.headers().write(headers, &user);
+            written.map_err(|error| error.to_string())?;
+        }
+        match pool.send(&mut request, Prefer::H2).await {
+            Ok(Reply::Response(response)) => Ok(response),
+            Ok(Reply::Upgraded(..)) => Err(format!("{} answered 101", ask.path)),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// Reads a body to its end, so that the connection serves the next question
+/// too.
+async fn read(mut body: ResponseBody) -> Result<Bytes, String> {
+    let mut answer = BytesMut::new();
+    while let Some(frame) = poll_fn(|cx| body.poll_frame(cx)).await {
+        if let Frame::Data(data) = frame.map_err(|error| error.to_string())? {
+            if answer.len() + data.len() > MAX_ANSWER {
+                return Err(format!("the answer is longer than {MAX_ANSWER} bytes"));
+            }
+            answer.extend_from_slice(&data);
+        }
+    }
+    Ok(answer.freeze())
+}
+
+/// A body that comes in lines.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    body: ResponseBody,
+    buffer: BytesMut,
+}
+
+impl Lines {
+    /// The next line; `None` at a clean end.
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, String> {
+        let mut searched = 0;
+        loop {
+            if let Some(at) = self.buffer[searched..].iter().position(|it| *it == b'\n') {
+                let mut line = self.buffer.split_to(searched + at + 1);
+                line.truncate(line.len() - 1);
+                return Ok(Some(line.freeze()));
+            }
+            searched = self.buffer.len();
+            match poll_fn(|cx| self.body.poll_frame(cx)).await {
+                None => return Ok(None),
+                Some(Err(error)) => return Err(error.to_string()),
+                Some(Ok(Frame::Trailers(_))) => {}
+                Some(Ok(Frame::Data(data))) => {
+                    if self.buffer.len() + data.len() > MAX_LINE {
+                        return Err(format!("a line is longer than {MAX_LINE} bytes"));
+                    }
+                    self.buffer.extend_from_slice(&data);
+                }
+            }
+        }
+    }
+}

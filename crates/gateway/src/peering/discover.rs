@@ -1,0 +1,140 @@
+//! Asks a server what it serves.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use http::header::{ACCEPT, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
+use skewbridge_api::version::Version;
+use skewbridge_discovery::{Answered, Document, Index, Legacy, accept};
+use skewbridge_peers::Served;
+
+use crate::own::{Answer, Ask, Own, Party};
+
+/// What it serves by itself, whatever its peers do: the aggregated documents
+/// where it has them, else one list after the other (before 1.26). Of what is
+/// known already only news are asked for.
+pub(crate) async fn discover(
+    own: &Own,
+    party: Party<'_>,
+    known: Option<&Served>,
+) -> Result<Served, String> {
+    let version = version(own, party).await?;
+    // Its ETags are another server's if it has been replaced.
+    let known = known.filter(|known| known.version == version);
+    let apis = match ask(own, party, "/apis", known, 1).await? {
+        Said::Document(apis) => apis,
+        Said::Legacy(apis) => return legacy(own, party, &apis, version).await,
+    };
+    let api = match ask(own, party, "/api", known, 0).await? {
+        Said::Document(api) => api,
+        Said::Legacy(_) => return Err("/api: not aggregated, although /apis is".to_owned()),
+    };
+    Ok(Served {
+        index: Index::new(&[&api.document, &apis.document]),
+        etags: [api.etag, apis.etag],
+        documents: [api.document, apis.document],
+        version,
+    })
+}
+
+enum Said {
+    Document(Tagged),
+    Legacy(Answer),
+}
+
+struct Tagged {
+    document: Arc<Document>,
+    etag: Option<String>,
+}
+
+async fn ask(
+    own: &Own,
+    party: Party<'_>,
+    path: &'static str,
+    known: Option<&Served>,
+    which: usize,
+) -> Result<Said, String> {
+    let mut ask = Ask::get(path).header(ACCEPT, accept::LOCAL_DOCUMENT);
+    let before = known.and_then(|known| {
+        let etag = known.etags[which].clone()?;
+        Some((known.documents[which].clone(), etag))
+    });
+    if let Some((_, etag)) = &before {
+        ask = ask.header(IF_NONE_MATCH, etag);
+    }
+    let answer = own.ask(party, ask).await?;
+    if let (StatusCode::NOT_MODIFIED, Some((document, etag))) = (answer.status, before) {
+        return Ok(Said::Document(Tagged {
+            document,
+            etag: Some(etag),
+        }));
+    }
+    let answer = answer.ok(path)?;
+    match answer
+        .header(&CONTENT_TYPE)
+        .and_then(Answered::of_content_type)
+    {
+        Some(Answered::V2 | Answered::V2Beta1) => {
+            let document =
+                Document::parse(&answer.body).map_err(|error| format!("{path}: {error}"))?;
+            Ok(Said::Document(Tagged {
+                document: Arc::new(document),
+                etag: answer.header(&ETAG).map(str::to_owned),
+            }))
+        }
+        Some(Answered::Legacy) => Ok(Said::Legacy(answer)),
+        None => Err(format!("{path}: an answer that is not discovery")),
+    }
+}
+
+async fn legacy(
+    own: &Own,
+    party: Party<'_>,
+    apis: &Answer,
+    version: Option<Version>,
+) -> Result<Served, String> {
+    let api = own.ask(party, Ask::get("/api")).await?.ok("/api")?;
+    let mut legacy =
+        Legacy::from_groups(&api.body, &apis.body).map_err(|error| error.to_string())?;
+    let paths: Vec<_> = legacy.paths().collect();
+    for path in paths {
+        let answer = own.ask(party, Ask::get(&path)).await?;
+        match answer.status {
+            StatusCode::OK => legacy
+                .add(&path, &answer.body)
+                .map_err(|error| format!("{path}: {error}"))?,
+            // Registered by another server, or by one that is away: not
+            // served by this one.
+            StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE => {}
+            _ => {
+                answer.ok(&path)?;
+            }
+        }
+    }
+    let whole = Arc::new(legacy.into_document());
+    Ok(Served {
+        index: Index::new(&[&whole]),
+        documents: [Arc::default(), whole],
+        etags: [None, None],
+        version,
+    })
+}
+
+/// Which version it is, where it tells.
+async fn version(own: &Own, party: Party<'_>) -> Result<Option<Version>, String> {
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Info<'a> {
+        git_version: &'a str,
+    }
+    let answer = own.ask(party, Ask::get("/version")).await?;
+    if matches!(
+        answer.status,
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN
+    ) {
+        return Ok(None);
+    }
+    let answer = answer.ok("/version")?;
+    let info: Option<Info<'_>> = serde_json::from_slice(&answer.body).ok();
+    Ok(info.and_then(|info| info.git_version.parse().ok()))
+}

@@ -1,0 +1,399 @@
+//! Learns what the cluster is: which servers there are, where, and what each of
+//! them serves; and tells them about the one behind this bridge.
+//!
+//! One task owns all of that knowledge. Others ask and listen for it, and tell
+//! it by [`Event`]; what requests need to know is published as a whole.
+
+mod discover;
+mod informer;
+mod own_lease;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use arc_swap::ArcSwap;
+use ipnet::IpNet;
+use skewbridge_peers::registry::Addresses;
+use skewbridge_peers::schedule::Schedule;
+use skewbridge_peers::watch::WatchEvent;
+use skewbridge_peers::{
+    ApiService, CustomResourceDefinition, Exclusions, Identity, IdentityLease, Roster, Seen,
+    Served, lease,
+};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{interval, timeout};
+
+use self::discover::discover;
+use self::informer::{Change, Kind};
+use self::own_lease::OwnLease;
+use crate::cluster::{Cluster, Hint};
+use crate::flow::Bridge;
+use crate::health::UpstreamHealth;
+use crate::membership::{Membership, Whereabouts};
+use crate::own::{Own, Party};
+use crate::peer_metrics::SyncError;
+
+/// How often it is looked whether something is due.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Ticks between two times of closing unused connections: 5 s.
+const TIDY_TICKS: u32 = 25;
+
+/// How long a server may take to tell what it serves.
+const FETCH_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the registry and the Lease may take to be cleared when we leave.
+const FAREWELL: Duration = Duration::from_secs(4);
+
+/// Events that wait; whoever tells more, waits.
+const EVENTS: usize = 256;
+
+const LEASES: Kind = Kind {
+    path: lease::COLLECTION,
+    selector: "&labelSelector=apiserver.kubernetes.io%2Fidentity%3Dkube-apiserver",
+    page: 500,
+    what: "identity Leases",
+};
+const API_SERVICES: Kind = Kind {
+    path: "/apis/apiregistration.k8s.io/v1/apiservices",
+    selector: "",
+    page: 500,
+    what: "APIServices",
+};
+/// Each may be as large as an object can be: a small page bounds the memory.
+const CUSTOM_RESOURCES: Kind = Kind {
+    path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+    selector: "",
+    page: 20,
+    what: "CustomResourceDefinitions",
+};
+
+/// What has been learnt.
+enum Event {
+    Lease(Change<IdentityLease>),
+    ApiService(Change<ApiService>),
+    CustomResource(Change<CustomResourceDefinition>),
+    Peer(Identity, Result<Served, String>),
+    Local(Result<Served, String>),
+}
+
+impl From<Change<IdentityLease>> for Event {
+    fn from(change: Change<IdentityLease>) -> Self {
+        Self::Lease(change)
+    }
+}
+
+impl From<Change<ApiService>> for Event {
+    fn from(change: Change<ApiService>) -> Self {
+        Self::ApiService(change)
+    }
+}
+
+impl From<Change<CustomResourceDefinition>> for Event {
+    fn from(change: Change<CustomResourceDefinition>) -> Self {
+        Self::CustomResource(change)
+    }
+}
+
+/// Learns until the bridge leaves; then takes back what it has told others.
+pub(crate) async fn run(
+    bridge: Arc<Bridge>,
+    membership: Membership,
+    health: Arc<ArcSwap<UpstreamHealth>>,
+    mut hints: mpsc::Receiver<Hint>,
+) {
+    tracing::info!(identity = %membership.identity, address = %membership.address, "a peer among kube-apiservers");
+    let own = Arc::new(Own::new(bridge.clone()));
+    let (tell, mut events) = mpsc::channel(EVENTS);
+    let mut tasks = JoinSet::new();
+    spawn_informers(&mut tasks, &own, &tell);
+
+    let (publish, published) =
+        watch::channel(Some((membership.identity.clone(), membership.address)));
+    let (found, mut addresses) = watch::channel(Addresses::new());
+    let (registry, networks) = match membership.whereabouts {
+        Whereabouts::Registry(registry) => {
+            let task = tokio::spawn(async move { registry.run(published, found).await });
+            (Some(task), None)
+        }
+        Whereabouts::Leases(networks) => (None, Some(networks)),
+    };
+    let mut learner = Learner {
+        roster: Roster::new(membership.identity.clone()),
+        exclusions: Exclusions::new(),
+        read: Read::default(),
+        local: None,
+        local_schedule: Schedule::default(),
+        leases: BTreeMap::new(),
+        own_lease: OwnLease::new(
+            own.clone(),
+            &membership.identity,
+            &membership.hostname,
+            membership.address,
+            networks.is_some(),
+        ),
+        networks,
+        was_ready: false,
+        own,
+        tell,
+    };
+    let mut drain = bridge.drain.clone();
+    let mut ticks = interval(TICK);
+    let mut count = 0;
+    loop {
+        tokio::select! {
+            () = drain.leaving() => break,
+            Some(event) = events.recv() => {
+                learner.learn(event);
+                // What has come together is published together.
+                while let Ok(event) = events.try_recv() {
+                    learner.learn(event);
+                }
+                learner.publish();
+            }
+            Some(hint) = hints.recv() => learner.hear(hint),
+            Ok(()) = addresses.changed() => {
+                let now = addresses.borrow_and_update().clone();
+                learner.roster.addresses(&now, Instant::now());
+                learner.publish();
+            }
+            _ = ticks.tick() => {
+                count += 1;
+                if count % TIDY_TICKS == 0 {
+                    learner.own.tidy();
+                }
+                learner.look_at_upstream(&health.load());
+            }
+        }
+        learner.fetch(&mut tasks);
+        while tasks.try_join_next().is_some() {}
+    }
+    publish.send_replace(None);
+    let farewell = async {
+        learner.own_lease.leave().await;
+        if let Some(registry) = registry {
+            let _ = registry.await;
+        }
+    };
+    if timeout(FAREWELL, farewell).await.is_err() {
+        tracing::warn!(
+            "peers were not told that this bridge leaves: its record runs out by itself"
+        );
+    }
+}
+
+fn spawn_informers(tasks: &mut JoinSet<()>, own: &Arc<Own>, tell: &mpsc::Sender<Event>) {
+    let follow = |own: &Arc<Own>| (own.clone(), tell.clone());
+    let (api, to) = follow(own);
+    tasks.spawn(async move { informer::follow::<IdentityLease, _>(&api, LEASES, &to).await });
+    let (api, to) = follow(own);
+    tasks.spawn(async move { informer::follow::<ApiService, _>(&api, API_SERVICES, &to).await });
+    let (api, to) = follow(own);
+    tasks.spawn(async move {
+        informer::follow::<CustomResourceDefinition, _>(&api, CUSTOM_RESOURCES, &to).await;
+    });
+}
+
+/// Which kinds have been read once.
+#[derive(Debug, Default)]
+struct Read {
+    api_services: bool,
+    custom_resources: bool,
+}
+
+/// Owns all that is known.
+struct Learner {
+    own: Arc<Own>,
+    tell: mpsc::Sender<Event>,
+    roster: Roster,
+    exclusions: Exclusions,
+    read: Read,
+    local: Option<Arc<Served>>,
+    local_schedule: Schedule,
+    leases: BTreeMap<Identity, IdentityLease>,
+    own_lease: OwnLease,
+    networks: Option<Vec<IpNet>>,
+    was_ready: bool,
+}
+
+impl Learner {
+    fn learn(&mut self, event: Event) {
+        let now = Instant::now();
+        let jitter = self.jitter();
+        match event {
+            Event::Lease(change) => self.lease(change, now),
+            Event::ApiService(change) => {
+                match change {
+                    Change::All(all) => {
+                        self.exclusions.set_api_services(&all, now);
+                        self.read.api_services = true;
+                    }
+                    Change::Event(event) => {
+                        self.exclusions.on_api_service(&event, now);
+                    }
+                    Change::Lost => return,
+                }
+                self.local_schedule.now(now);
+            }
+            Event::CustomResource(change) => {
+                match change {
+                    Change::All(all) => {
+                        self.exclusions.set_crds(&all, now);
+                        self.read.custom_resources = true;
+                    }
+                    Change::Event(event) => {
+                        self.exclusions.on_crd(&event, now);
+                    }
+                    Change::Lost => return,
+                }
+                self.local_schedule.now(now);
+            }
+            Event::Peer(identity, outcome) => {
+                if let Err(problem) = &outcome {
+                    self.own.bridge.metrics.peers().sync_error(SyncError::Fetch);
+                    tracing::debug!(peer = %identity, %problem, "a peer does not tell what it serves");
+                }
+                self.roster
+                    .fetched(&identity, outcome, now, SystemTime::now(), jitter);
+            }
+            Event::Local(Ok(served)) => {
+                self.local_schedule.succeeded(now, jitter);
+                self.local = Some(Arc::new(served));
+            }
+            Event::Local(Err(problem)) => {
+                self.local_schedule.failed(now, jitter);
+                tracing::debug!(%problem, "upstream does not tell what it serves");
+            }
+        }
+    }
+
+    fn lease(&mut self, change: Change<IdentityLease>, now: Instant) {
+        match change {
+            Change::All(all) => {
+                self.roster.leases(all.iter().map(seen).collect(), now);
+                self.own_lease.remove_stale(&all);
+                self.leases = all
+                    .into_iter()
+                    .map(|lease| (lease.identity().clone(), lease))
+                    .collect();
+            }
+            Change::Event(WatchEvent::Deleted(lease)) => {
+                self.roster.lease_gone(lease.identity());
+                self.leases.remove(lease.identity());
+            }
+            Change::Event(WatchEvent::Added(lease) | WatchEvent::Modified(lease)) => {
+                self.roster.lease(seen(&lease), now);
+                self.leases.insert(lease.identity().clone(), lease);
+            }
+            Change::Event(_) => {}
+            Change::Lost => {
+                let metrics = self.own.bridge.metrics.peers();
+                metrics.sync_error(SyncError::Leases);
+            }
+        }
+        if let Some(networks) = &self.networks {
+            let annotated = annotated(&self.leases, networks);
+            self.roster.addresses(&annotated, now);
+        }
+    }
+
+    fn hear(&mut self, hint: Hint) {
+        let now = Instant::now();
+        match hint {
+            Hint::LocalChanged => self.local_schedule.doubt(now),
+            Hint::Doubt(identity) => self.roster.doubt(&identity, now),
+        }
+    }
+
+    /// What is behind us may be another version after each start.
+    fn look_at_upstream(&mut self, health: &UpstreamHealth) {
+        let now = Instant::now();
+        let ready = *health == UpstreamHealth::Ready;
+        if ready && !self.was_ready {
+            self.local_schedule.now(now);
+        }
+        self.was_ready = ready;
+        if self.roster.is_listed() {
+            self.own_lease.look(&self.leases, ready);
+        }
+        if self.exclusions.prune(now) {
+            self.publish();
+        }
+    }
+
+    /// Asks whom it is time to ask.
+    fn fetch(&mut self, tasks: &mut JoinSet<()>) {
+        let now = Instant::now();
+        if self.local_schedule.begin(now) {
+            let (own, tell) = (self.own.clone(), self.tell.clone());
+            let known = self.local.clone();
+            tasks.spawn(async move {
+                let asked = discover(&own, Party::Upstream, known.as_deref());
+                let outcome = timeout(FETCH_PATIENCE, asked).await;
+                let outcome = outcome.unwrap_or_else(|_| Err(no_answer()));
+                let _ = tell.send(Event::Local(outcome)).await;
+            });
+        }
+        for peer in self.roster.due(now) {
+            let (own, tell) = (self.own.clone(), self.tell.clone());
+            tasks.spawn(async move {
+                let asked = discover(&own, Party::Peer(&peer), peer.served.as_deref());
+                let outcome = timeout(FETCH_PATIENCE, asked).await;
+                let outcome = outcome.unwrap_or_else(|_| Err(no_answer()));
+                let _ = tell.send(Event::Peer(peer.identity.clone(), outcome)).await;
+            });
+        }
+    }
+
+    fn publish(&self) {
+        let Some(interop) = &self.own.bridge.interop else {
+            return;
+        };
+        let read = self.read.api_services && self.read.custom_resources;
+        interop.cluster.store(Arc::new(Cluster {
+            local: self.local.clone(),
+            peers: self.roster.snapshot(),
+            shared: read.then(|| self.exclusions.snapshot()),
+        }));
+    }
+
+    /// From 0 to 1.
+    #[allow(clippy::cast_precision_loss)] // it only spreads
+    fn jitter(&self) -> f64 {
+        self.own.bridge.chance() as f64 / u64::MAX as f64
+    }
+}
+
+fn seen(lease: &IdentityLease) -> Seen {
+    use skewbridge_peers::Object as _;
+    Seen {
+        identity: lease.identity().clone(),
+        holder: lease.holder().unwrap_or_default().to_owned(),
+        resource_version: lease.resource_version().to_owned(),
+    }
+}
+
+/// Addresses that Leases say, where an administrator has asked for that. Whoever
+/// may write Leases could point anywhere (KEP-4020, Risks 5): only into these
+/// networks.
+fn annotated(leases: &BTreeMap<Identity, IdentityLease>, networks: &[IpNet]) -> Addresses {
+    let mut addresses = Addresses::new();
+    for (identity, lease) in leases {
+        match lease.peer_address() {
+            Some(address) if networks.iter().any(|net| net.contains(&address.ip())) => {
+                addresses.insert(identity.clone(), address);
+            }
+            Some(address) => {
+                tracing::warn!(%identity, %address, "an address outside of --peer-cidrs is refused");
+            }
+            None => {}
+        }
+    }
+    addresses
+}
+
+fn no_answer() -> String {
+    format!("no answer within {} s", FETCH_PATIENCE.as_secs())
+}

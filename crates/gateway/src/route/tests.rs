@@ -1,0 +1,372 @@
+use std::time::{Duration, SystemTime};
+
+use http::Method;
+use serde_json::{Value, json};
+use skewbridge_api::identity::{IdentityHeaders, User};
+use skewbridge_api::request_info::DecodedPath;
+use skewbridge_discovery::{Document, Index};
+use skewbridge_peers::{CustomResourceDefinition, Exclusions, Roster, Seen, Served};
+
+use super::*;
+use crate::caller::CertificateUser;
+
+const READY: Bridge = Bridge {
+    leaving: false,
+    can_assert: true,
+    journey: Journey::Begins,
+};
+const LEAVING: Bridge = Bridge {
+    leaving: true,
+    ..READY
+};
+const MUTE: Bridge = Bridge {
+    can_assert: false,
+    ..READY
+};
+const LOOP: Bridge = Bridge {
+    journey: Journey::Looped,
+    ..READY
+};
+const HOPPED: Bridge = Bridge {
+    journey: Journey::Hopped,
+    ..READY
+};
+
+fn peer() -> Caller {
+    Caller::Peer(alice())
+}
+
+fn certificate() -> Caller {
+    let user = alice();
+    Caller::Certificate(Arc::new(CertificateUser {
+        headers: IdentityHeaders::default().prepare(&user).unwrap(),
+        with_credential: IdentityHeaders::default().prepare(&user).unwrap(),
+        name: user.name,
+    }))
+}
+
+fn alice() -> User {
+    User {
+        name: "alice".to_owned(),
+        ..User::default()
+    }
+}
+
+/// A route in few words.
+fn words(route: &Route) -> String {
+    match route {
+        Route::Local(leg) => leg.as_str().to_owned(),
+        Route::Peer(peers) => {
+            let names: Vec<_> = peers.iter().map(|it| it.identity.to_string()).collect();
+            names.join("+")
+        }
+        Route::Refuse(refusal) => format!("{refusal:?}"),
+    }
+}
+
+fn ask(method: &Method, path: &str, caller: &Caller, bridge: Bridge, cluster: &Cluster) -> String {
+    let (path, query) = path.split_once('?').unwrap_or((path, ""));
+    let decoded = DecodedPath::new(path).unwrap();
+    let request = RequestInfo::parse(method, &decoded, Some(query));
+    words(&route(
+        &request,
+        caller,
+        bridge,
+        Some((cluster, Instant::now())),
+    ))
+}
+
+#[test]
+fn every_request_of_every_caller_has_its_way() {
+    use Caller::{Anonymous, Bearer, Unauthorized};
+    let (peer, certificate) = (peer(), certificate());
+    let rows = [
+        // Who asks decides on the leg.
+        ("/api/v1/pods", &peer, READY, "front-proxy"),
+        ("/api/v1/pods", &certificate, READY, "front-proxy"),
+        ("/api/v1/pods", &Bearer, READY, "plain"),
+        ("/api/v1/pods", &Anonymous, READY, "plain"),
+        ("/api/v1/pods", &Unauthorized, READY, "Unauthorized"),
+        ("/apis", &certificate, READY, "front-proxy"),
+        ("/healthz", &Anonymous, READY, "plain"),
+        ("/", &Unauthorized, READY, "Unauthorized"),
+        // Without a front-proxy certificate nobody is made anonymous.
+        ("/api/v1/pods", &peer, MUTE, "CannotAssert"),
+        ("/api/v1/pods", &certificate, MUTE, "CannotAssert"),
+        ("/readyz", &certificate, MUTE, "CannotAssert"),
+        ("/api/v1/pods", &Bearer, MUTE, "plain"),
+        ("/api/v1/pods", &Anonymous, MUTE, "plain"),
+        ("/api/v1/pods", &Unauthorized, MUTE, "Unauthorized"),
+        // Who asks whether it is ready is told; all others are served on.
+        ("/readyz", &Anonymous, READY, "plain"),
+        ("/readyz", &Anonymous, LEAVING, "NotReady"),
+        ("/readyz", &certificate, LEAVING, "NotReady"),
+        ("/readyz", &Unauthorized, LEAVING, "NotReady"),
+        ("/readyz/", &Anonymous, LEAVING, "NotReady"),
+        ("/readyz/etcd", &Bearer, LEAVING, "NotReady"),
+        ("/readyzs", &Anonymous, LEAVING, "plain"),
+        ("/livez", &Anonymous, LEAVING, "plain"),
+        ("/healthz", &Anonymous, LEAVING, "plain"),
+        ("/api/v1/pods", &peer, LEAVING, "front-proxy"),
+        ("/api/v1/namespaces/readyz", &Bearer, LEAVING, "plain"),
+        // A loop ends, whoever runs in it.
+        ("/api/v1/pods", &peer, LOOP, "Loop"),
+        ("/api/v1/pods", &certificate, LOOP, "Loop"),
+        ("/api/v1/pods", &Anonymous, LOOP, "Loop"),
+        ("/api/v1/pods", &Unauthorized, LOOP, "Loop"),
+        ("/readyz", &Anonymous, LOOP, "Loop"),
+    ];
+    for (path, caller, bridge, expected) in rows {
+        let decoded = DecodedPath::new(path).unwrap();
+        for method in [Method::GET, Method::POST, Method::DELETE] {
+            let request = RequestInfo::parse(&method, &decoded, None);
+            let went = words(&route(&request, caller, bridge, None));
+            assert_eq!(went, expected, "{method} {path} {caller:?} {bridge:?}");
+        }
+    }
+}
+
+/// `group/version` with resources, `resource:verb,verb` or
+/// `resource/subresource:verb`.
+fn served(list: &[(&str, &[&str])]) -> Served {
+    let items: Vec<Value> = list
+        .iter()
+        .map(|(group_version, resources)| {
+            let (group, version) = group_version.split_once('/').unwrap();
+            let resources: Vec<Value> = resources.iter().map(|text| resource(text)).collect();
+            json!({"metadata": {"name": group}, "versions": [
+                {"version": version, "freshness": "Current", "resources": resources}]})
+        })
+        .collect();
+    let text = json!({"kind": "APIGroupDiscoveryList",
+        "apiVersion": "apidiscovery.k8s.io/v2", "items": items});
+    let document = Arc::new(Document::parse(text.to_string().as_bytes()).unwrap());
+    Served {
+        index: Index::new(&[&document]),
+        documents: [Arc::default(), document],
+        etags: [None, None],
+        version: None,
+    }
+}
+
+fn resource(text: &str) -> Value {
+    let (names, verbs) = text.split_once(':').unwrap();
+    let verbs: Vec<_> = verbs.split(',').collect();
+    match names.split_once('/') {
+        None => json!({"resource": names, "scope": "Namespaced", "verbs": verbs}),
+        Some((name, subresource)) => json!({"resource": name, "scope": "Namespaced", "verbs": [],
+            "subresources": [{"subresource": subresource, "verbs": verbs}]}),
+    }
+}
+
+fn seen(name: &str) -> Seen {
+    Seen {
+        identity: Identity::named(name).unwrap(),
+        holder: "h".to_owned(),
+        resource_version: "1".to_owned(),
+    }
+}
+
+const PODS: &str = "pods:get,list,create";
+const NEW: &str = "widgets:get,list,watch,create,update,patch,delete,deletecollection";
+
+/// The local server serves pods. Peer `b` serves pods with a subresource and a
+/// verb more, and an API that is new; `c` the new API as well; `gone` has not
+/// told and has an old Lease.
+fn cluster() -> Cluster {
+    let now = Instant::now();
+    let mut roster = Roster::new(Identity::named("a").unwrap());
+    roster.leases(vec![seen("a"), seen("b"), seen("c")], now);
+    let addresses = ["a", "b", "c"].map(|name| {
+        let address = "127.0.0.1:6443".parse().unwrap();
+        (Identity::named(name).unwrap(), address)
+    });
+    roster.addresses(&addresses.into(), now);
+    assert_eq!(roster.due(now).len(), 2);
+    let mut tell = |name: &str, list: &[(&str, &[&str])]| {
+        let identity = Identity::named(name).unwrap();
+        roster.fetched(&identity, Ok(served(list)), now, SystemTime::now(), 0.0);
+    };
+    tell(
+        "b",
+        &[
+            ("/v1", &[PODS, "pods:watch", "pods/resize:get,patch"]),
+            ("new.k8s.io/v1", &[NEW]),
+            ("custom.example.com/v1", &[NEW]),
+        ],
+    );
+    tell("c", &[("new.k8s.io/v1", &[NEW])]);
+    let mut exclusions = Exclusions::new();
+    exclusions.set_crds(&[custom_resource()], now);
+    Cluster {
+        local: Some(Arc::new(served(&[("/v1", &[PODS])]))),
+        peers: roster.snapshot(),
+        shared: Some(exclusions.snapshot()),
+    }
+}
+
+fn custom_resource() -> CustomResourceDefinition {
+    serde_json::from_value(json!({
+        "metadata": {"name": "widgets.custom.example.com", "resourceVersion": "1"},
+        "spec": {"group": "custom.example.com", "versions": [{"name": "v1", "served": true}]}
+    }))
+    .unwrap()
+}
+
+/// KEP-4020, Aggregation Layer, rule by rule; and beyond it by subresource and
+/// verb.
+#[test]
+fn what_is_not_served_here_goes_where_it_is() {
+    let cluster = cluster();
+    let rows = [
+        // Locally served: local.
+        ("GET", "/api/v1/pods", READY, "front-proxy"),
+        ("POST", "/api/v1/namespaces/n/pods", READY, "front-proxy"),
+        // Not a resource: local, whoever else has it.
+        ("GET", "/apis", READY, "front-proxy"),
+        ("GET", "/apis/new.k8s.io/v1", READY, "front-proxy"),
+        ("GET", "/version", READY, "front-proxy"),
+        // A peer serves it: there.
+        ("GET", "/apis/new.k8s.io/v1/widgets", READY, "b+c"),
+        ("DELETE", "/apis/new.k8s.io/v1/widgets", READY, "b+c"),
+        ("GET", "/apis/new.k8s.io/v1/widgets?watch=1", READY, "b+c"),
+        (
+            "PUT",
+            "/apis/new.k8s.io/v1/namespaces/n/widgets/w",
+            READY,
+            "b+c",
+        ),
+        // The resource is here, its subresource or the verb is not.
+        ("PATCH", "/api/v1/namespaces/n/pods/p/resize", READY, "b"),
+        ("GET", "/api/v1/pods?watch=true", READY, "b"),
+        (
+            "DELETE",
+            "/api/v1/namespaces/n/pods/p",
+            READY,
+            "front-proxy",
+        ),
+        (
+            "PUT",
+            "/api/v1/namespaces/n/pods/p/resize",
+            READY,
+            "front-proxy",
+        ),
+        // Nobody serves it: local, which says 404.
+        ("GET", "/apis/new.k8s.io/v2/widgets", READY, "front-proxy"),
+        ("GET", "/apis/none.k8s.io/v1/widgets", READY, "front-proxy"),
+        // Custom resources are every server's own: they never travel.
+        (
+            "GET",
+            "/apis/custom.example.com/v1/widgets",
+            READY,
+            "front-proxy",
+        ),
+        // Passed on by a peer: here or nowhere, and not 404.
+        ("GET", "/api/v1/pods", HOPPED, "front-proxy"),
+        ("GET", "/apis", HOPPED, "front-proxy"),
+        (
+            "GET",
+            "/apis/custom.example.com/v1/widgets",
+            HOPPED,
+            "front-proxy",
+        ),
+        ("GET", "/apis/new.k8s.io/v1/widgets", HOPPED, "NotHere"),
+        ("GET", "/api/v1/pods?watch=true", HOPPED, "NotHere"),
+        ("GET", "/apis/none.k8s.io/v1/widgets", HOPPED, "NotHere"),
+        // A loop ends before anything is looked up.
+        ("GET", "/apis/new.k8s.io/v1/widgets", LOOP, "Loop"),
+        // Who leaves still knows the way.
+        ("GET", "/apis/new.k8s.io/v1/widgets", LEAVING, "b+c"),
+    ];
+    for (method, path, bridge, expected) in rows {
+        let method = method.parse().unwrap();
+        let went = ask(&method, path, &certificate(), bridge, &cluster);
+        assert_eq!(went, expected, "{method} {path} {bridge:?}");
+    }
+    let path = "/apis/new.k8s.io/v1/widgets";
+    for (caller, expected) in [
+        (Caller::Bearer, "b+c"),
+        (Caller::Anonymous, "b+c"),
+        (Caller::Unauthorized, "Unauthorized"),
+    ] {
+        assert_eq!(ask(&Method::GET, path, &caller, READY, &cluster), expected);
+    }
+}
+
+#[test]
+fn nothing_is_decided_before_everything_is_known() {
+    let whole = cluster;
+    let rows = [
+        (
+            Cluster {
+                local: None,
+                ..whole()
+            },
+            "TooEarly(LocalDiscovery)",
+        ),
+        (
+            Cluster {
+                peers: skewbridge_peers::Peers::default(),
+                ..whole()
+            },
+            "TooEarly(Leases)",
+        ),
+        (
+            Cluster {
+                shared: None,
+                ..whole()
+            },
+            "TooEarly(Extensions)",
+        ),
+    ];
+    for (cluster, expected) in rows {
+        for path in ["/api/v1/pods", "/apis/new.k8s.io/v1/widgets"] {
+            for bridge in [READY, HOPPED] {
+                let went = ask(&Method::GET, path, &certificate(), bridge, &cluster);
+                assert_eq!(went, expected, "{path}");
+            }
+        }
+        let went = ask(&Method::GET, "/version", &certificate(), READY, &cluster);
+        assert_eq!(went, "front-proxy");
+    }
+}
+
+#[test]
+fn a_running_peer_that_has_not_told_yet_makes_no_404() {
+    let start = Instant::now();
+    let mut roster = Roster::new(Identity::named("a").unwrap());
+    roster.leases(vec![seen("silent")], start);
+    let cluster = Cluster {
+        peers: roster.snapshot(),
+        ..cluster()
+    };
+    let decoded = DecodedPath::new("/apis/none.k8s.io/v1/widgets").unwrap();
+    let request = RequestInfo::parse(&Method::GET, &decoded, None);
+    let at = |now| {
+        words(&route(
+            &request,
+            &certificate(),
+            READY,
+            Some((&cluster, now)),
+        ))
+    };
+    assert_eq!(at(start), r#"PeerUnknown("silent")"#);
+    // One whose Lease is not renewed is dead: it serves nothing that we never
+    // heard of.
+    assert_eq!(at(start + Duration::from_mins(1)), "front-proxy");
+    let pods = ask(
+        &Method::GET,
+        "/api/v1/pods",
+        &certificate(),
+        READY,
+        &cluster,
+    );
+    assert_eq!(pods, "front-proxy");
+}
+
+#[test]
+fn a_route_is_one_of_few_labels() {
+    assert_eq!(Route::Local(Leg::Plain).as_str(), "local");
+    assert_eq!(Route::Peer(Vec::new()).as_str(), "peer");
+    assert_eq!(Route::Refuse(Refusal::Loop).as_str(), "refuse");
+}

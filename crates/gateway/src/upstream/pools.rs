@@ -1,0 +1,94 @@
+//! One thread's connections: to upstream on both legs, and to peers.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use skewbridge_peers::{Identity, Peer};
+
+use super::{Leg, Pool};
+use crate::metrics::Metrics;
+use crate::tls::reload::{Live, Targets};
+
+/// Made anew when the files of a target change: what is under way on the old
+/// ones ends in peace.
+#[derive(Debug, Default)]
+pub struct Pools(Mutex<Option<Current>>);
+
+#[derive(Debug)]
+struct Current {
+    targets: Arc<Targets>,
+    plain: Arc<Pool>,
+    front_proxy: Option<Arc<Pool>>,
+    peers: HashMap<Identity, (SocketAddr, Arc<Pool>)>,
+}
+
+/// As a metric label, beside those of the legs.
+const PEER: &str = "peer";
+
+impl Pools {
+    /// The pool of a leg.
+    pub(crate) fn of(&self, leg: Leg, live: &Live, metrics: &Metrics) -> Option<Arc<Pool>> {
+        let mut current = self.lock();
+        let current = refresh(&mut current, live, metrics);
+        match leg {
+            Leg::Plain => Some(current.plain.clone()),
+            Leg::FrontProxy => current.front_proxy.clone(),
+        }
+    }
+
+    /// The pool of a peer, where it has an address and we have certificates.
+    pub(crate) fn to(&self, peer: &Peer, live: &Live, metrics: &Metrics) -> Option<Arc<Pool>> {
+        let address = peer.address?;
+        let mut current = self.lock();
+        let current = refresh(&mut current, live, metrics);
+        match current.peers.get(&peer.identity) {
+            Some((at, pool)) if *at == address => Some(pool.clone()),
+            _ => {
+                let target = current.targets.peer.as_ref()?.at(address)?;
+                let pool = Pool::new(target, PEER, metrics);
+                let known = (address, pool.clone());
+                current.peers.insert(peer.identity.clone(), known);
+                Some(pool)
+            }
+        }
+    }
+
+    /// Closes what has not been used for a while, and forgets peers that are
+    /// gone.
+    pub(crate) fn tidy(&self, is_peer: impl Fn(&Identity) -> bool) {
+        if let Some(current) = &mut *self.lock() {
+            current.plain.tidy();
+            if let Some(pool) = &current.front_proxy {
+                pool.tidy();
+            }
+            current.peers.retain(|identity, (_, pool)| {
+                pool.tidy();
+                is_peer(identity)
+            });
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Current>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn refresh<'a>(
+    current: &'a mut Option<Current>,
+    live: &Live,
+    metrics: &Metrics,
+) -> &'a mut Current {
+    let targets = live.targets.load();
+    let fresh = || Current {
+        plain: Pool::new(targets.plain.clone(), Leg::Plain.as_str(), metrics),
+        front_proxy: (targets.front_proxy.clone())
+            .map(|target| Pool::new(target, Leg::FrontProxy.as_str(), metrics)),
+        peers: HashMap::new(),
+        targets: targets.clone(),
+    };
+    if (current.as_ref()).is_some_and(|it| !Arc::ptr_eq(&it.targets, &targets)) {
+        *current = None;
+    }
+    current.get_or_insert_with(fresh)
+}
