@@ -7,8 +7,8 @@ use std::thread::available_parallelism;
 
 use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_gateway::config::{
-    Admin, ApiServerIdentity, Callers, Config, Etcd, Limits, Listen, LogFormat, Logs, Peers,
-    RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion, TranslateStreams,
+    Admin, ApiServerIdentity, Callers, Config, Etcd, Feature, Limits, Listen, LogFormat, Logs,
+    Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion, TranslateStreams,
     Upstream,
 };
 use skewbridge_gateway::tls::material::{CaBundle, KeyPairFiles};
@@ -53,14 +53,11 @@ fn build(flags: &Flags, findings: &mut Findings) -> Option<Config> {
     let workers = workers(&flags.generic, findings);
 
     front_proxy_where_needed(flags, findings);
-    if let Some(peers) = &peers {
-        peers_not_used_yet(&flags.peers, peers, findings);
-    }
     if let (Some(listen), Some(admin)) = (&listen, admin) {
         no_clash(listen, admin, findings);
     }
 
-    Some(Config {
+    let config = Config {
         listen: listen?,
         serving: serving?,
         callers,
@@ -73,7 +70,9 @@ fn build(flags: &Flags, findings: &mut Findings) -> Option<Config> {
         shutdown: shutdown?,
         logs: logs?,
         workers: workers?,
-    })
+    };
+    peers_need_more(&flags.peers, &config, findings);
+    Some(config)
 }
 
 fn listen(
@@ -498,8 +497,10 @@ fn front_proxy_where_needed(flags: &Flags, findings: &mut Findings) {
     }
 }
 
-/// Says so where somebody expects peers; without these flags nobody does.
-fn peers_not_used_yet(flags: &PeerFlags, peers: &Peers, findings: &mut Findings) {
+/// Says so where somebody expects peers and there will be none; without these
+/// flags nobody does.
+fn peers_need_more(flags: &PeerFlags, config: &Config, findings: &mut Findings) {
+    let peers = &config.peers;
     let given: Vec<_> = [
         ("--peer-ca-file", peers.ca.is_some()),
         (
@@ -511,11 +512,34 @@ fn peers_not_used_yet(flags: &PeerFlags, peers: &Peers, findings: &mut Findings)
     .into_iter()
     .filter_map(|(flag, given)| given.then_some(flag))
     .collect();
-    if !given.is_empty() {
+    let needs_etcd = peers.registry == RegistryKind::Etcd;
+    let missing: Vec<_> = [
+        ("--peer-ca-file", peers.ca.is_some()),
+        (
+            "--proxy-client-cert-file",
+            config.upstream.front_proxy.is_some(),
+        ),
+        (
+            "--requestheader-client-ca-file",
+            config.callers.request_header.is_some(),
+        ),
+        (
+            "--etcd-servers",
+            !needs_etcd || !peers.etcd.servers.is_empty(),
+        ),
+    ]
+    .into_iter()
+    .filter_map(|(flag, given)| (!given).then_some(flag))
+    .collect();
+    let wanted = (config.features).enabled(Feature::UnknownVersionInteroperabilityProxy);
+    if wanted && !given.is_empty() && !missing.is_empty() {
         findings.warning(
             &given.join(", "),
             None,
-            "checked, but this version does not use peers yet",
+            format!(
+                "of no use without {}: there will be no peers",
+                missing.join(", ")
+            ),
         );
     }
 }

@@ -92,13 +92,7 @@ fn everything_given_arrives() {
         "--shutdown-delay-duration=100ms".into(),
     ];
     let (config, warnings) = files.understand(&flags).unwrap();
-    assert_eq!(
-        told(&warnings),
-        [
-            "--peer-ca-file, --peer-registry, --etcd-servers: checked, but this version does not \
-          use peers yet"
-        ]
-    );
+    assert!(warnings.is_empty(), "{warnings:?}");
     assert_eq!(config.listen.bind_address.to_string(), "::1");
     assert_eq!(config.serving.min_version, TlsVersion::Tls13);
     let request_header = config.callers.request_header.unwrap();
@@ -140,19 +134,39 @@ fn an_empty_value_is_no_value() {
 }
 
 #[test]
-fn the_given_peer_flags_are_named_as_not_used_yet() {
+fn who_gives_some_peer_flags_is_told_of_those_that_are_missing() {
     let files = Files::new();
     let ca = format!("--peer-ca-file={}", files.path("other.crt"));
     let etcd = "--etcd-servers=http://127.0.0.1:2379".to_owned();
     let registry = "--peer-registry=etcd".to_owned();
-    let not_yet = "checked, but this version does not use peers yet";
-    for (flags, named) in [
-        (vec![ca.clone(), etcd], "--peer-ca-file, --etcd-servers"),
-        (vec![registry], "--peer-registry"),
-        (vec![ca], "--peer-ca-file"),
+    let off = "--feature-gates=UnknownVersionInteroperabilityProxy=false".to_owned();
+    let fronts = "--proxy-client-cert-file, --requestheader-client-ca-file";
+    let no_peers = |given: &str, missing: &str| {
+        vec![format!(
+            "{given}: of no use without {missing}: there will be no peers"
+        )]
+    };
+    for (flags, expected) in [
+        (
+            vec![ca.clone(), etcd.clone()],
+            no_peers("--peer-ca-file, --etcd-servers", fronts),
+        ),
+        (
+            vec![registry],
+            no_peers(
+                "--peer-registry",
+                &format!("--peer-ca-file, {fronts}, --etcd-servers"),
+            ),
+        ),
+        (
+            vec![ca.clone()],
+            no_peers("--peer-ca-file", &format!("{fronts}, --etcd-servers")),
+        ),
+        (vec![ca, etcd, off], vec![]),
+        (vec![], vec![]),
     ] {
         let (_, warnings) = files.understand(&flags).unwrap();
-        assert_eq!(told(&warnings), [format!("{named}: {not_yet}")]);
+        assert_eq!(told(&warnings), expected);
     }
 }
 
