@@ -2,6 +2,8 @@
 
 use skewbridge_api::media::MediaRange;
 
+use crate::document::Schema;
+
 /// What this server itself serves, by one that merges its peers' discovery into
 /// its own (1.35 and later). Servers that know no such profile pass it over.
 pub const V2_NOPEER: &str =
@@ -58,6 +60,53 @@ impl Answered {
     }
 }
 
+/// Which document of `/apis` a client wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// The one of the whole cluster, in this schema.
+    Merged(Schema),
+    /// The one of the server itself, or none of these: its own affair.
+    Local,
+}
+
+impl Wanted {
+    /// What the first alternative asks for that the server understands, as
+    /// kube-apiserver negotiates: the most wanted first, a profile that asks for
+    /// the local document with `nopeer` (on the wire) or `local` (in the KEP).
+    /// Only JSON is written here.
+    pub fn of<'a>(
+        accepted: impl Iterator<Item = MediaRange<'a>>,
+        understands: impl Fn(Schema) -> bool,
+    ) -> Self {
+        let mut accepted: Vec<_> = accepted.filter(|range| range.quality > 0).collect();
+        accepted.sort_by_key(|range| std::cmp::Reverse(range.quality));
+        for range in &accepted {
+            let parameter = |name: &str| {
+                let mut found = range.parameters.iter().filter(|(key, _)| key == name);
+                found.next().map(|(_, value)| &**value)
+            };
+            let is_json = matches!((&*range.kind, &*range.subkind), ("application", "json"));
+            let schema = match (parameter("g"), parameter("v"), parameter("as")) {
+                (Some("apidiscovery.k8s.io"), Some("v2"), Some(LIST)) => Schema::V2,
+                (Some("apidiscovery.k8s.io"), Some("v2beta1"), Some(LIST)) => Schema::V2Beta1,
+                (_, _, None) => return Self::Local,
+                _ => continue,
+            };
+            if !understands(schema) {
+                continue;
+            }
+            return match parameter("profile") {
+                Some("nopeer" | "local") => Self::Local,
+                _ if !is_json => Self::Local,
+                _ => Self::Merged(schema),
+            };
+        }
+        Self::Local
+    }
+}
+
+const LIST: &str = "APIGroupDiscoveryList";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,6 +153,45 @@ mod tests {
         ];
         for (text, expected) in rows {
             assert_eq!(Answered::of_content_type(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_first_alternative_that_is_understood_is_wanted() {
+        const BETA_TOO: fn(Schema) -> bool = |_| true;
+        const ONLY_V2: fn(Schema) -> bool = |schema| schema == Schema::V2;
+        const ONLY_BETA: fn(Schema) -> bool = |schema| schema == Schema::V2Beta1;
+        let v2 = Wanted::Merged(Schema::V2);
+        let beta = Wanted::Merged(Schema::V2Beta1);
+        let client = format!("{V2},{V2_BETA1},{LEGACY}");
+        let low = format!("{V2};q=0.5,{V2_BETA1}");
+        let kep = format!("{V2};profile=local,{V2}");
+        let unknown = format!("{V2};profile=other");
+        let protobuf = V2.replace("json", "vnd.kubernetes.protobuf");
+        let rows = [
+            (&*client, BETA_TOO, v2),
+            (&client, ONLY_V2, v2),
+            (&client, ONLY_BETA, beta),
+            (&low, BETA_TOO, beta),
+            (&low, ONLY_V2, v2),
+            (V2_BETA1, ONLY_V2, Wanted::Local),
+            (V2_NOPEER, BETA_TOO, Wanted::Local),
+            (LOCAL_DOCUMENT, BETA_TOO, Wanted::Local),
+            (&kep, BETA_TOO, Wanted::Local),
+            (&unknown, BETA_TOO, v2),
+            (&protobuf, BETA_TOO, Wanted::Local),
+            (LEGACY, BETA_TOO, Wanted::Local),
+            ("*/*", BETA_TOO, Wanted::Local),
+            ("", BETA_TOO, Wanted::Local),
+            (
+                "application/json,application/json;as=Table;v=v1;g=meta.k8s.io",
+                BETA_TOO,
+                Wanted::Local,
+            ),
+        ];
+        for (accept, understands, expected) in rows {
+            let ranges = accept.split(',').filter_map(MediaRange::parse);
+            assert_eq!(Wanted::of(ranges, understands), expected, "{accept}");
         }
     }
 }

@@ -38,10 +38,13 @@ pub mod accept;
 pub mod document;
 pub mod index;
 pub mod legacy;
+pub mod merge;
+pub mod order;
 mod parse;
 
-pub use accept::Answered;
+pub use accept::{Answered, Wanted};
 pub use document::Document;
 pub use index::{Entry, Index, Verbs};
 pub use legacy::Legacy;
+pub use merge::merge;
 pub use parse::ParseError;
