@@ -9,6 +9,8 @@ use skewbridge_api::request_info::RequestInfo;
 use skewbridge_peers::{Elsewhere, Excluded, Identity, Peers, Served};
 use tokio::sync::mpsc;
 
+use crate::merged::Merged;
+
 /// What is known of the cluster.
 #[derive(Debug, Default)]
 pub struct Cluster {
@@ -19,6 +21,8 @@ pub struct Cluster {
     /// Whose APIs all servers share, so that no peer is asked for them: custom
     /// resources and aggregated APIs. `None` until they have been read.
     pub shared: Option<Arc<Excluded>>,
+    /// What all of them serve, as one document; none where that is the local one.
+    pub merged: Option<Arc<Merged>>,
 }
 
 /// Where a request is served, as far as is known.

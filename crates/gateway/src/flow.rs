@@ -161,6 +161,13 @@ impl Connection {
                 }
                 answer
             })?;
+        let stead = match (&decided.route, &bridge.interop) {
+            (Going::Local(_), Some(interop)) if !hopped => {
+                let merged = interop.cluster.load().merged.clone();
+                merged.and_then(|merged| merged.asked_for(head))
+            }
+            _ => None,
+        };
         self.mark(head);
 
         let prefer = match (&upgrade, head.version) {
@@ -198,6 +205,10 @@ impl Connection {
             }
             answer
         })?;
+        if let (Reply::Response(response), Some(stead)) = (&mut reply, stead) {
+            record.route("discovery");
+            stead.take_place_of(response);
+        }
         if let Reply::Response(response) = &reply
             && decided.readyz
             && response.status().is_success()

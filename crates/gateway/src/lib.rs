@@ -29,6 +29,7 @@ pub mod health;
 mod listener;
 mod local;
 pub mod membership;
+pub mod merged;
 pub mod metrics;
 mod own;
 mod peer;

@@ -18,8 +18,8 @@ use skewbridge_peers::registry::Addresses;
 use skewbridge_peers::schedule::Schedule;
 use skewbridge_peers::watch::WatchEvent;
 use skewbridge_peers::{
-    ApiService, CustomResourceDefinition, Exclusions, Identity, IdentityLease, Roster, Seen,
-    Served, lease,
+    ApiService, CustomResourceDefinition, Excluded, Exclusions, Identity, IdentityLease, Roster,
+    Seen, Served, lease,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -32,6 +32,7 @@ use crate::cluster::{Cluster, Hint};
 use crate::flow::Bridge;
 use crate::health::UpstreamHealth;
 use crate::membership::{Membership, Whereabouts};
+use crate::merged::Merged;
 use crate::own::{Own, Party};
 use crate::peer_metrics::SyncError;
 
@@ -136,6 +137,9 @@ pub(crate) async fn run(
         ),
         networks,
         was_ready: false,
+        identity: membership.identity,
+        shared: None,
+        merged: None,
         own,
         tell,
     };
@@ -216,6 +220,9 @@ struct Learner {
     own_lease: OwnLease,
     networks: Option<Vec<IpNet>>,
     was_ready: bool,
+    identity: Identity,
+    shared: Option<Arc<Excluded>>,
+    merged: Option<Arc<Merged>>,
 }
 
 impl Learner {
@@ -235,6 +242,7 @@ impl Learner {
                     }
                     Change::Lost => return,
                 }
+                self.share();
                 self.local_schedule.now(now);
             }
             Event::CustomResource(change) => {
@@ -248,6 +256,7 @@ impl Learner {
                     }
                     Change::Lost => return,
                 }
+                self.share();
                 self.local_schedule.now(now);
             }
             Event::Peer(identity, outcome) => {
@@ -319,6 +328,7 @@ impl Learner {
             self.own_lease.look(&self.leases, ready);
         }
         if self.exclusions.prune(now) {
+            self.share();
             self.publish();
         }
     }
@@ -347,16 +357,32 @@ impl Learner {
         }
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
         let Some(interop) = &self.own.bridge.interop else {
             return;
         };
-        let read = self.read.api_services && self.read.custom_resources;
+        let peers = self.roster.snapshot();
+        let merged = match (&self.local, &self.shared) {
+            (Some(local), Some(shared)) if peers.listed => {
+                let before = self.merged.as_ref();
+                Merged::of(&self.identity, local, &peers, shared, before)
+            }
+            _ => None,
+        };
+        self.merged.clone_from(&merged);
         interop.cluster.store(Arc::new(Cluster {
             local: self.local.clone(),
-            peers: self.roster.snapshot(),
-            shared: read.then(|| self.exclusions.snapshot()),
+            peers,
+            shared: self.shared.clone(),
+            merged,
         }));
+    }
+
+    /// After a change of what all servers share.
+    fn share(&mut self) {
+        if self.read.api_services && self.read.custom_resources {
+            self.shared = Some(self.exclusions.snapshot());
+        }
     }
 
     /// From 0 to 1.

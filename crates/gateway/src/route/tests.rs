@@ -202,6 +202,7 @@ fn cluster() -> Cluster {
         local: Some(Arc::new(served(&[("/v1", &[PODS])]))),
         peers: roster.snapshot(),
         shared: Some(exclusions.snapshot()),
+        merged: None,
     }
 }
 
