@@ -202,7 +202,7 @@ impl Deadline {
         };
         timeout(limit, sent).await.unwrap_or_else(|_| {
             Err(Unanswered::perhaps_done(Status::timeout(format!(
-                "the kube-apiserver behind this gateway did not answer within {} s",
+                "the kube-apiserver that serves this did not answer within {} s",
                 limit.as_secs()
             ))))
         })

@@ -94,11 +94,15 @@ async fn send(
         Prefer::H1 | Prefer::H2 => Prefer::H2,
     };
     let harmless = request.body().repeat() == Repeat::Harmless;
+    // A peer that is going away, or whose server is: another one may still serve
+    // it. A read does no harm twice; a write goes on only if the peer is certain.
     let declines = |status: StatusCode, headers: &_| {
+        let failing = matches!(
+            status,
+            StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE
+        );
         envoy.subject.is_unknown(status, headers)
-            || (status == StatusCode::SERVICE_UNAVAILABLE
-                && !last
-                && (harmless || is_not_processed(headers)))
+            || (failing && !last && (harmless || is_not_processed(headers)))
     };
     let burden = peer.standing.burden();
     let began = Instant::now();
