@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-/// A directory with `etcd`, `node`, `client-go`, `kube-apiserver-VERSION` and
-/// `kubectl-VERSION`.
+/// A directory with `etcd`, `node`, `client-go`, `kube-apiserver-VERSION`,
+/// `kubectl-VERSION` and, of the newest version, `kube-controller-manager-VERSION`.
 const BINARIES: &str = "SKEWBRIDGE_E2E_BINARIES";
 /// The bridge itself.
 const BRIDGE: &str = "SKEWBRIDGE_E2E_BRIDGE";
@@ -22,6 +22,10 @@ pub(crate) fn client_go() -> PathBuf {
 
 pub(crate) fn kube_apiserver(version: &str) -> PathBuf {
     from(BINARIES).join(format!("kube-apiserver-{version}"))
+}
+
+pub(crate) fn kube_controller_manager(version: &str) -> PathBuf {
+    from(BINARIES).join(format!("kube-controller-manager-{version}"))
 }
 
 pub(crate) fn kubectl(version: &str) -> PathBuf {

@@ -15,6 +15,7 @@
 
 mod binaries;
 mod client_go;
+mod controller_manager;
 mod etcd;
 mod kubectl;
 mod node;
@@ -25,6 +26,7 @@ mod process;
 mod raw;
 mod shape;
 mod staying;
+mod vip;
 
 pub use etcd::{Etcd, EtcdTls};
 pub use kubectl::{Output, User, Via};
@@ -35,3 +37,4 @@ pub use process::Process;
 pub use raw::{Protocol, Raw, Request, Stream};
 pub use shape::Shape;
 pub use staying::Staying;
+pub use vip::Vip;

@@ -1,0 +1,50 @@
+//! The real kube-controller-manager, with those of its controllers that a test
+//! is about.
+
+use std::net::SocketAddr;
+
+use crate::binaries;
+use crate::kubectl::{User, Via};
+use crate::plane::Plane;
+use crate::planes::{newest, versions};
+use crate::process::Process;
+
+impl Plane {
+    /// Starts it as the admin, against a server by this way.
+    pub fn start_controller_manager(
+        &self,
+        server: usize,
+        via: Via,
+        controllers: &[&str],
+    ) -> Process {
+        self.start_controller_manager_at(self.servers[server].at(via), controllers)
+    }
+
+    /// Starts it as the admin, against whatever listens there.
+    pub fn start_controller_manager_at(
+        &self,
+        address: SocketAddr,
+        controllers: &[&str],
+    ) -> Process {
+        let config = self.kubeconfig(address, User::Admin);
+        let arguments = [
+            format!("--kubeconfig={}", config.display()),
+            format!("--controllers={}", controllers.join(",")),
+            "--leader-elect=false".to_owned(),
+            "--use-service-account-credentials=false".to_owned(),
+            // It serves nothing that a test asks for.
+            "--secure-port=0".to_owned(),
+            // What the garbage collector thinks of an object.
+            "--v=5".to_owned(),
+        ];
+        let name = format!("kube-controller-manager-{}", address.port());
+        let program = binaries::kube_controller_manager(newest(&versions()));
+        Process::start(
+            &name,
+            "controller-manager",
+            &program,
+            &arguments,
+            self.pki.path(),
+        )
+    }
+}
