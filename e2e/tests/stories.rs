@@ -55,7 +55,6 @@ async fn by_an_old_server_a_namespace_leaves_garbage_that_comes_back() {
 }
 
 #[tokio::test]
-#[ignore = "the bridge does not merge discovery yet, and the controller goes by it"]
 async fn by_its_bridge_a_namespace_is_emptied_and_then_goes() {
     for versions in mixed_planes() {
         let stage = Stage::set(&versions).await;
@@ -94,7 +93,6 @@ async fn by_an_old_server_what_belonged_to_a_deleted_owner_is_never_collected() 
 }
 
 #[tokio::test]
-#[ignore = "the bridge does not merge discovery yet, and the controller goes by it"]
 async fn by_its_bridge_what_belongs_to_an_owner_lives_and_goes_with_it() {
     for versions in mixed_planes() {
         let stage = Stage::set(&versions).await;
