@@ -128,8 +128,45 @@ pub struct Peers {
     pub cidrs: Vec<IpNet>,
     /// `--etcd-*`
     pub etcd: Etcd,
-    /// `--egress-selector-config-file`
-    pub egress_selector: Option<PathBuf>,
+    /// `--egress-selector-config-file`: what it says for `controlplane`.
+    pub egress: Egress,
+}
+
+/// How connections leave this machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Egress {
+    /// By themselves.
+    #[default]
+    Direct,
+    /// Through a proxy that is asked by HTTP CONNECT.
+    HttpConnect(ProxyTransport),
+}
+
+/// How that proxy is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProxyTransport {
+    /// By TCP.
+    Tcp {
+        /// A name or an address, without brackets.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+    /// By TCP with TLS.
+    Tls {
+        /// A name or an address, without brackets.
+        host: String,
+        /// The port.
+        port: u16,
+        /// What its certificate must be for.
+        server_name: ServerName<'static>,
+        /// What signs that.
+        ca: PathBuf,
+        /// What we show.
+        key_pair: KeyPairFiles,
+    },
+    /// By the socket at this path.
+    Uds(PathBuf),
 }
 
 /// Which identity Lease the bridge speaks for.

@@ -28,6 +28,11 @@ impl<T> ReadAhead<T> {
         }
     }
 
+    /// Reads these bytes, which came from `io` before, and then from there.
+    pub fn after(bytes: BytesMut, io: T) -> Self {
+        Self { io, buffer: bytes }
+    }
+
     /// The stream below.
     pub fn get_ref(&self) -> &T {
         &self.io

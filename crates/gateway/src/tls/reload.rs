@@ -19,9 +19,9 @@ use rustls_pki_types::ServerName;
 use super::material::{CaBundle, FileProblem, Fingerprint, KeyPair, KeyPairFiles, load_ca};
 use super::{client_config, server_config};
 use crate::caller::Trust;
-use crate::config::Config;
+use crate::config::{Config, Egress, ProxyTransport};
 use crate::metrics::Metrics;
-use crate::upstream::{Leg, Role, Target};
+use crate::upstream::{Dialer, Leg, Proxy, Role, Target};
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -57,6 +57,7 @@ pub struct Targets {
 /// How to meet a peer, wherever it is.
 #[derive(Debug)]
 pub struct PeerTarget {
+    dialer: Dialer,
     tls: Arc<ClientConfig>,
     ping: Duration,
 }
@@ -71,6 +72,7 @@ impl PeerTarget {
         Some(Target {
             host: address.ip().to_string(),
             port: address.port(),
+            dialer: self.dialer.clone(),
             server_name: ServerName::try_from(PEER_NAME).ok()?,
             tls: self.tls.clone(),
             ping: self.ping,
@@ -119,7 +121,58 @@ pub struct Files {
     peer_ca: Option<Watched<CaBundle>>,
     etcd_ca: Option<Watched<CaBundle>>,
     etcd_pair: Option<Watched<KeyPair>>,
+    egress: Way,
     metrics: Metrics,
+}
+
+/// By which way peers are reached, with the files that it takes.
+enum Way {
+    /// It takes none.
+    Plain(Dialer),
+    /// Through a proxy that is met with TLS.
+    Tls(Box<TlsProxy>),
+}
+
+struct TlsProxy {
+    host: String,
+    port: u16,
+    server_name: ServerName<'static>,
+    ca: Watched<CaBundle>,
+    pair: Watched<KeyPair>,
+}
+
+impl Way {
+    fn dialer(&self) -> Result<Dialer, LoadError> {
+        let proxy = match self {
+            Self::Plain(dialer) => return Ok(dialer.clone()),
+            Self::Tls(proxy) => proxy,
+        };
+        let roots = proxy.ca.value.roots.clone();
+        Ok(Dialer::HttpConnect(Arc::new(Proxy::Tls {
+            host: proxy.host.clone(),
+            port: proxy.port,
+            server_name: proxy.server_name.clone(),
+            tls: Arc::new(client_config(roots, Some(&proxy.pair.value))?),
+        })))
+    }
+
+    /// Whether it is another now.
+    fn refresh(&mut self, metrics: &Metrics) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Tls(proxy) => {
+                let ca = proxy.ca.refresh(metrics);
+                proxy.pair.refresh(metrics) || ca
+            }
+        }
+    }
+
+    fn tls(&self) -> Option<&TlsProxy> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Tls(proxy) => Some(proxy),
+        }
+    }
 }
 
 impl Files {
@@ -166,6 +219,31 @@ impl Files {
             etcd_pair: (config.peers.etcd.key_pair.as_ref())
                 .map(|it| pair("--etcd-certfile", it))
                 .transpose()?,
+            egress: match &config.peers.egress {
+                Egress::Direct => Way::Plain(Dialer::Direct),
+                Egress::HttpConnect(ProxyTransport::Tcp { host, port }) => {
+                    Way::Plain(Dialer::HttpConnect(Arc::new(Proxy::Tcp {
+                        host: host.clone(),
+                        port: *port,
+                    })))
+                }
+                Egress::HttpConnect(ProxyTransport::Uds(path)) => {
+                    Way::Plain(Dialer::HttpConnect(Arc::new(Proxy::Uds(path.clone()))))
+                }
+                Egress::HttpConnect(ProxyTransport::Tls {
+                    host,
+                    port,
+                    server_name,
+                    ca: bundle,
+                    key_pair,
+                }) => Way::Tls(Box::new(TlsProxy {
+                    host: host.clone(),
+                    port: *port,
+                    server_name: server_name.clone(),
+                    ca: ca("--egress-selector-config-file caBundle", bundle)?,
+                    pair: pair("--egress-selector-config-file clientCert", key_pair)?,
+                })),
+            },
             config: config.clone(),
             metrics,
         };
@@ -205,6 +283,7 @@ impl Files {
             Ok(Target {
                 host: upstream.host.clone(),
                 port: upstream.port,
+                dialer: Dialer::Direct,
                 server_name: upstream.server_name.clone(),
                 tls: Arc::new(client_config(
                     self.upstream_ca.value.roots.clone(),
@@ -216,6 +295,7 @@ impl Files {
         };
         let peer = match (&self.front_proxy, &self.peer_ca) {
             (Some(pair), Some(ca)) => Some(PeerTarget {
+                dialer: self.egress.dialer()?,
                 tls: Arc::new(client_config(ca.value.roots.clone(), Some(&pair.value))?),
                 ping: self.config.limits.upstream_ping,
             }),
@@ -256,8 +336,9 @@ impl Files {
         let peer_ca = refresh(&mut self.peer_ca, metrics);
         let etcd_ca = refresh(&mut self.etcd_ca, metrics);
         let etcd_pair = refresh(&mut self.etcd_pair, metrics);
+        let egress = self.egress.refresh(metrics);
         let callers = client_ca || request_header_ca;
-        let targets = upstream_ca || front_proxy || peer_ca;
+        let targets = upstream_ca || front_proxy || peer_ca || egress;
         let etcd = etcd_ca || etcd_pair;
         if serving || callers {
             self.swap("server", self.server(), &live.server);
@@ -295,6 +376,7 @@ impl Files {
             Some(&self.serving),
             self.front_proxy.as_ref(),
             self.etcd_pair.as_ref(),
+            self.egress.tls().map(|proxy| &proxy.pair),
         ];
         for pair in pairs.into_iter().flatten() {
             self.metrics.will_reload(pair.flag);
@@ -307,6 +389,7 @@ impl Files {
             Some(&self.upstream_ca),
             self.peer_ca.as_ref(),
             self.etcd_ca.as_ref(),
+            self.egress.tls().map(|proxy| &proxy.ca),
         ];
         for ca in bundles.into_iter().flatten() {
             self.metrics.will_reload(ca.flag);

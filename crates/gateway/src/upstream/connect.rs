@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use rustls::{CertificateError, ClientConfig};
 use rustls_pki_types::ServerName;
-use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use super::dial::{Dialer, authority};
+use super::wire::Wire;
 use crate::tls::ReadAhead;
 
 /// A byte stream to upstream.
-pub type UpstreamIo = Box<TlsStream<ReadAhead<TcpStream>>>;
+pub type UpstreamIo = Box<TlsStream<ReadAhead<Wire>>>;
 
 /// Where upstream is and how to know it. Replaced as a whole when its files
 /// change.
@@ -24,6 +25,8 @@ pub struct Target {
     pub host: String,
     /// The port.
     pub port: u16,
+    /// By which way it is reached.
+    pub dialer: Dialer,
     /// What its certificate must be for.
     pub server_name: ServerName<'static>,
     /// Roots and, on one leg, the front-proxy certificate. Without ALPN: that
@@ -45,7 +48,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// TCP and TLS together. Both kinds are near and answer within milliseconds
+    /// TCP and TLS together, and a proxy on the way. Both kinds are near and answer within milliseconds
     /// or not at all; beside a peer there may be another to try.
     fn connect_timeout(self) -> Duration {
         match self {
@@ -89,7 +92,7 @@ pub(crate) enum Spoken {
 impl Target {
     pub(crate) fn failed(&self, cause: impl std::fmt::Display) -> ConnectError {
         ConnectError {
-            address: format!("{}:{}", self.host, self.port),
+            address: authority(&self.host, self.port),
             cause: cause.to_string(),
             no_common_protocol: false,
         }
@@ -101,21 +104,26 @@ impl Target {
         offer: &[&str],
     ) -> Result<(UpstreamIo, Spoken), ConnectError> {
         let limit = self.role.connect_timeout();
-        match timeout(limit, self.dial(offer)).await {
+        let (deadline, seconds) = (Instant::now() + limit, limit.as_secs());
+        let dialled = timeout_at(deadline, self.dialer.dial(&self.host, self.port)).await;
+        let dialled = dialled
+            .unwrap_or_else(|_| Err(self.dialer.timed_out(&self.host, self.port, seconds)))
+            .map_err(|error| self.failed(error))?;
+        match timeout_at(deadline, self.greet(dialled, offer)).await {
             Ok(connected) => connected,
-            Err(_) => Err(self.failed(format_args!("no answer within {} s", limit.as_secs()))),
+            Err(_) => Err(self.failed(format_args!("no answer within {seconds} s"))),
         }
     }
 
-    async fn dial(&self, offer: &[&str]) -> Result<(UpstreamIo, Spoken), ConnectError> {
-        let tcp = TcpStream::connect((self.host.as_str(), self.port))
-            .await
-            .map_err(|error| self.failed(error))?;
-        crate::listener::tune(&tcp);
+    async fn greet(
+        &self,
+        wire: ReadAhead<Wire>,
+        offer: &[&str],
+    ) -> Result<(UpstreamIo, Spoken), ConnectError> {
         let mut tls = ClientConfig::clone(&self.tls);
         tls.alpn_protocols = offer.iter().map(|name| name.as_bytes().to_vec()).collect();
         let io = TlsConnector::from(Arc::new(tls))
-            .connect(self.server_name.clone(), ReadAhead::new(tcp))
+            .connect(self.server_name.clone(), wire)
             .await
             .map_err(|error| self.handshake_failed(&error))?;
         let spoken = match io.get_ref().1.alpn_protocol() {

@@ -6,16 +6,20 @@
 //! and nothing is converted. Upgrades need HTTP/1.1.
 
 mod connect;
+mod dial;
 pub mod h1;
 pub mod h2;
 mod pool;
 mod pools;
 mod replay;
+mod wire;
 
 pub use connect::{ConnectError, Role, Target, UpstreamIo};
+pub use dial::{Dialer, Proxy};
 pub use pool::Pool;
 pub use pools::Pools;
 pub use replay::{Repeat, Replay};
+pub use wire::Wire;
 
 use http::{Response, StatusCode};
 

@@ -11,9 +11,9 @@ use rustls_pki_types::ServerName;
 use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{
-    Admin, ApiServerIdentity, Callers, Config, Etcd, Features, Limits, Listen, LogFormat, Logs,
-    Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion, TranslateStreams,
-    Upstream,
+    Admin, ApiServerIdentity, Callers, Config, Egress, Etcd, Features, Limits, Listen, LogFormat,
+    Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
+    TranslateStreams, Upstream,
 };
 use skewbridge_gateway::tls::material::KeyPairFiles;
 use skewbridge_testkit::{Ca, Leaf, ScratchDir, TlsClient};
@@ -101,7 +101,7 @@ impl Bed {
                 advertise_port: None,
                 cidrs: Vec::new(),
                 etcd: Etcd::default(),
-                egress_selector: None,
+                egress: Egress::Direct,
             },
             streams: Streams {
                 translate: TranslateStreams::Auto,

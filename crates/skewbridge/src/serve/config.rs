@@ -2,14 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::Path;
 use std::thread::available_parallelism;
 
 use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_gateway::config::{
-    Admin, ApiServerIdentity, Callers, Config, Etcd, Feature, Limits, Listen, LogFormat, Logs,
-    Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion, TranslateStreams,
-    Upstream,
+    Admin, ApiServerIdentity, Callers, Config, Egress, Etcd, Feature, Limits, Listen, LogFormat,
+    Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
+    TranslateStreams, Upstream,
 };
 use skewbridge_gateway::tls::material::{CaBundle, KeyPairFiles};
 
@@ -297,10 +297,10 @@ fn peers(flags: &PeerFlags, etcd: &EtcdFlags, findings: &mut Findings) -> Option
         }
         _ => {}
     }
-    let egress_selector = given(flags.egress_selector_config_file.as_ref()).map(PathBuf::from);
-    if let Some(path) = &egress_selector {
-        egress::read(path, findings);
-    }
+    let egress = match given(flags.egress_selector_config_file.as_ref()) {
+        Some(path) => egress::read(Path::new(path), findings),
+        None => Some(Egress::Direct),
+    };
     let etcd = self::etcd(etcd, findings);
     Some(Peers {
         identity: identity?,
@@ -310,7 +310,7 @@ fn peers(flags: &PeerFlags, etcd: &EtcdFlags, findings: &mut Findings) -> Option
         advertise_port,
         cidrs,
         etcd: etcd?,
-        egress_selector,
+        egress: egress?,
     })
 }
 

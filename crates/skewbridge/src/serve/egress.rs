@@ -4,22 +4,22 @@
 //! kube-apiserver's rules, less what this bridge does not speak.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Deserialize;
+use skewbridge_gateway::config::{Egress, ProxyTransport};
 use skewbridge_gateway::tls::material::KeyPairFiles;
 
 use super::files;
 use super::findings::Findings;
-use super::parse::{self, Endpoint, Parsed};
+use super::parse::{self, Parsed};
 
 /// How to connect, by where to; what is not named is reached directly.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct EgressSelector(pub(crate) BTreeMap<Destination, Connection>);
+type EgressSelector = BTreeMap<Destination, Egress>;
 
 /// Where a connection goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Destination {
+enum Destination {
     /// Nodes, pods and services.
     Cluster,
     /// Other servers of the control plane.
@@ -27,24 +27,21 @@ pub(crate) enum Destination {
     Etcd,
 }
 
-/// How to connect.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Connection {
-    Direct,
-    /// Through a proxy that is asked by HTTP CONNECT.
-    HttpConnect(Transport),
-}
-
-/// How that proxy is reached.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Transport {
-    Tcp(Endpoint),
-    Tls {
-        endpoint: Endpoint,
-        ca: PathBuf,
-        key_pair: KeyPairFiles,
-    },
-    Uds(PathBuf),
+impl Destination {
+    /// Why a proxy is not used for it.
+    fn not_used(self) -> Option<&'static str> {
+        match self {
+            Self::ControlPlane => None,
+            Self::Cluster => Some(
+                "cluster: is not used: skewbridge itself connects to no node, pod or service, only \
+                 to peers (controlplane)",
+            ),
+            Self::Etcd => Some(
+                "etcd: is not used: this version reaches etcd directly, and only peers \
+                 (controlplane) through a proxy",
+            ),
+        }
+    }
 }
 
 const FLAG: &str = "--egress-selector-config-file";
@@ -54,15 +51,19 @@ const VERSIONS: [&str; 3] = [
     "apiserver.k8s.io/v1",
 ];
 
-/// Reads the file and those it names.
-pub(crate) fn read(path: &Path, findings: &mut Findings) -> Option<EgressSelector> {
+/// Reads the file and those it names, and gives what it says of connections to
+/// peers.
+pub(crate) fn read(path: &Path, findings: &mut Findings) -> Option<Egress> {
     let understood = files::yaml(path)
         .map_err(|wrong| vec![wrong])
         .and_then(understand);
     match understood {
-        Ok(selector) => {
-            for connection in selector.0.values() {
-                if let Connection::HttpConnect(Transport::Tls { ca, key_pair, .. }) = connection {
+        Ok(mut selector) => {
+            for (destination, egress) in &selector {
+                if let (Egress::HttpConnect(_), Some(why)) = (egress, destination.not_used()) {
+                    findings.warning(FLAG, Some(path), why);
+                }
+                if let Egress::HttpConnect(ProxyTransport::Tls { ca, key_pair, .. }) = egress {
                     findings.ca((FLAG, ca.to_str()));
                     findings.key_pair(
                         (FLAG, key_pair.cert.to_str()),
@@ -70,7 +71,8 @@ pub(crate) fn read(path: &Path, findings: &mut Findings) -> Option<EgressSelecto
                     );
                 }
             }
-            Some(selector)
+            let to_peers = selector.remove(&Destination::ControlPlane);
+            Some(to_peers.unwrap_or_default())
         }
         Err(problems) => {
             for wrong in problems {
@@ -163,7 +165,7 @@ fn understand(document: Document) -> Result<EgressSelector, Vec<String>> {
         let connection = connection(selection.connection);
         match (name, connection) {
             (Ok(name), Ok(connection)) => {
-                if selector.0.insert(name, connection).is_some() {
+                if selector.insert(name, connection).is_some() {
                     wrong.push(at(format!("name: {:?} is there twice", selection.name)));
                 }
             }
@@ -192,13 +194,13 @@ fn destination(name: &str, version: &str) -> Parsed<Destination> {
     }
 }
 
-fn connection(raw: RawConnection) -> Parsed<Connection> {
+fn connection(raw: RawConnection) -> Parsed<Egress> {
     let wrong = |message: &str| Err(format!("connection.{message}"));
     match (raw.proxy_protocol.as_str(), raw.transport) {
-        ("Direct", None) => Ok(Connection::Direct),
+        ("Direct", None) => Ok(Egress::Direct),
         ("Direct", Some(_)) => wrong("transport: has no place in a Direct connection"),
         ("HTTPConnect", Some(raw)) => transport(raw)
-            .map(Connection::HttpConnect)
+            .map(Egress::HttpConnect)
             .or_else(|message| wrong(&format!("transport.{message}"))),
         ("HTTPConnect", None) => wrong("transport: required with HTTPConnect"),
         ("GRPC", _) => wrong(
@@ -211,22 +213,27 @@ fn connection(raw: RawConnection) -> Parsed<Connection> {
     }
 }
 
-fn transport(raw: RawTransport) -> Parsed<Transport> {
+fn transport(raw: RawTransport) -> Parsed<ProxyTransport> {
     match (raw.tcp, raw.uds) {
         (Some(tcp), None) => self::tcp(tcp).map_err(|message| format!("tcp.{message}")),
         (None, Some(uds)) if uds.uds_name.is_empty() => {
             Err("uds.udsName: required: the path of the proxy's socket".into())
         }
-        (None, Some(uds)) => Ok(Transport::Uds(uds.uds_name.into())),
+        (None, Some(uds)) => Ok(ProxyTransport::Uds(uds.uds_name.into())),
         (Some(_), Some(_)) => Err("uds: cannot be given together with tcp".into()),
         (None, None) => Err("tcp: either tcp or uds is required".into()),
     }
 }
 
-fn tcp(raw: RawTcp) -> Parsed<Transport> {
+fn tcp(raw: RawTcp) -> Parsed<ProxyTransport> {
     let endpoint = parse::endpoint(&raw.url).map_err(|wrong| format!("url: {wrong}"))?;
     let tls = match (endpoint.secure, raw.tls_config) {
-        (false, None) => return Ok(Transport::Tcp(endpoint)),
+        (false, None) => {
+            return Ok(ProxyTransport::Tcp {
+                port: port(&raw.url, endpoint.port)?,
+                host: endpoint.host,
+            });
+        }
         (false, Some(_)) => return Err("tlsConfig: has no place with an http URL".into()),
         (true, None) => return Err("tlsConfig: required with an https URL".into()),
         (true, Some(tls)) => tls,
@@ -250,14 +257,21 @@ fn tcp(raw: RawTcp) -> Parsed<Transport> {
     if tls.ca_bundle.is_empty() {
         return Err("tlsConfig.caBundle: required; the system's CAs are not used".into());
     }
-    Ok(Transport::Tls {
-        endpoint,
+    Ok(ProxyTransport::Tls {
+        port: port(&raw.url, endpoint.port)?,
+        server_name: parse::server_name(&endpoint.host).map_err(|wrong| format!("url: {wrong}"))?,
+        host: endpoint.host,
         ca: tls.ca_bundle.into(),
         key_pair: KeyPairFiles {
             cert: tls.client_cert.into(),
             key: tls.client_key.into(),
         },
     })
+}
+
+/// kube-apiserver takes a URL without a port and then cannot connect.
+fn port(url: &str, port: Option<u16>) -> Parsed<u16> {
+    port.ok_or_else(|| format!("url: {url:?} has no port; write it like https://HOST:PORT"))
 }
 
 #[cfg(test)]
@@ -280,22 +294,25 @@ mod tests {
     #[test]
     fn each_transport_is_understood() {
         let table = [
-            ("{proxyProtocol: Direct}", Connection::Direct),
+            ("{proxyProtocol: Direct}", Egress::Direct),
             (
                 "{proxyProtocol: HTTPConnect, transport: {uds: {udsName: /run/konnectivity}}}",
-                Connection::HttpConnect(Transport::Uds("/run/konnectivity".into())),
+                Egress::HttpConnect(ProxyTransport::Uds("/run/konnectivity".into())),
             ),
             (
-                "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'http://127.0.0.1:8131'}}}",
-                Connection::HttpConnect(Transport::Tcp(
-                    parse::endpoint("http://127.0.0.1:8131").unwrap(),
-                )),
+                "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'http://[::1]:8131'}}}",
+                Egress::HttpConnect(ProxyTransport::Tcp {
+                    host: "::1".into(),
+                    port: 8131,
+                }),
             ),
             (
                 "{proxyProtocol: HTTPConnect, transport: {TCP: {URL: 'https://k:8131', TLSConfig: \
                  {CABundle: /ca, ClientKey: /key, ClientCert: /crt}}}}",
-                Connection::HttpConnect(Transport::Tls {
-                    endpoint: parse::endpoint("https://k:8131").unwrap(),
+                Egress::HttpConnect(ProxyTransport::Tls {
+                    host: "k".into(),
+                    port: 8131,
+                    server_name: parse::server_name("k").unwrap(),
                     ca: "/ca".into(),
                     key_pair: KeyPairFiles {
                         cert: "/crt".into(),
@@ -307,7 +324,7 @@ mod tests {
         for (text, expected) in table {
             let selector = selection(text).unwrap();
             assert_eq!(
-                selector.0.get(&Destination::Cluster),
+                selector.get(&Destination::Cluster),
                 Some(&expected),
                 "{text}"
             );
@@ -357,6 +374,15 @@ mod tests {
             (
                 "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'https://a', tlsConfig: {}}}}",
                 "connection.transport.tcp.tlsConfig.clientCert: required",
+            ),
+            (
+                "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'http://a'}}}",
+                "connection.transport.tcp.url: \"http://a\" has no port",
+            ),
+            (
+                "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'https://a', tlsConfig: \
+                 {caBundle: /ca, clientKey: /key, clientCert: /crt}}}}",
+                "connection.transport.tcp.url: \"https://a\" has no port",
             ),
             (
                 "{proxyProtocol: GRPC, transport: {uds: {udsName: /a}}}",

@@ -136,7 +136,7 @@ pub(crate) struct UpstreamFlags {
 }
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Peer flags (checked, not used yet)")]
+#[command(next_help_heading = "Peer flags")]
 pub(crate) struct PeerFlags {
     /// CAs that sign the peers' serving certificates; without it, no peers
     #[arg(long, value_name = "FILE")]
@@ -156,13 +156,14 @@ pub(crate) struct PeerFlags {
     /// Identity Lease to speak for: its name, or auto as kube-apiserver does
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub(crate) apiserver_identity: String,
-    /// EgressSelectorConfiguration (YAML), as kube-apiserver reads it
+    /// EgressSelectorConfiguration (YAML), as kube-apiserver reads it: its
+    /// controlplane is the way to peers
     #[arg(long, value_name = "FILE")]
     pub(crate) egress_selector_config_file: Option<String>,
 }
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Etcd flags (checked, not used yet)")]
+#[command(next_help_heading = "Etcd flags")]
 pub(crate) struct EtcdFlags {
     /// URLs of etcd: http[s]://HOST:PORT
     #[arg(long, value_name = "LIST")]
@@ -193,7 +194,7 @@ pub(crate) struct StreamFlags {
 }
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Features flags (checked, not used yet)")]
+#[command(next_help_heading = "Features flags")]
 pub(crate) struct FeatureFlags {
     /// NAME=true|false for UnknownVersionInteroperabilityProxy, PortForwardWebsockets or
     /// TranslateStreamCloseWebsocketRequests; all are on

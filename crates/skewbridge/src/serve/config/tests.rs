@@ -2,12 +2,13 @@
 //! `tests/serve_flags.rs`.
 
 use std::fs;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use clap::Parser;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
-use skewbridge_gateway::config::Features;
+use skewbridge_gateway::config::{Features, ProxyTransport};
 
 use super::*;
 
@@ -167,6 +168,83 @@ fn who_gives_some_peer_flags_is_told_of_those_that_are_missing() {
     ] {
         let (_, warnings) = files.understand(&flags).unwrap();
         assert_eq!(told(&warnings), expected);
+    }
+}
+
+#[test]
+fn of_an_egress_selector_the_way_to_peers_is_used_and_other_proxies_are_warned_of() {
+    let files = Files::new();
+    let egress = files.path("egress.yaml");
+    let flags = [format!("--egress-selector-config-file={egress}")];
+    let (ca, crt, key) = (
+        files.path("other.crt"),
+        files.path("tls.crt"),
+        files.path("tls.key"),
+    );
+    let tls = format!(
+        "{{proxyProtocol: HTTPConnect, transport: {{tcp: {{url: 'https://k:8131', tlsConfig: \
+         {{caBundle: {ca}, clientCert: {crt}, clientKey: {key}}}}}}}}}"
+    );
+    let uds = "{proxyProtocol: HTTPConnect, transport: {uds: {udsName: /run/k.sock}}}";
+    let through_uds = Egress::HttpConnect(ProxyTransport::Uds("/run/k.sock".into()));
+    let through_tls = Egress::HttpConnect(ProxyTransport::Tls {
+        host: "k".into(),
+        port: 8131,
+        server_name: parse::server_name("k").unwrap(),
+        ca: ca.into(),
+        key_pair: KeyPairFiles {
+            cert: crt.into(),
+            key: key.into(),
+        },
+    });
+    let cluster = "cluster: is not used: skewbridge itself connects to no node, pod or service";
+    let etcd = "etcd: is not used: this version reaches etcd directly";
+    let direct = "{proxyProtocol: Direct}";
+    let table = [
+        (
+            "v1",
+            vec![("controlplane", uds)],
+            through_uds.clone(),
+            vec![],
+        ),
+        (
+            "v1beta1",
+            vec![("ControlPlane", &*tls)],
+            through_tls,
+            vec![],
+        ),
+        (
+            "v1alpha1",
+            vec![("master", uds), ("cluster", uds), ("etcd", direct)],
+            through_uds,
+            vec![cluster],
+        ),
+        (
+            "v1",
+            vec![("etcd", uds), ("cluster", uds)],
+            Egress::Direct,
+            vec![cluster, etcd],
+        ),
+        ("v1", vec![("controlplane", direct)], Egress::Direct, vec![]),
+    ];
+    for (version, selections, expected, warned) in table {
+        let selections: Vec<_> = (selections.iter())
+            .map(|(name, connection)| format!("- {{name: {name}, connection: {connection}}}\n"))
+            .collect();
+        let text = format!(
+            "apiVersion: apiserver.k8s.io/{version}\nkind: EgressSelectorConfiguration\n\
+             egressSelections:\n{}",
+            selections.concat()
+        );
+        files.write("egress.yaml", &text);
+        let (config, warnings) = files.understand(&flags).unwrap();
+        assert_eq!(config.peers.egress, expected, "{text}");
+        let warnings = told(&warnings);
+        assert_eq!(warnings.len(), warned.len(), "{warnings:?}");
+        for (warning, beginning) in warnings.iter().zip(warned) {
+            let beginning = format!("--egress-selector-config-file {egress}: {beginning}");
+            assert!(warning.starts_with(&beginning), "{warning}");
+        }
     }
 }
 

@@ -1,0 +1,74 @@
+//! What TLS to a server runs over.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::client::TlsStream;
+
+use crate::tls::ReadAhead;
+
+/// A byte stream to a server, straight or through a proxy.
+#[derive(Debug)]
+pub enum Wire {
+    /// To the server itself, or to a proxy over TCP.
+    Tcp(TcpStream),
+    /// To a proxy on this machine.
+    Unix(UnixStream),
+    /// To a proxy over TCP with TLS. Boxed: it is many times larger than the
+    /// others, which are the usual ones.
+    Tls(Box<TlsStream<ReadAhead<TcpStream>>>),
+}
+
+/// Does the same to whichever it is.
+macro_rules! each {
+    ($wire:expr, $io:ident => $done:expr) => {
+        match $wire {
+            Wire::Tcp($io) => $done,
+            Wire::Unix($io) => $done,
+            Wire::Tls($io) => $done,
+        }
+    };
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        each!(self.get_mut(), io => Pin::new(io).poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        each!(self.get_mut(), io => Pin::new(io).poll_write(cx, buf))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        each!(self.get_mut(), io => Pin::new(io).poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        each!(self, io => io.is_write_vectored())
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self.get_mut(), io => Pin::new(io).poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        each!(self.get_mut(), io => Pin::new(io).poll_shutdown(cx))
+    }
+}
