@@ -78,19 +78,21 @@ impl Cluster {
 
     /// Where a request for something of the API is served.
     pub fn place(&self, request: &RequestInfo<'_>, now: Instant) -> Place {
-        let (Some(local), Some(shared), true) = (&self.local, &self.shared, self.peers.listed)
-        else {
-            let missing = self.missing().unwrap_or(Missing::LocalDiscovery);
+        if let Some(missing) = self.missing() {
             return Place::TooEarly(missing);
-        };
-        if local.index.serves(request) || shared.contains(request.group, request.version, now) {
+        }
+        if self.is_here(request, now) {
             return Place::Here;
         }
         self.elsewhere(request, now)
     }
 
-    /// Where it is served if not here.
+    /// Where it is served if the local server does not. What all servers share
+    /// is nowhere then: a peer that still lists it has not noticed its deletion.
     pub fn elsewhere(&self, request: &RequestInfo<'_>, now: Instant) -> Place {
+        if self.is_shared(request, now) {
+            return Place::Here;
+        }
         match self.peers.serving(request, now) {
             Elsewhere::Served(peers) => Place::There(peers),
             Elsewhere::Unknown(identity) => Place::Unknown(identity),
@@ -101,9 +103,12 @@ impl Cluster {
     /// Whether the local server is known to serve it.
     pub fn is_here(&self, request: &RequestInfo<'_>, now: Instant) -> bool {
         let local = self.local.as_ref();
-        local.is_some_and(|local| local.index.serves(request))
-            || (self.shared.as_ref())
-                .is_some_and(|shared| shared.contains(request.group, request.version, now))
+        local.is_some_and(|local| local.index.serves(request)) || self.is_shared(request, now)
+    }
+
+    fn is_shared(&self, request: &RequestInfo<'_>, now: Instant) -> bool {
+        let shared = self.shared.as_ref();
+        shared.is_some_and(|shared| shared.contains(request.group, request.version, now))
     }
 }
 

@@ -24,7 +24,7 @@ use crate::caller::{Caller, Presented, Recognised};
 use crate::cluster::{Hint, Interop};
 use crate::config::Limits;
 use crate::drain::Drain;
-use crate::envoy::{Deadline, Envoy, Subject, not_processed};
+use crate::envoy::{Deadline, Envoy, Subject, not_processed, remove_not_processed};
 use crate::health;
 use crate::local;
 use crate::metrics::Metrics;
@@ -104,6 +104,8 @@ impl Service for Connection {
         match self.handle(&mut head, body, &mut record).await {
             Ok(Reply::Response(mut response)) => {
                 hygiene::remove_hop_by_hop(response.headers_mut());
+                // Whoever answered does not say for us what a peer may repeat.
+                remove_not_processed(response.headers_mut());
                 record.status(response.status());
                 Answer {
                     response,

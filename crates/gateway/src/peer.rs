@@ -9,7 +9,7 @@ use skewbridge_api::status::Status;
 use skewbridge_peers::{Peer, order};
 
 use crate::cluster::Hint;
-use crate::envoy::{Envoy, Unanswered, is_not_processed, remove_not_processed};
+use crate::envoy::{Envoy, Unanswered, is_not_processed};
 use crate::peer_metrics::PeerError;
 use crate::record::Record;
 use crate::respond;
@@ -107,12 +107,9 @@ async fn send(
     let burden = peer.standing.burden();
     let began = Instant::now();
     match pool.send_unless(request, prefer, declines).await {
-        Ok(mut reply) => {
-            let status = match &mut reply {
-                Reply::Response(response) => {
-                    remove_not_processed(response.headers_mut());
-                    response.status()
-                }
+        Ok(reply) => {
+            let status = match &reply {
+                Reply::Response(response) => response.status(),
                 Reply::Upgraded(..) => StatusCode::SWITCHING_PROTOCOLS,
             };
             peer.standing.forgive();

@@ -180,12 +180,17 @@ impl Roster {
             return;
         };
         match outcome {
+            // Its Lease has ended meanwhile: back again, it has to tell anew.
+            _ if entry.lease.is_none() => entry.fetch.failed(at, jitter),
             Ok(served) => {
                 entry.fetch.succeeded(at, jitter);
-                entry.problem = None;
                 entry.succeeded = Some(wall);
                 entry.served = Some(Arc::new(served));
-                entry.standing.forgive();
+                // Back again. One that tells what it serves and fails with
+                // requests is not better for it.
+                if entry.problem.take().is_some() {
+                    entry.standing.forgive();
+                }
             }
             Err(problem) => {
                 entry.fetch.failed(at, jitter);
@@ -446,6 +451,20 @@ mod tests {
         // Back again, it has to tell anew.
         roster.lease(seen(A, "third", 3), at);
         assert!(roster.snapshot().peers[0].served.is_none());
+    }
+
+    #[test]
+    fn what_is_told_after_the_lease_has_ended_does_not_count() {
+        let at = Instant::now();
+        let mut roster = Roster::new(identity(ME));
+        roster.leases(vec![seen(A, "h", 1)], at);
+        roster.addresses(&addresses(&[(A, 1)]), at);
+        assert_eq!(due(&mut roster, at), [A]);
+        roster.lease_gone(&identity(A));
+        roster.fetched(&identity(A), Ok(served()), at, SystemTime::now(), 0.0);
+        roster.lease(seen(A, "another", 2), at);
+        assert!(roster.snapshot().peers[0].served.is_none());
+        assert_eq!(due(&mut roster, at), [A], "it is asked at once");
     }
 
     #[test]

@@ -137,14 +137,25 @@ impl OwnLease {
         if let Some(write) = self.write.take() {
             let _ = write.await;
         }
-        if let Some(deletion) = self.keeper.on_shutdown(self.lease.as_ref()) {
+        // What was written last may not have come back by the watch yet, and
+        // only the Lease as it is now can be deleted.
+        let lease = self.read().await;
+        if let Some(deletion) = self.keeper.on_shutdown(lease.as_ref()) {
             delete(&self.own, &deletion).await;
-        } else if self.annotate.is_some() && self.lease.is_some() {
+        } else if self.annotate.is_some() && lease.is_some() {
             let path = format!("{}/{}", lease::COLLECTION, self.identity);
             let ask = Ask::json(Method::PATCH, &path, annotation("null").into_bytes())
                 .header(CONTENT_TYPE, "application/merge-patch+json");
             send(&self.own, ask).await;
         }
+    }
+
+    /// The Lease as it is now.
+    async fn read(&self) -> Option<IdentityLease> {
+        let path = format!("{}/{}", lease::COLLECTION, self.identity);
+        let asked = self.own.ask(Party::Upstream, Ask::get(&path));
+        let answer = timeout(PATIENCE, asked).await.ok()?.ok()?;
+        IdentityLease::parse(&answer.ok(&path).ok()?.body).ok()
     }
 
     fn write(&mut self, method: Method, path: String, json: String, content: Option<&'static str>) {
