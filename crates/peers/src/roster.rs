@@ -23,6 +23,11 @@ use crate::standing::Standing;
 /// renews every 10 s; three may be lost.
 const ALIVE: Duration = Duration::from_secs(40);
 
+/// How long a server that runs may take to say where it is. One that has not by
+/// then takes no part, such as one that has no bridge yet: what nobody else
+/// serves is then not found, as it would be without us.
+const TO_APPEAR: Duration = Duration::from_mins(1);
+
 /// What a server says that it serves.
 #[derive(Debug)]
 pub struct Served {
@@ -72,7 +77,9 @@ pub struct Seen {
 struct Life {
     holder: String,
     resource_version: String,
-    /// When we saw it change: by our own clock, as clocks differ.
+    /// When we first saw it, and when we saw it change: by our own clock, as
+    /// clocks differ.
+    first: Instant,
     changed: Instant,
 }
 
@@ -116,9 +123,11 @@ impl Roster {
             Some(life) if life.resource_version == seen.resource_version => (false, life.changed),
             Some(life) => (life.holder != seen.holder, at),
         };
+        let first = entry.lease.as_ref().map_or(at, |life| life.first);
         entry.lease = Some(Life {
             holder: seen.holder,
             resource_version: seen.resource_version,
+            first,
             changed,
         });
         if restarted {
@@ -243,6 +252,10 @@ impl Entry {
             address: self.address,
             published: self.published,
             alive_until: life.changed + ALIVE,
+            awaited_until: match self.address {
+                Some(_) => life.changed + ALIVE,
+                None => life.first + TO_APPEAR,
+            },
             served: self.served.clone(),
             standing: self.standing.clone(),
             succeeded: self.succeeded,
@@ -274,6 +287,8 @@ pub struct Peer {
     pub published: bool,
     /// Until when its last renewal lets us believe that it runs.
     pub alive_until: Instant,
+    /// Until when it is waited for to tell what it serves.
+    pub awaited_until: Instant,
     /// What it serves, as last heard.
     pub served: Option<Arc<Served>>,
     /// How it does with the requests that it gets.
@@ -320,7 +335,7 @@ impl Peers {
         let silent = self
             .peers
             .iter()
-            .find(|peer| peer.served.is_none() && peer.alive_until > now);
+            .find(|peer| peer.served.is_none() && peer.is_awaited(now));
         match silent {
             Some(peer) => Elsewhere::Unknown(peer.identity.clone()),
             None => Elsewhere::Nowhere,
@@ -329,6 +344,11 @@ impl Peers {
 }
 
 impl Peer {
+    /// Whether it runs and may still tell that it serves something.
+    fn is_awaited(&self, now: Instant) -> bool {
+        self.alive_until > now && self.awaited_until > now
+    }
+
     /// Whether it has said that it serves this.
     pub fn serves(&self, request: &RequestInfo<'_>) -> bool {
         let served = self.served.as_ref();
@@ -465,6 +485,20 @@ mod tests {
         roster.lease(seen(A, "another", 2), at);
         assert!(roster.snapshot().peers[0].served.is_none());
         assert_eq!(due(&mut roster, at), [A], "it is asked at once");
+    }
+
+    #[test]
+    fn who_never_says_where_it_is_is_not_waited_for_for_ever() {
+        let start = Instant::now();
+        let mut roster = Roster::new(identity(ME));
+        roster.leases(vec![seen(A, "h", 1)], start);
+        let later = start + TO_APPEAR + Duration::from_secs(1);
+        roster.lease(seen(A, "h", 2), later);
+        let awaited = |roster: &Roster, at| roster.snapshot().peers[0].is_awaited(at);
+        assert!(awaited(&roster, start));
+        assert!(!awaited(&roster, later), "it runs, and takes no part");
+        roster.addresses(&addresses(&[(A, 1)]), later);
+        assert!(awaited(&roster, later), "it does now");
     }
 
     #[test]

@@ -124,6 +124,7 @@ mod tests {
             address: Some(([127, 0, 0, 1], 6443).into()),
             published: true,
             alive_until: Instant::now(),
+            awaited_until: Instant::now(),
             served: None,
             standing: Arc::default(),
             succeeded: None,
