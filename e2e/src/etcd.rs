@@ -72,6 +72,16 @@ impl Etcd {
         }
     }
 
+    /// Stops it where it is: it answers nobody, and nobody is told.
+    pub fn suspend(&self) {
+        self.process.signal("STOP");
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) {
+        self.process.signal("CONT");
+    }
+
     /// Ends it at once, as a crash would, and starts it again with its data.
     pub fn restart(&mut self) {
         self.process.signal("KILL");

@@ -25,6 +25,7 @@ mod planes;
 mod process;
 mod raw;
 mod shape;
+mod special;
 mod staying;
 mod vip;
 
@@ -36,5 +37,6 @@ pub use planes::{is_since, newest, oldest, planes, planes_are_chosen, versions};
 pub use process::Process;
 pub use raw::{Protocol, Raw, Request, Stream};
 pub use shape::Shape;
+pub use special::Special;
 pub use staying::Staying;
 pub use vip::Vip;

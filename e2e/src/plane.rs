@@ -14,6 +14,7 @@ use crate::etcd::Etcd;
 use crate::kubectl::Via;
 use crate::pki::Pki;
 use crate::process::Process;
+use crate::raw::{Protocol, Raw, Request};
 
 /// kube-apiserver needs some 15 s on two busy cores; more than a minute is a
 /// failure.
@@ -60,12 +61,11 @@ impl Server {
     }
 
     /// Without a bridge, and a peer of the others by itself, by no other flags
-    /// than its own.
+    /// than its own. That it has an identity Lease needs no flag since 1.26.
     #[must_use]
     pub fn native_peer(mut self) -> Self {
         self.bridge = Bridging::None;
         self.gate("UnknownVersionInteroperabilityProxy", true)
-            .gate("APIServerIdentity", true)
             .flag("--peer-ca-file=ca.crt")
             .flag("--peer-advertise-ip=127.0.0.1")
     }
@@ -120,6 +120,8 @@ pub struct Plane {
 pub struct Running {
     /// As released: `1.36.4`.
     pub version: String,
+    /// The name of the machine that it, and its bridge, take to be theirs.
+    pub host: String,
     /// Where the server itself listens.
     pub address: SocketAddr,
     /// Where its bridge listens.
@@ -225,13 +227,41 @@ impl Plane {
         std::iter::once(self.etcd.id()).chain(servers).collect()
     }
 
+    /// Sends a server a signal, and waits until it has ended.
+    pub fn end_server(&mut self, number: usize, signal: &str) {
+        end(self.servers[number].process.take(), signal);
+    }
+
+    /// Sends the bridge of a server a signal, and waits until it has ended.
+    pub fn end_bridge(&mut self, number: usize, signal: &str) {
+        end(self.servers[number].bridge_process.take(), signal);
+    }
+
     /// Ends a server as its node would, and starts it again.
     pub fn restart_server(&mut self, number: usize) {
-        if let Some(mut process) = self.servers[number].process.take() {
-            process.signal("TERM");
-            process.wait();
-        }
+        self.end_server(number, "TERM");
         self.run_server(number);
+    }
+
+    /// From its next start on, the bridge of a server is without this flag.
+    pub fn remove_bridge_flag(&mut self, number: usize, flag: &str) {
+        if let Some(start) = &mut self.servers[number].start_bridge {
+            start.arguments.retain(|it| it != flag);
+        }
+    }
+
+    /// What a GET by the admin comes to, 0 for no answer.
+    pub async fn status(&self, server: usize, via: Via, path: &str) -> u16 {
+        let mut client = self.raw(server, via, Protocol::H2);
+        match client.send(&Request::get(path)).await {
+            Ok(response) => response.status,
+            Err(_) => 0,
+        }
+    }
+
+    /// A client with the admin's certificate.
+    pub fn raw(&self, server: usize, via: Via, protocol: Protocol) -> Raw {
+        Raw::new(self.client("admin"), self.servers[server].at(via), protocol)
     }
 
     /// What a bridge tells about itself.
@@ -260,6 +290,13 @@ impl Plane {
     /// The etcd of all servers.
     pub fn etcd(&mut self) -> &mut Etcd {
         &mut self.etcd
+    }
+}
+
+fn end(process: Option<Process>, signal: &str) {
+    if let Some(mut process) = process {
+        process.signal(signal);
+        process.wait();
     }
 }
 
@@ -315,13 +352,14 @@ impl Running {
         arguments.extend(server.bridge_flags.iter().cloned());
         let start_bridge = Start {
             name: format!("bridge-{number}"),
-            host,
+            host: host.clone(),
             program: binaries::bridge(),
             arguments,
             directory: pki.path().to_owned(),
         };
         Self {
             version: server.version.clone(),
+            host,
             address,
             bridge,
             admin,

@@ -5,65 +5,15 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use skewbridge_e2e::{
-    Plane, Protocol, Raw, Request, Server, Staying, User, Via, newest, oldest, planes,
+    Plane, Protocol, Raw, Request, Server, Special, Staying, User, Via, is_since, newest, oldest,
+    planes,
 };
 use skewbridge_testkit::eventually;
 
 /// From the last readiness to when everybody knows everybody.
 const FOUND: Duration = Duration::from_secs(30);
-
-/// An API that only some servers of a plane have.
-struct Special {
-    /// As kubectl takes it: resource, version and group.
-    kubectl: &'static str,
-    path: &'static str,
-    /// A manifest, `NAME` to be replaced.
-    manifest: &'static str,
-}
-
-/// Only 1.36 serves this version of it.
-const POLICIES: Special = Special {
-    kubectl: "mutatingadmissionpolicies.v1.admissionregistration.k8s.io",
-    path: "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies",
-    manifest: r#"{"apiVersion":"admissionregistration.k8s.io/v1","kind":"MutatingAdmissionPolicy",
-        "metadata":{"name":"NAME"},
-        "spec":{"failurePolicy":"Ignore","reinvocationPolicy":"Never",
-          "matchConstraints":{"resourceRules":[{"apiGroups":["none.example.com"],
-            "apiVersions":["v1"],"operations":["CREATE"],"resources":["nothings"]}]},
-          "mutations":[{"patchType":"JSONPatch","jsonPatch":
-            {"expression":"[JSONPatch{op: \"test\", path: \"/kind\", value: \"None\"}]"}}]}}"#,
-};
-
-/// Only 1.36 serves this version of it.
-const TAINT_RULES: Special = Special {
-    kubectl: "devicetaintrules.v1beta2.resource.k8s.io",
-    path: "/apis/resource.k8s.io/v1beta2/devicetaintrules",
-    manifest: r#"{"apiVersion":"resource.k8s.io/v1beta2","kind":"DeviceTaintRule",
-        "metadata":{"name":"NAME"},
-        "spec":{"deviceSelector":{"driver":"none.example.com"},
-          "taint":{"key":"example.com/none","effect":"NoSchedule"}}}"#,
-};
-
-/// Only 1.34, and 1.29 beside 1.28, serve this version of it.
-const ATTRIBUTES_CLASSES: Special = Special {
-    kubectl: "volumeattributesclasses.v1alpha1.storage.k8s.io",
-    path: "/apis/storage.k8s.io/v1alpha1/volumeattributesclasses",
-    manifest: r#"{"apiVersion":"storage.k8s.io/v1alpha1","kind":"VolumeAttributesClass",
-        "metadata":{"name":"NAME"},"driverName":"none.example.com","parameters":{"a":"b"}}"#,
-};
-
-/// Only 1.28, beside 1.29, serves this version of it.
-const FLOW_SCHEMAS: Special = Special {
-    kubectl: "flowschemas.v1beta2.flowcontrol.apiserver.k8s.io",
-    path: "/apis/flowcontrol.apiserver.k8s.io/v1beta2/flowschemas",
-    manifest: r#"{"apiVersion":"flowcontrol.apiserver.k8s.io/v1beta2","kind":"FlowSchema",
-        "metadata":{"name":"NAME"},
-        "spec":{"priorityLevelConfiguration":{"name":"exempt"}}}"#,
-};
-
-const ALL: [Special; 4] = [POLICIES, TAINT_RULES, ATTRIBUTES_CLASSES, FLOW_SCHEMAS];
 
 fn peers(versions: &[String]) -> Vec<Server> {
     let servers = versions.iter().map(|version| {
@@ -82,22 +32,13 @@ fn mixed_planes() -> Vec<Vec<String>> {
     planes
 }
 
-async fn status(plane: &Plane, server: usize, via: Via, path: &str) -> u16 {
-    let address = plane.servers[server].at(via);
-    let mut client = Raw::new(plane.client("admin"), address, Protocol::H2);
-    match client.send(&Request::get(path)).await {
-        Ok(response) => response.status,
-        Err(_) => 0,
-    }
-}
-
 /// Which of the special APIs only some servers of this plane serve.
 async fn shared(plane: &Plane) -> Vec<Special> {
     let mut shared = Vec::new();
-    for special in ALL {
+    for special in Special::ALL {
         let mut serving = 0;
         for server in 0..plane.servers.len() {
-            serving += usize::from(status(plane, server, Via::Server, special.path).await == 200);
+            serving += usize::from(plane.status(server, Via::Server, special.path).await == 200);
         }
         if serving > 0 && serving < plane.servers.len() {
             shared.push(special);
@@ -117,11 +58,14 @@ async fn what_one_server_serves_is_served_by_all() {
             for server in 0..versions.len() {
                 let what = format!("{} through the bridge of {server}", special.path);
                 eventually(&what, FOUND, async || {
-                    status(&plane, server, Via::Bridge, special.path).await == 200
+                    plane.status(server, Via::Bridge, special.path).await == 200
                 })
                 .await;
                 objects_live_and_die(&plane, server, special).await;
             }
+        }
+        if is_since(oldest(&versions), 34) && is_since(newest(&versions), 36) {
+            a_subresource_that_only_one_has_is_found(&plane).await;
         }
         nobodys_api_is_not_found(&plane).await;
         a_forged_hop_changes_nothing(&plane, &shared).await;
@@ -148,7 +92,7 @@ async fn objects_live_and_die(plane: &Plane, server: usize, special: &Special) {
     let mut command = plane.kubectl_command(server, Via::Bridge, User::Admin);
     let mut watch = Staying::start(command.args(["get", "--raw", &path]));
 
-    let manifest = special.manifest.replace("NAME", &name);
+    let manifest = special.object(&name);
     let file = plane.file(&format!("{name}.json"), &manifest);
     // Validation is by OpenAPI, which is the local server's.
     kubectl(&["create", "--validate=false", "-f", &file]).await;
@@ -169,12 +113,50 @@ async fn objects_live_and_die(plane: &Plane, server: usize, special: &Special) {
         assert_eq!(seen["object"]["metadata"]["name"], *name, "{seen}");
     }
     let path = format!("{}/{name}", special.path);
-    assert_eq!(status(plane, server, Via::Bridge, &path).await, 404);
+    assert_eq!(plane.status(server, Via::Bridge, &path).await, 404);
+}
+
+/// Both 1.34 and 1.36 serve these rules, but only 1.36 their status. Kubernetes
+/// advertises it on both, and does not find it on the older.
+async fn a_subresource_that_only_one_has_is_found(plane: &Plane) {
+    let path = "/apis/resource.k8s.io/v1alpha3/devicetaintrules";
+    for server in 0..plane.servers.len() {
+        assert_eq!(plane.status(server, Via::Server, path).await, 200);
+    }
+    let manifest = Special::TAINT_RULES.object("told");
+    let manifest = manifest.replace("v1beta2", "v1alpha3");
+    let request = Request::new("POST", path).body("application/json", &manifest);
+    let created = bridge(plane, 0).send(&request).await.unwrap();
+    assert_eq!(created.status, 201, "{}", created.text());
+
+    let of_status = format!("{path}/told/status");
+    let mut serving = Vec::new();
+    for server in 0..plane.servers.len() {
+        serving.push(plane.status(server, Via::Server, &of_status).await == 200);
+    }
+    assert!(serving.contains(&true) && serving.contains(&false));
+    for server in 0..plane.servers.len() {
+        let mut client = bridge(plane, server);
+        let read = client.send(&Request::get(&of_status)).await.unwrap();
+        assert_eq!(read.status, 200, "{server}: {}", read.text());
+        let told = json!({"status": {"conditions": [{"type": "Told", "status": "True",
+            "reason": format!("By{server}"), "message": "",
+            "lastTransitionTime": "2026-11-15T12:00:00Z"}]}});
+        let request = Request::new("PATCH", &of_status)
+            .body("application/merge-patch+json", &told.to_string());
+        let patched = client.send(&request).await.unwrap();
+        assert_eq!(patched.status, 200, "{server}: {}", patched.text());
+        let patched: Value = serde_json::from_slice(&patched.body).unwrap();
+        let reason = &patched["status"]["conditions"][0]["reason"];
+        assert_eq!(*reason, format!("By{server}"), "{patched}");
+    }
+    let deleted = Request::new("DELETE", &format!("{path}/told"));
+    let deleted = bridge(plane, 0).send(&deleted).await.unwrap();
+    assert_eq!(deleted.status, 200, "{}", deleted.text());
 }
 
 fn bridge(plane: &Plane, server: usize) -> Raw {
-    let address = plane.servers[server].at(Via::Bridge);
-    Raw::new(plane.client("admin"), address, Protocol::H2)
+    plane.raw(server, Via::Bridge, Protocol::H2)
 }
 
 /// What nobody serves is not found, as ever; and it is the server that says so.

@@ -20,6 +20,7 @@ pub const LEGACY: &str = "application/json";
 pub const LOCAL_DOCUMENT: &str = concat!(
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList;profile=nopeer,",
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,",
+    "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList;profile=nopeer,",
     "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,",
     "application/json",
 );
@@ -80,6 +81,17 @@ impl Wanted {
     ) -> Self {
         let mut accepted: Vec<_> = accepted.filter(|range| range.quality > 0).collect();
         accepted.sort_by_key(|range| std::cmp::Reverse(range.quality));
+        // Who asks for a local document in any form is a server that wants to
+        // know what this one serves by itself. Were it told more, two servers
+        // could keep telling each other of an API that neither has.
+        let is_local = |range: &MediaRange<'_>| {
+            let mut parameters = range.parameters.iter();
+            parameters
+                .any(|(key, value)| key == "profile" && matches!(&**value, "nopeer" | "local"))
+        };
+        if accepted.iter().any(is_local) {
+            return Self::Local;
+        }
         for range in &accepted {
             let parameter = |name: &str| {
                 let mut found = range.parameters.iter().filter(|(key, _)| key == name);
@@ -95,10 +107,10 @@ impl Wanted {
             if !understands(schema) {
                 continue;
             }
-            return match parameter("profile") {
-                Some("nopeer" | "local") => Self::Local,
-                _ if !is_json => Self::Local,
-                _ => Self::Merged(schema),
+            return if is_json {
+                Self::Merged(schema)
+            } else {
+                Self::Local
             };
         }
         Self::Local
@@ -177,6 +189,7 @@ mod tests {
             (V2_BETA1, ONLY_V2, Wanted::Local),
             (V2_NOPEER, BETA_TOO, Wanted::Local),
             (LOCAL_DOCUMENT, BETA_TOO, Wanted::Local),
+            (LOCAL_DOCUMENT, ONLY_BETA, Wanted::Local),
             (&kep, BETA_TOO, Wanted::Local),
             (&unknown, BETA_TOO, v2),
             (&protobuf, BETA_TOO, Wanted::Local),

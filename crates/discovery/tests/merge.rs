@@ -33,7 +33,11 @@ fn content(documents: &[&Document]) -> BTreeSet<String> {
 }
 
 fn names(document: &Document) -> Vec<&str> {
-    document.items.iter().map(|group| group.name()).collect()
+    document
+        .items
+        .iter()
+        .map(skewbridge_discovery::document::Group::name)
+        .collect()
 }
 
 #[test]

@@ -1,10 +1,16 @@
-//! Bodies on their way through: pieces as they come, never collected.
+//! Bodies on their way through: pieces as they come, never collected. Only the
+//! beginning of an answer is held back where another server could still be asked
+//! for it.
 
+use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::RecvStream;
 use http::HeaderMap;
+use tokio::time::{Instant, timeout_at};
 
 use crate::serve::h1::WireBody;
 use crate::serve::h2::StreamBody;
@@ -113,7 +119,22 @@ enum Source {
     Full(Bytes),
     H1(Box<H1Body>),
     H2(H2Body),
+    Held(Box<Held>),
 }
+
+/// What has been held back, and what follows it.
+#[derive(Debug)]
+struct Held {
+    frames: VecDeque<Frame>,
+    rest: Source,
+}
+
+/// Pieces that are held back at most: each costs something, however small.
+const HELD_FRAMES: usize = 64;
+
+/// How long anything is held back: an answer that takes its time is passed on as
+/// it comes.
+const HELD_TIME: Duration = Duration::from_secs(1);
 
 impl ResponseBody {
     /// Nothing.
@@ -142,18 +163,49 @@ impl ResponseBody {
         self.until = Some(Box::new(end));
     }
 
+    /// The same, when its end has arrived, or `limit` bytes and a piece more, or
+    /// when it takes too long.
+    pub(crate) async fn held(mut self, limit: usize) -> Result<Self, BodyError> {
+        let mut frames = VecDeque::new();
+        let mut bytes = 0;
+        let until = Instant::now() + HELD_TIME;
+        while bytes < limit && frames.len() < HELD_FRAMES {
+            let Ok(next) = timeout_at(until, poll_fn(|cx| self.poll_frame(cx))).await else {
+                break;
+            };
+            let Some(frame) = next.transpose()? else {
+                self.source = Source::Empty;
+                break;
+            };
+            if let Frame::Data(data) = &frame {
+                bytes += data.len();
+            }
+            frames.push_back(frame);
+        }
+        if !frames.is_empty() {
+            let rest = std::mem::replace(&mut self.source, Source::Empty);
+            self.source = Source::Held(Box::new(Held { frames, rest }));
+        }
+        Ok(self)
+    }
+
+    /// Whether these words are in what is held back.
+    pub(crate) fn begins_with_words(&self, words: &[u8]) -> bool {
+        let Source::Held(held) = &self.source else {
+            return false;
+        };
+        let mut text = Vec::new();
+        for frame in &held.frames {
+            if let Frame::Data(data) = frame {
+                text.extend_from_slice(data);
+            }
+        }
+        text.windows(words.len()).any(|it| it == words)
+    }
+
     /// The next piece.
     pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
-        let polled = match &mut self.source {
-            Source::Empty => Poll::Ready(None),
-            Source::Full(bytes) => {
-                let bytes = std::mem::take(bytes);
-                self.source = Source::Empty;
-                Poll::Ready(Some(Ok(Frame::Data(bytes))))
-            }
-            Source::H1(body) => body.poll_frame(cx),
-            Source::H2(body) => body.poll_frame(cx),
-        };
+        let polled = self.source.poll_frame(cx);
         if let Some(until) = &mut self.until {
             // What has arrived is passed on first.
             if let Poll::Ready(Some(Ok(Frame::Data(data)))) = &polled {
@@ -170,9 +222,34 @@ impl ResponseBody {
     pub fn is_done(&self) -> bool {
         match &self.source {
             Source::Empty => true,
-            Source::Full(_) => false,
+            Source::Full(_) | Source::Held(_) => false,
             Source::H1(body) => body.is_done(),
             Source::H2(body) => body.is_done(),
+        }
+    }
+}
+
+impl Source {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
+        match self {
+            Self::Empty => Poll::Ready(None),
+            Self::Full(bytes) => {
+                let bytes = std::mem::take(bytes);
+                *self = Self::Empty;
+                Poll::Ready(Some(Ok(Frame::Data(bytes))))
+            }
+            Self::H1(body) => body.poll_frame(cx),
+            Self::H2(body) => body.poll_frame(cx),
+            Self::Held(held) => {
+                let frame = held.frames.pop_front();
+                if held.frames.is_empty() {
+                    *self = std::mem::replace(&mut held.rest, Self::Empty);
+                }
+                match frame {
+                    Some(frame) => Poll::Ready(Some(Ok(frame))),
+                    None => self.poll_frame(cx),
+                }
+            }
         }
     }
 }
@@ -183,5 +260,53 @@ impl From<Source> for ResponseBody {
             source,
             until: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(words: &[&'static str]) -> ResponseBody {
+        let frames = words.iter().map(|word| Frame::Data(Bytes::from(*word)));
+        ResponseBody::from(Source::Held(Box::new(Held {
+            frames: frames.collect(),
+            rest: Source::Full(Bytes::from("end")),
+        })))
+    }
+
+    async fn read(mut body: ResponseBody) -> Vec<Bytes> {
+        let mut all = Vec::new();
+        while let Some(frame) = poll_fn(|cx| body.poll_frame(cx)).await {
+            match frame.unwrap() {
+                Frame::Data(data) => all.push(data),
+                Frame::Trailers(_) => panic!("there are none"),
+            }
+        }
+        assert!(body.is_done());
+        all
+    }
+
+    #[tokio::test]
+    async fn what_is_held_back_comes_in_order_and_once() {
+        for limit in [0, 1, 3, 4, 100] {
+            let body = pieces(&["one", "two"]).held(limit).await.unwrap();
+            assert_eq!(read(body).await, ["one", "two", "end"], "{limit}");
+        }
+        let nothing = ResponseBody::empty().held(100).await.unwrap();
+        assert!(nothing.is_done());
+    }
+
+    #[tokio::test]
+    async fn no_more_is_held_back_than_allowed() {
+        let held = |body: ResponseBody| match body.source {
+            Source::Held(held) => held.frames.len(),
+            _ => 0,
+        };
+        let words = vec!["x"; 2 * HELD_FRAMES];
+        assert_eq!(
+            held(pieces(&words).held(usize::MAX).await.unwrap()),
+            HELD_FRAMES
+        );
     }
 }

@@ -5,23 +5,31 @@ use std::time::{Duration, Instant};
 
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Uri};
 use skewbridge_api::identity::User;
 use skewbridge_api::request_info::{DecodedPath, Kind, RequestInfo, Verb};
 use skewbridge_api::status::Status;
 use skewbridge_api::version::Version;
 use tokio::time::timeout;
 
+use crate::body::ResponseBody;
 use crate::caller::{Caller, Trust};
 use crate::cluster::Place;
 use crate::config::Limits;
 use crate::flow::Bridge;
 use crate::peer_metrics::PeerError;
-use crate::upstream::{Pools, Prefer};
+use crate::upstream::{Pools, Prefer, SendError};
 
 /// Said by a bridge to a peer that passed a request on: nothing has been done
 /// with it, so it may be given to another server, writes included.
 const NOT_PROCESSED: HeaderName = HeaderName::from_static("x-skewbridge-not-processed");
+
+/// What kube-apiserver says of a path that it does not know. A missing object is
+/// told with its name instead. The words are the same in JSON, protobuf and CBOR.
+const UNKNOWN_PATH: &[u8] = b"the server could not find the requested resource";
+
+/// Longer than any such Status.
+const MAX_STATUS: usize = 16 * 1024;
 
 /// Whom to answer for, and with what.
 pub(crate) struct Envoy<'a> {
@@ -64,17 +72,23 @@ impl Subject {
     }
 
     /// Whether this answer says that the server knows no such path. An object
-    /// that is not there is told by a Status; what a workload says through a
-    /// proxy is its own affair.
+    /// that is not there is told by a Status; what a node or a workload says is its
+    /// own affair.
     pub(crate) fn is_unknown(&self, status: StatusCode, headers: &HeaderMap) -> bool {
         let is_text = |value: &HeaderValue| value.as_bytes().starts_with(b"text/plain");
         status == StatusCode::NOT_FOUND
             && headers.get(CONTENT_TYPE).is_some_and(is_text)
-            && self.read(|info| {
-                info.kind == Kind::Resource
-                    && info.verb != Verb::Proxy
-                    && info.subresource != "proxy"
-            }) == Some(true)
+            && self.is_answered_by_the_server()
+    }
+
+    fn is_answered_by_the_server(&self) -> bool {
+        self.read(|info| {
+            let by_a_node = matches!(
+                info.subresource,
+                "attach" | "exec" | "log" | "portforward" | "proxy"
+            );
+            info.kind == Kind::Resource && info.verb != Verb::Proxy && !by_a_node
+        }) == Some(true)
     }
 }
 
@@ -120,6 +134,25 @@ impl Envoy<'_> {
         self.subject
             .read(|info| cluster.elsewhere(info, Instant::now()))
             .unwrap_or(Place::Here)
+    }
+
+    /// The answer, unless it says in a Status that the server knows no such path:
+    /// that is how kube-apiserver answers for a resource, or a subresource, that a
+    /// group-version it knows does not have. By then the request is gone.
+    pub(crate) async fn unmask(
+        &self,
+        response: Response<ResponseBody>,
+    ) -> Result<Response<ResponseBody>, SendError> {
+        if response.status() != StatusCode::NOT_FOUND || !self.subject.is_answered_by_the_server() {
+            return Ok(response);
+        }
+        let (head, body) = response.into_parts();
+        let body = body.held(MAX_STATUS).await;
+        let body = body.map_err(|error| SendError::CutOff(error.to_string()))?;
+        if body.begins_with_words(UNKNOWN_PATH) {
+            return Err(SendError::Declined(StatusCode::NOT_FOUND));
+        }
+        Ok(Response::from_parts(head, body))
     }
 
     /// Counts why a peer did not take it.

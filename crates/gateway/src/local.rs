@@ -4,9 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Request;
+use http::{Request, Response, StatusCode};
 use tokio::time::sleep;
 
+use crate::body::ResponseBody;
 use crate::cluster::{Hint, Place};
 use crate::envoy::{Envoy, Unanswered};
 use crate::peer;
@@ -26,7 +27,14 @@ pub(crate) async fn forward(
 ) -> Result<Reply, Unanswered> {
     let introduced = envoy.introduce_here(request.headers_mut());
     introduced.map_err(Unanswered::perhaps_done)?;
-    match send(envoy, pool, request).await {
+    let outcome = match send(envoy, pool, request).await {
+        Ok(Reply::Response(response)) if is_doubtful(envoy, &response) => {
+            let unmasked = Box::pin(envoy.unmask(response)).await;
+            Ok(Reply::Response(unmasked.map_err(|_| not_here(envoy))?))
+        }
+        outcome => outcome,
+    };
+    match outcome {
         Err(SendError::Declined(_)) => Box::pin(elsewhere(envoy, request, record)).await,
         outcome => outcome.map_err(|error| {
             tracing::debug!(%error, "no answer from upstream");
@@ -69,18 +77,29 @@ async fn elsewhere(
     request: &mut Request<Replay>,
     record: &mut Record,
 ) -> Result<Reply, Unanswered> {
-    let not_here = || Unanswered {
-        status: respond::later("not served here any more; which servers do is being found out"),
-        untouched: true,
-    };
-    if let Some(interop) = &envoy.bridge.interop {
-        interop.hint(Hint::LocalChanged);
-    }
+    let gone = not_here(envoy);
     match envoy.elsewhere() {
         Place::There(peers) if !envoy.subject.hopped && request.body_mut().rewind() => {
             record.route("peer");
             peer::forward(envoy, peers, request, record).await
         }
-        _ => Err(not_here()),
+        _ => Err(gone),
+    }
+}
+
+/// A 404 for what another server serves, or what a peer sent here.
+fn is_doubtful(envoy: &Envoy<'_>, response: &Response<ResponseBody>) -> bool {
+    response.status() == StatusCode::NOT_FOUND
+        && (envoy.subject.hopped || !matches!(envoy.elsewhere(), Place::Here))
+}
+
+/// The local server has been replaced, and we had not heard of it.
+fn not_here(envoy: &Envoy<'_>) -> Unanswered {
+    if let Some(interop) = &envoy.bridge.interop {
+        interop.hint(Hint::LocalChanged);
+    }
+    Unanswered {
+        status: respond::later("not served here any more; which servers do is being found out"),
+        untouched: true,
     }
 }

@@ -39,7 +39,8 @@ struct Written {
     etag: HeaderValue,
 }
 
-/// The first servers with v2, and without v2beta1.
+/// The first servers with v2beta1, with v2, and without v2beta1.
+const SINCE_BETA: (u16, u16) = (1, 26);
 const SINCE_V2: (u16, u16) = (1, 30);
 const WITHOUT_BETA: (u16, u16) = (1, 33);
 
@@ -72,15 +73,11 @@ impl Merged {
         let now = Instant::now();
         let documents: Vec<_> = (servers.iter())
             .map(|(identity, served)| {
-                let document = &served.documents[1];
-                if *identity == own {
-                    Document::clone(document)
-                } else {
-                    document.without(|group, version| {
-                        // The core group is not part of `/apis`.
-                        group.is_empty() || shared.contains(group, version, now)
-                    })
-                }
+                served.documents[1].without(|group, version| {
+                    // The core group is not part of `/apis`.
+                    let theirs = *identity != own && shared.contains(group, version, now);
+                    group.is_empty() || theirs
+                })
             })
             .collect();
         let mut document = merge(&documents.iter().collect::<Vec<_>>());
@@ -138,7 +135,7 @@ impl Merged {
         let version = (version.major, version.minor);
         match schema {
             Schema::V2 => version >= SINCE_V2,
-            Schema::V2Beta1 => version < WITHOUT_BETA,
+            Schema::V2Beta1 => (SINCE_BETA..WITHOUT_BETA).contains(&version),
         }
     }
 }
@@ -228,7 +225,7 @@ mod tests {
     use http::header::ACCEPT;
     use serde_json::json;
     use skewbridge_discovery::Index;
-    use skewbridge_discovery::accept::{LEGACY, V2_NOPEER};
+    use skewbridge_discovery::accept::{LEGACY, LOCAL_DOCUMENT, V2_NOPEER};
     use skewbridge_peers::{Exclusions, Roster, Seen};
     use std::time::SystemTime;
 
@@ -336,6 +333,7 @@ mod tests {
             (36, Method::GET, "/apis", &beta_first, Some(Schema::V2)),
             (28, Method::GET, "/apis", &beta_first, Some(Schema::V2Beta1)),
             (28, Method::GET, "/apis", V2, None),
+            (25, Method::GET, "/apis", &beta_first, None),
             (31, Method::GET, "/apis", &beta_first, Some(Schema::V2Beta1)),
             (36, Method::GET, "/apis", V2_NOPEER, None),
             (36, Method::GET, "/apis", LEGACY, None),
@@ -351,6 +349,16 @@ mod tests {
             assert_eq!(schema, expected, "{minor} {method} {path} {accept}");
             let condition = head.headers.get(IF_NONE_MATCH);
             assert_eq!(condition.is_some(), stead.is_some());
+        }
+    }
+
+    /// Or two of them could keep telling each other of an API that neither has.
+    #[test]
+    fn a_peer_is_always_told_of_the_local_server_alone() {
+        for minor in 24..40 {
+            let merged = merged(minor, "a", &["a.example.com"]).unwrap();
+            let mut head = head(&Method::GET, "/apis", LOCAL_DOCUMENT);
+            assert!(merged.asked_for(&mut head).is_none(), "1.{minor}");
         }
     }
 

@@ -16,8 +16,7 @@ use crate::upstream::{Leg, Pools, Prefer, Repeat, Replay, Reply};
 /// Who we are in a server's log.
 const USER_AGENT_VALUE: &str = concat!("skewbridge/", env!("CARGO_PKG_VERSION"));
 
-/// More than a large cluster's discovery or a page of a list takes; what is
-/// longer is an error.
+/// More than a page of a list takes; what is longer is an error.
 const MAX_ANSWER: usize = 32 * 1024 * 1024;
 
 /// A watch event, with everything that one object may hold.
@@ -56,6 +55,8 @@ pub(crate) struct Ask<'a> {
     pub(crate) path: &'a str,
     pub(crate) headers: Vec<(HeaderName, String)>,
     pub(crate) json: Option<Vec<u8>>,
+    /// How long the answer may be.
+    pub(crate) limit: usize,
 }
 
 impl<'a> Ask<'a> {
@@ -66,7 +67,15 @@ impl<'a> Ask<'a> {
             path,
             headers: Vec::new(),
             json: None,
+            limit: MAX_ANSWER,
         }
+    }
+
+    /// With a shorter answer.
+    #[must_use]
+    pub(crate) fn limit(mut self, limit: usize) -> Self {
+        self.limit = limit;
+        self
     }
 
     /// Sends a document along.
@@ -134,12 +143,13 @@ impl Own {
 
     /// Asks, and reads the whole answer. Whoever asks sets a time limit.
     pub(crate) async fn ask(&self, party: Party<'_>, ask: Ask<'_>) -> Result<Answer, String> {
+        let limit = ask.limit;
         let response = self.send(party, ask).await?;
         let (head, body) = response.into_parts();
         Ok(Answer {
             status: head.status,
             headers: head.headers,
-            body: read(body).await?,
+            body: read(body, limit).await?,
         })
     }
 
@@ -152,7 +162,7 @@ impl Own {
             let answer = Answer {
                 status: head.status,
                 headers: head.headers,
-                body: read(body).await?,
+                body: read(body, MAX_ANSWER).await?,
             };
             answer.ok(&path)?;
             return Err(format!("{path}: {}", head.status));
@@ -218,12 +228,12 @@ impl Own {
 
 /// Reads a body to its end, so that the connection serves the next question
 /// too.
-async fn read(mut body: ResponseBody) -> Result<Bytes, String> {
+async fn read(mut body: ResponseBody, limit: usize) -> Result<Bytes, String> {
     let mut answer = BytesMut::new();
     while let Some(frame) = poll_fn(|cx| body.poll_frame(cx)).await {
         if let Frame::Data(data) = frame.map_err(|error| error.to_string())? {
-            if answer.len() + data.len() > MAX_ANSWER {
-                return Err(format!("the answer is longer than {MAX_ANSWER} bytes"));
+            if answer.len() + data.len() > limit {
+                return Err(format!("the answer is longer than {limit} bytes"));
             }
             answer.extend_from_slice(&data);
         }

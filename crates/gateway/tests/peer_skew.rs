@@ -209,3 +209,78 @@ async fn two_bridges_make_one_cluster_of_two_servers() {
     }
     drop(b);
 }
+
+/// kube-apiserver answers so for a resource that a group-version it knows does not have.
+fn no_such_resource() -> Reply {
+    let status = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",
+        "message":"the server could not find the requested resource","reason":"NotFound",
+        "details":{},"code":404}"#;
+    Reply::json(status).status(404)
+}
+
+#[tokio::test]
+async fn a_status_that_knows_no_such_resource_is_not_believed_either() {
+    let (cluster, [b], bridge) = Cluster::with_peers(&[NEW], [(B, &[NEW])]).await;
+    let gone = |seen: &Seen| seen.path().starts_with(NEW_PATH).then(no_such_resource);
+    cluster.local.hook(gone);
+    for method in ["GET", "POST"] {
+        let answer = ask(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
+        refusal(&answer, 503);
+        assert_eq!(answer.header("retry-after"), Some("1"));
+    }
+    // A peer that has become another server.
+    cluster.local.serve(&[cluster::SHARED]);
+    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    b.standin.hook(gone);
+    for method in ["GET", "POST"] {
+        let answer = ask(&cluster.alice(), &bridge, method, NEW_PATH, &[], "").await;
+        refusal(&answer, 503);
+    }
+    // A missing object is missing.
+    let missing = |seen: &Seen| {
+        let status = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",
+            "message":"things.example.com \"x\" not found","reason":"NotFound",
+            "details":{"name":"x","kind":"things"},"code":404}"#;
+        seen.path()
+            .starts_with(NEW_PATH)
+            .then(|| Reply::json(status).status(404))
+    };
+    b.standin.hook(missing);
+    let answer = cluster.get(&bridge, NEW_PATH).await;
+    assert_eq!(answer.status, 404);
+    assert!(answer.text().contains("not found"));
+}
+
+#[tokio::test]
+async fn a_nodes_404_is_not_taken_for_a_servers() {
+    let pods: &[&str] = &["v1 pods", "v1 pods/exec:create,get"];
+    let (cluster, [b], bridge) = Cluster::with_peers(pods, [(B, pods)]).await;
+    let exec = "/api/v1/namespaces/a/pods/p/exec";
+    cluster
+        .local
+        .hook(move |seen| (seen.path() == exec).then(page_not_found));
+    let answer = ask(&cluster.alice(), &bridge, "POST", exec, &[], "").await;
+    assert_eq!(answer.status, 404);
+    assert!(b.seen().is_empty());
+}
+
+#[tokio::test]
+async fn who_is_not_let_in_without_a_name_here_is_not_let_in_there() {
+    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let nobody = cluster.bed.client();
+    let answer = ask(&nobody, &bridge, "GET", NEW_PATH, &[], "").await;
+    assert_eq!(served_by(&answer), B);
+    let before = b.seen().len();
+    let denied = |seen: &Seen| {
+        let path = seen.path().starts_with(NEW_PATH);
+        (path && seen.client.is_none()).then(|| Reply::json("{}").status(401))
+    };
+    cluster.local.hook(denied);
+    for method in ["GET", "POST"] {
+        let answer = ask(&nobody, &bridge, method, NEW_PATH, &[], "").await;
+        assert_eq!(answer.status, 401);
+    }
+    assert_eq!(b.seen().len(), before);
+    let answer = ask(&cluster.alice(), &bridge, "GET", NEW_PATH, &[], "").await;
+    assert_eq!(served_by(&answer), B);
+}

@@ -28,6 +28,18 @@ const ALIVE: Duration = Duration::from_secs(40);
 /// serves is then not found, as it would be without us.
 const TO_APPEAR: Duration = Duration::from_mins(1);
 
+/// How long a server that says where it is may take to tell what it serves.
+const TO_TELL: Duration = Duration::from_mins(5);
+
+/// How long a server that has ended its Lease while its bridge stays may take to
+/// come back: from 1.35 on a restart deletes the Lease, and what only this server
+/// has must not be "not found" meanwhile.
+const TO_RESTART: Duration = Duration::from_mins(2);
+
+/// A Lease that has not changed for its duration has run out, whoever forgets to
+/// delete it.
+const LEASE: Duration = Duration::from_hours(1);
+
 /// What a server says that it serves.
 #[derive(Debug)]
 pub struct Served {
@@ -52,6 +64,8 @@ pub struct Roster {
 #[derive(Debug, Default)]
 struct Entry {
     lease: Option<Life>,
+    /// When its Lease ended, if we saw it.
+    ended: Option<Instant>,
     address: Option<SocketAddr>,
     /// Whether the registry still has the address.
     published: bool,
@@ -103,7 +117,7 @@ impl Roster {
         self.listed = true;
         for (identity, entry) in &mut self.entries {
             if !all.iter().any(|seen| seen.identity == *identity) {
-                entry.end();
+                entry.end(at);
             }
         }
         for seen in all {
@@ -124,6 +138,7 @@ impl Roster {
             Some(life) => (life.holder != seen.holder, at),
         };
         let first = entry.lease.as_ref().map_or(at, |life| life.first);
+        entry.ended = None;
         entry.lease = Some(Life {
             holder: seen.holder,
             resource_version: seen.resource_version,
@@ -136,9 +151,9 @@ impl Roster {
     }
 
     /// A Lease that is gone.
-    pub fn lease_gone(&mut self, identity: &Identity) {
+    pub fn lease_gone(&mut self, identity: &Identity, at: Instant) {
         if let Some(entry) = self.entries.get_mut(identity) {
-            entry.end();
+            entry.end(at);
         }
         self.forget();
     }
@@ -163,6 +178,24 @@ impl Roster {
             }
         }
         self.forget();
+    }
+
+    /// Ends what has run out. Whether that was anything.
+    pub fn expire(&mut self, at: Instant) -> bool {
+        let mut any = false;
+        for entry in self.entries.values_mut() {
+            if (entry.lease.as_ref()).is_some_and(|life| life.changed + LEASE <= at) {
+                entry.end(at);
+                any = true;
+            }
+            if entry.ended.is_some_and(|ended| ended + TO_RESTART <= at) {
+                entry.ended = None;
+                entry.served = None;
+                any = true;
+            }
+        }
+        self.forget();
+        any
     }
 
     /// Whom to ask now. Each is to be followed by [`Roster::fetched`].
@@ -236,26 +269,37 @@ impl Roster {
 }
 
 impl Entry {
-    /// Its Lease has ended: what it served is served by it no more.
-    fn end(&mut self) {
-        self.lease = None;
-        self.served = None;
+    /// Its Lease has ended: what it served is served by it no more, unless its
+    /// bridge waits for it to come back.
+    fn end(&mut self, at: Instant) {
+        if self.lease.take().is_some() {
+            self.ended = Some(at);
+        }
         if !self.published {
+            self.served = None;
             self.address = None;
         }
     }
 
     fn peer(&self, identity: &Identity) -> Option<Peer> {
-        let life = self.lease.as_ref()?;
+        let (alive_until, awaited_until) = match (&self.lease, self.ended) {
+            (Some(life), _) => {
+                let patience = match self.address {
+                    Some(_) => TO_TELL,
+                    None => TO_APPEAR,
+                };
+                (life.changed + ALIVE, life.first + patience)
+            }
+            // Known, and for the moment not there.
+            (None, Some(ended)) if self.served.is_some() => (ended, ended),
+            (None, _) => return None,
+        };
         Some(Peer {
             identity: identity.clone(),
             address: self.address,
             published: self.published,
-            alive_until: life.changed + ALIVE,
-            awaited_until: match self.address {
-                Some(_) => life.changed + ALIVE,
-                None => life.first + TO_APPEAR,
-            },
+            alive_until,
+            awaited_until,
             served: self.served.clone(),
             standing: self.standing.clone(),
             succeeded: self.succeeded,
@@ -466,7 +510,7 @@ mod tests {
         assert!(peer.address.is_some() && !peer.published);
         assert_eq!(peer.problem.as_deref(), Some("refused"));
 
-        roster.lease_gone(&identity(A));
+        roster.lease_gone(&identity(A), at);
         assert!(roster.snapshot().peers.is_empty());
         // Back again, it has to tell anew.
         roster.lease(seen(A, "third", 3), at);
@@ -480,11 +524,55 @@ mod tests {
         roster.leases(vec![seen(A, "h", 1)], at);
         roster.addresses(&addresses(&[(A, 1)]), at);
         assert_eq!(due(&mut roster, at), [A]);
-        roster.lease_gone(&identity(A));
+        roster.lease_gone(&identity(A), at);
         roster.fetched(&identity(A), Ok(served()), at, SystemTime::now(), 0.0);
         roster.lease(seen(A, "another", 2), at);
         assert!(roster.snapshot().peers[0].served.is_none());
         assert_eq!(due(&mut roster, at), [A], "it is asked at once");
+    }
+
+    /// From 1.35 on a server deletes its Lease when it ends, and its bridge stays.
+    #[test]
+    fn a_server_that_restarts_behind_its_bridge_is_not_forgotten() {
+        let at = Instant::now();
+        let mut roster = Roster::new(identity(ME));
+        let begin = |roster: &mut Roster| {
+            roster.leases(vec![seen(A, "h", 1)], at);
+            roster.addresses(&addresses(&[(A, 1)]), at);
+            roster.due(at);
+            roster.fetched(&identity(A), Ok(served()), at, SystemTime::now(), 0.0);
+            roster.lease_gone(&identity(A), at);
+        };
+        begin(&mut roster);
+        let peer = &roster.snapshot().peers[0];
+        assert!(peer.served.is_some() && peer.alive_until <= at);
+        assert!(!roster.expire(at));
+        // Back again, it is asked at once.
+        roster.lease(seen(A, "another", 2), at);
+        assert_eq!(due(&mut roster, at), [A]);
+        assert!(roster.snapshot().peers[0].served.is_some());
+
+        // Both leave.
+        let mut roster = Roster::new(identity(ME));
+        begin(&mut roster);
+        roster.addresses(&addresses(&[]), at);
+        assert!(roster.snapshot().peers.is_empty());
+
+        // It does not come back.
+        let mut roster = Roster::new(identity(ME));
+        begin(&mut roster);
+        assert!(roster.expire(at + TO_RESTART));
+        assert!(roster.snapshot().peers.is_empty());
+    }
+
+    #[test]
+    fn a_lease_that_nobody_renews_or_deletes_runs_out() {
+        let at = Instant::now();
+        let mut roster = Roster::new(identity(ME));
+        roster.leases(vec![seen(A, "h", 1)], at);
+        assert!(!roster.expire(at + LEASE / 2));
+        assert!(roster.expire(at + LEASE));
+        assert!(roster.snapshot().peers.is_empty());
     }
 
     #[test]

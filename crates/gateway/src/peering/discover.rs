@@ -10,6 +10,12 @@ use skewbridge_peers::Served;
 
 use crate::own::{Answer, Ask, Own, Party};
 
+/// A document of a cluster with very many custom resources has some 2 MiB.
+const MAX_DOCUMENT: usize = 8 * 1024 * 1024;
+
+/// Group-versions that are asked for one by one: servers before 1.26 have 30.
+const MAX_LISTS: usize = 1_000;
+
 /// What it serves by itself, whatever its peers do: the aggregated documents
 /// where it has them, else one list after the other (before 1.26). Of what is
 /// known already only news are asked for.
@@ -54,7 +60,9 @@ async fn ask(
     known: Option<&Served>,
     which: usize,
 ) -> Result<Said, String> {
-    let mut ask = Ask::get(path).header(ACCEPT, accept::LOCAL_DOCUMENT);
+    let mut ask = Ask::get(path)
+        .header(ACCEPT, accept::LOCAL_DOCUMENT)
+        .limit(MAX_DOCUMENT);
     let before = known.and_then(|known| {
         let etag = known.etags[which].clone()?;
         Some((known.documents[which].clone(), etag))
@@ -93,12 +101,15 @@ async fn legacy(
     apis: &Answer,
     version: Option<Version>,
 ) -> Result<Served, String> {
-    let api = own.ask(party, Ask::get("/api")).await?.ok("/api")?;
+    let api = own
+        .ask(party, Ask::get("/api").limit(MAX_DOCUMENT))
+        .await?
+        .ok("/api")?;
     let mut legacy =
         Legacy::from_groups(&api.body, &apis.body).map_err(|error| error.to_string())?;
-    let paths: Vec<_> = legacy.paths().collect();
+    let paths: Vec<_> = legacy.paths().take(MAX_LISTS).collect();
     for path in paths {
-        let answer = own.ask(party, Ask::get(&path)).await?;
+        let answer = own.ask(party, Ask::get(&path).limit(MAX_DOCUMENT)).await?;
         match answer.status {
             StatusCode::OK => legacy
                 .add(&path, &answer.body)
@@ -127,7 +138,9 @@ async fn version(own: &Own, party: Party<'_>) -> Result<Option<Version>, String>
     struct Info<'a> {
         git_version: &'a str,
     }
-    let answer = own.ask(party, Ask::get("/version")).await?;
+    let answer = own
+        .ask(party, Ask::get("/version").limit(MAX_DOCUMENT))
+        .await?;
     if matches!(
         answer.status,
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN

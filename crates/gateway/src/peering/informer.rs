@@ -89,7 +89,8 @@ async fn once<T: Object, E: From<Change<T>>>(
             kind.path, kind.selector
         );
         let ask = Ask::get(&path);
-        let mut lines = own.watch(Party::Upstream, ask).await?;
+        let began = timeout(LIST_PATIENCE, own.watch(Party::Upstream, ask)).await;
+        let mut lines = began.map_err(|_| format!("{}: no answer", kind.path))??;
         let mut seen = 0_u64;
         loop {
             let line = timeout(WATCH_PATIENCE, lines.next()).await;

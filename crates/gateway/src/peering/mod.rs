@@ -8,7 +8,8 @@ mod discover;
 mod informer;
 mod own_lease;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -140,6 +141,7 @@ pub(crate) async fn run(
         identity: membership.identity,
         shared: None,
         merged: None,
+        refused: BTreeSet::new(),
         own,
         tell,
     };
@@ -223,6 +225,8 @@ struct Learner {
     identity: Identity,
     shared: Option<Arc<Excluded>>,
     merged: Option<Arc<Merged>>,
+    /// Addresses that were refused, to say it once.
+    refused: BTreeSet<(Identity, SocketAddr)>,
 }
 
 impl Learner {
@@ -238,7 +242,10 @@ impl Learner {
                         self.read.api_services = true;
                     }
                     Change::Event(event) => {
-                        self.exclusions.on_api_service(&event, now);
+                        if !self.exclusions.on_api_service(&event, now) {
+                            // Only its status: every server serves the same.
+                            return self.local_schedule.now(now);
+                        }
                     }
                     Change::Lost => return,
                 }
@@ -252,7 +259,9 @@ impl Learner {
                         self.read.custom_resources = true;
                     }
                     Change::Event(event) => {
-                        self.exclusions.on_crd(&event, now);
+                        if !self.exclusions.on_crd(&event, now) {
+                            return self.local_schedule.now(now);
+                        }
                     }
                     Change::Lost => return,
                 }
@@ -280,16 +289,19 @@ impl Learner {
 
     fn lease(&mut self, change: Change<IdentityLease>, now: Instant) {
         match change {
-            Change::All(all) => {
-                self.roster.leases(all.iter().map(seen).collect(), now);
+            Change::All(mut all) => {
                 self.own_lease.remove_stale(&all);
+                // What ran out before we looked is nobody's.
+                let wall = SystemTime::now();
+                all.retain(|lease| !lease.is_expired(wall));
+                self.roster.leases(all.iter().map(seen).collect(), now);
                 self.leases = all
                     .into_iter()
                     .map(|lease| (lease.identity().clone(), lease))
                     .collect();
             }
             Change::Event(WatchEvent::Deleted(lease)) => {
-                self.roster.lease_gone(lease.identity());
+                self.roster.lease_gone(lease.identity(), now);
                 self.leases.remove(lease.identity());
             }
             Change::Event(WatchEvent::Added(lease) | WatchEvent::Modified(lease)) => {
@@ -303,7 +315,11 @@ impl Learner {
             }
         }
         if let Some(networks) = &self.networks {
-            let annotated = annotated(&self.leases, networks);
+            let (annotated, refused) = annotated(&self.leases, networks);
+            for (identity, address) in refused.difference(&self.refused) {
+                tracing::warn!(%identity, %address, "an address outside of --peer-cidrs is refused");
+            }
+            self.refused = refused;
             self.roster.addresses(&annotated, now);
         }
     }
@@ -327,8 +343,11 @@ impl Learner {
         if self.roster.is_listed() {
             self.own_lease.look(&self.leases, ready);
         }
+        let expired = self.roster.expire(now);
         if self.exclusions.prune(now) {
             self.share();
+            self.publish();
+        } else if expired {
             self.publish();
         }
     }
@@ -404,20 +423,24 @@ fn seen(lease: &IdentityLease) -> Seen {
 /// Addresses that Leases say, where an administrator has asked for that. Whoever
 /// may write Leases could point anywhere (KEP-4020, Risks 5): only into these
 /// networks.
-fn annotated(leases: &BTreeMap<Identity, IdentityLease>, networks: &[IpNet]) -> Addresses {
+fn annotated(
+    leases: &BTreeMap<Identity, IdentityLease>,
+    networks: &[IpNet],
+) -> (Addresses, BTreeSet<(Identity, SocketAddr)>) {
     let mut addresses = Addresses::new();
+    let mut refused = BTreeSet::new();
     for (identity, lease) in leases {
         match lease.peer_address() {
             Some(address) if networks.iter().any(|net| net.contains(&address.ip())) => {
                 addresses.insert(identity.clone(), address);
             }
             Some(address) => {
-                tracing::warn!(%identity, %address, "an address outside of --peer-cidrs is refused");
+                refused.insert((identity.clone(), address));
             }
             None => {}
         }
     }
-    addresses
+    (addresses, refused)
 }
 
 fn no_answer() -> String {

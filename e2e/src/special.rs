@@ -1,0 +1,67 @@
+//! APIs that only some servers of a plane have.
+
+/// An API that only some servers of a plane have.
+#[derive(Debug, Clone, Copy)]
+pub struct Special {
+    /// As kubectl takes it: resource, version and group.
+    pub kubectl: &'static str,
+    /// Of its collection.
+    pub path: &'static str,
+    /// An object, `NAME` to be replaced.
+    manifest: &'static str,
+}
+
+impl Special {
+    /// Only 1.36 serves this version of it.
+    pub const POLICIES: Self = Self {
+        kubectl: "mutatingadmissionpolicies.v1.admissionregistration.k8s.io",
+        path: "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies",
+        manifest: r#"{"apiVersion":"admissionregistration.k8s.io/v1","kind":"MutatingAdmissionPolicy",
+        "metadata":{"name":"NAME"},
+        "spec":{"failurePolicy":"Ignore","reinvocationPolicy":"Never",
+          "matchConstraints":{"resourceRules":[{"apiGroups":["none.example.com"],
+            "apiVersions":["v1"],"operations":["CREATE"],"resources":["nothings"]}]},
+          "mutations":[{"patchType":"JSONPatch","jsonPatch":
+            {"expression":"[JSONPatch{op: \"test\", path: \"/kind\", value: \"None\"}]"}}]}}"#,
+    };
+
+    /// Only 1.36 serves this version of it.
+    pub const TAINT_RULES: Self = Self {
+        kubectl: "devicetaintrules.v1beta2.resource.k8s.io",
+        path: "/apis/resource.k8s.io/v1beta2/devicetaintrules",
+        manifest: r#"{"apiVersion":"resource.k8s.io/v1beta2","kind":"DeviceTaintRule",
+        "metadata":{"name":"NAME"},
+        "spec":{"deviceSelector":{"driver":"none.example.com"},
+          "taint":{"key":"example.com/none","effect":"NoSchedule"}}}"#,
+    };
+
+    /// Only 1.34, and 1.29 beside 1.28, serve this version of it.
+    pub const ATTRIBUTES_CLASSES: Self = Self {
+        kubectl: "volumeattributesclasses.v1alpha1.storage.k8s.io",
+        path: "/apis/storage.k8s.io/v1alpha1/volumeattributesclasses",
+        manifest: r#"{"apiVersion":"storage.k8s.io/v1alpha1","kind":"VolumeAttributesClass",
+        "metadata":{"name":"NAME"},"driverName":"none.example.com","parameters":{"a":"b"}}"#,
+    };
+
+    /// Only 1.28, beside 1.29, serves this version of it.
+    pub const FLOW_SCHEMAS: Self = Self {
+        kubectl: "flowschemas.v1beta2.flowcontrol.apiserver.k8s.io",
+        path: "/apis/flowcontrol.apiserver.k8s.io/v1beta2/flowschemas",
+        manifest: r#"{"apiVersion":"flowcontrol.apiserver.k8s.io/v1beta2","kind":"FlowSchema",
+        "metadata":{"name":"NAME"},
+        "spec":{"priorityLevelConfiguration":{"name":"exempt"}}}"#,
+    };
+
+    /// All of the above.
+    pub const ALL: [Self; 4] = [
+        Self::POLICIES,
+        Self::TAINT_RULES,
+        Self::ATTRIBUTES_CLASSES,
+        Self::FLOW_SCHEMAS,
+    ];
+
+    /// An object of this name.
+    pub fn object(&self, name: &str) -> String {
+        self.manifest.replace("NAME", name)
+    }
+}
