@@ -207,4 +207,32 @@ mod tests {
             assert!(understood(text, &[]).is_err(), "{text}");
         }
     }
+
+    #[tokio::test]
+    async fn a_changed_file_is_read_again_and_a_broken_one_changes_nothing() {
+        let dir = skewbridge_testkit::ScratchDir::new();
+        let write = |text: &str| dir.write("peers.yaml", text);
+        let path = write("peers: [{identity: a, address: '10.0.0.1:6443'}]");
+        let registry = FileRegistry::new(path, Vec::new());
+        let own = (
+            Identity::named("own").unwrap(),
+            "10.0.0.9:1".parse().unwrap(),
+        );
+        let (leave, own) = watch::channel(Some(own));
+        let (found, mut seen) = watch::channel(Addresses::new());
+        let running = tokio::spawn(async move { registry.run(own, found).await });
+        let has = |name: &str| {
+            let identity = Identity::named(name).unwrap();
+            move |all: &Addresses| all.contains_key(&identity) && all.len() == 1
+        };
+        seen.wait_for(has("a")).await.unwrap();
+        write("peers: [{identity: b");
+        write("peers: [{identity: c, address: '10.0.0.3:6443'}]");
+        seen.wait_for(has("c")).await.unwrap();
+        write("peers: [{identity: d, address: 'nowhere'}]");
+        tokio::time::sleep(LOOK_EVERY * 2).await;
+        assert!(has("c")(&seen.borrow()));
+        leave.send_replace(None);
+        running.await.unwrap();
+    }
 }
