@@ -125,7 +125,9 @@ mod tests {
 
     #[test]
     fn the_best_form_is_asked_for_first() {
-        assert_eq!(LOCAL_DOCUMENT, [V2_NOPEER, V2, V2_BETA1, LEGACY].join(","));
+        let beta_nopeer = format!("{V2_BETA1};profile=nopeer");
+        let offers = [V2_NOPEER, V2, &beta_nopeer, V2_BETA1, LEGACY];
+        assert_eq!(LOCAL_DOCUMENT, offers.join(","));
     }
 
     #[test]

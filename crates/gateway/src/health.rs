@@ -93,9 +93,15 @@ impl Health {
                 ..Check::new("peers", None)
             },
             Ok(interop) => {
-                let missing = interop.cluster.load().missing();
-                let problem = missing.map(|it| format!("not known yet: {}", it.as_str()));
-                Check::new("peers", problem)
+                let cluster = interop.cluster.load();
+                let problem =
+                    (cluster.missing()).map(|it| format!("not known yet: {}", it.as_str()));
+                let all = &cluster.peers.peers;
+                let told = all.iter().filter(|peer| peer.served.is_some()).count();
+                Check {
+                    note: Some(format!("{told} of {} have told what they serve", all.len())),
+                    ..Check::new("peers", problem)
+                }
             }
         });
         let leaving = (self.drain.is_leaving()).then(|| "the bridge is shutting down".to_owned());

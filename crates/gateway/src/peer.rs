@@ -67,7 +67,7 @@ pub(crate) async fn forward(
             }
             Err(Failed::Send(error)) => error,
         };
-        tracing::warn!(peer = %peer.identity, address = ?peer.address, %error, "a peer did not take a request");
+        tracing::warn!(peer = %peer.identity, address = peer.address.map(tracing::field::display), %error, "a peer did not take a request");
         let certain = error.is_safe_to_repeat();
         let harmless = request.body().repeat() == Repeat::Harmless;
         failures.push(format!("{}: {error}", peer.identity));

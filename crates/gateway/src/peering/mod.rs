@@ -106,7 +106,7 @@ pub(crate) async fn run(
     health: Arc<ArcSwap<UpstreamHealth>>,
     mut hints: mpsc::Receiver<Hint>,
 ) {
-    tracing::info!(identity = %membership.identity, address = %membership.address, "a peer among kube-apiservers");
+    tracing::info!(identity = %membership.identity, address = %membership.address, "this bridge is a peer among kube-apiservers");
     let own = Arc::new(Own::new(bridge.clone()));
     let (tell, mut events) = mpsc::channel(EVENTS);
     let mut tasks = JoinSet::new();
@@ -141,6 +141,7 @@ pub(crate) async fn run(
         identity: membership.identity,
         shared: None,
         merged: None,
+        telling: BTreeSet::new(),
         refused: BTreeSet::new(),
         own,
         tell,
@@ -225,6 +226,8 @@ struct Learner {
     identity: Identity,
     shared: Option<Arc<Excluded>>,
     merged: Option<Arc<Merged>>,
+    /// Peers whose last answer was good, to say it once.
+    telling: BTreeSet<Identity>,
     /// Addresses that were refused, to say it once.
     refused: BTreeSet<(Identity, SocketAddr)>,
 }
@@ -270,8 +273,15 @@ impl Learner {
             }
             Event::Peer(identity, outcome) => {
                 if let Err(problem) = &outcome {
-                    self.own.bridge.metrics.peers().sync_error(SyncError::Fetch);
-                    tracing::debug!(peer = %identity, %problem, "a peer does not tell what it serves");
+                    let metrics = self.own.bridge.metrics.peers();
+                    metrics.sync_error(SyncError::Fetch);
+                    if self.telling.remove(&identity) {
+                        tracing::warn!(peer = %identity, %problem, "a peer does not tell any more what it serves; what it said counts on");
+                    } else {
+                        tracing::debug!(peer = %identity, %problem, "a peer does not tell what it serves");
+                    }
+                } else if self.telling.insert(identity.clone()) {
+                    tracing::info!(peer = %identity, "a peer has told what it serves");
                 }
                 self.roster
                     .fetched(&identity, outcome, now, SystemTime::now(), jitter);
