@@ -148,12 +148,12 @@ async fn during_the_delay_only_readyz_fails() {
     let (address, admin) = (bridge.address(), bridge.admin_address());
     let mut h1 = bed.client().http1(address).await.unwrap();
     let h2 = bed.client().http2(address).await.unwrap();
-    assert_eq!(answer(&mut h1, "/readyz").await.status, 200);
-    assert_eq!(h2.get("/readyz").await.unwrap().status, 200);
+    // It is ready once it has heard from upstream.
     eventually("ready", PATIENCE, async || {
-        get(admin, "/readyz").await.status == 200
+        answer(&mut h1, "/readyz").await.status == 200 && get(admin, "/readyz").await.status == 200
     })
     .await;
+    assert_eq!(h2.get("/readyz").await.unwrap().status, 200);
 
     let leaving = leave(bridge);
     eventually("not ready", PATIENCE, async || {
