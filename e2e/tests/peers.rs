@@ -53,7 +53,7 @@ async fn what_one_server_serves_is_served_by_all() {
         println!("plane {versions:?}");
         let plane = Plane::start(&peers(&versions)).await;
         let shared = shared(&plane).await;
-        assert!(shared.len() > 1, "the versions differ by too little");
+        assert!(!shared.is_empty(), "the versions differ by nothing");
         for special in &shared {
             for server in 0..versions.len() {
                 let what = format!("{} through the bridge of {server}", special.path);
