@@ -3,14 +3,17 @@
 //! A request flows through modules that are read in this order:
 //! [`listener`](crate::config::Listen) accepts, [`tls`] meets the client,
 //! [`caller`] recognises it, `skewbridge_api::request_info` understands what it
-//! asks, [`route`] decides where that goes, `local` takes it there over
-//! [`upstream`]'s connections, and `respond` answers where nobody else does.
+//! asks, [`route`] decides where that goes, `local` or `peer` takes it there over
+//! [`upstream`]'s connections, and `respond` answers where nobody else does. What
+//! `route` knows of the other servers is in [`cluster`], and learnt by `peering`.
 //!
 //! ```no_run
-//! # fn config() -> skewbridge_gateway::config::Config { unimplemented!() }
+//! # use skewbridge_gateway::{Error, config::Config};
+//! # fn example(config: &Config) -> Result<(), Error> {
 //! // Serves until it is told to stop (SIGTERM or SIGINT), and drains.
-//! skewbridge_gateway::run(&config())?;
-//! # Ok::<(), skewbridge_gateway::Error>(())
+//! skewbridge_gateway::run(config)?;
+//! # Ok(())
+//! # }
 //! ```
 
 mod admin;

@@ -228,7 +228,7 @@ pub(crate) struct LimitFlags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Admin flags")]
 pub(crate) struct AdminFlags {
-    /// Where /metrics, /livez and /readyz are served, in plain HTTP: on loopback only
+    /// Where /metrics, /livez, /readyz and /debug/peers are, in plain HTTP: on loopback only
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:10270")]
     pub(crate) admin_address: String,
 }
