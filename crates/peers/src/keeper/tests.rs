@@ -1,0 +1,430 @@
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+const HOST: &str = "master-0";
+
+fn identity() -> Identity {
+    Identity::of_hostname(HOST)
+}
+
+fn start() -> Moment {
+    Moment {
+        monotonic: Instant::now(),
+        wall: SystemTime::from("2026-11-15T12:00:00Z".parse::<MicroTime>().unwrap()),
+    }
+}
+
+/// What the API holds: what we last wrote, or what a server did.
+struct Api {
+    keeper: Keeper,
+    start: Moment,
+    stored: Option<IdentityLease>,
+    version: u64,
+}
+
+/// What has happened since the last look.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    /// Nothing.
+    Same,
+    /// The server creates it or goes on with it, with a holder of its own.
+    Server,
+    /// The server renews it with the holder that it finds, as before 1.35.
+    ServerKeepsHolder,
+    /// It was left behind more than an hour ago.
+    Expired,
+    /// Somebody annotates it.
+    Annotated,
+    Deleted,
+}
+use Step::*;
+
+/// What is to be done. Writes succeed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Expected {
+    /// Until this second.
+    Wait(u64),
+    LeaveAlone(u64),
+    Create,
+    Renew,
+    TakeOver,
+    /// A create that fails.
+    CreateFails,
+    TakeOverFails,
+}
+use Expected::*;
+
+impl Api {
+    fn new() -> Self {
+        Self {
+            keeper: Keeper::new(identity(), HOST, "our-uuid"),
+            start: start(),
+            stored: None,
+            version: 0,
+        }
+    }
+
+    fn store(&mut self, lease: &IdentityLease) {
+        self.version += 1;
+        let mut object: serde_json::Value = serde_json::from_str(&lease.to_json()).unwrap();
+        object["metadata"]["uid"] = json!("the-uid");
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        self.stored = Some(object.try_into().unwrap());
+    }
+
+    fn happen(&mut self, step: Step, now: Moment) {
+        // No two renewals are in the same microsecond.
+        let wall = now.wall + Duration::from_micros(7 + self.version);
+        let lease = match step {
+            Same => return,
+            Deleted => {
+                self.stored = None;
+                return;
+            }
+            Server => IdentityLease::new(&identity(), HOST, "server", wall),
+            ServerKeepsHolder => self.stored.as_ref().unwrap().renewed(wall),
+            Expired => {
+                let long_ago = wall - Duration::from_secs(3700);
+                IdentityLease::new(&identity(), HOST, "old", long_ago)
+            }
+            Annotated => self.stored.clone().unwrap(),
+        };
+        self.store(&lease);
+    }
+
+    fn look(&mut self, second: u64, upstream: Upstream) -> Expected {
+        let now = self.start + Duration::from_secs(second);
+        let action = self.keeper.observe(self.stored.as_ref(), upstream, now);
+        let seconds = |until: Instant| (until - self.start.monotonic).as_secs();
+        match action {
+            Action::Wait { until } => Wait(seconds(until)),
+            Action::LeaveAlone { until } => LeaveAlone(seconds(until)),
+            Action::Create(lease) => {
+                assert!(self.stored.is_none());
+                assert_eq!(lease.holder(), Some(self.keeper.holder()));
+                self.store(&lease);
+                Create
+            }
+            Action::Renew(lease) => {
+                self.update(&lease);
+                Renew
+            }
+            Action::TakeOver(lease) => {
+                self.update(&lease);
+                TakeOver
+            }
+        }
+    }
+
+    /// An update is of what is stored, by its resource version.
+    fn update(&mut self, lease: &IdentityLease) {
+        let stored = self.stored.as_ref().unwrap();
+        assert_eq!(lease.resource_version(), stored.resource_version());
+        assert_eq!(lease.uid(), stored.uid());
+        assert_eq!(lease.holder(), Some(self.keeper.holder()));
+        self.store(lease);
+    }
+}
+
+/// Second, what happened, whether upstream is ready, what is to be done.
+type Row = (u64, Step, Upstream, Expected);
+
+const READY: Upstream = Upstream::Ready;
+const AWAY: Upstream = Upstream::NotReady;
+
+fn run(name: &str, rows: &[Row]) -> Api {
+    let mut api = Api::new();
+    for row in rows {
+        let (second, step, upstream, expected) = *row;
+        let before = api.stored.clone();
+        let now = api.start + Duration::from_secs(second);
+        api.happen(step, now);
+        let done = api.look(second, upstream);
+        let expected = match expected {
+            CreateFails => Create,
+            TakeOverFails => TakeOver,
+            other => other,
+        };
+        assert_eq!(done, expected, "{name}: {row:?}");
+        if matches!(row.3, CreateFails | TakeOverFails) {
+            api.stored = before;
+        }
+    }
+    api
+}
+
+const RULES: &[(&str, &[Row])] = &[
+    (
+        "an absent Lease is created when upstream has been ready for 10 s, and renewed",
+        &[
+            (0, Same, AWAY, Wait(10)),
+            (60, Same, READY, Wait(70)),
+            (69, Same, READY, Wait(70)),
+            (70, Same, READY, Create),
+            (71, Same, READY, Wait(80)),
+            (80, Same, READY, Renew),
+            (95, Same, READY, Renew),
+            (96, Same, READY, Wait(105)),
+        ],
+    ),
+    (
+        "upstream has to be ready for 10 s on end",
+        &[
+            (0, Same, READY, Wait(10)),
+            (9, Same, AWAY, Wait(19)),
+            (10, Same, READY, Wait(20)),
+            (20, Same, READY, Create),
+        ],
+    ),
+    (
+        "a create that fails is tried again after 10 s",
+        &[
+            (0, Same, READY, Wait(10)),
+            (10, Same, READY, CreateFails),
+            (11, Same, READY, Wait(20)),
+            (20, Same, READY, Create),
+        ],
+    ),
+    (
+        "our Lease is renewed even while upstream is not ready",
+        &[
+            (0, Same, READY, Wait(10)),
+            (10, Same, READY, Create),
+            (20, Same, AWAY, Renew),
+        ],
+    ),
+    (
+        "a Lease that its server renews is left alone",
+        &[
+            (0, Server, READY, Wait(40)),
+            (10, Server, READY, LeaveAlone(50)),
+            (20, Server, READY, LeaveAlone(60)),
+            (59, Same, READY, LeaveAlone(60)),
+            (59, Server, READY, LeaveAlone(99)),
+        ],
+    ),
+    (
+        "a Lease that a server creates before our eyes is left alone at once",
+        &[
+            (0, Same, READY, Wait(10)),
+            (5, Server, READY, LeaveAlone(45)),
+            (44, Same, READY, LeaveAlone(45)),
+        ],
+    ),
+    (
+        "what nobody renews for 40 s is taken over, and renewed",
+        &[
+            (0, Server, READY, Wait(40)),
+            (39, Same, READY, Wait(40)),
+            (40, Same, READY, TakeOver),
+            (41, Same, READY, Wait(50)),
+            (50, Same, READY, Renew),
+        ],
+    ),
+    (
+        "also after it was renewed before our eyes",
+        &[
+            (0, Server, READY, Wait(40)),
+            (10, Server, READY, LeaveAlone(50)),
+            (50, Same, READY, TakeOver),
+        ],
+    ),
+    (
+        "a server that has just become ready has 40 s to renew it",
+        &[
+            (0, Server, AWAY, Wait(10)),
+            (100, Same, AWAY, Wait(110)),
+            (110, Same, READY, Wait(150)),
+            (150, Same, READY, TakeOver),
+        ],
+    ),
+    (
+        "a starting server deletes its Lease and then creates another",
+        &[
+            (0, Server, READY, Wait(40)),
+            (10, Server, READY, LeaveAlone(50)),
+            (20, Deleted, AWAY, Wait(30)),
+            (30, Same, READY, Wait(40)),
+            (33, Server, READY, LeaveAlone(73)),
+        ],
+    ),
+    (
+        "a Lease that has run out is as good as none",
+        &[
+            (0, Expired, AWAY, Wait(10)),
+            (1, Same, READY, Wait(11)),
+            (11, Same, READY, TakeOver),
+            (21, Same, READY, Renew),
+        ],
+    ),
+    (
+        "unless it is being renewed by a clock that is an hour late",
+        &[
+            (0, Expired, READY, Wait(10)),
+            (9, Expired, READY, LeaveAlone(49)),
+            (19, Expired, READY, LeaveAlone(59)),
+        ],
+    ),
+    (
+        "a take-over that fails is tried again after 10 s",
+        &[
+            (0, Server, READY, Wait(40)),
+            (40, Same, READY, TakeOverFails),
+            (41, Same, READY, Wait(50)),
+            (50, Same, READY, TakeOver),
+        ],
+    ),
+    (
+        "a server that was faster keeps it",
+        &[
+            (0, Server, READY, Wait(40)),
+            (40, Same, READY, TakeOverFails),
+            (41, Server, READY, LeaveAlone(81)),
+        ],
+    ),
+    (
+        "a server that begins to keep our Lease keeps it",
+        &[
+            (0, Same, READY, Wait(10)),
+            (10, Same, READY, Create),
+            (15, Server, READY, LeaveAlone(55)),
+            (25, Server, READY, LeaveAlone(65)),
+        ],
+    ),
+    (
+        "also one that goes on with our holder",
+        &[
+            (0, Same, READY, Wait(10)),
+            (10, Same, READY, Create),
+            (20, Same, READY, Renew),
+            (25, ServerKeepsHolder, READY, LeaveAlone(65)),
+            (35, ServerKeepsHolder, READY, LeaveAlone(75)),
+            (75, Same, READY, TakeOver),
+            (85, Same, READY, Renew),
+        ],
+    ),
+    (
+        "our Lease stays ours when somebody annotates it",
+        &[
+            (0, Same, READY, Wait(10)),
+            (10, Same, READY, Create),
+            (15, Annotated, READY, Wait(20)),
+            (20, Same, READY, Renew),
+        ],
+    ),
+    (
+        "our Lease is created again if somebody deletes it",
+        &[
+            (0, Same, READY, Wait(10)),
+            (10, Same, READY, Create),
+            (12, Same, READY, Wait(20)),
+            (15, Deleted, READY, Wait(25)),
+            (25, Same, READY, Create),
+        ],
+    ),
+];
+
+#[test]
+fn the_rules_hold() {
+    for (name, rows) in RULES {
+        run(name, rows);
+    }
+}
+
+#[test]
+fn a_lease_of_another_name_says_nothing() {
+    let mut keeper = Keeper::new(identity(), HOST, "our-uuid");
+    let now = start();
+    let other = Identity::named("apiserver-other").unwrap();
+    let other = IdentityLease::new(&other, HOST, "server", now.wall);
+    keeper.observe(Some(&other), READY, now);
+    let action = keeper.observe(Some(&other), READY, now + START);
+    assert!(matches!(action, Action::Create(_)));
+}
+
+#[test]
+fn leases_that_we_write_say_where_we_are() {
+    let address = "10.0.0.1:6443".parse().unwrap();
+    let mut keeper = Keeper::new(identity(), HOST, "our-uuid").advertising(address);
+    let now = start();
+    keeper.observe(None, READY, now);
+    let Action::Create(lease) = keeper.observe(None, READY, now + START) else {
+        panic!("ten seconds are enough");
+    };
+    assert_eq!(lease.peer_address(), Some(address));
+    assert_eq!(lease.holder(), Some(&*format!("{}_our-uuid", identity())));
+}
+
+#[test]
+fn only_our_own_lease_is_deleted_at_the_end() {
+    let created: &[Row] = &[(0, Same, READY, Wait(10)), (10, Same, READY, Create)];
+    for (step, ours) in [
+        (Same, true),
+        (Annotated, true),
+        (Server, false),
+        (ServerKeepsHolder, false),
+        (Deleted, false),
+    ] {
+        let mut api = run("created", created);
+        api.happen(step, api.start + Duration::from_secs(12));
+        let deletion = api.keeper.on_shutdown(api.stored.as_ref());
+        assert_eq!(deletion.is_some(), ours, "{step:?}");
+        if let Some(deletion) = deletion {
+            assert_eq!(deletion.identity, identity());
+            assert_eq!(deletion.uid, "the-uid");
+            assert_eq!(deletion.resource_version, api.version.to_string());
+        }
+    }
+}
+
+#[test]
+fn what_a_server_of_this_host_left_behind_is_stale() {
+    let now = start().wall;
+    let (fresh, old) = (now, now - Duration::from_secs(3601));
+    let lease = |name: &str, host: &str, renewed| {
+        let identity = Identity::named(name).unwrap();
+        IdentityLease::new(&identity, host, "x", renewed)
+    };
+    let own = identity();
+    let mut controller: serde_json::Value =
+        serde_json::from_str(&lease("controller", HOST, old).to_json()).unwrap();
+    controller["metadata"]["labels"]["apiserver.kubernetes.io/identity"] = json!("other");
+    let all = [
+        lease(own.as_str(), HOST, old),
+        lease("apiserver-before", HOST, old),
+        lease("apiserver-before", HOST, fresh),
+        lease("apiserver-b", "master-1", old),
+        controller.try_into().unwrap(),
+    ];
+    let stale = stale_leases(&all, &own, HOST, now);
+    assert_eq!(stale, [&all[0], &all[1]]);
+    let renewed = [lease(own.as_str(), HOST, fresh)];
+    assert!(stale_leases(&renewed, &own, HOST, now).is_empty());
+    let renamed = [lease(own.as_str(), "old-name", old)];
+    assert_eq!(stale_leases(&renamed, &own, HOST, now), [&renamed[0]]);
+}
+
+proptest! {
+    /// Whatever else happens: a server that renews its Lease every 10 s, which
+    /// we have seen, is never disturbed.
+    #[test]
+    fn a_living_server_is_never_disturbed(
+        looks in prop::collection::vec((0..10_u64, any::<bool>(), any::<bool>()), 1..60),
+    ) {
+        let mut api = Api::new();
+        for (round, (offset, ready, keeps_holder)) in (0_u64..).zip(looks) {
+            let second = round * 10;
+            let step = if keeps_holder && round > 0 {
+                ServerKeepsHolder
+            } else {
+                Server
+            };
+            api.happen(step, api.start + Duration::from_secs(second));
+            let upstream = if ready { READY } else { AWAY };
+            let done = api.look(second + offset, upstream);
+            prop_assert!(matches!(done, Wait(_) | LeaveAlone(_)), "{:?}", done);
+        }
+    }
+}
