@@ -69,8 +69,7 @@ impl Shelf {
                 directory.join(modules.with_extension("sum")),
             ];
             inputs.extend(go_files(&directory.join(program))?);
-            let flags =
-                format!("-ldflags=-s -w -X k8s.io/component-base/version.gitVersion=v{version}");
+            let flags = format!("-ldflags=-s -w {}", stamp(version));
             let arguments = [
                 &format!("-modfile={}", modules.display()),
                 &flags,
@@ -140,6 +139,19 @@ impl Shelf {
         }
         Ok(key.finish())
     }
+}
+
+/// What a released program says of itself. With the minor version too, or
+/// servers go on with APIs that this release no longer has.
+fn stamp(version: Version) -> String {
+    let set =
+        |name: &str, value: String| format!("-X k8s.io/component-base/version.{name}={value}");
+    [
+        set("gitVersion", format!("v{version}")),
+        set("gitMajor", "1".to_owned()),
+        set("gitMinor", version.minor.to_string()),
+    ]
+    .join(" ")
 }
 
 /// The go command, the same whatever the user has set.
