@@ -12,9 +12,11 @@
 //! assert_eq!((info.resource, &*info.name, info.subresource), ("deployments", "web", "scale"));
 //! ```
 
+pub mod cbor;
 pub mod hygiene;
 pub mod identity;
 pub mod media;
+pub mod protobuf;
 pub mod request_info;
 pub mod status;
 pub mod version;

@@ -1,10 +1,12 @@
 //! `metav1.Status`: how the API tells of a failure, in each of the three
 //! formats that its clients read.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use serde::Serialize;
 
+use crate::cbor;
 use crate::media::Format;
+use crate::protobuf::{Writer, envelope};
 
 /// A failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,7 +107,33 @@ impl Status {
 
     /// Field for field as kube-apiserver writes it, with its newline.
     fn json(&self) -> Bytes {
-        let document = Json {
+        // A plain structure with string keys does not fail to serialise.
+        let mut bytes = serde_json::to_vec(&self.document()).unwrap_or_default();
+        bytes.push(b'\n');
+        bytes.into()
+    }
+
+    fn protobuf(&self) -> Bytes {
+        // metadata (1) is written although it is empty, as Go writes it.
+        let mut status = Writer::default()
+            .text(1, "")
+            .text(2, "Failure")
+            .text(3, &self.message)
+            .text(4, self.reason);
+        if let Some(seconds) = self.retry_after_seconds {
+            status = status.message(5, Writer::default().number(5, seconds.into()));
+        }
+        envelope("v1", "Status", status.number(6, self.code.into())).into()
+    }
+
+    fn cbor(&self) -> Bytes {
+        // A plain structure with string keys does not fail to serialise.
+        let value = serde_json::to_value(self.document()).unwrap_or_default();
+        cbor::write(&value).into()
+    }
+
+    fn document(&self) -> Json<'_> {
+        Json {
             kind: "Status",
             api_version: "v1",
             metadata: Empty {},
@@ -116,70 +144,7 @@ impl Status {
                 retry_after_seconds: seconds,
             }),
             code: self.code,
-        };
-        // A plain structure with string keys does not fail to serialise.
-        let mut bytes = serde_json::to_vec(&document).unwrap_or_default();
-        bytes.push(b'\n');
-        bytes.into()
-    }
-
-    /// `k8s\0` and a `runtime.Unknown` that holds the message (fields by number
-    /// as in apimachinery's `generated.proto`).
-    fn protobuf(&self) -> Bytes {
-        let mut status = BytesMut::new();
-        // metadata (1) is written although it is empty, as Go writes it.
-        field(&mut status, 1, b"");
-        field(&mut status, 2, b"Failure");
-        field(&mut status, 3, self.message.as_bytes());
-        field(&mut status, 4, self.reason.as_bytes());
-        if let Some(seconds) = self.retry_after_seconds {
-            let mut details = BytesMut::new();
-            number(&mut details, 5, seconds);
-            field(&mut status, 5, &details);
         }
-        number(&mut status, 6, u32::from(self.code));
-
-        let mut type_meta = BytesMut::new();
-        field(&mut type_meta, 1, b"v1");
-        field(&mut type_meta, 2, b"Status");
-
-        let mut unknown = BytesMut::from(&b"k8s\0"[..]);
-        field(&mut unknown, 1, &type_meta);
-        field(&mut unknown, 2, &status);
-        field(&mut unknown, 3, b"");
-        field(&mut unknown, 4, b"");
-        unknown.freeze()
-    }
-
-    /// The self-described tag and a map. Kubernetes writes strings as byte
-    /// strings and sorts keys by length, then bytes.
-    fn cbor(&self) -> Bytes {
-        let mut out = BytesMut::from(&[0xd9, 0xd9, 0xf7][..]);
-        let entries = 6
-            + usize::from(!self.reason.is_empty())
-            + usize::from(self.retry_after_seconds.is_some());
-        head(&mut out, 5, entries);
-        let mut pair = |key: &str, write: &dyn Fn(&mut BytesMut)| {
-            bytes(&mut out, key);
-            write(&mut out);
-        };
-        pair("code", &|out| head(out, 0, usize::from(self.code)));
-        pair("kind", &|out| bytes(out, "Status"));
-        if !self.reason.is_empty() {
-            pair("reason", &|out| bytes(out, self.reason));
-        }
-        pair("status", &|out| bytes(out, "Failure"));
-        if let Some(seconds) = self.retry_after_seconds {
-            pair("details", &|out| {
-                head(out, 5, 1);
-                bytes(out, "retryAfterSeconds");
-                head(out, 0, seconds as usize);
-            });
-        }
-        pair("message", &|out| bytes(out, &self.message));
-        pair("metadata", &|out| head(out, 5, 0));
-        pair("apiVersion", &|out| bytes(out, "v1"));
-        out.freeze()
     }
 }
 
@@ -205,53 +170,6 @@ struct Empty {}
 #[serde(rename_all = "camelCase")]
 struct Details {
     retry_after_seconds: u32,
-}
-
-/// A length-delimited field.
-fn field(out: &mut BytesMut, number: u8, value: &[u8]) {
-    out.put_u8(number << 3 | 2);
-    varint(out, value.len());
-    out.put_slice(value);
-}
-
-/// A field that is a number.
-fn number(out: &mut BytesMut, number: u8, value: u32) {
-    out.put_u8(number << 3);
-    varint(out, value as usize);
-}
-
-#[allow(clippy::cast_possible_truncation)] // seven bits
-fn varint(out: &mut BytesMut, mut value: usize) {
-    while value >= 0x80 {
-        // The low seven bits, and that more follow.
-        out.put_u8((value & 0x7f) as u8 | 0x80);
-        value >>= 7;
-    }
-    out.put_u8(value as u8);
-}
-
-fn bytes(out: &mut BytesMut, text: &str) {
-    head(out, 2, text.len());
-    out.put_slice(text.as_bytes());
-}
-
-/// The head of a CBOR item (RFC 8949, 3): its type, and a number in the
-/// shortest form.
-#[allow(clippy::cast_possible_truncation)] // each arm has looked at the size
-fn head(out: &mut BytesMut, major: u8, value: usize) {
-    let major = major << 5;
-    match value {
-        0..=23 => out.put_u8(major | value as u8),
-        24..=0xff => out.put_slice(&[major | 0x18, value as u8]),
-        0x100..=0xffff => {
-            out.put_u8(major | 0x19);
-            out.put_u16(value as u16);
-        }
-        _ => {
-            out.put_u8(major | 0x1a);
-            out.put_u32(value as u32);
-        }
-    }
 }
 
 #[cfg(test)]

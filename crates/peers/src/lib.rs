@@ -33,7 +33,6 @@ pub mod roster;
 pub mod schedule;
 pub mod standing;
 pub mod watch;
-mod wire;
 
 pub use error::Error;
 pub use exclusions::{ApiService, CustomResourceDefinition, Excluded, Exclusions};

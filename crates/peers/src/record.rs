@@ -8,8 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::Deserialize;
 
-use crate::wire::{Field, Fields, Malformed, Writer};
 use crate::{Error, Identity};
+use skewbridge_api::protobuf::{Field, Fields, Malformed, Writer, envelope};
 
 /// Where a kube-apiserver is reached by the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,13 +70,7 @@ impl Record {
             .text(3, "TCP");
         let subset = message().message(1, address).message(3, port);
         let endpoints = message().message(1, metadata).message(2, subset);
-        let type_meta = message().text(1, "v1").text(2, "Endpoints");
-        let unknown = message()
-            .message(1, type_meta)
-            .message(2, endpoints)
-            .text(3, "")
-            .text(4, "");
-        [MAGIC, &unknown.finish()].concat()
+        envelope("v1", "Endpoints", endpoints)
     }
 
     /// Reads a record: protobuf, or the JSON of a kube-apiserver that was told

@@ -1,33 +1,52 @@
-//! Protobuf's wire format, as far as Kubernetes uses it in stored objects.
+//! Protobuf's wire format, as far as Kubernetes uses it: in stored objects and in
+//! answers.
 
 /// A message that is being written. Kubernetes' Go code writes fields in order
 /// of their numbers, and empty strings too.
 #[derive(Debug, Default)]
-pub(crate) struct Writer(Vec<u8>);
+#[must_use]
+pub struct Writer(Vec<u8>);
 
 impl Writer {
-    pub(crate) fn bytes(mut self, number: u8, value: &[u8]) -> Self {
+    /// A length-delimited field.
+    pub fn bytes(mut self, number: u8, value: &[u8]) -> Self {
         self.varint(u64::from(number) << 3 | 2);
         self.varint(value.len() as u64);
         self.0.extend_from_slice(value);
         self
     }
 
-    pub(crate) fn text(self, number: u8, value: &str) -> Self {
+    /// A field that is a string.
+    pub fn text(self, number: u8, value: &str) -> Self {
         self.bytes(number, value.as_bytes())
     }
 
-    pub(crate) fn message(self, number: u8, value: Writer) -> Self {
+    /// A field that is a message.
+    pub fn message(self, number: u8, value: Writer) -> Self {
         self.bytes(number, &value.finish())
     }
 
-    pub(crate) fn number(mut self, number: u8, value: i64) -> Self {
+    /// Strings, one field each.
+    pub fn texts(self, number: u8, values: &[String]) -> Self {
+        let each = |writer: Self, value: &String| writer.text(number, value);
+        values.iter().fold(self, each)
+    }
+
+    /// Messages, one field each.
+    pub fn messages<T>(self, number: u8, values: &[T], write: impl Fn(&T) -> Writer) -> Self {
+        let each = |writer: Self, value| writer.message(number, write(value));
+        values.iter().fold(self, each)
+    }
+
+    /// A field that is a number.
+    pub fn number(mut self, number: u8, value: i64) -> Self {
         self.varint(u64::from(number) << 3);
         self.varint(value.cast_unsigned());
         self
     }
 
-    pub(crate) fn finish(self) -> Vec<u8> {
+    /// What was written.
+    pub fn finish(self) -> Vec<u8> {
         self.0
     }
 
@@ -41,14 +60,30 @@ impl Writer {
     }
 }
 
+/// An object as Kubernetes stores and sends it: `k8s\0` and a `runtime.Unknown`
+/// (fields by number as in apimachinery's `generated.proto`).
+pub fn envelope(api_version: &str, kind: &str, object: Writer) -> Vec<u8> {
+    let type_meta = Writer::default().text(1, api_version).text(2, kind);
+    let unknown = Writer::default()
+        .message(1, type_meta)
+        .message(2, object)
+        .text(3, "")
+        .text(4, "");
+    let mut bytes = b"k8s\0".to_vec();
+    bytes.append(&mut unknown.finish());
+    bytes
+}
+
 fn low_seven(value: u64) -> u8 {
     value.to_le_bytes()[0] & 0x7f
 }
 
 /// A field of a message that is being read.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Field<'a> {
+pub enum Field<'a> {
+    /// A string, bytes or a message, and its number before it.
     Bytes(u64, &'a [u8]),
+    /// A number, and that of the field before it.
     Number(u64, i64),
     /// Of a wire type that none of our fields has.
     Other,
@@ -56,14 +91,15 @@ pub(crate) enum Field<'a> {
 
 /// The fields of a message, in the order in which they come; an error ends them.
 #[derive(Debug, Clone)]
-pub(crate) struct Fields<'a>(&'a [u8]);
+pub struct Fields<'a>(&'a [u8]);
 
 /// The bytes end in the middle of a field, or are no field.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Malformed;
+pub struct Malformed;
 
 impl<'a> Fields<'a> {
-    pub(crate) fn of(message: &'a [u8]) -> Self {
+    /// Of these bytes.
+    pub fn of(message: &'a [u8]) -> Self {
         Self(message)
     }
 
