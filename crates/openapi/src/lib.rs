@@ -1,0 +1,45 @@
+//! What kube-apiservers publish at `/openapi`, without I/O: the documents of
+//! several servers made into one, so that a client learns from any of them what
+//! only another one serves.
+//!
+//! The index of `/openapi/v3` is merged first. It says of which documents each
+//! entry is made, and needs none of them for that:
+//!
+//! ```
+//! use skewbridge_openapi::{Index, Server, Spec, json};
+//!
+//! let local = Index::parse(br#"{"paths":{
+//!     "apis/batch/v1":{"serverRelativeURL":"/openapi/v3/apis/batch/v1?hash=0A"}}}"#)?;
+//! let other = Index::parse(br#"{"paths":{
+//!     "apis/batch/v1":{"serverRelativeURL":"/openapi/v3/apis/batch/v1?hash=0B"},
+//!     "apis/batch/v2":{"serverRelativeURL":"/openapi/v3/apis/batch/v2?hash=0C"}}}"#)?;
+//! let merged = local.merge(&[&other], |_group_version, _server| true);
+//!
+//! let entry = merged.get("apis/batch/v1").unwrap();
+//! let parts: Vec<_> = entry.parts.iter().map(|part| part.servers[0]).collect();
+//! assert_eq!(parts, [Server::Local, Server::Other(0)]);
+//!
+//! let local = br#"{"openapi":"3.0.0","paths":{"/apis/batch/v1/jobs":{"get":{}}}}"#;
+//! let other = br#"{"openapi":"3.0.0","paths":{"/apis/batch/v1/fleets":{"get":{}}}}"#;
+//! assert_eq!(
+//!     json::merge(Spec::V3, local, &[other], |_path| true)?.as_ref(),
+//!     br#"{"openapi":"3.0.0","paths":{"/apis/batch/v1/fleets":{"get":{}},"/apis/batch/v1/jobs":{"get":{}}}}"#,
+//! );
+//! # Ok::<(), skewbridge_openapi::Error>(())
+//! ```
+
+mod error;
+pub mod group_version;
+pub mod index;
+pub mod json;
+pub mod merged_index;
+mod object;
+pub mod protobuf;
+pub mod spec;
+mod wire;
+
+pub use error::{Error, Server};
+pub use group_version::GroupVersion;
+pub use index::{Index, Location, combined_hash};
+pub use merged_index::{Entry, MergedIndex, Part};
+pub use spec::{Format, Spec};

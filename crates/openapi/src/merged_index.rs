@@ -1,0 +1,242 @@
+//! The index of several servers: where each document comes from.
+
+use std::collections::BTreeMap;
+
+use crate::error::Server;
+use crate::group_version::GroupVersion;
+use crate::index::{Index, Location, combined_hash, write};
+
+/// What all servers together list at `/openapi/v3`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MergedIndex {
+    entries: BTreeMap<Box<str>, Entry>,
+}
+
+/// A document of a [`MergedIndex`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Where clients are told to find it.
+    pub location: Location,
+    /// What it is made of; at least one. A single one is the document as it is,
+    /// several are merged in this order.
+    pub parts: Vec<Part>,
+}
+
+/// A document that one server has, or several the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// What its servers say its hash is. Without one it may change unnoticed.
+    pub hash: Option<Box<str>>,
+    /// Who has it; at least one. Each has it where its own index says.
+    pub servers: Vec<Server>,
+}
+
+impl Index {
+    /// The index of a server and others. What the local server lists stays, and
+    /// comes first in what is merged. Of a group-version come in addition the
+    /// documents of those others for which `take` says so: they serve something
+    /// of it that the local server does not, and it is no API that all servers
+    /// share. Keys that are no group-versions are the local server's alone.
+    ///
+    /// The same order of the others gives the same hashes.
+    pub fn merge(
+        &self,
+        others: &[&Index],
+        take: impl Fn(GroupVersion<'_>, usize) -> bool,
+    ) -> MergedIndex {
+        let mut merged: BTreeMap<&str, Vec<Part>> = BTreeMap::new();
+        for (key, location) in self {
+            merged.insert(key, vec![Part::new(location, Server::Local)]);
+        }
+        for (number, other) in others.iter().enumerate() {
+            for (key, location) in *other {
+                let group_version = GroupVersion::of_key(key);
+                if group_version.is_some_and(|it| take(it, number)) {
+                    let parts = merged.entry(key).or_default();
+                    add(parts, location, Server::Other(number));
+                }
+            }
+        }
+        let entries = merged.into_iter().filter_map(|(key, parts)| {
+            let location = match (self.get(key), parts.as_slice()) {
+                (Some(location), [_]) => location.clone(),
+                (_, parts) => Location::of(GroupVersion::of_key(key)?, hash(parts).as_deref()),
+            };
+            Some((key.into(), Entry { location, parts }))
+        });
+        MergedIndex {
+            entries: entries.collect(),
+        }
+    }
+}
+
+/// The same document is taken once, and may be had from any server that has it.
+fn add(parts: &mut Vec<Part>, location: &Location, server: Server) {
+    let hash = location.hash();
+    let same = parts
+        .iter_mut()
+        .find(|part| hash.is_some() && part.hash.as_deref() == hash);
+    match same {
+        Some(part) => part.servers.push(server),
+        None => parts.push(Part::new(location, server)),
+    }
+}
+
+/// None if a part has none: then clients must not keep what they got.
+fn hash(parts: &[Part]) -> Option<String> {
+    let hashes: Option<Vec<&str>> = parts.iter().map(|part| part.hash.as_deref()).collect();
+    match hashes?.as_slice() {
+        [one] => Some((*one).to_owned()),
+        several => Some(combined_hash(several.iter().copied())),
+    }
+}
+
+impl MergedIndex {
+    /// The document of a key.
+    pub fn get(&self, key: &str) -> Option<&Entry> {
+        self.entries.get(key)
+    }
+
+    /// All keys and their documents, sorted.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Entry)> {
+        self.entries.iter().map(|(key, entry)| (&**key, entry))
+    }
+
+    /// Writes it as kube-apiserver does: sorted, without spaces or a newline.
+    pub fn to_json(&self) -> Vec<u8> {
+        write(self.iter().map(|(key, entry)| (key, entry.location.url())))
+    }
+}
+
+impl Entry {
+    /// Whether the local server's document is all of it.
+    pub fn is_local(&self) -> bool {
+        matches!(self.parts.as_slice(), [part] if part.servers.contains(&Server::Local))
+    }
+}
+
+impl Part {
+    fn new(location: &Location, server: Server) -> Self {
+        Self {
+            hash: location.hash().map(Into::into),
+            servers: vec![server],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn index(entries: &[(&str, &str)]) -> Index {
+        let urls: Vec<_> = entries
+            .iter()
+            .map(|(key, hash)| match *hash {
+                "" => (*key, format!("/openapi/v3/{key}")),
+                hash => (*key, format!("/openapi/v3/{key}?hash={hash}")),
+            })
+            .collect();
+        let json = write(urls.iter().map(|(key, url)| (*key, url.as_str())));
+        Index::parse(&json).unwrap()
+    }
+
+    fn servers(entry: &Entry) -> Vec<&[Server]> {
+        let parts = entry.parts.iter();
+        parts.map(|part| part.servers.as_slice()).collect()
+    }
+
+    use Server::{Local, Other};
+
+    #[test]
+    fn each_entry_says_of_whose_documents_it_is_made() {
+        let local = index(&[
+            ("version", "A0"),
+            ("apis/apps", "A1"),
+            ("apis/apps/v1", "A2"),
+            ("apis/batch/v1", "A3"),
+            ("apis/same/v1", "A4"),
+            ("apis/crd/v1", "A5"),
+            ("apis/loose/v1", ""),
+        ]);
+        let one = index(&[
+            ("version", "B0"),
+            ("apis/apps", "B1"),
+            ("apis/apps/v1", "B2"),
+            ("apis/batch/v1", "B3"),
+            ("apis/same/v1", "A4"),
+            ("apis/crd/v1", "B5"),
+            ("apis/loose/v1", "B6"),
+            ("apis/new/v1", "B7"),
+            ("apis/new", "B8"),
+            ("apis/newcrd/v1", "B9"),
+            ("apis/newer/v1", "BA"),
+        ]);
+        let two = index(&[
+            ("apis/apps/v1", "C2"),
+            ("apis/batch/v1", "B3"),
+            ("apis/new/v1", "B7"),
+            ("apis/newer/v1", "CA"),
+        ]);
+        let take = |it: GroupVersion<'_>, other| match it.group {
+            "apps" => other == 1,
+            group => !group.ends_with("crd"),
+        };
+        let merged = local.merge(&[&one, &two], take);
+
+        let rows: &[(&str, &[&[Server]], &str)] = &[
+            ("apis/apps", &[&[Local]], "A1"),
+            (
+                "apis/apps/v1",
+                &[&[Local], &[Other(1)]],
+                &combined_hash(["A2", "C2"]),
+            ),
+            (
+                "apis/batch/v1",
+                &[&[Local], &[Other(0), Other(1)]],
+                &combined_hash(["A3", "B3"]),
+            ),
+            ("apis/crd/v1", &[&[Local]], "A5"),
+            ("apis/loose/v1", &[&[Local], &[Other(0)]], ""),
+            ("apis/new/v1", &[&[Other(0), Other(1)]], "B7"),
+            (
+                "apis/newer/v1",
+                &[&[Other(0)], &[Other(1)]],
+                &combined_hash(["BA", "CA"]),
+            ),
+            ("apis/same/v1", &[&[Local, Other(0)]], "A4"),
+            ("version", &[&[Local]], "A0"),
+        ];
+        let found: Vec<_> = merged
+            .iter()
+            .map(|(key, entry)| (key, servers(entry)))
+            .collect();
+        let expected: Vec<_> = rows
+            .iter()
+            .map(|(key, parts, _)| (*key, parts.to_vec()))
+            .collect();
+        assert_eq!(found, expected);
+        let urls: Vec<_> = rows.iter().map(|(key, _, hash)| (*key, *hash)).collect();
+        assert_eq!(merged.to_json(), index(&urls).to_json());
+        assert!(merged.get("apis/same/v1").is_some_and(Entry::is_local));
+        assert!(!merged.get("apis/new/v1").is_some_and(Entry::is_local));
+        assert!(!merged.get("apis/apps/v1").is_some_and(Entry::is_local));
+    }
+
+    #[test]
+    fn clients_are_sent_to_the_usual_place_whatever_another_server_says() {
+        let other =
+            br#"{"paths":{"apis/new/v1":{"serverRelativeURL":"https://elsewhere/?hash=0A"}}}"#;
+        let other = Index::parse(other).unwrap();
+        let merged = Index::default().merge(&[&other], |_, _| true);
+        assert_eq!(merged.to_json(), index(&[("apis/new/v1", "0A")]).to_json());
+    }
+
+    #[test]
+    fn a_server_alone_has_its_own_index() {
+        let json = br#"{"paths":{"":{"serverRelativeURL":""},"apis/a/v1":{"serverRelativeURL":"/elsewhere"}}}"#;
+        let local = Index::parse(json).unwrap();
+        assert_eq!(local.merge(&[], |_, _| true).to_json(), json);
+        let with_itself = local.merge(&[&local], |_, _| false);
+        assert_eq!(with_itself.to_json(), json);
+    }
+}
