@@ -10,6 +10,7 @@ const SELF_DESCRIBED: [u8; 3] = [0xd9, 0xd9, 0xf7];
 const UNSIGNED: u8 = 0;
 const NEGATIVE: u8 = 1;
 const BYTES: u8 = 2;
+const TEXT: u8 = 3;
 const ARRAY: u8 = 4;
 const MAP: u8 = 5;
 
@@ -79,6 +80,83 @@ fn head(out: &mut Vec<u8>, major: u8, value: u64) {
     }
 }
 
+/// Why bytes are no object in CBOR.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not an object in CBOR as Kubernetes writes it")]
+pub struct Malformed;
+
+/// Deeper than any object of the API.
+const MAX_DEPTH: usize = 64;
+
+/// Reads what a server has written: items of known length, strings as byte strings
+/// or as text.
+pub fn read(bytes: &[u8]) -> Result<Value, Malformed> {
+    let mut rest = bytes.strip_prefix(&SELF_DESCRIBED).ok_or(Malformed)?;
+    let value = take_item(&mut rest, MAX_DEPTH)?;
+    if rest.is_empty() {
+        Ok(value)
+    } else {
+        Err(Malformed)
+    }
+}
+
+fn take_item(rest: &mut &[u8], depth: usize) -> Result<Value, Malformed> {
+    let depth = depth.checked_sub(1).ok_or(Malformed)?;
+    let first = take(rest, 1)?[0];
+    match first {
+        0xf4 => return Ok(Value::Bool(false)),
+        0xf5 => return Ok(Value::Bool(true)),
+        0xf6 => return Ok(Value::Null),
+        0xfb => {
+            let bytes = take(rest, 8)?.try_into().map_err(|_| Malformed)?;
+            return Ok(f64::from_be_bytes(bytes).into());
+        }
+        _ => {}
+    }
+    let argument = match first & 0x1f {
+        small @ 0..=23 => u64::from(small),
+        size @ 24..=27 => {
+            let bytes = take(rest, 1 << (size - 24))?;
+            (bytes.iter()).fold(0, |value, byte| value << 8 | u64::from(*byte))
+        }
+        _ => return Err(Malformed),
+    };
+    let length = || usize::try_from(argument).map_err(|_| Malformed);
+    match first >> 5 {
+        UNSIGNED => Ok(argument.into()),
+        NEGATIVE => {
+            let value = i64::try_from(argument).map_err(|_| Malformed)?;
+            Ok((!value).into())
+        }
+        BYTES | TEXT => take_text(rest, length()?).map(Value::String),
+        ARRAY => {
+            let items = (0..argument).map(|_| take_item(rest, depth));
+            items.collect::<Result<_, _>>().map(Value::Array)
+        }
+        MAP => {
+            let fields = (0..argument).map(|_| {
+                let Value::String(key) = take_item(rest, depth)? else {
+                    return Err(Malformed);
+                };
+                Ok((key, take_item(rest, depth)?))
+            });
+            fields.collect::<Result<_, _>>().map(Value::Object)
+        }
+        _ => Err(Malformed),
+    }
+}
+
+fn take_text(rest: &mut &[u8], length: usize) -> Result<String, Malformed> {
+    let bytes = take(rest, length)?;
+    String::from_utf8(bytes.to_vec()).map_err(|_| Malformed)
+}
+
+fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], Malformed> {
+    let (taken, after) = rest.split_at_checked(length).ok_or(Malformed)?;
+    *rest = after;
+    Ok(taken)
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -120,6 +198,34 @@ mod tests {
             let written = write(value);
             assert_eq!(written[..3], SELF_DESCRIBED);
             assert_eq!(&written[3..], *expected, "{value}");
+            assert_eq!(read(&written), Ok(value.clone()), "{value}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused() {
+        let nested = [SELF_DESCRIBED.as_slice(), &vec![0x81; 100_000]].concat();
+        let rows: &[&[u8]] = &[
+            b"",
+            b"\x00",
+            b"\xd9\xd9\xf7",
+            b"\xd9\xd9\xf7\x00\x00",
+            b"\xd9\xd9\xf7\x42a",
+            b"\xd9\xd9\xf7\x41\xff",
+            b"\xd9\xd9\xf7\x5b\xff\xff\xff\xff\xff\xff\xff\xff",
+            b"\xd9\xd9\xf7\x9b\xff\xff\xff\xff\xff\xff\xff\xff",
+            b"\xd9\xd9\xf7\xa1\x00\x00",
+            b"\xd9\xd9\xf7\x5f\x41a\xff",
+            b"\xd9\xd9\xf7\xc0\x00",
+            &nested,
+        ];
+        for bytes in rows {
+            assert_eq!(
+                read(bytes),
+                Err(Malformed),
+                "{:?}",
+                &bytes[..bytes.len().min(9)]
+            );
         }
     }
 }

@@ -14,6 +14,8 @@ pub enum Format {
     Protobuf,
     /// `application/cbor`
     Cbor,
+    /// `application/yaml`
+    Yaml,
 }
 
 /// The header for a format.
@@ -22,6 +24,7 @@ pub fn content_type(format: Format) -> HeaderValue {
         Format::Json => "application/json",
         Format::Protobuf => "application/vnd.kubernetes.protobuf",
         Format::Cbor => "application/cbor",
+        Format::Yaml => "application/yaml",
     })
 }
 
@@ -47,6 +50,42 @@ pub fn parse_accept(headers: &HeaderMap) -> impl Iterator<Item = MediaRange<'_>>
         .filter_map(|value| value.to_str().ok())
         .flat_map(|text| split_outside_quotes(text, ','))
         .filter_map(MediaRange::parse)
+}
+
+/// The alternatives in the order in which kube-apiserver tries them, which looks at
+/// the first `Accept` header only. `None` where there is none: then the first thing
+/// on offer is taken.
+pub fn alternatives(headers: &HeaderMap) -> Option<Vec<MediaRange<'_>>> {
+    let text = headers.get(ACCEPT)?.to_str().ok()?;
+    if text.is_empty() {
+        return None;
+    }
+    let ranges = split_outside_quotes(text, ',').filter_map(MediaRange::parse);
+    let mut ranges: Vec<_> = ranges.collect();
+    // By insertion, with a comparison that is no order: so does the library that
+    // kube-apiserver uses, and with other sorting other alternatives would win.
+    for place in 1..ranges.len() {
+        let mut at = place;
+        while at > 0 && ranges[at].goes_before(&ranges[at - 1]) {
+            ranges.swap(at, at - 1);
+            at -= 1;
+        }
+    }
+    Some(ranges)
+}
+
+/// In which format kube-apiserver would answer with an object, of those that it
+/// offers; `None` is 406.
+pub fn negotiate(headers: &HeaderMap, offers: &[Format]) -> Option<Format> {
+    let Some(ranges) = alternatives(headers) else {
+        return offers.first().copied();
+    };
+    let plain = ranges.iter().filter(|range| !range.is_transformed());
+    let mut formats = plain.filter_map(|range| {
+        let mut offers = offers.iter().copied();
+        offers.find(|offer| range.includes(*offer))
+    });
+    formats.next()
 }
 
 /// How to tell this caller of a failure: in JSON, unless it reads only
@@ -90,6 +129,44 @@ impl<'a> MediaRange<'a> {
             }
         }
         Some(range)
+    }
+}
+
+impl MediaRange<'_> {
+    fn goes_before(&self, other: &Self) -> bool {
+        self.quality > other.quality
+            || (self.kind != "*" && other.kind == "*")
+            || (self.subkind != "*" && other.subkind == "*")
+    }
+
+    /// The value of a parameter; the last one's, if there are several.
+    pub fn parameter(&self, name: &str) -> Option<&str> {
+        let mut found = self.parameters.iter().rev();
+        found
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| &**value)
+    }
+
+    /// Whether it asks for an object of another kind than it is.
+    pub fn is_transformed(&self) -> bool {
+        ["as", "g", "v"]
+            .iter()
+            .any(|name| self.parameter(name).is_some())
+    }
+
+    /// Whether a format is what it asks for.
+    pub fn includes(&self, format: Format) -> bool {
+        let subkind = match format {
+            Format::Json => "json",
+            Format::Protobuf => "vnd.kubernetes.protobuf",
+            Format::Cbor => "cbor",
+            Format::Yaml => "yaml",
+        };
+        match (&*self.kind, &*self.subkind) {
+            ("*" | "application", "*") => true,
+            ("application", this) => this == subkind,
+            _ => false,
+        }
     }
 }
 
@@ -204,6 +281,38 @@ mod tests {
                 *expected,
                 "{values:?}"
             );
+        }
+    }
+
+    #[test]
+    fn an_object_is_written_as_kube_apiserver_would_choose() {
+        let offers = [Format::Json, Format::Yaml, Format::Protobuf];
+        let protobuf = "application/vnd.kubernetes.protobuf";
+        let first = format!("{protobuf},application/json");
+        let less = format!("{protobuf};q=0.5,application/json");
+        let table = "application/json;as=Table;g=meta.k8s.io;v=v1,application/yaml";
+        let rows: &[(&[&str], Option<Format>)] = &[
+            (&[], Some(Format::Json)),
+            (&[""], Some(Format::Json)),
+            (&["*/*"], Some(Format::Json)),
+            (&["application/*"], Some(Format::Json)),
+            (&["*/*, application/yaml"], Some(Format::Yaml)),
+            (&["text/html"], None),
+            (&["text/html,*/*;q=0.1"], Some(Format::Json)),
+            (&["application/cbor"], None),
+            (&[&first], Some(Format::Protobuf)),
+            (&[&less], Some(Format::Json)),
+            (&[table], Some(Format::Yaml)),
+            // Only the first header is looked at.
+            (
+                &["application/yaml", "application/json"],
+                Some(Format::Yaml),
+            ),
+            (&["text/html", "application/json"], None),
+        ];
+        for (values, expected) in rows {
+            let chosen = negotiate(&accept(values), &offers);
+            assert_eq!(chosen, *expected, "{values:?}");
         }
     }
 

@@ -99,7 +99,8 @@ impl Status {
     /// Writes it down.
     pub fn encode(&self, format: Format) -> Bytes {
         match format {
-            Format::Json => self.json(),
+            // Every JSON is YAML (YAML 1.2, 1.3).
+            Format::Json | Format::Yaml => self.json(),
             Format::Protobuf => self.protobuf(),
             Format::Cbor => self.cbor(),
         }

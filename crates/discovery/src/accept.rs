@@ -1,8 +1,10 @@
 //! How a document is asked for, and in which form the answer came.
 
-use skewbridge_api::media::MediaRange;
+use http::HeaderMap;
+use skewbridge_api::media::{Format, MediaRange, alternatives};
 
 use crate::document::Schema;
+use crate::object::Layout;
 
 /// What this server itself serves, by one that merges its peers' discovery into
 /// its own (1.35 and later). Servers that know no such profile pass it over.
@@ -61,59 +63,98 @@ impl Answered {
     }
 }
 
-/// Which document of `/apis` a client wants.
+/// What a client wants of `/api` or `/apis`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
-    /// The one of the whole cluster, in this schema.
-    Merged(Schema),
-    /// The one of the server itself, or none of these: its own affair.
-    Local,
+    /// The document of the whole cluster.
+    Merged(Wish),
+    /// That of the server itself.
+    Local(Wish),
+    /// Lists, as before there were documents.
+    Lists,
 }
 
+/// In which form a document is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wish {
+    /// In which version.
+    pub schema: Schema,
+    /// In which format.
+    pub format: Format,
+    /// How it is laid out.
+    pub layout: Layout,
+}
+
+/// What servers write documents in, the best first.
+const OFFERS: [Format; 3] = [Format::Json, Format::Yaml, Format::Protobuf];
+
 impl Wanted {
-    /// What the first alternative asks for that the server understands, as
-    /// kube-apiserver negotiates: the most wanted first, a profile that asks for
-    /// the local document with `nopeer` (on the wire) or `local` (in the KEP).
-    /// Only JSON is written here.
-    pub fn of<'a>(
-        accepted: impl Iterator<Item = MediaRange<'a>>,
-        understands: impl Fn(Schema) -> bool,
-    ) -> Self {
-        let mut accepted: Vec<_> = accepted.filter(|range| range.quality > 0).collect();
-        accepted.sort_by_key(|range| std::cmp::Reverse(range.quality));
-        // Who asks for a local document in any form is a server that wants to
-        // know what this one serves by itself. Were it told more, two servers
-        // could keep telling each other of an API that neither has.
-        let is_local = |range: &MediaRange<'_>| {
-            let mut parameters = range.parameters.iter();
-            parameters
-                .any(|(key, value)| key == "profile" && matches!(&**value, "nopeer" | "local"))
-        };
-        if accepted.iter().any(is_local) {
-            return Self::Local;
-        }
-        for range in &accepted {
-            let parameter = |name: &str| {
-                let mut found = range.parameters.iter().filter(|(key, _)| key == name);
-                found.next().map(|(_, value)| &**value)
-            };
-            let is_json = matches!((&*range.kind, &*range.subkind), ("application", "json"));
-            let schema = match (parameter("g"), parameter("v"), parameter("as")) {
-                (Some("apidiscovery.k8s.io"), Some("v2"), Some(LIST)) => Schema::V2,
-                (Some("apidiscovery.k8s.io"), Some("v2beta1"), Some(LIST)) => Schema::V2Beta1,
-                (_, _, None) => return Self::Local,
-                _ => continue,
-            };
-            if !understands(schema) {
+    /// As kube-apiserver negotiates: what is no document is passed over, and of
+    /// the others the first that the server understands counts. The document of
+    /// the server alone is asked for by the profile `nopeer` (on the wire) or
+    /// `local` (in KEP-4020).
+    pub fn of(headers: &HeaderMap, understands: impl Fn(Schema) -> bool) -> Self {
+        let mut among_peers = false;
+        for range in alternatives(headers).unwrap_or_default() {
+            let Some(schema) = schema(&range) else {
                 continue;
-            }
-            return if is_json {
-                Self::Merged(schema)
+            };
+            // Who asks so is a server that wants to know what this one serves by
+            // itself, also where only a later alternative is understood. Were it
+            // told more, two servers could keep telling each other of an API that
+            // neither has.
+            among_peers |= matches!(range.parameter("profile"), Some("nopeer" | "local"));
+            let format = OFFERS.into_iter().find(|format| range.includes(*format));
+            let (Some(format), true) = (format, understands(schema)) else {
+                continue;
+            };
+            let wish = Wish {
+                schema,
+                format,
+                layout: match range.parameter("pretty") {
+                    Some("1") => Layout::Pretty,
+                    _ => Layout::Compact,
+                },
+            };
+            return if among_peers {
+                Self::Local(wish)
             } else {
-                Self::Local
+                Self::Merged(wish)
             };
         }
-        Self::Local
+        Self::Lists
+    }
+}
+
+impl Wish {
+    /// Of the answer.
+    pub fn content_type(self) -> &'static str {
+        match (self.format, self.schema) {
+            (Format::Protobuf, Schema::V2) => PROTOBUF_V2,
+            (Format::Protobuf, Schema::V2Beta1) => PROTOBUF_V2_BETA1,
+            (Format::Yaml, Schema::V2) => YAML_V2,
+            (Format::Yaml, Schema::V2Beta1) => YAML_V2_BETA1,
+            (Format::Json | Format::Cbor, Schema::V2) => V2,
+            (Format::Json | Format::Cbor, Schema::V2Beta1) => V2_BETA1,
+        }
+    }
+}
+
+const PROTOBUF_V2: &str =
+    "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+const PROTOBUF_V2_BETA1: &str =
+    "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
+const YAML_V2: &str = "application/yaml;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+const YAML_V2_BETA1: &str =
+    "application/yaml;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
+
+/// The version of documents that an alternative asks for.
+fn schema(range: &MediaRange<'_>) -> Option<Schema> {
+    let names = ["g", "v", "as"].map(|name| range.parameter(name));
+    match names {
+        [Some("apidiscovery.k8s.io"), Some("v2"), Some(LIST)] => Some(Schema::V2),
+        [Some("apidiscovery.k8s.io"), Some("v2beta1"), Some(LIST)] => Some(Schema::V2Beta1),
+        _ => None,
     }
 }
 
@@ -170,43 +211,100 @@ mod tests {
         }
     }
 
+    fn wanted(accept: &[&str], understands: fn(Schema) -> bool) -> Wanted {
+        let mut headers = HeaderMap::new();
+        for value in accept {
+            headers.append(http::header::ACCEPT, value.parse().unwrap());
+        }
+        Wanted::of(&headers, understands)
+    }
+
+    fn wish(schema: Schema, format: Format) -> Wish {
+        Wish {
+            schema,
+            format,
+            layout: Layout::Compact,
+        }
+    }
+
+    const BETA_TOO: fn(Schema) -> bool = |_| true;
+    const ONLY_V2: fn(Schema) -> bool = |schema| schema == Schema::V2;
+    const ONLY_BETA: fn(Schema) -> bool = |schema| schema == Schema::V2Beta1;
+
     #[test]
-    fn the_first_alternative_that_is_understood_is_wanted() {
-        const BETA_TOO: fn(Schema) -> bool = |_| true;
-        const ONLY_V2: fn(Schema) -> bool = |schema| schema == Schema::V2;
-        const ONLY_BETA: fn(Schema) -> bool = |schema| schema == Schema::V2Beta1;
-        let v2 = Wanted::Merged(Schema::V2);
-        let beta = Wanted::Merged(Schema::V2Beta1);
+    fn the_first_document_that_is_understood_is_wanted() {
+        let v2 = Wanted::Merged(wish(Schema::V2, Format::Json));
+        let beta = Wanted::Merged(wish(Schema::V2Beta1, Format::Json));
+        let local = Wanted::Local(wish(Schema::V2, Format::Json));
+        let local_beta = Wanted::Local(wish(Schema::V2Beta1, Format::Json));
         let client = format!("{V2},{V2_BETA1},{LEGACY}");
+        let lists_first = format!("{LEGACY},{V2}");
         let low = format!("{V2};q=0.5,{V2_BETA1}");
         let kep = format!("{V2};profile=local,{V2}");
+        let peers_first = format!("{V2},{V2_NOPEER}");
         let unknown = format!("{V2};profile=other");
-        let protobuf = V2.replace("json", "vnd.kubernetes.protobuf");
+        let twice = format!("{V2_NOPEER};profile=local");
+        let any = V2.replace("application/json", "*/*");
         let rows = [
             (&*client, BETA_TOO, v2),
             (&client, ONLY_V2, v2),
             (&client, ONLY_BETA, beta),
+            // What is no document is passed over, wherever it stands.
+            (&lists_first, ONLY_V2, v2),
             (&low, BETA_TOO, beta),
             (&low, ONLY_V2, v2),
-            (V2_BETA1, ONLY_V2, Wanted::Local),
-            (V2_NOPEER, BETA_TOO, Wanted::Local),
-            (LOCAL_DOCUMENT, BETA_TOO, Wanted::Local),
-            (LOCAL_DOCUMENT, ONLY_BETA, Wanted::Local),
-            (&kep, BETA_TOO, Wanted::Local),
+            (V2_BETA1, ONLY_V2, Wanted::Lists),
+            (V2_NOPEER, BETA_TOO, local),
+            (LOCAL_DOCUMENT, BETA_TOO, local),
+            (LOCAL_DOCUMENT, ONLY_BETA, local_beta),
+            (&kep, BETA_TOO, local),
+            (&peers_first, BETA_TOO, v2),
             (&unknown, BETA_TOO, v2),
-            (&protobuf, BETA_TOO, Wanted::Local),
-            (LEGACY, BETA_TOO, Wanted::Local),
-            ("*/*", BETA_TOO, Wanted::Local),
-            ("", BETA_TOO, Wanted::Local),
+            (&twice, BETA_TOO, local),
+            (&any, BETA_TOO, v2),
+            (LEGACY, BETA_TOO, Wanted::Lists),
+            ("*/*", BETA_TOO, Wanted::Lists),
+            ("", BETA_TOO, Wanted::Lists),
+            ("text/html", BETA_TOO, Wanted::Lists),
             (
-                "application/json,application/json;as=Table;v=v1;g=meta.k8s.io",
+                "application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
                 BETA_TOO,
-                Wanted::Local,
+                Wanted::Lists,
             ),
         ];
         for (accept, understands, expected) in rows {
-            let ranges = accept.split(',').filter_map(MediaRange::parse);
-            assert_eq!(Wanted::of(ranges, understands), expected, "{accept}");
+            assert_eq!(wanted(&[accept], understands), expected, "{accept}");
         }
+        // Only the first header counts.
+        assert_eq!(wanted(&[V2_BETA1, V2], BETA_TOO), beta);
+        assert_eq!(wanted(&[LEGACY, V2], BETA_TOO), Wanted::Lists);
+        assert_eq!(wanted(&[], BETA_TOO), Wanted::Lists);
+    }
+
+    #[test]
+    fn a_document_comes_in_the_format_that_is_asked_for() {
+        for (media, format, content_type) in [
+            ("application/json", Format::Json, V2),
+            (
+                "application/vnd.kubernetes.protobuf",
+                Format::Protobuf,
+                PROTOBUF_V2,
+            ),
+            ("application/yaml", Format::Yaml, YAML_V2),
+        ] {
+            let accept = V2.replace("application/json", media);
+            let expected = wish(Schema::V2, format);
+            assert_eq!(wanted(&[&accept], ONLY_V2), Wanted::Merged(expected));
+            assert_eq!(expected.content_type(), content_type);
+            let beta = wish(Schema::V2Beta1, format).content_type();
+            assert_eq!(beta, content_type.replace("v=v2;", "v=v2beta1;"));
+        }
+        let cbor = V2.replace("json", "cbor");
+        assert_eq!(wanted(&[&cbor], ONLY_V2), Wanted::Lists);
+        let pretty = format!("{V2};pretty=1");
+        let Wanted::Merged(wish) = wanted(&[&pretty], ONLY_V2) else {
+            panic!("not merged");
+        };
+        assert_eq!(wish.layout, Layout::Pretty);
     }
 }

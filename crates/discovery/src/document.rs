@@ -8,6 +8,9 @@ use serde::de::IgnoredAny;
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use skewbridge_api::protobuf::Writer;
+
+use crate::object::Object;
 use crate::parse::{ParseError, TypeMeta, null_as_default, read};
 
 const KIND: &str = "APIGroupDiscoveryList";
@@ -219,12 +222,27 @@ impl Serialize for Document {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         struct ListMeta {}
-        let mut list = serializer.serialize_struct(KIND, 4)?;
-        list.serialize_field("kind", KIND)?;
-        list.serialize_field("apiVersion", self.schema.api_version())?;
+        let mut list = serializer.serialize_struct(KIND, 2)?;
         list.serialize_field("metadata", &ListMeta {})?;
         list.serialize_field("items", &self.items)?;
         list.end()
+    }
+}
+
+/// Fields by number as in the `generated.proto` of `apidiscovery.k8s.io`.
+impl Object for Document {
+    const KIND: &'static str = KIND;
+
+    fn api_version(&self) -> &'static str {
+        self.schema.api_version()
+    }
+
+    fn protobuf(&self) -> Writer {
+        // An empty ListMeta: Go writes empty strings too.
+        let metadata = Writer::default().text(1, "").text(2, "").text(3, "");
+        Writer::default()
+            .message(1, metadata)
+            .messages(2, &self.items, Group::protobuf)
     }
 }
 
@@ -269,6 +287,67 @@ impl Default for Scope {
     }
 }
 
+impl Group {
+    fn protobuf(&self) -> Writer {
+        let metadata = Writer::default().text(1, &self.metadata.name);
+        let metadata = (2..=6).fold(metadata, |writer, number| writer.text(number, ""));
+        let metadata = metadata.number(7, 0).message(8, Writer::default());
+        Writer::default()
+            .message(1, metadata)
+            .messages(2, &self.versions, Version::protobuf)
+    }
+}
+
+impl Version {
+    fn protobuf(&self) -> Writer {
+        let freshness = match &self.freshness {
+            Freshness::Current => "Current",
+            Freshness::Stale => "Stale",
+            Freshness::Other(word) => word,
+        };
+        Writer::default()
+            .text(1, &self.version)
+            .messages(2, &self.resources, Resource::protobuf)
+            .text(3, freshness)
+    }
+}
+
+impl Resource {
+    fn protobuf(&self) -> Writer {
+        let scope = match &self.scope {
+            Scope::Cluster => "Cluster",
+            Scope::Namespaced => "Namespaced",
+            Scope::Other(word) => word,
+        };
+        Writer::default()
+            .text(1, &self.resource)
+            .messages(2, self.response_kind.as_slice(), GroupVersionKind::protobuf)
+            .text(3, scope)
+            .text(4, &self.singular_resource)
+            .texts(5, &self.verbs)
+            .texts(6, &self.short_names)
+            .texts(7, &self.categories)
+            .messages(8, &self.subresources, Subresource::protobuf)
+    }
+}
+
+impl Subresource {
+    fn protobuf(&self) -> Writer {
+        Writer::default()
+            .text(1, &self.subresource)
+            .messages(2, self.response_kind.as_slice(), GroupVersionKind::protobuf)
+            .messages(3, &self.accepted_types, GroupVersionKind::protobuf)
+            .texts(4, &self.verbs)
+    }
+}
+
+impl GroupVersionKind {
+    fn protobuf(&self) -> Writer {
+        let writer = Writer::default().text(1, &self.group);
+        writer.text(2, &self.version).text(3, &self.kind)
+    }
+}
+
 fn is_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     Ok(Option::<IgnoredAny>::deserialize(deserializer)?.is_none())
 }
@@ -289,12 +368,20 @@ fn empty_as_null<S: Serializer>(verbs: &[String], serializer: S) -> Result<S::Ok
 
 #[cfg(test)]
 mod tests {
+    use skewbridge_api::media::Format;
+
     use super::*;
+    use crate::object::Layout;
 
     fn list(items: &str) -> String {
         format!(
             r#"{{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","metadata":{{}},"items":{items}}}"#
         )
+    }
+
+    fn written(document: &Document) -> String {
+        let bytes = document.write(Format::Json, Layout::Compact);
+        String::from_utf8(bytes).unwrap().trim_end().to_owned()
     }
 
     #[test]
@@ -341,7 +428,7 @@ mod tests {
         );
         let document = Document::parse(text.as_bytes()).unwrap();
         assert_eq!(
-            serde_json::to_string(&document).unwrap(),
+            written(&document),
             list(
                 r#"[{"metadata":{"name":"g"},"versions":[{"version":"v1","resources":[{"resource":"r","scope":"Galaxy","singularResource":"","verbs":["ponder"]}],"freshness":"Fermented"}]}]"#
             )
@@ -354,7 +441,7 @@ mod tests {
             r#"[{"metadata":{"name":"g"},"versions":[{"version":"v1","resources":[{"resource":"r","responseKind":{"group":"","version":"","kind":""},"scope":"Cluster","singularResource":"","verbs":null,"subresources":[{"subresource":"s","acceptedTypes":[{"group":"g","version":"v1","kind":"K"}],"verbs":["get"]}]}],"freshness":"Stale"}]}]"#,
         );
         let document = Document::parse(text.as_bytes()).unwrap();
-        assert_eq!(serde_json::to_string(&document).unwrap(), text);
+        assert_eq!(written(&document), text);
     }
 
     #[test]

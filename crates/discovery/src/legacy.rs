@@ -4,12 +4,11 @@
 use std::collections::{HashMap, HashSet};
 
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 
 use crate::document::{
-    Document, Freshness, Group, GroupVersionKind, Metadata, Resource, Schema, Scope, Subresource,
-    Version,
+    Document, Freshness, Group, GroupVersionKind, Metadata, Resource, Schema, Subresource, Version,
 };
+use crate::lists::{ApiGroup, ApiGroupList, ApiResource, ApiResourceList};
 use crate::parse::{ParseError, TypeMeta, null_as_default, read};
 
 /// A document in the making.
@@ -52,8 +51,9 @@ struct List {
 impl Legacy {
     /// Begins with the answers of `/api` and `/apis`.
     pub fn from_groups(api: &[u8], apis: &[u8]) -> Result<Self, ParseError> {
-        let core: ApiVersions = read_kind(api, "APIVersions")?;
-        let named: ApiGroupList = read_kind(apis, "APIGroupList")?;
+        TypeMeta::expect(api, "APIVersions")?;
+        let core: ApiVersions = read(api, "APIVersions")?;
+        let named = ApiGroupList::parse(apis)?;
         let mut lists = Vec::new();
         let mut seen = HashSet::new();
         let mut push = |path: String, group: &str, version: String| {
@@ -70,7 +70,7 @@ impl Legacy {
             push(format!("/api/{version}"), "", version);
         }
         for group in named.groups.iter().filter(|it| is_path_part(&it.name)) {
-            for version in group.by_preference().filter(|it| is_path_part(it)) {
+            for version in by_preference(group).filter(|it| is_path_part(it)) {
                 let path = format!("/apis/{}/{version}", group.name);
                 push(path, &group.name, version.to_owned());
             }
@@ -93,8 +93,7 @@ impl Legacy {
                 path: path.to_owned(),
             });
         };
-        let ApiResourceList { resources } = read_kind(bytes, "APIResourceList")?;
-        list.resources = Some(nest(resources));
+        list.resources = Some(nest(ApiResourceList::parse(bytes)?.resources));
         Ok(())
     }
 
@@ -136,78 +135,13 @@ struct ApiVersions {
     versions: Vec<String>,
 }
 
-#[derive(Deserialize)]
-struct ApiGroupList {
-    #[serde(default, deserialize_with = "null_as_default")]
-    groups: Vec<ApiGroup>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ApiGroup {
-    #[serde(default, deserialize_with = "null_as_default")]
-    name: String,
-    #[serde(default, deserialize_with = "null_as_default")]
-    versions: Vec<GroupVersion>,
-    #[serde(default, deserialize_with = "null_as_default")]
-    preferred_version: GroupVersion,
-}
-
-#[derive(Default, Deserialize)]
-struct GroupVersion {
-    #[serde(default, deserialize_with = "null_as_default")]
-    version: String,
-}
-
-#[derive(Deserialize)]
-struct ApiResourceList {
-    #[serde(default, deserialize_with = "null_as_default")]
-    resources: Vec<ApiResource>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ApiResource {
-    #[serde(default, deserialize_with = "null_as_default")]
-    name: String,
-    #[serde(default, deserialize_with = "null_as_default")]
-    singular_name: String,
-    #[serde(default, deserialize_with = "null_as_default")]
-    namespaced: bool,
-    #[serde(flatten)]
-    kind: GroupVersionKind,
-    #[serde(default, deserialize_with = "null_as_default")]
-    verbs: Vec<String>,
-    #[serde(default, deserialize_with = "null_as_default")]
-    short_names: Vec<String>,
-    #[serde(default, deserialize_with = "null_as_default")]
-    categories: Vec<String>,
-}
-
-impl ApiGroup {
-    /// Aggregated discovery has the preferred version first.
-    fn by_preference(&self) -> impl Iterator<Item = &str> {
-        let preferred = &*self.preferred_version.version;
-        let versions = || self.versions.iter().map(|it| &*it.version);
-        versions()
-            .filter(move |version| *version == preferred)
-            .chain(versions().filter(move |version| *version != preferred))
-    }
-}
-
-impl ApiResource {
-    fn scope(&self) -> Scope {
-        if self.namespaced {
-            Scope::Namespaced
-        } else {
-            Scope::Cluster
-        }
-    }
-}
-
-fn read_kind<T: DeserializeOwned>(bytes: &[u8], kind: &'static str) -> Result<T, ParseError> {
-    TypeMeta::expect(bytes, kind)?;
-    read(bytes, kind)
+/// Aggregated discovery has the preferred version first.
+fn by_preference(group: &ApiGroup) -> impl Iterator<Item = &str> {
+    let preferred = &*group.preferred_version.version;
+    let versions = || group.versions.iter().map(|it| &*it.version);
+    versions()
+        .filter(move |version| *version == preferred)
+        .chain(versions().filter(move |version| *version != preferred))
 }
 
 /// A name goes into the path of a request to come: what could change its
@@ -230,8 +164,8 @@ fn nest(flat: Vec<ApiResource>) -> Vec<Resource> {
         places.insert(parent.name.clone(), resources.len());
         resources.push(Resource {
             scope: parent.scope(),
+            response_kind: Some(parent.kind()),
             resource: parent.name,
-            response_kind: Some(parent.kind),
             singular_resource: parent.singular_name,
             verbs: parent.verbs,
             short_names: parent.short_names,
@@ -254,7 +188,7 @@ fn nest(flat: Vec<ApiResource>) -> Vec<Resource> {
         });
         resources[place].subresources.push(Subresource {
             subresource: name.to_owned(),
-            response_kind: Some(child.kind),
+            response_kind: Some(child.kind()),
             accepted_types: Vec::new(),
             verbs: child.verbs,
         });

@@ -38,13 +38,16 @@ pub mod accept;
 pub mod document;
 pub mod index;
 pub mod legacy;
+pub mod lists;
 pub mod merge;
+pub mod object;
 pub mod order;
 mod parse;
 
-pub use accept::{Answered, Wanted};
+pub use accept::{Answered, Wanted, Wish};
 pub use document::Document;
 pub use index::{Entry, Index, Verbs};
 pub use legacy::Legacy;
 pub use merge::merge;
+pub use object::{Layout, Object};
 pub use parse::ParseError;

@@ -116,14 +116,14 @@ fn merge_subresources(first: &Subresource, second: &Subresource) -> Subresource 
     merged
 }
 
-fn sorted_union(first: &[String], second: &[String]) -> Vec<String> {
+pub(crate) fn sorted_union(first: &[String], second: &[String]) -> Vec<String> {
     let mut all = [first, second].concat();
     all.sort();
     all.dedup();
     all
 }
 
-fn union<T: Clone + PartialEq>(first: &[T], second: &[T]) -> Vec<T> {
+pub(crate) fn union<T: Clone + PartialEq>(first: &[T], second: &[T]) -> Vec<T> {
     let mut all = first.to_vec();
     for item in second {
         if !all.contains(item) {

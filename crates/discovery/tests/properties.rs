@@ -7,11 +7,12 @@ use std::borrow::Cow;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::Value;
+use skewbridge_api::media::Format;
 use skewbridge_api::request_info::{Kind, RequestInfo, Verb};
 use skewbridge_discovery::document::{
     Freshness, Group, GroupVersionKind, Metadata, Resource, Schema, Scope, Subresource, Version,
 };
-use skewbridge_discovery::{Answered, Document, Index, Legacy};
+use skewbridge_discovery::{Answered, Document, Index, Layout, Legacy, Object as _};
 
 const GROUPS: [&str; 3] = ["", "apps", "apps.example"];
 const VERSIONS: [&str; 3] = ["v1", "v1beta1", "v2"];
@@ -267,7 +268,7 @@ proptest! {
 
     #[test]
     fn what_is_written_reads_the_same(document in document()) {
-        let written = serde_json::to_vec(&document).unwrap();
+        let written = document.write(Format::Json, Layout::Compact);
         prop_assert_eq!(Document::parse(&written).unwrap(), document);
     }
 

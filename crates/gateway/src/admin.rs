@@ -100,7 +100,11 @@ impl Admin {
     fn metrics(&self) -> Response<Bytes> {
         self.metrics.ready(self.health.is_ready());
         if let Ok(interop) = &self.health.interop {
-            self.metrics.peers().ages(&interop.cluster.load().peers);
+            let cluster = interop.cluster.load();
+            self.metrics.peers().ages(&cluster.peers);
+            let ages = (cluster.peers.peers.iter())
+                .filter_map(|peer| peer.succeeded.and_then(|at| at.elapsed().ok()));
+            self.metrics.discovery().staleness(ages.max());
         }
         let text = self.metrics.text();
         let mut response = health::text(StatusCode::OK, text);

@@ -7,7 +7,7 @@ use std::future::poll_fn;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
 use http::HeaderMap;
 use tokio::time::{Instant, timeout_at};
@@ -187,6 +187,21 @@ impl ResponseBody {
             self.source = Source::Held(Box::new(Held { frames, rest }));
         }
         Ok(self)
+    }
+
+    /// All of it, if it is not longer than this.
+    pub(crate) async fn whole(mut self, limit: usize) -> Result<Bytes, BodyError> {
+        let mut whole = BytesMut::new();
+        while let Some(frame) = poll_fn(|cx| self.poll_frame(cx)).await {
+            if let Frame::Data(data) = frame? {
+                if whole.len() + data.len() > limit {
+                    let problem = format!("it is longer than {limit} bytes");
+                    return Err(BodyError::Upstream(problem));
+                }
+                whole.extend_from_slice(&data);
+            }
+        }
+        Ok(whole.freeze())
     }
 
     /// Whether these words are in what is held back.

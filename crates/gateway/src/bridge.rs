@@ -19,14 +19,15 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::admin::{self, Admin};
 use crate::cluster::Interop;
-use crate::config::Config;
+use crate::config::{Config, Feature};
 use crate::drain::{Drain, Leave, announcement};
 use crate::flow::Bridge;
 use crate::health::{Health, UpstreamHealth};
-use crate::membership::Membership;
+use crate::membership::{LocalOnly, Membership};
 use crate::metrics::Metrics;
 use crate::serve::h1::Patience;
 use crate::tls::reload::{Files, LoadError};
+use crate::view::Complete;
 use crate::worker::Worker;
 use crate::{listener, peering, probe, process_metrics};
 
@@ -149,6 +150,12 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         default_host: default_host(config),
         access_log: config.logs.verbosity >= 2,
         next_share: AtomicU8::new(0),
+        alone: matches!(&interop, Err(why) if *why != LocalOnly::GateOff),
+        complete: if config.features.enabled(Feature::CompleteDiscovery) {
+            Complete::Yes
+        } else {
+            Complete::No
+        },
         interop: interop.as_ref().ok().cloned(),
         turns: AtomicU64::new(random()?),
     });

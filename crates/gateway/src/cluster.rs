@@ -1,7 +1,7 @@
 //! What is known of the cluster: read by every request, replaced as a whole
 //! when something changes.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
@@ -9,7 +9,7 @@ use skewbridge_api::request_info::RequestInfo;
 use skewbridge_peers::{Elsewhere, Excluded, Identity, Peers, Served};
 use tokio::sync::mpsc;
 
-use crate::merged::Merged;
+use crate::view::{Permits, View};
 
 /// What is known of the cluster.
 #[derive(Debug, Default)]
@@ -21,8 +21,10 @@ pub struct Cluster {
     /// Whose APIs all servers share, so that no peer is asked for them: custom
     /// resources and aggregated APIs. `None` until they have been read.
     pub shared: Option<Arc<Excluded>>,
-    /// What all of them serve, as one document; none where that is the local one.
-    pub merged: Option<Arc<Merged>>,
+    /// What all of them serve, as one; none where that is what the local one does.
+    pub view: Option<Arc<View>>,
+    /// Until when something that all servers share may still become visible.
+    pub(crate) unsettled_until: Option<Instant>,
 }
 
 /// Where a request is served, as far as is known.
@@ -76,6 +78,12 @@ impl Cluster {
         }
     }
 
+    /// Whether what is known of the local server is what it says itself, as far as
+    /// can be told without asking it.
+    pub(crate) fn is_settled(&self, now: Instant) -> bool {
+        self.unsettled_until.is_none_or(|until| until <= now)
+    }
+
     /// Where a request for something of the API is served.
     pub fn place(&self, request: &RequestInfo<'_>, now: Instant) -> Place {
         if let Some(missing) = self.missing() {
@@ -117,6 +125,10 @@ impl Cluster {
 pub struct Interop {
     /// What is known.
     pub cluster: ArcSwap<Cluster>,
+    /// Whom the local server has lately let read discovery.
+    pub(crate) permits: Permits,
+    /// A view with news of the local server, and the one it was made of.
+    pub(crate) renewed: Mutex<Option<(Arc<View>, Arc<View>)>>,
     hints: mpsc::Sender<Hint>,
 }
 
@@ -138,6 +150,8 @@ impl Interop {
         let (hints, receiver) = mpsc::channel(HINTS);
         let interop = Self {
             cluster: ArcSwap::default(),
+            permits: Permits::default(),
+            renewed: Mutex::default(),
             hints,
         };
         (interop, receiver)

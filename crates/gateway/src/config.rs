@@ -229,6 +229,9 @@ pub enum TranslateStreams {
 pub enum Feature {
     /// Peer routing and merged discovery (KEP-4020).
     UnknownVersionInteroperabilityProxy,
+    /// Beyond KEP-4020 also `/api`, lists and OpenAPI are those of the whole
+    /// cluster.
+    CompleteDiscovery,
     /// The stream translator (KEP-4006).
     TranslateStreamCloseWebsocketRequests,
     /// Port-forward over WebSocket (KEP-4006).
@@ -252,6 +255,7 @@ impl Default for Features {
         Self(
             [
                 Feature::UnknownVersionInteroperabilityProxy,
+                Feature::CompleteDiscovery,
                 Feature::TranslateStreamCloseWebsocketRequests,
                 Feature::PortForwardWebsockets,
             ]

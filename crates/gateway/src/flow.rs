@@ -23,6 +23,7 @@ use crate::body::{RequestBody, ResponseBody};
 use crate::caller::{Caller, Presented, Recognised};
 use crate::cluster::{Hint, Interop};
 use crate::config::Limits;
+use crate::discovery_metrics::Fallback;
 use crate::drain::Drain;
 use crate::envoy::{Deadline, Envoy, Subject, not_processed, remove_not_processed};
 use crate::health;
@@ -35,6 +36,7 @@ use crate::route::{self, Journey, Refusal, Route};
 use crate::serve::{Answer, Service};
 use crate::tls::reload::Live;
 use crate::upstream::{Pool, Pools, Prefer, Repeat, Replay, Reply};
+use crate::view::{self, Complete, Stead};
 use crate::watch::WatchEnd;
 
 /// What all connections of a bridge share.
@@ -62,11 +64,24 @@ pub struct Bridge {
     pub next_share: AtomicU8,
     /// The other servers of the cluster, where they are to be known.
     pub interop: Option<Arc<Interop>>,
+    /// There are no other servers to be known, although there should be.
+    pub alone: bool,
+    /// Whether all of discovery is that of the whole cluster.
+    pub(crate) complete: Complete,
     /// Requests that went to peers so far.
     pub turns: AtomicU64,
 }
 
 impl Bridge {
+    /// Why it is not ready although upstream is.
+    fn unreadiness(&self) -> Option<String> {
+        if !self.acquainted.load(Ordering::Relaxed) {
+            return Some(NOT_ACQUAINTED.to_owned());
+        }
+        let missing = self.interop.as_ref()?.cluster.load().missing()?;
+        Some(format!("the bridge does not know yet {}", missing.as_str()))
+    }
+
     /// A number that spreads load: not a secret, only never the same for long.
     pub(crate) fn chance(&self) -> u64 {
         let turn = self.turns.fetch_add(1, Ordering::Relaxed);
@@ -163,13 +178,18 @@ impl Connection {
                 }
                 answer
             })?;
-        let stead = match (&decided.route, &bridge.interop) {
-            (Going::Local(_), Some(interop)) if !hopped => {
-                let merged = interop.cluster.load().merged.clone();
-                merged.and_then(|merged| merged.asked_for(head))
-            }
+        let stead = match &decided.route {
+            Going::Local(_) if !hopped => self.stead(head, &caller),
             _ => None,
         };
+        if let (Some(stead), Some(interop)) = (&stead, &bridge.interop) {
+            if let Some(remembered) = stead.remembered(interop) {
+                record.route("discovery");
+                bridge.metrics.discovery().hit();
+                return Ok(Reply::Response(remembered));
+            }
+            stead.ask_local(head);
+        }
         self.mark(head);
 
         let prefer = match (&upgrade, head.version) {
@@ -207,24 +227,24 @@ impl Connection {
             }
             answer
         })?;
-        if let (Reply::Response(response), Some(stead)) = (&mut reply, stead) {
+        if let (Some(stead), Some(interop)) = (stead, &bridge.interop) {
             record.route("discovery");
-            stead.take_place_of(response);
+            reply = match reply {
+                // Boxed: watches are many, and do not come here.
+                Reply::Response(response) => {
+                    let metrics = bridge.metrics.discovery();
+                    let replaced = stead.take_place_of(response, interop, metrics);
+                    let replaced = Box::pin(replaced).await;
+                    Reply::Response(replaced.map_err(|status| respond::status(&status, format))?)
+                }
+                upgraded @ Reply::Upgraded(..) => upgraded,
+            };
         }
         if let Reply::Response(response) = &reply
             && decided.readyz
             && response.status().is_success()
-            && !bridge.acquainted.load(Ordering::Relaxed)
+            && let Some(problem) = bridge.unreadiness()
         {
-            return Err(health::not_ready(NOT_ACQUAINTED));
-        }
-        if let Reply::Response(response) = &reply
-            && decided.readyz
-            && response.status().is_success()
-            && let Some(interop) = &bridge.interop
-            && let Some(missing) = interop.cluster.load().missing()
-        {
-            let problem = format!("the bridge does not know yet {}", missing.as_str());
             return Err(health::not_ready(&problem));
         }
         if let Reply::Response(response) = &mut reply
@@ -236,6 +256,27 @@ impl Connection {
             response.body_mut().end_with(end);
         }
         Ok(reply)
+    }
+
+    /// Whether a request is answered from what is known of the whole cluster.
+    fn stead(&self, head: &Parts, caller: &Caller) -> Option<Stead> {
+        let bridge = &*self.0.bridge;
+        let metrics = bridge.metrics.discovery();
+        if view::is_for_local_alone(head) {
+            metrics.local_request();
+            return None;
+        }
+        let Some(interop) = &bridge.interop else {
+            if bridge.alone && view::is_for_all(head) {
+                metrics.fallback(Fallback::NoPeering);
+            }
+            return None;
+        };
+        let cluster = interop.cluster.load();
+        if cluster.missing().is_some() && view::is_for_all(head) {
+            metrics.fallback(Fallback::NotSynced);
+        }
+        Stead::of(head, caller, cluster.view.as_ref()?, bridge.complete)
     }
 
     fn decide(

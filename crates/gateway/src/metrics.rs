@@ -14,6 +14,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
+use crate::discovery_metrics::DiscoveryMetrics;
 use crate::peer_metrics::PeerMetrics;
 use crate::process_metrics::ProcessMetrics;
 
@@ -39,6 +40,7 @@ struct Inner {
     certificate_expiry: Family<FlagLabels, gauge::Gauge<u64, AtomicU64>>,
     ready: Gauge,
     peers: PeerMetrics,
+    discovery: DiscoveryMetrics,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -169,6 +171,7 @@ impl Metrics {
             ready.clone(),
         );
         let peers = PeerMetrics::register(&mut registry);
+        let discovery = DiscoveryMetrics::register(&mut registry);
         registry.register_collector(Box::new(ProcessMetrics));
         Self(Arc::new(Inner {
             registry,
@@ -184,6 +187,7 @@ impl Metrics {
             certificate_expiry,
             ready,
             peers,
+            discovery,
         }))
     }
 
@@ -196,6 +200,10 @@ impl Metrics {
     }
 
     /// What concerns other servers.
+    pub(crate) fn discovery(&self) -> &DiscoveryMetrics {
+        &self.0.discovery
+    }
+
     pub(crate) fn peers(&self) -> &PeerMetrics {
         &self.0.peers
     }

@@ -228,17 +228,8 @@ impl Own {
 
 /// Reads a body to its end, so that the connection serves the next question
 /// too.
-async fn read(mut body: ResponseBody, limit: usize) -> Result<Bytes, String> {
-    let mut answer = BytesMut::new();
-    while let Some(frame) = poll_fn(|cx| body.poll_frame(cx)).await {
-        if let Frame::Data(data) = frame.map_err(|error| error.to_string())? {
-            if answer.len() + data.len() > limit {
-                return Err(format!("the answer is longer than {limit} bytes"));
-            }
-            answer.extend_from_slice(&data);
-        }
-    }
-    Ok(answer.freeze())
+async fn read(body: ResponseBody, limit: usize) -> Result<Bytes, String> {
+    body.whole(limit).await.map_err(|error| error.to_string())
 }
 
 /// A body that comes in lines.

@@ -77,7 +77,7 @@ async fn what_nobody_serves_and_what_is_no_resource_is_the_local_servers() {
     let paths = [
         NOBODYS_PATH,
         "/apis/storage.k8s.io/v9/volumeattributesclasses",
-        "/apis/storage.k8s.io/v1alpha1",
+        "/apis/storage.k8s.io/v9",
         "/metrics",
         "/openapi/v3",
     ];

@@ -122,10 +122,15 @@ async fn legacy(
             }
         }
     }
-    let whole = Arc::new(legacy.into_document());
+    let (core, others): (Vec<_>, Vec<_>) =
+        (legacy.into_document().items.into_iter()).partition(|group| group.name().is_empty());
+    let documents = [core, others].map(|items| Document {
+        items,
+        ..Document::default()
+    });
     Ok(Served {
-        index: Index::new(&[&whole]),
-        documents: [Arc::default(), whole],
+        index: Index::new(&[&documents[0], &documents[1]]),
+        documents: documents.map(Arc::new),
         etags: [None, None],
         version,
     })

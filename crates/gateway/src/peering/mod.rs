@@ -33,12 +33,17 @@ use crate::cluster::{Cluster, Hint};
 use crate::flow::Bridge;
 use crate::health::UpstreamHealth;
 use crate::membership::{Membership, Whereabouts};
-use crate::merged::Merged;
 use crate::own::{Own, Party};
 use crate::peer_metrics::SyncError;
+use crate::view::View;
 
 /// How often it is looked whether something is due.
 const TICK: Duration = Duration::from_millis(200);
+
+/// How long after an event a server may take to show what was made or deleted, and
+/// how often it is asked meanwhile.
+const SETTLING: Duration = Duration::from_secs(5);
+const SETTLING_LOOK: Duration = Duration::from_secs(1);
 
 /// Ticks between two times of closing unused connections: 5 s.
 const TIDY_TICKS: u32 = 25;
@@ -140,7 +145,9 @@ pub(crate) async fn run(
         was_ready: false,
         identity: membership.identity,
         shared: None,
-        merged: None,
+        view: None,
+        unsettled_until: None,
+        next_settling_look: Instant::now(),
         telling: BTreeSet::new(),
         refused: BTreeSet::new(),
         own,
@@ -225,7 +232,10 @@ struct Learner {
     was_ready: bool,
     identity: Identity,
     shared: Option<Arc<Excluded>>,
-    merged: Option<Arc<Merged>>,
+    view: Option<Arc<View>>,
+    /// Until when what was made or deleted may still become visible.
+    unsettled_until: Option<Instant>,
+    next_settling_look: Instant,
     /// Peers whose last answer was good, to say it once.
     telling: BTreeSet<Identity>,
     /// Addresses that were refused, to say it once.
@@ -239,6 +249,7 @@ impl Learner {
         match event {
             Event::Lease(change) => self.lease(change, now),
             Event::ApiService(change) => {
+                self.unsettle(now);
                 match change {
                     Change::All(all) => {
                         self.exclusions.set_api_services(&all, now);
@@ -256,6 +267,7 @@ impl Learner {
                 self.local_schedule.now(now);
             }
             Event::CustomResource(change) => {
+                self.unsettle(now);
                 match change {
                     Change::All(all) => {
                         self.exclusions.set_crds(&all, now);
@@ -346,6 +358,11 @@ impl Learner {
     fn look_at_upstream(&mut self, health: &UpstreamHealth) {
         let now = Instant::now();
         let ready = *health == UpstreamHealth::Ready;
+        let is_unsettled = self.unsettled_until.is_some_and(|until| now < until);
+        if is_unsettled && now >= self.next_settling_look {
+            self.next_settling_look = now + SETTLING_LOOK;
+            self.local_schedule.now(now);
+        }
         if ready && !self.was_ready {
             self.local_schedule.now(now);
         }
@@ -391,20 +408,35 @@ impl Learner {
             return;
         };
         let peers = self.roster.snapshot();
-        let merged = match (&self.local, &self.shared) {
+        let began = Instant::now();
+        let view = match (&self.local, &self.shared) {
             (Some(local), Some(shared)) if peers.listed => {
-                let before = self.merged.as_ref();
-                Merged::of(&self.identity, local, &peers, shared, before)
+                View::of(&self.identity, local, &peers, shared, self.view.as_ref())
             }
             _ => None,
         };
-        self.merged.clone_from(&merged);
+        let is_new = match (&self.view, &view) {
+            (Some(before), Some(view)) => !Arc::ptr_eq(before, view),
+            (before, view) => before.is_some() != view.is_some(),
+        };
+        if is_new {
+            let metrics = self.own.bridge.metrics.discovery();
+            metrics.recomputed(view.as_deref(), began.elapsed());
+        }
+        self.view.clone_from(&view);
         interop.cluster.store(Arc::new(Cluster {
             local: self.local.clone(),
             peers,
             shared: self.shared.clone(),
-            merged,
+            view,
+            unsettled_until: self.unsettled_until,
         }));
+    }
+
+    /// Something that all servers share was made or deleted. Each of them shows it
+    /// in its own time, and tells nobody when.
+    fn unsettle(&mut self, now: Instant) {
+        self.unsettled_until = Some(now + SETTLING);
     }
 
     /// After a change of what all servers share.

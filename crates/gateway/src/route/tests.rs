@@ -202,7 +202,8 @@ fn cluster() -> Cluster {
         local: Some(Arc::new(served(&[("/v1", &[PODS])]))),
         peers: roster.snapshot(),
         shared: Some(exclusions.snapshot()),
-        merged: None,
+        view: None,
+        unsettled_until: None,
     }
 }
 

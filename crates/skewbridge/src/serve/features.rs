@@ -7,8 +7,9 @@ use super::parse;
 
 const FLAG: &str = "--feature-gates";
 
-/// Every gate by the name it has in Kubernetes.
-const GATES: [(&str, Feature); 3] = [
+/// Every gate, by the name it has in Kubernetes where it is one of those.
+const GATES: [(&str, Feature); 4] = [
+    ("CompleteDiscovery", Feature::CompleteDiscovery),
     ("PortForwardWebsockets", Feature::PortForwardWebsockets),
     (
         "TranslateStreamCloseWebsocketRequests",
@@ -107,7 +108,7 @@ mod tests {
         let (_, findings) = read(&["Nonsense=true,PortForwardWebsockets=maybe,AllAlpha"]);
         let text = findings.conclude(Some(())).unwrap_err().to_string();
         for expected in [
-            "unknown gate \"Nonsense\"; known are PortForwardWebsockets, Trans",
+            "unknown gate \"Nonsense\"; known are CompleteDiscovery, PortForwardWebsockets, Trans",
             "PortForwardWebsockets: \"maybe\" is neither true nor false",
             "\"AllAlpha\" has no value; write AllAlpha=true",
         ] {

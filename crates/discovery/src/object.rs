@@ -1,0 +1,65 @@
+//! Objects as kube-apiserver writes them, in each format that it offers.
+
+use serde::Serialize;
+use skewbridge_api::cbor;
+use skewbridge_api::media::Format;
+use skewbridge_api::protobuf::{Writer, envelope};
+
+/// What discovery answers with.
+pub trait Object: Serialize {
+    /// Of the object.
+    const KIND: &'static str;
+
+    /// Of the object; the lists are of `v1`.
+    fn api_version(&self) -> &'static str {
+        "v1"
+    }
+
+    /// Its fields, by number as in Kubernetes' `generated.proto`.
+    fn protobuf(&self) -> Writer;
+
+    /// Writes it. Fields are in the order of Go's structures; JSON ends with a
+    /// newline unless it is laid out for people.
+    fn write(&self, format: Format, layout: Layout) -> Vec<u8>
+    where
+        Self: Sized,
+    {
+        let typed = Typed {
+            kind: Self::KIND,
+            api_version: self.api_version(),
+            object: self,
+        };
+        let written = match (format, layout) {
+            (Format::Json, Layout::Compact) => serde_json::to_vec(&typed).map(|mut bytes| {
+                bytes.push(b'\n');
+                bytes
+            }),
+            // Every JSON is YAML (YAML 1.2, 1.3).
+            (Format::Json, Layout::Pretty) | (Format::Yaml, _) => serde_json::to_vec_pretty(&typed),
+            (Format::Protobuf, _) => Ok(envelope(self.api_version(), Self::KIND, self.protobuf())),
+            (Format::Cbor, _) => serde_json::to_value(&typed).map(|value| cbor::write(&value)),
+        };
+        // Plain structures with string keys do not fail to serialise.
+        written.unwrap_or_default()
+    }
+}
+
+/// How JSON is laid out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// For programs.
+    Compact,
+    /// For people.
+    Pretty,
+}
+
+/// An object with what every object says of itself before it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Typed<'a, T> {
+    kind: &'static str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    api_version: &'static str,
+    #[serde(flatten)]
+    object: &'a T,
+}

@@ -1,0 +1,124 @@
+//! Every form of discovery, byte for byte as a real 1.36.4 writes it.
+
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use skewbridge_api::media::Format;
+use skewbridge_discovery::document::Version;
+use skewbridge_discovery::lists::{ApiGroup, ApiGroupList, ApiResourceList};
+use skewbridge_discovery::{Document, Layout, Object};
+
+macro_rules! form {
+    ($name:literal) => {
+        include_bytes!(concat!("data/1.36.4-forms/", $name)).as_slice()
+    };
+}
+
+#[track_caller]
+fn is_written(object: &impl Object, format: Format, expected: &[u8]) {
+    let written = object.write(format, Layout::Compact);
+    if format == Format::Json {
+        assert_eq!(
+            String::from_utf8_lossy(&written),
+            String::from_utf8_lossy(expected)
+        );
+    }
+    if format == Format::Cbor {
+        // The server leaves fields in the order of its structures, and need not.
+        let sorted = |bytes: &[u8]| {
+            let mut bytes = bytes.to_vec();
+            bytes.sort_unstable();
+            bytes
+        };
+        assert_eq!(sorted(&written), sorted(expected));
+        return;
+    }
+    assert!(written == expected, "{format:?}: other bytes");
+}
+
+fn aggregated() -> Document {
+    Document::parse(form!("aggregated.json")).unwrap()
+}
+
+fn version(group: &str, version: &str) -> Version {
+    let document = aggregated();
+    let group = document.items.iter().find(|it| it.name() == group).unwrap();
+    let mut versions = group.versions.iter();
+    versions.find(|it| it.version == version).unwrap().clone()
+}
+
+#[test]
+fn aggregated_discovery_is_written_as_the_server_writes_it() {
+    is_written(&aggregated(), Format::Json, form!("aggregated.json"));
+    is_written(&aggregated(), Format::Protobuf, form!("aggregated.pb"));
+}
+
+#[test]
+fn lists_are_written_as_the_server_writes_them() {
+    let groups = ApiGroupList::parse(form!("groups.json")).unwrap();
+    is_written(&groups, Format::Json, form!("groups.json"));
+    is_written(&groups, Format::Protobuf, form!("groups.pb"));
+    let resources = ApiResourceList::parse(form!("resources.json")).unwrap();
+    is_written(&resources, Format::Json, form!("resources.json"));
+    is_written(&resources, Format::Protobuf, form!("resources.pb"));
+    is_written(&resources, Format::Cbor, form!("resources.cbor"));
+    let core = ApiResourceList::parse(form!("core.json")).unwrap();
+    is_written(&core, Format::Json, form!("core.json"));
+    is_written(&core, Format::Protobuf, form!("core.pb"));
+}
+
+#[test]
+fn a_document_makes_the_lists_that_the_server_has() {
+    let groups = ApiGroupList::of(&aggregated());
+    is_written(&groups, Format::Json, form!("groups.json"));
+    let document = aggregated();
+    let apps = document
+        .items
+        .iter()
+        .find(|it| it.name() == "apps")
+        .unwrap();
+    let apps = ApiGroup::of(apps);
+    is_written(&apps, Format::Json, form!("group.json"));
+    is_written(&apps, Format::Protobuf, form!("group.pb"));
+    let pretty = apps.write(Format::Json, Layout::Pretty);
+    assert_eq!(
+        String::from_utf8_lossy(&pretty),
+        String::from_utf8_lossy(form!("group.pretty.json"))
+    );
+
+    // All but how things are stored, which a document does not say.
+    let mut listed = ApiResourceList::parse(form!("resources.json")).unwrap();
+    for resource in &mut listed.resources {
+        resource.storage_version_hash.clear();
+    }
+    assert_eq!(ApiResourceList::of("apps", &version("apps", "v1")), listed);
+}
+
+#[test]
+fn a_list_is_completed_and_keeps_what_it_says() {
+    let whole = ApiResourceList::parse(form!("resources.json")).unwrap();
+    let mut list = whole.clone();
+    list.complete(&version("apps", "v1"));
+    assert_eq!(list, whole);
+
+    let mut old = whole.clone();
+    old.resources.retain(|it| it.name != "deployments/scale");
+    for resource in &mut old.resources {
+        resource.verbs.retain(|verb| verb != "watch");
+        resource.short_names.clear();
+    }
+    old.complete(&version("apps", "v1"));
+    assert_eq!(old.resources.len(), whole.resources.len());
+    for resource in &whole.resources {
+        let completed = old.resources.iter().find(|it| it.name == resource.name);
+        assert_eq!(
+            completed.unwrap().verbs,
+            resource.verbs,
+            "{}",
+            resource.name
+        );
+        assert_eq!(completed.unwrap().short_names, resource.short_names);
+    }
+    assert_eq!(old.resources.last().unwrap().name, "deployments/scale");
+    let kept = |list: &ApiResourceList| list.resources[0].storage_version_hash.clone();
+    assert_eq!(kept(&old), kept(&whole));
+}

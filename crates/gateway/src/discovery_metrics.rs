@@ -1,0 +1,170 @@
+//! What is counted of discovery: under kube-apiserver's names where it has one,
+//! under those of KEP-4020, and under our own.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::view::View;
+
+/// Counters of discovery.
+#[derive(Debug)]
+pub(crate) struct DiscoveryMetrics {
+    hits: Counter,
+    misses: Counter,
+    local_requests: Counter,
+    fallbacks: Family<ReasonLabels, Counter>,
+    bytes: Family<PathLabels, Gauge>,
+    recompute: Histogram,
+    staleness: Gauge,
+    /// So that it is said once, and again after it was over.
+    fell_back: AtomicBool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PathLabels {
+    path: &'static str,
+}
+
+/// Why a client gets the local server's discovery instead of the cluster's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fallback {
+    /// Certificates for peers, or something else that peering needs, is missing.
+    NoPeering,
+    /// It is not known yet what there is.
+    NotSynced,
+    /// What a server said cannot be merged.
+    NotMerged,
+}
+
+impl Fallback {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::NoPeering => "no_peering",
+            Self::NotSynced => "not_synced",
+            Self::NotMerged => "merge_error",
+        }
+    }
+}
+
+/// From a small cluster to one with thousands of custom resources.
+const RECOMPUTE_BUCKETS: [f64; 9] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1.0];
+
+impl DiscoveryMetrics {
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            hits: Counter::default(),
+            misses: Counter::default(),
+            local_requests: Counter::default(),
+            fallbacks: Family::default(),
+            bytes: Family::default(),
+            recompute: Histogram::new(RECOMPUTE_BUCKETS),
+            staleness: Gauge::default(),
+            fell_back: AtomicBool::new(false),
+        };
+        registry.register(
+            "aggregator_discovery_peer_aggregated_cache_hits",
+            "Requests for discovery answered with the document of the whole cluster as it was",
+            metrics.hits.clone(),
+        );
+        registry.register(
+            "aggregator_discovery_peer_aggregated_cache_misses",
+            "How often the document of the whole cluster was made anew",
+            metrics.misses.clone(),
+        );
+        for name in [
+            "aggregator_discovery_nopeer_requests",
+            "aggregator_discovery_local_requests",
+        ] {
+            registry.register(
+                name,
+                "Requests for the local kube-apiserver's own discovery",
+                metrics.local_requests.clone(),
+            );
+        }
+        let bridge = registry.sub_registry_with_prefix("skewbridge");
+        bridge.register(
+            "discovery_fallbacks",
+            "Requests answered with the local kube-apiserver's discovery instead of the cluster's",
+            metrics.fallbacks.clone(),
+        );
+        bridge.register(
+            "discovery_document_bytes",
+            "Size of the document of the whole cluster, as JSON",
+            metrics.bytes.clone(),
+        );
+        bridge.register(
+            "discovery_recompute_seconds",
+            "Time to make the document of the whole cluster",
+            metrics.recompute.clone(),
+        );
+        bridge.register(
+            "discovery_staleness_seconds",
+            "How long ago the peer told what it serves that has not done so for longest",
+            metrics.staleness.clone(),
+        );
+        metrics
+    }
+
+    /// A request was answered with the document as it was.
+    pub(crate) fn hit(&self) {
+        self.hits.inc();
+        self.fell_back.store(false, Ordering::Relaxed);
+    }
+
+    /// A request had it made anew, with news of the local server.
+    pub(crate) fn miss(&self) {
+        self.misses.inc();
+    }
+
+    /// A request was for the local server alone.
+    pub(crate) fn local_request(&self) {
+        self.local_requests.inc();
+    }
+
+    /// A client got less than there is.
+    pub(crate) fn fallback(&self, why: Fallback) {
+        let labels = ReasonLabels {
+            reason: why.as_str(),
+        };
+        self.fallbacks.get_or_create(&labels).inc();
+        if !self.fell_back.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                reason = why.as_str(),
+                "clients are shown what the local kube-apiserver serves, not the whole cluster"
+            );
+        }
+    }
+
+    /// It was made anew; without peers there is none.
+    pub(crate) fn recomputed(&self, view: Option<&View>, took: Duration) {
+        self.bytes.clear();
+        let Some(view) = view else {
+            return;
+        };
+        self.misses.inc();
+        self.recompute.observe(took.as_secs_f64());
+        for (path, bytes) in view.sizes() {
+            let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+            self.bytes.get_or_create(&PathLabels { path }).set(bytes);
+        }
+    }
+
+    /// How old the oldest of what it is made of is.
+    pub(crate) fn staleness(&self, oldest: Option<Duration>) {
+        let seconds = oldest.unwrap_or_default().as_secs();
+        self.staleness
+            .set(i64::try_from(seconds).unwrap_or(i64::MAX));
+    }
+}

@@ -1,0 +1,243 @@
+//! What clients see: everything that the cluster serves, as if one server served
+//! it (KEP-4020, Discovery Merging; and what that leaves out). It is made when
+//! something has changed, on the control thread, and requests read the last one.
+
+mod page;
+mod permits;
+mod question;
+mod stead;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use http::HeaderValue;
+use skewbridge_api::version::Version as KubeVersion;
+use skewbridge_discovery::document::{Group, Schema, Version};
+use skewbridge_discovery::{Document, merge};
+use skewbridge_peers::{Excluded, Identity, Peers, Served};
+
+use page::Page;
+pub(crate) use permits::{Credential, Permits};
+pub(crate) use question::{Complete, Question, is_for_all, is_for_local_alone};
+pub(crate) use stead::Stead;
+
+/// What all servers serve, ready to be sent.
+#[derive(Debug)]
+pub struct View {
+    own: Identity,
+    /// Made of these, in the order of identities.
+    sources: Vec<Source>,
+    shared: Arc<Excluded>,
+    api: Page,
+    apis: Page,
+    /// Whether some server that runs has not told yet what it serves.
+    partial: bool,
+    /// Which schemas clients get from the local server.
+    local_version: Option<KubeVersion>,
+}
+
+/// What one server serves.
+#[derive(Debug, Clone)]
+struct Source {
+    identity: Identity,
+    documents: [Arc<Document>; 2],
+    etags: [Option<HeaderValue>; 2],
+}
+
+/// The two documents of discovery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// `/api`: the core group.
+    Api,
+    /// `/apis`: all others.
+    Apis,
+}
+
+/// The first servers with v2beta1, with v2, and without v2beta1.
+const SINCE_BETA: (u16, u16) = (1, 26);
+const SINCE_V2: (u16, u16) = (1, 30);
+const WITHOUT_BETA: (u16, u16) = (1, 33);
+
+impl View {
+    /// Merges what is known; the view from before where that is the same. None
+    /// where there are no peers that have told: the local server's is all.
+    pub(crate) fn of(
+        own: &Identity,
+        local: &Arc<Served>,
+        peers: &Peers,
+        shared: &Arc<Excluded>,
+        before: Option<&Arc<Self>>,
+    ) -> Option<Arc<Self>> {
+        let told =
+            (peers.peers.iter()).filter_map(|peer| Some((&peer.identity, peer.served.as_ref()?)));
+        let mut sources: Vec<_> = (told.chain([(own, local)]))
+            .map(|(identity, served)| Source::of(identity, served))
+            .collect();
+        if sources.len() == 1 {
+            return None;
+        }
+        sources.sort_by(|one, other| one.identity.cmp(&other.identity));
+        let partial = peers.peers.iter().any(|peer| peer.served.is_none());
+        if let Some(before) = before
+            && before.is_of(&sources, shared)
+            && before.partial == partial
+        {
+            return Some(before.clone());
+        }
+        let view = Self::made_of(own.clone(), sources, shared.clone(), partial, local.version);
+        Some(Arc::new(view))
+    }
+
+    fn made_of(
+        own: Identity,
+        sources: Vec<Source>,
+        shared: Arc<Excluded>,
+        partial: bool,
+        local_version: Option<KubeVersion>,
+    ) -> Self {
+        let now = Instant::now();
+        let page = |which: Which| {
+            let documents: Vec<_> = (sources.iter())
+                .map(|source| {
+                    source.documents[which as usize].without(|group, version| {
+                        source.identity != own && shared.contains(group, version, now)
+                    })
+                })
+                .collect();
+            Page::of(merge(&documents.iter().collect::<Vec<_>>()))
+        };
+        Self {
+            api: page(Which::Api),
+            apis: page(Which::Apis),
+            own,
+            sources,
+            shared,
+            partial,
+            local_version,
+        }
+    }
+
+    /// The same with another document of the local server, which has just sent it.
+    fn renewed(&self, which: Which, document: Document, etag: Option<HeaderValue>) -> Self {
+        let mut sources = self.sources.clone();
+        if let Some(local) = sources.iter_mut().find(|it| it.identity == self.own) {
+            local.documents[which as usize] = Arc::new(document);
+            local.etags[which as usize] = etag;
+        }
+        Self::made_of(
+            self.own.clone(),
+            sources,
+            self.shared.clone(),
+            self.partial,
+            self.local_version,
+        )
+    }
+
+    fn is_of(&self, sources: &[Source], shared: &Arc<Excluded>) -> bool {
+        self.sources.len() == sources.len()
+            && self.sources.iter().zip(sources).all(Source::is_same)
+            && Arc::ptr_eq(&self.shared, shared)
+    }
+
+    fn page(&self, which: Which) -> &Page {
+        match which {
+            Which::Api => &self.api,
+            Which::Apis => &self.apis,
+        }
+    }
+
+    /// What the local server calls its own document.
+    fn local_etag(&self, which: Which) -> Option<&HeaderValue> {
+        self.local()?.etags[which as usize].as_ref()
+    }
+
+    fn local(&self) -> Option<&Source> {
+        let mut sources = self.sources.iter();
+        sources.find(|source| source.identity == self.own)
+    }
+
+    /// A group, in the whole cluster and in the local server.
+    fn group(&self, name: &str) -> (Option<&Group>, Option<&Group>) {
+        let find = |document: &'_ Document| {
+            let mut groups = document.items.iter();
+            groups.position(|group| group.name() == name)
+        };
+        let which = if name.is_empty() {
+            Which::Api
+        } else {
+            Which::Apis
+        };
+        let whole = &self.page(which).document;
+        let local = self.local().map(|local| &*local.documents[which as usize]);
+        (
+            find(whole).map(|at| &whole.items[at]),
+            local.and_then(|local| find(local).map(|at| &local.items[at])),
+        )
+    }
+
+    /// A version of a group, in the whole cluster and in the local server.
+    fn version(&self, group: &str, version: &str) -> (Option<&Version>, Option<&Version>) {
+        let (whole, local) = self.group(group);
+        let find = |group: &'_ Group| {
+            let mut versions = group.versions.iter();
+            versions.position(|it| it.version == version)
+        };
+        (
+            whole.and_then(|it| find(it).map(|at| &it.versions[at])),
+            local.and_then(|it| find(it).map(|at| &it.versions[at])),
+        )
+    }
+
+    /// Whether a list may name it: the whole cluster serves it, or the local
+    /// server does although it is not known here yet. The lists of servers also
+    /// have what other servers once registered and nobody serves any more; a client
+    /// that asks for that is told 404, and takes all of discovery for broken.
+    fn may_list(&self, group: &str, version: &str) -> bool {
+        self.partial
+            || self.version(group, version).0.is_some()
+            || self.shared.contains(group, version, Instant::now())
+    }
+
+    /// As the local server: a client gets no other schema through a bridge.
+    fn is_spoken(&self, schema: Schema) -> bool {
+        // A server that does not aggregate has been asked for lists.
+        if self.local_etag(Which::Apis).is_none() {
+            return false;
+        }
+        let Some(version) = &self.local_version else {
+            return schema == Schema::V2;
+        };
+        let version = (version.major, version.minor);
+        match schema {
+            Schema::V2 => version >= SINCE_V2,
+            Schema::V2Beta1 => (SINCE_BETA..WITHOUT_BETA).contains(&version),
+        }
+    }
+
+    /// Of what has to be written first, the length.
+    pub(crate) fn sizes(&self) -> [(&'static str, usize); 2] {
+        [
+            ("/api", self.api.json.len()),
+            ("/apis", self.apis.json.len()),
+        ]
+    }
+}
+
+impl Source {
+    fn of(identity: &Identity, served: &Served) -> Self {
+        let etag = |etag: &Option<String>| HeaderValue::from_str(etag.as_ref()?).ok();
+        Self {
+            identity: identity.clone(),
+            documents: served.documents.clone(),
+            etags: [etag(&served.etags[0]), etag(&served.etags[1])],
+        }
+    }
+
+    fn is_same((one, other): (&Self, &Self)) -> bool {
+        let same = |at: usize| Arc::ptr_eq(&one.documents[at], &other.documents[at]);
+        one.identity == other.identity && same(0) && same(1)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! A document of discovery in every form in which it is asked for. The common one
+//! is written when the document is made; the others when somebody wants them, once.
+
+use std::io::Write as _;
+use std::sync::OnceLock;
+
+use aws_lc_rs::digest::{SHA512, digest};
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use http::HeaderValue;
+use skewbridge_api::media::Format;
+use skewbridge_discovery::document::Schema;
+use skewbridge_discovery::{Document, Layout, Object as _, Wish};
+
+/// What is shorter is not compressed, as kube-apiserver does it.
+const WORTH_COMPRESSING: usize = 128 * 1024;
+
+/// A document, written.
+#[derive(Debug)]
+pub(super) struct Page {
+    pub(super) document: Document,
+    pub(super) etag: HeaderValue,
+    pub(super) json: Bytes,
+    json_gzip: OnceLock<Bytes>,
+    json_beta: OnceLock<Form>,
+    protobuf: OnceLock<Form>,
+    protobuf_beta: OnceLock<Form>,
+}
+
+/// A form that is written when it is first asked for.
+#[derive(Debug)]
+struct Form {
+    plain: Bytes,
+    gzip: OnceLock<Bytes>,
+}
+
+/// What is sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Sent {
+    pub(super) bytes: Bytes,
+    pub(super) gzipped: bool,
+}
+
+impl Page {
+    pub(super) fn of(document: Document) -> Self {
+        let json = document.write(Format::Json, Layout::Compact);
+        Self {
+            etag: etag(&document),
+            document,
+            json: json.into(),
+            json_gzip: OnceLock::new(),
+            json_beta: OnceLock::new(),
+            protobuf: OnceLock::new(),
+            protobuf_beta: OnceLock::new(),
+        }
+    }
+
+    /// As a client wishes to have it.
+    pub(super) fn written(&self, wish: Wish, may_gzip: bool) -> Sent {
+        let beta = || Document {
+            schema: Schema::V2Beta1,
+            items: self.document.items.clone(),
+        };
+        let form = match (wish.format, wish.layout, wish.schema) {
+            (Format::Json, Layout::Compact, Schema::V2) => {
+                return choose(&self.json, &self.json_gzip, may_gzip);
+            }
+            (Format::Json, Layout::Compact, Schema::V2Beta1) => (self.json_beta)
+                .get_or_init(|| Form::of(beta().write(Format::Json, Layout::Compact))),
+            (Format::Protobuf, _, Schema::V2) => (self.protobuf)
+                .get_or_init(|| Form::of(self.document.write(wish.format, wish.layout))),
+            (Format::Protobuf, _, Schema::V2Beta1) => (self.protobuf_beta)
+                .get_or_init(|| Form::of(beta().write(wish.format, wish.layout))),
+            // For people, who do not ask often.
+            (Format::Json | Format::Yaml | Format::Cbor, _, Schema::V2) => {
+                return Form::of(self.document.write(wish.format, wish.layout)).sent(may_gzip);
+            }
+            (Format::Json | Format::Yaml | Format::Cbor, _, Schema::V2Beta1) => {
+                return Form::of(beta().write(wish.format, wish.layout)).sent(may_gzip);
+            }
+        };
+        form.sent(may_gzip)
+    }
+}
+
+impl Form {
+    fn of(bytes: Vec<u8>) -> Self {
+        Self {
+            plain: bytes.into(),
+            gzip: OnceLock::new(),
+        }
+    }
+
+    fn sent(&self, may_gzip: bool) -> Sent {
+        choose(&self.plain, &self.gzip, may_gzip)
+    }
+}
+
+impl Sent {
+    /// What is written for this one answer.
+    pub(super) fn of(bytes: &Bytes, may_gzip: bool) -> Self {
+        choose(bytes, &OnceLock::new(), may_gzip)
+    }
+}
+
+fn choose(plain: &Bytes, gzipped: &OnceLock<Bytes>, may_gzip: bool) -> Sent {
+    if may_gzip && plain.len() > WORTH_COMPRESSING {
+        return Sent {
+            bytes: gzipped.get_or_init(|| gzip(plain)).clone(),
+            gzipped: true,
+        };
+    }
+    Sent {
+        bytes: plain.clone(),
+        gzipped: false,
+    }
+}
+
+pub(super) fn gzip(plain: &[u8]) -> Bytes {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    // Writing to memory does not fail.
+    let _ = encoder.write_all(plain);
+    encoder.finish().unwrap_or_default().into()
+}
+
+/// As kube-apiserver computes it: of the document without its kind.
+fn etag(document: &Document) -> HeaderValue {
+    let json = serde_json::to_vec(document).unwrap_or_default();
+    quoted_sha512(&json)
+}
+
+pub(super) fn quoted_sha512(bytes: &[u8]) -> HeaderValue {
+    use std::fmt::Write as _;
+    let mut etag = String::with_capacity(130);
+    etag.push('"');
+    for byte in digest(&SHA512, bytes).as_ref() {
+        // Writing to a String does not fail.
+        let _ = write!(etag, "{byte:02X}");
+    }
+    etag.push('"');
+    // Digits and letters are a header value.
+    HeaderValue::try_from(etag).unwrap_or_else(|_| HeaderValue::from_static("\"\""))
+}

@@ -1,0 +1,216 @@
+//! Who may read discovery: the local server has said so, a moment ago.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use aws_lc_rs::digest::{Context, SHA256};
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderName};
+use skewbridge_api::identity::User;
+
+use crate::caller::Caller;
+
+/// How long a yes counts. A no is not remembered.
+const LIFETIME: Duration = Duration::from_secs(10);
+
+/// How many are remembered; whoever finds no room is asked for again.
+const CAPACITY: usize = 4_096;
+
+/// Remembers whom the local server has let read what.
+#[derive(Debug, Default)]
+pub(crate) struct Permits(Mutex<HashMap<Credential, Instant>>);
+
+/// Somebody who wants to read a path, as a digest: no secret is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Credential([u8; 32]);
+
+impl Credential {
+    /// Everything that the local server judges by: who asks, in whose name, for
+    /// what. None where the caller is refused anyway.
+    pub(crate) fn of(caller: &Caller, headers: &HeaderMap, path: &str) -> Option<Self> {
+        let mut digest = Fields(Context::new(&SHA256));
+        digest.add(path.as_bytes());
+        match caller {
+            Caller::Unauthorized => return None,
+            Caller::Anonymous => digest.add(b"anonymous"),
+            Caller::Bearer => digest.add(b"bearer"),
+            Caller::Certificate(user) => {
+                // What is said of a certificate to upstream, its fingerprint too.
+                let mut said = HeaderMap::new();
+                user.with_credential.apply(&mut said);
+                digest.headers(&said, |_| true);
+            }
+            Caller::Peer(user) => digest.user(user),
+        }
+        digest.headers(headers, |name| {
+            *name == AUTHORIZATION || name.as_str().starts_with("impersonate-")
+        });
+        let mut bytes = [0; 32];
+        bytes.copy_from_slice(digest.0.finish().as_ref());
+        Some(Self(bytes))
+    }
+}
+
+/// Fields that cannot run into each other.
+struct Fields(Context);
+
+impl Fields {
+    fn add(&mut self, field: &[u8]) {
+        self.0.update(&(field.len() as u64).to_be_bytes());
+        self.0.update(field);
+    }
+
+    fn headers(&mut self, headers: &HeaderMap, counts: impl Fn(&HeaderName) -> bool) {
+        for (name, value) in headers.iter().filter(|(name, _)| counts(name)) {
+            self.add(name.as_str().as_bytes());
+            self.add(value.as_bytes());
+        }
+    }
+
+    fn user(&mut self, user: &User) {
+        self.add(b"user");
+        self.add(user.name.as_bytes());
+        self.add(user.uid.as_bytes());
+        self.add(&(user.groups.len() as u64).to_be_bytes());
+        for group in &user.groups {
+            self.add(group.as_bytes());
+        }
+        for (key, values) in &user.extra {
+            self.add(key.as_bytes());
+            self.add(&(values.len() as u64).to_be_bytes());
+            for value in values {
+                self.add(value.as_bytes());
+            }
+        }
+    }
+}
+
+impl Permits {
+    /// Whether the local server has said yes lately.
+    pub(crate) fn is_given(&self, credential: &Credential, now: Instant) -> bool {
+        let permits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let given = permits.get(credential);
+        given.is_some_and(|at| now.saturating_duration_since(*at) < LIFETIME)
+    }
+
+    /// The local server has just said yes.
+    pub(crate) fn give(&self, credential: Credential, now: Instant) {
+        let mut permits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if permits.len() >= CAPACITY && !permits.contains_key(&credential) {
+            permits.retain(|_, at| now.saturating_duration_since(*at) < LIFETIME);
+            if permits.len() >= CAPACITY {
+                return;
+            }
+        }
+        permits.insert(credential, now);
+    }
+
+    /// It has just said no.
+    pub(crate) fn withdraw(&self, credential: &Credential) {
+        let mut permits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        permits.remove(credential);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(name: &str, groups: &[&str]) -> User {
+        User {
+            name: name.to_owned(),
+            groups: groups.iter().map(ToString::to_string).collect(),
+            ..User::default()
+        }
+    }
+
+    fn headers(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            headers.append(*name, value.parse().unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn whoever_the_server_could_judge_differently_is_somebody_else() {
+        let certificate = Caller::Peer;
+        let none = headers(&[]);
+        let everybody = [
+            (Caller::Anonymous, none.clone(), "/apis"),
+            (Caller::Anonymous, none.clone(), "/api"),
+            (
+                Caller::Anonymous,
+                headers(&[("impersonate-user", "a")]),
+                "/apis",
+            ),
+            (
+                Caller::Bearer,
+                headers(&[("authorization", "Bearer a")]),
+                "/apis",
+            ),
+            (
+                Caller::Bearer,
+                headers(&[("authorization", "Bearer b")]),
+                "/apis",
+            ),
+            (certificate(user("a", &[])), none.clone(), "/apis"),
+            (certificate(user("a", &["b"])), none.clone(), "/apis"),
+            (certificate(user("a", &["b", "c"])), none.clone(), "/apis"),
+            (certificate(user("a", &["bc"])), none.clone(), "/apis"),
+            (certificate(user("ab", &[])), none.clone(), "/apis"),
+            (
+                certificate(user("a", &[])),
+                headers(&[("impersonate-user", "b"), ("impersonate-group", "c")]),
+                "/apis",
+            ),
+            (
+                certificate(user("a", &[])),
+                headers(&[("impersonate-user", "b"), ("impersonate-group", "d")]),
+                "/apis",
+            ),
+        ];
+        let mut seen = std::collections::HashSet::new();
+        for (caller, headers, path) in &everybody {
+            let credential = Credential::of(caller, headers, path).unwrap();
+            assert!(seen.insert(credential), "{caller:?} {headers:?}");
+            assert_eq!(Credential::of(caller, headers, path), Some(credential));
+        }
+        assert_eq!(Credential::of(&Caller::Unauthorized, &none, "/apis"), None);
+    }
+
+    #[test]
+    fn a_yes_counts_for_a_while_and_can_be_taken_back() {
+        let permits = Permits::default();
+        let one = Credential([1; 32]);
+        let now = Instant::now();
+        assert!(!permits.is_given(&one, now));
+        permits.give(one, now);
+        assert!(permits.is_given(&one, now));
+        assert!(permits.is_given(&one, now + LIFETIME / 2));
+        assert!(!permits.is_given(&one, now + LIFETIME));
+        permits.withdraw(&one);
+        assert!(!permits.is_given(&one, now));
+    }
+
+    #[test]
+    fn no_more_are_remembered_than_there_is_room_for() {
+        let permits = Permits::default();
+        let now = Instant::now();
+        let credential = |number: usize| {
+            let mut bytes = [0; 32];
+            bytes[..8].copy_from_slice(&number.to_be_bytes());
+            Credential(bytes)
+        };
+        for number in 0..CAPACITY + 10 {
+            permits.give(credential(number), now);
+        }
+        assert!(permits.is_given(&credential(0), now));
+        assert!(!permits.is_given(&credential(CAPACITY), now));
+        // Those that have run out make room.
+        permits.give(credential(CAPACITY), now + LIFETIME);
+        assert!(permits.is_given(&credential(CAPACITY), now + LIFETIME));
+        assert_eq!(permits.0.lock().unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,181 @@
+//! Which part of the view a request asks for, and what the local server is asked
+//! in its place. Pure: every row is a test.
+
+use http::header::{ACCEPT, ACCEPT_ENCODING, IF_MODIFIED_SINCE, IF_NONE_MATCH, RANGE, USER_AGENT};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Method};
+use skewbridge_api::media::{Format, negotiate};
+use skewbridge_discovery::accept::LOCAL_DOCUMENT;
+use skewbridge_discovery::{Layout, Wanted, Wish};
+
+use super::{View, Which};
+
+/// Whether what KEP-4020 leaves to the local server is complete too: the gate
+/// `CompleteDiscovery`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Complete {
+    /// Also `/api`, lists and OpenAPI.
+    Yes,
+    /// `/apis` in its aggregated form.
+    No,
+}
+
+/// A part of the view.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Question {
+    /// A document of aggregated discovery.
+    Document(Which, Wish),
+    /// `/apis` as a list.
+    Groups(Form),
+    /// `/apis/GROUP`
+    Group(String, Form),
+    /// `/apis/GROUP/VERSION` or `/api/VERSION`, which is not whole here.
+    Resources(String, String, Form),
+}
+
+/// How a list is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Form {
+    pub(super) format: Format,
+    pub(super) layout: Layout,
+}
+
+/// What servers write lists in, the best first. CBOR only some, and only lists
+/// of resources.
+const OFFERS: [Format; 4] = [Format::Json, Format::Yaml, Format::Protobuf, Format::Cbor];
+
+impl Question {
+    /// Whether a request asks for a part of the view that the local server would
+    /// not show whole.
+    pub(crate) fn of(head: &Parts, view: &View, complete: Complete) -> Option<Self> {
+        if !matches!(head.method, Method::GET | Method::HEAD) {
+            return None;
+        }
+        let path = head.uri.path();
+        let path = path.strip_suffix('/').unwrap_or(path);
+        let mut parts = path.strip_prefix('/')?.split('/');
+        let parts = [parts.next(), parts.next(), parts.next(), parts.next()];
+        match (parts, complete) {
+            ([Some("apis"), None, ..], _) => {
+                match Wanted::of(&head.headers, |schema| view.is_spoken(schema)) {
+                    Wanted::Merged(wish) => Some(Self::Document(Which::Apis, laid_out(wish, head))),
+                    Wanted::Lists if complete == Complete::Yes => {
+                        form(head, &OFFERS[..3]).map(Self::Groups)
+                    }
+                    Wanted::Local(_) | Wanted::Lists => None,
+                }
+            }
+            (_, Complete::No) => None,
+            ([Some("api"), None, ..], _) => {
+                match Wanted::of(&head.headers, |schema| view.is_spoken(schema)) {
+                    Wanted::Merged(wish) => Some(Self::Document(Which::Api, laid_out(wish, head))),
+                    Wanted::Local(_) | Wanted::Lists => None,
+                }
+            }
+            ([Some("apis"), Some(group), None, _], _) => {
+                view.group(group).0?;
+                let form = form(head, &OFFERS[..3])?;
+                Some(Self::Group(group.to_owned(), form))
+            }
+            ([Some("apis"), Some(group), Some(version), None], _) => {
+                Self::resources(group, version, head, view)
+            }
+            ([Some("api"), Some(version), None, _], _) => Self::resources("", version, head, view),
+            _ => None,
+        }
+    }
+
+    fn resources(group: &str, version: &str, head: &Parts, view: &View) -> Option<Self> {
+        let (whole, local) = view.version(group, version);
+        if whole? == local.unwrap_or(&skewbridge_discovery::document::Version::default()) {
+            return None;
+        }
+        let form = form(head, &OFFERS)?;
+        Some(Self::Resources(group.to_owned(), version.to_owned(), form))
+    }
+
+    /// Turns the request into one to the local server that says whether this
+    /// caller may read, and what is there beside what we know.
+    pub(crate) fn ask_local(&self, head: &mut Parts, view: &View) {
+        let headers = &mut head.headers;
+        for name in [ACCEPT_ENCODING, IF_NONE_MATCH, IF_MODIFIED_SINCE, RANGE] {
+            headers.remove(name);
+        }
+        let accept = match self {
+            Self::Document(which, _) => {
+                if let Some(etag) = view.local_etag(*which) {
+                    headers.insert(IF_NONE_MATCH, etag.clone());
+                }
+                LOCAL_DOCUMENT
+            }
+            // Only the server knows whether it offers that.
+            Self::Resources(_, _, form) if form.format == Format::Cbor => {
+                "application/cbor,application/json;q=0.5"
+            }
+            Self::Groups(_) | Self::Group(..) | Self::Resources(..) => "application/json",
+        };
+        headers.insert(ACCEPT, HeaderValue::from_static(accept));
+    }
+}
+
+/// Whether a caller wants the local server's own document, as peers do.
+pub(crate) fn is_for_local_alone(head: &Parts) -> bool {
+    let path = head.uri.path();
+    matches!(path.strip_suffix('/').unwrap_or(path), "/apis")
+        && matches!(Wanted::of(&head.headers, |_| true), Wanted::Local(_))
+}
+
+/// Whether a caller would be given the document of the whole cluster, if there
+/// were one.
+pub(crate) fn is_for_all(head: &Parts) -> bool {
+    let path = head.uri.path();
+    matches!(head.method, Method::GET | Method::HEAD)
+        && matches!(path.strip_suffix('/').unwrap_or(path), "/apis")
+        && matches!(Wanted::of(&head.headers, |_| true), Wanted::Merged(_))
+}
+
+fn form(head: &Parts, offers: &[Format]) -> Option<Form> {
+    Some(Form {
+        format: negotiate(&head.headers, offers)?,
+        layout: layout(head),
+    })
+}
+
+fn laid_out(wish: Wish, head: &Parts) -> Wish {
+    Wish {
+        layout: match wish.layout {
+            Layout::Pretty => Layout::Pretty,
+            Layout::Compact => layout(head),
+        },
+        ..wish
+    }
+}
+
+/// kube-apiserver lays JSON out for those who say that they want it, and for
+/// browsers and command lines.
+fn layout(head: &Parts) -> Layout {
+    let said = head.uri.query().and_then(|query| {
+        let mut pairs = query.split('&');
+        pairs.find_map(|pair| pair.strip_prefix("pretty="))
+    });
+    let is_for_people = match said {
+        Some(said) if !said.is_empty() => {
+            matches!(said, "1" | "t" | "T" | "true" | "TRUE" | "True")
+        }
+        _ => is_read_by_people(&head.headers),
+    };
+    if is_for_people {
+        Layout::Pretty
+    } else {
+        Layout::Compact
+    }
+}
+
+fn is_read_by_people(headers: &HeaderMap) -> bool {
+    let agent = headers.get(USER_AGENT).map(HeaderValue::as_bytes);
+    agent.is_some_and(|agent| {
+        [&b"curl"[..], b"Wget", b"Mozilla/5.0"]
+            .iter()
+            .any(|it| agent.starts_with(it))
+    })
+}

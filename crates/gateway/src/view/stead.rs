@@ -1,0 +1,355 @@
+//! What is answered in the stead of the local server, once that has said that
+//! the caller may read.
+
+use std::sync::{Arc, TryLockError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::header::{
+    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, DATE, ETAG,
+    IF_NONE_MATCH, LAST_MODIFIED, VARY,
+};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use skewbridge_api::cbor;
+use skewbridge_api::media::{Format, content_type};
+use skewbridge_api::status::Status;
+use skewbridge_discovery::lists::{ApiGroup, ApiGroupList, ApiResourceList};
+use skewbridge_discovery::{Document, Object, Wish};
+use tokio::time::timeout;
+
+use super::page::Sent;
+use super::question::Form;
+use super::{Complete, Credential, Question, View, Which};
+use crate::body::ResponseBody;
+use crate::caller::Caller;
+use crate::cluster::{Hint, Interop};
+use crate::discovery_metrics::{DiscoveryMetrics, Fallback};
+
+/// A document of a cluster with very many custom resources has some 2 MiB.
+const MAX_ANSWER: usize = 8 * 1024 * 1024;
+
+/// How long the local server may take to send it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A request that is answered from the view.
+#[derive(Debug)]
+pub(crate) struct Stead {
+    view: Arc<View>,
+    question: Question,
+    credential: Option<Credential>,
+    /// What the client has already.
+    known: Option<HeaderValue>,
+    may_gzip: bool,
+    head_only: bool,
+}
+
+/// What became of the local server's answer.
+pub(crate) type Replaced = Result<Response<ResponseBody>, Status>;
+
+impl Stead {
+    /// Whether a request is to be answered from the view.
+    pub(crate) fn of(
+        head: &Parts,
+        caller: &Caller,
+        view: &Arc<View>,
+        complete: Complete,
+    ) -> Option<Self> {
+        let question = Question::of(head, view, complete)?;
+        Some(Self {
+            view: view.clone(),
+            question,
+            credential: Credential::of(caller, &head.headers, head.uri.path()),
+            known: head.headers.get(IF_NONE_MATCH).cloned(),
+            may_gzip: accepts_gzip(&head.headers),
+            head_only: head.method == Method::HEAD,
+        })
+    }
+
+    /// Makes the request one to the local server.
+    pub(crate) fn ask_local(&self, head: &mut Parts) {
+        self.question.ask_local(head, &self.view);
+    }
+
+    /// The answer without asking anybody, if the local server has lately let
+    /// this caller read, and nothing is about to change.
+    pub(crate) fn remembered(&self, interop: &Interop) -> Option<Response<ResponseBody>> {
+        let Question::Document(which, wish) = self.question else {
+            return None;
+        };
+        let now = Instant::now();
+        let given = interop.permits.is_given(self.credential.as_ref()?, now);
+        if !given || !interop.cluster.load().is_settled(now) {
+            return None;
+        }
+        let mut answer = Response::new(ResponseBody::empty());
+        answer.headers_mut().insert(DATE, crate::date::now());
+        self.document(&self.view, which, wish, &mut answer);
+        Some(answer)
+    }
+
+    /// Takes the local server's place, if it lets the caller read.
+    pub(crate) async fn take_place_of(
+        self,
+        answer: Response<ResponseBody>,
+        interop: &Interop,
+        metrics: &DiscoveryMetrics,
+    ) -> Replaced {
+        let allowed = matches!(
+            answer.status(),
+            StatusCode::OK | StatusCode::NOT_MODIFIED | StatusCode::NOT_FOUND
+        );
+        if let (Question::Document(..), Some(credential)) = (&self.question, self.credential) {
+            match answer.status() {
+                StatusCode::OK | StatusCode::NOT_MODIFIED => {
+                    interop.permits.give(credential, Instant::now());
+                }
+                _ => interop.permits.withdraw(&credential),
+            }
+        }
+        if !allowed {
+            return Ok(answer);
+        }
+        match &self.question {
+            Question::Document(which, wish) => {
+                let (which, wish) = (*which, *wish);
+                self.replace_document(which, wish, answer, interop, metrics)
+                    .await
+            }
+            Question::Groups(form) => {
+                let (form, view) = (*form, self.view.clone());
+                self.replace_list(answer, form, |said| {
+                    let said = ApiGroupList::parse(said?).ok()?;
+                    Some(complete_groups(&view, said))
+                })
+                .await
+            }
+            Question::Group(name, form) => {
+                let (form, view, name) = (*form, self.view.clone(), name.clone());
+                self.replace_list(answer, form, |said| {
+                    let said = said.map(ApiGroup::parse).transpose().ok()?;
+                    complete_group(&view, &name, said)
+                })
+                .await
+            }
+            Question::Resources(group, version, form) => {
+                let (form, view) = (*form, self.view.clone());
+                let (group, version) = (group.clone(), version.clone());
+                self.replace_list(answer, form, |said| {
+                    let whole = view.version(&group, &version).0?;
+                    let Some(said) = said else {
+                        return Some(ApiResourceList::of(&group, whole));
+                    };
+                    let mut list = ApiResourceList::parse(said).ok()?;
+                    list.complete(whole);
+                    Some(list)
+                })
+                .await
+            }
+        }
+    }
+
+    async fn replace_document(
+        self,
+        which: Which,
+        wish: Wish,
+        mut answer: Response<ResponseBody>,
+        interop: &Interop,
+        metrics: &DiscoveryMetrics,
+    ) -> Replaced {
+        if answer.status() == StatusCode::NOT_FOUND {
+            return Ok(answer);
+        }
+        let etag = answer.headers().get(ETAG).cloned();
+        let is_news = answer.status() == StatusCode::OK
+            && !self.head_only
+            && etag.is_some()
+            && etag.as_ref() != self.view.local_etag(which);
+        if is_news {
+            // Something was made or deleted a moment ago, and whoever did it may be
+            // the one who asks.
+            interop.hint(Hint::LocalChanged);
+            let said = whole(std::mem::replace(answer.body_mut(), ResponseBody::empty())).await?;
+            let Some(view) = self.renewed(which, &said, etag, interop, metrics) else {
+                // What the server says, and no more.
+                metrics.fallback(Fallback::NotMerged);
+                *answer.body_mut() = ResponseBody::full(said);
+                return Ok(answer);
+            };
+            self.document(&view, which, wish, &mut answer);
+        } else {
+            metrics.hit();
+            self.document(&self.view, which, wish, &mut answer);
+        }
+        Ok(answer)
+    }
+
+    /// The view with what the local server has just said. It is made once, however
+    /// many ask at that moment; meanwhile the others get the one from before.
+    fn renewed(
+        &self,
+        which: Which,
+        said: &[u8],
+        etag: Option<HeaderValue>,
+        interop: &Interop,
+        metrics: &DiscoveryMetrics,
+    ) -> Option<Arc<View>> {
+        let mut renewed = match interop.renewed.try_lock() {
+            Ok(renewed) => renewed,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Some(self.view.clone()),
+        };
+        if let Some((of, view)) = &*renewed
+            && Arc::ptr_eq(of, &self.view)
+            && view.local_etag(which) == etag.as_ref()
+        {
+            metrics.hit();
+            return Some(view.clone());
+        }
+        metrics.miss();
+        let document = Document::parse(said).ok()?;
+        let view = Arc::new(self.view.renewed(which, document, etag));
+        *renewed = Some((self.view.clone(), view.clone()));
+        Some(view)
+    }
+
+    fn document(&self, view: &View, which: Which, wish: Wish, answer: &mut Response<ResponseBody>) {
+        let page = view.page(which);
+        let is_known = (self.known.as_ref())
+            .is_some_and(|known| names(known.as_bytes(), page.etag.as_bytes()));
+        let headers = answer.headers_mut();
+        headers.insert(ETAG, page.etag.clone());
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("public"));
+        headers.insert(VARY, HeaderValue::from_static("Accept"));
+        if is_known {
+            for name in [CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE] {
+                headers.remove(name);
+            }
+            *answer.status_mut() = StatusCode::NOT_MODIFIED;
+            *answer.body_mut() = ResponseBody::empty();
+            return;
+        }
+        let content_type = HeaderValue::from_static(wish.content_type());
+        self.send(page.written(wish, self.may_gzip), content_type, answer);
+    }
+
+    /// A list, of what the local server says (nothing, where it does not know the
+    /// path) and of what the view has besides.
+    async fn replace_list<T: Object>(
+        self,
+        answer: Response<ResponseBody>,
+        form: Form,
+        make: impl FnOnce(Option<&[u8]>) -> Option<T>,
+    ) -> Replaced {
+        let (head, body) = answer.into_parts();
+        if self.head_only {
+            return Ok(Response::from_parts(head, body));
+        }
+        let said = whole(body).await?;
+        let is_cbor = is_cbor(&head.headers);
+        let read = match (head.status, is_cbor) {
+            (StatusCode::NOT_FOUND, _) => Ok(make(None)),
+            (_, false) => Ok(make(Some(&said))),
+            (_, true) => cbor::read(&said).map(|value| make(Some(value.to_string().as_bytes()))),
+        };
+        let mut answer = Response::from_parts(head, ResponseBody::empty());
+        let Some(list) = read.ok().flatten() else {
+            // What the server says, and no more.
+            *answer.body_mut() = ResponseBody::full(said);
+            return Ok(answer);
+        };
+        // In CBOR only where the server has said it so.
+        let format = match form.format {
+            Format::Cbor if !is_cbor => Format::Json,
+            format => format,
+        };
+        for name in [LAST_MODIFIED, ETAG] {
+            answer.headers_mut().remove(name);
+        }
+        let bytes: Bytes = list.write(format, form.layout).into();
+        let sent = Sent::of(&bytes, self.may_gzip);
+        *answer.status_mut() = StatusCode::OK;
+        self.send(sent, content_type(format), &mut answer);
+        Ok(answer)
+    }
+
+    fn send(&self, sent: Sent, content_type: HeaderValue, answer: &mut Response<ResponseBody>) {
+        let headers = answer.headers_mut();
+        headers.insert(CONTENT_TYPE, content_type);
+        headers.insert(CONTENT_LENGTH, sent.bytes.len().into());
+        headers.remove(CONTENT_ENCODING);
+        if sent.gzipped {
+            headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            headers.append(VARY, HeaderValue::from_static("Accept-Encoding"));
+        }
+        *answer.status_mut() = StatusCode::OK;
+        *answer.body_mut() = if self.head_only {
+            ResponseBody::empty()
+        } else {
+            ResponseBody::full(sent.bytes)
+        };
+    }
+}
+
+/// All that the view has, and of what the local server says besides that which it
+/// serves itself and which is too new to be known here.
+fn complete_groups(view: &View, said: ApiGroupList) -> ApiGroupList {
+    let mut list = ApiGroupList::of(&view.page(Which::Apis).document);
+    for mut group in said.groups {
+        let may_list = |version: &str| view.may_list(&group.name, version);
+        let mut versions = std::mem::take(&mut group.versions);
+        versions.retain(|it| may_list(&it.version));
+        match list.groups.iter_mut().find(|it| it.name == group.name) {
+            Some(known) => known.add(versions),
+            None if versions.is_empty() => {}
+            None => {
+                group.versions = versions;
+                list.groups.push(group);
+            }
+        }
+    }
+    list
+}
+
+fn complete_group(view: &View, name: &str, said: Option<ApiGroup>) -> Option<ApiGroup> {
+    let mut group = ApiGroup::of(view.group(name).0?);
+    let mut versions = said.map(|said| said.versions).unwrap_or_default();
+    versions.retain(|it| view.may_list(name, &it.version));
+    group.add(versions);
+    Some(group)
+}
+
+async fn whole(body: ResponseBody) -> Result<Bytes, Status> {
+    let read = timeout(PATIENCE, body.whole(MAX_ANSWER)).await;
+    match read {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(error)) => Err(Status::bad_gateway(error.to_string())),
+        Err(_) => Err(Status::timeout(
+            "the local kube-apiserver did not send discovery whole in time",
+        )),
+    }
+}
+
+fn is_cbor(headers: &HeaderMap) -> bool {
+    let said = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+    said.is_some_and(|it| it.starts_with(b"application/cbor"))
+}
+
+/// As kube-apiserver looks at it.
+fn accepts_gzip(headers: &HeaderMap) -> bool {
+    let said = headers.get(ACCEPT_ENCODING).map(HeaderValue::as_bytes);
+    said.is_some_and(|said| {
+        let mut words = said.split(|byte| *byte == b',');
+        words.any(|word| {
+            let word = word.split(|byte| *byte == b';').next().unwrap_or_default();
+            word.trim_ascii() == b"gzip"
+        })
+    })
+}
+
+/// Whether a list of `ETag`s has this one, or all (RFC 9110, 13.1.2).
+fn names(list: &[u8], etag: &[u8]) -> bool {
+    list.split(|byte| *byte == b',')
+        .map(<[u8]>::trim_ascii)
+        .any(|it| it == b"*" || it.strip_prefix(b"W/").unwrap_or(it) == etag)
+}

@@ -1,0 +1,531 @@
+use std::time::SystemTime;
+
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
+use http::request::Parts;
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+use skewbridge_api::cbor;
+use skewbridge_api::media::Format;
+use skewbridge_discovery::accept::{LEGACY, LOCAL_DOCUMENT, V2, V2_BETA1, V2_NOPEER};
+use skewbridge_discovery::{Index, Layout, Object as _};
+use skewbridge_peers::{Exclusions, Roster, Seen};
+
+use super::*;
+use crate::body::ResponseBody;
+use crate::caller::Caller;
+use crate::cluster::Interop;
+use crate::discovery_metrics::DiscoveryMetrics;
+
+/// `GROUP/VERSION:RESOURCE`, and nothing before the version for the core group.
+fn document(words: &[&str], core: bool) -> Arc<Document> {
+    let mut items: Vec<Value> = Vec::new();
+    for word in words {
+        let (path, resource) = word.split_once(':').unwrap();
+        let (group, version) = path.split_once('/').unwrap_or(("", path));
+        if group.is_empty() != core {
+            continue;
+        }
+        let resource = json!({"resource": resource, "scope": "Cluster", "verbs": ["list"],
+            "responseKind": {"group": "", "version": "", "kind": "Thing"}, "singularResource": ""});
+        let version = json!({"version": version, "freshness": "Current", "resources": [resource]});
+        let known = items.iter_mut().find(|it| it["metadata"]["name"] == group);
+        let Some(known) = known else {
+            items.push(json!({"metadata": {"name": group}, "versions": [version]}));
+            continue;
+        };
+        let versions = known["versions"].as_array_mut().unwrap();
+        match versions
+            .iter_mut()
+            .find(|it| it["version"] == version["version"])
+        {
+            Some(known) => {
+                let resources = known["resources"].as_array_mut().unwrap();
+                resources.extend(version["resources"].as_array().unwrap().clone());
+            }
+            None => versions.push(version),
+        }
+    }
+    let text = json!({"kind": "APIGroupDiscoveryList",
+        "apiVersion": "apidiscovery.k8s.io/v2", "items": items});
+    Arc::new(Document::parse(text.to_string().as_bytes()).unwrap())
+}
+
+fn served(words: &[&str], etag: &str, minor: u16) -> Served {
+    let documents = [document(words, true), document(words, false)];
+    Served {
+        index: Index::new(&[&documents[0], &documents[1]]),
+        documents,
+        etags: [Some(etag.to_owned()), Some(etag.to_owned())],
+        version: Some(KubeVersion {
+            major: 1,
+            minor,
+            patch: 0,
+        }),
+    }
+}
+
+fn identity(name: &str) -> Identity {
+    Identity::named(name).unwrap()
+}
+
+const LOCAL: [&str; 3] = [
+    "v1:pods",
+    "b.example.com/v1:things",
+    "d.example.com/v1:things",
+];
+
+/// A local server `m` and a peer of this name, which has told this.
+fn view(minor: u16, peer: &str, words: &[&str]) -> Option<Arc<View>> {
+    let now = Instant::now();
+    let mut roster = Roster::new(identity("m"));
+    let lease = Seen {
+        identity: identity(peer),
+        holder: "h".to_owned(),
+        resource_version: "1".to_owned(),
+    };
+    roster.leases(vec![lease], now);
+    roster.addresses(
+        &[(identity(peer), "127.0.0.1:1".parse().unwrap())].into(),
+        now,
+    );
+    if !words.is_empty() {
+        roster.due(now);
+        let told = Ok(served(words, "theirs", 36));
+        roster.fetched(&identity(peer), told, now, SystemTime::now(), 0.0);
+    }
+    let local = Arc::new(served(&LOCAL, "\"ours\"", minor));
+    let shared = Exclusions::new().snapshot();
+    View::of(&identity("m"), &local, &roster.snapshot(), &shared, None)
+}
+
+/// With a newer peer.
+fn mixed() -> Arc<View> {
+    let peer = [
+        "v1:pods",
+        "v1:podgroups",
+        "a.example.com/v1:things",
+        "b.example.com/v1:things",
+        "b.example.com/v1:others",
+        "b.example.com/v2:things",
+        "d.example.com/v1:things",
+    ];
+    view(36, "a", &peer).unwrap()
+}
+
+fn head(method: &Method, path: &str, accept: &str) -> Parts {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(ACCEPT, accept);
+    request.body(()).unwrap().into_parts().0
+}
+
+fn get(path: &str, accept: &str) -> Parts {
+    head(&Method::GET, path, accept)
+}
+
+fn said(status: u16, content_type: &str, body: impl Into<bytes::Bytes>) -> Response<ResponseBody> {
+    Response::builder()
+        .status(status)
+        .header(CONTENT_TYPE, content_type)
+        .body(ResponseBody::full(body.into()))
+        .unwrap()
+}
+
+struct Answered {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: bytes::Bytes,
+}
+
+impl Answered {
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+
+    fn content_type(&self) -> &str {
+        self.headers[CONTENT_TYPE].to_str().unwrap()
+    }
+
+    /// Names in a list, by path of the field.
+    fn names(&self, list: &str, name: &str) -> Vec<String> {
+        let json = self.json();
+        let items = json[list].as_array().unwrap().iter();
+        items
+            .map(|item| item[name].as_str().unwrap().to_owned())
+            .collect()
+    }
+}
+
+/// What a client gets where the local server says this.
+async fn answer(view: &Arc<View>, mut head: Parts, local: Response<ResponseBody>) -> Answered {
+    let (interop, _) = Interop::new();
+    let metrics = DiscoveryMetrics::register(&mut Registry::default());
+    let stead = Stead::of(&head, &Caller::Anonymous, view, Complete::Yes).unwrap();
+    stead.ask_local(&mut head);
+    let answer = stead.take_place_of(local, &interop, &metrics).await;
+    let (head, body) = answer.unwrap().into_parts();
+    Answered {
+        status: head.status,
+        headers: head.headers,
+        body: body.whole(usize::MAX).await.unwrap(),
+    }
+}
+
+fn not_modified() -> Response<ResponseBody> {
+    let mut answer = said(304, "x", "");
+    answer.headers_mut().clear();
+    answer
+}
+
+#[test]
+fn every_server_makes_the_same_of_it() {
+    for peer in ["a", "z"] {
+        let view = view(36, peer, &["a.example.com/v1:x", "d.example.com/v1:things"]).unwrap();
+        let items = view.apis.document.items.iter();
+        let groups: Vec<_> = items.map(Group::name).collect();
+        let expected = ["a.example.com", "b.example.com", "d.example.com"];
+        assert_eq!(groups, expected, "{peer}");
+    }
+}
+
+#[test]
+fn without_a_peer_that_has_told_the_local_document_is_all() {
+    assert!(view(36, "a", &[]).is_none());
+}
+
+#[test]
+fn only_what_is_not_whole_here_is_answered_from_the_view() {
+    let view = mixed();
+    let beta_first = format!("{V2_BETA1},{V2}");
+    let document = |which, schema| {
+        let wish = skewbridge_discovery::Wish {
+            schema,
+            format: Format::Json,
+            layout: Layout::Compact,
+        };
+        Some(Question::Document(which, wish))
+    };
+    let rows: &[(&str, &str, Option<Question>, bool)] = &[
+        ("/apis", V2, document(Which::Apis, Schema::V2), true),
+        ("/apis/", V2, document(Which::Apis, Schema::V2), true),
+        (
+            "/apis",
+            &beta_first,
+            document(Which::Apis, Schema::V2),
+            true,
+        ),
+        ("/api", V2, document(Which::Api, Schema::V2), false),
+        ("/apis", V2_NOPEER, None, true),
+        ("/api", V2_NOPEER, None, false),
+        ("/api", LEGACY, None, false),
+        ("/apis/d.example.com/v1", LEGACY, None, false),
+        ("/apis/unknown.example.com", LEGACY, None, false),
+        ("/apis/b.example.com/v9", LEGACY, None, false),
+        ("/apis/b.example.com/v1/things", LEGACY, None, false),
+        ("/apis/b.example.com", "text/html", None, false),
+        ("/version", LEGACY, None, false),
+    ];
+    for (path, accept, expected, is_kep) in rows {
+        let head = get(path, accept);
+        assert_eq!(
+            Question::of(&head, &view, Complete::Yes),
+            *expected,
+            "{path}"
+        );
+        // With the gate off, no more than KEP-4020 has.
+        let kep = expected.clone().filter(|_| *is_kep);
+        assert_eq!(Question::of(&head, &view, Complete::No), kep, "{path}");
+    }
+    for path in [
+        "/apis",
+        "/apis/b.example.com",
+        "/apis/b.example.com/v1",
+        "/api/v1",
+    ] {
+        let head = get(path, LEGACY);
+        assert!(
+            Question::of(&head, &view, Complete::Yes).is_some(),
+            "{path}"
+        );
+        assert!(Question::of(&head, &view, Complete::No).is_none(), "{path}");
+        let post = super::tests::head(&Method::POST, path, LEGACY);
+        assert!(Question::of(&post, &view, Complete::Yes).is_none());
+    }
+}
+
+#[test]
+fn a_client_gets_the_schemas_of_the_local_server() {
+    let beta_first = format!("{V2_BETA1},{V2}");
+    for (minor, accept, expected) in [
+        (36, &*beta_first, Some(Schema::V2)),
+        (28, &beta_first, Some(Schema::V2Beta1)),
+        (28, V2, None),
+        (25, &beta_first, None),
+        (31, &beta_first, Some(Schema::V2Beta1)),
+    ] {
+        let view = view(minor, "a", &["a.example.com/v1:things"]).unwrap();
+        let question = Question::of(&get("/apis", accept), &view, Complete::No);
+        let schema = question.map(|question| match question {
+            Question::Document(_, wish) => wish.schema,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(schema, expected, "1.{minor} {accept}");
+    }
+}
+
+/// Or two of them could keep telling each other of an API that neither has.
+#[test]
+fn a_peer_is_always_told_of_the_local_server_alone() {
+    for minor in 24..40 {
+        let view = view(minor, "a", &["a.example.com/v1:things"]).unwrap();
+        for path in ["/api", "/apis"] {
+            let head = get(path, LOCAL_DOCUMENT);
+            let question = Question::of(&head, &view, Complete::No);
+            assert!(question.is_none(), "1.{minor}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_local_server_says_who_may_read_it() {
+    let view = mixed();
+    for (path, accept) in [
+        ("/apis", V2),
+        ("/apis", LEGACY),
+        ("/apis/a.example.com", LEGACY),
+    ] {
+        for status in [401, 403, 429, 503] {
+            let answer = answer(&view, get(path, accept), said(status, "text/plain", "no")).await;
+            assert_eq!(
+                (answer.status.as_u16(), &*answer.body),
+                (status, &b"no"[..])
+            );
+        }
+    }
+    let whole = answer(&view, get("/apis", V2), not_modified()).await;
+    assert_eq!(whole.status, StatusCode::OK);
+    assert_eq!(whole.content_type(), V2);
+    assert_eq!(whole.headers["vary"], "Accept");
+    assert_eq!(whole.headers["cache-control"], "public");
+    assert_eq!(
+        whole.headers["content-length"],
+        whole.body.len().to_string()
+    );
+    assert_eq!(whole.json()["items"].as_array().unwrap().len(), 3);
+    let core = answer(&view, get("/api", V2), not_modified()).await;
+    let resources = &core.json()["items"][0]["versions"][0]["resources"];
+    assert_eq!(resources.as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn the_local_server_is_asked_on_a_condition() {
+    let view = mixed();
+    let mut head = get("/apis", V2);
+    head.headers.insert(IF_NONE_MATCH, "\"x\"".parse().unwrap());
+    head.headers
+        .insert(ACCEPT_ENCODING, "gzip".parse().unwrap());
+    let stead = Stead::of(&head, &Caller::Anonymous, &view, Complete::Yes).unwrap();
+    stead.ask_local(&mut head);
+    assert_eq!(head.headers[IF_NONE_MATCH], "\"ours\"");
+    // Also a server that merges by itself is asked for what it serves alone.
+    assert_eq!(head.headers[ACCEPT], LOCAL_DOCUMENT);
+    assert!(!head.headers.contains_key(ACCEPT_ENCODING));
+}
+
+#[tokio::test]
+async fn who_has_it_already_is_told_so() {
+    let view = mixed();
+    let etag = view.apis.etag.to_str().unwrap().to_owned();
+    assert_eq!(etag.len(), 130);
+    for (known, status) in [
+        (etag.clone(), 304),
+        (format!("\"other\", W/{etag}"), 304),
+        ("*".to_owned(), 304),
+        ("\"ours\"".to_owned(), 200),
+    ] {
+        let mut head = get("/apis", V2);
+        head.headers.insert(IF_NONE_MATCH, known.parse().unwrap());
+        let answer = answer(&view, head, not_modified()).await;
+        assert_eq!(answer.status.as_u16(), status);
+        assert_eq!(answer.headers[ETAG], etag);
+        assert_eq!(answer.body.is_empty(), status == 304);
+    }
+}
+
+#[tokio::test]
+async fn what_the_local_server_has_just_begun_to_serve_is_there_at_once() {
+    let view = mixed();
+    let mut words = LOCAL.to_vec();
+    words.push("new.example.com/v1:things");
+    let now = document(&words, false).write(Format::Json, Layout::Compact);
+    let mut local = said(200, V2, now);
+    local
+        .headers_mut()
+        .insert(ETAG, "\"news\"".parse().unwrap());
+    let answer = answer(&view, get("/apis", V2), local).await;
+    let text = String::from_utf8_lossy(&answer.body);
+    for group in ["a.example.com", "b.example.com", "new.example.com"] {
+        assert!(text.contains(group), "{text}");
+    }
+    assert_ne!(answer.headers[ETAG], view.apis.etag);
+}
+
+#[tokio::test]
+async fn a_document_comes_in_every_format_and_compressed_when_it_is_long() {
+    let view = mixed();
+    for (format, media) in [
+        (Format::Json, "application/json"),
+        (Format::Yaml, "application/yaml"),
+        (Format::Protobuf, "application/vnd.kubernetes.protobuf"),
+    ] {
+        let accept = V2.replace("application/json", media);
+        let answer = answer(&view, get("/apis", &accept), not_modified()).await;
+        assert_eq!(answer.content_type(), accept);
+        let expected = view.apis.document.write(format, Layout::Compact);
+        assert_eq!(answer.body, expected, "{media}");
+    }
+
+    let many: Vec<_> = (0..2_000)
+        .map(|number| format!("a.example.com/v1:things-with-a-long-name-{number}"))
+        .collect();
+    let many: Vec<_> = many.iter().map(String::as_str).collect();
+    let long = self::view(36, "a", &many).unwrap();
+    for (view, compressed) in [(&view, false), (&long, true)] {
+        let mut head = get("/apis", V2);
+        let encodings = "deflate, gzip;q=1.0";
+        head.headers
+            .insert(ACCEPT_ENCODING, encodings.parse().unwrap());
+        let answer = answer(view, head, not_modified()).await;
+        assert_eq!(answer.headers.contains_key(CONTENT_ENCODING), compressed);
+        if compressed {
+            use std::io::Read as _;
+            let mut text = Vec::new();
+            let mut decoder = flate2::read::GzDecoder::new(&*answer.body);
+            decoder.read_to_end(&mut text).unwrap();
+            assert_eq!(text, view.apis.json);
+            assert!(answer.body.len() < text.len() / 4);
+        }
+    }
+}
+
+#[tokio::test]
+async fn groups_are_listed_that_any_server_serves_and_none_that_nobody_does() {
+    let view = mixed();
+    let local = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [
+        {"name": "b.example.com", "versions": [
+            {"groupVersion": "b.example.com/v1", "version": "v1"},
+            {"groupVersion": "b.example.com/v0", "version": "v0"}],
+         "preferredVersion": {"groupVersion": "b.example.com/v1", "version": "v1"}},
+        {"name": "dead.example.com", "versions": [
+            {"groupVersion": "dead.example.com/v1", "version": "v1"}]}]});
+    let local = || said(200, "application/json", local.to_string());
+    let list = answer(&view, get("/apis", LEGACY), local()).await;
+    assert_eq!(
+        list.names("groups", "name"),
+        ["a.example.com", "b.example.com", "d.example.com"]
+    );
+    let versions = &list.json()["groups"][1]["versions"];
+    assert_eq!(versions.as_array().unwrap().len(), 2);
+    assert_eq!(list.content_type(), "application/json");
+
+    let protobuf = "application/vnd.kubernetes.protobuf";
+    let list = answer(&view, get("/apis", protobuf), local()).await;
+    assert_eq!(list.content_type(), protobuf);
+    assert!(list.body.starts_with(b"k8s\0"));
+
+    let pretty = answer(&view, get("/apis?pretty=true", LEGACY), local()).await;
+    assert!(pretty.body.starts_with(b"{\n  \"kind\""));
+}
+
+#[tokio::test]
+async fn a_group_that_only_a_peer_has_is_shown() {
+    let view = mixed();
+    let local = said(404, "text/plain", "404 page not found\n");
+    let group = answer(&view, get("/apis/a.example.com", LEGACY), local).await;
+    assert_eq!(group.status, StatusCode::OK);
+    assert_eq!(group.json()["name"], "a.example.com");
+    assert_eq!(group.names("versions", "version"), ["v1"]);
+}
+
+#[tokio::test]
+async fn resources_of_a_version_are_completed() {
+    let view = mixed();
+    let local = json!({"kind": "APIResourceList", "apiVersion": "v1",
+        "groupVersion": "b.example.com/v1", "resources": [{"name": "things", "singularName": "",
+        "namespaced": false, "kind": "Thing", "verbs": ["list"], "storageVersionHash": "x="}]});
+    let path = "/apis/b.example.com/v1";
+    let list = answer(
+        &view,
+        get(path, LEGACY),
+        said(200, "application/json", local.to_string()),
+    )
+    .await;
+    assert_eq!(list.names("resources", "name"), ["things", "others"]);
+    assert_eq!(list.json()["resources"][0]["storageVersionHash"], "x=");
+
+    // A server that offers CBOR is answered for in CBOR, another one in JSON.
+    let list = answer(
+        &view,
+        get(path, "application/cbor,application/json;q=0.8"),
+        said(200, "application/cbor", cbor::write(&local)),
+    )
+    .await;
+    assert_eq!(list.content_type(), "application/cbor");
+    let value = cbor::read(&list.body).unwrap();
+    assert_eq!(value["resources"].as_array().unwrap().len(), 2);
+    let list = answer(
+        &view,
+        get(path, "application/cbor,application/json;q=0.8"),
+        said(200, "application/json", local.to_string()),
+    )
+    .await;
+    assert_eq!(list.content_type(), "application/json");
+
+    // A version that only a peer has.
+    let local = said(404, "text/plain", "404 page not found\n");
+    let list = answer(&view, get("/apis/b.example.com/v2", LEGACY), local).await;
+    assert_eq!(list.status, StatusCode::OK);
+    assert_eq!(list.json()["groupVersion"], "b.example.com/v2");
+    assert_eq!(list.names("resources", "name"), ["things"]);
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_is_passed_on() {
+    let view = mixed();
+    for (path, accept) in [("/apis", LEGACY), ("/apis/b.example.com/v1", LEGACY)] {
+        let local = said(200, "application/json", "nonsense");
+        let answer = answer(&view, get(path, accept), local).await;
+        assert_eq!(&*answer.body, b"nonsense");
+    }
+}
+
+#[tokio::test]
+async fn a_yes_of_the_local_server_is_remembered() {
+    let view = mixed();
+    let (interop, _) = Interop::new();
+    let metrics = DiscoveryMetrics::register(&mut Registry::default());
+    let stead = || Stead::of(&get("/apis", V2), &Caller::Anonymous, &view, Complete::Yes).unwrap();
+    assert!(stead().remembered(&interop).is_none());
+    let refused = said(403, "text/plain", "no");
+    let _ = stead().take_place_of(refused, &interop, &metrics).await;
+    assert!(stead().remembered(&interop).is_none());
+    let _ = stead()
+        .take_place_of(not_modified(), &interop, &metrics)
+        .await;
+    let answer = stead().remembered(&interop).unwrap();
+    assert_eq!(answer.headers()[ETAG], view.apis.etag);
+    assert!(answer.headers().contains_key("date"));
+    // Not of somebody else, and not for something else.
+    let other = Stead::of(&get("/api", V2), &Caller::Anonymous, &view, Complete::Yes).unwrap();
+    assert!(other.remembered(&interop).is_none());
+    let other = Stead::of(&get("/apis", V2), &Caller::Bearer, &view, Complete::Yes).unwrap();
+    assert!(other.remembered(&interop).is_none());
+    // While something is about to become visible, the server is asked.
+    interop.cluster.store(Arc::new(crate::cluster::Cluster {
+        unsettled_until: Some(Instant::now() + std::time::Duration::from_mins(1)),
+        ..Default::default()
+    }));
+    assert!(stead().remembered(&interop).is_none());
+}
