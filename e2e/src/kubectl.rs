@@ -61,9 +61,14 @@ impl Plane {
 
     /// kubectl, ready to be given its arguments.
     pub fn kubectl_command(&self, server: usize, via: Via, user: User) -> Command {
-        let running = &self.servers[server];
-        let config = self.kubeconfig(running.at(via), user);
-        let mut command = Command::new(binaries::kubectl(&running.version));
+        let version = &self.servers[server].version;
+        self.kubectl_of(version, server, via, user)
+    }
+
+    /// The same, of any version that the tests have.
+    pub fn kubectl_of(&self, version: &str, server: usize, via: Via, user: User) -> Command {
+        let config = self.kubeconfig(self.servers[server].at(via), user);
+        let mut command = Command::new(binaries::kubectl(version));
         command
             .arg(format!("--kubeconfig={}", config.display()))
             .env("HOME", self.pki.path())

@@ -218,6 +218,24 @@ impl Document {
     }
 }
 
+impl Document {
+    /// The group of this name.
+    pub fn group(&self, name: &str) -> Option<&Group> {
+        self.items.iter().find(|group| group.name() == name)
+    }
+
+    /// A version of a group.
+    pub fn version(&self, group: &str, version: &str) -> Option<&Version> {
+        self.group(group)?.version(version)
+    }
+
+    /// All versions of all groups, with the names of these.
+    pub fn versions(&self) -> impl Iterator<Item = (&str, &Version)> {
+        (self.items.iter())
+            .flat_map(|group| group.versions.iter().map(|version| (group.name(), version)))
+    }
+}
+
 impl Serialize for Document {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
@@ -298,7 +316,24 @@ impl Group {
     }
 }
 
+impl Group {
+    /// The version of this name.
+    pub fn version(&self, version: &str) -> Option<&Version> {
+        self.versions.iter().find(|it| it.version == version)
+    }
+}
+
 impl Version {
+    /// Whether another one has all that this one has: resources, subresources and
+    /// what can be done with them.
+    pub fn is_within(&self, other: &Self) -> bool {
+        self.resources.iter().all(|resource| {
+            let mut others = other.resources.iter();
+            let other = others.find(|it| it.resource == resource.resource);
+            other.is_some_and(|other| resource.is_within(other))
+        })
+    }
+
     fn protobuf(&self) -> Writer {
         let freshness = match &self.freshness {
             Freshness::Current => "Current",
@@ -313,6 +348,16 @@ impl Version {
 }
 
 impl Resource {
+    fn is_within(&self, other: &Self) -> bool {
+        let verbs = |one: &[String], other: &[String]| one.iter().all(|it| other.contains(it));
+        verbs(&self.verbs, &other.verbs)
+            && self.subresources.iter().all(|subresource| {
+                let mut others = other.subresources.iter();
+                let other = others.find(|it| it.subresource == subresource.subresource);
+                other.is_some_and(|other| verbs(&subresource.verbs, &other.verbs))
+            })
+    }
+
     fn protobuf(&self) -> Writer {
         let scope = match &self.scope {
             Scope::Cluster => "Cluster",

@@ -128,10 +128,10 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     let (leave, drain) = announcement();
     let live = Arc::new(live);
     let membership = Membership::of(config, &live, address.port());
-    let (interop, hints, membership) = match membership {
+    let (interop, requests, membership) = match membership {
         Ok(membership) => {
-            let (interop, hints) = Interop::new();
-            (Ok(Arc::new(interop)), Some(hints), Some(membership))
+            let (interop, requests) = Interop::new();
+            (Ok(Arc::new(interop)), Some(requests), Some(membership))
         }
         Err(why) => {
             tracing::warn!(%why, "no peers: everything is served by the local kube-apiserver alone");
@@ -186,8 +186,8 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     let peering = {
         let (bridge, upstream) = (bridge.clone(), health.upstream.clone());
         async move {
-            if let (Some(membership), Some(hints)) = (membership, hints) {
-                peering::run(bridge, membership, upstream, hints).await;
+            if let (Some(membership), Some(requests)) = (membership, requests) {
+                peering::run(bridge, membership, upstream, requests).await;
             }
             let _ = parted.send(());
         }

@@ -9,6 +9,7 @@ use skewbridge_api::request_info::RequestInfo;
 use skewbridge_peers::{Elsewhere, Excluded, Identity, Peers, Served};
 use tokio::sync::mpsc;
 
+use crate::openapi::{Library, Order};
 use crate::view::{Permits, View};
 
 /// What is known of the cluster.
@@ -129,6 +130,8 @@ pub struct Interop {
     pub(crate) permits: Permits,
     /// A view with news of the local server, and the one it was made of.
     pub(crate) renewed: Mutex<Option<(Arc<View>, Arc<View>)>>,
+    /// OpenAPI of the whole cluster.
+    pub(crate) library: Library,
     hints: mpsc::Sender<Hint>,
 }
 
@@ -141,20 +144,33 @@ pub enum Hint {
     Doubt(Identity),
 }
 
+/// What those who serve requests want of those who learn.
+#[derive(Debug)]
+pub(crate) struct Requests {
+    pub(crate) hints: mpsc::Receiver<Hint>,
+    pub(crate) orders: mpsc::Receiver<Order>,
+}
+
 /// Hints repeat themselves: what finds no room was said already.
 const HINTS: usize = 64;
 
 impl Interop {
     /// Nothing is known yet.
-    pub fn new() -> (Self, mpsc::Receiver<Hint>) {
-        let (hints, receiver) = mpsc::channel(HINTS);
+    pub(crate) fn new() -> (Self, Requests) {
+        let (hints, heard) = mpsc::channel(HINTS);
+        let (library, orders) = Library::new();
         let interop = Self {
             cluster: ArcSwap::default(),
             permits: Permits::default(),
             renewed: Mutex::default(),
+            library,
             hints,
         };
-        (interop, receiver)
+        let requests = Requests {
+            hints: heard,
+            orders,
+        };
+        (interop, requests)
     }
 
     /// Says what a request has found out.

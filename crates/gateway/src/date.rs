@@ -1,6 +1,6 @@
 //! The `Date` of answers that the bridge gives itself (RFC 9110, 6.6.1).
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::HeaderValue;
 
@@ -11,9 +11,19 @@ const MONTHS: [&str; 12] = [
 
 /// Now, as a header.
 pub(crate) fn now() -> HeaderValue {
+    after(Duration::ZERO)
+}
+
+/// When what never changes may be thrown away.
+pub(crate) fn in_a_year() -> HeaderValue {
+    after(Duration::from_hours(365 * 24))
+}
+
+fn after(time: Duration) -> HeaderValue {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+        .unwrap_or_default()
+        .saturating_add(time);
     // Letters, digits, commas and colons are a header value.
     HeaderValue::try_from(imf_fixdate(since.as_secs()))
         .unwrap_or_else(|_| HeaderValue::from_static("Thu, 01 Jan 1970 00:00:00 GMT"))

@@ -178,17 +178,17 @@ impl Connection {
                 }
                 answer
             })?;
-        let stead = match &decided.route {
+        let mut stead = match &decided.route {
             Going::Local(_) if !hopped => self.stead(head, &caller),
             _ => None,
         };
-        if let (Some(stead), Some(interop)) = (&stead, &bridge.interop) {
+        if let (Some(stead), Some(interop)) = (&mut stead, &bridge.interop) {
             if let Some(remembered) = stead.remembered(interop) {
                 record.route("discovery");
                 bridge.metrics.discovery().hit();
                 return Ok(Reply::Response(remembered));
             }
-            stead.ask_local(head);
+            stead.ask_local(head, interop);
         }
         self.mark(head);
 

@@ -29,10 +29,11 @@ use tokio::time::{interval, timeout};
 use self::discover::discover;
 use self::informer::{Change, Kind};
 use self::own_lease::OwnLease;
-use crate::cluster::{Cluster, Hint};
+use crate::cluster::{Cluster, Hint, Requests};
 use crate::flow::Bridge;
 use crate::health::UpstreamHealth;
 use crate::membership::{Membership, Whereabouts};
+use crate::openapi;
 use crate::own::{Own, Party};
 use crate::peer_metrics::SyncError;
 use crate::view::View;
@@ -109,13 +110,15 @@ pub(crate) async fn run(
     bridge: Arc<Bridge>,
     membership: Membership,
     health: Arc<ArcSwap<UpstreamHealth>>,
-    mut hints: mpsc::Receiver<Hint>,
+    requests: Requests,
 ) {
     tracing::info!(identity = %membership.identity, address = %membership.address, "this bridge is a peer among kube-apiservers");
     let own = Arc::new(Own::new(bridge.clone()));
     let (tell, mut events) = mpsc::channel(EVENTS);
     let mut tasks = JoinSet::new();
     spawn_informers(&mut tasks, &own, &tell);
+    tasks.spawn(openapi::run(own.clone(), requests.orders));
+    let mut hints = requests.hints;
 
     let (publish, published) =
         watch::channel(Some((membership.identity.clone(), membership.address)));

@@ -4,9 +4,11 @@
 
 mod page;
 mod permits;
+mod published;
 mod question;
 mod stead;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -34,6 +36,9 @@ pub struct View {
     partial: bool,
     /// Which schemas clients get from the local server.
     local_version: Option<KubeVersion>,
+    /// Group-versions that the local server does not serve whole, and who adds to
+    /// them.
+    incomplete: BTreeMap<(String, String), Vec<Identity>>,
 }
 
 /// What one server serves.
@@ -109,6 +114,7 @@ impl View {
         Self {
             api: page(Which::Api),
             apis: page(Which::Apis),
+            incomplete: incomplete(&own, &sources, &shared, now),
             own,
             sources,
             shared,
@@ -158,33 +164,24 @@ impl View {
 
     /// A group, in the whole cluster and in the local server.
     fn group(&self, name: &str) -> (Option<&Group>, Option<&Group>) {
-        let find = |document: &'_ Document| {
-            let mut groups = document.items.iter();
-            groups.position(|group| group.name() == name)
-        };
         let which = if name.is_empty() {
             Which::Api
         } else {
             Which::Apis
         };
-        let whole = &self.page(which).document;
         let local = self.local().map(|local| &*local.documents[which as usize]);
         (
-            find(whole).map(|at| &whole.items[at]),
-            local.and_then(|local| find(local).map(|at| &local.items[at])),
+            self.page(which).document.group(name),
+            local.and_then(|local| local.group(name)),
         )
     }
 
     /// A version of a group, in the whole cluster and in the local server.
     fn version(&self, group: &str, version: &str) -> (Option<&Version>, Option<&Version>) {
         let (whole, local) = self.group(group);
-        let find = |group: &'_ Group| {
-            let mut versions = group.versions.iter();
-            versions.position(|it| it.version == version)
-        };
         (
-            whole.and_then(|it| find(it).map(|at| &it.versions[at])),
-            local.and_then(|it| find(it).map(|at| &it.versions[at])),
+            whole.and_then(|group| group.version(version)),
+            local.and_then(|group| group.version(version)),
         )
     }
 
@@ -221,6 +218,34 @@ impl View {
             ("/apis", self.apis.json.len()),
         ]
     }
+}
+
+/// Who serves what the local server does not.
+fn incomplete(
+    own: &Identity,
+    sources: &[Source],
+    shared: &Excluded,
+    now: Instant,
+) -> BTreeMap<(String, String), Vec<Identity>> {
+    let mut incomplete = BTreeMap::<_, Vec<Identity>>::new();
+    let local = sources.iter().find(|source| source.identity == *own);
+    for source in sources.iter().filter(|source| source.identity != *own) {
+        for which in 0..2 {
+            let local = local.map(|local| &*local.documents[which]);
+            for (group, version) in source.documents[which].versions() {
+                let here = local.and_then(|local| local.version(group, &version.version));
+                let adds = here.is_none_or(|here| !version.is_within(here));
+                if adds && !shared.contains(group, &version.version, now) {
+                    let key = (group.to_owned(), version.version.clone());
+                    incomplete
+                        .entry(key)
+                        .or_default()
+                        .push(source.identity.clone());
+                }
+            }
+        }
+    }
+    incomplete
 }
 
 impl Source {

@@ -1,20 +1,16 @@
 //! A document of discovery in every form in which it is asked for. The common one
 //! is written when the document is made; the others when somebody wants them, once.
 
-use std::io::Write as _;
 use std::sync::OnceLock;
 
 use aws_lc_rs::digest::{SHA512, digest};
 use bytes::Bytes;
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use http::HeaderValue;
 use skewbridge_api::media::Format;
 use skewbridge_discovery::document::Schema;
 use skewbridge_discovery::{Document, Layout, Object as _, Wish};
 
-/// What is shorter is not compressed, as kube-apiserver does it.
-const WORTH_COMPRESSING: usize = 128 * 1024;
+use crate::gzip::{WORTH_COMPRESSING, gzip};
 
 /// A document, written.
 #[derive(Debug)]
@@ -117,20 +113,13 @@ fn choose(plain: &Bytes, gzipped: &OnceLock<Bytes>, may_gzip: bool) -> Sent {
     }
 }
 
-pub(super) fn gzip(plain: &[u8]) -> Bytes {
-    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-    // Writing to memory does not fail.
-    let _ = encoder.write_all(plain);
-    encoder.finish().unwrap_or_default().into()
-}
-
 /// As kube-apiserver computes it: of the document without its kind.
 fn etag(document: &Document) -> HeaderValue {
     let json = serde_json::to_vec(document).unwrap_or_default();
     quoted_sha512(&json)
 }
 
-pub(super) fn quoted_sha512(bytes: &[u8]) -> HeaderValue {
+fn quoted_sha512(bytes: &[u8]) -> HeaderValue {
     use std::fmt::Write as _;
     let mut etag = String::with_capacity(130);
     etag.push('"');

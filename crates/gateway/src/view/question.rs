@@ -7,8 +7,10 @@ use http::{HeaderMap, HeaderValue, Method};
 use skewbridge_api::media::{Format, negotiate};
 use skewbridge_discovery::accept::LOCAL_DOCUMENT;
 use skewbridge_discovery::{Layout, Wanted, Wish};
+use skewbridge_openapi::GroupVersion;
 
 use super::{View, Which};
+use crate::openapi;
 
 /// Whether what KEP-4020 leaves to the local server is complete too: the gate
 /// `CompleteDiscovery`.
@@ -31,6 +33,10 @@ pub(crate) enum Question {
     Group(String, Form),
     /// `/apis/GROUP/VERSION` or `/api/VERSION`, which is not whole here.
     Resources(String, String, Form),
+    /// `/openapi/v3`
+    OpenApiIndex,
+    /// A document of OpenAPI that is not whole here.
+    OpenApi(openapi::Page, openapi::Format),
 }
 
 /// How a list is written.
@@ -81,6 +87,7 @@ impl Question {
                 Self::resources(group, version, head, view)
             }
             ([Some("api"), Some(version), None, _], _) => Self::resources("", version, head, view),
+            ([Some("openapi"), Some(_), ..], _) => Self::openapi(path, head, view),
             _ => None,
         }
     }
@@ -92,6 +99,27 @@ impl Question {
         }
         let form = form(head, &OFFERS)?;
         Some(Self::Resources(group.to_owned(), version.to_owned(), form))
+    }
+
+    fn openapi(path: &str, head: &Parts, view: &View) -> Option<Self> {
+        if view.incomplete.is_empty() {
+            return None;
+        }
+        let page = match path {
+            "/openapi/v2" => openapi::Page::Everything,
+            "/openapi/v3" => return Some(Self::OpenApiIndex),
+            _ => {
+                let key = path.strip_prefix("/openapi/v3/")?;
+                let GroupVersion { group, version } = GroupVersion::of_key(key)?;
+                let (group, version) = (group.to_owned(), version.to_owned());
+                let key = (group, version);
+                view.incomplete.get(&key)?;
+                let (group, version) = key;
+                openapi::Page::GroupVersion { group, version }
+            }
+        };
+        let format = openapi::negotiate(&head.headers, page.spec())?;
+        Some(Self::OpenApi(page, format))
     }
 
     /// Turns the request into one to the local server that says whether this
@@ -112,7 +140,10 @@ impl Question {
             Self::Resources(_, _, form) if form.format == Format::Cbor => {
                 "application/cbor,application/json;q=0.5"
             }
-            Self::Groups(_) | Self::Group(..) | Self::Resources(..) => "application/json",
+            Self::OpenApi(page, format) => format.media_type(page.spec()),
+            Self::Groups(_) | Self::Group(..) | Self::Resources(..) | Self::OpenApiIndex => {
+                "application/json"
+            }
         };
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
     }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{
-    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, DATE, ETAG,
-    IF_NONE_MATCH, LAST_MODIFIED, VARY,
+    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, DATE, ETAG, IF_NONE_MATCH,
+    LAST_MODIFIED, VARY,
 };
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
@@ -25,6 +25,8 @@ use crate::body::ResponseBody;
 use crate::caller::Caller;
 use crate::cluster::{Hint, Interop};
 use crate::discovery_metrics::{DiscoveryMetrics, Fallback};
+use crate::gzip;
+use crate::openapi::Published;
 
 /// A document of a cluster with very many custom resources has some 2 MiB.
 const MAX_ANSWER: usize = 8 * 1024 * 1024;
@@ -35,13 +37,17 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A request that is answered from the view.
 #[derive(Debug)]
 pub(crate) struct Stead {
-    view: Arc<View>,
+    pub(super) view: Arc<View>,
     question: Question,
     credential: Option<Credential>,
     /// What the client has already.
-    known: Option<HeaderValue>,
-    may_gzip: bool,
-    head_only: bool,
+    pub(super) known: Option<HeaderValue>,
+    pub(super) may_gzip: bool,
+    pub(super) head_only: bool,
+    /// Of OpenAPI, the hash under which the client expects to find it.
+    pub(super) hash: Option<String>,
+    /// And what is on the shelf.
+    pub(super) before: Option<Arc<Published>>,
 }
 
 /// What became of the local server's answer.
@@ -61,14 +67,23 @@ impl Stead {
             question,
             credential: Credential::of(caller, &head.headers, head.uri.path()),
             known: head.headers.get(IF_NONE_MATCH).cloned(),
-            may_gzip: accepts_gzip(&head.headers),
+            may_gzip: gzip::is_accepted(&head.headers),
             head_only: head.method == Method::HEAD,
+            hash: hash(head.uri.query()),
+            before: None,
         })
     }
 
     /// Makes the request one to the local server.
-    pub(crate) fn ask_local(&self, head: &mut Parts) {
+    pub(crate) fn ask_local(&mut self, head: &mut Parts, interop: &Interop) {
         self.question.ask_local(head, &self.view);
+        if let Question::OpenApi(page, format) = &self.question {
+            self.before = interop.library.shelf.get(page, *format);
+            let before = self.before.as_ref();
+            if let Some(etag) = before.and_then(|before| before.local_etag.clone()) {
+                head.headers.insert(IF_NONE_MATCH, etag);
+            }
+        }
     }
 
     /// The answer without asking anybody, if the local server has lately let
@@ -97,7 +112,11 @@ impl Stead {
     ) -> Replaced {
         let allowed = matches!(
             answer.status(),
-            StatusCode::OK | StatusCode::NOT_MODIFIED | StatusCode::NOT_FOUND
+            StatusCode::OK
+                | StatusCode::NOT_MODIFIED
+                | StatusCode::NOT_FOUND
+                // A document of OpenAPI that has another hash here.
+                | StatusCode::MOVED_PERMANENTLY
         );
         if let (Question::Document(..), Some(credential)) = (&self.question, self.credential) {
             match answer.status() {
@@ -111,6 +130,11 @@ impl Stead {
             return Ok(answer);
         }
         match &self.question {
+            Question::OpenApiIndex => self.replace_index(answer, interop).await,
+            Question::OpenApi(page, format) => {
+                let (page, format) = (page.clone(), *format);
+                self.replace_openapi(page, format, answer, interop).await
+            }
             Question::Document(which, wish) => {
                 let (which, wish) = (*which, *wish);
                 self.replace_document(which, wish, answer, interop, metrics)
@@ -169,7 +193,7 @@ impl Stead {
             // Something was made or deleted a moment ago, and whoever did it may be
             // the one who asks.
             interop.hint(Hint::LocalChanged);
-            let said = whole(std::mem::replace(answer.body_mut(), ResponseBody::empty())).await?;
+            let said = take_whole(&mut answer).await?;
             let Some(view) = self.renewed(which, &said, etag, interop, metrics) else {
                 // What the server says, and no more.
                 metrics.fallback(Fallback::NotMerged);
@@ -245,7 +269,7 @@ impl Stead {
         if self.head_only {
             return Ok(Response::from_parts(head, body));
         }
-        let said = whole(body).await?;
+        let said = whole(body, MAX_ANSWER).await?;
         let is_cbor = is_cbor(&head.headers);
         let read = match (head.status, is_cbor) {
             (StatusCode::NOT_FOUND, _) => Ok(make(None)),
@@ -273,7 +297,12 @@ impl Stead {
         Ok(answer)
     }
 
-    fn send(&self, sent: Sent, content_type: HeaderValue, answer: &mut Response<ResponseBody>) {
+    pub(super) fn send(
+        &self,
+        sent: Sent,
+        content_type: HeaderValue,
+        answer: &mut Response<ResponseBody>,
+    ) {
         let headers = answer.headers_mut();
         headers.insert(CONTENT_TYPE, content_type);
         headers.insert(CONTENT_LENGTH, sent.bytes.len().into());
@@ -319,8 +348,8 @@ fn complete_group(view: &View, name: &str, said: Option<ApiGroup>) -> Option<Api
     Some(group)
 }
 
-async fn whole(body: ResponseBody) -> Result<Bytes, Status> {
-    let read = timeout(PATIENCE, body.whole(MAX_ANSWER)).await;
+pub(super) async fn whole(body: ResponseBody, limit: usize) -> Result<Bytes, Status> {
+    let read = timeout(PATIENCE, body.whole(limit)).await;
     match read {
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(error)) => Err(Status::bad_gateway(error.to_string())),
@@ -330,25 +359,24 @@ async fn whole(body: ResponseBody) -> Result<Bytes, Status> {
     }
 }
 
+async fn take_whole(answer: &mut Response<ResponseBody>) -> Result<Bytes, Status> {
+    let body = std::mem::replace(answer.body_mut(), ResponseBody::empty());
+    whole(body, MAX_ANSWER).await
+}
+
+fn hash(query: Option<&str>) -> Option<String> {
+    let mut pairs = query?.split('&');
+    let hash = pairs.find_map(|pair| pair.strip_prefix("hash="))?;
+    (!hash.is_empty()).then(|| hash.to_owned())
+}
+
 fn is_cbor(headers: &HeaderMap) -> bool {
     let said = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
     said.is_some_and(|it| it.starts_with(b"application/cbor"))
 }
 
-/// As kube-apiserver looks at it.
-fn accepts_gzip(headers: &HeaderMap) -> bool {
-    let said = headers.get(ACCEPT_ENCODING).map(HeaderValue::as_bytes);
-    said.is_some_and(|said| {
-        let mut words = said.split(|byte| *byte == b',');
-        words.any(|word| {
-            let word = word.split(|byte| *byte == b';').next().unwrap_or_default();
-            word.trim_ascii() == b"gzip"
-        })
-    })
-}
-
 /// Whether a list of `ETag`s has this one, or all (RFC 9110, 13.1.2).
-fn names(list: &[u8], etag: &[u8]) -> bool {
+pub(super) fn names(list: &[u8], etag: &[u8]) -> bool {
     list.split(|byte| *byte == b',')
         .map(<[u8]>::trim_ascii)
         .any(|it| it == b"*" || it.strip_prefix(b"W/").unwrap_or(it) == etag)

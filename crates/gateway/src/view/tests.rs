@@ -162,8 +162,8 @@ impl Answered {
 async fn answer(view: &Arc<View>, mut head: Parts, local: Response<ResponseBody>) -> Answered {
     let (interop, _) = Interop::new();
     let metrics = DiscoveryMetrics::register(&mut Registry::default());
-    let stead = Stead::of(&head, &Caller::Anonymous, view, Complete::Yes).unwrap();
-    stead.ask_local(&mut head);
+    let mut stead = Stead::of(&head, &Caller::Anonymous, view, Complete::Yes).unwrap();
+    stead.ask_local(&mut head, &interop);
     let answer = stead.take_place_of(local, &interop, &metrics).await;
     let (head, body) = answer.unwrap().into_parts();
     Answered {
@@ -326,8 +326,9 @@ fn the_local_server_is_asked_on_a_condition() {
     head.headers.insert(IF_NONE_MATCH, "\"x\"".parse().unwrap());
     head.headers
         .insert(ACCEPT_ENCODING, "gzip".parse().unwrap());
-    let stead = Stead::of(&head, &Caller::Anonymous, &view, Complete::Yes).unwrap();
-    stead.ask_local(&mut head);
+    let (interop, _) = Interop::new();
+    let mut stead = Stead::of(&head, &Caller::Anonymous, &view, Complete::Yes).unwrap();
+    stead.ask_local(&mut head, &interop);
     assert_eq!(head.headers[IF_NONE_MATCH], "\"ours\"");
     // Also a server that merges by itself is asked for what it serves alone.
     assert_eq!(head.headers[ACCEPT], LOCAL_DOCUMENT);

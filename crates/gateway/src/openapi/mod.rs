@@ -1,0 +1,150 @@
+//! OpenAPI of the whole cluster: which documents the local server does not have
+//! whole, and the same completed with what peers publish. KEP-4020 leaves this out,
+//! and `kubectl explain` and validation then know half of the cluster.
+
+mod publisher;
+mod shelf;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue};
+use skewbridge_api::media::alternatives;
+pub(crate) use skewbridge_openapi::Format;
+use skewbridge_openapi::Spec;
+use skewbridge_peers::Identity;
+use tokio::sync::{mpsc, oneshot};
+
+pub(crate) use publisher::run;
+pub(crate) use shelf::{Published, Shelf};
+
+/// A document.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Page {
+    /// `/openapi/v2`
+    Everything,
+    /// `/openapi/v3/apis/GROUP/VERSION`
+    GroupVersion {
+        /// Empty for the core group.
+        group: String,
+        version: String,
+    },
+}
+
+impl Page {
+    /// Where every server has it.
+    pub(crate) fn path(&self) -> String {
+        match self {
+            Self::Everything => "/openapi/v2".to_owned(),
+            Self::GroupVersion { group, version } if group.is_empty() => {
+                format!("/openapi/v3/api/{version}")
+            }
+            Self::GroupVersion { group, version } => format!("/openapi/v3/apis/{group}/{version}"),
+        }
+    }
+
+    pub(crate) fn spec(&self) -> Spec {
+        match self {
+            Self::Everything => Spec::V2,
+            Self::GroupVersion { .. } => Spec::V3,
+        }
+    }
+}
+
+/// The format that kube-apiserver would choose; `None` is 406.
+pub(crate) fn negotiate(headers: &HeaderMap, spec: Spec) -> Option<Format> {
+    let Some(ranges) = alternatives(headers) else {
+        return Some(Format::Json);
+    };
+    let mut formats = ranges
+        .iter()
+        .filter_map(|range| match (&*range.kind, &*range.subkind) {
+            ("*" | "application", "*") => Some(Format::Json),
+            (kind, subkind) => Format::of_media_type(spec, &format!("{kind}/{subkind}")),
+        });
+    formats.next()
+}
+
+/// Who adds something to what the local server has of a document.
+pub(crate) type Contributors = Vec<Identity>;
+
+/// A wish to have something completed.
+#[derive(Debug)]
+pub(crate) enum Order {
+    /// The list of documents; the bytes are the local server's.
+    Index {
+        local: Bytes,
+        /// Who adds to which group-version.
+        contributors: Vec<((String, String), Contributors)>,
+        reply: oneshot::Sender<Option<Vec<u8>>>,
+    },
+    /// A document.
+    Document(Box<DocumentOrder>),
+}
+
+/// A wish to have a document.
+#[derive(Debug)]
+pub(crate) struct DocumentOrder {
+    pub(crate) page: Page,
+    pub(crate) format: Format,
+    pub(crate) local: Local,
+    pub(crate) contributors: Contributors,
+    /// Group-versions that peers may add to.
+    pub(crate) incomplete: Vec<(String, String)>,
+    pub(crate) reply: oneshot::Sender<Option<std::sync::Arc<Published>>>,
+}
+
+/// What the local server has of a document, as far as it has just said.
+#[derive(Debug, Clone)]
+pub(crate) enum Local {
+    /// Nothing.
+    Nothing,
+    /// This one, and if it was sent along, here it is.
+    Tagged(HeaderValue, Option<Bytes>),
+}
+
+/// Where documents are had from.
+#[derive(Debug)]
+pub(crate) struct Library {
+    pub(crate) shelf: Shelf,
+    orders: mpsc::Sender<Order>,
+}
+
+/// Orders that wait; whoever finds no room gets what the local server has.
+const ORDERS: usize = 64;
+
+impl Library {
+    pub(crate) fn new() -> (Self, mpsc::Receiver<Order>) {
+        let (orders, receiver) = mpsc::channel(ORDERS);
+        let library = Self {
+            shelf: Shelf::default(),
+            orders,
+        };
+        (library, receiver)
+    }
+
+    /// The list, completed; none where that is not possible now.
+    pub(crate) async fn index(
+        &self,
+        local: Bytes,
+        contributors: Vec<((String, String), Contributors)>,
+    ) -> Option<Vec<u8>> {
+        let (reply, answer) = oneshot::channel();
+        let order = Order::Index {
+            local,
+            contributors,
+            reply,
+        };
+        self.orders.try_send(order).ok()?;
+        answer.await.ok()?
+    }
+
+    /// A document, completed; none where that is not possible now.
+    pub(crate) async fn document(
+        &self,
+        order: impl FnOnce(oneshot::Sender<Option<std::sync::Arc<Published>>>) -> DocumentOrder,
+    ) -> Option<std::sync::Arc<Published>> {
+        let (reply, answer) = oneshot::channel();
+        let order = Order::Document(Box::new(order(reply)));
+        self.orders.try_send(order).ok()?;
+        answer.await.ok()?
+    }
+}
