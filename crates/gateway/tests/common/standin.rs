@@ -183,6 +183,9 @@ fn answer(state: &Mutex<State>, seen: &Seen) -> Reply {
         "/api" | "/apis" => return state.discovery(seen),
         _ => {}
     }
+    if seen.path().starts_with("/openapi/") {
+        return state.openapi(seen);
+    }
     if let Some(reply) = state.objects.answer(seen) {
         return reply;
     }
@@ -260,7 +263,11 @@ impl State {
         } else {
             Part::Groups
         };
+        let aggregated = seen
+            .header("accept")
+            .is_some_and(|accept| accept.contains("as=APIGroupDiscoveryList"));
         let (content_type, body) = match self.form {
+            _ if !aggregated => return Reply::json(self.legacy(part).to_string()),
             Form::V2 => (V2, list("v2", &self.items(part))),
             Form::V2Beta1 => (V2_BETA1, list("v2beta1", &self.items(part))),
             Form::Legacy => return Reply::json(self.legacy(part).to_string()),
@@ -299,6 +306,54 @@ impl State {
             })
             .collect();
         json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
+    }
+
+    /// A path for each resource, and a hash of the server's name and version.
+    fn openapi(&self, seen: &Seen) -> Reply {
+        let mut documents: BTreeMap<String, Value> = BTreeMap::new();
+        let mut everything = json!({"swagger": "2.0", "paths": {}});
+        for line in &self.serves {
+            let [group, version, resource, ..] = split(line);
+            let key = match group {
+                "" => format!("api/{version}"),
+                group => format!("apis/{group}/{version}"),
+            };
+            let path = format!("/{key}/{resource}");
+            let operation = json!({"get": {"description": self.name}});
+            everything["paths"][&path] = operation.clone();
+            let document = documents
+                .entry(key)
+                .or_insert_with(|| json!({"openapi": "3.0.0", "paths": {}}));
+            document["paths"][&path] = operation;
+        }
+        let hash: String = format!("{}{}{}", self.name, self.version, self.serves.len())
+            .chars()
+            .filter(char::is_ascii_alphanumeric)
+            .collect();
+        let document = match seen.path() {
+            "/openapi/v2" => everything,
+            "/openapi/v3" => {
+                let locations = documents.keys().map(|key| {
+                    let url = format!("/openapi/v3/{key}?hash={hash}");
+                    (key.clone(), json!({"serverRelativeURL": url}))
+                });
+                let locations: serde_json::Map<_, _> = locations.collect();
+                return Reply::json(json!({"paths": locations}).to_string());
+            }
+            path => match documents.remove(path.trim_start_matches("/openapi/v3/")) {
+                Some(document) => document,
+                None => return page_not_found(),
+            },
+        };
+        let etag = format!("\"{hash}\"");
+        if seen.header("if-none-match") == Some(&etag) {
+            return Reply::new(304).header("ETag", &etag);
+        }
+        let asked = seen.query().and_then(|query| query.strip_prefix("hash="));
+        if asked.is_some_and(|asked| asked != hash) {
+            return Reply::new(301).header("ETag", &etag);
+        }
+        Reply::json(document.to_string()).header("ETag", &etag)
     }
 
     /// `/apis/<group>/<version>`, where it serves something of it.

@@ -1,0 +1,309 @@
+//! What clients see of a cluster: discovery and OpenAPI of all servers, for whom the local
+//! server lets read them.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
+
+#[path = "common/cluster.rs"]
+mod cluster;
+mod common;
+#[path = "common/plain.rs"]
+mod plain;
+#[path = "common/standin.rs"]
+mod standin;
+
+use cluster::{Cluster, NEW, PeerServer, ask, peer_view};
+use common::start;
+use serde_json::Value;
+use skewbridge_gateway::Handle;
+use skewbridge_gateway::config::Feature;
+use skewbridge_testkit::{PATIENCE, Reply, Response, Seen, TlsClient, eventually};
+use standin::{CRDS, crd};
+
+const B: &str = "apiserver-b";
+const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+const LIST: &str = "application/json";
+/// Both serve this version, and only the peer this resource of it.
+const MORE: &str = "apps/v1 fleets";
+
+/// A local server with `apps/v1`, and a peer with more of it and with `NEW`.
+async fn mixed() -> (Cluster, PeerServer, Handle) {
+    let local = ["v1 pods", "apps/v1 deployments"];
+    let peer = ["v1 pods", "apps/v1 deployments", MORE, NEW];
+    let (cluster, [b], bridge) = Cluster::with_peers(&local, [(B, &peer)]).await;
+    settled(&cluster, &bridge).await;
+    (cluster, b, bridge)
+}
+
+/// What a bridge learns when it starts may still become visible for a while; then the local
+/// server is asked each time.
+async fn settled(cluster: &Cluster, bridge: &Handle) {
+    let settler = cluster.bed.user("settler", &[]);
+    eventually("an answer is remembered", PATIENCE, async || {
+        discovery(&settler, bridge).await;
+        let before = asked(cluster);
+        discovery(&settler, bridge).await;
+        asked(cluster) == before
+    })
+    .await;
+}
+
+/// How often clients have asked the local server for `/apis`.
+fn asked(cluster: &Cluster) -> usize {
+    let seen = cluster.local.seen();
+    seen.iter().filter(|seen| seen.path() == "/apis").count()
+}
+
+async fn discovery(client: &TlsClient, bridge: &Handle) -> Response {
+    ask(client, bridge, "GET", "/apis", &[("accept", V2)], "").await
+}
+
+async fn get(cluster: &Cluster, bridge: &Handle, path: &str, accept: &str) -> Response {
+    let headers = [("accept", accept)];
+    ask(&cluster.alice(), bridge, "GET", path, &headers, "").await
+}
+
+fn json(response: &Response) -> Value {
+    assert_eq!(response.status, 200, "{}", response.text());
+    serde_json::from_slice(&response.body).unwrap()
+}
+
+async fn metrics(bridge: &Handle) -> String {
+    plain::get(bridge.admin_address(), "/metrics").await.body
+}
+
+#[tokio::test]
+async fn the_local_server_is_asked_once_in_ten_seconds_for_each_caller() {
+    let (cluster, _b, bridge) = mixed().await;
+    let alice = cluster.alice();
+    let bob = cluster.bed.user("bob", &[]);
+    let before = asked(&cluster);
+    for _ in 0..5 {
+        assert!(discovery(&alice, &bridge).await.text().contains("fleets"));
+    }
+    assert_eq!(asked(&cluster), before + 1);
+    discovery(&bob, &bridge).await;
+    assert_eq!(asked(&cluster), before + 2);
+    // In somebody else's name it is somebody else.
+    let headers = [("accept", V2), ("impersonate-user", "carol")];
+    ask(&alice, &bridge, "GET", "/apis", &headers, "").await;
+    assert_eq!(asked(&cluster), before + 3);
+    let metrics = metrics(&bridge).await;
+    assert!(metrics.contains("aggregator_discovery_peer_aggregated_cache_hits_total"));
+    assert!(metrics.contains("skewbridge_discovery_document_bytes{path=\"/apis\"}"));
+}
+
+#[tokio::test]
+async fn who_may_not_read_is_told_so_also_after_others_have_read() {
+    let (cluster, _b, bridge) = mixed().await;
+    let alice = cluster.alice();
+    let bob = cluster.bed.user("bob", &[]);
+    cluster.local.hook(|seen: &Seen| {
+        let bob = seen.all("x-remote-user") == ["bob"] && seen.path() == "/apis";
+        bob.then(|| Reply::new(403).body("bob may not"))
+    });
+    for _ in 0..3 {
+        assert_eq!(discovery(&alice, &bridge).await.status, 200);
+        let refused = discovery(&bob, &bridge).await;
+        assert_eq!(
+            (refused.status, refused.text()),
+            (403, "bob may not".into())
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_has_just_been_made_is_there_at_once() {
+    let (cluster, _b, bridge) = mixed().await;
+    let alice = cluster.alice();
+    assert!(
+        !discovery(&alice, &bridge)
+            .await
+            .text()
+            .contains("example.com")
+    );
+    cluster.local.put(CRDS, crd("example.com", "widgets"));
+    cluster.local.serve(&[
+        cluster::SHARED,
+        "v1 pods",
+        "apps/v1 deployments",
+        "example.com/v1 widgets",
+    ]);
+    // The event arrives in its own time; from then on the server is asked.
+    eventually("it is there", PATIENCE, async || {
+        let shown = discovery(&alice, &bridge).await.text().to_string();
+        shown.contains("widgets") && shown.contains("fleets")
+    })
+    .await;
+    // Without an event, for who has not asked yet.
+    let mut serves = vec![cluster::SHARED, "v1 pods", "apps/v1 deployments"];
+    serves.push("example.com/v1 contraptions");
+    cluster.local.serve(&serves);
+    let shown = discovery(&cluster.bed.user("dora", &[]), &bridge)
+        .await
+        .text()
+        .to_string();
+    assert!(
+        shown.contains("contraptions") && shown.contains("fleets"),
+        "{shown}"
+    );
+}
+
+#[tokio::test]
+async fn lists_and_the_core_group_are_whole_unless_the_gate_is_off() {
+    let (cluster, _b, bridge) = mixed().await;
+    let alice = cluster.alice();
+    let (group_version, resource) = NEW.split_once(' ').unwrap();
+    let (group, _) = group_version.split_once('/').unwrap();
+    let paths = [
+        ("/apis".to_owned(), LIST, group),
+        (format!("/apis/{group}"), LIST, group_version),
+        (format!("/apis/{group_version}"), LIST, resource),
+        ("/apis/apps/v1".to_owned(), LIST, "fleets"),
+    ];
+    for (path, accept, expected) in &paths {
+        let answer = get(&cluster, &bridge, path, accept).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        assert!(
+            answer.text().contains(expected),
+            "{path}: {}",
+            answer.text()
+        );
+    }
+
+    let mut config = cluster.config();
+    config.features.0.remove(&Feature::CompleteDiscovery);
+    let plain = start(&config);
+    eventually("the peer is known", PATIENCE, async || {
+        !peer_view(&plain, B).await["secondsSinceSync"].is_null()
+    })
+    .await;
+    for (path, accept, expected) in &paths {
+        let answer = get(&cluster, &plain, path, accept).await;
+        assert!(
+            !answer.text().contains(expected),
+            "{path}: {}",
+            answer.text()
+        );
+    }
+    eventually("what KEP-4020 has is still there", PATIENCE, async || {
+        discovery(&alice, &plain).await.text().contains("fleets")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn without_certificates_for_peers_discovery_is_local_and_counted() {
+    let (cluster, _b, _bridge) = mixed().await;
+    let mut config = cluster.config();
+    config.peers.ca = None;
+    let alice = cluster.alice();
+    let alone = start(&config);
+    eventually("it is ready", PATIENCE, async || {
+        get(&cluster, &alone, "/readyz", "*/*").await.status == 200
+    })
+    .await;
+    let shown = discovery(&alice, &alone).await;
+    assert_eq!(shown.status, 200);
+    assert!(!shown.text().contains("fleets"));
+    let nopeer = format!("{V2};profile=nopeer");
+    get(&cluster, &alone, "/apis", &nopeer).await;
+    let metrics = metrics(&alone).await;
+    for line in [
+        "skewbridge_discovery_fallbacks_total{reason=\"no_peering\"} 1",
+        "aggregator_discovery_nopeer_requests_total 1",
+        "aggregator_discovery_local_requests_total 1",
+    ] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+}
+
+#[tokio::test]
+async fn openapi_is_completed_and_a_peer_asked_once() {
+    let (cluster, b, bridge) = mixed().await;
+    let index = json(&get(&cluster, &bridge, "/openapi/v3", "*/*").await);
+    let (group_version, _) = NEW.split_once(' ').unwrap();
+    for key in ["api/v1", "apis/apps/v1", &format!("apis/{group_version}")] {
+        let url = index["paths"][key]["serverRelativeURL"].as_str().unwrap();
+        let document = get(&cluster, &bridge, url, LIST).await;
+        assert!(json(&document)["paths"].is_object(), "{key}");
+    }
+    let url = index["paths"]["apis/apps/v1"]["serverRelativeURL"]
+        .as_str()
+        .unwrap();
+    let document = get(&cluster, &bridge, url, LIST).await;
+    let immutable = document.header("cache-control").unwrap();
+    assert_eq!(immutable, "public, immutable");
+    let paths = &json(&document)["paths"];
+    // What the local server serves is described by it.
+    let local = &paths["/apis/apps/v1/deployments"]["get"]["description"];
+    assert_ne!(local, B);
+    assert_eq!(paths["/apis/apps/v1/fleets"]["get"]["description"], B);
+
+    let path = "/openapi/v3/apis/apps/v1";
+    let questions = b.standin.questions(path);
+    assert_eq!(questions.len(), 1, "{questions:#?}");
+    // So that a bridge there does not ask others in turn.
+    assert_eq!(questions[0].all("x-kubernetes-peer-proxied"), ["true"]);
+
+    let many = (0..20).map(|_| get(&cluster, &bridge, "/openapi/v2", LIST));
+    for answer in futures_of(many).await {
+        assert!(json(&answer)["paths"]["/apis/apps/v1/fleets"].is_object());
+    }
+    assert_eq!(b.standin.questions("/openapi/v2").len(), 1);
+}
+
+/// All at once.
+async fn futures_of(
+    futures: impl Iterator<Item = impl Future<Output = Response>>,
+) -> Vec<Response> {
+    let mut futures: Vec<_> = futures.map(Box::pin).collect();
+    let mut done = Vec::new();
+    std::future::poll_fn(|cx| {
+        futures.retain_mut(|future| match future.as_mut().poll(cx) {
+            std::task::Poll::Ready(response) => {
+                done.push(response);
+                false
+            }
+            std::task::Poll::Pending => true,
+        });
+        if futures.is_empty() {
+            std::task::Poll::Ready(())
+        } else {
+            std::task::Poll::Pending
+        }
+    })
+    .await;
+    done
+}
+
+#[tokio::test]
+async fn openapi_goes_on_without_a_peer() {
+    let (cluster, b, bridge) = mixed().await;
+    let path = "/openapi/v3/apis/apps/v1";
+    let before = json(&get(&cluster, &bridge, path, LIST).await);
+    assert!(before["paths"]["/apis/apps/v1/fleets"].is_object());
+    b.die().await;
+    // What is known stays known; what was never asked for is the local server's.
+    let after = json(&get(&cluster, &bridge, path, LIST).await);
+    assert_eq!(after, before);
+    let everything = json(&get(&cluster, &bridge, "/openapi/v2", LIST).await);
+    assert!(everything["paths"]["/apis/apps/v1/deployments"].is_object());
+    let index = json(&get(&cluster, &bridge, "/openapi/v3", "*/*").await);
+    assert!(index["paths"]["apis/apps/v1"].is_object());
+}
+
+#[tokio::test]
+async fn who_may_not_read_openapi_is_told_so() {
+    let (cluster, b, bridge) = mixed().await;
+    cluster.local.hook(|seen: &Seen| {
+        let alice = seen.all("x-remote-user") == ["alice"];
+        alice.then(|| Reply::new(403).body("no"))
+    });
+    for path in ["/openapi/v2", "/openapi/v3", "/openapi/v3/apis/apps/v1"] {
+        assert_eq!(
+            get(&cluster, &bridge, path, LIST).await.status,
+            403,
+            "{path}"
+        );
+    }
+    assert!(b.standin.questions("/openapi/v2").is_empty());
+}
