@@ -15,6 +15,7 @@
 
 mod binaries;
 mod client_go;
+mod command_line;
 mod controller_manager;
 mod etcd;
 mod kubectl;

@@ -1,6 +1,7 @@
 //! What kube-apiservers say they serve, without I/O: discovery documents as they
-//! are on the wire, the older lists from which one can be put together, and an
-//! index that tells of each request whether a server has what it asks for.
+//! are on the wire, the older lists from which one can be put together, an index
+//! that tells of each request whether a server has what it asks for, and what
+//! servers differ in.
 //!
 //! ```
 //! use http::Method;
@@ -35,6 +36,7 @@
 //! ```
 
 pub mod accept;
+pub mod diff;
 pub mod document;
 pub mod index;
 pub mod legacy;
@@ -43,11 +45,14 @@ pub mod merge;
 pub mod object;
 pub mod order;
 mod parse;
+pub mod servers;
 
 pub use accept::{Answered, Wanted, Wish};
+pub use diff::{Skew, diff};
 pub use document::Document;
 pub use index::{Entry, Index, Verbs};
 pub use legacy::Legacy;
 pub use merge::merge;
 pub use object::{Layout, Object};
 pub use parse::ParseError;
+pub use servers::{ServerDiscovery, ServerDiscoveryList};

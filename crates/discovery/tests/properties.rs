@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -12,7 +13,10 @@ use skewbridge_api::request_info::{Kind, RequestInfo, Verb};
 use skewbridge_discovery::document::{
     Freshness, Group, GroupVersionKind, Metadata, Resource, Schema, Scope, Subresource, Version,
 };
-use skewbridge_discovery::{Answered, Document, Index, Layout, Legacy, Object as _};
+use skewbridge_discovery::{
+    Answered, Document, Index, Layout, Legacy, Object as _, ServerDiscovery, ServerDiscoveryList,
+    Skew, diff, merge,
+};
 
 const GROUPS: [&str; 3] = ["", "apps", "apps.example"];
 const VERSIONS: [&str; 3] = ["v1", "v1beta1", "v2"];
@@ -202,6 +206,10 @@ fn read_in_every_way(bytes: &[u8]) {
         let index = Index::new(&[&document]);
         assert_eq!(index.difference(&[]).len(), index.entries().count());
     }
+    if let Ok(list) = ServerDiscoveryList::parse(bytes) {
+        let written = serde_json::to_vec(&list).unwrap();
+        assert_eq!(ServerDiscoveryList::parse(&written).unwrap(), list);
+    }
     let api = br#"{"kind":"APIVersions","versions":["v1"]}"#;
     let apis = br#"{"kind":"APIGroupList"}"#;
     let _ = Legacy::from_groups(bytes, apis);
@@ -239,7 +247,130 @@ fn lists(documents: &[&Document], request: &RequestInfo<'_>) -> bool {
     }
 }
 
+/// A verb of a resource or subresource: group, version, resource, subresource,
+/// verb.
+type Leaf = [String; 5];
+
+/// Who lists what, without a diff.
+fn holders(documents: &[Document]) -> BTreeMap<Leaf, Vec<usize>> {
+    let mut holders = BTreeMap::<Leaf, Vec<usize>>::new();
+    for (server, document) in documents.iter().enumerate() {
+        for group in &document.items {
+            for version in &group.versions {
+                for resource in &version.resources {
+                    let itself = std::iter::once((String::new(), &resource.verbs));
+                    let subresources = resource.subresources.iter();
+                    let subresources = subresources.map(|it| (it.subresource.clone(), &it.verbs));
+                    for (subresource, verbs) in itself.chain(subresources) {
+                        for verb in verbs {
+                            let leaf = [
+                                group.name().to_owned(),
+                                version.version.clone(),
+                                resource.resource.clone(),
+                                subresource.clone(),
+                                verb.clone(),
+                            ];
+                            let on = holders.entry(leaf).or_default();
+                            on.push(server);
+                            on.dedup();
+                        }
+                    }
+                }
+            }
+        }
+    }
+    holders
+}
+
+fn compare(documents: &[Document]) -> Skew {
+    let servers: Vec<_> = documents.iter().map(|it| vec![it]).collect();
+    let servers: Vec<&[&Document]> = servers.iter().map(Vec::as_slice).collect();
+    diff(&servers)
+}
+
+/// The same, of a diff; a leaf that is told twice fails.
+fn told(skew: &Skew, name: impl Fn(usize) -> usize) -> BTreeMap<Leaf, Vec<usize>> {
+    let mut told = BTreeMap::new();
+    for it in &skew.differences {
+        for verb in &it.verbs {
+            let leaf = [&it.group, &it.version, &it.resource, &it.subresource, verb];
+            let mut on: Vec<_> = it.on.iter().map(|server| name(*server)).collect();
+            on.sort_unstable();
+            assert_eq!(told.insert(leaf.map(Clone::clone), on), None, "{leaf:?}");
+        }
+    }
+    told
+}
+
 proptest! {
+    #[test]
+    fn a_diff_tells_exactly_what_not_all_have(servers in vec(document(), 0..4)) {
+        let skew = compare(&servers);
+        let mut expected = holders(&servers);
+        expected.retain(|_, on| on.len() < servers.len());
+        prop_assert_eq!(told(&skew, |server| server), expected);
+        for it in &skew.differences {
+            prop_assert!(!it.on.is_empty() && !it.missing.is_empty());
+            let mut all: Vec<_> = it.missing.iter().map(|missing| missing.server).collect();
+            all.extend(&it.on);
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..servers.len()).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn nothing_differs_between_equals(document in document(), count in 0usize..4) {
+        let skew = compare(&vec![document; count]);
+        prop_assert!(skew.is_none());
+        prop_assert!(skew.stale.is_empty());
+    }
+
+    #[test]
+    fn the_order_of_servers_does_not_matter(mut servers in vec(document(), 0..4)) {
+        let skew = compare(&servers);
+        servers.reverse();
+        let reversed = compare(&servers);
+        let last = servers.len().saturating_sub(1);
+        prop_assert_eq!(told(&skew, |server| server), told(&reversed, |server| last - server));
+        let mut tallies = reversed.servers;
+        tallies.reverse();
+        prop_assert_eq!(skew.servers, tallies);
+    }
+
+    #[test]
+    fn a_client_of_all_servers_misses_nothing(mut servers in vec(document(), 1..4)) {
+        let merged = merge(&servers.iter().collect::<Vec<_>>());
+        servers.push(merged);
+        let skew = compare(&servers);
+        let last = servers.len() - 1;
+        prop_assert_eq!(skew.missed_by(last).count(), 0);
+        // And what only the merged document had would be made up.
+        prop_assert_eq!(skew.only_on(last).count(), 0);
+    }
+
+    #[test]
+    fn what_a_bridge_tells_reads_the_same(
+        identity in ".{0,8}",
+        words in vec(proptest::option::of(".{0,8}"), 4),
+        flags in any::<[bool; 2]>(),
+        document in proptest::option::of(document()),
+    ) {
+        let list = ServerDiscoveryList {
+            servers: vec![ServerDiscovery {
+                identity,
+                version: words[0].clone(),
+                local: flags[0],
+                address: words[1].clone(),
+                reachable: flags[1],
+                last_sync: words[2].clone(),
+                problem: words[3].clone(),
+                groups: document.map(|document| document.items),
+            }],
+        };
+        let written = serde_json::to_vec(&list).unwrap();
+        prop_assert_eq!(ServerDiscoveryList::parse(&written).unwrap(), list);
+    }
+
     #[test]
     fn no_bytes_make_the_parsers_panic(bytes in vec(any::<u8>(), 0..200)) {
         read_in_every_way(&bytes);
@@ -252,6 +383,7 @@ proptest! {
         // And with the kind that each wants, so that they read on.
         let kinds = [
             ("APIGroupDiscoveryList", "items"),
+            ("ServerDiscoveryList", "servers"),
             ("APIVersions", "versions"),
             ("APIGroupList", "groups"),
             ("APIResourceList", "resources"),
@@ -259,7 +391,11 @@ proptest! {
         for (kind, field) in kinds {
             if let Value::Object(fields) = &mut value {
                 fields.insert("kind".into(), kind.into());
-                fields.insert("apiVersion".into(), "apidiscovery.k8s.io/v2".into());
+                let version = match kind {
+                    "ServerDiscoveryList" => "skewbridge.io/v1alpha1",
+                    _ => "apidiscovery.k8s.io/v2",
+                };
+                fields.insert("apiVersion".into(), version.into());
                 fields.insert(field.into(), other.clone());
                 read_in_every_way(&serde_json::to_vec(&value).unwrap());
             }

@@ -4,8 +4,9 @@
 
 use serde_json::{Value, json};
 use skewbridge_api::media::Format;
+use skewbridge_discovery::diff::Lacks;
 use skewbridge_discovery::document::{Group, Schema, Scope, Version};
-use skewbridge_discovery::{Document, Index, Layout, Legacy, Object as _};
+use skewbridge_discovery::{Document, Index, Layout, Legacy, Object as _, Skew, diff};
 
 struct Server {
     name: &'static str,
@@ -119,6 +120,69 @@ fn what_only_one_of_two_versions_serves_is_told() {
             "{one} beside {other}"
         );
     }
+}
+
+fn compare(names: &[&str]) -> Skew {
+    let of = |name: &&str| SERVERS.iter().find(|it| it.name == *name).unwrap();
+    let documents: Vec<_> = names.iter().map(|name| of(name).documents()).collect();
+    let documents: Vec<_> = documents.iter().map(|[api, apis]| [api, apis]).collect();
+    let documents: Vec<&[&Document]> = documents.iter().map(|it| &it[..]).collect();
+    diff(&documents)
+}
+
+#[test]
+fn two_versions_differ_in_what_only_one_of_them_serves() {
+    for (one, first) in SERVERS.iter().enumerate() {
+        for second in &SERVERS[one..] {
+            let skew = compare(&[first.name, second.name]);
+            for (server, own, other) in [(0, first, second), (1, second, first)] {
+                let mut lines: Vec<_> = skew
+                    .only_on(server)
+                    .filter(|it| it.missing[0].lacks > Lacks::Verbs)
+                    .map(|it| {
+                        let group = match it.group.as_str() {
+                            "" => String::new(),
+                            group => format!("{group}/"),
+                        };
+                        let line = format!("{group}{} {}", it.version, it.resource);
+                        match it.subresource.as_str() {
+                            "" => line,
+                            subresource => format!("{line}/{subresource}"),
+                        }
+                    })
+                    .collect();
+                lines.sort_unstable();
+                let expected = index(own.name).difference(&[&index(other.name)]);
+                assert_eq!(lines, expected, "{} beside {}", own.name, other.name);
+                let entries = index(own.name).entries().count();
+                let tally = skew.servers[server];
+                assert_eq!(tally.resources + tally.subresources, entries);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_whole_version_that_is_missing_is_told_as_such() {
+    let skew = compare(&["1.34.4-all", "1.36.4-all"]);
+    let lacks = |group: &str, version: &str, resource: &str| {
+        let it = skew
+            .differences
+            .iter()
+            .find(|it| (&*it.group, &*it.version, &*it.resource) == (group, version, resource));
+        it.unwrap().missing[0].lacks
+    };
+    let alpha = lacks("storage.k8s.io", "v1alpha1", "volumeattributesclasses");
+    assert_eq!(alpha, Lacks::Version);
+    let policies = lacks(
+        "admissionregistration.k8s.io",
+        "v1",
+        "mutatingadmissionpolicies",
+    );
+    assert_eq!(policies, Lacks::Resource);
+    let status = lacks("resource.k8s.io", "v1alpha3", "devicetaintrules");
+    assert_eq!(status, Lacks::Subresource);
+    assert_eq!(skew.missed_by(0).count(), skew.only_on(1).count());
 }
 
 #[test]

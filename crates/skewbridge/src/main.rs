@@ -2,6 +2,7 @@
 
 mod logs;
 mod serve;
+mod skew;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -15,6 +16,7 @@ fn main() -> ExitCode {
     match Cli::try_parse() {
         Ok(cli) => match cli.command {
             Command::Serve(flags) => serve::run(&flags),
+            Command::Skew(flags) => skew::run(&flags),
             Command::Version => version(),
         },
         Err(error) => usage(&error),
@@ -39,6 +41,8 @@ struct Cli {
 enum Command {
     /// Run the gateway beside one kube-apiserver.
     Serve(Box<serve::Flags>),
+    /// Show what differs between servers, and what a client of each would miss.
+    Skew(skew::Flags),
     /// Print the version.
     Version,
 }

@@ -6,7 +6,7 @@ mod features;
 mod files;
 mod findings;
 mod flags;
-mod parse;
+pub(crate) mod parse;
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -1,0 +1,336 @@
+//! One connection: a request, its answer, and so on; or a raw stream after an
+//! upgrade.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
+use skewbridge_h1::{
+    HeadEnd, Piece, ResponseHead, parse_response, write_headers, write_request_line,
+};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+
+use crate::error::Error;
+
+/// How long an answer may be unless the request says otherwise: more than any
+/// discovery document.
+const USUAL_LIMIT: usize = 32 * 1024 * 1024;
+
+/// How much is asked of the socket at once.
+const CHUNK: usize = 16 * 1024;
+
+/// How many answers may come before the answer (100 Continue and the like).
+const MAX_INTERIM: usize = 16;
+
+/// The bytes below: TCP or TLS, straight or through a proxy.
+pub type Stream = Box<dyn Io>;
+
+/// What can be read and written.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// A connection to a server. It carries one request at a time.
+pub struct Connection {
+    stream: Stream,
+    buffer: BytesMut,
+    server: String,
+    prefix: String,
+    headers: HeaderMap,
+    timeout: Option<Duration>,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// It can take a request.
+    Ready,
+    /// A request is under way, or was broken off, or there will be no other.
+    Over,
+}
+
+/// A request.
+#[derive(Debug, Clone)]
+pub struct Request {
+    method: Method,
+    path: String,
+    headers: Vec<(String, String)>,
+    body: Bytes,
+    limit: usize,
+}
+
+/// An answer.
+#[derive(Debug, Clone)]
+pub struct Response {
+    /// 101 if the connection is now something else: see
+    /// [`Connection::into_parts`].
+    pub status: StatusCode,
+    /// All fields.
+    pub headers: HeaderMap,
+    /// Whole.
+    pub body: Bytes,
+}
+
+impl Request {
+    /// A GET.
+    pub fn get(path: &str) -> Self {
+        Self::new(Method::GET, path)
+    }
+
+    /// Any other.
+    pub fn new(method: Method, path: &str) -> Self {
+        Self {
+            method,
+            path: path.to_owned(),
+            headers: Vec::new(),
+            body: Bytes::new(),
+            limit: USUAL_LIMIT,
+        }
+    }
+
+    /// With a further header.
+    #[must_use]
+    pub fn header(mut self, name: &str, value: &str) -> Self {
+        self.headers.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// With a body.
+    #[must_use]
+    pub fn body(mut self, body: impl Into<Bytes>) -> Self {
+        self.body = body.into();
+        self
+    }
+
+    /// With an answer of at most as many bytes.
+    #[must_use]
+    pub fn limit(mut self, limit: usize) -> Self {
+        self.limit = limit;
+        self
+    }
+}
+
+impl Response {
+    /// A header's value, if it is text.
+    pub fn header(&self, name: &HeaderName) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+
+    /// What kind of body it is.
+    pub fn content_type(&self) -> &str {
+        self.header(&CONTENT_TYPE).unwrap_or_default()
+    }
+}
+
+impl Connection {
+    pub(crate) fn new(
+        stream: Stream,
+        buffer: BytesMut,
+        server: String,
+        prefix: String,
+        headers: HeaderMap,
+        timeout: Option<Duration>,
+    ) -> Self {
+        Self {
+            stream,
+            buffer,
+            server,
+            prefix,
+            headers,
+            timeout,
+            state: State::Ready,
+        }
+    }
+
+    /// Whether it can take another request.
+    pub fn is_ready(&self) -> bool {
+        self.state == State::Ready
+    }
+
+    /// Sends a request and reads its answer. A connection on which this was
+    /// given up half-way takes no other.
+    pub async fn send(&mut self, request: &Request) -> Result<Response, Error> {
+        if self.state != State::Ready {
+            return Err(self.broke_off("it takes no further request"));
+        }
+        self.state = State::Over;
+        let Some(timeout) = self.timeout else {
+            return self.exchange(request).await;
+        };
+        match tokio::time::timeout(timeout, self.exchange(request)).await {
+            Ok(answered) => answered,
+            Err(_) => Err(Error::TimedOut {
+                server: self.server.clone(),
+                what: "answer",
+                after: timeout,
+            }),
+        }
+    }
+
+    /// After 101: the stream, and what of it has been read already.
+    pub fn into_parts(self) -> (Stream, Bytes) {
+        (self.stream, self.buffer.freeze())
+    }
+
+    async fn exchange(&mut self, request: &Request) -> Result<Response, Error> {
+        let head = self.head_of(request)?;
+        // A server that answers and closes before it has read everything may
+        // still be heard.
+        let written = async {
+            self.stream.write_all(&head).await?;
+            self.stream.write_all(&request.body).await?;
+            self.stream.flush().await
+        };
+        let written = written.await;
+        let head = match (self.read_head(&request.method).await, written) {
+            (Ok(head), _) => head,
+            (Err(Error::BrokeOff { .. }), Err(error)) => {
+                return Err(self.broke_off(error));
+            }
+            (Err(error), _) => return Err(error),
+        };
+        if head.status == StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(Response {
+                status: head.status,
+                headers: head.headers,
+                body: Bytes::new(),
+            });
+        }
+        let body = self.read_body(&head, request).await?;
+        if head.keep_alive {
+            self.state = State::Ready;
+        }
+        Ok(Response {
+            status: head.status,
+            headers: head.headers,
+            body,
+        })
+    }
+
+    fn head_of(&self, request: &Request) -> Result<BytesMut, Error> {
+        let target = format!("{}{}", self.prefix, request.path);
+        let is_path = target.starts_with('/')
+            && target.bytes().all(|byte| byte.is_ascii_graphic())
+            && target.parse::<Uri>().is_ok();
+        if !is_path {
+            return Err(Error::Unsendable(format!("the path {:?}", request.path)));
+        }
+        let mut headers = self.headers.clone();
+        for (name, value) in &request.headers {
+            let unsendable = || Error::Unsendable(format!("the header {name:?}"));
+            let name = HeaderName::try_from(name).map_err(|_| unsendable())?;
+            let value = HeaderValue::try_from(value).map_err(|_| unsendable())?;
+            headers.append(name, value);
+        }
+        if !request.body.is_empty() || request.method == Method::POST {
+            headers.insert(CONTENT_LENGTH, HeaderValue::from(request.body.len()));
+        }
+        let mut out = BytesMut::new();
+        write_request_line(&mut out, &request.method, &target);
+        write_headers(&mut out, &headers);
+        out.extend_from_slice(b"\r\n");
+        Ok(out)
+    }
+
+    async fn read_head(&mut self, method: &Method) -> Result<ResponseHead, Error> {
+        let mut interim = 0;
+        let mut end = HeadEnd::default();
+        loop {
+            if end.reached(&self.buffer) {
+                let head =
+                    parse_response(&mut self.buffer, method).map_err(|error| Error::NotHttp {
+                        server: self.server.clone(),
+                        cause: error.to_string(),
+                    })?;
+                match head {
+                    Some(head)
+                        if head.status.is_informational()
+                            && head.status != StatusCode::SWITCHING_PROTOCOLS =>
+                    {
+                        interim += 1;
+                        end = HeadEnd::default();
+                        if interim > MAX_INTERIM {
+                            return Err(Error::NotHttp {
+                                server: self.server.clone(),
+                                cause: "it never comes to an answer".to_owned(),
+                            });
+                        }
+                        continue;
+                    }
+                    Some(head) => return Ok(head),
+                    None => {}
+                }
+            }
+            // Something else than HTTP is noticed at once, and not when there is
+            // no blank line in it.
+            let begins = b"HTTP/1.".iter().zip(&self.buffer);
+            if !begins.into_iter().all(|(expected, byte)| expected == byte) {
+                return Err(Error::NotHttp {
+                    server: self.server.clone(),
+                    cause: "it does not begin with HTTP/1.".to_owned(),
+                });
+            }
+            if self.fill().await? == 0 {
+                return Err(self.broke_off("no answer came"));
+            }
+        }
+    }
+
+    async fn read_body(&mut self, head: &ResponseHead, request: &Request) -> Result<Bytes, Error> {
+        let mut decoder = head.framing.decoder();
+        let mut body = BytesMut::new();
+        loop {
+            match decoder.decode(&mut self.buffer) {
+                Ok(Some(Piece::Data(data))) => {
+                    if body.len() + data.len() > request.limit {
+                        return Err(Error::TooLarge {
+                            server: self.server.clone(),
+                            path: request.path.clone(),
+                            limit: request.limit,
+                        });
+                    }
+                    body.extend_from_slice(&data);
+                }
+                Ok(Some(Piece::Trailers(_) | Piece::End)) => return Ok(body.freeze()),
+                Ok(None) => {
+                    if self.fill().await? == 0 {
+                        decoder
+                            .end_of_input()
+                            .map_err(|error| self.broke_off(error))?;
+                        return Ok(body.freeze());
+                    }
+                }
+                Err(error) => {
+                    return Err(Error::NotHttp {
+                        server: self.server.clone(),
+                        cause: error.to_string(),
+                    });
+                }
+            }
+        }
+    }
+
+    async fn fill(&mut self) -> Result<usize, Error> {
+        self.buffer.reserve(CHUNK);
+        let read = self.stream.read_buf(&mut self.buffer).await;
+        read.map_err(|error| self.broke_off(error))
+    }
+
+    fn broke_off(&self, cause: impl std::fmt::Display) -> Error {
+        Error::BrokeOff {
+            server: self.server.clone(),
+            cause: cause.to_string(),
+        }
+    }
+}
+
+/// Headers hold credentials, so nothing but the server is shown.
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection")
+            .field("server", &self.server)
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,302 @@
+//! What a user shows to a server: headers, and a certificate.
+
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+
+use crate::error::{Entry, Error};
+use crate::exec;
+use crate::kubeconfig::{Impersonation, Material, Target};
+use crate::secret::Secret;
+
+/// The largest certificate, key or token that is read from a file.
+const MAX_FILE: u64 = 1024 * 1024;
+
+/// What may stand in the name of a header; the rest is escaped, as client-go
+/// does.
+const HEADER_NAME: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'!')
+    .remove(b'#')
+    .remove(b'$')
+    .remove(b'&')
+    .remove(b'\'')
+    .remove(b'*')
+    .remove(b'+')
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'^')
+    .remove(b'_')
+    .remove(b'`')
+    .remove(b'|')
+    .remove(b'~');
+
+/// What a user shows.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Credential {
+    /// On every request. Values that are secret are marked so.
+    pub(crate) headers: HeaderMap,
+    /// In the handshake.
+    pub(crate) certificate: Option<Certificate>,
+}
+
+/// A certificate with its key, both in PEM.
+#[derive(Debug, Clone)]
+pub(crate) struct Certificate {
+    pub(crate) chain: Secret,
+    pub(crate) key: Secret,
+}
+
+impl Credential {
+    /// Reads what is in files, and runs the plugin if there is one and nothing
+    /// else.
+    pub(crate) async fn of(target: &Target) -> Result<Self, Error> {
+        let user = &target.user;
+        let wrong = |cause: &str| Error::Invalid {
+            entry: Entry::User,
+            name: target.user_name.clone(),
+            cause: cause.to_owned(),
+        };
+        let certificate = match (&user.client_certificate, &user.client_key) {
+            (None, None) => None,
+            (Some(chain), Some(key)) => Some(Certificate {
+                chain: read(chain)?,
+                key: read(key)?,
+            }),
+            (Some(_), None) => return Err(wrong("client-certificate without client-key")),
+            (None, Some(_)) => return Err(wrong("client-key without client-certificate")),
+        };
+        let mut credential = Self {
+            headers: HeaderMap::new(),
+            certificate,
+        };
+        let token = match (&user.token_file, &user.token) {
+            (Some(path), None) => Some(trimmed(&read_file(path)?)),
+            (Some(path), Some(token)) => {
+                let newer = read_file(path).ok();
+                Some(newer.map_or_else(|| token.clone(), |it| trimmed(&it)))
+            }
+            (None, token) => token.clone(),
+        };
+        let unusable = || wrong("the token, or the password, has a line break or the like in it");
+        match (token, &user.username, &user.exec) {
+            (Some(_), Some(_), _) => {
+                return Err(wrong(
+                    "username/password or bearer token may be set, but not both",
+                ));
+            }
+            (Some(token), None, _) => {
+                let header = bearer(&token).ok_or_else(unusable)?;
+                credential.headers.insert(AUTHORIZATION, header);
+            }
+            (None, Some(name), _) => {
+                let password = user.password.as_ref().map_or(&[][..], Secret::expose);
+                let header = basic(name, password).ok_or_else(unusable)?;
+                credential.headers.insert(AUTHORIZATION, header);
+            }
+            (None, None, Some(plugin)) => {
+                let given = exec::run(plugin, &target.cluster).await?;
+                if let Some(token) = given.token {
+                    let header = bearer(&token).ok_or_else(unusable)?;
+                    credential.headers.insert(AUTHORIZATION, header);
+                }
+                credential.certificate = given.certificate.or(credential.certificate);
+            }
+            (None, None, None) => {}
+        }
+        impersonate(&user.impersonate, &mut credential.headers).map_err(wrong)?;
+        Ok(credential)
+    }
+}
+
+/// What is in a file, or here.
+pub(crate) fn read(material: &Material) -> Result<Secret, Error> {
+    match material {
+        Material::Data(data) => Ok(data.clone()),
+        Material::File(path) => read_file(path),
+    }
+}
+
+fn read_file(path: &Path) -> Result<Secret, Error> {
+    use std::io::Read as _;
+    let wrong = |cause: String| Error::File {
+        path: path.to_owned(),
+        cause,
+    };
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut bytes))
+        .map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    if bytes.len() as u64 > MAX_FILE {
+        return Err(wrong("is larger than 1 MiB; correct the path".to_owned()));
+    }
+    Ok(Secret::new(bytes))
+}
+
+fn trimmed(secret: &Secret) -> Secret {
+    Secret::new(secret.expose().trim_ascii())
+}
+
+fn bearer(token: &Secret) -> Option<HeaderValue> {
+    secret_header(&[b"Bearer ", token.expose()].concat())
+}
+
+/// The header for a name and a password.
+pub(crate) fn basic(name: &str, password: &[u8]) -> Option<HeaderValue> {
+    let pair = [name.as_bytes(), b":", password].concat();
+    secret_header(format!("Basic {}", STANDARD.encode(pair)).as_bytes())
+}
+
+fn secret_header(bytes: &[u8]) -> Option<HeaderValue> {
+    let mut value = HeaderValue::from_bytes(bytes).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+fn impersonate(role: &Impersonation, headers: &mut HeaderMap) -> Result<(), &'static str> {
+    const WRONG: &str = "as, as-uid, as-groups or as-user-extra cannot stand in a header";
+    let value = |text: &str| HeaderValue::from_str(text).map_err(|_| WRONG);
+    let Some(user) = &role.user else {
+        let anything = role.uid.is_some() || !role.groups.is_empty() || !role.extra.is_empty();
+        return if anything {
+            Err("requesting uid, groups or user-extra without impersonating a user")
+        } else {
+            Ok(())
+        };
+    };
+    headers.insert("impersonate-user", value(user)?);
+    if let Some(uid) = &role.uid {
+        headers.insert("impersonate-uid", value(uid)?);
+    }
+    for group in &role.groups {
+        headers.append("impersonate-group", value(group)?);
+    }
+    for (key, values) in &role.extra {
+        let key = percent_encode(key.as_bytes(), HEADER_NAME);
+        let name = HeaderName::try_from(format!("impersonate-extra-{key}")).map_err(|_| WRONG)?;
+        for text in values {
+            headers.append(name.clone(), value(text)?);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use skewbridge_testkit::ScratchDir;
+
+    use super::*;
+    use crate::kubeconfig::{Cluster, User};
+
+    fn target(user: User) -> Target {
+        Target {
+            context: "c".to_owned(),
+            cluster_name: "k".to_owned(),
+            cluster: Cluster::default(),
+            user_name: "u".to_owned(),
+            user,
+            namespace: None,
+        }
+    }
+
+    async fn headers(user: User) -> Result<Vec<(String, String)>, String> {
+        match Credential::of(&target(user)).await {
+            Ok(credential) => {
+                let shown = format!("{credential:?}");
+                assert!(!shown.contains("secret"), "{shown}");
+                Ok(credential
+                    .headers
+                    .iter()
+                    .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))
+                    .collect())
+            }
+            Err(error) => {
+                assert!(
+                    !format!("{error} {error:?}").contains("secret"),
+                    "{error:?}"
+                );
+                Err(error.to_string())
+            }
+        }
+    }
+
+    fn authorization(text: &str) -> Vec<(String, String)> {
+        vec![("authorization".to_owned(), text.to_owned())]
+    }
+
+    #[tokio::test]
+    async fn a_token_file_counts_before_the_token_if_it_can_be_read() {
+        let dir = ScratchDir::new();
+        let file = dir.write("token", "secret-in-file\n");
+        let user = |token: Option<&str>, file: Option<&Path>| User {
+            token: token.map(Secret::new),
+            token_file: file.map(Path::to_owned),
+            ..User::default()
+        };
+        let absent = dir.path().join("absent");
+        let rows = [
+            (user(Some("secret"), None), "Bearer secret"),
+            (user(None, Some(&file)), "Bearer secret-in-file"),
+            (user(Some("secret"), Some(&file)), "Bearer secret-in-file"),
+            (user(Some("secret"), Some(&absent)), "Bearer secret"),
+        ];
+        for (user, expected) in rows {
+            assert_eq!(headers(user).await.unwrap(), authorization(expected));
+        }
+        let error = headers(user(None, Some(&absent))).await.unwrap_err();
+        assert!(error.contains("absent: cannot be read"), "{error}");
+        let error = headers(user(Some("secret\nX: y"), None)).await.unwrap_err();
+        assert!(error.contains("line break"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_password_goes_with_its_name_and_never_with_a_token() {
+        let mut user = User {
+            username: Some("me".to_owned()),
+            password: Some(Secret::new("secret")),
+            ..User::default()
+        };
+        assert_eq!(
+            headers(user.clone()).await.unwrap(),
+            authorization("Basic bWU6c2VjcmV0")
+        );
+        user.token = Some(Secret::new("secret"));
+        let error = headers(user).await.unwrap_err();
+        assert!(error.contains("but not both"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn half_a_certificate_is_refused() {
+        let user = User {
+            client_key: Some(Material::Data(Secret::new("secret"))),
+            ..User::default()
+        };
+        assert_eq!(
+            headers(user).await,
+            Err("user \"u\": client-key without client-certificate".to_owned())
+        );
+    }
+
+    #[tokio::test]
+    async fn somebody_else_is_asserted_by_headers() {
+        let mut user = User::default();
+        user.impersonate.groups = vec!["a".to_owned(), "b".to_owned()];
+        user.impersonate.extra = [("Acme.com/x y".to_owned(), vec!["1".to_owned()])].into();
+        let error = headers(user.clone()).await.unwrap_err();
+        assert!(error.contains("without impersonating a user"), "{error}");
+        user.impersonate.user = Some("you".to_owned());
+        let mut found = headers(user).await.unwrap();
+        found.sort();
+        let expected = [
+            ("impersonate-extra-acme.com%2fx%20y", "1"),
+            ("impersonate-group", "a"),
+            ("impersonate-group", "b"),
+            ("impersonate-user", "you"),
+        ];
+        let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        assert_eq!(found, expected);
+    }
+}

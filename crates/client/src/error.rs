@@ -1,0 +1,188 @@
+//! What can go wrong between a kubeconfig and an answer, and what to do about
+//! it. None of it repeats a token, a password or a key.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Why there is no connection, or no answer. In kubectl's words where people
+/// know them.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no kubeconfig at all.
+    #[error(
+        "no configuration has been provided: there is no {looked}, and this is no pod; give \
+         --kubeconfig, or set $KUBECONFIG"
+    )]
+    NoConfiguration {
+        /// Where one was looked for.
+        looked: String,
+    },
+    /// A file cannot be used.
+    #[error("{}: {cause}", path.display())]
+    File {
+        /// Which one.
+        path: PathBuf,
+        /// In words, with what to do.
+        cause: String,
+    },
+    /// Something that a kubeconfig names is not in it.
+    #[error("{entry} {name:?} does not exist in {files}{}", listed(known))]
+    Missing {
+        /// What it would be.
+        entry: Entry,
+        /// How it is called.
+        name: String,
+        /// The files that were read.
+        files: String,
+        /// What is there instead.
+        known: Vec<String>,
+    },
+    /// No context was asked for, and the kubeconfig has none by default.
+    #[error(
+        "current-context is not set in {files}; give --context{}",
+        listed(known)
+    )]
+    NoCurrentContext {
+        /// The files that were read.
+        files: String,
+        /// The contexts that are there.
+        known: Vec<String>,
+    },
+    /// An entry of a kubeconfig cannot be used.
+    #[error("{entry} {name:?}: {cause}")]
+    Invalid {
+        /// What it is.
+        entry: Entry,
+        /// How it is called.
+        name: String,
+        /// In words, with what to do.
+        cause: String,
+    },
+    /// A credential plugin did not give a credential.
+    #[error("getting credentials: exec: {command}: {cause}{}", advice(hint.as_ref()))]
+    Exec {
+        /// The program.
+        command: String,
+        /// In words.
+        cause: String,
+        /// What the kubeconfig advises.
+        hint: Option<String>,
+    },
+    /// No connection.
+    #[error("{}", unreachable(server, cause))]
+    Unreachable {
+        /// Which one: `HOST:PORT`.
+        server: String,
+        /// What the system said.
+        cause: std::io::Error,
+    },
+    /// The proxy on the way does not do what it is there for.
+    #[error("the proxy {proxy} on the way to {server} {cause}")]
+    Proxy {
+        /// Which one, without its password.
+        proxy: String,
+        /// Where to.
+        server: String,
+        /// In words.
+        cause: String,
+    },
+    /// The server, or we, did not prove to be who is expected.
+    #[error("unable to connect to the server {server}: {cause}")]
+    Tls {
+        /// Which one.
+        server: String,
+        /// In words, with what to do.
+        cause: String,
+    },
+    /// Nothing came in time.
+    #[error(
+        "the server {server} did not {what} within {} s; is it reachable from here?",
+        after.as_secs_f64()
+    )]
+    TimedOut {
+        /// Which one.
+        server: String,
+        /// What it did not do.
+        what: &'static str,
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// The connection ended before the answer did.
+    #[error("the server {server} ended the connection before it had answered: {cause}")]
+    BrokeOff {
+        /// Which one.
+        server: String,
+        /// In words.
+        cause: String,
+    },
+    /// The answer is not HTTP/1.1.
+    #[error("the server {server} does not answer in HTTP/1.1: {cause}")]
+    NotHttp {
+        /// Which one.
+        server: String,
+        /// In words.
+        cause: String,
+    },
+    /// The answer is longer than anything that was asked for.
+    #[error("the server {server} answers {path} with more than {limit} bytes")]
+    TooLarge {
+        /// Which one.
+        server: String,
+        /// What was asked for.
+        path: String,
+        /// What would have been read.
+        limit: usize,
+    },
+    /// The request cannot be written: a path or a header that is none.
+    #[error("{0} cannot be sent in a request")]
+    Unsendable(String),
+}
+
+/// What a kubeconfig is made of, in kubectl's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    /// A context.
+    Context,
+    /// A cluster.
+    Cluster,
+    /// A user.
+    User,
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Context => "context",
+            Self::Cluster => "cluster",
+            Self::User => "user",
+        })
+    }
+}
+
+/// How many names are told; a kubeconfig may have hundreds.
+const TOLD: usize = 10;
+
+fn listed(names: &[String]) -> String {
+    if names.is_empty() {
+        return String::new();
+    }
+    let told: Vec<_> = names.iter().take(TOLD).map(String::as_str).collect();
+    let more = if names.len() > TOLD { ", ..." } else { "" };
+    format!("; there is: {}{more}", told.join(", "))
+}
+
+fn advice(hint: Option<&String>) -> String {
+    hint.map_or_else(String::new, |hint| format!("\n{}", hint.trim_end()))
+}
+
+fn unreachable(server: &str, cause: &std::io::Error) -> String {
+    match cause.kind() {
+        std::io::ErrorKind::ConnectionRefused => format!(
+            "the connection to the server {server} was refused - did you specify the right host \
+             or port?"
+        ),
+        _ => format!("unable to connect to the server {server}: {cause}"),
+    }
+}

@@ -1,0 +1,202 @@
+//! Where the kubeconfig is.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{ErrorKind, Read as _};
+use std::path::{Path, PathBuf};
+
+use super::{Cluster, Context, Kubeconfig, Material, User};
+use crate::error::Error;
+
+/// The largest file that is read: thousands of clusters fit, a wrong path (a
+/// device, a log) does not.
+const MAX_FILE: u64 = 16 * 1024 * 1024;
+
+/// Where a pod finds its service account.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// The name of the context that a pod has.
+const IN_CLUSTER: &str = "in-cluster";
+
+impl Kubeconfig {
+    /// The file that is given; without one those in `$KUBECONFIG`, else
+    /// `~/.kube/config`, else the service account of this pod.
+    pub fn load(explicit: Option<&Path>) -> Result<Self, Error> {
+        let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        if let Some(path) = explicit {
+            return match read(path)? {
+                Some(text) => Self::parse(&text, path),
+                None => Err(Error::File {
+                    path: path.to_owned(),
+                    cause: "no such file or directory; correct --kubeconfig".to_owned(),
+                }),
+            };
+        }
+        let paths: Vec<PathBuf> = match (variable("KUBECONFIG"), variable("HOME")) {
+            (Some(list), _) => std::env::split_paths(&list).collect(),
+            (None, Some(home)) => vec![Path::new(&home).join(".kube/config")],
+            (None, None) => Vec::new(),
+        };
+        let config = Self::read_all(&paths)?;
+        if !config.is_empty() {
+            return Ok(config);
+        }
+        let host = variable("KUBERNETES_SERVICE_HOST");
+        let port = variable("KUBERNETES_SERVICE_PORT");
+        if let (Some(host), Some(port)) = (host, port) {
+            let (host, port) = (host.to_string_lossy(), port.to_string_lossy());
+            if let Some(config) = Self::in_cluster(&host, &port, Path::new(SERVICE_ACCOUNT)) {
+                return Ok(config);
+            }
+        }
+        let looked: Vec<_> = paths.iter().map(|it| it.display().to_string()).collect();
+        Err(Error::NoConfiguration {
+            looked: if looked.is_empty() {
+                "$KUBECONFIG and no $HOME".to_owned()
+            } else {
+                looked.join(", ")
+            },
+        })
+    }
+
+    /// Several files as one, the first one first. Those that are not there are
+    /// passed over.
+    pub fn read_all(paths: &[PathBuf]) -> Result<Self, Error> {
+        let mut config = Self::default();
+        for path in paths.iter().filter(|path| !path.as_os_str().is_empty()) {
+            if let Some(text) = read(path)? {
+                config = config.merged_with(Self::parse(&text, path)?);
+            }
+        }
+        Ok(config)
+    }
+
+    /// What a pod has, if it has a service account.
+    fn in_cluster(host: &str, port: &str, account: &Path) -> Option<Self> {
+        let token = account.join("token");
+        if !token.exists() {
+            return None;
+        }
+        let host = if host.contains(':') {
+            format!("[{host}]")
+        } else {
+            host.to_owned()
+        };
+        let cluster = Cluster {
+            server: format!("https://{host}:{port}"),
+            certificate_authority: Some(Material::File(account.join("ca.crt"))),
+            ..Cluster::default()
+        };
+        let user = User {
+            token_file: Some(token),
+            ..User::default()
+        };
+        let context = Context {
+            cluster: IN_CLUSTER.to_owned(),
+            user: IN_CLUSTER.to_owned(),
+            namespace: None,
+        };
+        let name = || IN_CLUSTER.to_owned();
+        Some(Self {
+            current_context: Some(name()),
+            contexts: BTreeMap::from([(name(), context)]),
+            clusters: BTreeMap::from([(name(), cluster)]),
+            users: BTreeMap::from([(name(), user)]),
+            files: vec![account.to_owned()],
+        })
+    }
+
+    fn is_empty(&self) -> bool {
+        self.contexts.is_empty()
+            && self.clusters.is_empty()
+            && self.users.is_empty()
+            && self.current_context.is_none()
+    }
+}
+
+/// The text of a file, if there is one.
+fn read(path: &Path) -> Result<Option<String>, Error> {
+    let wrong = |cause: String| {
+        Err(Error::File {
+            path: path.to_owned(),
+            cause,
+        })
+    };
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text));
+    match read {
+        Ok(_) if text.len() as u64 > MAX_FILE => wrong(format!(
+            "is larger than {} MiB; correct the path",
+            MAX_FILE >> 20
+        )),
+        Ok(_) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == ErrorKind::InvalidData => {
+            wrong("is not a kubeconfig: it is not text".to_owned())
+        }
+        Err(error) => wrong(format!("cannot be read: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use skewbridge_testkit::ScratchDir;
+
+    use super::*;
+
+    fn config(server: &str, current: &str) -> String {
+        format!(
+            "current-context: {current}\n\
+             clusters: [{{name: red, cluster: {{server: '{server}'}}}}, {{name: {current}, cluster: {{server: x}}}}]\n\
+             contexts: [{{name: {current}, context: {{cluster: red}}}}]\n"
+        )
+    }
+
+    #[test]
+    fn the_first_file_to_say_something_counts() {
+        let dir = ScratchDir::new();
+        let first = dir.write("first", config("https://first", "one"));
+        let second = dir.write("second", config("https://second", "two"));
+        let absent = dir.path().join("absent");
+        let paths = [PathBuf::new(), absent, first, second];
+        let merged = Kubeconfig::read_all(&paths).unwrap();
+        assert_eq!(merged.current_context.as_deref(), Some("one"));
+        assert_eq!(merged.clusters["red"].server, "https://first");
+        let contexts: Vec<_> = merged.contexts.keys().collect();
+        assert_eq!(contexts, ["one", "two"]);
+        assert_eq!(
+            merged.target(Some("two")).unwrap().cluster.server,
+            "https://first"
+        );
+        let error = merged.target(Some("three")).unwrap_err().to_string();
+        assert!(
+            error.starts_with("context \"three\" does not exist in "),
+            "{error}"
+        );
+        assert!(error.ends_with("second; there is: one, two"), "{error}");
+    }
+
+    #[test]
+    fn a_pod_has_its_service_account() {
+        let dir = ScratchDir::new();
+        assert_eq!(Kubeconfig::in_cluster("10.0.0.1", "443", dir.path()), None);
+        dir.write("token", "t");
+        let config = Kubeconfig::in_cluster("fd00::1", "443", dir.path()).unwrap();
+        let target = config.target(None).unwrap();
+        assert_eq!(target.cluster.server, "https://[fd00::1]:443");
+        assert_eq!(target.user.token_file, Some(dir.path().join("token")));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named() {
+        let dir = ScratchDir::new();
+        let binary = dir.write("binary", [0xff, 0xfe]);
+        for path in [dir.path().to_owned(), binary] {
+            let error = Kubeconfig::load(Some(&path)).unwrap_err().to_string();
+            assert!(error.starts_with(&path.display().to_string()), "{error}");
+        }
+        let absent = dir.path().join("absent");
+        let error = Kubeconfig::load(Some(&absent)).unwrap_err().to_string();
+        assert!(error.contains("no such file or directory"), "{error}");
+    }
+}

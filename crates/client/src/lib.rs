@@ -1,0 +1,38 @@
+//! From a kubeconfig to a connection with a kube-apiserver.
+//!
+//! [`Kubeconfig`] is read as kubectl reads it, a [`Target`] is what one of its
+//! contexts comes to, an [`Endpoint`] has everything that a connection needs (files
+//! are read, credential plugins have run), and a [`Connection`] carries one
+//! request after the other in HTTP/1.1, or becomes a raw stream after an upgrade.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use skewbridge_client::{Endpoint, Kubeconfig, Request};
+//!
+//! # async fn example() -> Result<(), skewbridge_client::Error> {
+//! let config = Kubeconfig::load(None)?;
+//! let target = config.target(None)?;
+//! let endpoint = Endpoint::prepare(&target, Some(Duration::from_secs(30))).await?;
+//! let mut connection = endpoint.connect().await?;
+//! let version = connection.send(&Request::get("/version")).await?;
+//! println!("{}", String::from_utf8_lossy(&version.body));
+//! # Ok(())
+//! # }
+//! ```
+
+mod address;
+pub mod connection;
+mod credential;
+mod endpoint;
+mod error;
+mod exec;
+pub mod kubeconfig;
+mod proxy;
+mod secret;
+mod tls;
+
+pub use connection::{Connection, Request, Response, Stream};
+pub use endpoint::Endpoint;
+pub use error::{Entry, Error};
+pub use kubeconfig::{Kubeconfig, Target};
+pub use secret::Secret;

@@ -1,0 +1,237 @@
+//! A proxy on the way to a server: `proxy-url` of the cluster, or the one that
+//! the environment names, as Go reads it.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use bytes::BytesMut;
+use http::{HeaderValue, Method, StatusCode, Uri};
+use percent_encoding::percent_decode_str;
+use skewbridge_h1::{HeadEnd, parse_response};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+
+use crate::address::{Address, Scheme};
+use crate::credential;
+
+/// The longest head of an answer to CONNECT.
+const MAX_ANSWER: usize = 16 * 1024;
+
+/// A proxy that understands CONNECT.
+#[derive(Debug, Clone)]
+pub(crate) struct Proxy {
+    pub(crate) address: Address,
+    authorization: Option<HeaderValue>,
+}
+
+impl Proxy {
+    /// Reads `http[s]://[USER:PASSWORD@]HOST[:PORT]`. An error does not repeat it.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
+        match scheme.to_ascii_lowercase().as_str() {
+            "http" | "https" => {}
+            "socks5" | "socks5h" => {
+                return Err("SOCKS is not spoken here; use an http or https proxy".to_owned());
+            }
+            _ => return Err("it is neither http nor https".to_owned()),
+        }
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let (user, host) = match authority.rsplit_once('@') {
+            Some((user, host)) => (Some(user), host),
+            None => (None, authority),
+        };
+        let url = format!("{scheme}://{host}{path}");
+        let wrong = "write it like http://HOST:PORT";
+        let address = Address::parse(&url, Scheme::Http).map_err(|_| wrong)?;
+        let authorization = user.and_then(|user| {
+            let (name, password) = user.split_once(':').unwrap_or((user, ""));
+            let name = percent_decode_str(name).decode_utf8_lossy();
+            let password: Vec<u8> = percent_decode_str(password).collect();
+            credential::basic(&name, &password)
+        });
+        Ok(Self {
+            address,
+            authorization,
+        })
+    }
+
+    /// The URL of the proxy that the environment has for a server, if any. Never
+    /// for this machine itself.
+    pub(crate) fn from_environment(
+        to: &Address,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Option<String> {
+        let either = |name: &str| {
+            let values = [variable(name), variable(&name.to_ascii_lowercase())];
+            values.into_iter().flatten().find(|text| !text.is_empty())
+        };
+        let url = either(match to.scheme {
+            Scheme::Https => "HTTPS_PROXY",
+            Scheme::Http => "HTTP_PROXY",
+        })?;
+        let here =
+            to.host == "localhost" || to.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+        let excepted = either("NO_PROXY").is_some_and(|list| is_listed(to, &list));
+        (!here && !excepted).then_some(url)
+    }
+
+    /// Asks for a tunnel, and gives what came behind the answer.
+    pub(crate) async fn tunnel(
+        &self,
+        io: &mut (impl AsyncRead + AsyncWrite + Unpin),
+        to: &str,
+    ) -> Result<BytesMut, String> {
+        let mut request =
+            BytesMut::from(format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n").as_str());
+        if let Some(authorization) = &self.authorization {
+            request.extend_from_slice(b"Proxy-Authorization: ");
+            request.extend_from_slice(authorization.as_bytes());
+            request.extend_from_slice(b"\r\n");
+        }
+        request.extend_from_slice(b"\r\n");
+        let broke_off = |error: std::io::Error| format!("broke off: {error}");
+        io.write_all(&request).await.map_err(broke_off)?;
+        io.flush().await.map_err(broke_off)?;
+        let mut answer = BytesMut::new();
+        let mut end = HeadEnd::default();
+        loop {
+            if io.read_buf(&mut answer).await.map_err(broke_off)? == 0 {
+                return Err("ended the connection instead of an answer to CONNECT".to_owned());
+            }
+            if end.reached(&answer) {
+                // Behind 200 there is the tunnel, whatever length it claims (RFC
+                // 9110, 9.3.6), as with HEAD.
+                let head = parse_response(&mut answer, &Method::HEAD)
+                    .map_err(|error| format!("does not answer in HTTP/1.1: {error}"))?;
+                if let Some(head) = head {
+                    return match head.status {
+                        StatusCode::OK => Ok(answer),
+                        StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
+                            Err("wants a user and a password (407); put them into its URL"
+                                .to_owned())
+                        }
+                        status => Err(format!("answered {} to CONNECT", status.as_u16())),
+                    };
+                }
+            }
+            if answer.len() > MAX_ANSWER {
+                return Err("does not answer in HTTP/1.1".to_owned());
+            }
+        }
+    }
+}
+
+/// Without the password.
+impl fmt::Display for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.address.host_and_port())
+    }
+}
+
+/// Go's rules for `NO_PROXY`: names and what is below them, addresses,
+/// networks, each perhaps with a port.
+fn is_listed(to: &Address, list: &str) -> bool {
+    let ip = to.host.parse::<IpAddr>().ok();
+    list.split(',').map(str::trim).any(|entry| {
+        if entry == "*" {
+            return true;
+        }
+        if let (Some(ip), Some((network, bits))) = (ip, entry.split_once('/')) {
+            return is_within(ip, network, bits);
+        }
+        let (name, port) = match entry.parse::<Uri>().ok().and_then(|uri| uri.port_u16()) {
+            Some(port) => (
+                entry.rsplit_once(':').map_or(entry, |(name, _)| name),
+                Some(port),
+            ),
+            None => (entry, None),
+        };
+        if name.is_empty() || port.is_some_and(|port| port != to.port) {
+            return false;
+        }
+        let name = name.trim_start_matches('[').trim_end_matches(']');
+        if ip.is_some() {
+            return name.parse().ok() == ip;
+        }
+        let name = name.trim_start_matches("*.").to_ascii_lowercase();
+        let host = to.host.to_ascii_lowercase();
+        match name.strip_prefix('.') {
+            Some(below) => host.ends_with(&format!(".{below}")),
+            None => host == name || host.ends_with(&format!(".{name}")),
+        }
+    })
+}
+
+fn is_within(ip: IpAddr, network: &str, bits: &str) -> bool {
+    let (Ok(network), Ok(bits)) = (network.parse::<IpAddr>(), bits.parse::<u32>()) else {
+        return false;
+    };
+    let same = |ip: u128, network: u128, width: u32| {
+        bits <= width && (bits == 0 || (ip ^ network) >> (width - bits) == 0)
+    };
+    match (ip, network) {
+        (IpAddr::V4(ip), IpAddr::V4(network)) => {
+            same(u32::from(ip).into(), u32::from(network).into(), 32)
+        }
+        (IpAddr::V6(ip), IpAddr::V6(network)) => same(ip.into(), network.into(), 128),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proxy_is_read_and_its_password_is_not_shown() {
+        let proxy = Proxy::parse("https://me:hunter%32@proxy.example:3128").unwrap();
+        assert_eq!(proxy.to_string(), "proxy.example:3128");
+        assert!(!format!("{proxy:?}").contains("hunter"));
+        let header = proxy.authorization.unwrap();
+        assert_eq!(header.to_str().unwrap(), "Basic bWU6aHVudGVyMg==");
+        assert_eq!(Proxy::parse("proxy:80").unwrap().address.port, 80);
+        for (text, expected) in [
+            ("socks5://me:hunter2@h:1", "SOCKS"),
+            ("ftp://hunter2@h", "neither http nor https"),
+            ("http://hunter2@", "write it like"),
+        ] {
+            let error = Proxy::parse(text).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_environment_is_read_as_go_reads_it() {
+        let rows = [
+            ("https://k.example", "", true),
+            ("http://k.example", "", false),
+            ("https://localhost:6443", "", false),
+            ("https://127.0.0.1:6443", "", false),
+            ("https://[::1]:6443", "", false),
+            ("https://k.example", "*", false),
+            ("https://k.example", "other, k.example", false),
+            ("https://k.example", "example", false),
+            ("https://k.example", ".example", false),
+            ("https://k.example", "*.example", false),
+            ("https://k.example", "ample", true),
+            ("https://example", ".example", true),
+            ("https://k.example:6443", "k.example:6443", false),
+            ("https://k.example:6443", "k.example:443", true),
+            ("https://10.1.2.3", "10.0.0.0/8", false),
+            ("https://10.1.2.3", "10.2.0.0/16", true),
+            ("https://10.1.2.3", "10.1.2.3", false),
+            ("https://[fd00::1]", "fd00::/8", false),
+            ("https://10.1.2.3", "0.0.0.0/0", false),
+            ("https://10.1.2.3", "10.0.0.0/99", true),
+        ];
+        for (server, exceptions, expected) in rows {
+            let to = Address::parse(server, Scheme::Https).unwrap();
+            let found = Proxy::from_environment(&to, |name| match name {
+                "https_proxy" => Some("http://proxy".to_owned()),
+                "NO_PROXY" => Some(exceptions.to_owned()),
+                _ => None,
+            });
+            assert_eq!(found.is_some(), expected, "{server} {exceptions}");
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! What nobody may see.
+
+use std::fmt;
+
+/// A token, a password or a private key. It is shown nowhere: whoever needs it
+/// has to [`expose`](Secret::expose) it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Box<[u8]>);
+
+impl Secret {
+    /// Keeps it.
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
+        Self(bytes.into().into_boxed_slice())
+    }
+
+    /// Gives it away.
+    pub fn expose(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[redacted]")
+    }
+}

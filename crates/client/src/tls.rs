@@ -1,0 +1,178 @@
+//! Whom a connection believes, and what it shows.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore,
+    SignatureScheme,
+};
+use rustls_pki_types::pem::PemObject as _;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+
+use crate::credential::Certificate;
+
+/// Where systems keep the CAs that they trust: Go's list.
+const SYSTEM_BUNDLES: [&str; 7] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/tls/cacert.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+    "/usr/local/etc/ssl/cert.pem",
+];
+
+/// Who may sign a server's certificate.
+pub(crate) enum Trust<'a> {
+    /// These, in PEM.
+    Authorities(&'a [u8]),
+    /// Those of the system.
+    System,
+    /// Anybody at all.
+    Anybody,
+}
+
+/// What a handshake needs. An error says what to do.
+pub(crate) fn config(
+    trust: &Trust<'_>,
+    certificate: Option<&Certificate>,
+) -> Result<Arc<ClientConfig>, String> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    let builder = match trust {
+        Trust::Authorities(pem) => builder.with_root_certificates(authorities(pem)?),
+        Trust::System => builder.with_root_certificates(system_authorities()?),
+        Trust::Anybody => builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Believing(provider))),
+    };
+    let mut config = match certificate {
+        None => builder.with_no_client_auth(),
+        Some(Certificate { chain, key }) => {
+            let chain = certificates(chain.expose())
+                .filter(|chain| !chain.is_empty())
+                .ok_or("client-certificate holds no certificate in PEM")?;
+            let key = PrivateKeyDer::from_pem_slice(key.expose())
+                .map_err(|_| "client-key holds no private key in PEM, or an encrypted one")?;
+            builder
+                .with_client_auth_cert(chain, key)
+                .map_err(|error| match error {
+                    TlsError::InconsistentKeys(_) => {
+                        "client-key does not belong to client-certificate".to_owned()
+                    }
+                    _ => "client-certificate or client-key cannot be used".to_owned(),
+                })?
+        }
+    };
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// What a failed handshake means, in the words that Go has for it.
+pub(crate) fn explain(error: &std::io::Error) -> String {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+    let Some(TlsError::InvalidCertificate(cause)) = inner else {
+        return format!("TLS: {error}");
+    };
+    match cause {
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+            "x509: certificate signed by unknown authority; is certificate-authority that of \
+             this cluster?"
+                .to_owned()
+        }
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            "x509: certificate has expired; is the clock right?".to_owned()
+        }
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            "x509: certificate is not yet valid; is the clock right?".to_owned()
+        }
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            format!("x509: {cause}; tls-server-name says which name to expect")
+        }
+        other => format!("x509: {other}"),
+    }
+}
+
+fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
+    CertificateDer::pem_slice_iter(pem)
+        .collect::<Result<_, _>>()
+        .ok()
+}
+
+fn authorities(pem: &[u8]) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    let found = certificates(pem).ok_or("certificate-authority is not PEM")?;
+    let (added, _) = roots.add_parsable_certificates(found);
+    if added == 0 {
+        return Err("certificate-authority holds no certificate in PEM".to_owned());
+    }
+    Ok(roots)
+}
+
+fn system_authorities() -> Result<RootCertStore, String> {
+    let file = std::env::var("SSL_CERT_FILE").ok();
+    let bundles = file.iter().map(String::as_str).chain(SYSTEM_BUNDLES);
+    for bundle in bundles.map(Path::new) {
+        let Ok(pem) = std::fs::read(bundle) else {
+            continue;
+        };
+        let mut roots = RootCertStore::empty();
+        let found = CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok);
+        let (added, _) = roots.add_parsable_certificates(found);
+        if added > 0 {
+            return Ok(roots);
+        }
+    }
+    Err(
+        "it has no certificate-authority, and this system has no list of CAs; give one, or set \
+         $SSL_CERT_FILE"
+            .to_owned(),
+    )
+}
+
+/// Believes every certificate (`insecure-skip-tls-verify`), if its owner has the
+/// key.
+#[derive(Debug)]
+struct Believing(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Believing {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, TlsError> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        let known = &self.0.signature_verification_algorithms;
+        verify_tls12_signature(message, cert, signature, known)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        let known = &self.0.signature_verification_algorithms;
+        verify_tls13_signature(message, cert, signature, known)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,276 @@
+//! What each server of a cluster serves, as a bridge tells it.
+//!
+//! It is asked for at `/apis`, by what the client accepts ([`ACCEPT`]). A
+//! kube-apiserver does not know the form and passes on to the next one, as with
+//! `profile=nopeer`: who asks sees by the `Content-Type` whether a bridge
+//! answered.
+
+use http::HeaderMap;
+use serde::ser::SerializeStruct as _;
+use serde::{Deserialize, Serialize, Serializer};
+use skewbridge_api::media::{MediaRange, alternatives};
+
+use crate::document::Group;
+use crate::parse::{ParseError, TypeMeta, null_as_default, read};
+
+const KIND: &str = "ServerDiscoveryList";
+const GROUP: &str = "skewbridge.io";
+const VERSION: &str = "v1alpha1";
+const API_VERSION: &str = "skewbridge.io/v1alpha1";
+
+/// The form itself, as the `Content-Type` says it.
+pub const MEDIA_TYPE: &str = "application/json;g=skewbridge.io;v=v1alpha1;as=ServerDiscoveryList";
+
+/// What a client sends: this form first, then what it can do without
+/// ([`LOCAL_DOCUMENT`](crate::accept::LOCAL_DOCUMENT)).
+pub const ACCEPT: &str = concat!(
+    "application/json;g=skewbridge.io;v=v1alpha1;as=ServerDiscoveryList,",
+    "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList;profile=nopeer,",
+    "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,",
+    "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList;profile=nopeer,",
+    "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,",
+    "application/json",
+);
+
+/// The servers of a cluster, as a bridge knows them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ServerDiscoveryList {
+    /// In the order of their identities.
+    pub servers: Vec<ServerDiscovery>,
+}
+
+/// A kube-apiserver and what it serves.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServerDiscovery {
+    /// The name of its identity Lease.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub identity: String,
+    /// Its `gitVersion`: `v1.34.4`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Whether it is the one behind the bridge that answers.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub local: bool,
+    /// Where the bridge reaches it, if it is not the local one: `HOST:PORT`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// Whether it could be asked when last tried.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub reachable: bool,
+    /// When it last told what it serves, as RFC 3339 has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_sync: Option<String>,
+    /// Why it could not be asked since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// What it serves, the core group included. None if it has not told yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups: Option<Vec<Group>>,
+}
+
+impl ServerDiscoveryList {
+    /// Reads one. Unknown fields are passed over, and `null` is nothing.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
+        #[derive(Deserialize)]
+        struct Body {
+            #[serde(default, deserialize_with = "null_as_default")]
+            servers: Vec<ServerDiscovery>,
+        }
+        let meta = TypeMeta::expect(bytes, KIND)?;
+        if meta.api_version != API_VERSION {
+            return Err(meta.unexpected(KIND));
+        }
+        let Body { servers } = read(bytes, KIND)?;
+        Ok(Self { servers })
+    }
+}
+
+impl Serialize for ServerDiscoveryList {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_struct(KIND, 3)?;
+        list.serialize_field("kind", KIND)?;
+        list.serialize_field("apiVersion", API_VERSION)?;
+        list.serialize_field("servers", &self.servers)?;
+        list.end()
+    }
+}
+
+/// Whether a `Content-Type` says that the answer is a [`ServerDiscoveryList`].
+pub fn is_content_type(text: &str) -> bool {
+    MediaRange::parse(text).is_some_and(|range| is_this(&range))
+}
+
+/// Whether a client wants it before any other form of discovery.
+pub fn is_wanted(headers: &HeaderMap) -> bool {
+    let accepted = alternatives(headers).unwrap_or_default();
+    let first = accepted.first().filter(|range| range.quality > 0);
+    first.is_some_and(is_this)
+}
+
+fn is_this(range: &MediaRange<'_>) -> bool {
+    let says = |name: &str, value: &str| {
+        range
+            .parameters
+            .iter()
+            .any(|(key, said)| key == name && said.eq_ignore_ascii_case(value))
+    };
+    (&*range.kind, &*range.subkind) == ("application", "json")
+        && says("g", GROUP)
+        && says("v", VERSION)
+        && says("as", KIND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::accept::{Answered, LOCAL_DOCUMENT, Wanted};
+
+    fn accepting(accept: &str) -> HeaderMap {
+        let value = accept.parse().unwrap();
+        HeaderMap::from_iter([(http::header::ACCEPT, value)])
+    }
+
+    #[test]
+    fn it_is_asked_for_before_what_every_server_has() {
+        assert_eq!(ACCEPT, format!("{MEDIA_TYPE},{LOCAL_DOCUMENT}"));
+        assert!(is_wanted(&accepting(ACCEPT)));
+        // Whoever does not know it tells what it serves by itself.
+        let wanted = Wanted::of(&accepting(ACCEPT), |_| true);
+        assert!(matches!(wanted, Wanted::Local(_)), "{wanted:?}");
+    }
+
+    #[test]
+    fn only_who_wants_it_most_is_answered_with_it() {
+        let rows = [
+            (MEDIA_TYPE.to_owned(), true),
+            (ACCEPT.to_owned(), true),
+            (format!("{MEDIA_TYPE};q=0.9,application/json"), false),
+            (format!("{MEDIA_TYPE};q=0"), false),
+            (format!("application/json,{MEDIA_TYPE}"), false),
+            (format!("application/json;q=0.5,{MEDIA_TYPE}"), true),
+            (LOCAL_DOCUMENT.to_owned(), false),
+            ("*/*".to_owned(), false),
+            (String::new(), false),
+        ];
+        for (accept, expected) in rows {
+            assert_eq!(is_wanted(&accepting(&accept)), expected, "{accept}");
+        }
+    }
+
+    #[test]
+    fn the_answer_is_known_by_its_content_type() {
+        let rows = [
+            (MEDIA_TYPE, true),
+            (
+                "Application/JSON; charset=utf-8; As=serverdiscoverylist; v=v1alpha1; g=\"skewbridge.io\"",
+                true,
+            ),
+            ("application/json", false),
+            (
+                "application/json;g=skewbridge.io;v=v1;as=ServerDiscoveryList",
+                false,
+            ),
+            (
+                "application/json;g=skewbridge.io;v=v1alpha1;as=Table",
+                false,
+            ),
+            (
+                "application/cbor;g=skewbridge.io;v=v1alpha1;as=ServerDiscoveryList",
+                false,
+            ),
+            (crate::accept::V2, false),
+            ("", false),
+        ];
+        for (text, expected) in rows {
+            assert_eq!(is_content_type(text), expected, "{text}");
+        }
+        // A client that does not know it takes it for a list of groups, and
+        // then sees by its kind that it is none.
+        assert_eq!(
+            Answered::of_content_type(MEDIA_TYPE),
+            Some(Answered::Legacy)
+        );
+    }
+
+    #[test]
+    fn what_is_not_known_is_left_out() {
+        let list = ServerDiscoveryList {
+            servers: vec![
+                ServerDiscovery {
+                    identity: "apiserver-a".to_owned(),
+                    version: Some("v1.34.4".to_owned()),
+                    local: true,
+                    reachable: true,
+                    last_sync: Some("2026-11-15T12:00:00Z".to_owned()),
+                    groups: Some(Vec::new()),
+                    ..ServerDiscovery::default()
+                },
+                ServerDiscovery {
+                    identity: "apiserver-b".to_owned(),
+                    address: Some("10.0.0.2:6443".to_owned()),
+                    problem: Some("connection refused".to_owned()),
+                    ..ServerDiscovery::default()
+                },
+            ],
+        };
+        let text = concat!(
+            r#"{"kind":"ServerDiscoveryList","apiVersion":"skewbridge.io/v1alpha1","servers":["#,
+            r#"{"identity":"apiserver-a","version":"v1.34.4","local":true,"reachable":true,"#,
+            r#""lastSync":"2026-11-15T12:00:00Z","groups":[]},"#,
+            r#"{"identity":"apiserver-b","local":false,"address":"10.0.0.2:6443","#,
+            r#""reachable":false,"problem":"connection refused"}]}"#
+        );
+        assert_eq!(serde_json::to_string(&list).unwrap(), text);
+        assert_eq!(ServerDiscoveryList::parse(text.as_bytes()).unwrap(), list);
+    }
+
+    #[test]
+    fn groups_are_written_as_a_document_has_them() {
+        let bytes = include_bytes!("../tests/data/1.36.4-all-apis.json");
+        let document = crate::Document::parse(bytes).unwrap();
+        let list = ServerDiscoveryList {
+            servers: vec![ServerDiscovery {
+                groups: Some(document.items.clone()),
+                ..ServerDiscovery::default()
+            }],
+        };
+        let written = serde_json::to_vec(&list).unwrap();
+        assert_eq!(ServerDiscoveryList::parse(&written).unwrap(), list);
+        let items = serde_json::to_string(&document.items).unwrap();
+        let written = String::from_utf8(written).unwrap();
+        assert!(written.ends_with(&format!(r#""groups":{items}}}]}}"#)));
+    }
+
+    #[test]
+    fn what_is_no_such_list_is_refused_and_gaps_are_nothing() {
+        let empty = r#"{"kind":"ServerDiscoveryList","apiVersion":"skewbridge.io/v1alpha1","servers":null,"new":1}"#;
+        let read = ServerDiscoveryList::parse(empty.as_bytes()).unwrap();
+        assert_eq!(read, ServerDiscoveryList::default());
+        let gaps = r#"{"kind":"ServerDiscoveryList","apiVersion":"skewbridge.io/v1alpha1","servers":[
+            {"identity":null,"version":null,"local":null,"address":null,"reachable":null,
+             "lastSync":null,"problem":null,"groups":null,"mood":"fine"},{}]}"#;
+        let read = ServerDiscoveryList::parse(gaps.as_bytes()).unwrap();
+        assert_eq!(read.servers, vec![ServerDiscovery::default(); 2]);
+
+        let deep = format!(
+            r#"{{"kind":"ServerDiscoveryList","apiVersion":"skewbridge.io/v1alpha1","servers":{}"#,
+            "[".repeat(100_000)
+        );
+        for text in [
+            "",
+            "[]",
+            "{}",
+            r#"{"kind":"APIGroupList","apiVersion":"v1","groups":[]}"#,
+            r#"{"kind":"ServerDiscoveryList","apiVersion":"skewbridge.io/v2","servers":[]}"#,
+            r#"{"kind":"ServerDiscoveryList","apiVersion":"skewbridge.io/v1alpha1","servers":[7]}"#,
+            r#"{"kind":"ServerDiscoveryList","apiVersion":"skewbridge.io/v1alpha1","servers":[{"groups":{}}]}"#,
+            &deep,
+        ] {
+            assert!(
+                ServerDiscoveryList::parse(text.as_bytes()).is_err(),
+                "{text:.100}"
+            );
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Asks one server what it serves, or a bridge what all servers of its cluster
+//! serve.
+
+use http::StatusCode;
+use serde::Deserialize;
+use skewbridge_client::{Connection, Endpoint, Error, Request, Response};
+use skewbridge_discovery::document::Group;
+use skewbridge_discovery::{Answered, Document, Legacy, ServerDiscoveryList, accept, servers};
+
+/// A document of a cluster with very many custom resources has some 2 MiB.
+const MAX_DOCUMENT: usize = 8 * 1024 * 1024;
+
+/// A bridge tells of as many servers as there may be.
+const MAX_LIST: usize = 64 * 1024 * 1024;
+
+/// Group-versions that are asked for one by one: servers before 1.26 have 30.
+const MAX_LISTS: usize = 1_000;
+
+/// How much of a server's own words is repeated.
+const MAX_WORDS: usize = 300;
+
+/// What a server tells of itself.
+#[derive(Debug)]
+pub(crate) struct Told {
+    pub(crate) version: Option<String>,
+    pub(crate) groups: Vec<Group>,
+}
+
+/// Who answered when a bridge was asked for.
+#[derive(Debug)]
+pub(crate) enum Asked {
+    Bridge(ServerDiscoveryList),
+    NoBridge,
+}
+
+/// Asks a server about itself: the aggregated documents where it has them, else
+/// one list after the other (before 1.26).
+pub(crate) async fn server(endpoint: Endpoint) -> Result<Told, String> {
+    let mut asking = Asking::new(endpoint);
+    let version = asking.version().await?;
+    let apis = asking.document("/apis").await?;
+    let mut groups = match apis {
+        Said::Document(apis) => match asking.document("/api").await? {
+            Said::Document(api) => [api.items, apis.items].concat(),
+            Said::Legacy(_) => return Err("/api: not aggregated, although /apis is".to_owned()),
+        },
+        Said::Legacy(apis) => asking.legacy(&apis).await?,
+    };
+    // What is listed and serves nothing is no group.
+    groups.retain(|group| !group.versions.is_empty());
+    Ok(Told { version, groups })
+}
+
+/// Asks for all servers of a cluster.
+pub(crate) async fn bridge(endpoint: Endpoint) -> Result<Asked, String> {
+    let mut asking = Asking::new(endpoint);
+    let request = Request::get("/apis").header("accept", servers::ACCEPT);
+    let answer = asking.ok("/apis", request.limit(MAX_LIST)).await?;
+    if !servers::is_content_type(answer.content_type()) {
+        return Ok(Asked::NoBridge);
+    }
+    ServerDiscoveryList::parse(&answer.body)
+        .map(Asked::Bridge)
+        .map_err(|error| format!("/apis: {error}"))
+}
+
+enum Said {
+    Document(Document),
+    Legacy(Response),
+}
+
+/// A server, and a connection to it while that lasts.
+struct Asking {
+    endpoint: Endpoint,
+    connection: Option<Connection>,
+}
+
+impl Asking {
+    fn new(endpoint: Endpoint) -> Self {
+        Self {
+            endpoint,
+            connection: None,
+        }
+    }
+
+    async fn send(&mut self, request: &Request) -> Result<Response, String> {
+        if let Some(mut connection) = self.connection.take().filter(Connection::is_ready) {
+            match connection.send(request).await {
+                Ok(answer) => {
+                    self.connection = Some(connection);
+                    return Ok(answer);
+                }
+                // It may have ended between two requests, as servers and balancers do;
+                // a GET may be sent again.
+                Err(Error::BrokeOff { .. }) => {}
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        let connection = self.endpoint.connect().await;
+        let mut connection = connection.map_err(|error| error.to_string())?;
+        let answer = connection.send(request).await;
+        self.connection = Some(connection);
+        answer.map_err(|error| error.to_string())
+    }
+
+    async fn ok(&mut self, path: &str, request: Request) -> Result<Response, String> {
+        let answer = self.send(&request).await?;
+        match answer.status {
+            StatusCode::OK => Ok(answer),
+            _ => Err(refusal(path, &answer)),
+        }
+    }
+
+    async fn get(&mut self, path: &str) -> Result<Response, String> {
+        let request = Request::get(path).header("accept", accept::LEGACY);
+        self.send(&request.limit(MAX_DOCUMENT)).await
+    }
+
+    /// Which version it is, where it tells.
+    async fn version(&mut self) -> Result<Option<String>, String> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Info {
+            git_version: String,
+        }
+        let answer = self.get("/version").await?;
+        match answer.status {
+            StatusCode::OK => {
+                let info: Option<Info> = serde_json::from_slice(&answer.body).ok();
+                Ok(info.map(|info| info.git_version))
+            }
+            StatusCode::FORBIDDEN => Ok(None),
+            _ => Err(refusal("/version", &answer)),
+        }
+    }
+
+    async fn document(&mut self, path: &str) -> Result<Said, String> {
+        let request = Request::get(path).header("accept", accept::LOCAL_DOCUMENT);
+        let answer = self.ok(path, request.limit(MAX_DOCUMENT)).await?;
+        match Answered::of_content_type(answer.content_type()) {
+            Some(Answered::V2 | Answered::V2Beta1) => Document::parse(&answer.body)
+                .map(Said::Document)
+                .map_err(|error| format!("{path}: {error}")),
+            Some(Answered::Legacy) => Ok(Said::Legacy(answer)),
+            None => Err(format!("{path}: an answer that is not discovery")),
+        }
+    }
+
+    async fn legacy(&mut self, apis: &Response) -> Result<Vec<Group>, String> {
+        let api = self.get("/api").await?;
+        if api.status != StatusCode::OK {
+            return Err(refusal("/api", &api));
+        }
+        let mut legacy =
+            Legacy::from_groups(&api.body, &apis.body).map_err(|error| error.to_string())?;
+        let paths: Vec<_> = legacy.paths().collect();
+        if paths.len() > MAX_LISTS {
+            return Err(format!("/apis: more than {MAX_LISTS} group-versions"));
+        }
+        for path in paths {
+            let answer = self.get(&path).await?;
+            match answer.status {
+                StatusCode::OK => legacy
+                    .add(&path, &answer.body)
+                    .map_err(|error| format!("{path}: {error}"))?,
+                // Registered by another server, or by one that is away: not
+                // served by this one.
+                StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE => {}
+                _ => return Err(refusal(&path, &answer)),
+            }
+        }
+        Ok(legacy.into_document().items)
+    }
+}
+
+/// In kubectl's words where people know them.
+fn refusal(path: &str, answer: &Response) -> String {
+    #[derive(Deserialize)]
+    struct Status {
+        message: String,
+    }
+    let status: Option<Status> = serde_json::from_slice(&answer.body).ok();
+    let words = match &status {
+        Some(status) => status.message.clone(),
+        None => String::from_utf8_lossy(&answer.body).trim().to_owned(),
+    };
+    let words: String = words.chars().take(MAX_WORDS).collect();
+    match answer.status {
+        StatusCode::UNAUTHORIZED => {
+            "you must be logged in to the server (Unauthorized); has the token or certificate \
+             expired?"
+                .to_owned()
+        }
+        StatusCode::FORBIDDEN => format!("the server does not let you read {path}: {words}"),
+        status if words.is_empty() => format!("the server answered {status} to {path}"),
+        status => format!("the server answered {status} to {path}: {words}"),
+    }
+}

@@ -1,0 +1,263 @@
+//! The flags of `skew`: kubectl's names.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args};
+
+use crate::serve::parse;
+
+const HELP: &str = "\
+With one context, the server is asked for all servers of its cluster: that is
+what a bridge (skewbridge serve) knows. With several --context, or several
+--server, each of them is asked for what it serves itself; that needs no bridge.
+
+Exit code: 0 no skew, 2 skew, 1 a server could not be asked or another failure.
+
+Examples:
+  skewbridge skew
+  skewbridge skew --context=blue --context=green
+  skewbridge skew --server=https://10.0.0.1:6443 --server=https://10.0.0.2:6443 -o json";
+
+/// Everything that `skew` can be told.
+#[derive(Debug, Clone, Args)]
+#[command(disable_help_flag = true, after_help = HELP)]
+pub(crate) struct Flags {
+    /// The kubeconfig; without it $KUBECONFIG, ~/.kube/config or that of the pod
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// The context to use; several are compared with each other
+    #[arg(long, value_name = "NAME")]
+    context: Vec<String>,
+    /// The server to ask instead of the context's; several are compared
+    #[arg(short, long, value_name = "URL")]
+    server: Vec<String>,
+    /// Name to expect in the certificates of --server, if not their hosts
+    #[arg(long, value_name = "NAME")]
+    tls_server_name: Option<String>,
+    /// How to print: table, wide or json
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    output: String,
+    /// How long a single request may take; 0 is for ever
+    #[arg(long, value_name = "DURATION", default_value = "30s")]
+    request_timeout: String,
+    /// Print this help
+    #[arg(short, long, action = ArgAction::Help)]
+    help: Option<bool>,
+}
+
+/// What the flags come to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Wish {
+    pub(crate) kubeconfig: Option<PathBuf>,
+    pub(crate) whom: Whom,
+    pub(crate) format: Format,
+    /// None is for ever.
+    pub(crate) timeout: Option<Duration>,
+}
+
+/// Whom to ask.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Whom {
+    /// A bridge, about its cluster.
+    Bridge {
+        context: Option<String>,
+        at: Option<At>,
+    },
+    /// These contexts, each about itself.
+    Contexts(Vec<String>),
+    /// These servers, each about itself, as the user of this context.
+    Servers {
+        context: Option<String>,
+        at: Vec<At>,
+    },
+}
+
+/// Another server than the context's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct At {
+    pub(crate) server: String,
+    pub(crate) tls_server_name: Option<String>,
+}
+
+/// How to print.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    Table,
+    Wide,
+    Json,
+}
+
+impl Flags {
+    /// What they come to, or all that is wrong with them.
+    pub(crate) fn understand(&self) -> Result<Wish, Vec<String>> {
+        const FORMATS: [(&str, Format); 3] = [
+            ("table", Format::Table),
+            ("wide", Format::Wide),
+            ("json", Format::Json),
+        ];
+        let mut problems = Vec::new();
+        let format = parse::word(&self.output, &FORMATS)
+            .map_err(|wrong| problems.push(format!("--output: {wrong}")));
+        let timeout = timeout(&self.request_timeout)
+            .map_err(|wrong| problems.push(format!("--request-timeout: {wrong}")));
+        for (flag, values) in [("--context", &self.context), ("--server", &self.server)] {
+            for (place, value) in values.iter().enumerate() {
+                if values[..place].contains(value) {
+                    problems.push(format!("{flag}: {value:?} is given twice"));
+                }
+            }
+        }
+        if self.context.len() > 1 && !self.server.is_empty() {
+            problems.push(
+                "--server: goes with one --context, whose user it is asked as; give several of \
+                 one or of the other"
+                    .to_owned(),
+            );
+        }
+        if self.tls_server_name.is_some() && self.server.is_empty() {
+            problems.push("--tls-server-name: goes with --server".to_owned());
+        }
+        match (format, timeout) {
+            (Ok(format), Ok(timeout)) if problems.is_empty() => Ok(Wish {
+                kubeconfig: self.kubeconfig.clone(),
+                whom: self.whom(),
+                format,
+                timeout,
+            }),
+            _ => Err(problems),
+        }
+    }
+
+    fn whom(&self) -> Whom {
+        let context = self.context.first().cloned();
+        let mut at: Vec<_> = self
+            .server
+            .iter()
+            .map(|server| At {
+                server: server.clone(),
+                tls_server_name: self.tls_server_name.clone(),
+            })
+            .collect();
+        if self.context.len() > 1 {
+            Whom::Contexts(self.context.clone())
+        } else if at.len() > 1 {
+            Whom::Servers { context, at }
+        } else {
+            Whom::Bridge {
+                context,
+                at: at.pop(),
+            }
+        }
+    }
+}
+
+/// As kubectl takes it: `30s`, or a bare number of seconds.
+fn timeout(text: &str) -> Result<Option<Duration>, String> {
+    let timeout = match text.parse() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => parse::duration(text)?,
+    };
+    Ok(Some(timeout).filter(|timeout| !timeout.is_zero()))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        flags: Flags,
+    }
+
+    fn understand(words: &[&str]) -> Result<Wish, Vec<String>> {
+        let line = Line::try_parse_from(["skew"].iter().chain(words)).unwrap();
+        line.flags.understand()
+    }
+
+    #[test]
+    fn one_context_is_a_bridge_and_several_are_servers() {
+        let at = |server: &str| At {
+            server: server.to_owned(),
+            tls_server_name: None,
+        };
+        let a = || Some("a".to_owned());
+        let rows: [(&[&str], Whom); 5] = [
+            (
+                &[],
+                Whom::Bridge {
+                    context: None,
+                    at: None,
+                },
+            ),
+            (
+                &["--context=a"],
+                Whom::Bridge {
+                    context: a(),
+                    at: None,
+                },
+            ),
+            (
+                &["-s", "https://x"],
+                Whom::Bridge {
+                    context: None,
+                    at: Some(at("https://x")),
+                },
+            ),
+            (
+                &["--context=a", "--context=b"],
+                Whom::Contexts(vec!["a".to_owned(), "b".to_owned()]),
+            ),
+            (
+                &["--context=a", "--server=x", "--server=y"],
+                Whom::Servers {
+                    context: a(),
+                    at: vec![at("x"), at("y")],
+                },
+            ),
+        ];
+        for (words, expected) in rows {
+            assert_eq!(understand(words).unwrap().whom, expected, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn everything_that_is_wrong_is_told_at_once() {
+        let problems = understand(&[
+            "-o=xml",
+            "--request-timeout=soon",
+            "--context=a",
+            "--context=a",
+            "--server=x",
+        ])
+        .unwrap_err();
+        let flags: Vec<_> = problems
+            .iter()
+            .map(|it| it.split(':').next().unwrap())
+            .collect();
+        assert_eq!(
+            flags,
+            ["--output", "--request-timeout", "--context", "--server"]
+        );
+        assert!(understand(&["--tls-server-name=x"]).is_err());
+    }
+
+    #[test]
+    fn a_timeout_is_read_as_kubectl_reads_it() {
+        let rows = [
+            ("0", None),
+            ("0s", None),
+            ("7", Some(7_000)),
+            ("1m30s", Some(90_000)),
+            ("200ms", Some(200)),
+        ];
+        for (text, expected) in rows {
+            let expected = expected.map(Duration::from_millis);
+            assert_eq!(timeout(text), Ok(expected), "{text}");
+        }
+        assert!(timeout("-1s").is_err());
+    }
+}

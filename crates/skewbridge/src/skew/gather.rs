@@ -1,0 +1,174 @@
+//! Finds the servers and asks them, all at once.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use skewbridge_client::{Endpoint, Kubeconfig, Target};
+use skewbridge_discovery::ServerDiscovery;
+use tokio::task::JoinSet;
+
+use super::ask::{self, Asked};
+use super::flags::{At, Whom, Wish};
+use super::report::{Known, Report, Server, plain};
+
+/// After this somebody at a terminal is told that it goes on.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// Everything that is wished for, or why there is no report at all.
+pub(crate) async fn gather(wish: &Wish) -> Result<Report, String> {
+    let config = Kubeconfig::load(wish.kubeconfig.as_deref()).map_err(|error| error.to_string())?;
+    let target = |context: Option<&String>| {
+        let target = config.target(context.map(String::as_str));
+        target.map_err(|error| error.to_string())
+    };
+    let servers = match &wish.whom {
+        Whom::Bridge { context, at } => {
+            let target = moved(target(context.as_ref())?, at.as_ref());
+            return of_bridge(&target, wish.timeout).await;
+        }
+        Whom::Contexts(contexts) => {
+            let mut servers = Vec::new();
+            for context in contexts {
+                servers.push((context.clone(), target(Some(context))?));
+            }
+            servers
+        }
+        Whom::Servers { context, at } => {
+            let target = target(context.as_ref())?;
+            let named = |at: &At| {
+                let target = moved(target.clone(), Some(at));
+                let url = target.server();
+                let name = url.split_once("://").map_or(&*url, |it| it.1);
+                (name.trim_end_matches('/').to_owned(), target)
+            };
+            at.iter().map(named).collect()
+        }
+    };
+    Ok(of_servers(servers, wish.timeout).await)
+}
+
+fn moved(target: Target, at: Option<&At>) -> Target {
+    match at {
+        Some(at) => target.at(&at.server, at.tls_server_name.as_deref()),
+        None => target,
+    }
+}
+
+/// What a bridge knows of its cluster.
+async fn of_bridge(target: &Target, timeout: Option<Duration>) -> Result<Report, String> {
+    let asking = async {
+        let endpoint = Endpoint::prepare(target, timeout).await;
+        let endpoint = endpoint.map_err(|error| error.to_string())?;
+        let server = endpoint.server();
+        Ok::<_, String>((server, ask::bridge(endpoint).await?))
+    };
+    let waiting = || vec![target.context.clone()];
+    let asked = patiently(asking, waiting).await;
+    let failed = |cause: &str| Err(format!("{}: {cause}", target.context));
+    match asked {
+        Err(cause) => failed(&cause),
+        Ok((server, Asked::NoBridge)) => failed(&format!(
+            "the server {server} has no bridge (skewbridge serve), so it knows of no other server \
+             to compare with; give several --context, or several --server"
+        )),
+        Ok((_, Asked::Bridge(list))) if list.servers.is_empty() => {
+            failed("the bridge knows of no server yet; try again")
+        }
+        Ok((_, Asked::Bridge(list))) => {
+            Ok(Report::new(list.servers.into_iter().map(as_told).collect()))
+        }
+    }
+}
+
+fn as_told(told: ServerDiscovery) -> Server {
+    let problem = match (told.problem, told.reachable, &told.groups) {
+        (Some(problem), _, _) => Some(problem),
+        (None, true, Some(_)) => None,
+        (None, false, _) => Some("the bridge cannot reach it".to_owned()),
+        (None, true, None) => Some("it has not told the bridge yet what it serves".to_owned()),
+    };
+    Server {
+        name: told.identity,
+        version: told.version,
+        address: told.address,
+        last_sync: told.last_sync,
+        known: match (told.groups, problem) {
+            (Some(groups), None) => Known::Now(groups),
+            (Some(groups), Some(problem)) => Known::Before(groups, problem),
+            (None, problem) => Known::Nothing(problem.unwrap_or_default()),
+        },
+    }
+}
+
+/// What each server tells of itself.
+async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -> Report {
+    let mut waiting: Vec<_> = servers.iter().map(|(name, _)| Some(name.clone())).collect();
+    let mut answers: Vec<_> = servers.iter().map(|_| None).collect();
+    let mut asking = JoinSet::new();
+    let mut addresses = Vec::new();
+    for (place, (_, target)) in servers.iter().enumerate() {
+        addresses.push(target.server());
+        let target = target.clone();
+        asking.spawn(async move {
+            let told = match Endpoint::prepare(&target, timeout).await {
+                Ok(endpoint) => ask::server(endpoint).await,
+                Err(error) => Err(error.to_string()),
+            };
+            (place, told)
+        });
+    }
+    let mut told = false;
+    loop {
+        let next = tokio::select! {
+            next = asking.join_next() => next,
+            () = tokio::time::sleep(QUIET), if !told => {
+                told = true;
+                say_whom(&waiting.iter().flatten().cloned().collect::<Vec<_>>());
+                continue;
+            }
+        };
+        match next {
+            None => break,
+            Some(Ok((place, answer))) => {
+                waiting[place] = None;
+                answers[place] = Some(answer);
+            }
+            // Aborted by nobody, so it panicked; its server stays unknown.
+            Some(Err(_)) => {}
+        }
+    }
+    let names = servers.into_iter().map(|(name, _)| name);
+    let servers = names.zip(addresses).zip(answers);
+    let servers = servers.map(|((name, address), answer)| {
+        let (version, known) = match answer {
+            Some(Ok(told)) => (told.version, Known::Now(told.groups)),
+            Some(Err(problem)) => (None, Known::Nothing(problem)),
+            None => (None, Known::Nothing("it could not be asked".to_owned())),
+        };
+        Server {
+            name,
+            version,
+            address: Some(address),
+            last_sync: None,
+            known,
+        }
+    });
+    Report::new(servers.collect())
+}
+
+/// Waits, and says so after a while.
+async fn patiently<T>(asking: impl Future<Output = T>, whom: impl Fn() -> Vec<String>) -> T {
+    let mut asking = std::pin::pin!(asking);
+    tokio::select! {
+        asked = &mut asking => return asked,
+        () = tokio::time::sleep(QUIET) => say_whom(&whom()),
+    }
+    asking.await
+}
+
+fn say_whom(whom: &[String]) {
+    let mut stderr = std::io::stderr();
+    if stderr.is_terminal() {
+        let _ = writeln!(stderr, "waiting for {} ...", plain(&whom.join(", ")));
+    }
+}

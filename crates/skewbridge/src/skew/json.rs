@@ -1,0 +1,155 @@
+//! The report for programs. What it looks like is in docs/skew.md, and stays.
+
+use serde::Serialize;
+use skewbridge_discovery::diff::{Difference, Lacks};
+
+use super::report::{Report, group_version, resource};
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Document<'a> {
+    kind: &'static str,
+    api_version: &'static str,
+    skew: bool,
+    complete: bool,
+    servers: Vec<ServerView<'a>>,
+    differences: Vec<DifferenceView<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    stale: Vec<StaleView<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ServerView<'a> {
+    name: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_sync: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<&'a str>,
+    #[serde(flatten)]
+    known: Option<KnownView>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct KnownView {
+    resources: usize,
+    subresources: usize,
+    only_here: Vec<String>,
+    misses: Vec<String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DifferenceView<'a> {
+    group: &'a str,
+    version: &'a str,
+    resource: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    subresource: &'a str,
+    verbs: &'a [String],
+    on: Vec<&'a str>,
+    missing: Vec<MissingView<'a>>,
+}
+
+#[derive(Serialize)]
+struct MissingView<'a> {
+    server: &'a str,
+    lacks: &'static str,
+}
+
+#[derive(Serialize)]
+struct StaleView<'a> {
+    group: &'a str,
+    version: &'a str,
+    on: Vec<&'a str>,
+}
+
+/// The whole report, with a line break at its end.
+pub(crate) fn render(report: &Report) -> String {
+    let name = |place: &usize| report.server(*place).map_or("", |server| &server.name);
+    let names = |places: &[usize]| places.iter().map(name).collect();
+    let differences = report.skew.differences.iter().map(|it| DifferenceView {
+        group: &it.group,
+        version: &it.version,
+        resource: &it.resource,
+        subresource: &it.subresource,
+        verbs: &it.verbs,
+        on: names(&it.on),
+        missing: it
+            .missing
+            .iter()
+            .map(|missing| MissingView {
+                server: name(&missing.server),
+                lacks: word(missing.lacks),
+            })
+            .collect(),
+    });
+    let servers = report.servers.iter().enumerate();
+    let servers = servers.map(|(number, server)| ServerView {
+        name: &server.name,
+        version: server.version.as_deref(),
+        address: server.address.as_deref(),
+        last_sync: server.last_sync.as_deref(),
+        problem: server.problem(),
+        known: report.place(number).map(|place| KnownView {
+            resources: report.skew.servers[place].resources,
+            subresources: report.skew.servers[place].subresources,
+            only_here: lines(report.skew.only_on(place), |it| {
+                it.missing.iter().any(|it| it.lacks == Lacks::Verbs)
+            }),
+            misses: lines(report.skew.missed_by(place), |it| {
+                it.lacked_by(place) == Some(Lacks::Verbs)
+            }),
+        }),
+    });
+    let stale = report.skew.stale.iter().map(|stale| StaleView {
+        group: &stale.group,
+        version: &stale.version,
+        on: names(&stale.on),
+    });
+    let document = Document {
+        kind: "SkewReport",
+        api_version: "skewbridge.io/v1alpha1",
+        skew: !report.skew.is_none(),
+        complete: report.is_complete(),
+        servers: servers.collect(),
+        differences: differences.collect(),
+        stale: stale.collect(),
+    };
+    let mut text = serde_json::to_string_pretty(&document).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+fn word(lacks: Lacks) -> &'static str {
+    match lacks {
+        Lacks::Version => "version",
+        Lacks::Resource => "resource",
+        Lacks::Subresource => "subresource",
+        Lacks::Verbs => "verbs",
+    }
+}
+
+/// `apps/v1 deployments/scale`, with verbs where others of it are there.
+fn lines<'a>(
+    differences: impl Iterator<Item = &'a Difference>,
+    of_verbs: impl Fn(&Difference) -> bool,
+) -> Vec<String> {
+    let line = |it: &Difference| {
+        let line = format!("{} {}", group_version(&it.group, &it.version), resource(it));
+        if of_verbs(it) {
+            format!("{line} {}", it.verbs.join(","))
+        } else {
+            line
+        }
+    };
+    let mut lines: Vec<_> = differences.map(line).collect();
+    // What other servers differ in may have told one resource apart.
+    lines.dedup();
+    lines
+}

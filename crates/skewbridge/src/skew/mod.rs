@@ -1,0 +1,75 @@
+//! `skewbridge skew`: what differs between servers, and what a client of each
+//! would miss.
+
+mod ask;
+mod flags;
+mod gather;
+mod json;
+mod report;
+mod table;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+pub(crate) use flags::Flags;
+use flags::{Format, Wish};
+use report::Report;
+
+/// There is skew; 1 is any failure, and 64 a wrong command line.
+const EXIT_SKEW: u8 = 2;
+
+/// Flags to servers, servers to report, report to text and exit code.
+pub(crate) fn run(flags: &Flags) -> ExitCode {
+    let wish = match flags.understand() {
+        Ok(wish) => wish,
+        Err(problems) => {
+            for problem in problems {
+                complain(&problem);
+            }
+            let _ = writeln!(std::io::stderr(), "see skewbridge skew --help");
+            return ExitCode::from(crate::EXIT_USAGE);
+        }
+    };
+    let report = match gather(&wish) {
+        Ok(report) => report,
+        Err(problem) => {
+            complain(&problem);
+            return ExitCode::FAILURE;
+        }
+    };
+    let text = match wish.format {
+        Format::Table => table::render(&report, table::Detail::Short),
+        Format::Wide => table::render(&report, table::Detail::Long),
+        Format::Json => json::render(&report),
+    };
+    // Whoever closed the pipe does not want to know; the exit code still tells.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    for (server, problem) in report.problems() {
+        complain(&format!("{server}: {problem}"));
+    }
+    verdict(&report)
+}
+
+fn gather(wish: &Wish) -> Result<Report, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| error.to_string())?;
+    runtime.block_on(gather::gather(wish))
+}
+
+/// What is not known of a server could be skew, or could be none: neither is
+/// said then.
+fn verdict(report: &Report) -> ExitCode {
+    if !report.is_complete() {
+        ExitCode::FAILURE
+    } else if report.skew.is_none() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(EXIT_SKEW)
+    }
+}
+
+fn complain(problem: &str) {
+    let _ = writeln!(std::io::stderr(), "skewbridge: {}", report::plain(problem));
+}

@@ -1,0 +1,169 @@
+//! What is known of the servers, and what they differ in.
+
+use std::collections::BTreeSet;
+
+use skewbridge_discovery::diff::{Difference, Lacks, Skew, diff};
+use skewbridge_discovery::document::{Document, Group, Schema};
+
+/// The servers and their skew.
+#[derive(Debug)]
+pub(crate) struct Report {
+    /// As they were asked for.
+    pub(crate) servers: Vec<Server>,
+    /// Between those of which something is known, by their place among these.
+    pub(crate) skew: Skew,
+    /// Which of the servers these are.
+    known: Vec<usize>,
+}
+
+/// A server.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) name: String,
+    pub(crate) version: Option<String>,
+    pub(crate) address: Option<String>,
+    /// When it told a bridge what it serves.
+    pub(crate) last_sync: Option<String>,
+    pub(crate) known: Known,
+}
+
+/// What is known of a server.
+#[derive(Debug)]
+pub(crate) enum Known {
+    /// What it serves.
+    Now(Vec<Group>),
+    /// What it served when it could last be asked, and why it could not since.
+    Before(Vec<Group>, String),
+    /// Why nothing is.
+    Nothing(String),
+}
+
+/// How much a client would miss.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Loss {
+    pub(crate) resources: usize,
+    /// Of resources that it has.
+    pub(crate) subresources: usize,
+    /// Of resources and subresources that it has.
+    pub(crate) verbs: usize,
+}
+
+impl Report {
+    /// Compares them.
+    pub(crate) fn new(servers: Vec<Server>) -> Self {
+        let known: Vec<_> = (0..servers.len())
+            .filter(|place| servers[*place].groups().is_some())
+            .collect();
+        let documents: Vec<_> = servers
+            .iter()
+            .filter_map(Server::groups)
+            .map(|groups| Document {
+                schema: Schema::V2,
+                items: groups.to_vec(),
+            })
+            .collect();
+        let documents: Vec<_> = documents.iter().map(|it| [it]).collect();
+        let documents: Vec<&[&Document]> = documents.iter().map(|it| &it[..]).collect();
+        Self {
+            skew: diff(&documents),
+            servers,
+            known,
+        }
+    }
+
+    /// Whether it is known of each server what it serves now.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.problems().next().is_none()
+    }
+
+    /// Why not, by server.
+    pub(crate) fn problems(&self) -> impl Iterator<Item = (&str, &str)> {
+        let servers = self.servers.iter();
+        servers.filter_map(|server| Some((&*server.name, server.problem()?)))
+    }
+
+    /// Where a server is in the skew, if something is known of it.
+    pub(crate) fn place(&self, server: usize) -> Option<usize> {
+        self.known.iter().position(|known| *known == server)
+    }
+
+    /// A server by its place in the skew.
+    pub(crate) fn server(&self, place: usize) -> Option<&Server> {
+        self.servers.get(*self.known.get(place)?)
+    }
+
+    /// Which one that is, of all of them.
+    pub(crate) fn number(&self, place: usize) -> usize {
+        self.known.get(place).copied().unwrap_or_default()
+    }
+
+    /// How much a client of the server at this place would miss.
+    pub(crate) fn loss(&self, place: usize) -> Loss {
+        let mut verbs = 0;
+        // One of either may be told in several differences, by who else has
+        // which verbs of it.
+        let (mut resources, mut subresources) = (BTreeSet::new(), BTreeSet::new());
+        for it in self.skew.missed_by(place) {
+            let resource = (&it.group, &it.version, &it.resource);
+            match it.lacked_by(place) {
+                Some(Lacks::Version | Lacks::Resource) => {
+                    resources.insert(resource);
+                }
+                Some(Lacks::Subresource) => {
+                    subresources.insert((resource, &it.subresource));
+                }
+                Some(Lacks::Verbs) => verbs += it.verbs.len(),
+                None => {}
+            }
+        }
+        Loss {
+            resources: resources.len(),
+            subresources: subresources.len(),
+            verbs,
+        }
+    }
+}
+
+impl Server {
+    /// What it serves, as far as is known.
+    pub(crate) fn groups(&self) -> Option<&[Group]> {
+        match &self.known {
+            Known::Now(groups) | Known::Before(groups, _) => Some(groups),
+            Known::Nothing(_) => None,
+        }
+    }
+
+    /// Why that is not known, or not for sure.
+    pub(crate) fn problem(&self) -> Option<&str> {
+        match &self.known {
+            Known::Now(_) => None,
+            Known::Before(_, problem) | Known::Nothing(problem) => Some(problem),
+        }
+    }
+}
+
+/// `apps/v1`, or `v1`.
+pub(crate) fn group_version(group: &str, version: &str) -> String {
+    match group {
+        "" => version.to_owned(),
+        group => format!("{group}/{version}"),
+    }
+}
+
+/// `pods`, or `pods/log`.
+pub(crate) fn resource(it: &Difference) -> String {
+    match it.subresource.as_str() {
+        "" => it.resource.clone(),
+        subresource => format!("{}/{subresource}", it.resource),
+    }
+}
+
+/// Text that can do nothing to a terminal: names come from servers.
+pub(crate) fn plain(text: &str) -> String {
+    let harmless = |letter: char| match letter {
+        '\n' | '\t' => letter,
+        letter if letter.is_control() => '\u{fffd}',
+        letter => letter,
+    };
+    text.chars().map(harmless).collect()
+}

@@ -1,0 +1,327 @@
+//! The report for people.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use skewbridge_discovery::diff::{Difference, Lacks};
+
+use super::report::{Loss, Report, group_version, plain, resource};
+
+/// A longer name than this is told by its number.
+const LONGEST_LABEL: usize = 24;
+
+/// Lists are broken to fit the narrowest terminal that people have.
+const WIDTH: usize = 80;
+
+/// How much is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Detail {
+    /// Subresources stand with their resource.
+    Short,
+    /// Everything by itself, with its verbs; servers with their addresses.
+    Long,
+}
+
+/// First the servers, then what differs, then what their clients would miss.
+pub(crate) fn render(report: &Report, detail: Detail) -> String {
+    let table = Table {
+        report,
+        detail,
+        numbered: (report.servers.iter()).any(|server| server.name.chars().count() > LONGEST_LABEL),
+    };
+    let mut out = table.servers();
+    if report.skew.is_none() {
+        out.push_str(&table.nothing());
+    } else {
+        out.push('\n');
+        out.push_str(&table.differences());
+        out.push_str(&table.losses());
+    }
+    plain(&out)
+}
+
+struct Table<'a> {
+    report: &'a Report,
+    detail: Detail,
+    /// Whether servers have long names.
+    numbered: bool,
+}
+
+impl Table<'_> {
+    fn servers(&self) -> String {
+        let long = self.detail == Detail::Long;
+        let mut head = vec!["SERVER", "VERSION", "RESOURCES"];
+        if self.numbered {
+            head.insert(0, "#");
+        }
+        if long {
+            head.extend(["SUBRESOURCES", "ADDRESS", "LAST SYNC"]);
+        }
+        let mut rows = vec![head.into_iter().map(str::to_owned).collect::<Vec<_>>()];
+        for (number, server) in self.report.servers.iter().enumerate() {
+            let or_unknown = |text: Option<&String>| match text {
+                Some(text) => text.clone(),
+                None => "-".to_owned(),
+            };
+            let tally = self.report.place(number);
+            let tally = tally.map(|place| self.report.skew.servers[place]);
+            let mut resources = tally.map_or("?".to_owned(), |it| it.resources.to_string());
+            if server.problem().is_some() && tally.is_some() {
+                resources.push_str(" (before)");
+            }
+            let mut row = vec![
+                server.name.clone(),
+                or_unknown(server.version.as_ref()),
+                resources,
+            ];
+            if self.numbered {
+                row.insert(0, (number + 1).to_string());
+            }
+            if long {
+                row.push(tally.map_or("?".to_owned(), |it| it.subresources.to_string()));
+                row.push(or_unknown(server.address.as_ref()));
+                row.push(or_unknown(server.last_sync.as_ref()));
+            }
+            rows.push(row);
+        }
+        aligned(&rows)
+    }
+
+    fn nothing(&self) -> String {
+        let all = self.report.servers.len();
+        let known = self.report.skew.servers.len();
+        match (self.report.is_complete(), known) {
+            (true, 1) => "\nNo skew: there is one server.\n".to_owned(),
+            (true, _) => format!("\nNo skew: all {all} servers serve the same.\n"),
+            (false, 0 | 1) => format!("\nNothing to compare: {known} of {all} is known.\n"),
+            (false, _) => "\nNo skew, as far as is known.\n".to_owned(),
+        }
+    }
+
+    /// By version of a group: what not all servers have.
+    fn differences(&self) -> String {
+        let mut sections = BTreeMap::<(&str, &str), Vec<&Difference>>::new();
+        for it in &self.report.skew.differences {
+            let section = sections.entry((&it.group, &it.version)).or_default();
+            section.push(it);
+        }
+        let mut rows = vec![vec!["RESOURCE".to_owned(), "SERVED BY".to_owned()]];
+        if self.detail == Detail::Long {
+            rows[0].push("VERBS".to_owned());
+        }
+        for ((group, version), section) in sections {
+            let mut title = group_version(group, version);
+            let stale = self.report.skew.stale.iter();
+            let stale = stale.filter(|it| (&*it.group, &*it.version) == (group, version));
+            for stale in stale {
+                let _ = write!(title, " (stale on {})", self.labels(&stale.on).join(", "));
+            }
+            let is_whole = section.iter().all(|it| {
+                let whole = it.missing.iter().all(|it| it.lacks == Lacks::Version);
+                whole && it.on == section[0].on
+            });
+            if is_whole {
+                rows.push(vec![
+                    format!("{title} (all of it)"),
+                    self.served_by(&section[0].on),
+                ]);
+            } else {
+                rows.push(vec![title]);
+            }
+            for (name, it) in self.entries(&section) {
+                let mut row = vec![format!("  {name}")];
+                match (is_whole, self.detail) {
+                    (true, Detail::Short) => {}
+                    (_, Detail::Short) => row.push(self.served_by(&it.on)),
+                    (_, Detail::Long) => row.extend([self.served_by(&it.on), it.verbs.join(",")]),
+                }
+                rows.push(row);
+            }
+        }
+        aligned(&rows)
+    }
+
+    /// What stands in a line of its own: a resource with those of its
+    /// subresources that the same servers have, or verbs of it.
+    fn entries<'d>(&self, section: &[&'d Difference]) -> Vec<(String, &'d Difference)> {
+        let is_verbs = |it: &Difference| it.missing.iter().any(|it| it.lacks == Lacks::Verbs);
+        let itself = |it: &Difference| {
+            section.iter().find(|other| {
+                other.subresource.is_empty()
+                    && other.resource == it.resource
+                    && other.on == it.on
+                    && !is_verbs(other)
+            })
+        };
+        let mut entries = Vec::new();
+        for it in section.iter().copied() {
+            if self.detail == Detail::Long || is_verbs(it) {
+                let verbs = match self.detail {
+                    Detail::Short => format!(" ({})", it.verbs.join(", ")),
+                    Detail::Long => String::new(),
+                };
+                entries.push((format!("{}{verbs}", resource(it)), it));
+            } else if it.subresource.is_empty() {
+                let parts = section.iter().filter(|part| {
+                    !part.subresource.is_empty()
+                        && part.resource == it.resource
+                        && part.on == it.on
+                        && !is_verbs(part)
+                });
+                let parts: Vec<_> = parts.map(|part| format!("+{}", part.subresource)).collect();
+                let parts = if parts.is_empty() {
+                    String::new()
+                } else {
+                    format!(" ({})", parts.join(" "))
+                };
+                entries.push((format!("{}{parts}", it.resource), it));
+            } else if itself(it).is_none() {
+                entries.push((resource(it), it));
+            }
+        }
+        entries
+    }
+
+    /// Server by server.
+    fn losses(&self) -> String {
+        let mut out = String::new();
+        for place in 0..self.report.skew.servers.len() {
+            let label = self.label(place);
+            let loss = self.report.loss(place);
+            if loss == Loss::default() {
+                let _ = write!(out, "\nA client pinned to {label} would miss nothing.\n");
+                continue;
+            }
+            let _ = write!(
+                out,
+                "\nA client pinned to {label} would miss {}:\n",
+                words(loss)
+            );
+            let mut sections = BTreeMap::<(&str, &str), Vec<&Difference>>::new();
+            for it in self.report.skew.missed_by(place) {
+                let section = sections.entry((&it.group, &it.version)).or_default();
+                section.push(it);
+            }
+            for ((group, version), section) in sections {
+                let whole = section[0].lacked_by(place) == Some(Lacks::Version);
+                let title = group_version(group, version);
+                let all = if whole { ", all of it" } else { "" };
+                let mut items: Vec<String> = Vec::new();
+                for it in section {
+                    let item = match it.lacked_by(place) {
+                        Some(Lacks::Version | Lacks::Resource) => it.resource.clone(),
+                        Some(Lacks::Verbs) => {
+                            format!("{} ({})", resource(it), it.verbs.join(" "))
+                        }
+                        _ => resource(it),
+                    };
+                    if items.last() != Some(&item) {
+                        items.push(item);
+                    }
+                }
+                out.push_str(&listed(&format!("  {title}{all}:"), &items));
+            }
+        }
+        out
+    }
+
+    /// Who has something, shortly.
+    fn served_by(&self, on: &[usize]) -> String {
+        let all = self.report.skew.servers.len();
+        match on {
+            [only] => format!("only {}", self.label(*only)),
+            // Of three and more, the one that has not is easier to see.
+            on if on.len() + 1 == all => {
+                let missing = (0..all).find(|place| !on.contains(place));
+                let missing = missing.map(|place| self.label(place));
+                format!("all but {}", missing.unwrap_or_default())
+            }
+            on => self.labels(on).join(", "),
+        }
+    }
+
+    fn labels(&self, places: &[usize]) -> Vec<String> {
+        places.iter().map(|place| self.label(*place)).collect()
+    }
+
+    fn label(&self, place: usize) -> String {
+        match self.report.server(place) {
+            Some(server) if !self.numbered => server.name.clone(),
+            Some(server) => {
+                let number = self.report.number(place) + 1;
+                match &server.version {
+                    Some(version) => format!("#{number} ({version})"),
+                    None => format!("#{number}"),
+                }
+            }
+            None => String::new(),
+        }
+    }
+}
+
+/// `2 resources and 1 subresource`
+fn words(loss: Loss) -> String {
+    let counts = [
+        (loss.resources, "resource"),
+        (loss.subresources, "subresource"),
+        (loss.verbs, "verb"),
+    ];
+    let words: Vec<_> = counts
+        .into_iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, word)| match count {
+            1 => format!("1 {word}"),
+            _ => format!("{count} {word}s"),
+        })
+        .collect();
+    match words.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
+        Some((last, _)) => last.clone(),
+        None => String::new(),
+    }
+}
+
+/// A title and items, with commas, broken at the width.
+fn listed(title: &str, items: &[String]) -> String {
+    let mut out = String::from(title);
+    let mut column = title.chars().count();
+    for (place, item) in items.iter().enumerate() {
+        let comma = if place + 1 < items.len() { "," } else { "" };
+        let length = item.chars().count() + comma.len();
+        if column + 1 + length > WIDTH {
+            out.push_str("\n   ");
+            column = 3;
+        }
+        let _ = write!(out, " {item}{comma}");
+        column += 1 + length;
+    }
+    out.push('\n');
+    out
+}
+
+/// Columns as kubectl has them: as wide as their widest, three spaces between.
+/// A row of one column is a title and as wide as it is.
+fn aligned(rows: &[Vec<String>]) -> String {
+    let length = |cell: &String| cell.chars().count();
+    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
+    let widths: Vec<_> = (0..columns)
+        .map(|column| {
+            let rows = rows.iter().filter(|row| row.len() > 1 || columns == 1);
+            let cells = rows.filter_map(|row| row.get(column));
+            cells.map(length).max().unwrap_or_default()
+        })
+        .collect();
+    let mut out = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            let _ = write!(line, "{cell:<width$}   ");
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;

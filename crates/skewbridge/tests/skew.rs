@@ -1,0 +1,537 @@
+//! `skewbridge skew`, run as its users run it, against stand-ins over loopback.
+
+#![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+use skewbridge_testkit::{ApiServer, Ca, Options, RawServer, Reply, ScratchDir, Seen};
+
+const BRIDGE: &str = "application/json;g=skewbridge.io;v=v1alpha1;as=ServerDiscoveryList";
+const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+
+const OK: Option<i32> = Some(0);
+const FAILED: Option<i32> = Some(1);
+const SKEW: Option<i32> = Some(2);
+const USAGE: Option<i32> = Some(64);
+
+/// A cluster's CA, and a place for kubeconfigs.
+struct Bench {
+    ca: Ca,
+    dir: ScratchDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self {
+            ca: Ca::new("cluster"),
+            dir: ScratchDir::new(),
+        }
+    }
+
+    async fn serve(&self, answer: impl Fn(Seen) -> Reply + Send + Sync + 'static) -> ApiServer {
+        let options = Options::new(self.ca.server(&["127.0.0.1"]));
+        ApiServer::start(options, answer).await
+    }
+
+    /// A kubeconfig with a context for each server; the first is the current one.
+    fn kubeconfig(&self, servers: &[(&str, SocketAddr)]) -> PathBuf {
+        self.dir.write("ca.crt", self.ca.pem());
+        let mut text = format!("current-context: {}\n", servers[0].0);
+        let list = |text: &mut String, title: &str, entry: &dyn Fn(&str, SocketAddr) -> String| {
+            text.push_str(title);
+            text.push_str(":\n");
+            for (name, address) in servers {
+                text.push_str("- ");
+                text.push_str(&entry(name, *address));
+                text.push('\n');
+            }
+        };
+        list(&mut text, "clusters", &|name, address| {
+            format!(
+                "{{name: {name}, cluster: {{server: 'https://{address}', certificate-authority: ca.crt}}}}"
+            )
+        });
+        list(&mut text, "contexts", &|name, _| {
+            format!("{{name: {name}, context: {{cluster: {name}, user: me}}}}")
+        });
+        text.push_str("users: [{name: me, user: {token: secret-token}}]\n");
+        self.dir.write("config", text)
+    }
+
+    /// Runs the command away from the stand-ins' thread.
+    async fn skew(&self, words: &[&str]) -> Ran {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skewbridge"));
+        command
+            .arg("skew")
+            .args(words)
+            .env("HOME", self.dir.path())
+            .env_remove("KUBECONFIG")
+            .env_remove("KUBERNETES_SERVICE_HOST");
+        let ran = tokio::task::spawn_blocking(move || command.output().unwrap());
+        Ran::of(&ran.await.unwrap())
+    }
+}
+
+#[derive(Debug)]
+struct Ran {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ran {
+    fn of(output: &Output) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        let ran = Self {
+            code: output.status.code(),
+            stdout: text(&output.stdout),
+            stderr: text(&output.stderr),
+        };
+        for text in [&ran.stdout, &ran.stderr] {
+            assert!(!text.contains('\u{1b}'), "an escape code: {text:?}");
+            assert!(!text.contains("secret-token"), "{text}");
+        }
+        ran
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap()
+    }
+}
+
+fn resource(name: &str) -> Value {
+    json!({"resource": name, "scope": "Namespaced", "singularResource": "", "verbs": ["get", "list"]})
+}
+
+fn group(name: &str, version: &str, resources: &[&str]) -> Value {
+    let resources: Vec<_> = resources.iter().map(|name| resource(name)).collect();
+    json!({"metadata": {"name": name}, "versions": [
+        {"version": version, "resources": resources, "freshness": "Current"}]})
+}
+
+fn document(groups: &Value) -> Reply {
+    let list = json!({
+        "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2",
+        "metadata": {}, "items": groups,
+    });
+    Reply::new(200)
+        .header("Content-Type", V2)
+        .body(list.to_string())
+}
+
+/// A kube-apiserver: passes over what it does not know, and wants to know who
+/// asks.
+fn plain(version: &'static str, apis: &Value) -> impl Fn(Seen) -> Reply + Send + Sync + 'static {
+    let apis = apis.clone();
+    move |seen| {
+        assert_eq!(seen.header("authorization"), Some("Bearer secret-token"));
+        match seen.path() {
+            "/version" => Reply::json(json!({"gitVersion": version}).to_string()),
+            "/api" => document(&json!([group("", "v1", &["pods"])])),
+            "/apis" => document(&apis),
+            _ => Reply::new(404),
+        }
+    }
+}
+
+fn old() -> Value {
+    json!([
+        group("apps", "v1", &["sets"]),
+        group("x.io", "v1alpha1", &["things"])
+    ])
+}
+
+fn new() -> Value {
+    json!([group("apps", "v1", &["sets", "policies"])])
+}
+
+/// A bridge that tells of these servers.
+fn bridge(servers: Value) -> impl Fn(Seen) -> Reply + Send + Sync + 'static {
+    move |seen| {
+        let accepted = seen.header("accept").unwrap();
+        assert!(accepted.starts_with(&format!("{BRIDGE},")), "{accepted}");
+        assert_eq!(seen.path(), "/apis");
+        let list = json!({
+            "kind": "ServerDiscoveryList", "apiVersion": "skewbridge.io/v1alpha1",
+            "servers": servers,
+        });
+        Reply::new(200)
+            .header("Content-Type", BRIDGE)
+            .body(list.to_string())
+    }
+}
+
+fn told(identity: &str, groups: &Value) -> Value {
+    json!({"identity": identity, "version": "v1.34.4", "local": false, "reachable": true,
+           "address": "10.0.0.1:6443", "lastSync": "2026-11-15T12:00:00Z", "groups": groups})
+}
+
+#[tokio::test]
+async fn plain_servers_are_compared_by_their_contexts() {
+    let bench = Bench::new();
+    let first = bench.serve(plain("v1.34.4", &old())).await;
+    let second = bench.serve(plain("v1.36.4", &new())).await;
+    let third = bench.serve(plain("v1.36.4", &new())).await;
+    let config = bench.kubeconfig(&[
+        ("old", first.addr()),
+        ("new", second.addr()),
+        ("newer", third.addr()),
+    ]);
+    let config = format!("--kubeconfig={}", config.display());
+    let ran = bench
+        .skew(&[&config, "--context=old", "--context=new"])
+        .await;
+    assert_eq!(ran.code, SKEW, "{ran:?}");
+    assert_eq!(ran.stderr, "");
+    let expected = "\
+SERVER   VERSION   RESOURCES
+old      v1.34.4   3
+new      v1.36.4   3
+
+RESOURCE                    SERVED BY
+apps/v1
+  policies                  only new
+x.io/v1alpha1 (all of it)   only old
+  things
+
+A client pinned to old would miss 1 resource:
+  apps/v1: policies
+
+A client pinned to new would miss 1 resource:
+  x.io/v1alpha1, all of it: things
+";
+    assert_eq!(ran.stdout, expected);
+
+    let all = [
+        &config,
+        "--context=old",
+        "--context=new",
+        "--context=newer",
+        "-o=json",
+    ];
+    let ran = bench.skew(&all).await;
+    assert_eq!(ran.code, SKEW);
+    let json = ran.json();
+    assert_eq!(json["skew"], true);
+    assert_eq!(json["complete"], true);
+    assert_eq!(
+        json["servers"][0]["onlyHere"],
+        json!(["x.io/v1alpha1 things"])
+    );
+    assert_eq!(json["differences"][0]["on"], json!(["new", "newer"]));
+
+    let ran = bench
+        .skew(&[&config, "--context=new", "--context=newer", "-o=wide"])
+        .await;
+    assert_eq!(ran.code, OK, "{ran:?}");
+    assert!(
+        ran.stdout
+            .ends_with("No skew: all 2 servers serve the same.\n")
+    );
+}
+
+#[tokio::test]
+async fn the_servers_of_one_context_are_compared_by_their_urls() {
+    let bench = Bench::new();
+    let first = bench.serve(plain("v1.34.4", &old())).await;
+    let second = bench.serve(plain("v1.36.4", &new())).await;
+    // The kubeconfig in the home directory, and a context at neither of them.
+    let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
+    let config = bench.kubeconfig(&[("balancer", nowhere)]);
+    std::fs::create_dir(bench.dir.path().join(".kube")).unwrap();
+    let text = std::fs::read_to_string(config).unwrap();
+    bench
+        .dir
+        .write(".kube/config", text.replace("ca.crt", "../ca.crt"));
+    let servers = [first.addr(), second.addr()].map(|it| format!("--server=https://{it}"));
+    let ran = bench.skew(&[&servers[0], &servers[1], "-o", "json"]).await;
+    assert_eq!(ran.code, SKEW, "{ran:?}");
+    let json = ran.json();
+    assert_eq!(json["servers"][0]["name"], first.addr().to_string());
+    assert_eq!(json["servers"][1]["version"], "v1.36.4");
+
+    // A password in a URL is refused, and not shown.
+    let secret = servers[0].replace("https://", "https://me:secret-token@");
+    let ran = bench.skew(&[&secret, &servers[1], "-o=wide"]).await;
+    assert_eq!(ran.code, FAILED, "{ran:?}");
+    assert!(ran.stderr.contains("password has no place"), "{ran:?}");
+}
+
+#[tokio::test]
+async fn a_bridge_tells_of_all_servers_of_its_cluster() {
+    let bench = Bench::new();
+    let servers = json!([told("apiserver-a", &old()), told("apiserver-b", &new())]);
+    let server = bench.serve(bridge(servers)).await;
+    let config = bench.kubeconfig(&[("prod", server.addr())]);
+    let config = format!("--kubeconfig={}", config.display());
+    let ran = bench.skew(&[&config]).await;
+    assert_eq!(ran.code, SKEW, "{ran:?}");
+    assert!(ran.stdout.contains("things\n"), "{}", ran.stdout);
+    assert!(
+        ran.stdout
+            .contains("pinned to apiserver-b would miss 1 resource")
+    );
+    let ran = bench.skew(&[&config, "-o=json"]).await;
+    assert_eq!(ran.json()["servers"][1]["lastSync"], "2026-11-15T12:00:00Z");
+
+    let servers = json!([told("apiserver-a", &new()), told("apiserver-b", &new())]);
+    let server = bench.serve(bridge(servers)).await;
+    let config = bench.kubeconfig(&[("prod", server.addr())]);
+    let config = format!("--kubeconfig={}", config.display());
+    let ran = bench.skew(&[&config]).await;
+    assert_eq!(ran.code, OK, "{ran:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_the_bridge_cannot_ask_is_told_and_nothing_is_certain() {
+    let bench = Bench::new();
+    let mut unreachable = told("apiserver-b", &old());
+    unreachable["reachable"] = json!(false);
+    unreachable["problem"] = json!("connection refused");
+    let silent = json!({"identity": "apiserver-c", "local": false, "reachable": true});
+    for (other, expected, verdict) in [
+        (
+            unreachable,
+            "apiserver-b: connection refused",
+            "\nNo skew, as far as is known.\n",
+        ),
+        (
+            silent,
+            "apiserver-c: it has not told the bridge yet what it serves",
+            "\nNothing to compare: 1 of 2 is known.\n",
+        ),
+    ] {
+        let server = bench
+            .serve(bridge(json!([told("apiserver-a", &old()), other])))
+            .await;
+        let config = bench.kubeconfig(&[("prod", server.addr())]);
+        let config = format!("--kubeconfig={}", config.display());
+        let ran = bench.skew(&[&config]).await;
+        assert_eq!(ran.code, FAILED, "{ran:?}");
+        assert_eq!(ran.stderr, format!("skewbridge: {expected}\n"));
+        assert!(ran.stdout.ends_with(verdict), "{}", ran.stdout);
+    }
+}
+
+#[tokio::test]
+async fn a_server_without_a_bridge_is_told_with_what_to_do() {
+    let bench = Bench::new();
+    let server = bench.serve(plain("v1.34.4", &old())).await;
+    let config = bench.kubeconfig(&[("prod", server.addr())]);
+    let config = format!("--kubeconfig={}", config.display());
+    let ran = bench.skew(&[&config]).await;
+    assert_eq!(ran.code, FAILED, "{ran:?}");
+    assert_eq!(ran.stdout, "");
+    assert!(ran.stderr.contains("has no bridge"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("give several --context"),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_answer_is_named_and_the_others_are_compared() {
+    let bench = Bench::new();
+    let first = bench.serve(plain("v1.34.4", &old())).await;
+    let second = bench.serve(plain("v1.36.4", &new())).await;
+    let dead = SocketAddr::from(([127, 0, 0, 1], 1));
+    let config = bench.kubeconfig(&[
+        ("old", first.addr()),
+        ("dead", dead),
+        ("new", second.addr()),
+    ]);
+    let config = format!("--kubeconfig={}", config.display());
+    let all = [&config, "--context=old", "--context=dead", "--context=new"];
+    let ran = bench.skew(&all).await;
+    assert_eq!(ran.code, FAILED, "{ran:?}");
+    assert_eq!(
+        ran.stderr,
+        "skewbridge: dead: the connection to the server 127.0.0.1:1 was refused - did you specify \
+         the right host or port?\n"
+    );
+    assert!(
+        ran.stdout.contains("dead     -         ?\n"),
+        "{}",
+        ran.stdout
+    );
+    assert!(ran.stdout.contains("only new"), "{}", ran.stdout);
+    let ran = bench.skew(&[&all[..], &["-o=json"]].concat()).await;
+    assert_eq!(ran.code, FAILED);
+    let json = ran.json();
+    assert_eq!(json["complete"], false);
+    assert!(
+        json["servers"][1]["problem"]
+            .as_str()
+            .unwrap()
+            .contains("refused")
+    );
+}
+
+#[tokio::test]
+async fn a_server_of_before_aggregated_discovery_is_asked_list_by_list() {
+    let bench = Bench::new();
+    let legacy = |seen: Seen| {
+        let list = |resources: Value| {
+            Reply::json(json!({"kind": "APIResourceList", "resources": resources}).to_string())
+        };
+        let resource = |name: &str| json!({"name": name, "namespaced": true, "kind": "X", "verbs": ["get", "list"]});
+        match seen.path() {
+            "/version" => Reply::json(r#"{"gitVersion":"v1.24.17"}"#),
+            "/api" => Reply::json(r#"{"kind":"APIVersions","versions":["v1"]}"#),
+            "/apis" => Reply::json(
+                json!({"kind": "APIGroupList", "groups": [
+                    {"name": "apps", "versions": [{"version": "v1"}]},
+                    {"name": "elsewhere.io", "versions": [{"version": "v1"}]}]})
+                .to_string(),
+            ),
+            "/api/v1" => list(json!([resource("pods")])),
+            "/apis/apps/v1" => list(json!([resource("sets"), resource("policies")])),
+            _ => Reply::new(404),
+        }
+    };
+    let first = bench.serve(legacy).await;
+    let second = bench.serve(plain("v1.36.4", &new())).await;
+    let config = bench.kubeconfig(&[("old", first.addr()), ("new", second.addr())]);
+    let config = format!("--kubeconfig={}", config.display());
+    let ran = bench
+        .skew(&[&config, "--context=old", "--context=new"])
+        .await;
+    assert_eq!(ran.code, OK, "{ran:?}");
+    assert!(
+        ran.stdout.contains("old      v1.24.17   3\n"),
+        "{}",
+        ran.stdout
+    );
+}
+
+#[tokio::test]
+async fn failures_are_told_in_words_that_people_know() {
+    let bench = Bench::new();
+    let refusing = |code: u16, message: &'static str| {
+        move |_: Seen| {
+            let status = json!({"kind": "Status", "apiVersion": "v1", "message": message});
+            Reply::json(status.to_string()).status(code)
+        }
+    };
+    let expired = bench.serve(refusing(401, "Unauthorized")).await;
+    let forbidden = bench
+        .serve(refusing(403, "users \"me\" cannot get path\u{1b}[2J"))
+        .await;
+    let broken = bench.serve(refusing(500, "it hurts")).await;
+    let noise = bench.serve(|_| Reply::new(200).body("hello")).await;
+    let nonsense = bench
+        .serve(|_| Reply::new(200).header("Content-Type", BRIDGE).body("{}"))
+        .await;
+    let stranger = Ca::new("stranger");
+    let stranger = Options::new(stranger.server(&["127.0.0.1"]));
+    let stranger = ApiServer::start(stranger, |_| Reply::json("{}")).await;
+    let config = bench.kubeconfig(&[
+        ("expired", expired.addr()),
+        ("forbidden", forbidden.addr()),
+        ("broken", broken.addr()),
+        ("noise", noise.addr()),
+        ("nonsense", nonsense.addr()),
+        ("stranger", stranger.addr()),
+    ]);
+    let config = format!("--kubeconfig={}", config.display());
+    let rows = [
+        (
+            "expired",
+            "expired: you must be logged in to the server (Unauthorized)",
+        ),
+        (
+            "forbidden",
+            "forbidden: the server does not let you read /apis: users \"me\"",
+        ),
+        (
+            "broken",
+            "broken: the server answered 500 Internal Server Error to /apis: it hurts",
+        ),
+        ("noise", "has no bridge"),
+        ("nonsense", "nonsense: /apis: expected ServerDiscoveryList"),
+        ("stranger", "x509: certificate signed by unknown authority"),
+        ("absent", "context \"absent\" does not exist in "),
+    ];
+    for (context, expected) in rows {
+        let ran = bench.skew(&[&config, "--context", context]).await;
+        assert_eq!(ran.code, FAILED, "{ran:?}");
+        assert!(ran.stderr.contains(expected), "{context}: {}", ran.stderr);
+        assert_eq!(ran.stdout, "");
+    }
+    let ran = bench.skew(&["--kubeconfig=/nonexistent/config"]).await;
+    assert_eq!(ran.code, FAILED);
+    assert!(ran.stderr.contains("/nonexistent/config: no such file"));
+    let ran = bench.skew(&[]).await;
+    assert_eq!(ran.code, FAILED);
+    assert!(ran.stderr.contains("no configuration has been provided"));
+    assert!(ran.stderr.contains(".kube/config"), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn a_connection_that_ends_between_two_requests_is_opened_again() {
+    let bench = Bench::new();
+    let leaf = bench.ca.server(&["127.0.0.1"]);
+    let server = RawServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
+        let head = conn.read_head().await;
+        let (kind, body) = match head.split(' ').nth(1).unwrap() {
+            "/version" => ("application/json", json!({"gitVersion": "v1.36.4"})),
+            path => {
+                let groups = if path == "/apis" { new() } else { json!([]) };
+                let list = json!({"kind": "APIGroupDiscoveryList",
+                    "apiVersion": "apidiscovery.k8s.io/v2", "items": groups});
+                (V2, list)
+            }
+        };
+        let body = body.to_string();
+        // It does not say that it will close.
+        conn.write(&format!(
+            "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        ))
+        .await;
+    })
+    .await;
+    let config = bench.kubeconfig(&[("a", server.addr()), ("b", server.addr())]);
+    let config = format!("--kubeconfig={}", config.display());
+    let ran = bench.skew(&[&config, "--context=a", "--context=b"]).await;
+    assert_eq!(ran.code, OK, "{ran:?}");
+    assert!(
+        ran.stdout.contains("a        v1.36.4   2\n"),
+        "{}",
+        ran.stdout
+    );
+}
+
+#[tokio::test]
+async fn a_wrong_command_line_is_not_taken_for_skew() {
+    let bench = Bench::new();
+    let rows: [(&[&str], &str); 5] = [
+        (
+            &["-o=xml"],
+            "--output: \"xml\" is not one of table, wide, json",
+        ),
+        (&["--colour"], "unexpected argument '--colour'"),
+        (&["--context"], "a value is required"),
+        (
+            &["--context=a", "--context=a"],
+            "--context: \"a\" is given twice",
+        ),
+        (
+            &["--request-timeout=soon"],
+            "--request-timeout: \"soon\" is not a duration",
+        ),
+    ];
+    for (words, expected) in rows {
+        let ran = bench.skew(words).await;
+        assert_eq!(ran.code, USAGE, "{ran:?}");
+        assert!(ran.stderr.contains(expected), "{}", ran.stderr);
+        assert_eq!(ran.stdout, "");
+    }
+    let ran = bench.skew(&["--help"]).await;
+    assert_eq!(ran.code, OK);
+    assert!(ran.stdout.contains("Exit code: 0 no skew, 2 skew, 1 "));
+}

@@ -1,0 +1,50 @@
+//! Our own commands, as users run them.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+
+use tokio::process::Command;
+
+use crate::binaries;
+use crate::kubectl::Output;
+use crate::plane::Plane;
+
+impl Plane {
+    /// Runs skewbridge with these kubeconfig files (with colons between them)
+    /// and arguments.
+    pub async fn skewbridge(&self, kubeconfig: &str, words: &[&str]) -> Output {
+        let output = Command::new(binaries::bridge())
+            .args(words)
+            .env("HOME", self.pki.path())
+            .env("KUBECONFIG", kubeconfig)
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .output()
+            .await
+            .expect("skewbridge starts");
+        Output::of(&output)
+    }
+
+    /// A kubeconfig of the admin with a context for each address, the first of
+    /// them the current one. Gives its path.
+    pub fn kubeconfig_of(&self, contexts: &[(&str, SocketAddr)]) -> String {
+        let mut text = format!("current-context: {}\n", contexts[0].0);
+        let each = |entry: &dyn Fn(&str, SocketAddr) -> String| -> String {
+            let lines = contexts.iter();
+            let lines =
+                lines.map(|(name, it)| format!("- {{name: {name}, {}}}\n", entry(name, *it)));
+            lines.collect::<Vec<_>>().concat()
+        };
+        text += "clusters:\n";
+        text += &each(&|_, address| {
+            format!("cluster: {{server: 'https://{address}', certificate-authority: ca.crt}}")
+        });
+        text += "contexts:\n";
+        text += &each(&|name, _| format!("context: {{cluster: {name}, user: {name}}}"));
+        text += "users:\n";
+        text += &each(&|_, _| {
+            "user: {client-certificate: admin.crt, client-key: admin.key}".to_owned()
+        });
+        self.file("contexts.kubeconfig", &text)
+    }
+}
