@@ -123,3 +123,45 @@ async fn clusters_that_have_nothing_to_do_with_each_other_are_compared_too() {
     assert!(ran.stderr.contains("old: the server "), "{ran:?}");
     assert!(ran.stderr.contains("has no bridge"), "{ran:?}");
 }
+
+/// From the last readiness to when everybody knows everybody.
+const FOUND: std::time::Duration = std::time::Duration::from_secs(30);
+
+#[tokio::test]
+async fn a_bridge_tells_of_all_servers_of_its_cluster() {
+    let servers = [OLD, NEW].map(|version| Server::of(version).peer());
+    let plane = Plane::start(&servers).await;
+    let contexts = ["old", "new"].map(|name| (name, usize::from(name == "new")));
+    let contexts = contexts.map(|(name, it)| (name, plane.servers[it].bridge));
+    let config = plane.kubeconfig_of(&contexts);
+    for context in ["old", "new"] {
+        skewbridge_testkit::eventually("both servers are known", FOUND, async || {
+            skew(&plane, &config, &[context], &[]).await.code == Some(2)
+        })
+        .await;
+        let ran = skew(&plane, &config, &[context], &["-o=json"]).await;
+        let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert_eq!(report["complete"], true, "{ran:?}");
+        let servers = report["servers"].as_array().unwrap();
+        assert_eq!(servers.len(), 2);
+        let identity = |version: &str| {
+            let mut servers = servers.iter();
+            let found = servers.find(|it| it["version"] == version);
+            found.expect(version)["name"].clone()
+        };
+        let policies = on(
+            &report,
+            "admissionregistration.k8s.io",
+            "v1",
+            "mutatingadmissionpolicies",
+        );
+        assert_eq!(policies, &json!([identity("v1.36.4")]));
+        let classes = on(
+            &report,
+            "storage.k8s.io",
+            "v1alpha1",
+            "volumeattributesclasses",
+        );
+        assert_eq!(classes, &json!([identity("v1.34.4")]));
+    }
+}

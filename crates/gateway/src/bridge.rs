@@ -130,7 +130,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     let membership = Membership::of(config, &live, address.port());
     let (interop, requests, membership) = match membership {
         Ok(membership) => {
-            let (interop, requests) = Interop::new();
+            let (interop, requests) = Interop::new(membership.identity.clone());
             (Ok(Arc::new(interop)), Some(requests), Some(membership))
         }
         Err(why) => {

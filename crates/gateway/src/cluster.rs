@@ -126,6 +126,8 @@ impl Cluster {
 pub struct Interop {
     /// What is known.
     pub cluster: ArcSwap<Cluster>,
+    /// Who the kube-apiserver behind this bridge is.
+    pub identity: Identity,
     /// Whom the local server has lately let read discovery.
     pub(crate) permits: Permits,
     /// A view with news of the local server, and the one it was made of.
@@ -156,11 +158,12 @@ const HINTS: usize = 64;
 
 impl Interop {
     /// Nothing is known yet.
-    pub(crate) fn new() -> (Self, Requests) {
+    pub(crate) fn new(identity: Identity) -> (Self, Requests) {
         let (hints, heard) = mpsc::channel(HINTS);
         let (library, orders) = Library::new();
         let interop = Self {
             cluster: ArcSwap::default(),
+            identity,
             permits: Permits::default(),
             renewed: Mutex::default(),
             library,

@@ -23,7 +23,6 @@ use crate::body::{RequestBody, ResponseBody};
 use crate::caller::{Caller, Presented, Recognised};
 use crate::cluster::{Hint, Interop};
 use crate::config::Limits;
-use crate::discovery_metrics::Fallback;
 use crate::drain::Drain;
 use crate::envoy::{Deadline, Envoy, Subject, not_processed, remove_not_processed};
 use crate::health;
@@ -36,7 +35,7 @@ use crate::route::{self, Journey, Refusal, Route};
 use crate::serve::{Answer, Service};
 use crate::tls::reload::Live;
 use crate::upstream::{Pool, Pools, Prefer, Repeat, Replay, Reply};
-use crate::view::{self, Complete, Stead};
+use crate::view::{Complete, Instead};
 use crate::watch::WatchEnd;
 
 /// What all connections of a bridge share.
@@ -178,17 +177,13 @@ impl Connection {
                 }
                 answer
             })?;
-        let mut stead = match &decided.route {
-            Going::Local(_) if !hopped => self.stead(head, &caller),
-            _ => None,
+        let mut instead = match &decided.route {
+            Going::Local(_) if !hopped => Instead::of(head, &caller, bridge),
+            _ => Instead::Nothing,
         };
-        if let (Some(stead), Some(interop)) = (&mut stead, &bridge.interop) {
-            if let Some(remembered) = stead.remembered(interop) {
-                record.route("discovery");
-                bridge.metrics.discovery().hit();
-                return Ok(Reply::Response(remembered));
-            }
-            stead.ask_local(head, interop);
+        if let Some(remembered) = instead.begin(head, bridge) {
+            record.route("discovery");
+            return Ok(Reply::Response(remembered));
         }
         self.mark(head);
 
@@ -227,18 +222,14 @@ impl Connection {
             }
             answer
         })?;
-        if let (Some(stead), Some(interop)) = (stead, &bridge.interop) {
+        if !matches!(instead, Instead::Nothing)
+            && let Reply::Response(response) = reply
+        {
             record.route("discovery");
-            reply = match reply {
-                // Boxed: watches are many, and do not come here.
-                Reply::Response(response) => {
-                    let metrics = bridge.metrics.discovery();
-                    let replaced = stead.take_place_of(response, interop, metrics);
-                    let replaced = Box::pin(replaced).await;
-                    Reply::Response(replaced.map_err(|status| respond::status(&status, format))?)
-                }
-                upgraded @ Reply::Upgraded(..) => upgraded,
-            };
+            // Boxed: watches are many, and do not come here.
+            let replaced = Box::pin(instead.end(response, bridge)).await;
+            let replaced = replaced.map_err(|status| respond::status(&status, format));
+            reply = Reply::Response(replaced?);
         }
         if let Reply::Response(response) = &reply
             && decided.readyz
@@ -256,27 +247,6 @@ impl Connection {
             response.body_mut().end_with(end);
         }
         Ok(reply)
-    }
-
-    /// Whether a request is answered from what is known of the whole cluster.
-    fn stead(&self, head: &Parts, caller: &Caller) -> Option<Stead> {
-        let bridge = &*self.0.bridge;
-        let metrics = bridge.metrics.discovery();
-        if view::is_for_local_alone(head) {
-            metrics.local_request();
-            return None;
-        }
-        let Some(interop) = &bridge.interop else {
-            if bridge.alone && view::is_for_all(head) {
-                metrics.fallback(Fallback::NoPeering);
-            }
-            return None;
-        };
-        let cluster = interop.cluster.load();
-        if cluster.missing().is_some() && view::is_for_all(head) {
-            metrics.fallback(Fallback::NotSynced);
-        }
-        Stead::of(head, caller, cluster.view.as_ref()?, bridge.complete)
     }
 
     fn decide(

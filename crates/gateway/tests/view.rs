@@ -13,6 +13,7 @@ mod standin;
 use cluster::{Cluster, NEW, PeerServer, ask, peer_view};
 use common::start;
 use serde_json::Value;
+use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList, servers};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Feature;
 use skewbridge_testkit::{PATIENCE, Reply, Response, Seen, TlsClient, eventually};
@@ -129,7 +130,7 @@ async fn what_has_just_been_made_is_there_at_once() {
     ]);
     // The event arrives in its own time; from then on the server is asked.
     eventually("it is there", PATIENCE, async || {
-        let shown = discovery(&alice, &bridge).await.text().to_string();
+        let shown = discovery(&alice, &bridge).await.text();
         shown.contains("widgets") && shown.contains("fleets")
     })
     .await;
@@ -139,12 +140,48 @@ async fn what_has_just_been_made_is_there_at_once() {
     cluster.local.serve(&serves);
     let shown = discovery(&cluster.bed.user("dora", &[]), &bridge)
         .await
-        .text()
-        .to_string();
+        .text();
     assert!(
         shown.contains("contraptions") && shown.contains("fleets"),
         "{shown}"
     );
+}
+
+#[tokio::test]
+async fn each_server_is_told_of_by_itself() {
+    let (cluster, b, bridge) = mixed().await;
+    let answer = get(&cluster, &bridge, "/apis", servers::ACCEPT).await;
+    assert_eq!(answer.header("content-type"), Some(servers::MEDIA_TYPE));
+    let list = ServerDiscoveryList::parse(&answer.body).unwrap();
+    let [peer, own] = list.servers.as_slice() else {
+        panic!("{list:#?}");
+    };
+    assert_eq!((&*own.identity, own.local), (cluster::OWN, true));
+    assert_eq!((&*peer.identity, peer.local), (B, false));
+    assert!(own.reachable && peer.reachable && peer.last_sync.is_some());
+    let serves = |server: &ServerDiscovery, resource: &str| {
+        let groups = server.groups.as_ref().unwrap();
+        serde_json::to_string(groups).unwrap().contains(resource)
+    };
+    assert!(!serves(own, "fleets") && serves(own, "deployments") && serves(own, "pods"));
+    assert!(serves(peer, "fleets") && serves(peer, "pods"));
+
+    cluster.local.hook(|seen: &Seen| {
+        let alice = seen.all("x-remote-user") == ["alice"];
+        alice.then(|| Reply::new(403).body("no"))
+    });
+    let refused = get(&cluster, &bridge, "/apis", servers::ACCEPT).await;
+    assert_eq!(refused.status, 403);
+    cluster.local.behave();
+
+    b.die().await;
+    cluster.local.lease(B, "two");
+    eventually("it is known to be away", PATIENCE, async || {
+        let answer = get(&cluster, &bridge, "/apis", servers::ACCEPT).await;
+        let list = ServerDiscoveryList::parse(&answer.body).unwrap();
+        !list.servers[0].reachable && list.servers[0].problem.is_some()
+    })
+    .await;
 }
 
 #[tokio::test]

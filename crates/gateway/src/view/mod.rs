@@ -2,10 +2,12 @@
 //! it (KEP-4020, Discovery Merging; and what that leaves out). It is made when
 //! something has changed, on the control thread, and requests read the last one.
 
+mod instead;
 mod page;
 mod permits;
 mod published;
 mod question;
+mod roll;
 mod stead;
 
 use std::collections::BTreeMap;
@@ -18,10 +20,12 @@ use skewbridge_discovery::document::{Group, Schema, Version};
 use skewbridge_discovery::{Document, merge};
 use skewbridge_peers::{Excluded, Identity, Peers, Served};
 
+pub(crate) use instead::Instead;
 use page::Page;
 pub(crate) use permits::{Credential, Permits};
-pub(crate) use question::{Complete, Question, is_for_all, is_for_local_alone};
-pub(crate) use stead::Stead;
+pub(crate) use question::{Complete, Question};
+use roll::Roll;
+use stead::Stead;
 
 /// What all servers serve, ready to be sent.
 #[derive(Debug)]

@@ -160,7 +160,7 @@ impl Answered {
 
 /// What a client gets where the local server says this.
 async fn answer(view: &Arc<View>, mut head: Parts, local: Response<ResponseBody>) -> Answered {
-    let (interop, _) = Interop::new();
+    let (interop, _) = Interop::new(identity("m"));
     let metrics = DiscoveryMetrics::register(&mut Registry::default());
     let mut stead = Stead::of(&head, &Caller::Anonymous, view, Complete::Yes).unwrap();
     stead.ask_local(&mut head, &interop);
@@ -326,7 +326,7 @@ fn the_local_server_is_asked_on_a_condition() {
     head.headers.insert(IF_NONE_MATCH, "\"x\"".parse().unwrap());
     head.headers
         .insert(ACCEPT_ENCODING, "gzip".parse().unwrap());
-    let (interop, _) = Interop::new();
+    let (interop, _) = Interop::new(identity("m"));
     let mut stead = Stead::of(&head, &Caller::Anonymous, &view, Complete::Yes).unwrap();
     stead.ask_local(&mut head, &interop);
     assert_eq!(head.headers[IF_NONE_MATCH], "\"ours\"");
@@ -505,7 +505,7 @@ async fn what_cannot_be_read_is_passed_on() {
 #[tokio::test]
 async fn a_yes_of_the_local_server_is_remembered() {
     let view = mixed();
-    let (interop, _) = Interop::new();
+    let (interop, _) = Interop::new(identity("m"));
     let metrics = DiscoveryMetrics::register(&mut Registry::default());
     let stead = || Stead::of(&get("/apis", V2), &Caller::Anonymous, &view, Complete::Yes).unwrap();
     assert!(stead().remembered(&interop).is_none());

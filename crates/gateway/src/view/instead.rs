@@ -1,0 +1,93 @@
+//! What of a request for discovery is not the local server's affair.
+
+use http::Response;
+use http::request::Parts;
+use skewbridge_api::status::Status;
+
+use super::question::{is_for_all, is_for_local_alone};
+use super::{Roll, Stead};
+use crate::body::ResponseBody;
+use crate::caller::Caller;
+use crate::discovery_metrics::Fallback;
+use crate::flow::Bridge;
+
+/// What is answered in the stead of the local server's discovery.
+pub(crate) enum Instead {
+    /// Nothing: it answers for itself.
+    Nothing,
+    /// What the whole cluster serves.
+    View(Box<Stead>),
+    /// What each server serves.
+    Roll(Roll),
+}
+
+impl Instead {
+    /// Whether a request is answered from what is known of the whole cluster.
+    pub(crate) fn of(head: &Parts, caller: &Caller, bridge: &Bridge) -> Self {
+        let metrics = bridge.metrics.discovery();
+        let Some(interop) = &bridge.interop else {
+            if bridge.alone && is_for_all(head) {
+                metrics.fallback(Fallback::NoPeering);
+            }
+            if is_for_local_alone(head) {
+                metrics.local_request();
+            }
+            return Self::Nothing;
+        };
+        let cluster = interop.cluster.load();
+        if let Some(roll) = Roll::of(head, &interop.identity, &cluster) {
+            return Self::Roll(roll);
+        }
+        if is_for_local_alone(head) {
+            metrics.local_request();
+            return Self::Nothing;
+        }
+        if cluster.missing().is_some() && is_for_all(head) {
+            metrics.fallback(Fallback::NotSynced);
+        }
+        let view = cluster.view.as_ref();
+        match view.and_then(|view| Stead::of(head, caller, view, bridge.complete)) {
+            Some(stead) => Self::View(Box::new(stead)),
+            None => Self::Nothing,
+        }
+    }
+
+    /// The answer, if nobody has to be asked; else the request becomes one to the
+    /// local server, which says whether the caller may read.
+    pub(crate) fn begin(
+        &mut self,
+        head: &mut Parts,
+        bridge: &Bridge,
+    ) -> Option<Response<ResponseBody>> {
+        match (self, &bridge.interop) {
+            (Self::View(stead), Some(interop)) => {
+                let remembered = stead.remembered(interop);
+                match &remembered {
+                    Some(_) => bridge.metrics.discovery().hit(),
+                    None => stead.ask_local(head, interop),
+                }
+                remembered
+            }
+            (Self::Roll(_), _) => {
+                Roll::ask_local(head);
+                None
+            }
+            (Self::Nothing | Self::View(_), _) => None,
+        }
+    }
+
+    pub(crate) async fn end(
+        self,
+        answer: Response<ResponseBody>,
+        bridge: &Bridge,
+    ) -> Result<Response<ResponseBody>, Status> {
+        match (self, &bridge.interop) {
+            (Self::View(stead), Some(interop)) => {
+                let metrics = bridge.metrics.discovery();
+                stead.take_place_of(answer, interop, metrics).await
+            }
+            (Self::Roll(roll), _) => Ok(roll.take_place_of(answer)),
+            (Self::Nothing | Self::View(_), _) => Ok(answer),
+        }
+    }
+}
