@@ -25,13 +25,34 @@ pub(crate) fn run() -> Result<(), Failed> {
     steps.run("unit, integration and doc tests", tests)?;
     steps.run("documentation", documentation)?;
     steps.run("licences, bans and sources", dependencies)?;
-    if step::exists("go") || std::env::var_os("CI").is_some_and(|it| it == "true") {
-        e2e::steps(&mut steps, Extent::Default, &[])?;
-    } else {
-        println!("\nGo is not installed: the tests against real Kubernetes are left out.");
+    let ci = std::env::var("CI").unwrap_or_default();
+    match RealKubernetes::of(step::exists("go"), &ci) {
+        RealKubernetes::Judges => e2e::steps(&mut steps, Extent::Default, &[])?,
+        RealKubernetes::LeftOut => {
+            println!("\nGo is not installed: the tests against real Kubernetes are left out.");
+        }
     }
     steps.summarize();
     Ok(())
+}
+
+/// Whether the tests against real Kubernetes run.
+#[derive(Debug, PartialEq, Eq)]
+enum RealKubernetes {
+    /// They do, and fail if something that they need is missing.
+    Judges,
+    /// They cannot, and nobody relies on them.
+    LeftOut,
+}
+
+impl RealKubernetes {
+    fn of(go: bool, ci: &str) -> Self {
+        if go || ci == "true" {
+            Self::Judges
+        } else {
+            Self::LeftOut
+        }
+    }
 }
 
 /// Without a target selection, cargo runs unit tests, integration tests and the doc tests of
@@ -61,4 +82,23 @@ pub(crate) fn ensure_cargo_deny() -> Result<(), Failed> {
     step::run(&mut cargo(&format!(
         "install cargo-deny --locked --version {CARGO_DENY}"
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_developer_without_go_does_without_real_kubernetes() {
+        let rows = [
+            (true, "", RealKubernetes::Judges),
+            (true, "true", RealKubernetes::Judges),
+            (false, "true", RealKubernetes::Judges),
+            (false, "", RealKubernetes::LeftOut),
+            (false, "false", RealKubernetes::LeftOut),
+        ];
+        for (go, ci, expected) in rows {
+            assert_eq!(RealKubernetes::of(go, ci), expected, "{go} {ci:?}");
+        }
+    }
 }
