@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -77,8 +78,25 @@ type candidate struct {
 	elector *leaderelection.LeaderElector
 	// Each leader this candidate hears of, itself included.
 	leaders chan string
-	cancel  context.CancelFunc
+	lock    *patientLock
 	gone    chan struct{}
+}
+
+// patientLock lets a candidate go right after a renewal. One that is broken off
+// on its way may be done all the same, between the two requests by which a
+// candidate lets go of its lease, and then that fails.
+type patientLock struct {
+	resourcelock.Interface
+	leaves atomic.Bool
+	cancel context.CancelFunc
+}
+
+func (l *patientLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	err := l.Interface.Update(ctx, record)
+	if l.leaves.Load() {
+		l.cancel()
+	}
+	return err
 }
 
 func stand(ctx context.Context, t target, name string) (*candidate, error) {
@@ -86,13 +104,18 @@ func stand(ctx context.Context, t target, name string) (*candidate, error) {
 	if err != nil {
 		return nil, err
 	}
-	standing := &candidate{leaders: make(chan string, 16), gone: make(chan struct{})}
-	standing.elector, err = leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: &resourcelock.LeaseLock{
+	ctx, cancel := context.WithCancel(ctx)
+	lock := &patientLock{
+		Interface: &resourcelock.LeaseLock{
 			LeaseMeta:  metav1.ObjectMeta{Namespace: t.namespace, Name: lease},
 			Client:     client.CoordinationV1(),
 			LockConfig: resourcelock.ResourceLockConfig{Identity: name},
 		},
+		cancel: cancel,
+	}
+	standing := &candidate{leaders: make(chan string, 16), lock: lock, gone: make(chan struct{})}
+	standing.elector, err = leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock:            lock,
 		LeaseDuration:   leaseDuration,
 		RenewDeadline:   renewDeadline,
 		RetryPeriod:     retryPeriod,
@@ -104,9 +127,9 @@ func stand(ctx context.Context, t target, name string) (*candidate, error) {
 		},
 	})
 	if err != nil {
+		cancel()
 		return nil, err
 	}
-	ctx, standing.cancel = context.WithCancel(ctx)
 	go func() {
 		defer close(standing.gone)
 		standing.elector.Run(ctx)
@@ -131,7 +154,12 @@ func (c *candidate) awaitLeader(ctx context.Context, wanted string) error {
 	}
 }
 
+// withdraw has a leader let go of its lease, and anybody else stop.
 func (c *candidate) withdraw() {
-	c.cancel()
+	if c.elector.IsLeader() {
+		c.lock.leaves.Store(true)
+	} else {
+		c.lock.cancel()
+	}
 	<-c.gone
 }

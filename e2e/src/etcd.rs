@@ -1,5 +1,6 @@
-//! A real etcd of one member.
+//! A real etcd, of one member or of several.
 
+use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -7,14 +8,15 @@ use crate::binaries;
 use crate::plane::free_address;
 use crate::process::Process;
 
-/// A running etcd. It ends when this is dropped.
+/// A member of an etcd. It ends when this is dropped.
 #[derive(Debug)]
 pub struct Etcd {
     /// Where its clients connect.
     pub address: SocketAddr,
+    name: String,
     arguments: Vec<String>,
     directory: PathBuf,
-    process: Process,
+    process: Option<Process>,
 }
 
 /// The files with which etcd serves TLS, and only to clients of the same CA.
@@ -29,67 +31,107 @@ pub struct EtcdTls {
 }
 
 impl Etcd {
-    /// Its process id.
-    pub fn id(&self) -> u32 {
-        self.process.id()
+    /// Its process id, while it runs.
+    pub fn id(&self) -> Option<u32> {
+        self.process.as_ref().map(Process::id)
     }
 
     /// Starts it with its data and its log in `directory`.
     pub fn start(directory: &Path) -> Self {
-        Self::with_flags(directory, "http", vec![])
+        Self::with_flags(directory, "http", &[], 1).remove(0)
+    }
+
+    /// Starts so many members of one etcd.
+    pub fn start_members(directory: &Path, count: usize) -> Vec<Self> {
+        Self::with_flags(directory, "http", &[], count)
     }
 
     /// As [`Etcd::start`], with TLS towards clients.
     pub fn start_tls(directory: &Path, tls: &EtcdTls) -> Self {
-        let flags = vec![
+        let flags = [
             format!("--cert-file={}", tls.certificate.display()),
             format!("--key-file={}", tls.key.display()),
             format!("--trusted-ca-file={}", tls.ca.display()),
             "--client-cert-auth".to_owned(),
         ];
-        Self::with_flags(directory, "https", flags)
+        Self::with_flags(directory, "https", &flags, 1).remove(0)
     }
 
-    fn with_flags(directory: &Path, scheme: &str, flags: Vec<String>) -> Self {
-        let address = free_address();
-        let peers = free_address();
-        let mut arguments = vec![
-            format!("--data-dir={}", directory.join("etcd").display()),
-            format!("--listen-client-urls={scheme}://{address}"),
-            format!("--advertise-client-urls={scheme}://{address}"),
-            format!("--listen-peer-urls=http://{peers}"),
-            format!("--initial-advertise-peer-urls=http://{peers}"),
-            format!("--initial-cluster=default=http://{peers}"),
-            // The data is thrown away: nothing is gained by waiting for a disk.
-            "--unsafe-no-fsync".to_owned(),
-        ];
-        arguments.extend(flags);
-        Self {
-            address,
-            process: run(&arguments, directory),
-            arguments,
-            directory: directory.to_owned(),
+    fn with_flags(directory: &Path, scheme: &str, flags: &[String], count: usize) -> Vec<Self> {
+        let members: Vec<_> = (0..count)
+            .map(|number| (format!("etcd-{number}"), free_address()))
+            .collect();
+        let mut cluster = String::new();
+        for (name, peers) in &members {
+            let separator = if cluster.is_empty() { "" } else { "," };
+            // Writing to a String does not fail.
+            let _ = write!(cluster, "{separator}{name}=http://{peers}");
         }
+        let member = |(name, peers): (String, SocketAddr)| {
+            let address = free_address();
+            let mut arguments = vec![
+                format!("--name={name}"),
+                format!("--data-dir={}", directory.join(&name).display()),
+                format!("--listen-client-urls={scheme}://{address}"),
+                format!("--advertise-client-urls={scheme}://{address}"),
+                format!("--listen-peer-urls=http://{peers}"),
+                format!("--initial-advertise-peer-urls=http://{peers}"),
+                format!("--initial-cluster={cluster}"),
+                // The data is thrown away: nothing is gained by waiting for a disk.
+                "--unsafe-no-fsync".to_owned(),
+            ];
+            arguments.extend_from_slice(flags);
+            let mut member = Self {
+                address,
+                name,
+                arguments,
+                directory: directory.to_owned(),
+                process: None,
+            };
+            member.run();
+            member
+        };
+        members.into_iter().map(member).collect()
     }
 
     /// Stops it where it is: it answers nobody, and nobody is told.
     pub fn suspend(&self) {
-        self.process.signal("STOP");
+        self.signal("STOP");
     }
 
     /// Lets it go on.
     pub fn resume(&self) {
-        self.process.signal("CONT");
+        self.signal("CONT");
+    }
+
+    /// Ends it at once, as a crash would.
+    pub fn kill(&mut self) {
+        self.signal("KILL");
+        if let Some(mut process) = self.process.take() {
+            process.wait();
+        }
+    }
+
+    /// Starts it with the data that it has.
+    pub fn run(&mut self) {
+        self.process = Some(Process::start(
+            &self.name,
+            &self.name,
+            &binaries::etcd(),
+            &self.arguments,
+            &self.directory,
+        ));
     }
 
     /// Ends it at once, as a crash would, and starts it again with its data.
     pub fn restart(&mut self) {
-        self.process.signal("KILL");
-        self.process.wait();
-        self.process = run(&self.arguments, &self.directory);
+        self.kill();
+        self.run();
     }
-}
 
-fn run(arguments: &[String], directory: &Path) -> Process {
-    Process::start("etcd", "etcd", &binaries::etcd(), arguments, directory)
+    fn signal(&self, name: &str) {
+        if let Some(process) = &self.process {
+            process.signal(name);
+        }
+    }
 }

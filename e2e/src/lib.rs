@@ -34,7 +34,7 @@ pub use etcd::{Etcd, EtcdTls};
 pub use kubectl::{Output, User, Via};
 pub use node::Node;
 pub use plane::{Plane, Running, Server};
-pub use planes::{is_since, newest, oldest, planes, planes_are_chosen, versions};
+pub use planes::{is_since, newest, oldest, planes, planes_are_chosen, told_apart, versions};
 pub use process::Process;
 pub use raw::{Protocol, Raw, Request, Stream};
 pub use shape::Shape;

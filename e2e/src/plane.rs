@@ -114,7 +114,7 @@ pub struct Plane {
     /// In the order in which they were asked for.
     pub servers: Vec<Running>,
     pub(crate) pki: Pki,
-    etcd: Etcd,
+    etcd: Vec<Etcd>,
 }
 
 /// A kube-apiserver with its bridge.
@@ -152,24 +152,39 @@ impl Plane {
     /// Starts everything and waits until it is ready, through the bridges.
     pub async fn start(servers: &[Server]) -> Self {
         let mut plane = Self::prepare(servers);
-        for number in 0..servers.len() {
-            plane.run_server(number);
-            plane.run_bridge(number);
-        }
+        plane.run_all();
         plane.all_ready().await;
         plane
     }
 
     /// Starts only etcd.
     pub fn prepare(servers: &[Server]) -> Self {
+        Self::prepare_on(1, servers)
+    }
+
+    /// Starts only etcd, of so many members.
+    pub fn prepare_on(members: usize, servers: &[Server]) -> Self {
         let pki = Pki::new();
-        let etcd = Etcd::start(pki.path());
+        let etcd = Etcd::start_members(pki.path(), members);
+        let endpoints: Vec<_> = etcd
+            .iter()
+            .map(|member| format!("http://{}", member.address))
+            .collect();
+        let endpoints = endpoints.join(",");
         let servers: Vec<_> = servers
             .iter()
             .enumerate()
-            .map(|(number, server)| Running::prepare(number, server, &pki, etcd.address))
+            .map(|(number, server)| Running::prepare(number, server, &pki, &endpoints))
             .collect();
         Self { servers, pki, etcd }
+    }
+
+    /// Starts every server and every bridge.
+    pub fn run_all(&mut self) {
+        for number in 0..self.servers.len() {
+            self.run_server(number);
+            self.run_bridge(number);
+        }
     }
 
     /// Starts a server.
@@ -225,7 +240,8 @@ impl Plane {
         let servers = self.servers.iter();
         let servers = servers.flat_map(|it| [&it.process, &it.bridge_process]);
         let servers = servers.flatten().map(Process::id);
-        std::iter::once(self.etcd.id()).chain(servers).collect()
+        let etcd = self.etcd.iter().filter_map(Etcd::id);
+        etcd.chain(servers).collect()
     }
 
     /// Sends a server a signal, and waits until it has ended.
@@ -288,8 +304,13 @@ impl Plane {
         self.pki.dir.write(name, text).display().to_string()
     }
 
-    /// The etcd of all servers.
+    /// The etcd of all servers, where it is one member.
     pub fn etcd(&mut self) -> &mut Etcd {
+        &mut self.etcd[0]
+    }
+
+    /// All members of the etcd of all servers.
+    pub fn etcd_members(&mut self) -> &mut [Etcd] {
         &mut self.etcd
     }
 }
@@ -338,7 +359,7 @@ impl Running {
         }
     }
 
-    fn prepare(number: usize, server: &Server, pki: &Pki, etcd: SocketAddr) -> Self {
+    fn prepare(number: usize, server: &Server, pki: &Pki, etcd: &str) -> Self {
         let address = free_address();
         let admin = free_address();
         let bridge = match server.bridge {
@@ -362,7 +383,7 @@ impl Running {
         let mut arguments = bridge_flags(pki, address, bridge, admin);
         if server.bridge == Bridging::Peer {
             arguments.push(format!("--peer-ca-file={}", pki.file("ca.crt").display()));
-            arguments.push(format!("--etcd-servers=http://{etcd}"));
+            arguments.push(format!("--etcd-servers={etcd}"));
         }
         arguments.extend(server.bridge_flags.iter().cloned());
         let start_bridge = Start {
@@ -402,7 +423,7 @@ impl Start {
 fn apiserver_flags(
     pki: &Pki,
     address: SocketAddr,
-    etcd: SocketAddr,
+    etcd: &str,
     audit_log: &std::path::Path,
 ) -> Vec<String> {
     let policy = pki.dir.write(
@@ -414,7 +435,7 @@ fn apiserver_flags(
         "--bind-address=127.0.0.1".to_owned(),
         "--advertise-address=127.0.0.1".to_owned(),
         format!("--secure-port={}", address.port()),
-        format!("--etcd-servers=http://{etcd}"),
+        format!("--etcd-servers={etcd}"),
         "--service-cluster-ip-range=10.96.0.0/24".to_owned(),
         "--endpoint-reconciler-type=none".to_owned(),
         "--authorization-mode=RBAC".to_owned(),

@@ -20,6 +20,26 @@ pub fn planes_are_chosen() -> bool {
     planes() != read(DEFAULT)
 }
 
+/// An old and a new version on one plane that [`Special`](crate::Special) tells
+/// apart: 1.34 and 1.36. None where only others are run on.
+pub fn told_apart() -> Option<[String; 2]> {
+    let apart = told_apart_of(&planes());
+    if apart.is_none() {
+        println!("left out: it needs a plane of 1.34 and 1.36");
+    }
+    apart
+}
+
+fn told_apart_of(planes: &[Vec<String>]) -> Option<[String; 2]> {
+    planes.iter().find_map(|plane| {
+        let minor = |minor| {
+            let mut versions = plane.iter();
+            versions.find(|it| is_since(it, minor) && !is_since(it, minor + 1))
+        };
+        Some([minor(34)?.clone(), minor(36)?.clone()])
+    })
+}
+
 /// Each version of [`planes`] once.
 pub fn versions() -> Vec<String> {
     let mut versions = planes().concat();
@@ -73,6 +93,16 @@ mod tests {
         for version in planes.concat() {
             assert!(is_since(&version, 24), "{version}");
         }
+    }
+
+    #[test]
+    fn versions_are_told_apart_only_if_they_share_a_plane() {
+        let apart = |text| told_apart_of(&read(text));
+        let both = Some(["1.34.4".to_owned(), "1.36.4".to_owned()]);
+        assert_eq!(apart("1.28.15 1.34.4+1.35.8+1.36.4"), both);
+        assert_eq!(apart("1.34.4 1.36.4"), None);
+        assert_eq!(apart("1.33.13"), None);
+        assert!(told_apart_of(&read(DEFAULT)).is_some());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! APIs that only some servers of a plane have.
 
+use crate::planes::is_since;
+
 /// An API that only some servers of a plane have.
 #[derive(Debug, Clone, Copy)]
 pub struct Special {
@@ -9,6 +11,9 @@ pub struct Special {
     pub path: &'static str,
     /// An object, `NAME` to be replaced.
     manifest: &'static str,
+    /// The minor versions that serve it.
+    since: u16,
+    before: Option<u16>,
 }
 
 impl Special {
@@ -23,6 +28,8 @@ impl Special {
             "apiVersions":["v1"],"operations":["CREATE"],"resources":["nothings"]}]},
           "mutations":[{"patchType":"JSONPatch","jsonPatch":
             {"expression":"[JSONPatch{op: \"test\", path: \"/kind\", value: \"None\"}]"}}]}}"#,
+        since: 36,
+        before: None,
     };
 
     /// Only 1.36 serves this version of it.
@@ -33,6 +40,8 @@ impl Special {
         "metadata":{"name":"NAME"},
         "spec":{"deviceSelector":{"driver":"none.example.com"},
           "taint":{"key":"example.com/none","effect":"NoSchedule"}}}"#,
+        since: 36,
+        before: None,
     };
 
     /// Only 1.34, and 1.29 beside 1.28, serve this version of it.
@@ -41,6 +50,8 @@ impl Special {
         path: "/apis/storage.k8s.io/v1alpha1/volumeattributesclasses",
         manifest: r#"{"apiVersion":"storage.k8s.io/v1alpha1","kind":"VolumeAttributesClass",
         "metadata":{"name":"NAME"},"driverName":"none.example.com","parameters":{"a":"b"}}"#,
+        since: 29,
+        before: Some(35),
     };
 
     /// Only 1.28, beside 1.29, serves this version of it.
@@ -50,15 +61,41 @@ impl Special {
         manifest: r#"{"apiVersion":"flowcontrol.apiserver.k8s.io/v1beta2","kind":"FlowSchema",
         "metadata":{"name":"NAME"},
         "spec":{"priorityLevelConfiguration":{"name":"exempt"}}}"#,
+        since: 23,
+        before: Some(29),
+    };
+
+    /// Only 1.29, beside 1.28, serves this version of it.
+    pub const FLOW_SCHEMAS_V1: Self = Self {
+        kubectl: "flowschemas.v1.flowcontrol.apiserver.k8s.io",
+        path: "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas",
+        manifest: r#"{"apiVersion":"flowcontrol.apiserver.k8s.io/v1","kind":"FlowSchema",
+        "metadata":{"name":"NAME"},
+        "spec":{"priorityLevelConfiguration":{"name":"exempt"}}}"#,
+        since: 29,
+        before: None,
     };
 
     /// All of the above.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::POLICIES,
         Self::TAINT_RULES,
         Self::ATTRIBUTES_CLASSES,
         Self::FLOW_SCHEMAS,
+        Self::FLOW_SCHEMAS_V1,
     ];
+
+    /// Whether this version of Kubernetes serves it.
+    pub fn is_served_by(&self, version: &str) -> bool {
+        let ended = |before| is_since(version, before);
+        is_since(version, self.since) && !self.before.is_some_and(ended)
+    }
+
+    /// As a bridge lists it: group, version and resource.
+    pub fn line(&self) -> String {
+        let (version, resource) = self.path.rsplit_once('/').expect("a path of a resource");
+        format!("{} {resource}", version.trim_start_matches("/apis/"))
+    }
 
     /// An object of this name.
     pub fn object(&self, name: &str) -> String {

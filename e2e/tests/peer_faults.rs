@@ -1,118 +1,33 @@
-//! Peers die, end, return, and lose their etcd, while clients of another
-//! server's bridge ask for what only they serve.
+//! The only server that serves something dies, and returns; and a bridge whose
+//! gate is off.
 //!
-//! What is promised:
-//! - Nobody is told "not found" for an API that a server of the cluster has, for
-//!   as long as its identity Lease is there; it is a 503 Status with
-//!   `Retry-After` when none of those servers can be reached.
-//! - While one of them can be reached, no read fails; and no write either, if
-//!   the others end in order.
-//! - Watches end cleanly and can be resumed elsewhere, without loss.
-//! - Who returns is used again within seconds.
+//! Nobody is told "not found" for an API that a server of the cluster has, for as
+//! long as its identity Lease is there: it is a 503 Status with `Retry-After`
+//! when none of those servers can be reached. Who returns is used again within
+//! seconds.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+#[path = "common/peers.rs"]
+mod peers;
+
 use std::time::{Duration, Instant};
 
+use peers::{FOUND, NEW, OLD, etcd, is_found, is_published, keys, lease_of, lease_path};
 use serde_json::Value;
-use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Special, Stream, User, Via};
-use skewbridge_etcd::Client;
-use skewbridge_peers::{Identity, Record};
+use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Special, User, Via, told_apart};
 use skewbridge_testkit::eventually;
-use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio::time::sleep;
-
-/// From the last readiness to when everybody knows everybody.
-const FOUND: Duration = Duration::from_secs(30);
 
 /// How long who returns may be without work.
 const USED_AGAIN: Duration = Duration::from_secs(10);
 
-/// For what takes a second on a busy machine.
-const BOUND: Duration = Duration::from_mins(1);
-
 /// How long a dead server is asked for: longer than its record in etcd lives.
 const DEAD: Duration = Duration::from_secs(25);
 
-/// How long etcd is away.
-const NO_ETCD: Duration = Duration::from_mins(1);
-
 /// Between two requests of a client: a steady load, not a flood.
-const PAUSE: Duration = Duration::from_millis(10);
-
-/// How much has to succeed of each client, wherever that is waited for.
-const ENOUGH: usize = 20;
-
-/// Without it kube-apiserver leaves watches open when it is told to end, and
-/// waits a minute for them.
-const END_WATCHES: &str = "--shutdown-watch-termination-grace-period=10s";
+const PAUSE: Duration = Duration::from_millis(50);
 
 const GATE_OFF: &str = "--feature-gates=UnknownVersionInteroperabilityProxy=false";
-
-/// The server through whose bridge everything is asked for.
-const OLD: usize = 0;
-
-fn old() -> Server {
-    Server::of("1.34.4").peer()
-}
-
-fn new() -> Server {
-    // As an administrator would for a rolling upgrade.
-    Server::of("1.36.4")
-        .peer()
-        .flag(END_WATCHES)
-        .bridge_flag("--shutdown-delay-duration=2s")
-        .bridge_flag("--shutdown-drain-timeout=10s")
-}
-
-async fn is_found(plane: &Plane, special: &Special, within: Duration) {
-    let what = format!("{} through the bridge of {OLD}", special.path);
-    eventually(&what, within, async || {
-        plane.status(OLD, Via::Bridge, special.path).await == 200
-    })
-    .await;
-}
-
-fn identity(plane: &Plane, server: usize) -> Identity {
-    Identity::of_hostname(&plane.servers[server].host)
-}
-
-fn lease(plane: &Plane, server: usize) -> String {
-    let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
-    format!("{leases}/{}", identity(plane, server))
-}
-
-fn etcd(plane: &mut Plane) -> Client {
-    let endpoint = format!("http://{}", plane.etcd().address).parse().unwrap();
-    Client::new(vec![endpoint], None).unwrap()
-}
-
-/// The records of a server: its own, and that of its bridge.
-fn keys(plane: &Plane, server: usize) -> [String; 2] {
-    let identity = identity(plane, server);
-    ["/registry", "/registry/skewbridge"].map(|prefix| Record::key(prefix, &identity))
-}
-
-/// Waits until the bridge of a server is where the others look for it.
-async fn is_published(plane: &mut Plane, server: usize) {
-    let address = plane.servers[server].bridge;
-    for key in keys(plane, server) {
-        points_to(plane, &key, address).await;
-    }
-}
-
-async fn points_to(plane: &mut Plane, key: &str, address: SocketAddr) {
-    let etcd = etcd(plane);
-    eventually(key, FOUND, async || {
-        let value = etcd.get(key.as_bytes()).await.unwrap();
-        value.is_some_and(|it| Record::decode(key, &it.value).unwrap().address == address)
-    })
-    .await;
-}
 
 /// A 503 Status that says when to ask again.
 async fn assert_unavailable(client: &mut Raw, path: &str) {
@@ -127,12 +42,14 @@ async fn assert_unavailable(client: &mut Raw, path: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_only_a_dead_server_serves_is_unavailable_until_its_lease_is_gone() {
-    let mut plane = Plane::start(&[old(), new()]).await;
+    let Some(versions) = told_apart() else { return };
+    let servers = versions.map(|version| Server::of(&version).peer());
+    let mut plane = Plane::start(&servers).await;
     let path = Special::POLICIES.path;
     is_found(&plane, &Special::POLICIES, FOUND).await;
 
-    plane.end_server(1, "KILL");
-    plane.end_bridge(1, "KILL");
+    plane.end_server(NEW, "KILL");
+    plane.end_bridge(NEW, "KILL");
     let killed = Instant::now();
     let mut asked = 0;
     let mut clients = [Protocol::H1, Protocol::H2].map(|it| plane.raw(OLD, Via::Bridge, it));
@@ -141,11 +58,11 @@ async fn what_only_a_dead_server_serves_is_unavailable_until_its_lease_is_gone()
             assert_unavailable(client, path).await;
             asked += 1;
         }
-        sleep(PAUSE * 5).await;
+        sleep(PAUSE).await;
     }
     println!("{asked} times 503 in {:.1?}", killed.elapsed());
     assert!(asked > 200);
-    let lease = lease(&plane, 1);
+    let lease = lease_path(&plane, NEW);
     assert_eq!(plane.status(OLD, Via::Server, &lease).await, 200);
 
     let words = ["delete", "--raw", &lease];
@@ -158,70 +75,25 @@ async fn what_only_a_dead_server_serves_is_unavailable_until_its_lease_is_gone()
     .await;
     println!("404 after {:.1?}", since.elapsed());
 
-    plane.run_server(1);
-    plane.run_bridge(1);
+    plane.run_server(NEW);
+    plane.run_bridge(NEW);
     plane.all_ready().await;
     let since = Instant::now();
     is_found(&plane, &Special::POLICIES, USED_AGAIN).await;
     println!("found again {:.1?} after readiness", since.elapsed());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn routing_goes_on_while_etcd_is_away() {
-    let mut plane = Plane::start(&[old(), new()]).await;
-    is_found(&plane, &Special::POLICIES, FOUND).await;
-    is_found(&plane, &Special::TAINT_RULES, FOUND).await;
-    is_published(&mut plane, OLD).await;
-    is_published(&mut plane, 1).await;
-
-    // From the memory of the server that serves it.
-    let cached = Request::get(&format!("{}?resourceVersion=0", Special::POLICIES.path));
-    plane.etcd().suspend();
-    let began = Instant::now();
-    let mut clients = [Protocol::H1, Protocol::H2].map(|it| plane.raw(OLD, Via::Bridge, it));
-    let mut asked = 0;
-    while began.elapsed() < NO_ETCD {
-        for client in &mut clients {
-            let response = client.send(&cached).await.expect("an answer");
-            let at = began.elapsed();
-            assert_eq!(response.status, 200, "after {at:.1?}: {}", response.text());
-            asked += 1;
-        }
-        sleep(PAUSE * 5).await;
-    }
-    plane.etcd().resume();
-    println!("{asked} times 200 in {:.1?}", began.elapsed());
-
-    let since = Instant::now();
-    for special in [Special::POLICIES, Special::TAINT_RULES] {
-        is_found(&plane, &special, FOUND).await;
-    }
-    is_written(&plane).await;
-    is_published(&mut plane, OLD).await;
-    is_published(&mut plane, 1).await;
-    println!("as before {:.1?} after etcd is back", since.elapsed());
-    plane.all_ready().await;
-}
-
-/// Waits until an object can be created through the bridge of the old server.
-async fn is_written(plane: &Plane) {
-    let special = Special::TAINT_RULES;
-    let object = special.object("written-again");
-    let request = Request::new("POST", special.path).body("application/json", &object);
-    let mut client = plane.raw(OLD, Via::Bridge, Protocol::H2);
-    eventually("a write", FOUND, async || {
-        let response = client.send(&request).await;
-        // 409: an answer was late.
-        response.is_ok_and(|it| matches!(it.status, 201 | 409))
-    })
-    .await;
-}
-
 #[tokio::test]
 async fn without_the_gate_a_bridge_is_a_plain_gateway() {
-    let servers = [old().bridge_flag(GATE_OFF), new()];
+    let Some([old, new]) = told_apart() else {
+        return;
+    };
+    let servers = [
+        Server::of(&old).peer().bridge_flag(GATE_OFF),
+        Server::of(&new).peer(),
+    ];
     let mut plane = Plane::start(&servers).await;
-    is_published(&mut plane, 1).await;
+    is_published(&mut plane, NEW).await;
     let etcd = etcd(&mut plane);
     let no_record = async |plane: &Plane| {
         // The servers themselves write none before 1.36.
@@ -241,10 +113,10 @@ async fn without_the_gate_a_bridge_is_a_plain_gateway() {
     is_found(&plane, &Special::POLICIES, FOUND).await;
     is_published(&mut plane, OLD).await;
 
-    let before = lease_of(&plane).await;
+    let before = lease_of(&plane, OLD).await;
     plane.end_bridge(OLD, "TERM");
     no_record(&plane).await;
-    let after = lease_of(&plane).await;
+    let after = lease_of(&plane, OLD).await;
     // It is renewed all the time.
     assert_eq!(before["metadata"]["uid"], after["metadata"]["uid"]);
     assert_eq!(
@@ -255,386 +127,4 @@ async fn without_the_gate_a_bridge_is_a_plain_gateway() {
         before["spec"]["holderIdentity"],
         after["spec"]["holderIdentity"]
     );
-}
-
-async fn lease_of(plane: &Plane) -> Value {
-    let mut client = plane.raw(OLD, Via::Server, Protocol::H2);
-    let lease = client.send(&Request::get(&lease(plane, OLD))).await;
-    serde_json::from_slice(&lease.unwrap().body).unwrap()
-}
-
-/// The test itself blocks while a process ends: the clients have threads of
-/// their own.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_of_two_peers_dies_returns_and_ends_and_nobody_notices() {
-    let mut plane = Plane::start(&[old(), new(), new()]).await;
-    is_found(&plane, &Special::POLICIES, FOUND).await;
-    both_are_used(&plane, FOUND).await;
-
-    let load = Load::default();
-    let mut clients = JoinSet::new();
-    for protocol in [Protocol::H1, Protocol::H2] {
-        for _ in 0..2 {
-            let client = plane.raw(OLD, Via::Bridge, protocol);
-            clients.spawn(read(client, load.member()));
-        }
-    }
-    for (server, first) in [(1, First::Server), (2, First::Bridge)] {
-        load.everybody_succeeds("before it dies").await;
-        match first {
-            First::Server => {
-                plane.end_server(server, "KILL");
-                plane.end_bridge(server, "KILL");
-            }
-            First::Bridge => {
-                plane.end_bridge(server, "KILL");
-                plane.end_server(server, "KILL");
-            }
-        }
-        load.goes_on_for(Duration::from_secs(2)).await;
-        plane.run_server(server);
-        plane.run_bridge(server);
-        plane.all_ready().await;
-        let since = Instant::now();
-        both_are_used(&plane, USED_AGAIN).await;
-        println!(
-            "server {server} used again {:.1?} after readiness",
-            since.elapsed()
-        );
-        load.everybody_succeeds("after it died").await;
-    }
-
-    for protocol in [Protocol::H1, Protocol::H2] {
-        for _ in 0..2 {
-            let client = plane.raw(OLD, Via::Bridge, protocol);
-            clients.spawn(write(client, load.member()));
-        }
-        let client = plane.raw(OLD, Via::Bridge, protocol);
-        let follower = Follower::start(client).await;
-        clients.spawn(follower.follow(load.member()));
-    }
-    // A rolling upgrade: one after the other.
-    for (server, then) in [(1, Then::AtOnce), (2, Then::WhenItIsAskedItself)] {
-        load.everybody_succeeds("before it ends").await;
-        let since = Instant::now();
-        plane.end_bridge(server, "TERM");
-        println!("bridge {server} ended in {:.1?}", since.elapsed());
-        if then == Then::WhenItIsAskedItself {
-            let [key, _] = keys(&plane, server);
-            let address = plane.servers[server].address;
-            points_to(&mut plane, &key, address).await;
-            both_are_used(&plane, USED_AGAIN).await;
-        }
-        plane.end_server(server, "TERM");
-        println!("server {server} ended in {:.1?}", since.elapsed());
-        load.goes_on_for(Duration::from_secs(2)).await;
-        plane.run_server(server);
-        plane.run_bridge(server);
-        plane.all_ready().await;
-        both_are_used(&plane, USED_AGAIN).await;
-        load.everybody_succeeds("after it ended").await;
-    }
-    load.stop.send_replace(true);
-    let ended = tokio::time::timeout(BOUND, clients.join_all()).await;
-    ended.expect("the clients end");
-    load.nothing_failed();
-    every_write_was_done_once(&plane, &load).await;
-}
-
-/// What of a server and its bridge dies a moment before the other.
-#[derive(Debug, Clone, Copy)]
-enum First {
-    Server,
-    Bridge,
-}
-
-/// When a server is told to end whose bridge has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Then {
-    AtOnce,
-    /// From 1.36 on a server publishes its own address every 10 s, if there is
-    /// no other.
-    WhenItIsAskedItself,
-}
-
-/// Waits until the old server's bridge has sent something to each of the
-/// others since now.
-async fn both_are_used(plane: &Plane, within: Duration) {
-    let before = [1, 2].map(|server| times_used(plane, server));
-    eventually("both peers are used", within, async || {
-        plane.status(OLD, Via::Bridge, Special::POLICIES.path).await;
-        let now = [1, 2].map(|server| times_used(plane, server));
-        now.iter().zip(before).all(|(now, then)| *now > then)
-    })
-    .await;
-}
-
-/// How often a server was asked, by its own account.
-fn times_used(plane: &Plane, server: usize) -> usize {
-    let log = std::fs::read_to_string(&plane.servers[server].audit_log).unwrap_or_default();
-    log.matches(Special::POLICIES.path).count()
-}
-
-/// What the clients share.
-#[derive(Default)]
-struct Load {
-    stop: watch::Sender<bool>,
-    members: Mutex<Vec<Arc<AtomicUsize>>>,
-    shared: Arc<Shared>,
-}
-
-#[derive(Default)]
-struct Shared {
-    /// What should not have happened.
-    failures: Mutex<Vec<String>>,
-    /// The names of created objects by their label.
-    written: Mutex<HashMap<String, String>>,
-    /// What each watch has seen: how often which object was added.
-    seen: Mutex<Vec<HashMap<String, usize>>>,
-    /// How often watches were resumed.
-    resumed: AtomicUsize,
-}
-
-/// A client's view of the load.
-struct Member {
-    stop: watch::Receiver<bool>,
-    succeeded: Arc<AtomicUsize>,
-    shared: Arc<Shared>,
-    number: usize,
-}
-
-impl Load {
-    fn member(&self) -> Member {
-        let mut members = self.members.lock().unwrap();
-        let succeeded = Arc::<AtomicUsize>::default();
-        members.push(succeeded.clone());
-        Member {
-            stop: self.stop.subscribe(),
-            succeeded,
-            shared: self.shared.clone(),
-            number: members.len(),
-        }
-    }
-
-    fn counts(&self) -> Vec<usize> {
-        let members = self.members.lock().unwrap();
-        members
-            .iter()
-            .map(|it| it.load(Ordering::Relaxed))
-            .collect()
-    }
-
-    async fn everybody_succeeds(&self, when: &str) {
-        let before = self.counts();
-        eventually(when, BOUND, async || {
-            let now = self.counts();
-            now.iter()
-                .zip(&before)
-                .all(|(now, then)| *now >= then + ENOUGH)
-        })
-        .await;
-        self.nothing_failed();
-    }
-
-    /// Watches its clients for a while.
-    async fn goes_on_for(&self, time: Duration) {
-        sleep(time).await;
-        self.everybody_succeeds("goes on").await;
-    }
-
-    fn nothing_failed(&self) {
-        let failures = self.shared.failures.lock().unwrap();
-        assert!(failures.is_empty(), "of {:?}: {failures:#?}", self.counts());
-    }
-}
-
-impl Member {
-    fn goes_on(&self) -> bool {
-        !*self.stop.borrow()
-    }
-
-    /// Returns when the load is to end.
-    async fn stopped(&self) {
-        let _ = self.stop.clone().wait_for(|stop| *stop).await;
-    }
-
-    fn failed(&self, what: String) {
-        self.shared.failures.lock().unwrap().push(what);
-    }
-
-    fn succeeded(&self) {
-        self.succeeded.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-async fn read(mut client: Raw, member: Member) {
-    while member.goes_on() {
-        match client.send(&Request::get(Special::POLICIES.path)).await {
-            Ok(response) if response.status == 200 => member.succeeded(),
-            Ok(response) => member.failed(format!(
-                "{} to a read: {}",
-                response.status,
-                response.text()
-            )),
-            Err(error) => member.failed(format!("a read: {error}")),
-        }
-        sleep(PAUSE).await;
-    }
-}
-
-/// Objects named by the server: one that is made twice would be there twice.
-async fn write(mut client: Raw, member: Member) {
-    let special = Special::TAINT_RULES;
-    for attempt in 0.. {
-        if !member.goes_on() {
-            return;
-        }
-        let label = format!("{}-{attempt}", member.number);
-        let mut object: Value = serde_json::from_str(&special.object("")).unwrap();
-        object["metadata"] = serde_json::json!(
-            {"generateName": format!("load-{label}-"), "labels": {"attempt": label}});
-        let request =
-            Request::new("POST", special.path).body("application/json", &object.to_string());
-        match client.send(&request).await {
-            Ok(response) if response.status == 201 => {
-                let object: Value = serde_json::from_slice(&response.body).unwrap();
-                let name = name_of(&object);
-                member.shared.written.lock().unwrap().insert(label, name);
-                member.succeeded();
-            }
-            Ok(response) => {
-                member.failed(format!(
-                    "{} to a write: {}",
-                    response.status,
-                    response.text()
-                ));
-            }
-            Err(error) => member.failed(format!("a write: {error}")),
-        }
-        sleep(PAUSE * 2).await;
-    }
-}
-
-fn name_of(object: &Value) -> String {
-    object["metadata"]["name"].as_str().unwrap().to_owned()
-}
-
-/// A client that watches, and resumes its watch where it ended.
-struct Follower {
-    client: Raw,
-    version: String,
-    seen: HashMap<String, usize>,
-}
-
-impl Follower {
-    async fn start(mut client: Raw) -> Self {
-        let list = client.send(&Request::get(Special::TAINT_RULES.path)).await;
-        let list: Value = serde_json::from_slice(&list.unwrap().body).unwrap();
-        let items = list["items"].as_array().unwrap();
-        Self {
-            client,
-            version: list["metadata"]["resourceVersion"]
-                .as_str()
-                .unwrap()
-                .to_owned(),
-            seen: items.iter().map(|it| (name_of(it), 1)).collect(),
-        }
-    }
-
-    async fn follow(mut self, member: Member) {
-        loop {
-            let path = format!(
-                "{}?watch=true&timeoutSeconds=600&resourceVersion={}",
-                Special::TAINT_RULES.path,
-                self.version
-            );
-            match self.client.stream(&Request::get(&path)).await {
-                Ok(stream) if stream.status == 200 => {
-                    if let Err(problem) = self.events(stream, &member).await {
-                        member.failed(problem);
-                    }
-                }
-                Ok(stream) => member.failed(format!("{} to a watch", stream.status)),
-                Err(error) => member.failed(format!("a watch: {error}")),
-            }
-            if !member.goes_on() {
-                member.shared.seen.lock().unwrap().push(self.seen);
-                return;
-            }
-            member.shared.resumed.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Until it ends, or all that was written has been seen and there is no
-    /// more to come.
-    async fn events(&mut self, mut stream: Stream, member: &Member) -> Result<(), String> {
-        let mut text = Vec::new();
-        loop {
-            let next = tokio::select! {
-                next = stream.next() => next,
-                () = member.stopped() => {
-                    // The others have stopped writing when nothing comes.
-                    match tokio::time::timeout(Duration::from_secs(3), stream.next()).await {
-                        Ok(next) => next,
-                        Err(_) => return Ok(()),
-                    }
-                }
-            };
-            let piece = next.map_err(|error| format!("a watch was cut: {error}"))?;
-            let Some(piece) = piece else {
-                if text.is_empty() {
-                    return Ok(());
-                }
-                return Err("a watch ended within an event".to_owned());
-            };
-            text.extend(piece);
-            while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = text.drain(..=end).collect();
-                let event: Value = serde_json::from_slice(&line).map_err(|it| it.to_string())?;
-                if event["type"] != "ADDED" {
-                    return Err(format!("an event that nobody caused: {event}"));
-                }
-                let object = &event["object"];
-                let version = object["metadata"]["resourceVersion"].as_str().unwrap();
-                version.clone_into(&mut self.version);
-                *self.seen.entry(name_of(object)).or_default() += 1;
-                member.succeeded();
-            }
-        }
-    }
-}
-
-async fn every_write_was_done_once(plane: &Plane, load: &Load) {
-    let mut client = plane.raw(OLD, Via::Bridge, Protocol::H2);
-    let list = client.send(&Request::get(Special::TAINT_RULES.path)).await;
-    let list: Value = serde_json::from_slice(&list.unwrap().body).unwrap();
-    let written = load.shared.written.lock().unwrap();
-    let mut there = HashMap::<_, Vec<_>>::new();
-    for object in list["items"].as_array().unwrap() {
-        let label = object["metadata"]["labels"]["attempt"].as_str().unwrap();
-        there.entry(label).or_default().push(name_of(object));
-    }
-    for (label, name) in &*written {
-        assert_eq!(
-            there.get(label.as_str()),
-            Some(&vec![name.clone()]),
-            "{label}"
-        );
-    }
-    assert_eq!(there.len(), written.len(), "what nobody was told of");
-
-    let seen = load.shared.seen.lock().unwrap();
-    for seen in &*seen {
-        for (label, name) in &*written {
-            assert_eq!(seen.get(name), Some(&1), "{label} {name} by a watch");
-        }
-    }
-    println!(
-        "{:?} requests and events, {} objects, {} watches resumed {} times",
-        load.counts(),
-        written.len(),
-        seen.len(),
-        load.shared.resumed.load(Ordering::Relaxed)
-    );
-    assert!(load.shared.resumed.load(Ordering::Relaxed) > 0);
 }

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use skewbridge_e2e::{Plane, Server, Special, Via};
+use skewbridge_e2e::{Plane, Server, Special, Via, told_apart};
 use skewbridge_testkit::eventually;
 
 const ROUNDS: u32 = 10;
@@ -23,11 +23,12 @@ const APIS: [Special; 3] = [
 
 #[tokio::test]
 async fn no_order_of_starting_loses_a_peer() {
+    let Some(versions) = told_apart() else { return };
     let mut chance = Chance::new();
     println!("{SEED}={}", chance.0);
     for round in 1..=ROUNDS {
         let began = Instant::now();
-        let servers = ["1.34.4", "1.36.4"].map(|version| Server::of(version).peer());
+        let servers = versions.each_ref().map(|it| Server::of(it).peer());
         let mut plane = Plane::prepare(&servers);
         let mut order = [
             Start::Server(0),

@@ -10,6 +10,7 @@ use skewbridge_e2e::{
     Plane, Protocol, Raw, Request, Server, Special, Staying, User, Via, is_since, newest, oldest,
     planes,
 };
+use skewbridge_peers::Identity;
 use skewbridge_testkit::eventually;
 
 /// From the last readiness to when everybody knows everybody.
@@ -34,17 +35,30 @@ fn mixed_planes() -> Vec<Vec<String>> {
 
 /// Which of the special APIs only some servers of this plane serve.
 async fn shared(plane: &Plane) -> Vec<Special> {
-    let mut shared = Vec::new();
     for special in Special::ALL {
-        let mut serving = 0;
-        for server in 0..plane.servers.len() {
-            serving += usize::from(plane.status(server, Via::Server, special.path).await == 200);
-        }
-        if serving > 0 && serving < plane.servers.len() {
-            shared.push(special);
+        for (number, server) in plane.servers.iter().enumerate() {
+            let expected = if special.is_served_by(&server.version) {
+                200
+            } else {
+                404
+            };
+            let status = plane.status(number, Via::Server, special.path).await;
+            assert_eq!(status, expected, "{} {}", special.path, server.version);
         }
     }
+    let mut shared = Special::ALL.to_vec();
+    shared.retain(|special| {
+        let serving = serving(plane, special).len();
+        serving > 0 && serving < plane.servers.len()
+    });
     shared
+}
+
+/// The servers that serve it.
+fn serving(plane: &Plane, special: &Special) -> Vec<usize> {
+    let servers = plane.servers.iter().enumerate();
+    let serving = servers.filter(|(_, server)| special.is_served_by(&server.version));
+    serving.map(|(number, _)| number).collect()
 }
 
 #[tokio::test]
@@ -69,7 +83,10 @@ async fn what_one_server_serves_is_served_by_all() {
         }
         nobodys_api_is_not_found(&plane).await;
         a_forged_hop_changes_nothing(&plane, &shared).await;
-        what_was_rerouted_is_counted(&plane).await;
+        for server in 0..versions.len() {
+            what_was_rerouted_is_counted(&plane, server).await;
+            the_others_are_told_of(&plane, server, &shared).await;
+        }
     }
 }
 
@@ -107,10 +124,24 @@ async fn objects_live_and_die(plane: &Plane, server: usize, special: &Special) {
     ];
     assert_eq!(kubectl(&labels).await, "true");
     kubectl(&["delete", kind, &name]).await;
+    let (mut written, mut version) = (Value::Null, Value::Null);
     for event in ["ADDED", "MODIFIED", "DELETED"] {
-        let seen: Value = serde_json::from_str(&watch.line().await).unwrap();
+        let seen = loop {
+            let seen: Value = serde_json::from_str(&watch.line().await).unwrap();
+            let object = &seen["object"];
+            let now = &object["metadata"]["resourceVersion"];
+            assert_ne!(std::mem::replace(&mut version, now.clone()), *now, "{seen}");
+            // Servers judge some kinds, and each writes that into their status.
+            let now = json!([object["metadata"]["labels"], object["spec"]]);
+            let same = std::mem::replace(&mut written, now) == written;
+            if seen["type"] != "MODIFIED" || !same {
+                break seen;
+            }
+        };
         assert_eq!(seen["type"], event, "{seen}");
         assert_eq!(seen["object"]["metadata"]["name"], *name, "{seen}");
+        let patched = &seen["object"]["metadata"]["labels"]["patched"];
+        assert_eq!(*patched == "true", event != "ADDED", "{seen}");
     }
     let path = format!("{}/{name}", special.path);
     assert_eq!(plane.status(server, Via::Bridge, &path).await, 404);
@@ -193,24 +224,74 @@ async fn a_forged_hop_changes_nothing(plane: &Plane, shared: &[Special]) {
     }
 }
 
-async fn what_was_rerouted_is_counted(plane: &Plane) {
-    for server in 0..plane.servers.len() {
-        let metrics = plane.admin(server, "/metrics").await;
-        for name in [
-            "apiserver_rerouted_request_total{",
-            "kubernetes_apiserver_rerouted_request_total{",
-            "skewbridge_rerouted_requests_total{",
-            "skewbridge_peer_discovery_age_seconds{",
-        ] {
-            assert!(metrics.contains(name), "{name} in {metrics}");
-        }
-        let peers: Value =
-            serde_json::from_str(&plane.admin(server, "/debug/peers").await).unwrap();
-        let list = peers["peers"].as_array().unwrap();
-        assert_eq!(list.len(), plane.servers.len() - 1, "{peers:#}");
-        for peer in list {
-            assert!(peer["healthy"].as_bool().unwrap(), "{peers:#}");
-            assert!(peer["address"].is_string(), "{peers:#}");
+async fn what_was_rerouted_is_counted(plane: &Plane, server: usize) {
+    let metrics = plane.admin(server, "/metrics").await;
+    let others = (0..plane.servers.len()).filter(|other| *other != server);
+    let peers = others.map(|other| format!("peer=\"{}\"", identity(plane, other)));
+    let peers: Vec<_> = peers.collect();
+    let of_some_peer = |name: &str| {
+        let mut samples = metrics.lines().filter(|line| line.starts_with(name));
+        samples.any(|line| peers.iter().any(|peer| line.contains(peer)))
+    };
+    for name in [
+        "skewbridge_rerouted_requests_total{",
+        "skewbridge_peer_discovery_age_seconds{",
+        "skewbridge_peer_request_duration_seconds_count{",
+    ] {
+        assert!(of_some_peer(name), "{name} in {metrics}");
+    }
+    for name in [
+        "apiserver_rerouted_request_total{",
+        "kubernetes_apiserver_rerouted_request_total{",
+        "# TYPE apiserver_peer_proxy_errors counter",
+        "apiserver_peer_discovery_sync_errors_total{type=\"fetch_discovery\"}",
+        "apiserver_peer_discovery_sync_errors_total{type=\"lease_list\"}",
+    ] {
+        assert!(metrics.contains(name), "{name} in {metrics}");
+    }
+}
+
+fn identity(plane: &Plane, server: usize) -> String {
+    Identity::of_hostname(&plane.servers[server].host).to_string()
+}
+
+/// `/debug/peers` of the bridge of a server.
+async fn the_others_are_told_of(plane: &Plane, server: usize, shared: &[Special]) {
+    let view = async || -> Value {
+        serde_json::from_str(&plane.admin(server, "/debug/peers").await).unwrap()
+    };
+    // That the server keeps it is seen when it renews it.
+    eventually("who keeps the Lease is known", FOUND, async || {
+        view().await["local"]["leaseKeptBy"] == "kube-apiserver"
+    })
+    .await;
+    let view = view().await;
+    assert!(view["waitingFor"].is_null(), "{view:#}");
+    let peers = view["peers"].as_array().unwrap();
+    assert_eq!(peers.len(), plane.servers.len() - 1, "{view:#}");
+    for (number, running) in plane.servers.iter().enumerate() {
+        let told = if number == server {
+            &view["local"]
+        } else {
+            let told = peers.iter();
+            let mut told = told.filter(|it| it["identity"] == identity(plane, number));
+            let told = told.next().expect("each server by its identity");
+            for yes in ["published", "alive", "healthy"] {
+                assert_eq!(told[yes], true, "{yes}: {told:#}");
+            }
+            assert!(told["secondsSinceSync"].is_u64(), "{told:#}");
+            assert_eq!(told["requestsUnderWay"], 0, "{told:#}");
+            told
+        };
+        assert_eq!(told["identity"], identity(plane, number), "{told:#}");
+        assert_eq!(told["version"], running.version, "{told:#}");
+        assert_eq!(told["address"], running.bridge.to_string(), "{told:#}");
+        assert!(told["problem"].is_null(), "{told:#}");
+        let alone = told["servesAlone"].as_array().unwrap();
+        for special in shared {
+            let expected = serving(plane, special) == [number];
+            let line = special.line();
+            assert_eq!(alone.contains(&json!(line)), expected, "{line}: {told:#}");
         }
     }
 }

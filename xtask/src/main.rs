@@ -20,8 +20,9 @@ Commands:
   test               Everything a change has to pass: format, lints, tests, docs, licences
   e2e [--all] [FILTER]
                      Tests against real Kubernetes, which it builds first (needs Go);
-                     --all: on more versions. E2E_VERSIONS=1.33.13,1.34.4 in the
-                     environment: on one control plane of these versions instead
+                     --all: on more versions, and what takes long.
+                     E2E_VERSIONS=1.33.13,1.34.4 in the environment: on one control plane of
+                     these versions instead
   advisories         Known vulnerabilities in the dependencies (needs the network)
   bench NAME [ARGS]  A measurement in release mode: pass-through or watches
   help               This text

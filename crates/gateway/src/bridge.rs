@@ -19,10 +19,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::admin::{self, Admin};
 use crate::cluster::Interop;
-use crate::config::{Config, Feature};
+use crate::config::Config;
 use crate::drain::{Drain, Leave, announcement};
 use crate::flow::Bridge;
 use crate::health::{Health, UpstreamHealth};
+use crate::local_identity::LocalIdentity;
 use crate::membership::{LocalOnly, Membership};
 use crate::metrics::Metrics;
 use crate::serve::h1::Patience;
@@ -130,7 +131,8 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     let membership = Membership::of(config, &live, address.port());
     let (interop, requests, membership) = match membership {
         Ok(membership) => {
-            let (interop, requests) = Interop::new(membership.identity.clone());
+            let local = LocalIdentity::new(membership.identity.clone(), membership.address);
+            let (interop, requests) = Interop::new(local);
             (Ok(Arc::new(interop)), Some(requests), Some(membership))
         }
         Err(why) => {
@@ -151,11 +153,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         access_log: config.logs.verbosity >= 2,
         next_share: AtomicU8::new(0),
         alone: matches!(&interop, Err(why) if *why != LocalOnly::GateOff),
-        complete: if config.features.enabled(Feature::CompleteDiscovery) {
-            Complete::Yes
-        } else {
-            Complete::No
-        },
+        complete: Complete::of(&config.features),
         interop: interop.as_ref().ok().cloned(),
         turns: AtomicU64::new(random()?),
     });

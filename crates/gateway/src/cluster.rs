@@ -9,6 +9,7 @@ use skewbridge_api::request_info::RequestInfo;
 use skewbridge_peers::{Elsewhere, Excluded, Identity, Peers, Served};
 use tokio::sync::mpsc;
 
+use crate::local_identity::LocalIdentity;
 use crate::openapi::{Library, Order};
 use crate::view::{Permits, View};
 
@@ -126,8 +127,8 @@ impl Cluster {
 pub struct Interop {
     /// What is known.
     pub cluster: ArcSwap<Cluster>,
-    /// Who the kube-apiserver behind this bridge is.
-    pub identity: Identity,
+    /// As whom the bridge takes part.
+    pub local: LocalIdentity,
     /// Whom the local server has lately let read discovery.
     pub(crate) permits: Permits,
     /// A view with news of the local server, and the one it was made of.
@@ -158,12 +159,12 @@ const HINTS: usize = 64;
 
 impl Interop {
     /// Nothing is known yet.
-    pub(crate) fn new(identity: Identity) -> (Self, Requests) {
+    pub(crate) fn new(local: LocalIdentity) -> (Self, Requests) {
         let (hints, heard) = mpsc::channel(HINTS);
         let (library, orders) = Library::new();
         let interop = Self {
             cluster: ArcSwap::default(),
-            identity,
+            local,
             permits: Permits::default(),
             renewed: Mutex::default(),
             library,

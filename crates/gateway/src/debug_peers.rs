@@ -8,6 +8,7 @@ use skewbridge_discovery::Index;
 use skewbridge_peers::Peer;
 
 use crate::cluster::{Cluster, Interop};
+use crate::local_identity::{KeptBy, LocalIdentity};
 use crate::membership::LocalOnly;
 
 #[derive(Serialize)]
@@ -27,6 +28,13 @@ struct View {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct LocalView {
+    identity: String,
+    /// Where peers are told to connect.
+    address: String,
+    lease_kept_by: KeptBy,
+    /// Why the identity is probably wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
     version: Option<String>,
     serves_alone: Vec<String>,
 }
@@ -60,27 +68,31 @@ pub(crate) fn json(interop: &Result<Arc<Interop>, LocalOnly>) -> String {
             local: None,
             peers: Vec::new(),
         },
-        Ok(interop) => view(&interop.cluster.load()),
+        Ok(interop) => view(&interop.cluster.load(), &interop.local),
     };
     let mut text = serde_json::to_string_pretty(&view).unwrap_or_default();
     text.push('\n');
     text
 }
 
-fn view(cluster: &Cluster) -> View {
+fn view(cluster: &Cluster, own: &LocalIdentity) -> View {
     let peers = &cluster.peers.peers;
     let index = |peer: &Arc<Peer>| -> Option<Arc<_>> { peer.served.clone() };
     let served: Vec<_> = peers.iter().filter_map(index).collect();
     let local = cluster.local.as_ref();
+    let others: Vec<&Index> = served.iter().map(|it| &it.index).collect();
     View {
         local_only: None,
         waiting_for: cluster.missing().map(crate::cluster::Missing::as_str),
-        local: local.map(|local| {
-            let others: Vec<&Index> = served.iter().map(|it| &it.index).collect();
-            LocalView {
-                version: local.version.as_ref().map(ToString::to_string),
-                serves_alone: local.index.difference(&others),
-            }
+        local: Some(LocalView {
+            identity: own.identity.to_string(),
+            address: own.address.to_string(),
+            lease_kept_by: own.kept_by(),
+            problem: own.doubt(),
+            version: local
+                .and_then(|it| it.version.as_ref())
+                .map(ToString::to_string),
+            serves_alone: local.map_or_else(Vec::new, |it| it.index.difference(&others)),
         }),
         peers: peers
             .iter()

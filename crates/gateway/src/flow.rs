@@ -1,6 +1,7 @@
 //! One request from its head to its answer: caller, request, route, local or
 //! peer, respond, in this order.
 
+use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -85,6 +86,15 @@ impl Bridge {
     pub(crate) fn chance(&self) -> u64 {
         let turn = self.turns.fetch_add(1, Ordering::Relaxed);
         turn.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    /// The kube-apiserver behind us, as it is called in answers: one that comes
+    /// by way of another bridge has to say which.
+    pub(crate) fn upstream_name(&self) -> Cow<'static, str> {
+        match &self.interop {
+            Some(interop) => format!("the kube-apiserver {}", interop.local.identity).into(),
+            None => "the kube-apiserver behind this gateway".into(),
+        }
     }
 }
 
@@ -171,7 +181,7 @@ impl Connection {
             .map_err(|refused| {
                 // Answers to a request that was not understood still have to be
                 // readable.
-                let mut answer = refused.answer(format);
+                let mut answer = refused.answer(format, bridge);
                 if from_peer && refused.is_untouched() {
                     not_processed(answer.headers_mut());
                 }
@@ -358,7 +368,7 @@ impl Refused {
         matches!(self, Self::Refusal(TooEarly(_) | NotHere | PeerUnknown(_)))
     }
 
-    fn answer(&self, format: Format) -> Response<Bytes> {
+    fn answer(&self, format: Format, bridge: &Bridge) -> Response<Bytes> {
         let status = match self {
             Self::Status(status) => return respond::status(status, format),
             Self::Refusal(Refusal::NotReady) => return health::not_ready(LEAVING),
@@ -370,12 +380,14 @@ impl Refused {
                 "this request has passed this gateway before: --upstream leads back to it",
             ),
             Self::Refusal(Refusal::TooEarly(missing)) => respond::later(format!(
-                "this gateway has just started and does not know yet {}",
+                "the gateway of {} has just started and does not know yet {}",
+                bridge.upstream_name(),
                 missing.as_str()
             )),
-            Self::Refusal(Refusal::NotHere) => {
-                respond::later("a peer sent this request here, and it is not served here any more")
-            }
+            Self::Refusal(Refusal::NotHere) => respond::later(format!(
+                "a peer sent this request to {}, which does not serve it any more",
+                bridge.upstream_name()
+            )),
             Self::Refusal(Refusal::PeerUnknown(identity)) => respond::later(format!(
                 "not served here, and {identity} has not told yet what it serves"
             )),

@@ -98,8 +98,13 @@ impl Health {
                     (cluster.missing()).map(|it| format!("not known yet: {}", it.as_str()));
                 let all = &cluster.peers.peers;
                 let told = all.iter().filter(|peer| peer.served.is_some()).count();
+                let mut note = format!("{told} of {} have told what they serve", all.len());
+                if let Some(doubt) = interop.local.doubt() {
+                    note.push_str("; but ");
+                    note.push_str(&doubt);
+                }
                 Check {
-                    note: Some(format!("{told} of {} have told what they serve", all.len())),
+                    note: Some(note),
                     ..Check::new("peers", problem)
                 }
             }

@@ -33,6 +33,7 @@ mod gzip;
 pub mod health;
 mod listener;
 mod local;
+pub mod local_identity;
 pub mod membership;
 pub mod metrics;
 mod openapi;

@@ -39,7 +39,7 @@ pub(crate) async fn forward(
         outcome => outcome.map_err(|error| {
             tracing::debug!(%error, "no answer from upstream");
             Unanswered {
-                status: respond::send_error(&error),
+                status: respond::send_error(&error, &envoy.bridge.upstream_name()),
                 untouched: error.is_safe_to_repeat(),
             }
         }),
@@ -99,7 +99,10 @@ fn not_here(envoy: &Envoy<'_>) -> Unanswered {
         interop.hint(Hint::LocalChanged);
     }
     Unanswered {
-        status: respond::later("not served here any more; which servers do is being found out"),
+        status: respond::later(format!(
+            "{} does not serve this any more; which servers do is being found out",
+            envoy.bridge.upstream_name()
+        )),
         untouched: true,
     }
 }

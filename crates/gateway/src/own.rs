@@ -1,5 +1,6 @@
 //! The bridge's own requests: to the kube-apiserver behind it, and to peers.
 
+use std::borrow::Cow;
 use std::future::poll_fn;
 use std::sync::Arc;
 
@@ -18,6 +19,9 @@ const USER_AGENT_VALUE: &str = concat!("skewbridge/", env!("CARGO_PKG_VERSION"))
 
 /// More than a page of a list takes; what is longer is an error.
 const MAX_ANSWER: usize = 32 * 1024 * 1024;
+
+/// How much of a refusal is told: it goes into logs and into `/debug/peers`.
+const MAX_SAID: usize = 400;
 
 /// A watch event, with everything that one object may hold.
 const MAX_LINE: usize = 8 * 1024 * 1024;
@@ -109,8 +113,7 @@ impl Answer {
         if self.status.is_success() {
             return Ok(self);
         }
-        let said = String::from_utf8_lossy(&self.body);
-        let said: String = said.trim().chars().take(200).collect();
+        let said: String = said(&self.body).trim().chars().take(MAX_SAID).collect();
         Err(format!("{path}: {}: {said}", self.status.as_u16()))
     }
 
@@ -223,6 +226,22 @@ impl Own {
             Ok(Reply::Upgraded(..)) => Err(format!("{} answered 101", ask.path)),
             Err(error) => Err(error.to_string()),
         }
+    }
+}
+
+/// What an answer says in words: the message of a Status, else all of it.
+fn said(body: &[u8]) -> Cow<'_, str> {
+    #[derive(serde::Deserialize)]
+    struct Told<'a> {
+        kind: &'a str,
+        message: String,
+    }
+    match serde_json::from_slice(body) {
+        Ok(Told {
+            kind: "Status",
+            message,
+        }) => message.into(),
+        _ => String::from_utf8_lossy(body),
     }
 }
 

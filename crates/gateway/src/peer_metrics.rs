@@ -1,10 +1,12 @@
 //! What is counted of peers: under the names of KEP-4020, under those that
 //! kube-apiserver uses on the wire, and under our own where neither has one.
 
+use std::fmt;
 use std::time::Duration;
 
 use http::StatusCode;
-use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -101,6 +103,32 @@ pub(crate) enum SyncError {
     Fetch,
 }
 
+impl SyncError {
+    fn labels(self) -> TypeLabels {
+        TypeLabels {
+            r#type: match self {
+                Self::Leases => "lease_list",
+                Self::Fetch => "fetch_discovery",
+            },
+        }
+    }
+}
+
+/// A family that is described before it has its first sample, so that who looks
+/// for it finds it.
+#[derive(Debug)]
+struct Announced<M>(M);
+
+impl<M: EncodeMetric> EncodeMetric for Announced<M> {
+    fn encode(&self, encoder: MetricEncoder<'_>) -> fmt::Result {
+        self.0.encode(encoder)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        self.0.metric_type()
+    }
+}
+
 /// From the next rack to a slow list.
 const DURATION_BUCKETS: [f64; 12] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 60.0,
@@ -130,40 +158,44 @@ impl PeerMetrics {
             registry.register(
                 name,
                 "Requests answered by a peer because the local kube-apiserver does not serve them",
-                metrics.rerouted.clone(),
+                Announced(metrics.rerouted.clone()),
             );
         }
         registry.register(
             "apiserver_peer_proxy_errors",
             "Requests that a peer did not take, by cause",
-            metrics.errors.clone(),
+            Announced(metrics.errors.clone()),
         );
         registry.register(
             "apiserver_peer_discovery_sync_errors",
             "Failures to learn what peers serve, by cause",
-            metrics.sync_errors.clone(),
+            Announced(metrics.sync_errors.clone()),
         );
         let bridge = registry.sub_registry_with_prefix("skewbridge");
         bridge.register(
             "rerouted_requests",
             "Requests answered by a peer, by peer",
-            metrics.rerouted_to.clone(),
+            Announced(metrics.rerouted_to.clone()),
         );
         bridge.register(
             "peer_request_duration_seconds",
             "Time from sending a request to a peer to the head of its answer",
-            metrics.duration.clone(),
+            Announced(metrics.duration.clone()),
         );
         bridge.register(
             "peer_discovery_age_seconds",
             "How long ago a peer last told what it serves",
-            metrics.age.clone(),
+            Announced(metrics.age.clone()),
         );
         bridge.register(
             "peering",
             "Whether peers are asked for what the local kube-apiserver does not serve",
             metrics.taking_part.clone(),
         );
+        // All there can be: an alert sees them begin at zero.
+        for cause in [SyncError::Leases, SyncError::Fetch] {
+            metrics.sync_errors.get_or_create(&cause.labels()).inc_by(0);
+        }
         metrics
     }
 
@@ -205,13 +237,7 @@ impl PeerMetrics {
     }
 
     pub(crate) fn sync_error(&self, cause: SyncError) {
-        let labels = TypeLabels {
-            r#type: match cause {
-                SyncError::Leases => "lease_list",
-                SyncError::Fetch => "fetch_discovery",
-            },
-        };
-        self.sync_errors.get_or_create(&labels).inc();
+        self.sync_errors.get_or_create(&cause.labels()).inc();
     }
 
     /// Those that are gone have no age any more.

@@ -58,12 +58,12 @@ pub(crate) fn later(message: impl Into<String>) -> Status {
     Status::service_unavailable(message, RETRY_AFTER_SECONDS)
 }
 
-/// Upstream gave no answer.
-pub(crate) fn send_error(error: &SendError) -> Status {
+/// Upstream, which has this name, gave no answer.
+pub(crate) fn send_error(error: &SendError, name: &str) -> Status {
     match error {
         SendError::Connect(_) | SendError::NotProcessed(_) | SendError::Declined(_) => {
             Status::service_unavailable(
-                format!("the kube-apiserver behind this gateway cannot be reached: {error}"),
+                format!("{name} cannot be reached: {error}"),
                 RETRY_AFTER_SECONDS,
             )
         }

@@ -16,8 +16,10 @@ use cluster::{
 };
 use common::start;
 use serde_json::{Value, json};
+use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{Config, Features};
-use skewbridge_testkit::{Ca, PATIENCE, eventually};
+use skewbridge_testkit::{Ca, PATIENCE, Reply, Seen, eventually};
+use standin::LEASES;
 
 const B: &str = "apiserver-b";
 const C: &str = "apiserver-c";
@@ -76,6 +78,9 @@ async fn what_peers_did_is_told_by_metrics_and_by_debug_peers() {
     let view = peers(&bridge).await;
     assert!(view["localOnly"].is_null(), "{view}");
     assert_eq!(view["local"]["version"], "1.36.4", "{view}");
+    assert_eq!(view["local"]["identity"], OWN);
+    assert_eq!(view["local"]["address"], bridge.address().to_string());
+    assert!(view["local"]["problem"].is_null(), "{view}");
     assert_eq!(view["local"]["servesAlone"], json!(["v1 pods"]));
     let peer = &view["peers"][0];
     assert_eq!(peer["identity"], B);
@@ -118,11 +123,125 @@ async fn what_peers_did_is_told_by_metrics_and_by_debug_peers() {
     eventually("the failure to learn is counted", PATIENCE, async || {
         let metrics = plain::scrape(bridge.admin_address()).await;
         let name = "apiserver_peer_discovery_sync_errors_total";
-        metrics
-            .value(name, &[("type", "fetch_discovery")])
-            .is_some()
+        let count = metrics.value(name, &[("type", "fetch_discovery")]);
+        count.is_some_and(|count| count > 0.0)
     })
     .await;
+}
+
+#[tokio::test]
+async fn what_is_counted_of_peers_is_described_before_it_happens() {
+    let cluster = Cluster::new(&[]).await;
+    let bridge = cluster.start().await;
+    let metrics = plain::scrape(bridge.admin_address()).await;
+    for (name, kind) in [
+        ("apiserver_rerouted_request", "counter"),
+        ("kubernetes_apiserver_rerouted_request", "counter"),
+        ("apiserver_peer_proxy_errors", "counter"),
+        ("apiserver_peer_discovery_sync_errors", "counter"),
+        ("skewbridge_rerouted_requests", "counter"),
+        ("skewbridge_peer_request_duration_seconds", "histogram"),
+        ("skewbridge_peer_discovery_age_seconds", "gauge"),
+    ] {
+        let found = metrics.families.get(name).map(String::as_str);
+        assert_eq!(found, Some(kind), "{name}");
+    }
+    for cause in ["lease_list", "fetch_discovery"] {
+        let name = "apiserver_peer_discovery_sync_errors_total";
+        assert_eq!(metrics.value(name, &[("type", cause)]), Some(0.0));
+    }
+}
+
+#[tokio::test]
+async fn why_a_peer_does_not_tell_is_said_in_its_own_words() {
+    let cluster = Cluster::new(&[]).await;
+    let b = cluster.peer(B, &[NEW]).await;
+    b.standin.hook(|seen| {
+        let status = r#"{"kind":"Status","code":503,"message":"no \"quorum\" in etcd"}"#;
+        (seen.path() == "/apis").then(|| Reply::json(status).status(503))
+    });
+    let bridge = start(&cluster.config());
+    eventually("it has been asked", PATIENCE, async || {
+        peer_view(&bridge, B).await["problem"] == r#"/apis: 503: no "quorum" in etcd"#
+    })
+    .await;
+}
+
+/// A bridge that keeps the Lease of its identity itself, for so long that it has
+/// asked its server whether that keeps one.
+async fn keeping_a_lease(feature: u8) -> (Cluster, Handle) {
+    let cluster = Cluster::new(&[]).await;
+    let line = format!(
+        "kubernetes_feature_enabled{{name=\"APIServerIdentity\",stage=\"BETA\"}} {feature}\n"
+    );
+    cluster.local.hook(move |seen: &Seen| {
+        let line = line.clone();
+        (seen.path() == "/metrics").then(|| Reply::new(200).body(line))
+    });
+    cluster.local.delete(LEASES, OWN);
+    cluster.local.lease(B, "one");
+    let bridge = start(&cluster.config());
+    eventually("the server has been asked", 3 * PATIENCE, async || {
+        !cluster.local.questions("/metrics").is_empty()
+    })
+    .await;
+    assert_eq!(local(&bridge).await["leaseKeptBy"], "skewbridge");
+    (cluster, bridge)
+}
+
+async fn local(bridge: &Handle) -> Value {
+    peers(bridge).await["local"].clone()
+}
+
+async fn ready(bridge: &Handle) -> String {
+    let ready = plain::get(bridge.admin_address(), "/readyz?verbose").await;
+    assert_eq!(ready.status, 200, "{}", ready.body);
+    ready.body
+}
+
+/// A host name that is not the server's makes an identity that no server has.
+#[tokio::test]
+async fn an_identity_that_is_not_the_servers_is_doubted_and_that_is_said() {
+    let (cluster, bridge) = keeping_a_lease(1).await;
+    eventually("the identity is doubted", PATIENCE, async || {
+        local(&bridge).await["problem"].is_string()
+    })
+    .await;
+    let problem = local(&bridge).await["problem"].as_str().unwrap().to_owned();
+    for part in [
+        "--apiserver-identity",
+        OWN,
+        "apiserver-b (host-of-apiserver-b)",
+    ] {
+        assert!(problem.contains(part), "{part}: {problem}");
+    }
+    assert!(ready(&bridge).await.contains(&problem));
+
+    // The server keeps it after all.
+    cluster.local.lease(OWN, "two");
+    eventually("it is not doubted any more", PATIENCE, async || {
+        let local = local(&bridge).await;
+        local["leaseKeptBy"] == "kube-apiserver" && local["problem"].is_null()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_identity_of_a_server_that_keeps_no_lease_is_not_doubted() {
+    let (cluster, bridge) = keeping_a_lease(0).await;
+    let renewed = || {
+        let lease = cluster.local.object(LEASES, OWN).unwrap();
+        lease["spec"]["renewTime"].clone()
+    };
+    let before = renewed();
+    // Whatever was asked has been answered before that.
+    eventually("it is renewed again", PATIENCE, async || {
+        renewed() != before
+    })
+    .await;
+    assert!(local(&bridge).await["problem"].is_null());
+    assert!(!ready(&bridge).await.contains("--apiserver-identity"));
+    assert_eq!(cluster.local.questions("/metrics").len(), 1);
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ mod plain;
 #[path = "common/standin.rs"]
 mod standin;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use cluster::{
     Cluster, NEW, NEW_PATH, NOBODYS_PATH, OWN, SHARED, ask, peer_view, peers, refusal, served_by,
@@ -19,13 +19,14 @@ use common::start;
 use serde_json::Value;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::RegistryKind;
-use skewbridge_peers::Identity;
+use skewbridge_peers::{Identity, MicroTime};
 use skewbridge_testkit::{PATIENCE, Reply, Seen, eventually};
 use standin::{API_SERVICES, CRDS, Form, LEASES, api_service, crd, lease};
 
 const B: &str = "apiserver-b";
 const C: &str = "apiserver-c";
 const ADDRESS: &str = "kubernetes.io/peer-advertise-address";
+const BRIDGE_ADDRESS: &str = "skewbridge.io/peer-advertise-address";
 const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const V2_BETA1: &str = "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
 
@@ -223,7 +224,8 @@ async fn a_local_server_that_is_away_takes_nothing_away_from_what_is_known() {
     eventually("it is missed", PATIENCE, async || {
         let metrics = plain::scrape(bridge.admin_address()).await;
         let name = "apiserver_peer_discovery_sync_errors_total";
-        metrics.value(name, &[("type", "lease_list")]).is_some()
+        let count = metrics.value(name, &[("type", "lease_list")]);
+        count.is_some_and(|count| count > 0.0)
     })
     .await;
     assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
@@ -320,15 +322,19 @@ async fn addresses_can_be_kept_in_leases_and_only_those_of_given_networks_count(
     cluster.becomes(&bridge, NEW_PATH, 200).await;
     let view = peer_view(&bridge, C).await;
     assert!(view["address"].is_null(), "{view}");
-    assert_eq!(view["problem"], "it has published no address");
+    let problem = view["problem"].as_str().unwrap();
+    assert!(
+        problem.contains(&far) && problem.contains("--peer-cidrs"),
+        "{view}"
+    );
 
-    let annotation = || {
+    let annotation = |name: &str| {
         let lease = cluster.local.object(LEASES, OWN).unwrap();
-        lease["metadata"]["annotations"][ADDRESS].clone()
+        lease["metadata"]["annotations"][name].clone()
     };
     let own = Value::from(bridge.address().to_string());
     eventually("the own address is written", PATIENCE, async || {
-        annotation() == own
+        annotation(BRIDGE_ADDRESS) == own
     })
     .await;
     let lease = cluster.local.object(LEASES, OWN).unwrap();
@@ -336,6 +342,49 @@ async fn addresses_can_be_kept_in_leases_and_only_those_of_given_networks_count(
         lease["spec"]["holderIdentity"], "one",
         "it stays its server's"
     );
+    assert_eq!(annotation(ADDRESS), Value::Null, "that is its server's");
     bridge.finish().await;
-    assert_eq!(annotation(), Value::Null, "taken back");
+    assert_eq!(annotation(BRIDGE_ADDRESS), Value::Null, "taken back");
+}
+
+/// From 1.36 on a server writes its own address every 10 s.
+#[tokio::test]
+async fn a_server_and_its_bridge_do_not_write_their_addresses_over_each_other() {
+    let cluster = Cluster::new(&[]).await;
+    let mut config = cluster.config();
+    config.peers.registry = RegistryKind::Leases;
+    config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
+    let bridge = start(&config);
+    let own = || cluster.local.object(LEASES, OWN).unwrap();
+    let server = Value::from("127.0.0.1:1");
+    let renew = || {
+        let mut lease = own();
+        lease["metadata"]["annotations"][ADDRESS] = server.clone();
+        lease["spec"]["renewTime"] = Value::from(MicroTime::from(SystemTime::now()).to_string());
+        cluster.local.put(LEASES, lease);
+    };
+    renew();
+    let address = Value::from(bridge.address().to_string());
+    eventually("the bridge has written", PATIENCE, async || {
+        own()["metadata"]["annotations"][BRIDGE_ADDRESS] == address
+    })
+    .await;
+    let written = || {
+        let mut written = cluster.local.server.requests();
+        written.retain(|seen| seen.path().starts_with(LEASES) && seen.method != "GET");
+        written.len()
+    };
+    assert_eq!(written(), 1);
+    renew();
+    // Each look at the Lease is followed by one at the others.
+    cluster.local.lease(B, "one");
+    eventually("the bridge has looked since", PATIENCE, async || {
+        !peer_view(&bridge, B).await.is_null()
+            && peers(&bridge).await["local"]["leaseKeptBy"] == "kube-apiserver"
+    })
+    .await;
+    assert_eq!(written(), 1);
+    let annotations = &own()["metadata"]["annotations"];
+    assert_eq!(annotations[ADDRESS], server);
+    assert_eq!(annotations[BRIDGE_ADDRESS], address);
 }

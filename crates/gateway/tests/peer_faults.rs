@@ -258,6 +258,35 @@ async fn nobody_but_a_bridge_says_that_nothing_was_done() {
     }
 }
 
+/// Clients of another bridge see it too, and would not know whom it is about.
+#[tokio::test]
+async fn who_cannot_be_reached_is_named() {
+    let cluster = Cluster::new(&[]).await;
+    let bridge = cluster.start().await;
+    cluster.local.server.stop_listening().await;
+    cluster.local.server.kill_connections().await;
+    let hop = [
+        ("x-kubernetes-peer-proxied", "true"),
+        ("x-remote-user", "bob"),
+    ];
+    let peer = cluster.bed.peer();
+    for (path, said) in [
+        (
+            SHARED_PATH,
+            "the kube-apiserver apiserver-own cannot be reached: ",
+        ),
+        (
+            NEW_PATH,
+            "to the kube-apiserver apiserver-own, which does not serve",
+        ),
+    ] {
+        let answer = ask(&peer, &bridge, "GET", path, &hop, "").await;
+        let message = refusal(&answer, 503);
+        assert!(message.contains(said), "{message}");
+        assert_eq!(answer.header(NOT_PROCESSED), Some("true"));
+    }
+}
+
 #[tokio::test]
 async fn a_peer_that_knows_no_such_path_is_passed_over_and_never_believed() {
     let (cluster, [b, c], bridge) = two_peers().await;

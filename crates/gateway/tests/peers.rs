@@ -79,7 +79,7 @@ async fn what_nobody_serves_and_what_is_no_resource_is_the_local_servers() {
         "/apis/storage.k8s.io/v9/volumeattributesclasses",
         "/apis/storage.k8s.io/v9",
         "/metrics",
-        "/openapi/v3",
+        "/openid/v1/jwks",
     ];
     for path in paths {
         let answer = cluster.get(&bridge, path).await;

@@ -23,6 +23,9 @@ const COMPONENT_LABEL: &str = "apiserver.kubernetes.io/identity";
 const COMPONENT: &str = "kube-apiserver";
 const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
 const ADDRESS_ANNOTATION: &str = "kubernetes.io/peer-advertise-address";
+/// What a bridge writes on a Lease that its server keeps: from 1.36 on a server
+/// writes the other one itself, every 10 s.
+const BRIDGE_ANNOTATION: &str = "skewbridge.io/peer-advertise-address";
 
 /// A Lease in kube-system. It keeps the whole object, so that what we do not
 /// know is still there when it is written back.
@@ -107,12 +110,13 @@ impl IdentityLease {
         self.label(HOSTNAME_LABEL)
     }
 
-    /// Where its kube-apiserver says that peers reach it. Users with the right
-    /// to write Leases can write this too (KEP-4020, Risks 5): not for routing
-    /// unless an administrator asked for that.
+    /// Where its bridge, or else its kube-apiserver, says that peers reach it.
+    /// Users with the right to write Leases can write this too (KEP-4020, Risks
+    /// 5): not for routing unless an administrator asked for that.
     pub fn peer_address(&self) -> Option<SocketAddr> {
         let annotations = &self.object["metadata"]["annotations"];
-        annotations[ADDRESS_ANNOTATION].as_str()?.parse().ok()
+        let address = |name| annotations[name].as_str()?.parse().ok();
+        address(BRIDGE_ANNOTATION).or_else(|| address(ADDRESS_ANNOTATION))
     }
 
     /// The process that keeps it: mostly new at each start of a server, but
@@ -204,6 +208,13 @@ impl IdentityLease {
     }
 }
 
+/// A merge patch (RFC 7396) by which a bridge says its address on a Lease that
+/// its server keeps, or takes it back.
+pub fn address_patch(address: Option<SocketAddr>) -> String {
+    let address = address.map(|it| it.to_string());
+    json!({ "metadata": { "annotations": { BRIDGE_ANNOTATION: address } } }).to_string()
+}
+
 /// The map at this path, made where there is none.
 fn map<'a>(mut value: &'a mut Value, path: &[&str]) -> &'a mut Map<String, Value> {
     for key in path {
@@ -280,6 +291,30 @@ mod tests {
         let renewed = "2026-11-15T12:12:48.097568Z".parse().ok();
         assert_eq!(lease.renew_time(), renewed);
         assert_eq!(lease.acquire_time(), None);
+    }
+
+    #[test]
+    fn what_the_bridge_says_counts_before_what_its_server_says() {
+        let mut lease = captured();
+        let bridge = "10.0.0.1:7443".parse().unwrap();
+        let patch: Value = serde_json::from_str(&address_patch(Some(bridge))).unwrap();
+        let annotations = map(&mut lease.object, &["metadata", "annotations"]);
+        annotations.extend(
+            patch["metadata"]["annotations"]
+                .as_object()
+                .unwrap()
+                .clone(),
+        );
+        assert_eq!(lease.peer_address(), Some(bridge));
+        // A server renews its Lease with what it finds there, and its own.
+        let server: SocketAddr = "127.0.0.1:58175".parse().unwrap();
+        let renewed = lease.clone().with_peer_address(server);
+        assert_eq!(renewed, lease);
+
+        let back: Value = serde_json::from_str(&address_patch(None)).unwrap();
+        assert!(back["metadata"]["annotations"][BRIDGE_ANNOTATION].is_null());
+        map(&mut lease.object, &["metadata", "annotations"]).remove(BRIDGE_ANNOTATION);
+        assert_eq!(lease.peer_address(), Some(server));
     }
 
     #[test]

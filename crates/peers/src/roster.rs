@@ -69,6 +69,8 @@ struct Entry {
     address: Option<SocketAddr>,
     /// Whether the registry still has the address.
     published: bool,
+    /// What it has published that is not believed.
+    refused: Option<SocketAddr>,
     served: Option<Arc<Served>>,
     fetch: Schedule,
     succeeded: Option<SystemTime>,
@@ -178,6 +180,14 @@ impl Roster {
             }
         }
         self.forget();
+    }
+
+    /// All addresses that are published and not believed, since they are in none
+    /// of the networks that an administrator allows.
+    pub fn refuse(&mut self, all: &BTreeMap<Identity, SocketAddr>) {
+        for (identity, entry) in &mut self.entries {
+            entry.refused = all.get(identity).copied();
+        }
     }
 
     /// Ends what has run out. Whether that was anything.
@@ -303,9 +313,13 @@ impl Entry {
             served: self.served.clone(),
             standing: self.standing.clone(),
             succeeded: self.succeeded,
-            problem: match self.address {
-                None => Some("it has published no address".to_owned()),
-                Some(_) => self.problem.clone(),
+            problem: match (self.refused, self.address) {
+                (Some(refused), _) => Some(format!(
+                    "the address that it has published, {refused}, is refused: it is in none \
+                     of the --peer-cidrs"
+                )),
+                (None, None) => Some("it has published no address".to_owned()),
+                (None, Some(_)) => self.problem.clone(),
             },
         })
     }

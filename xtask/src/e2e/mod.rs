@@ -61,15 +61,16 @@ pub(crate) fn steps(steps: &mut Steps, extent: Extent, filter: &[&str]) -> Resul
         step::run(&mut cargo("build --locked --package skewbridge"))
     })?;
     steps.run("tests against real Kubernetes", || {
-        test(&shelf, &planes, filter)
+        test(&shelf, &planes, extent, filter)
     })
 }
 
-fn test(shelf: &Shelf, planes: &Planes, filter: &[&str]) -> Result<(), Failed> {
+fn test(shelf: &Shelf, planes: &Planes, extent: Extent, filter: &[&str]) -> Result<(), Failed> {
     println!("control planes: {planes}");
     step::run(
         cargo("test --locked --package skewbridge-e2e --features kubernetes --")
             .arg("--test-threads=1")
+            .args(extent.test_flag())
             .args(filter)
             .env("SKEWBRIDGE_E2E_PLANES", planes.to_string())
             .env("SKEWBRIDGE_E2E_BINARIES", shelf.links())

@@ -31,8 +31,18 @@ const NEWEST: &str = "kube-controller-manager";
 pub(crate) enum Extent {
     /// What the test command does.
     Default,
-    /// The further planes too.
+    /// The further planes too, and the tests that are left to them.
     All,
+}
+
+impl Extent {
+    /// Tests that take long are ignored unless all are asked for.
+    pub(super) fn test_flag(self) -> Option<&'static str> {
+        match self {
+            Self::Default => None,
+            Self::All => Some("--include-ignored"),
+        }
+    }
 }
 
 /// Control planes, each the versions of its kube-apiservers. As text, in the way

@@ -9,7 +9,6 @@ mod informer;
 mod own_lease;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -152,7 +151,7 @@ pub(crate) async fn run(
         unsettled_until: None,
         next_settling_look: Instant::now(),
         telling: BTreeSet::new(),
-        refused: BTreeSet::new(),
+        refused: Addresses::new(),
         own,
         tell,
     };
@@ -242,7 +241,7 @@ struct Learner {
     /// Peers whose last answer was good, to say it once.
     telling: BTreeSet<Identity>,
     /// Addresses that were refused, to say it once.
-    refused: BTreeSet<(Identity, SocketAddr)>,
+    refused: Addresses,
 }
 
 impl Learner {
@@ -341,11 +340,14 @@ impl Learner {
         }
         if let Some(networks) = &self.networks {
             let (annotated, refused) = annotated(&self.leases, networks);
-            for (identity, address) in refused.difference(&self.refused) {
-                tracing::warn!(%identity, %address, "an address outside of --peer-cidrs is refused");
+            for (identity, address) in &refused {
+                if self.refused.get(identity) != Some(address) {
+                    tracing::warn!(%identity, %address, "an address outside of --peer-cidrs is refused");
+                }
             }
-            self.refused = refused;
             self.roster.addresses(&annotated, now);
+            self.roster.refuse(&refused);
+            self.refused = refused;
         }
     }
 
@@ -465,22 +467,22 @@ fn seen(lease: &IdentityLease) -> Seen {
     }
 }
 
-/// Addresses that Leases say, where an administrator has asked for that. Whoever
-/// may write Leases could point anywhere (KEP-4020, Risks 5): only into these
-/// networks.
+/// Addresses that Leases say, where an administrator has asked for that, and
+/// those of them that are refused. Whoever may write Leases could point anywhere
+/// (KEP-4020, Risks 5): only into these networks.
 fn annotated(
     leases: &BTreeMap<Identity, IdentityLease>,
     networks: &[IpNet],
-) -> (Addresses, BTreeSet<(Identity, SocketAddr)>) {
+) -> (Addresses, Addresses) {
     let mut addresses = Addresses::new();
-    let mut refused = BTreeSet::new();
+    let mut refused = Addresses::new();
     for (identity, lease) in leases {
         match lease.peer_address() {
             Some(address) if networks.iter().any(|net| net.contains(&address.ip())) => {
                 addresses.insert(identity.clone(), address);
             }
             Some(address) => {
-                refused.insert((identity.clone(), address));
+                refused.insert(identity.clone(), address);
             }
             None => {}
         }

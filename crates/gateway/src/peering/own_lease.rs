@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use http::Method;
@@ -14,10 +15,18 @@ use skewbridge_peers::{
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::local_identity::KeptBy;
 use crate::own::{Ask, Own, Party};
 
 /// How long a write may take.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Renewals of ours after which the server, if it kept this Lease, would have
+/// renewed it too: both do every 10 s.
+const PROBATION: u32 = 2;
+
+/// How many Leases are named to choose from: more control planes than one has.
+const MAX_NAMED: usize = 10;
 
 /// Does to the Lease what [`Keeper`] decides.
 pub(super) struct OwnLease {
@@ -32,6 +41,10 @@ pub(super) struct OwnLease {
     look_at: Instant,
     write: Option<JoinHandle<()>>,
     swept: bool,
+    /// How often we have renewed it in a row.
+    renewals: u32,
+    /// Whether the server has said if it keeps a Lease.
+    asked: Arc<AtomicBool>,
 }
 
 impl OwnLease {
@@ -53,6 +66,8 @@ impl OwnLease {
             look_at: Instant::now(),
             write: None,
             swept: false,
+            renewals: 0,
+            asked: Arc::default(),
         }
     }
 
@@ -78,22 +93,36 @@ impl OwnLease {
         };
         let action = self.keeper.observe(self.lease.as_ref(), upstream, now);
         let path = format!("{}/{}", lease::COLLECTION, self.identity);
-        match action {
+        let (method, path, lease) = match action {
             Action::Create(lease) => {
-                tracing::info!(identity = %self.identity, "the kube-apiserver behind this bridge keeps no identity Lease: the bridge does");
-                self.write(
-                    Method::POST,
-                    lease::COLLECTION.to_owned(),
-                    lease.to_json(),
-                    None,
-                );
+                self.renewals = 0;
+                tracing::info!(identity = %self.identity, "the kube-apiserver behind this bridge keeps no identity Lease of this name: the bridge does");
+                (Method::POST, lease::COLLECTION.to_owned(), lease)
             }
             Action::TakeOver(lease) => {
+                self.renewals = 0;
                 tracing::info!(identity = %self.identity, "nobody keeps the identity Lease any more: the bridge does");
-                self.write(Method::PUT, path, lease.to_json(), None);
+                (Method::PUT, path, lease)
             }
-            Action::Renew(lease) => self.write(Method::PUT, path, lease.to_json(), None),
-            Action::Wait { .. } | Action::LeaveAlone { .. } => self.annotate(path),
+            Action::Renew(lease) => {
+                self.renewals = self.renewals.saturating_add(1);
+                (Method::PUT, path, lease)
+            }
+            Action::LeaveAlone { .. } => {
+                self.is_kept_by(KeptBy::KubeApiserver);
+                return self.annotate(path);
+            }
+            Action::Wait { .. } => return self.annotate(path),
+        };
+        self.is_kept_by(KeptBy::Skewbridge);
+        self.keep(method, path, lease.to_json(), leases);
+    }
+
+    fn is_kept_by(&self, kept_by: KeptBy) {
+        if let Some(interop) = &self.own.bridge.interop
+            && interop.local.kept_by() != kept_by
+        {
+            interop.local.is_kept_by(kept_by);
         }
     }
 
@@ -104,12 +133,10 @@ impl OwnLease {
         };
         if lease.peer_address() != Some(address) && self.look_at <= Instant::now() {
             self.look_at = Instant::now() + PATIENCE;
-            self.write(
-                Method::PATCH,
-                path,
-                annotation(&format!("\"{address}\"")),
-                Some("application/merge-patch+json"),
-            );
+            let own = self.own.clone();
+            self.write = Some(tokio::spawn(async move {
+                patch(&own, &path, Some(address)).await;
+            }));
         }
     }
 
@@ -144,9 +171,7 @@ impl OwnLease {
             delete(&self.own, &deletion).await;
         } else if self.annotate.is_some() && lease.is_some() {
             let path = format!("{}/{}", lease::COLLECTION, self.identity);
-            let ask = Ask::json(Method::PATCH, &path, annotation("null").into_bytes())
-                .header(CONTENT_TYPE, "application/merge-patch+json");
-            send(&self.own, ask).await;
+            patch(&self.own, &path, None).await;
         }
     }
 
@@ -158,22 +183,83 @@ impl OwnLease {
         IdentityLease::parse(&answer.ok(&path).ok()?.body).ok()
     }
 
-    fn write(&mut self, method: Method, path: String, json: String, content: Option<&'static str>) {
+    /// Writes the Lease in the server's stead, and finds out once whether the
+    /// server keeps another.
+    fn keep(
+        &mut self,
+        method: Method,
+        path: String,
+        json: String,
+        leases: &BTreeMap<Identity, IdentityLease>,
+    ) {
         let own = self.own.clone();
+        let identity = self.identity.clone();
+        let doubtful = self.renewals >= PROBATION && !self.asked.load(Ordering::Relaxed);
+        let others = doubtful.then(|| others(leases, &identity));
+        let asked = self.asked.clone();
         self.write = Some(tokio::spawn(async move {
-            let mut ask = Ask::json(method, &path, json.into_bytes());
-            if let Some(content) = content {
-                ask = ask.header(CONTENT_TYPE, content);
+            send(&own, Ask::json(method, &path, json.into_bytes())).await;
+            let Some(others) = others else {
+                return;
+            };
+            let Some(keeps) = server_keeps_a_lease(&own).await else {
+                return;
+            };
+            asked.store(true, Ordering::Relaxed);
+            if let (true, Some(interop)) = (keeps, &own.bridge.interop) {
+                let doubt = format!(
+                    "the kube-apiserver behind this bridge keeps an identity Lease, and not \
+                     {identity}: give --apiserver-identity, or the host name of the server; \
+                     the other Leases are {others}"
+                );
+                tracing::warn!(%identity, flag = "--apiserver-identity", "{doubt}");
+                interop.local.doubted(doubt);
             }
-            send(&own, ask).await;
         }));
     }
 }
 
-fn annotation(value: &str) -> String {
-    format!(
-        r#"{{"metadata":{{"annotations":{{"kubernetes.io/peer-advertise-address":{value}}}}}}}"#
+/// The Leases of other names, with their hosts.
+fn others(leases: &BTreeMap<Identity, IdentityLease>, own: &Identity) -> String {
+    let others = leases.values().filter(|lease| lease.identity() != own);
+    let others = others.map(|lease| {
+        let host = lease.hostname().unwrap_or("unknown host");
+        format!("{} ({host})", lease.identity())
+    });
+    others.take(MAX_NAMED).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether the server behind us says that it keeps an identity Lease; `None` if
+/// it does not say.
+async fn server_keeps_a_lease(own: &Own) -> Option<bool> {
+    let asked = own.ask(Party::Upstream, Ask::get("/metrics"));
+    let answer = timeout(PATIENCE, asked).await.ok()?.ok()?;
+    let text = String::from_utf8_lossy(&answer.body);
+    feature(&text, "APIServerIdentity")
+}
+
+/// Whether a feature is on, by kube-apiserver's metrics (since 1.26). One that is
+/// not mentioned is not there.
+fn feature(metrics: &str, name: &str) -> Option<bool> {
+    let mut features = metrics
+        .lines()
+        .filter_map(|line| line.strip_prefix("kubernetes_feature_enabled{"))
+        .peekable();
+    features.peek()?;
+    let name = format!("name=\"{name}\"");
+    let found = features.find(|line| line.split([',', '}']).any(|label| label == name));
+    Some(found.is_some_and(|line| line.ends_with("} 1")))
+}
+
+/// Says our address on a Lease that its server keeps, or takes it back.
+async fn patch(own: &Own, path: &str, address: Option<SocketAddr>) {
+    let json = lease::address_patch(address).into_bytes();
+    let ask = Ask::json(Method::PATCH, path, json);
+    send(
+        own,
+        ask.header(CONTENT_TYPE, "application/merge-patch+json"),
     )
+    .await;
 }
 
 async fn delete(own: &Own, deletion: &Deletion) {
@@ -208,4 +294,32 @@ fn uuid(high: u64, low: u64) -> String {
         low >> 48,
         low & 0xffff_ffff_ffff
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_tells_by_its_metrics_whether_a_feature_is_on() {
+        let metrics = |value: &str| {
+            format!(
+                "# HELP kubernetes_feature_enabled [BETA] whether it is on\n\
+                 # TYPE kubernetes_feature_enabled gauge\n\
+                 kubernetes_feature_enabled{{name=\"APIServerIdentityX\",stage=\"BETA\"}} 1\n\
+                 {value}process_open_fds 7\n"
+            )
+        };
+        let on = "kubernetes_feature_enabled{name=\"APIServerIdentity\",stage=\"BETA\"} 1\n";
+        let off = "kubernetes_feature_enabled{name=\"APIServerIdentity\",stage=\"\"} 0\n";
+        for (text, expected) in [
+            (metrics(on), Some(true)),
+            (metrics(off), Some(false)),
+            (metrics(""), Some(false)),
+            ("process_open_fds 7\n".to_owned(), None),
+            (String::new(), None),
+        ] {
+            assert_eq!(feature(&text, "APIServerIdentity"), expected, "{text}");
+        }
+    }
 }

@@ -35,7 +35,7 @@ impl Instead {
             return Self::Nothing;
         };
         let cluster = interop.cluster.load();
-        if let Some(roll) = Roll::of(head, &interop.identity, &cluster) {
+        if let Some(roll) = Roll::of(head, &interop.local.identity, &cluster) {
             return Self::Roll(roll);
         }
         if is_for_local_alone(head) {

@@ -10,6 +10,7 @@ use skewbridge_discovery::{Layout, Wanted, Wish};
 use skewbridge_openapi::GroupVersion;
 
 use super::{View, Which};
+use crate::config::{Feature, Features};
 use crate::openapi;
 
 /// Whether what KEP-4020 leaves to the local server is complete too: the gate
@@ -20,6 +21,16 @@ pub(crate) enum Complete {
     Yes,
     /// `/apis` in its aggregated form.
     No,
+}
+
+impl Complete {
+    pub(crate) fn of(features: &Features) -> Self {
+        if features.enabled(Feature::CompleteDiscovery) {
+            Self::Yes
+        } else {
+            Self::No
+        }
+    }
 }
 
 /// A part of the view.

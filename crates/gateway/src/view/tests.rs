@@ -16,6 +16,7 @@ use crate::body::ResponseBody;
 use crate::caller::Caller;
 use crate::cluster::Interop;
 use crate::discovery_metrics::DiscoveryMetrics;
+use crate::local_identity::LocalIdentity;
 
 /// `GROUP/VERSION:RESOURCE`, and nothing before the version for the core group.
 fn document(words: &[&str], core: bool) -> Arc<Document> {
@@ -67,6 +68,10 @@ fn served(words: &[&str], etag: &str, minor: u16) -> Served {
 
 fn identity(name: &str) -> Identity {
     Identity::named(name).unwrap()
+}
+
+fn own() -> LocalIdentity {
+    LocalIdentity::new(identity("m"), "127.0.0.1:1".parse().unwrap())
 }
 
 const LOCAL: [&str; 3] = [
@@ -160,7 +165,7 @@ impl Answered {
 
 /// What a client gets where the local server says this.
 async fn answer(view: &Arc<View>, mut head: Parts, local: Response<ResponseBody>) -> Answered {
-    let (interop, _) = Interop::new(identity("m"));
+    let (interop, _) = Interop::new(own());
     let metrics = DiscoveryMetrics::register(&mut Registry::default());
     let mut stead = Stead::of(&head, &Caller::Anonymous, view, Complete::Yes).unwrap();
     stead.ask_local(&mut head, &interop);
@@ -326,7 +331,7 @@ fn the_local_server_is_asked_on_a_condition() {
     head.headers.insert(IF_NONE_MATCH, "\"x\"".parse().unwrap());
     head.headers
         .insert(ACCEPT_ENCODING, "gzip".parse().unwrap());
-    let (interop, _) = Interop::new(identity("m"));
+    let (interop, _) = Interop::new(own());
     let mut stead = Stead::of(&head, &Caller::Anonymous, &view, Complete::Yes).unwrap();
     stead.ask_local(&mut head, &interop);
     assert_eq!(head.headers[IF_NONE_MATCH], "\"ours\"");
@@ -505,7 +510,7 @@ async fn what_cannot_be_read_is_passed_on() {
 #[tokio::test]
 async fn a_yes_of_the_local_server_is_remembered() {
     let view = mixed();
-    let (interop, _) = Interop::new(identity("m"));
+    let (interop, _) = Interop::new(own());
     let metrics = DiscoveryMetrics::register(&mut Registry::default());
     let stead = || Stead::of(&get("/apis", V2), &Caller::Anonymous, &view, Complete::Yes).unwrap();
     assert!(stead().remembered(&interop).is_none());
