@@ -60,8 +60,7 @@ pub fn alternatives(headers: &HeaderMap) -> Option<Vec<MediaRange<'_>>> {
     if text.is_empty() {
         return None;
     }
-    let ranges = split_outside_quotes(text, ',').filter_map(MediaRange::parse);
-    let mut ranges: Vec<_> = ranges.collect();
+    let mut ranges: Vec<_> = text.split(',').filter_map(MediaRange::clause).collect();
     // By insertion, with a comparison that is no order: so does the library that
     // kube-apiserver uses, and with other sorting other alternatives would win.
     for place in 1..ranges.len() {
@@ -80,7 +79,8 @@ pub fn negotiate(headers: &HeaderMap, offers: &[Format]) -> Option<Format> {
     let Some(ranges) = alternatives(headers) else {
         return offers.first().copied();
     };
-    let plain = ranges.iter().filter(|range| !range.is_transformed());
+    let plain =
+        (ranges.iter()).filter(|range| !range.is_transformed() && !range.is_beyond_objects());
     let mut formats = plain.filter_map(|range| {
         let mut offers = offers.iter().copied();
         offers.find(|offer| range.includes(*offer))
@@ -132,6 +132,44 @@ impl<'a> MediaRange<'a> {
     }
 }
 
+impl<'a> MediaRange<'a> {
+    /// As the library reads it that kube-apiserver uses: case and quotes matter, a
+    /// quality that is no number is none, and one above 1 is more than all.
+    fn clause(text: &'a str) -> Option<Self> {
+        let text = text.trim_matches(' ');
+        let mut parts = text.split(';');
+        let media = parts.next()?;
+        let (kind, subkind) = match media.split_once('/') {
+            None if media.trim_matches(' ') == "*" => ("*", "*"),
+            None | Some((_, "")) => return None,
+            Some((_, subkind)) if subkind.contains('/') => return None,
+            Some(pair) => pair,
+        };
+        let mut range = Self {
+            kind: Cow::Borrowed(kind.trim_matches(' ')),
+            subkind: Cow::Borrowed(subkind.trim_matches(' ')),
+            parameters: Vec::new(),
+            quality: 1000,
+        };
+        for part in parts {
+            let Some((name, value)) = part.split_once('=') else {
+                continue;
+            };
+            if value.is_empty() || value.contains('=') {
+                continue;
+            }
+            match name.trim_matches(' ') {
+                "q" => range.quality = loose_quality(value),
+                name => {
+                    let value = value.trim_matches(' ');
+                    range.parameters.push((name.into(), value.into()));
+                }
+            }
+        }
+        Some(range)
+    }
+}
+
 impl MediaRange<'_> {
     fn goes_before(&self, other: &Self) -> bool {
         self.quality > other.quality
@@ -152,6 +190,14 @@ impl MediaRange<'_> {
         ["as", "g", "v"]
             .iter()
             .any(|name| self.parameter(name).is_some())
+    }
+
+    /// Whether it asks for something that no object has: a stream that is no watch,
+    /// or a version of the server.
+    pub fn is_beyond_objects(&self) -> bool {
+        let stream = self.parameter("stream").unwrap_or_default();
+        let version = self.parameter("sv").unwrap_or_default();
+        !matches!(stream, "" | "watch") || !version.is_empty()
     }
 
     /// Whether a format is what it asks for.
@@ -200,6 +246,12 @@ fn quality(text: &str) -> Option<u16> {
     }
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // 0 to 1000
     Some((value * 1000.0).round() as u16)
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // it saturates
+fn loose_quality(text: &str) -> u16 {
+    text.parse::<f32>()
+        .map_or(0, |value| (value * 1000.0).round() as u16)
 }
 
 /// Splits where the separator is not inside a quoted string.
@@ -303,6 +355,21 @@ mod tests {
             (&[&first], Some(Format::Protobuf)),
             (&[&less], Some(Format::Json)),
             (&[table], Some(Format::Yaml)),
+            // Not by the book, but as kube-apiserver does it.
+            (
+                &["application/yaml;q=0.5,application/json;q=x"],
+                Some(Format::Yaml),
+            ),
+            (
+                &["application/json,application/yaml;q=2"],
+                Some(Format::Yaml),
+            ),
+            (&["Application/JSON"], None),
+            (&["application/json;stream=foo"], None),
+            (&["application/json;stream=watch"], Some(Format::Json)),
+            (&["*"], Some(Format::Json)),
+            (&["application"], None),
+            (&["application/json/x"], None),
             // Only the first header is looked at.
             (
                 &["application/yaml", "application/json"],

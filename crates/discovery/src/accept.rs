@@ -17,6 +17,9 @@ pub const V2_BETA1: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
 /// The lists that every server has.
 pub const LEGACY: &str = "application/json";
+/// The same of the server itself, by a bridge that would complete them. Servers pass
+/// the profile over.
+pub const LEGACY_NOPEER: &str = "application/json;profile=nopeer";
 
 /// All of these, the best first: a server takes the first that it knows.
 pub const LOCAL_DOCUMENT: &str = concat!(
@@ -96,14 +99,14 @@ impl Wanted {
     pub fn of(headers: &HeaderMap, understands: impl Fn(Schema) -> bool) -> Self {
         let mut among_peers = false;
         for range in alternatives(headers).unwrap_or_default() {
-            let Some(schema) = schema(&range) else {
+            let Some(schema) = schema(&range).filter(|_| !range.is_beyond_objects()) else {
                 continue;
             };
             // Who asks so is a server that wants to know what this one serves by
             // itself, also where only a later alternative is understood. Were it
             // told more, two servers could keep telling each other of an API that
             // neither has.
-            among_peers |= matches!(range.parameter("profile"), Some("nopeer" | "local"));
+            among_peers |= is_local(&range);
             let format = OFFERS.into_iter().find(|format| range.includes(*format));
             let (Some(format), true) = (format, understands(schema)) else {
                 continue;
@@ -147,6 +150,16 @@ const PROTOBUF_V2_BETA1: &str =
 const YAML_V2: &str = "application/yaml;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const YAML_V2_BETA1: &str =
     "application/yaml;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
+
+/// Whether somebody wants to know what a server serves by itself, in whatever form.
+pub fn is_for_local_alone(headers: &HeaderMap) -> bool {
+    let ranges = alternatives(headers).unwrap_or_default();
+    ranges.iter().any(is_local)
+}
+
+fn is_local(range: &MediaRange<'_>) -> bool {
+    matches!(range.parameter("profile"), Some("nopeer" | "local"))
+}
 
 /// The version of documents that an alternative asks for.
 fn schema(range: &MediaRange<'_>) -> Option<Schema> {

@@ -1,6 +1,8 @@
 //! Discovery in the form that every client knows: the list of groups, a group, and
 //! the resources of a version of it. Older clients know no other.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 use skewbridge_api::protobuf::Writer;
 
@@ -183,21 +185,29 @@ impl ApiResourceList {
     /// Adds what a document knows besides. What the list says already stays as
     /// it is: it has more to say of what its own server serves.
     pub fn complete(&mut self, version: &Version) {
+        let names = self.resources.iter().enumerate();
+        let mut places: HashMap<String, usize> =
+            (names.map(|(place, resource)| (resource.name.clone(), place))).collect();
         for resource in &version.resources {
             // A parent without verbs is only there for its subresources.
             if !resource.verbs.is_empty() {
-                self.add(ApiResource::of(resource));
+                self.add(ApiResource::of(resource), &mut places);
             }
             for subresource in &resource.subresources {
-                self.add(ApiResource::of_subresource(resource, subresource));
+                self.add(
+                    ApiResource::of_subresource(resource, subresource),
+                    &mut places,
+                );
             }
         }
     }
 
-    fn add(&mut self, other: ApiResource) {
-        match self.resources.iter_mut().find(|it| it.name == other.name) {
-            None => self.resources.push(other),
-            Some(known) => known.unite(&other),
+    fn add(&mut self, other: ApiResource, places: &mut HashMap<String, usize>) {
+        if let Some(place) = places.get(&other.name) {
+            self.resources[*place].unite(&other);
+        } else {
+            places.insert(other.name.clone(), self.resources.len());
+            self.resources.push(other);
         }
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
+use skewbridge_api::hygiene::PEER_HOP;
 use skewbridge_api::identity::User;
 use skewbridge_peers::Peer;
 
@@ -16,6 +17,9 @@ use crate::upstream::{Leg, Pools, Prefer, Repeat, Replay, Reply};
 
 /// Who we are in a server's log.
 const USER_AGENT_VALUE: &str = concat!("skewbridge/", env!("CARGO_PKG_VERSION"));
+
+/// Says that a peer has passed a request on.
+const HOPPED: HeaderName = HeaderName::from_static(PEER_HOP[0]);
 
 /// More than a page of a list takes; what is longer is an error.
 const MAX_ANSWER: usize = 32 * 1024 * 1024;
@@ -212,6 +216,11 @@ impl Own {
         if let Some(json) = &ask.json {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             headers.insert(CONTENT_LENGTH, json.len().into());
+        }
+        if let Party::Peer(_) = party {
+            // As a request that has hopped already: a bridge there answers for its own
+            // server, and asks nobody else.
+            headers.insert(HOPPED, HeaderValue::from_static("true"));
         }
         for (name, value) in ask.headers {
             let value = HeaderValue::try_from(value).map_err(|error| error.to_string())?;

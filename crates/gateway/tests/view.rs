@@ -10,14 +10,14 @@ mod plain;
 #[path = "common/standin.rs"]
 mod standin;
 
-use cluster::{Cluster, NEW, PeerServer, ask, peer_view};
+use cluster::{Cluster, NEW, PeerServer, ask, peer_view, refusal};
 use common::start;
 use serde_json::Value;
 use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList, servers};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Feature;
 use skewbridge_testkit::{PATIENCE, Reply, Response, Seen, TlsClient, eventually};
-use standin::{CRDS, crd};
+use standin::{CRDS, Form, crd};
 
 const B: &str = "apiserver-b";
 const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
@@ -28,7 +28,7 @@ const MORE: &str = "apps/v1 fleets";
 /// A local server with `apps/v1`, and a peer with more of it and with `NEW`.
 async fn mixed() -> (Cluster, PeerServer, Handle) {
     let local = ["v1 pods", "apps/v1 deployments"];
-    let peer = ["v1 pods", "apps/v1 deployments", MORE, NEW];
+    let peer = ["v1 pods", "v1 podgroups", "apps/v1 deployments", MORE, NEW];
     let (cluster, [b], bridge) = Cluster::with_peers(&local, [(B, &peer)]).await;
     settled(&cluster, &bridge).await;
     (cluster, b, bridge)
@@ -195,6 +195,8 @@ async fn lists_and_the_core_group_are_whole_unless_the_gate_is_off() {
         (format!("/apis/{group}"), LIST, group_version),
         (format!("/apis/{group_version}"), LIST, resource),
         ("/apis/apps/v1".to_owned(), LIST, "fleets"),
+        ("/api/v1".to_owned(), LIST, "podgroups"),
+        ("/api".to_owned(), V2, "podgroups"),
     ];
     for (path, accept, expected) in &paths {
         let answer = get(&cluster, &bridge, path, accept).await;
@@ -319,13 +321,129 @@ async fn openapi_goes_on_without_a_peer() {
     let before = json(&get(&cluster, &bridge, path, LIST).await);
     assert!(before["paths"]["/apis/apps/v1/fleets"].is_object());
     b.die().await;
-    // What is known stays known; what was never asked for is the local server's.
+    // What is known stays known, also when the local server changes.
     let after = json(&get(&cluster, &bridge, path, LIST).await);
     assert_eq!(after, before);
+    let serves = [
+        cluster::SHARED,
+        "v1 pods",
+        "apps/v1 deployments",
+        "apps/v1 daemons",
+    ];
+    cluster.local.serve(&serves);
+    let changed = json(&get(&cluster, &bridge, path, LIST).await);
+    for resource in ["fleets", "daemons"] {
+        let path = format!("/apis/apps/v1/{resource}");
+        assert!(changed["paths"][&path].is_object(), "{changed}");
+    }
+    // What was never asked for is the local server's, and what it does not have is there,
+    // only not now.
     let everything = json(&get(&cluster, &bridge, "/openapi/v2", LIST).await);
     assert!(everything["paths"]["/apis/apps/v1/deployments"].is_object());
     let index = json(&get(&cluster, &bridge, "/openapi/v3", "*/*").await);
     assert!(index["paths"]["apis/apps/v1"].is_object());
+    let (group_version, _) = NEW.split_once(' ').unwrap();
+    let url = &index["paths"][format!("apis/{group_version}")]["serverRelativeURL"];
+    let url = url.as_str().unwrap();
+    let absent = get(&cluster, &bridge, url, LIST).await;
+    assert!(
+        refusal(&absent, 503).contains("cannot be reached"),
+        "{}",
+        absent.text()
+    );
+    let metrics = metrics(&bridge).await;
+    let counted = "skewbridge_discovery_fallbacks_total{reason=\"merge_error\"}";
+    assert!(metrics.contains(counted), "{metrics}");
+}
+
+/// Servers that do not aggregate are asked for lists, and must not be told of each other.
+#[tokio::test]
+async fn old_servers_tell_peers_of_themselves_alone() {
+    let local = ["apps/v1 deployments"];
+    let (cluster, [b], bridge) = Cluster::with_peers(&local, [(B, &[MORE, NEW])]).await;
+    b.standin.is_version("v1.25.16", Form::Legacy);
+    cluster.local.is_version("v1.25.16", Form::Legacy);
+    cluster.local.lease(B, "two");
+    eventually("it is asked for lists", PATIENCE, async || {
+        !b.standin.questions("/apis/apps/v1").is_empty()
+    })
+    .await;
+    for question in b.standin.questions("/apis/apps/v1") {
+        assert_eq!(question.all("x-kubernetes-peer-proxied"), ["true"]);
+    }
+    let proxy = cluster.bed.peer();
+    let headers = [
+        ("x-remote-user", "system:apiserver"),
+        ("x-kubernetes-peer-proxied", "true"),
+        ("accept", LIST),
+    ];
+    for path in ["/apis", "/apis/apps/v1", "/openapi/v2"] {
+        let told = ask(&proxy, &bridge, "GET", path, &headers, "").await;
+        assert_eq!(told.status, 200, "{path}");
+        assert!(!told.text().contains("fleets"), "{path}: {}", told.text());
+    }
+    // And whoever asks so by what it accepts.
+    let nopeer = "application/json;profile=nopeer";
+    let told = get(&cluster, &bridge, "/apis/apps/v1", nopeer).await;
+    assert!(!told.text().contains("fleets"), "{}", told.text());
+}
+
+#[tokio::test]
+async fn what_is_deleted_is_gone_at_once_from_lists_too() {
+    let (cluster, _b, bridge) = mixed().await;
+    cluster.local.put(CRDS, crd("example.com", "widgets"));
+    let with = [
+        cluster::SHARED,
+        "v1 pods",
+        "apps/v1 deployments",
+        "example.com/v1 widgets",
+    ];
+    cluster.local.serve(&with);
+    eventually("it is there", PATIENCE, async || {
+        get(&cluster, &bridge, "/apis", V2)
+            .await
+            .text()
+            .contains("widgets")
+    })
+    .await;
+    // The server does not show it any more, and its event is still on the way.
+    cluster.local.serve(&with[..3]);
+    let list = get(&cluster, &bridge, "/apis", LIST).await;
+    assert!(!list.text().contains("example.com"), "{}", list.text());
+    assert_eq!(
+        get(&cluster, &bridge, "/apis/example.com", LIST)
+            .await
+            .status,
+        404
+    );
+    assert!(
+        !get(&cluster, &bridge, "/apis", V2)
+            .await
+            .text()
+            .contains("widgets")
+    );
+}
+
+/// Each with the rights that it has itself.
+#[tokio::test]
+async fn a_permission_is_for_one_token_and_one_method() {
+    let (cluster, _b, bridge) = mixed().await;
+    cluster.local.hook(|seen: &Seen| {
+        let good = seen.header("sec-websocket-protocol") == Some("good") && seen.method != "HEAD";
+        (seen.path() == "/apis" && !seen.is_probe() && !good).then(|| Reply::new(403).body("no"))
+    });
+    let nobody = cluster.bed.client();
+    let asked = async |method: &str, token: &str| {
+        let headers = [("accept", V2), ("sec-websocket-protocol", token)];
+        ask(&nobody, &bridge, method, "/apis", &headers, "")
+            .await
+            .status
+    };
+    for _ in 0..2 {
+        assert_eq!(asked("GET", "good").await, 200);
+        assert_eq!(asked("GET", "bad").await, 403);
+        assert_eq!(asked("HEAD", "good").await, 403);
+    }
 }
 
 #[tokio::test]

@@ -5,6 +5,8 @@
 mod publisher;
 mod shelf;
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
 use skewbridge_api::media::alternatives;
@@ -12,6 +14,7 @@ pub(crate) use skewbridge_openapi::Format;
 use skewbridge_openapi::Spec;
 use skewbridge_peers::Identity;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
 pub(crate) use publisher::run;
 pub(crate) use shelf::{Published, Shelf};
@@ -108,6 +111,9 @@ pub(crate) struct Library {
     orders: mpsc::Sender<Order>,
 }
 
+/// How long anybody waits for peers and for merging.
+const PATIENCE: Duration = Duration::from_secs(8);
+
 /// Orders that wait; whoever finds no room gets what the local server has.
 const ORDERS: usize = 64;
 
@@ -134,7 +140,7 @@ impl Library {
             reply,
         };
         self.orders.try_send(order).ok()?;
-        answer.await.ok()?
+        timeout(PATIENCE, answer).await.ok()?.ok()?
     }
 
     /// A document, completed; none where that is not possible now.
@@ -145,6 +151,6 @@ impl Library {
         let (reply, answer) = oneshot::channel();
         let order = Order::Document(Box::new(order(reply)));
         self.orders.try_send(order).ok()?;
-        answer.await.ok()?
+        timeout(PATIENCE, answer).await.ok()?.ok()?
     }
 }

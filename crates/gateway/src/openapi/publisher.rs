@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{ACCEPT, ETAG, IF_NONE_MATCH};
-use http::{HeaderName, HeaderValue, StatusCode};
-use skewbridge_api::hygiene::PEER_HOP;
-use skewbridge_openapi::{Format, GroupVersion, Index, combined_hash, json, protobuf};
+use http::{HeaderValue, StatusCode};
+use skewbridge_openapi::{Format, GroupVersion, Index, Server, combined_hash, json, protobuf};
 use skewbridge_peers::Identity;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinSet, spawn_blocking};
@@ -21,14 +20,17 @@ use crate::gzip::gzip;
 use crate::own::{Ask, Own, Party};
 
 /// How long a server may take to send a document.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// `/openapi/v2` of a cluster with very many custom resources has some 20 MiB.
+const MAX_DOCUMENT: usize = 64 * 1024 * 1024;
+
+/// Documents of which it is remembered when they were looked at.
+const MAX_CHECKED: usize = 1_024;
 
 /// How long what a peer publishes is not asked for again. It changes only with the
 /// peer's version, which is noticed otherwise.
 const FRESH: Duration = Duration::from_secs(10);
-
-/// Says that a peer has passed a request on.
-const HOPPED: HeaderName = HeaderName::from_static(PEER_HOP[0]);
 
 type Waiting = oneshot::Sender<Option<Arc<Published>>>;
 
@@ -55,9 +57,20 @@ pub(crate) async fn run(own: Arc<Own>, mut orders: mpsc::Receiver<Order>) {
                 Some(Order::Document(order)) => {
                     let DocumentOrder { page, format, local, contributors, incomplete, reply } = *order;
                     let key = (page, format);
+                    let at_hand = state.at_hand(&key, &local, &contributors);
+                    let is_fresh = state.is_fresh(&key, &contributors);
+                    if at_hand.is_some() && is_fresh {
+                        let _ = reply.send(at_hand);
+                        continue;
+                    }
+                    let is_being_made = waiting.contains_key(&key);
                     let others = waiting.entry(key.clone()).or_default();
-                    others.push(reply);
-                    if others.len() == 1 {
+                    // What peers add changes seldom: nobody waits for them to say so.
+                    match at_hand {
+                        Some(before) => drop(reply.send(Some(before))),
+                        None => others.push(reply),
+                    }
+                    if !is_being_made {
                         let state = state.clone();
                         tasks.spawn(async move {
                             let made = state.document(&key, local, contributors, incomplete).await;
@@ -96,7 +109,7 @@ struct State {
 
 impl State {
     async fn index(
-        &self,
+        self: &Arc<Self>,
         local: &[u8],
         contributors: &[((String, String), Contributors)],
     ) -> Option<Vec<u8>> {
@@ -104,12 +117,25 @@ impl State {
         let mut peers: Vec<&Identity> = contributors.iter().flat_map(|(_, who)| who).collect();
         peers.sort();
         peers.dedup();
-        let mut indexes = Vec::new();
-        for peer in peers {
-            if let Some(index) = self.index_of(peer).await {
-                indexes.push((peer, index));
+        let mut asked = JoinSet::new();
+        for (place, peer) in peers.iter().enumerate() {
+            let (state, peer) = (self.clone(), (*peer).clone());
+            asked.spawn(async move { (place, state.index_of(&peer).await) });
+        }
+        let mut indexes: Vec<_> = peers.iter().map(|peer| (*peer, None)).collect();
+        while let Some(told) = asked.join_next().await {
+            if let Ok((place, index)) = told {
+                indexes[place].1 = index;
             }
         }
+        // A document that cannot be had now is still one that there is.
+        let indexes: Vec<_> = (indexes.into_iter())
+            .map(|(peer, index)| {
+                let listed = || contributors.iter().filter(|(_, who)| who.contains(peer));
+                let index = index.unwrap_or_else(|| Arc::new(unhashed(listed().map(|it| &it.0))));
+                (peer, index)
+            })
+            .collect();
         let others: Vec<&Index> = indexes.iter().map(|(_, index)| &**index).collect();
         let merged = local.merge(&others, |asked: GroupVersion<'_>, number| {
             let (peer, _) = indexes[number];
@@ -120,17 +146,29 @@ impl State {
         Some(merged.to_json())
     }
 
-    /// What a peer lists; what it last listed, if it does not answer.
-    async fn index_of(&self, peer: &Identity) -> Option<Arc<Index>> {
+    /// What a peer lists: what it last listed, and then it is asked for the next time.
+    async fn index_of(self: &Arc<Self>, peer: &Identity) -> Option<Arc<Index>> {
         let known = {
             let indexes = self.indexes.lock().unwrap_or_else(PoisonError::into_inner);
             indexes.get(peer).cloned()
         };
-        if let Some((at, index)) = &known
-            && at.elapsed() < FRESH
-        {
-            return index.clone();
+        match known {
+            Some((at, index)) if at.elapsed() < FRESH => index,
+            Some((_, Some(index))) => {
+                self.listed(peer, Some(index.clone()));
+                let (state, peer, known) = (self.clone(), peer.clone(), index.clone());
+                tokio::spawn(async move { state.ask_for_index(&peer, Some(known)).await });
+                Some(index)
+            }
+            Some((_, None)) | None => self.ask_for_index(peer, None).await,
         }
+    }
+
+    async fn ask_for_index(
+        &self,
+        peer: &Identity,
+        known: Option<Arc<Index>>,
+    ) -> Option<Arc<Index>> {
         let answer = self
             .ask(peer, "/openapi/v3", "application/json", None)
             .await;
@@ -138,20 +176,24 @@ impl State {
             Ok(Said::News(_, bytes)) => Index::parse(&bytes).ok().map(Arc::new),
             Ok(Said::Same | Said::Nothing) | Err(_) => None,
         };
-        let index = index.or(known.and_then(|(_, index)| index));
+        let index = index.or(known);
+        self.listed(peer, index.clone());
+        index
+    }
+
+    fn listed(&self, peer: &Identity, index: Option<Arc<Index>>) {
         let mut indexes = self.indexes.lock().unwrap_or_else(PoisonError::into_inner);
         let cluster = self.own.bridge.interop.as_ref().map(|it| it.cluster.load());
         indexes.retain(|peer, _| {
             let is_there = |it: &crate::cluster::Cluster| it.peers.get(peer).is_some();
             cluster.as_ref().is_some_and(|it| is_there(it))
         });
-        indexes.insert(peer.clone(), (Instant::now(), index.clone()));
-        index
+        indexes.insert(peer.clone(), (Instant::now(), index));
     }
 
     /// A document of all parts; without those that cannot be had, if need be.
     async fn document(
-        &self,
+        self: &Arc<Self>,
         key: &(Page, Format),
         local: Local,
         contributors: Contributors,
@@ -165,28 +207,35 @@ impl State {
             Local::Tagged(etag, _) => Some(etag.clone()),
         };
         let is_fresh = self.is_fresh(key, &contributors);
-        if let Some(before) = &before
-            && before.local_etag == local_etag
-            && is_fresh
-        {
-            return Some(before.clone());
-        }
-        let mut parts = Vec::new();
-        let mut is_whole = true;
-        for peer in &contributors {
+        let mut asked = JoinSet::new();
+        for (place, peer) in contributors.iter().enumerate() {
             let known = before.as_ref().and_then(|before| {
                 let mut parts = before.parts.iter();
-                parts.find(|part| part.identity == *peer)
+                parts.find(|part| part.identity == *peer).cloned()
             });
-            match self.part(peer, page, *format, known, is_fresh).await {
-                Some(part) => parts.push(part),
-                None => is_whole = false,
+            let (state, peer, page) = (self.clone(), peer.clone(), page.clone());
+            let format = *format;
+            asked.spawn(async move {
+                let part = state.part(&peer, &page, format, known, is_fresh).await;
+                (place, part)
+            });
+        }
+        let mut parts: Vec<_> = contributors.iter().map(|_| None).collect();
+        while let Some(told) = asked.join_next().await {
+            if let Ok((place, part)) = told {
+                parts[place] = part;
             }
         }
-        self.checked
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(key.clone(), (Instant::now(), contributors));
+        let is_whole = parts.iter().all(Option::is_some);
+        let contributors_count = parts.len();
+        let parts: Vec<Part> = parts.into_iter().flatten().collect();
+        {
+            let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+            if checked.len() >= MAX_CHECKED {
+                checked.clear();
+            }
+            checked.insert(key.clone(), (Instant::now(), contributors));
+        }
         if parts.is_empty() {
             return before;
         }
@@ -210,6 +259,8 @@ impl State {
         let merged =
             spawn_blocking(move || merge(&page, format, local.as_ref(), parts, &incomplete)).await;
         let (plain, gzip, parts) = merged.ok()??;
+        // Without some part it must not be kept under the hash of all.
+        let hash = hash.filter(|_| parts.len() == contributors_count);
         let published = Arc::new(Published {
             page: key.0.clone(),
             format: key.1,
@@ -221,6 +272,23 @@ impl State {
         });
         library.shelf.put(published.clone());
         Some(published)
+    }
+
+    /// What is on the shelf, if the local server's part of it is as it was.
+    fn at_hand(
+        &self,
+        (page, format): &(Page, Format),
+        local: &Local,
+        contributors: &Contributors,
+    ) -> Option<Arc<Published>> {
+        let library = &self.own.bridge.interop.as_ref()?.library;
+        let before = library.shelf.get(page, *format)?;
+        let is_same = match local {
+            Local::Nothing => before.local_etag.is_none(),
+            Local::Tagged(etag, _) => before.local_etag.as_ref() == Some(etag),
+        };
+        let who = before.parts.iter().map(|part| &part.identity);
+        (is_same && before.hash.is_some() && who.eq(contributors)).then_some(before)
     }
 
     fn is_fresh(&self, key: &(Page, Format), contributors: &Contributors) -> bool {
@@ -235,25 +303,25 @@ impl State {
         peer: &Identity,
         page: &Page,
         format: Format,
-        known: Option<&Part>,
+        known: Option<Part>,
         is_fresh: bool,
     ) -> Option<Part> {
-        if let (Some(known), true) = (known, is_fresh) {
-            return Some(known.clone());
+        if known.is_some() && is_fresh {
+            return known;
         }
         let media = format.media_type(page.spec());
-        let etag = known.and_then(|known| known.etag.as_ref());
+        let etag = known.as_ref().and_then(|known| known.etag.as_ref());
         match self.ask(peer, &page.path(), media, etag).await {
             Ok(Said::News(etag, bytes)) => Some(Part {
                 identity: peer.clone(),
                 etag,
                 bytes,
             }),
-            Ok(Said::Same) => known.cloned(),
+            Ok(Said::Same) => known,
             Ok(Said::Nothing) => None,
             Err(problem) => {
                 tracing::debug!(%peer, %problem, "a peer does not send OpenAPI");
-                known.cloned()
+                known
             }
         }
     }
@@ -276,9 +344,10 @@ impl State {
         let cluster = self.own.bridge.interop.as_ref().map(|it| it.cluster.load());
         let peer = cluster.and_then(|cluster| cluster.peers.get(peer).cloned());
         let peer = peer.ok_or("it is gone")?;
-        // As a request that has hopped already: a bridge there answers with what its
-        // own server publishes, and asks nobody else.
-        let mut ask = Ask::get(path).header(ACCEPT, media).header(HOPPED, "true");
+        if let Some(problem) = &peer.problem {
+            return Err(problem.clone());
+        }
+        let mut ask = Ask::get(path).header(ACCEPT, media).limit(MAX_DOCUMENT);
         if let Some(etag) = known.and_then(|etag| etag.to_str().ok()) {
             ask = ask.header(IF_NONE_MATCH, etag);
         }
@@ -321,20 +390,14 @@ fn hash(local: Option<&HeaderValue>, parts: &[Part]) -> Option<String> {
     }
 }
 
-/// Merges, and compresses. A part that cannot be read is left out.
+/// Merges, and compresses. A peer's part that cannot be read is left out.
 fn merge(
     page: &Page,
     format: Format,
     local: Option<&Bytes>,
-    parts: Vec<Part>,
+    mut parts: Vec<Part>,
     incomplete: &[(String, String)],
 ) -> Option<(Bytes, Bytes, Vec<Part>)> {
-    let documents = local
-        .into_iter()
-        .chain(parts.iter().map(|part| &part.bytes));
-    let mut documents = documents.map(|bytes| &**bytes);
-    let first = documents.next()?;
-    let others: Vec<&[u8]> = documents.collect();
     let take = |path: &str| {
         let Some(asked) = GroupVersion::of_path(path) else {
             return false;
@@ -342,17 +405,47 @@ fn merge(
         (incomplete.iter())
             .any(|(group, version)| (&**group, &**version) == (asked.group, asked.version))
     };
-    let merged = match format {
-        Format::Json => json::merge(page.spec(), first, &others, take),
-        Format::Protobuf => protobuf::merge(page.spec(), first, &others, take),
-    };
-    let merged = match merged {
-        Ok(merged) => Bytes::from(merged.into_owned()),
-        Err(problem) => {
-            tracing::warn!(%problem, path = page.path(), "OpenAPI of several servers cannot be merged");
-            return None;
-        }
-    };
-    let compressed = gzip(&merged);
-    Some((merged, compressed, parts))
+    loop {
+        let documents = local
+            .into_iter()
+            .chain(parts.iter().map(|part| &part.bytes));
+        let mut documents = documents.map(|bytes| &**bytes);
+        let first = documents.next()?;
+        let others: Vec<&[u8]> = documents.collect();
+        let merged = match format {
+            Format::Json => json::merge(page.spec(), first, &others, take),
+            Format::Protobuf => protobuf::merge(page.spec(), first, &others, take),
+        };
+        let problem = match merged {
+            Ok(merged) => {
+                let merged = Bytes::from(merged.into_owned());
+                let compressed = gzip(&merged);
+                return Some((merged, compressed, parts));
+            }
+            Err(problem) => problem,
+        };
+        // Where the local server has none, the first is a peer's.
+        let whose = match (problem.server(), local) {
+            (Some(Server::Other(number)), Some(_)) => Some(number),
+            (Some(Server::Other(number)), None) => Some(number + 1),
+            (Some(Server::Local), None) => Some(0),
+            (Some(Server::Local) | None, _) => None,
+        };
+        let whose = whose.filter(|at| *at < parts.len())?;
+        let peer = parts.remove(whose).identity;
+        tracing::warn!(%problem, %peer, path = page.path(), "OpenAPI of a peer cannot be read");
+    }
+}
+
+/// A list of documents of which no more is known than that they are there.
+fn unhashed<'a>(listed: impl Iterator<Item = &'a (String, String)>) -> Index {
+    let paths = listed.map(|(group, version)| {
+        let group_version = GroupVersion { group, version };
+        let url = format!("/openapi/v3/{group_version}");
+        let location = serde_json::json!({ "serverRelativeURL": url });
+        (group_version.to_string(), location)
+    });
+    let paths: serde_json::Map<_, _> = paths.collect();
+    let index = serde_json::json!({ "paths": paths }).to_string();
+    Index::parse(index.as_bytes()).unwrap_or_default()
 }

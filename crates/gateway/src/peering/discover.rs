@@ -11,7 +11,7 @@ use skewbridge_peers::Served;
 use crate::own::{Answer, Ask, Own, Party};
 
 /// A document of a cluster with very many custom resources has some 2 MiB.
-const MAX_DOCUMENT: usize = 8 * 1024 * 1024;
+const MAX_DOCUMENT: usize = 32 * 1024 * 1024;
 
 /// Group-versions that are asked for one by one: servers before 1.26 have 30.
 const MAX_LISTS: usize = 1_000;
@@ -107,7 +107,10 @@ async fn legacy(
         .ok("/api")?;
     let mut legacy =
         Legacy::from_groups(&api.body, &apis.body).map_err(|error| error.to_string())?;
-    let paths: Vec<_> = legacy.paths().take(MAX_LISTS).collect();
+    let paths: Vec<_> = legacy.paths().take(MAX_LISTS + 1).collect();
+    if paths.len() > MAX_LISTS {
+        return Err(format!("it lists more than {MAX_LISTS} group-versions"));
+    }
     for path in paths {
         let answer = own.ask(party, Ask::get(&path).limit(MAX_DOCUMENT)).await?;
         match answer.status {

@@ -18,7 +18,7 @@ pub(crate) enum Instead {
     /// What the whole cluster serves.
     View(Box<Stead>),
     /// What each server serves.
-    Roll(Roll),
+    Roll,
 }
 
 impl Instead {
@@ -35,8 +35,8 @@ impl Instead {
             return Self::Nothing;
         };
         let cluster = interop.cluster.load();
-        if let Some(roll) = Roll::of(head, &interop.local.identity, &cluster) {
-            return Self::Roll(roll);
+        if Roll::is_asked_for(head) {
+            return Self::Roll;
         }
         if is_for_local_alone(head) {
             metrics.local_request();
@@ -68,7 +68,7 @@ impl Instead {
                 }
                 remembered
             }
-            (Self::Roll(_), _) => {
+            (Self::Roll, _) => {
                 Roll::ask_local(head);
                 None
             }
@@ -86,8 +86,15 @@ impl Instead {
                 let metrics = bridge.metrics.discovery();
                 stead.take_place_of(answer, interop, metrics).await
             }
-            (Self::Roll(roll), _) => Ok(roll.take_place_of(answer)),
-            (Self::Nothing | Self::View(_), _) => Ok(answer),
+            (Self::Roll, Some(interop)) => {
+                let cluster = interop.cluster.load();
+                Ok(Roll::take_place_of(
+                    answer,
+                    &interop.local.identity,
+                    &cluster,
+                ))
+            }
+            (Self::Nothing | Self::View(_) | Self::Roll, _) => Ok(answer),
         }
     }
 }

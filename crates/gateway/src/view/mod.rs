@@ -17,6 +17,7 @@ use std::time::Instant;
 use http::HeaderValue;
 use skewbridge_api::version::Version as KubeVersion;
 use skewbridge_discovery::document::{Group, Schema, Version};
+use skewbridge_discovery::lists::ApiGroup;
 use skewbridge_discovery::{Document, merge};
 use skewbridge_peers::{Excluded, Identity, Peers, Served};
 
@@ -197,6 +198,19 @@ impl View {
         self.partial
             || self.version(group, version).0.is_some()
             || self.shared.contains(group, version, Instant::now())
+    }
+
+    /// Removes versions that all servers share and that the local one does not list.
+    fn leave_out_gone(&self, group: &mut ApiGroup, listed: Option<&ApiGroup>) {
+        let now = Instant::now();
+        let name = group.name.clone();
+        group.versions.retain(|version| {
+            let is_listed = listed.is_some_and(|listed| listed.versions.contains(version));
+            is_listed || !self.shared.contains(&name, &version.version, now)
+        });
+        if !group.versions.contains(&group.preferred_version) {
+            group.preferred_version = group.versions.first().cloned().unwrap_or_default();
+        }
     }
 
     /// As the local server: a client gets no other schema through a bridge.

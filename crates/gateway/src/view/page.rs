@@ -119,7 +119,7 @@ fn etag(document: &Document) -> HeaderValue {
     quoted_sha512(&json)
 }
 
-fn quoted_sha512(bytes: &[u8]) -> HeaderValue {
+pub(super) fn quoted_sha512(bytes: &[u8]) -> HeaderValue {
     use std::fmt::Write as _;
     let mut etag = String::with_capacity(130);
     etag.push('"');

@@ -5,7 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use aws_lc_rs::digest::{Context, SHA256};
-use http::header::AUTHORIZATION;
+use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
+use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use skewbridge_api::identity::User;
 
@@ -28,9 +29,11 @@ pub(crate) struct Credential([u8; 32]);
 impl Credential {
     /// Everything that the local server judges by: who asks, in whose name, for
     /// what. None where the caller is refused anyway.
-    pub(crate) fn of(caller: &Caller, headers: &HeaderMap, path: &str) -> Option<Self> {
+    pub(crate) fn of(caller: &Caller, head: &Parts) -> Option<Self> {
+        let headers = &head.headers;
         let mut digest = Fields(Context::new(&SHA256));
-        digest.add(path.as_bytes());
+        digest.add(head.method.as_str().as_bytes());
+        digest.add(head.uri.path().as_bytes());
         match caller {
             Caller::Unauthorized => return None,
             Caller::Anonymous => digest.add(b"anonymous"),
@@ -44,7 +47,9 @@ impl Credential {
             Caller::Peer(user) => digest.user(user),
         }
         digest.headers(headers, |name| {
-            *name == AUTHORIZATION || name.as_str().starts_with("impersonate-")
+            // A token can also be among the protocols of a WebSocket.
+            [AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL].contains(name)
+                || name.as_str().starts_with("impersonate-")
         });
         let mut bytes = [0; 32];
         bytes.copy_from_slice(digest.0.finish().as_ref());
@@ -133,6 +138,13 @@ mod tests {
         headers
     }
 
+    fn head(method: &str, path: &str, headers: &HeaderMap) -> Parts {
+        let request = http::Request::builder().method(method).uri(path);
+        let (mut head, ()) = request.body(()).unwrap().into_parts();
+        head.headers.clone_from(headers);
+        head
+    }
+
     #[test]
     fn whoever_the_server_could_judge_differently_is_somebody_else() {
         let certificate = Caller::Peer;
@@ -155,6 +167,16 @@ mod tests {
                 headers(&[("authorization", "Bearer b")]),
                 "/apis",
             ),
+            (
+                Caller::Bearer,
+                headers(&[("sec-websocket-protocol", "token-a")]),
+                "/apis",
+            ),
+            (
+                Caller::Bearer,
+                headers(&[("sec-websocket-protocol", "token-b")]),
+                "/apis",
+            ),
             (certificate(user("a", &[])), none.clone(), "/apis"),
             (certificate(user("a", &["b"])), none.clone(), "/apis"),
             (certificate(user("a", &["b", "c"])), none.clone(), "/apis"),
@@ -173,11 +195,15 @@ mod tests {
         ];
         let mut seen = std::collections::HashSet::new();
         for (caller, headers, path) in &everybody {
-            let credential = Credential::of(caller, headers, path).unwrap();
-            assert!(seen.insert(credential), "{caller:?} {headers:?}");
-            assert_eq!(Credential::of(caller, headers, path), Some(credential));
+            for method in ["GET", "HEAD"] {
+                let head = head(method, path, headers);
+                let credential = Credential::of(caller, &head).unwrap();
+                assert!(seen.insert(credential), "{method} {caller:?} {headers:?}");
+                assert_eq!(Credential::of(caller, &head), Some(credential));
+            }
         }
-        assert_eq!(Credential::of(&Caller::Unauthorized, &none, "/apis"), None);
+        let head = head("GET", "/apis", &none);
+        assert_eq!(Credential::of(&Caller::Unauthorized, &head), None);
     }
 
     #[test]

@@ -8,16 +8,18 @@ use http::header::{
 };
 use http::{HeaderValue, Response, StatusCode};
 
-use super::page::Sent;
-use super::stead::{Replaced, Stead, names, whole};
+use super::page::{Sent, quoted_sha512};
+use super::stead::{Replaced, Stead, is_longer, names, whole};
 use crate::body::ResponseBody;
 use crate::cluster::Interop;
 use crate::date;
+use crate::discovery_metrics::{DiscoveryMetrics, Fallback};
 use crate::gzip::WORTH_COMPRESSING;
 use crate::openapi::{DocumentOrder, Format, Local, Page, Published};
+use crate::respond;
 
 /// `/openapi/v2` of a cluster with very many custom resources has some 20 MiB.
-const MAX_DOCUMENT: usize = 32 * 1024 * 1024;
+const MAX_DOCUMENT: usize = 64 * 1024 * 1024;
 
 impl Stead {
     /// The list of documents, with those that peers have or add to.
@@ -25,8 +27,9 @@ impl Stead {
         self,
         answer: Response<ResponseBody>,
         interop: &Interop,
+        metrics: &DiscoveryMetrics,
     ) -> Replaced {
-        if answer.status() != StatusCode::OK || self.head_only {
+        if answer.status() != StatusCode::OK || self.head_only || is_longer(&answer, MAX_DOCUMENT) {
             return Ok(answer);
         }
         let (head, body) = answer.into_parts();
@@ -36,11 +39,22 @@ impl Stead {
             .collect();
         let index = interop.library.index(local.clone(), contributors).await;
         let mut answer = Response::from_parts(head, ResponseBody::empty());
+        if index.is_none() {
+            metrics.fallback(Fallback::NotMerged);
+        }
         let index = index.map_or(local, Into::into);
+        let etag = quoted_sha512(&index);
+        let is_known =
+            (self.known.as_ref()).is_some_and(|known| names(known.as_bytes(), etag.as_bytes()));
         let headers = answer.headers_mut();
         let content_type = headers.remove(CONTENT_TYPE);
-        for name in [ETAG, LAST_MODIFIED, ACCEPT_RANGES] {
+        for name in [LAST_MODIFIED, ACCEPT_RANGES, CONTENT_LENGTH] {
             headers.remove(name);
+        }
+        headers.insert(ETAG, etag);
+        if is_known {
+            *answer.status_mut() = StatusCode::NOT_MODIFIED;
+            return Ok(answer);
         }
         let content_type =
             content_type.unwrap_or_else(|| HeaderValue::from_static("application/json"));
@@ -55,7 +69,12 @@ impl Stead {
         format: Format,
         answer: Response<ResponseBody>,
         interop: &Interop,
+        metrics: &DiscoveryMetrics,
     ) -> Replaced {
+        if is_longer(&answer, MAX_DOCUMENT) {
+            metrics.fallback(Fallback::NotMerged);
+            return Ok(answer);
+        }
         let (mut head, body) = answer.into_parts();
         let etag = head.headers.get(ETAG).cloned();
         let (local, said) = match (head.status, etag) {
@@ -94,6 +113,14 @@ impl Stead {
             reply,
         });
         let Some(published) = made.await.or_else(|| self.before.clone()) else {
+            metrics.fallback(Fallback::NotMerged);
+            if head.status == StatusCode::NOT_FOUND {
+                // It is known to be there.
+                return Err(respond::later(format!(
+                    "{} is published by a peer that cannot be reached now",
+                    page.path()
+                )));
+            }
             // What the server says, and no more.
             head.headers.remove(ACCEPT_RANGES);
             let body = said.map_or_else(ResponseBody::empty, ResponseBody::full);
@@ -118,6 +145,8 @@ impl Stead {
             headers.remove(name);
         }
         headers.insert(VARY, HeaderValue::from_static("Accept"));
+        let no_cache = HeaderValue::from_static("no-cache, private");
+        headers.insert(CACHE_CONTROL, no_cache);
         if let Some(hash) = &published.hash {
             let quoted = HeaderValue::try_from(format!("\"{hash}\""));
             if let Ok(etag) = quoted {

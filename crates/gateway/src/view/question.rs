@@ -5,7 +5,8 @@ use http::header::{ACCEPT, ACCEPT_ENCODING, IF_MODIFIED_SINCE, IF_NONE_MATCH, RA
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method};
 use skewbridge_api::media::{Format, negotiate};
-use skewbridge_discovery::accept::LOCAL_DOCUMENT;
+use skewbridge_api::request_info::DecodedPath;
+use skewbridge_discovery::accept::{self, LOCAL_DOCUMENT};
 use skewbridge_discovery::{Layout, Wanted, Wish};
 use skewbridge_openapi::GroupVersion;
 
@@ -68,11 +69,12 @@ impl Question {
         if !matches!(head.method, Method::GET | Method::HEAD) {
             return None;
         }
-        let path = head.uri.path();
-        let path = path.strip_suffix('/').unwrap_or(path);
+        let path = DecodedPath::new(head.uri.path()).ok()?;
+        let path = path.as_str();
         let mut parts = path.strip_prefix('/')?.split('/');
         let parts = [parts.next(), parts.next(), parts.next(), parts.next()];
         match (parts, complete) {
+            ([Some("apis" | "api"), ..], _) if is_among_peers(head) => None,
             ([Some("apis"), None, ..], _) => {
                 match Wanted::of(&head.headers, |schema| view.is_spoken(schema)) {
                     Wanted::Merged(wish) => Some(Self::Document(Which::Apis, laid_out(wish, head))),
@@ -83,6 +85,8 @@ impl Question {
                 }
             }
             (_, Complete::No) => None,
+            // A list, whatever is accepted.
+            ([Some("apis"), Some(""), None, _], _) => form(head, &OFFERS[..3]).map(Self::Groups),
             ([Some("api"), None, ..], _) => {
                 match Wanted::of(&head.headers, |schema| view.is_spoken(schema)) {
                     Wanted::Merged(wish) => Some(Self::Document(Which::Api, laid_out(wish, head))),
@@ -149,7 +153,10 @@ impl Question {
             }
             // Only the server knows whether it offers that.
             Self::Resources(_, _, form) if form.format == Format::Cbor => {
-                "application/cbor,application/json;q=0.5"
+                match negotiate(headers, &OFFERS[..3]) {
+                    Some(_) => "application/cbor,application/json;q=0.5",
+                    None => "application/cbor",
+                }
             }
             Self::OpenApi(page, format) => format.media_type(page.spec()),
             Self::Groups(_) | Self::Group(..) | Self::Resources(..) | Self::OpenApiIndex => {
@@ -162,18 +169,25 @@ impl Question {
 
 /// Whether a caller wants the local server's own document, as peers do.
 pub(crate) fn is_for_local_alone(head: &Parts) -> bool {
-    let path = head.uri.path();
-    matches!(path.strip_suffix('/').unwrap_or(path), "/apis")
-        && matches!(Wanted::of(&head.headers, |_| true), Wanted::Local(_))
+    is_apis(head) && matches!(Wanted::of(&head.headers, |_| true), Wanted::Local(_))
 }
 
 /// Whether a caller would be given the document of the whole cluster, if there
 /// were one.
 pub(crate) fn is_for_all(head: &Parts) -> bool {
-    let path = head.uri.path();
+    is_apis(head) && matches!(Wanted::of(&head.headers, |_| true), Wanted::Merged(_))
+}
+
+pub(super) fn is_apis(head: &Parts) -> bool {
     matches!(head.method, Method::GET | Method::HEAD)
-        && matches!(path.strip_suffix('/').unwrap_or(path), "/apis")
-        && matches!(Wanted::of(&head.headers, |_| true), Wanted::Merged(_))
+        && DecodedPath::new(head.uri.path()).is_ok_and(|path| path.as_str() == "/apis")
+}
+
+/// A document that is asked for may be one that is not understood: then the lists
+/// that follow it are meant so too.
+fn is_among_peers(head: &Parts) -> bool {
+    accept::is_for_local_alone(&head.headers)
+        && !matches!(Wanted::of(&head.headers, |_| true), Wanted::Merged(_))
 }
 
 fn form(head: &Parts, offers: &[Format]) -> Option<Form> {

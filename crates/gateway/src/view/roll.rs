@@ -13,25 +13,18 @@ use skewbridge_discovery::servers::{self, MEDIA_TYPE};
 use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList};
 use skewbridge_peers::{Identity, MicroTime, Peer, Served};
 
+use super::question::is_apis;
 use crate::body::ResponseBody;
 use crate::cluster::Cluster;
 
 /// The list, to be sent to whom the local server lets read discovery.
 #[derive(Debug)]
-pub(crate) struct Roll(Bytes);
+pub(crate) struct Roll;
 
 impl Roll {
     /// Whether a request asks for it.
-    pub(crate) fn of(head: &Parts, own: &Identity, cluster: &Cluster) -> Option<Self> {
-        let path = head.uri.path();
-        let is_asked_for = head.method == Method::GET
-            && path.strip_suffix('/').unwrap_or(path) == "/apis"
-            && servers::is_wanted(&head.headers);
-        is_asked_for.then(|| {
-            // A plain structure with string keys does not fail to serialise.
-            let list = serde_json::to_vec(&list(own, cluster)).unwrap_or_default();
-            Self(list.into())
-        })
+    pub(crate) fn is_asked_for(head: &Parts) -> bool {
+        is_apis(head) && head.method == Method::GET && servers::is_wanted(&head.headers)
     }
 
     /// Makes the request one to the local server, which says who may read.
@@ -43,22 +36,31 @@ impl Roll {
     }
 
     /// Takes the local server's place, if it lets the caller read.
-    pub(crate) fn take_place_of(self, answer: Response<ResponseBody>) -> Response<ResponseBody> {
+    pub(crate) fn take_place_of(
+        answer: Response<ResponseBody>,
+        own: &Identity,
+        cluster: &Cluster,
+    ) -> Response<ResponseBody> {
         if answer.status() != StatusCode::OK {
             return answer;
         }
+        // A plain structure with string keys does not fail to serialise.
+        let list = serde_json::to_vec(&list(own, cluster)).unwrap_or_default();
+        let list = Bytes::from(list);
         let (mut head, _) = answer.into_parts();
         head.headers.remove(ETAG);
         head.headers.remove(http::header::CONTENT_ENCODING);
         head.headers
-            .insert(http::header::CONTENT_LENGTH, self.0.len().into());
+            .insert(http::header::CONTENT_LENGTH, list.len().into());
         head.headers
             .insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
         head.headers
             .insert(VARY, HeaderValue::from_static("Accept"));
-        Response::from_parts(head, ResponseBody::full(self.0))
+        Response::from_parts(head, ResponseBody::full(list))
     }
 }
+
+const UNREACHABLE: &str = "it does not answer; /debug/peers of the bridge says why";
 
 fn list(own: &Identity, cluster: &Cluster) -> ServerDiscoveryList {
     let local = ServerDiscovery {
@@ -72,12 +74,12 @@ fn list(own: &Identity, cluster: &Cluster) -> ServerDiscoveryList {
     ServerDiscoveryList { servers }
 }
 
+/// Whoever may read discovery sees this: no addresses, and no errors that have some.
 fn told_by(peer: &Peer) -> ServerDiscovery {
     ServerDiscovery {
-        address: peer.address.map(|address| address.to_string()),
         reachable: peer.served.is_some() && peer.problem.is_none(),
         last_sync: peer.succeeded.map(timestamp),
-        problem: peer.problem.clone(),
+        problem: peer.problem.as_ref().map(|_| UNREACHABLE.to_owned()),
         ..server(&peer.identity, peer.served.as_ref())
     }
 }

@@ -29,7 +29,7 @@ use crate::gzip;
 use crate::openapi::Published;
 
 /// A document of a cluster with very many custom resources has some 2 MiB.
-const MAX_ANSWER: usize = 8 * 1024 * 1024;
+const MAX_ANSWER: usize = 32 * 1024 * 1024;
 
 /// How long the local server may take to send it.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -65,7 +65,7 @@ impl Stead {
         Some(Self {
             view: view.clone(),
             question,
-            credential: Credential::of(caller, &head.headers, head.uri.path()),
+            credential: Credential::of(caller, head),
             known: head.headers.get(IF_NONE_MATCH).cloned(),
             may_gzip: gzip::is_accepted(&head.headers),
             head_only: head.method == Method::HEAD,
@@ -130,10 +130,11 @@ impl Stead {
             return Ok(answer);
         }
         match &self.question {
-            Question::OpenApiIndex => self.replace_index(answer, interop).await,
+            Question::OpenApiIndex => self.replace_index(answer, interop, metrics).await,
             Question::OpenApi(page, format) => {
                 let (page, format) = (page.clone(), *format);
-                self.replace_openapi(page, format, answer, interop).await
+                self.replace_openapi(page, format, answer, interop, metrics)
+                    .await
             }
             Question::Document(which, wish) => {
                 let (which, wish) = (*which, *wish);
@@ -142,7 +143,7 @@ impl Stead {
             }
             Question::Groups(form) => {
                 let (form, view) = (*form, self.view.clone());
-                self.replace_list(answer, form, |said| {
+                self.replace_list(answer, form, metrics, |said| {
                     let said = ApiGroupList::parse(said?).ok()?;
                     Some(complete_groups(&view, said))
                 })
@@ -150,7 +151,7 @@ impl Stead {
             }
             Question::Group(name, form) => {
                 let (form, view, name) = (*form, self.view.clone(), name.clone());
-                self.replace_list(answer, form, |said| {
+                self.replace_list(answer, form, metrics, |said| {
                     let said = said.map(ApiGroup::parse).transpose().ok()?;
                     complete_group(&view, &name, said)
                 })
@@ -159,7 +160,7 @@ impl Stead {
             Question::Resources(group, version, form) => {
                 let (form, view) = (*form, self.view.clone());
                 let (group, version) = (group.clone(), version.clone());
-                self.replace_list(answer, form, |said| {
+                self.replace_list(answer, form, metrics, |said| {
                     let whole = view.version(&group, &version).0?;
                     let Some(said) = said else {
                         return Some(ApiResourceList::of(&group, whole));
@@ -182,6 +183,10 @@ impl Stead {
         metrics: &DiscoveryMetrics,
     ) -> Replaced {
         if answer.status() == StatusCode::NOT_FOUND {
+            return Ok(answer);
+        }
+        if is_longer(&answer, MAX_ANSWER) {
+            metrics.fallback(Fallback::NotMerged);
             return Ok(answer);
         }
         let etag = answer.headers().get(ETAG).cloned();
@@ -263,12 +268,15 @@ impl Stead {
         self,
         answer: Response<ResponseBody>,
         form: Form,
+        metrics: &DiscoveryMetrics,
         make: impl FnOnce(Option<&[u8]>) -> Option<T>,
     ) -> Replaced {
         let (head, body) = answer.into_parts();
-        if self.head_only {
-            return Ok(Response::from_parts(head, body));
+        let answer = Response::from_parts(head, body);
+        if self.head_only || is_longer(&answer, MAX_ANSWER) {
+            return Ok(answer);
         }
+        let (head, body) = answer.into_parts();
         let said = whole(body, MAX_ANSWER).await?;
         let is_cbor = is_cbor(&head.headers);
         let read = match (head.status, is_cbor) {
@@ -279,6 +287,9 @@ impl Stead {
         let mut answer = Response::from_parts(head, ResponseBody::empty());
         let Some(list) = read.ok().flatten() else {
             // What the server says, and no more.
+            if answer.status() == StatusCode::OK {
+                metrics.fallback(Fallback::NotMerged);
+            }
             *answer.body_mut() = ResponseBody::full(said);
             return Ok(answer);
         };
@@ -324,6 +335,12 @@ impl Stead {
 /// serves itself and which is too new to be known here.
 fn complete_groups(view: &View, said: ApiGroupList) -> ApiGroupList {
     let mut list = ApiGroupList::of(&view.page(Which::Apis).document);
+    // What all servers share is gone when the local one says so.
+    list.groups.retain_mut(|group| {
+        let listed = said.groups.iter().find(|it| it.name == group.name);
+        view.leave_out_gone(group, listed);
+        !group.versions.is_empty()
+    });
     for mut group in said.groups {
         let may_list = |version: &str| view.may_list(&group.name, version);
         let mut versions = std::mem::take(&mut group.versions);
@@ -342,10 +359,11 @@ fn complete_groups(view: &View, said: ApiGroupList) -> ApiGroupList {
 
 fn complete_group(view: &View, name: &str, said: Option<ApiGroup>) -> Option<ApiGroup> {
     let mut group = ApiGroup::of(view.group(name).0?);
+    view.leave_out_gone(&mut group, said.as_ref());
     let mut versions = said.map(|said| said.versions).unwrap_or_default();
     versions.retain(|it| view.may_list(name, &it.version));
     group.add(versions);
-    Some(group)
+    (!group.versions.is_empty()).then_some(group)
 }
 
 pub(super) async fn whole(body: ResponseBody, limit: usize) -> Result<Bytes, Status> {
@@ -362,6 +380,14 @@ pub(super) async fn whole(body: ResponseBody, limit: usize) -> Result<Bytes, Sta
 async fn take_whole(answer: &mut Response<ResponseBody>) -> Result<Bytes, Status> {
     let body = std::mem::replace(answer.body_mut(), ResponseBody::empty());
     whole(body, MAX_ANSWER).await
+}
+
+/// Whether an answer says that it is longer than can be dealt with: then it is passed
+/// on as it comes.
+pub(super) fn is_longer(answer: &Response<ResponseBody>, limit: usize) -> bool {
+    let length = answer.headers().get(CONTENT_LENGTH);
+    let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    length.is_some_and(|length| length > limit)
 }
 
 fn hash(query: Option<&str>) -> Option<String> {

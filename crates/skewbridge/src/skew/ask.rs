@@ -112,7 +112,7 @@ impl Asking {
     }
 
     async fn get(&mut self, path: &str) -> Result<Response, String> {
-        let request = Request::get(path).header("accept", accept::LEGACY);
+        let request = Request::get(path).header("accept", accept::LEGACY_NOPEER);
         self.send(&request.limit(MAX_DOCUMENT)).await
     }
 
