@@ -25,6 +25,8 @@ type check struct {
 	run func(context.Context, target) (any, error)
 	// Features of the library that are off by default.
 	gates []string
+	// It goes on until its input ends.
+	stays bool
 }
 
 var checks = map[string]check{
@@ -34,6 +36,7 @@ var checks = map[string]check{
 	"exec-spdy":      {run: execSpdy},
 	"exec-websocket": {run: execWebSocket},
 	"informers":      {run: informers},
+	"mapping":        {run: mapping, stays: true},
 	"pages":          {run: pages},
 	"protobuf":       {run: protobuf},
 }
@@ -65,8 +68,12 @@ func run() error {
 		}
 	}
 
-	ctx, cancel := context.WithTimeout(context.Background(), bound)
+	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	if !check.stays {
+		ctx, cancel = context.WithTimeout(ctx, bound)
+		defer cancel()
+	}
 	target, err := newTarget(ctx, *kubeconfig, *namespace)
 	if err != nil {
 		return err

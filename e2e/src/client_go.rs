@@ -1,5 +1,6 @@
 //! The program of `e2e/client-go`: what users of that library do.
 
+use std::net::SocketAddr;
 use std::process::Stdio;
 
 use tokio::process::Command;
@@ -19,17 +20,22 @@ impl Plane {
         namespace: &str,
         words: &[&str],
     ) -> Output {
-        let config = self.kubeconfig(self.servers[server].at(via), user);
-        let output = Command::new(binaries::client_go())
+        let address = self.servers[server].at(via);
+        let mut command = self.client_go_command(address, user, namespace);
+        let output = command.args(words).output().await;
+        Output::of(&output.expect("client-go starts"))
+    }
+
+    /// The same of any address, ready to be given its words.
+    pub fn client_go_command(&self, address: SocketAddr, user: User, namespace: &str) -> Command {
+        let config = self.kubeconfig(address, user);
+        let mut command = Command::new(binaries::client_go());
+        command
             .arg(format!("--kubeconfig={}", config.display()))
             .arg(format!("--namespace={namespace}"))
-            .args(words)
             .env("HOME", self.pki.path())
             .stdin(Stdio::null())
-            .kill_on_drop(true)
-            .output()
-            .await
-            .expect("client-go starts");
-        Output::of(&output)
+            .kill_on_drop(true);
+        command
     }
 }

@@ -17,6 +17,7 @@ mod binaries;
 mod client_go;
 mod command_line;
 mod controller_manager;
+mod discovered;
 mod etcd;
 mod kubectl;
 mod node;
@@ -28,8 +29,10 @@ mod raw;
 mod shape;
 mod special;
 mod staying;
+mod token;
 mod vip;
 
+pub use discovered::{AGGREGATED, Discovered};
 pub use etcd::{Etcd, EtcdTls};
 pub use kubectl::{Output, User, Via};
 pub use node::Node;

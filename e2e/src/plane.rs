@@ -260,6 +260,14 @@ impl Plane {
         self.run_server(number);
     }
 
+    /// From its next start on, a server is of another version: the same machine,
+    /// the same flags.
+    pub fn replace_server(&mut self, number: usize, version: &str) {
+        let server = &mut self.servers[number];
+        server.start.program = binaries::kube_apiserver(version);
+        version.clone_into(&mut server.version);
+    }
+
     /// From its next start on, the bridge of a server is without this flag.
     pub fn remove_bridge_flag(&mut self, number: usize, flag: &str) {
         if let Some(start) = &mut self.servers[number].start_bridge {

@@ -42,6 +42,11 @@ impl Vip {
         }
     }
 
+    /// From now on new connections go there; whoever is connected stays.
+    pub async fn turn(&self, server: SocketAddr) {
+        self.behind.lock().await.server = server;
+    }
+
     /// Cuts all connections; from then on new ones go there.
     pub async fn switch(&self, server: SocketAddr) {
         let mut behind = self.behind.lock().await;

@@ -21,7 +21,16 @@ pub const LEGACY: &str = "application/json";
 /// the profile over.
 pub const LEGACY_NOPEER: &str = "application/json;profile=nopeer";
 
-/// All of these, the best first: a server takes the first that it knows.
+/// A document in any version, the best first: a server takes the first that it
+/// knows.
+pub const LOCAL_AGGREGATED: &str = concat!(
+    "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList;profile=nopeer,",
+    "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,",
+    "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList;profile=nopeer,",
+    "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList",
+);
+
+/// The same, and lists of a server that knows no documents.
 pub const LOCAL_DOCUMENT: &str = concat!(
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList;profile=nopeer,",
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,",
@@ -182,6 +191,7 @@ mod tests {
         let beta_nopeer = format!("{V2_BETA1};profile=nopeer");
         let offers = [V2_NOPEER, V2, &beta_nopeer, V2_BETA1, LEGACY];
         assert_eq!(LOCAL_DOCUMENT, offers.join(","));
+        assert_eq!(LOCAL_DOCUMENT, format!("{LOCAL_AGGREGATED},{LEGACY}"));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use skewbridge_api::version::Version;
 use skewbridge_discovery::{Document, Index};
 
 use crate::identity::Identity;
-use crate::schedule::Schedule;
+use crate::schedule::{News, Schedule};
 use crate::standing::Standing;
 
 /// After this without a renewal a server is taken for dead. kube-apiserver
@@ -51,6 +51,22 @@ pub struct Served {
     pub etags: [Option<String>; 2],
     /// As `/version` has it.
     pub version: Option<Version>,
+}
+
+/// The first servers that change the holder of their Lease with each start, and
+/// delete it when they end. Older ones go on with the holder that they find.
+const SINCE_TELLING: (u16, u16) = (1, 35);
+
+impl Served {
+    fn news(&self) -> News {
+        let version = self.version.map(|it| (it.major, it.minor));
+        // Who has no documents (before 1.26) is asked for dozens of lists.
+        let is_cheap = self.etags.iter().all(Option::is_some);
+        match version {
+            Some(version) if version < SINCE_TELLING && is_cheap => News::AskedFor,
+            _ => News::Told,
+        }
+    }
 }
 
 /// What is known of all servers.
@@ -165,15 +181,16 @@ impl Roster {
     /// certificate.
     pub fn addresses(&mut self, all: &BTreeMap<Identity, SocketAddr>, at: Instant) {
         for (identity, entry) in &mut self.entries {
-            entry.published = all.contains_key(identity);
+            entry.published &= all.contains_key(identity);
         }
         for (identity, address) in all {
             if *identity == self.own {
                 continue;
             }
             let entry = self.entries.entry(identity.clone()).or_default();
-            entry.published = true;
-            if entry.address != Some(*address) {
+            // Back at the same place it may be another version.
+            let is_back = !std::mem::replace(&mut entry.published, true);
+            if is_back || entry.address != Some(*address) {
                 entry.address = Some(*address);
                 entry.standing.forgive();
                 entry.fetch.now(at);
@@ -235,7 +252,7 @@ impl Roster {
             // Its Lease has ended meanwhile: back again, it has to tell anew.
             _ if entry.lease.is_none() => entry.fetch.failed(at, jitter),
             Ok(served) => {
-                entry.fetch.succeeded(at, jitter);
+                entry.fetch.succeeded(at, served.news(), jitter);
                 entry.succeeded = Some(wall);
                 entry.served = Some(Arc::new(served));
                 // Back again. One that tells what it serves and fails with

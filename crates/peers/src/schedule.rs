@@ -4,10 +4,21 @@
 use std::time::{Duration, Instant};
 
 /// What was learnt is asked for again now and then. KEP-4020 has 30 minutes and
-/// relies on events; but a kube-apiserver before 1.35 that is replaced goes on
-/// with the holder that it finds in its Lease, and then there is no event. The
-/// question is conditional: mostly it costs a 304.
+/// relies on events. The question is conditional: mostly it costs a 304.
 const REFRESH: Duration = Duration::from_secs(30);
+
+/// The same of one whose restart is no event: what it serves then is to be known
+/// within 5 s.
+const OFTEN: Duration = Duration::from_secs(4);
+
+/// How it is learnt that somebody has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum News {
+    /// There is an event.
+    Told,
+    /// Only by asking.
+    AskedFor,
+}
 
 /// Between two tries of somebody who does not answer: doubled each time, never
 /// longer than the second, so that one that returns is found within seconds.
@@ -55,9 +66,13 @@ impl Schedule {
     }
 
     /// There was an answer. `jitter`, from 0 to 1, spreads the next time.
-    pub fn succeeded(&mut self, at: Instant, jitter: f64) {
+    pub fn succeeded(&mut self, at: Instant, news: News, jitter: f64) {
         self.failures = 0;
-        self.end(at, REFRESH.mul_f64(1.0 - jitter / 5.0));
+        let refresh = match news {
+            News::Told => REFRESH,
+            News::AskedFor => OFTEN,
+        };
+        self.end(at, refresh.mul_f64(1.0 - jitter / 5.0));
     }
 
     /// There was none.
@@ -117,7 +132,7 @@ mod tests {
             assert!(schedule.begin(start));
             schedule.now(start);
             if succeeds {
-                schedule.succeeded(start, 0.5);
+                schedule.succeeded(start, News::Told, 0.5);
             } else {
                 schedule.failed(start, 0.5);
             }
@@ -126,15 +141,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_asked_for_again_within_half_a_minute() {
+    fn what_is_known_is_asked_for_again_in_time() {
         let start = Instant::now();
-        for jitter in [0.0, 0.5, 1.0] {
-            let mut schedule = Schedule::default();
-            schedule.now(start);
-            assert!(schedule.begin(start));
-            schedule.succeeded(start, jitter);
-            let due = schedule.due().unwrap();
-            assert!(due > start + 20 * SECOND && due <= start + REFRESH);
+        for (news, least, most) in [(News::Told, 20, 30), (News::AskedFor, 3, 4)] {
+            for jitter in [0.0, 0.5, 1.0] {
+                let mut schedule = Schedule::default();
+                schedule.now(start);
+                assert!(schedule.begin(start));
+                schedule.succeeded(start, news, jitter);
+                let due = schedule.due().unwrap();
+                assert!(due > start + least * SECOND && due <= start + most * SECOND);
+            }
         }
     }
 

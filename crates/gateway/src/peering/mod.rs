@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use skewbridge_peers::registry::Addresses;
-use skewbridge_peers::schedule::Schedule;
+use skewbridge_peers::schedule::{News, Schedule};
 use skewbridge_peers::watch::WatchEvent;
 use skewbridge_peers::{
     ApiService, CustomResourceDefinition, Excluded, Exclusions, Identity, IdentityLease, Roster,
@@ -301,7 +301,8 @@ impl Learner {
                     .fetched(&identity, outcome, now, SystemTime::now(), jitter);
             }
             Event::Local(Ok(served)) => {
-                self.local_schedule.succeeded(now, jitter);
+                // Its health is looked at all the time.
+                self.local_schedule.succeeded(now, News::Told, jitter);
                 self.local = Some(Arc::new(served));
             }
             Event::Local(Err(problem)) => {

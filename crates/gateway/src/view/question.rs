@@ -6,7 +6,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method};
 use skewbridge_api::media::{Format, negotiate};
 use skewbridge_api::request_info::DecodedPath;
-use skewbridge_discovery::accept::{self, LOCAL_DOCUMENT};
+use skewbridge_discovery::accept::{self, LOCAL_AGGREGATED, LOCAL_DOCUMENT};
 use skewbridge_discovery::{Layout, Wanted, Wish};
 use skewbridge_openapi::GroupVersion;
 
@@ -61,6 +61,10 @@ pub(crate) struct Form {
 /// What servers write lists in, the best first. CBOR only some, and only lists
 /// of resources.
 const OFFERS: [Format; 4] = [Format::Json, Format::Yaml, Format::Protobuf, Format::Cbor];
+
+/// kube-apiserver sorts up to twelve media types without changing the order of
+/// equals; four are ours, which have to stay the first.
+const MAX_RANGES: usize = 8;
 
 impl Question {
     /// Whether a request asks for a part of the view that the local server would
@@ -149,7 +153,9 @@ impl Question {
                 if let Some(etag) = view.local_etag(*which) {
                     headers.insert(IF_NONE_MATCH, etag.clone());
                 }
-                LOCAL_DOCUMENT
+                let accept = local_document(headers);
+                headers.insert(ACCEPT, accept);
+                return;
             }
             // Only the server knows whether it offers that.
             Self::Resources(_, _, form) if form.format == Format::Cbor => {
@@ -164,6 +170,22 @@ impl Question {
             }
         };
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
+    }
+}
+
+/// The local server's own document; and if it has none for this caller, whatever it
+/// says to one who asks in this way: the form of a refusal is negotiated too.
+fn local_document(headers: &HeaderMap) -> HeaderValue {
+    let mut accept = LOCAL_AGGREGATED.as_bytes().to_vec();
+    let mut ranges = 0;
+    for asked in headers.get_all(ACCEPT) {
+        ranges += asked.as_bytes().split(|byte| *byte == b',').count();
+        accept.push(b',');
+        accept.extend(asked.as_bytes());
+    }
+    match HeaderValue::from_bytes(&accept) {
+        Ok(accept) if ranges <= MAX_RANGES => accept,
+        _ => HeaderValue::from_static(LOCAL_DOCUMENT),
     }
 }
 

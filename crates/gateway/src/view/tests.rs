@@ -7,7 +7,9 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use skewbridge_api::cbor;
 use skewbridge_api::media::Format;
-use skewbridge_discovery::accept::{LEGACY, LOCAL_DOCUMENT, V2, V2_BETA1, V2_NOPEER};
+use skewbridge_discovery::accept::{
+    LEGACY, LOCAL_AGGREGATED, LOCAL_DOCUMENT, V2, V2_BETA1, V2_NOPEER,
+};
 use skewbridge_discovery::{Index, Layout, Object as _};
 use skewbridge_peers::{Exclusions, Roster, Seen};
 
@@ -336,8 +338,33 @@ fn the_local_server_is_asked_on_a_condition() {
     stead.ask_local(&mut head, &interop);
     assert_eq!(head.headers[IF_NONE_MATCH], "\"ours\"");
     // Also a server that merges by itself is asked for what it serves alone.
-    assert_eq!(head.headers[ACCEPT], LOCAL_DOCUMENT);
+    assert_eq!(head.headers[ACCEPT], format!("{LOCAL_AGGREGATED},{V2}"));
     assert!(!head.headers.contains_key(ACCEPT_ENCODING));
+}
+
+/// kube-apiserver writes a refusal in a form that the caller takes.
+#[test]
+fn a_refusal_is_asked_for_in_the_form_that_the_caller_takes() {
+    let view = mixed();
+    let (interop, _) = Interop::new(own());
+    let asked = |accept: &[&str]| {
+        let mut head = get("/apis", accept[0]);
+        for more in &accept[1..] {
+            head.headers.append(ACCEPT, more.parse().unwrap());
+        }
+        let mut stead = Stead::of(&head, &Caller::Anonymous, &view, Complete::Yes).unwrap();
+        stead.ask_local(&mut head, &interop);
+        let all = head.headers.get_all(ACCEPT).iter().collect::<Vec<_>>();
+        assert_eq!(all.len(), 1);
+        all[0].to_str().unwrap().to_owned()
+    };
+    let protobuf = "application/vnd.kubernetes.protobuf;q=0.5";
+    assert_eq!(
+        asked(&[V2, protobuf]),
+        format!("{LOCAL_AGGREGATED},{V2},{protobuf}")
+    );
+    // Of more the server would change the order, and ours has to be the first.
+    assert_eq!(asked(&[&[V2; 9].join(",")]), LOCAL_DOCUMENT);
 }
 
 #[tokio::test]

@@ -224,3 +224,48 @@ fn a_new_address_is_asked_at_once_and_an_old_fetch_does_not_hide_it() {
     let again = roster.due(at);
     assert_eq!(again[0].address.unwrap().port(), 2);
 }
+
+/// Its bridge has left and come back at the same address, and before 1.35 its Lease
+/// says nothing.
+#[test]
+fn an_address_that_is_published_again_is_asked_at_once() {
+    let at = Instant::now();
+    let mut roster = Roster::new(identity(ME));
+    roster.leases(vec![seen(A, "h", 1)], at);
+    roster.addresses(&addresses(&[(A, 1)]), at);
+    roster.due(at);
+    roster.fetched(&identity(A), Ok(served()), at, SystemTime::now(), 0.0);
+    roster.addresses(&addresses(&[(A, 1)]), at);
+    assert!(due(&mut roster, at).is_empty(), "nothing has happened");
+    roster.addresses(&addresses(&[]), at);
+    assert!(due(&mut roster, at).is_empty(), "it is away");
+    roster.addresses(&addresses(&[(A, 1)]), at);
+    assert_eq!(due(&mut roster, at), [A]);
+    assert!(roster.snapshot().peers[0].served.is_some());
+}
+
+#[test]
+fn a_server_whose_restart_is_no_event_is_asked_often() {
+    let at = Instant::now();
+    let etag = Some("\"a\"".to_owned());
+    for (version, etag, soon) in [
+        ("1.25.16", None, false),
+        ("1.28.15", etag.clone(), true),
+        ("1.34.4", etag.clone(), true),
+        ("1.35.8", etag, false),
+    ] {
+        let mut roster = Roster::new(identity(ME));
+        roster.leases(vec![seen(A, "h", 1)], at);
+        roster.addresses(&addresses(&[(A, 1)]), at);
+        roster.due(at);
+        let version = Some(version.parse().unwrap());
+        let served = Served {
+            version,
+            etags: [etag.clone(), etag],
+            ..served()
+        };
+        roster.fetched(&identity(A), Ok(served), at, SystemTime::now(), 0.0);
+        let later = at + Duration::from_secs(5);
+        assert_eq!(!due(&mut roster, later).is_empty(), soon, "{version:?}");
+    }
+}
