@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-/// A directory with `etcd`, `node`, `client-go`, `kube-apiserver-VERSION`,
-/// `kubectl-VERSION` and, of the newest version, `kube-controller-manager-VERSION`.
+/// A directory with `etcd`, `node`, `client-go`, `websocket`,
+/// `kube-apiserver-VERSION`, `kubectl-VERSION` and, of the newest version, `kube-controller-manager-VERSION`.
 const BINARIES: &str = "SKEWBRIDGE_E2E_BINARIES";
 /// The bridge itself.
 const BRIDGE: &str = "SKEWBRIDGE_E2E_BRIDGE";
@@ -18,6 +18,10 @@ pub(crate) fn node() -> PathBuf {
 
 pub(crate) fn client_go() -> PathBuf {
     from(BINARIES).join("client-go")
+}
+
+pub(crate) fn websocket() -> PathBuf {
+    from(BINARIES).join("websocket")
 }
 
 pub(crate) fn kube_apiserver(version: &str) -> PathBuf {

@@ -31,6 +31,7 @@ mod special;
 mod staying;
 mod token;
 mod vip;
+mod websocket;
 
 pub use discovered::{AGGREGATED, Discovered};
 pub use etcd::{Etcd, EtcdTls};
@@ -44,3 +45,4 @@ pub use shape::Shape;
 pub use special::Special;
 pub use staying::Staying;
 pub use vip::Vip;
+pub use websocket::{Library, dial_websocket, serve_websocket};

@@ -1,0 +1,195 @@
+//! Control frames (RFC 6455, 5.5) and why a connection is closed (7.4).
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+
+use crate::decode::Violation;
+use crate::frame::{ControlOpcode, LONGEST_CONTROL};
+
+/// A frame that is not part of any message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Control {
+    /// Asks for a [`Control::Pong`] with the same payload.
+    Ping(ControlPayload),
+    /// Answers a [`Control::Ping`], or says without being asked that we live.
+    Pong(ControlPayload),
+    /// The last frame in its direction.
+    Close(Option<Close>),
+}
+
+/// What a ping takes along and a pong brings back: at most 125 bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ControlPayload(Bytes);
+
+impl ControlPayload {
+    /// `None` if it is too long.
+    pub fn new(bytes: Bytes) -> Option<Self> {
+        (bytes.len() <= LONGEST_CONTROL.into()).then_some(Self(bytes))
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &Bytes {
+        &self.0
+    }
+}
+
+/// Why a connection is closed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Close {
+    code: CloseCode,
+    reason: String,
+}
+
+/// What a reason has left of a control frame.
+const LONGEST_REASON: usize = LONGEST_CONTROL as usize - 2;
+
+impl Close {
+    /// For programs and, cut where it does not fit, for people.
+    pub fn new(code: CloseCode, reason: &str) -> Self {
+        let end = reason.floor_char_boundary(LONGEST_REASON);
+        Self {
+            code,
+            reason: reason[..end].to_owned(),
+        }
+    }
+
+    /// For programs.
+    pub fn code(&self) -> CloseCode {
+        self.code
+    }
+
+    /// For people; often empty.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+}
+
+/// A code that may stand in a frame: never 1005, 1006 or 1015, which only say
+/// what an end has seen (RFC 6455, 7.4.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CloseCode(u16);
+
+impl CloseCode {
+    /// All has been said. To clients of Kubernetes it means success unless the
+    /// error channel says otherwise: never to be used for a stream that was
+    /// cut off.
+    pub const NORMAL: Self = Self(1000);
+    /// We go away, or the user does.
+    pub const GOING_AWAY: Self = Self(1001);
+    /// The other end broke the rules.
+    pub const PROTOCOL_ERROR: Self = Self(1002);
+    /// The other end sent what we do not take, such as text.
+    pub const UNSUPPORTED_DATA: Self = Self(1003);
+    /// The other end sent text that is none.
+    pub const INVALID_DATA: Self = Self(1007);
+    /// The other end did what it may not.
+    pub const POLICY_VIOLATION: Self = Self(1008);
+    /// The other end sent too much at once.
+    pub const TOO_BIG: Self = Self(1009);
+    /// Something broke here or behind us.
+    pub const INTERNAL_ERROR: Self = Self(1011);
+
+    /// `None` for a code that may not be sent.
+    pub fn new(code: u16) -> Option<Self> {
+        // The registry of IANA has 1012 to 1014 besides those of the RFC.
+        matches!(code, 1000..=1003 | 1007..=1014 | 3000..=4999).then_some(Self(code))
+    }
+
+    /// As it stands in a frame.
+    pub fn number(self) -> u16 {
+        self.0
+    }
+}
+
+impl Control {
+    pub(crate) fn parse(opcode: ControlOpcode, payload: Bytes) -> Result<Self, Violation> {
+        Ok(match opcode {
+            ControlOpcode::Ping => Self::Ping(ControlPayload(payload)),
+            ControlOpcode::Pong => Self::Pong(ControlPayload(payload)),
+            ControlOpcode::Close => Self::Close(Close::parse(&payload)?),
+        })
+    }
+
+    pub(crate) fn opcode(&self) -> ControlOpcode {
+        match self {
+            Self::Ping(_) => ControlOpcode::Ping,
+            Self::Pong(_) => ControlOpcode::Pong,
+            Self::Close(_) => ControlOpcode::Close,
+        }
+    }
+
+    pub(crate) fn payload(&self) -> Bytes {
+        match self {
+            Self::Ping(payload) | Self::Pong(payload) => payload.0.clone(),
+            Self::Close(None) => Bytes::new(),
+            Self::Close(Some(close)) => {
+                let mut payload = BytesMut::with_capacity(2 + close.reason.len());
+                payload.put_u16(close.code.0);
+                payload.extend_from_slice(close.reason.as_bytes());
+                payload.freeze()
+            }
+        }
+    }
+}
+
+impl Close {
+    fn parse(payload: &[u8]) -> Result<Option<Self>, Violation> {
+        let Some((code, reason)) = payload.split_first_chunk() else {
+            return match payload {
+                [] => Ok(None),
+                _ => Err(Violation::ShortClose),
+            };
+        };
+        let code = u16::from_be_bytes(*code);
+        let code = CloseCode::new(code).ok_or(Violation::ReservedCloseCode(code))?;
+        let reason = str::from_utf8(reason).map_err(|_| Violation::InvalidUtf8)?;
+        Ok(Some(Self {
+            code,
+            reason: reason.to_owned(),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_that_may_stand_in_a_frame() {
+        let allowed = [
+            1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 1013, 1014, 3000, 3999,
+            4000, 4999,
+        ];
+        for code in allowed {
+            assert_eq!(CloseCode::new(code).map(CloseCode::number), Some(code));
+        }
+        for code in [
+            0,
+            999,
+            1004,
+            1005,
+            1006,
+            1015,
+            1016,
+            2000,
+            2999,
+            5000,
+            u16::MAX,
+        ] {
+            assert_eq!(CloseCode::new(code), None, "{code}");
+        }
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_between_characters() {
+        let close = Close::new(CloseCode::NORMAL, &"ä".repeat(100));
+        assert_eq!(close.reason(), "ä".repeat(61));
+        let payload = Control::Close(Some(close)).payload();
+        assert!(ControlPayload::new(payload).is_some());
+    }
+
+    #[test]
+    fn payloads_have_a_bound() {
+        assert!(ControlPayload::new(Bytes::from_static(&[0; 125])).is_some());
+        assert!(ControlPayload::new(Bytes::from_static(&[0; 126])).is_none());
+    }
+}

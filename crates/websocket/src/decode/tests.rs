@@ -1,0 +1,280 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::assembly::Assembly;
+use crate::control::{Close, ControlPayload};
+use crate::encode::Encoder;
+use crate::frame::Frame;
+
+const LIMITS: Limits = Limits {
+    frame: 1000,
+    message: 2000,
+};
+
+/// What is said in all, with the pieces of messages put together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Said {
+    Message(Kind, Bytes),
+    Control(Control),
+}
+
+/// Everything that is whole, and how it ended.
+fn read<'a>(
+    role: Role,
+    limits: Limits,
+    chunks: impl IntoIterator<Item = &'a [u8]>,
+) -> (Vec<Said>, Option<Violation>) {
+    let mut decoder = Decoder::new(role, limits);
+    let (mut buffer, mut assembly, mut said) = (BytesMut::new(), Assembly::default(), Vec::new());
+    for chunk in chunks {
+        buffer.extend_from_slice(chunk);
+        loop {
+            match decoder.decode(&mut buffer) {
+                Err(violation) => {
+                    assert_eq!(decoder.decode(&mut buffer), Err(violation));
+                    return (said, Some(violation));
+                }
+                Ok(None) => break,
+                Ok(Some(Event::Control(control))) => said.push(Said::Control(control)),
+                Ok(Some(Event::Piece(piece))) => {
+                    assert!(!piece.bytes.is_empty() || piece.ends);
+                    if let Some((kind, bytes)) = assembly.piece(piece) {
+                        assert!(bytes.len() as u64 <= limits.message);
+                        said.push(Said::Message(kind, bytes));
+                    }
+                }
+            }
+        }
+    }
+    (said, None)
+}
+
+fn from_server(bytes: &[u8]) -> (Vec<Said>, Option<Violation>) {
+    read(Role::Client, LIMITS, [bytes])
+}
+
+fn text(text: &'static str) -> Said {
+    Said::Message(Kind::Text, text.into())
+}
+
+#[test]
+fn the_examples_of_the_rfc() {
+    // RFC 6455, 5.7.
+    let hello = vec![text("Hello")];
+    assert_eq!(from_server(b"\x81\x05Hello"), (hello.clone(), None));
+    assert_eq!(from_server(b"\x01\x03Hel\x80\x02lo"), (hello.clone(), None));
+    let masked = b"\x81\x85\x37\xfa\x21\x3d\x7f\x9f\x4d\x51\x58";
+    assert_eq!(read(Role::Server, LIMITS, [&masked[..]]), (hello, None));
+    let payload = ControlPayload::new("Hello".into()).unwrap();
+    let ping = Said::Control(Control::Ping(payload.clone()));
+    assert_eq!(from_server(b"\x89\x05Hello"), (vec![ping], None));
+    let masked = b"\x8a\x85\x37\xfa\x21\x3d\x7f\x9f\x4d\x51\x58";
+    let answer = Said::Control(Control::Pong(payload));
+    assert_eq!(
+        read(Role::Server, LIMITS, [&masked[..]]),
+        (vec![answer], None)
+    );
+}
+
+#[test]
+fn what_the_rfc_forbids_is_refused() {
+    let rows: &[(&[u8], Violation)] = &[
+        (b"\xc1\x00", Violation::ReservedBits),
+        (b"\xa1\x00", Violation::ReservedBits),
+        (b"\x91\x00", Violation::ReservedBits),
+        (b"\x83\x00", Violation::ReservedOpcode(3)),
+        (b"\x8b\x00", Violation::ReservedOpcode(11)),
+        (b"\x8f", Violation::ReservedOpcode(15)),
+        (b"\x81\x80\0\0\0\0", Violation::Masked),
+        (b"\x09\x00", Violation::FragmentedControl),
+        (b"\x89\x7e\x00\x80", Violation::LongControl),
+        (b"\x82\x7e\x00\x7d", Violation::LengthNotMinimal),
+        (b"\x82\x7f\0\0\0\0\0\0\xff\xff", Violation::LengthNotMinimal),
+        (b"\x82\x7f\x80\0\0\0\0\0\0\0", Violation::ReservedLength),
+        (b"\x80\x00", Violation::NothingToContinue),
+        (b"\x01\x01a\x81\x01b", Violation::Interleaved),
+        (b"\x81\x01\xff", Violation::InvalidUtf8),
+        (b"\x81\x01\xc3", Violation::InvalidUtf8),
+        (b"\x01\x01\xc3\x80\x01a", Violation::InvalidUtf8),
+        (b"\x88\x01a", Violation::ShortClose),
+        (b"\x88\x02\x03\xed", Violation::ReservedCloseCode(1005)),
+        (b"\x88\x02\x00\x00", Violation::ReservedCloseCode(0)),
+        (b"\x88\x03\x03\xe8\xff", Violation::InvalidUtf8),
+        (b"\x82\x7e\x03\xe9", Violation::FrameTooLong),
+        (
+            b"\x82\x7f\x7f\xff\xff\xff\xff\xff\xff\xff",
+            Violation::FrameTooLong,
+        ),
+    ];
+    for (bytes, violation) in rows {
+        let (said, got) = from_server(bytes);
+        assert_eq!((said, got), (Vec::new(), Some(*violation)), "{bytes:x?}");
+    }
+    let unmasked = read(Role::Server, LIMITS, [&b"\x81\x05Hello"[..]]);
+    assert_eq!(unmasked.1, Some(Violation::Unmasked));
+    assert_eq!(Violation::Unmasked.close_code().number(), 1002);
+    assert_eq!(Violation::InvalidUtf8.close_code().number(), 1007);
+    assert_eq!(Violation::FrameTooLong.close_code().number(), 1009);
+}
+
+#[test]
+fn a_message_of_many_frames_has_a_bound() {
+    let mut wire = BytesMut::new();
+    let mut server = Encoder::new(Role::Server);
+    server.write(Frame::First(Kind::Binary), &[&[0; 1000]], &mut wire);
+    server.write(Frame::Middle, &[&[0; 1000]], &mut wire);
+    assert_eq!(from_server(&wire), (Vec::new(), None));
+    server.write(Frame::Middle, &[&[0; 1]], &mut wire);
+    assert_eq!(from_server(&wire).1, Some(Violation::MessageTooLong));
+}
+
+#[test]
+fn control_frames_come_between_fragments_and_characters() {
+    let (said, violation) = from_server(b"\x01\x01\xc3\x89\x00\x00\x00\x80\x01\xa4\x81\x00");
+    let ping = Said::Control(Control::Ping(ControlPayload::default()));
+    assert_eq!((said, violation), (vec![ping, text("ä"), text("")], None));
+}
+
+#[test]
+fn pieces_are_given_as_they_come_and_not_copied() {
+    let mut decoder = Decoder::new(Role::Client, LIMITS);
+    let mut buffer = BytesMut::from(&b"\x82\x05abc"[..]);
+    let at = buffer[2..].as_ptr();
+    let Ok(Some(Event::Piece(piece))) = decoder.decode(&mut buffer) else {
+        panic!("no piece");
+    };
+    assert_eq!(
+        (&piece.bytes[..], piece.starts, piece.ends),
+        (&b"abc"[..], true, false)
+    );
+    assert_eq!(piece.bytes.as_ptr(), at);
+    assert_eq!(decoder.decode(&mut buffer), Ok(None));
+    buffer.extend_from_slice(b"de");
+    let Ok(Some(Event::Piece(piece))) = decoder.decode(&mut buffer) else {
+        panic!("no piece");
+    };
+    assert_eq!(
+        (&piece.bytes[..], piece.starts, piece.ends),
+        (&b"de"[..], false, true)
+    );
+}
+
+#[test]
+fn nothing_follows_a_close() {
+    let mut decoder = Decoder::new(Role::Client, LIMITS);
+    let mut buffer = BytesMut::from(&b"\x88\x00\x81\x01a"[..]);
+    let close = Event::Control(Control::Close(None));
+    assert_eq!(decoder.decode(&mut buffer), Ok(Some(close)));
+    assert!(decoder.is_closed());
+    assert_eq!(decoder.decode(&mut buffer), Ok(None));
+    assert!(buffer.is_empty());
+}
+
+/// What one end says, in frames.
+#[derive(Debug, Clone)]
+enum Say {
+    Message(Kind, Vec<Vec<u8>>),
+    Control(Control),
+}
+
+fn say() -> impl Strategy<Value = Say> {
+    let fragments = |bytes| prop::collection::vec(bytes, 1..4);
+    let payload = prop::collection::vec(any::<u8>(), 0..=125);
+    let payload = payload.prop_map(|it| ControlPayload::new(it.into()).unwrap());
+    let length = prop_oneof![0..10usize, 120..130usize, 300..301usize];
+    let code = prop_oneof![1000..=1003u16, 1007..=1014u16, 3000..=4999u16];
+    prop_oneof![
+        fragments(
+            length
+                .prop_flat_map(|it| prop::collection::vec(any::<u8>(), it))
+                .boxed()
+        )
+        .prop_map(|it| Say::Message(Kind::Binary, it)),
+        fragments("\\PC{0,40}".prop_map(String::into_bytes).boxed())
+            .prop_map(|it| Say::Message(Kind::Text, it)),
+        payload
+            .clone()
+            .prop_map(|it| Say::Control(Control::Ping(it))),
+        payload.prop_map(|it| Say::Control(Control::Pong(it))),
+        Just(Say::Control(Control::Close(None))),
+        (code, "\\PC{0,50}").prop_map(|(code, reason)| {
+            let close = Close::new(CloseCode::new(code).unwrap(), &reason);
+            Say::Control(Control::Close(Some(close)))
+        }),
+    ]
+}
+
+fn roles() -> impl Strategy<Value = (Role, Role)> {
+    prop_oneof![
+        Just((Role::Client, Role::Server)),
+        Just((Role::Server, Role::Client))
+    ]
+}
+
+/// Up to the first close, as the other end has it.
+fn write(role: Role, says: &[Say]) -> (BytesMut, Vec<Said>) {
+    let (mut encoder, mut wire, mut said) = (Encoder::new(role), BytesMut::new(), Vec::new());
+    for say in says {
+        match say {
+            Say::Control(control) => {
+                encoder.control(control, &mut wire);
+                said.push(Said::Control(control.clone()));
+                if matches!(control, Control::Close(_)) {
+                    break;
+                }
+            }
+            Say::Message(kind, fragments) => {
+                for (index, fragment) in fragments.iter().enumerate() {
+                    let frame = match (index, fragments.len() - 1 - index) {
+                        (0, 0) => Frame::Whole(*kind),
+                        (0, _) => Frame::First(*kind),
+                        (_, 0) => Frame::Last,
+                        _ => Frame::Middle,
+                    };
+                    let (left, right) = fragment.split_at(fragment.len() / 3);
+                    encoder.write(frame, &[left, right], &mut wire);
+                }
+                said.push(Said::Message(*kind, fragments.concat().into()));
+            }
+        }
+    }
+    (wire, said)
+}
+
+/// Splits bytes at any places.
+fn chunks<'a>(mut bytes: &'a [u8], sizes: &[usize]) -> Vec<&'a [u8]> {
+    let mut chunks = Vec::new();
+    for &size in sizes {
+        let (chunk, rest) = bytes.split_at(size.min(bytes.len()));
+        chunks.push(chunk);
+        bytes = rest;
+    }
+    chunks.push(bytes);
+    chunks
+}
+
+proptest! {
+    #[test]
+    fn what_one_end_writes_the_other_reads_however_it_is_split(
+        (writes, reads) in roles(),
+        says in prop::collection::vec(say(), 0..8),
+        sizes in prop::collection::vec(0..40usize, 0..60),
+    ) {
+        let (wire, said) = write(writes, &says);
+        prop_assert_eq!(read(reads, LIMITS, [&wire[..]]), (said.clone(), None));
+        prop_assert_eq!(read(reads, LIMITS, chunks(&wire, &sizes)), (said.clone(), None));
+        prop_assert_eq!(read(reads, LIMITS, wire.chunks(1)), (said, None));
+    }
+
+    #[test]
+    fn any_bytes_are_read_the_same_however_they_are_split(
+        role in prop_oneof![Just(Role::Client), Just(Role::Server)],
+        bytes in prop::collection::vec(
+            prop_oneof![3 => any::<u8>(), 1 => 0x80..0x8bu8, 2 => 0..6u8, 1 => 0x80..0x86u8], 0..120),
+        sizes in prop::collection::vec(0..10usize, 0..20),
+    ) {
+        let whole = read(role, LIMITS, [&bytes[..]]);
+        prop_assert_eq!(&read(role, LIMITS, chunks(&bytes, &sizes)), &whole);
+        prop_assert_eq!(&read(role, LIMITS, bytes.chunks(1)), &whole);
+    }
+}

@@ -1,0 +1,321 @@
+//! The opening handshake (RFC 6455, 4), as functions over heads.
+
+use http::header::{
+    CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_EXTENSIONS, SEC_WEBSOCKET_KEY,
+    SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+
+use crate::key::Key;
+
+/// The one version there is.
+const VERSION: &str = "13";
+
+/// A request for a WebSocket that may be granted. The subprotocols that it
+/// offers are told by [`subprotocols`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// What the response has to show that it has seen.
+    pub key: Key,
+}
+
+/// Why a request for a WebSocket is not granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It asks for something else, or for nothing.
+    #[error("not a request for a WebSocket")]
+    NotWebSocket,
+    /// RFC 6455, 4.1: only GET.
+    #[error("a WebSocket is asked for by GET")]
+    Method,
+    /// RFC 6455, 4.2.2 and 4.4: the answer says which one we have.
+    #[error("only version 13 of WebSocket is spoken here")]
+    Version,
+    /// RFC 6455, 4.2.1.
+    #[error("Sec-WebSocket-Key is not one key of 16 bytes in base64")]
+    Key,
+}
+
+impl Refusal {
+    /// What it is answered with: as kube-apiserver and gorilla do, 400 also to a
+    /// wrong version, where RFC 6455, 4.2.2 has 426. `Sec-WebSocket-Version: 13`
+    /// belongs to that answer.
+    pub fn status(self) -> StatusCode {
+        match self {
+            Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+            _ => StatusCode::BAD_REQUEST,
+        }
+    }
+}
+
+/// Why a response does not give a WebSocket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Rejection {
+    /// It is an answer of another kind, to be read as HTTP.
+    #[error("answered with {0} instead of an upgrade")]
+    Status(StatusCode),
+    /// RFC 6455, 4.1: `Upgrade: websocket` and `Connection: Upgrade`.
+    #[error("upgraded to something else")]
+    NotWebSocket,
+    /// The answer is to another request, or from somebody who does not know
+    /// what it answered.
+    #[error("Sec-WebSocket-Accept does not belong to our key")]
+    Accept,
+    /// We have offered none.
+    #[error("an extension that was not offered")]
+    Extension,
+    /// One that we have not offered, or more than one.
+    #[error("a subprotocol that was not offered")]
+    Subprotocol,
+}
+
+/// Whether headers ask for, or grant, an upgrade to WebSocket.
+pub fn is_upgrade(headers: &HeaderMap) -> bool {
+    tokens(headers, &UPGRADE).any(|token| token.eq_ignore_ascii_case("websocket"))
+        && tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
+}
+
+/// The subprotocols of a request in the order of preference: any number of
+/// headers counts as one list (RFC 6455, 11.3.4).
+///
+/// A bearer token may be among them (`base64url.bearer.authorization.k8s.io.`):
+/// what is not known must not be logged.
+pub fn subprotocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    tokens(headers, &SEC_WEBSOCKET_PROTOCOL)
+}
+
+/// Reads a request for a WebSocket.
+pub fn read_request(method: &Method, headers: &HeaderMap) -> Result<Request, Refusal> {
+    if !is_upgrade(headers) {
+        return Err(Refusal::NotWebSocket);
+    }
+    if method != Method::GET {
+        return Err(Refusal::Method);
+    }
+    if only(headers, &SEC_WEBSOCKET_VERSION).is_none_or(|version| version != VERSION) {
+        return Err(Refusal::Version);
+    }
+    let key = only(headers, &SEC_WEBSOCKET_KEY).and_then(Key::parse);
+    Ok(Request {
+        key: key.ok_or(Refusal::Key)?,
+    })
+}
+
+/// Sets what a request for a WebSocket has, in place of what another upgrade
+/// had. No offers, no header.
+pub fn asking_headers<'a>(
+    key: &Key,
+    offers: impl IntoIterator<Item = &'a str>,
+    headers: &mut HeaderMap,
+) -> Result<(), http::header::InvalidHeaderValue> {
+    let offers: Vec<_> = offers.into_iter().collect();
+    let offers = HeaderValue::from_str(&offers.join(", "))?;
+    upgrade(headers);
+    headers.insert(SEC_WEBSOCKET_VERSION, HeaderValue::from_static(VERSION));
+    headers.insert(SEC_WEBSOCKET_KEY, key.value().clone());
+    headers.remove(SEC_WEBSOCKET_EXTENSIONS);
+    headers.remove(SEC_WEBSOCKET_PROTOCOL);
+    if !offers.is_empty() {
+        // In one header: Kubernetes reads only the first.
+        headers.insert(SEC_WEBSOCKET_PROTOCOL, offers);
+    }
+    Ok(())
+}
+
+/// Sets what the 101 has that grants a request.
+pub fn accepting_headers(
+    request: &Request,
+    subprotocol: Option<HeaderValue>,
+    headers: &mut HeaderMap,
+) {
+    upgrade(headers);
+    headers.insert(SEC_WEBSOCKET_ACCEPT, request.key.accept());
+    if let Some(subprotocol) = subprotocol {
+        headers.insert(SEC_WEBSOCKET_PROTOCOL, subprotocol);
+    }
+}
+
+/// Reads a response to a request for a WebSocket, and says which of the offers
+/// was taken.
+pub fn check_response<'a>(
+    status: StatusCode,
+    headers: &HeaderMap,
+    key: &Key,
+    offers: &[&'a str],
+) -> Result<Option<&'a str>, Rejection> {
+    if status != StatusCode::SWITCHING_PROTOCOLS {
+        return Err(Rejection::Status(status));
+    }
+    if !is_upgrade(headers) {
+        return Err(Rejection::NotWebSocket);
+    }
+    if only(headers, &SEC_WEBSOCKET_ACCEPT) != Some(&key.accept()) {
+        return Err(Rejection::Accept);
+    }
+    if tokens(headers, &SEC_WEBSOCKET_EXTENSIONS).next().is_some() {
+        return Err(Rejection::Extension);
+    }
+    // Kubernetes writes an empty one where it agrees to none.
+    let mut taken = tokens(headers, &SEC_WEBSOCKET_PROTOCOL);
+    match (taken.next(), taken.next()) {
+        (None, _) => Ok(None),
+        (Some(taken), None) => {
+            let offer = offers.iter().find(|offer| **offer == taken);
+            offer.copied().map(Some).ok_or(Rejection::Subprotocol)
+        }
+        (Some(_), Some(_)) => Err(Rejection::Subprotocol),
+    }
+}
+
+fn upgrade(headers: &mut HeaderMap) {
+    headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+}
+
+/// The members of a list that may be spread over headers, without empty ones
+/// (RFC 9110, 5.6.1). A header that is not ASCII has none.
+fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
+    headers
+        .get_all(name)
+        .into_iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(|token| token.trim_matches([' ', '\t']))
+        .filter(|token| !token.is_empty())
+}
+
+/// The value of a header that may stand only once.
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
+    let mut values = headers.get_all(name).iter();
+    let first = values.next()?;
+    values.next().is_none().then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(text: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for line in text.lines() {
+            let (name, value) = line.trim().split_once(':').unwrap();
+            let name: HeaderName = name.parse().unwrap();
+            headers.append(name, value.trim().parse().unwrap());
+        }
+        headers
+    }
+
+    const KEY: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==";
+
+    #[test]
+    fn requests_are_read_as_the_rfc_says() {
+        let good = "Connection: keep-alive, upgrade\nUpgrade: WebSocket\nSec-WebSocket-Version: 13";
+        let rows = [
+            (format!("{good}\n{KEY}"), None),
+            (good.to_owned(), Some(Refusal::Key)),
+            (format!("{good}\n{KEY}\n{KEY}"), Some(Refusal::Key)),
+            (
+                format!("{good}\nSec-WebSocket-Key: abc"),
+                Some(Refusal::Key),
+            ),
+            (
+                format!("{good}\n{KEY}").replace("13", "8"),
+                Some(Refusal::Version),
+            ),
+            (
+                format!("{good}\n{KEY}").replace("13", "13, 8"),
+                Some(Refusal::Version),
+            ),
+            (
+                format!("{good}\n{KEY}").replace("WebSocket\n", "SPDY/3.1\n"),
+                Some(Refusal::NotWebSocket),
+            ),
+            (
+                format!("{good}\n{KEY}").replace("upgrade", "close"),
+                Some(Refusal::NotWebSocket),
+            ),
+            (KEY.to_owned(), Some(Refusal::NotWebSocket)),
+        ];
+        for (text, refusal) in rows {
+            let got = read_request(&Method::GET, &headers(&text));
+            assert_eq!(got.err(), refusal, "{text}");
+        }
+        let post = read_request(&Method::POST, &headers(&format!("{good}\n{KEY}")));
+        assert_eq!(post, Err(Refusal::Method));
+        assert_eq!(Refusal::Method.status(), 405);
+        assert_eq!(Refusal::Version.status(), 400);
+    }
+
+    #[test]
+    fn subprotocols_of_several_headers_are_one_list() {
+        let headers = headers(
+            "Sec-WebSocket-Protocol: v5.channel.k8s.io,v4.channel.k8s.io
+             X: y
+             Sec-WebSocket-Protocol: , channel.k8s.io\t,",
+        );
+        let offers: Vec<_> = subprotocols(&headers).collect();
+        let expected = ["v5.channel.k8s.io", "v4.channel.k8s.io", "channel.k8s.io"];
+        assert_eq!(offers, expected);
+    }
+
+    #[test]
+    fn what_is_asked_is_understood_and_what_is_granted_too() {
+        let key = Key::random();
+        let offers = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
+        let mut asking = headers("Upgrade: SPDY/3.1\nSec-WebSocket-Extensions: x");
+        asking_headers(&key, offers, &mut asking).unwrap();
+        assert_eq!(asking.get(SEC_WEBSOCKET_EXTENSIONS), None);
+        let request = read_request(&Method::GET, &asking).unwrap();
+        assert_eq!(subprotocols(&asking).collect::<Vec<_>>(), offers);
+
+        for taken in [Some("v4.channel.k8s.io"), None] {
+            let mut accepting = HeaderMap::new();
+            accepting_headers(
+                &request,
+                taken.map(HeaderValue::from_static),
+                &mut accepting,
+            );
+            let status = StatusCode::SWITCHING_PROTOCOLS;
+            assert_eq!(check_response(status, &accepting, &key, &offers), Ok(taken));
+        }
+    }
+
+    #[test]
+    fn responses_that_give_no_websocket_are_rejected() {
+        let key = Key::parse(&HeaderValue::from_static("dGhlIHNhbXBsZSBub25jZQ==")).unwrap();
+        let good = "Connection: Upgrade\nUpgrade: websocket\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=";
+        let offers = ["a", "b"];
+        let check = |text: &str| {
+            check_response(
+                StatusCode::SWITCHING_PROTOCOLS,
+                &headers(text),
+                &key,
+                &offers,
+            )
+        };
+        let with = |more: &str| format!("{good}\n{more}");
+        assert_eq!(check(good), Ok(None));
+        assert_eq!(check(&with("Sec-WebSocket-Protocol: b")), Ok(Some("b")));
+        // As kubelets answer who offers nothing.
+        assert_eq!(check(&with("Sec-WebSocket-Protocol: ")), Ok(None));
+        let rows = [
+            (good.replace("s3p", "S3P"), Rejection::Accept),
+            (good.replace("websocket", "h2c"), Rejection::NotWebSocket),
+            (
+                good.replace("Connection: Upgrade", "A: b"),
+                Rejection::NotWebSocket,
+            ),
+            (with("Sec-WebSocket-Protocol: c"), Rejection::Subprotocol),
+            (with("Sec-WebSocket-Protocol: a, b"), Rejection::Subprotocol),
+            (
+                with("Sec-WebSocket-Extensions: permessage-deflate"),
+                Rejection::Extension,
+            ),
+        ];
+        for (text, rejection) in rows {
+            assert_eq!(check(&text), Err(rejection), "{text}");
+        }
+        let forbidden = check_response(StatusCode::FORBIDDEN, &headers(good), &key, &offers);
+        assert_eq!(forbidden, Err(Rejection::Status(StatusCode::FORBIDDEN)));
+    }
+}

@@ -1,0 +1,45 @@
+//! WebSocket (RFC 6455) without I/O, in both roles: bytes in, events out, and
+//! back; and the handshake before it as functions over headers.
+//!
+//! Payloads are never copied on their way in: they are unmasked where they lie
+//! and split off the caller's buffer, a piece at a time, so a message of any
+//! length needs no more memory than the caller reads at once. On the way out
+//! [`Encoder::head`] gives the bytes that go before a payload, and the caller
+//! writes the payload itself.
+//!
+//! What the RFC forbids is refused with the [`Violation`] that says which code
+//! the connection is to be closed with. Extensions are never agreed to.
+//!
+//! ```
+//! use bytes::BytesMut;
+//! use skewbridge_websocket::{Decoder, Encoder, Event, Frame, Kind, Limits, Role};
+//!
+//! let mut wire = BytesMut::new();
+//! Encoder::new(Role::Client).write(Frame::Whole(Kind::Binary), &[b"\0", b"ls\n"], &mut wire);
+//!
+//! let mut decoder = Decoder::new(Role::Server, Limits { frame: 1 << 20, message: 1 << 20 });
+//! let Ok(Some(Event::Piece(piece))) = decoder.decode(&mut wire) else { panic!() };
+//! assert_eq!((&piece.bytes[..], piece.starts, piece.ends), (&b"\0ls\n"[..], true, true));
+//! ```
+
+mod assembly;
+mod control;
+mod decode;
+mod encode;
+mod frame;
+mod handshake;
+mod key;
+mod mask;
+mod utf8;
+
+pub use assembly::Assembly;
+pub use control::{Close, CloseCode, Control, ControlPayload};
+pub use decode::{Decoder, Event, Limits, Piece, Violation};
+pub use encode::{Encoder, Head};
+pub use frame::{Frame, Kind, Role};
+pub use handshake::{
+    Refusal, Rejection, Request, accepting_headers, asking_headers, check_response, is_upgrade,
+    read_request, subprotocols,
+};
+pub use key::Key;
+pub use mask::Mask;

@@ -1,0 +1,139 @@
+//! Masking (RFC 6455, 5.3): what makes bytes of a client unlike any that a
+//! script could choose.
+
+use std::fmt;
+
+use aws_lc_rs::rand;
+use bytes::BytesMut;
+
+/// How much is copied before it is masked: small enough to be still in the
+/// cache of the core.
+const BLOCK: usize = 8 << 10;
+
+/// The four bytes that a payload is combined with. Applying them twice gives
+/// the payload back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Mask([u8; 4]);
+
+impl Mask {
+    /// A mask as it stands in a frame.
+    pub const fn new(key: [u8; 4]) -> Self {
+        Self(key)
+    }
+
+    /// As it stands in a frame.
+    pub const fn key(self) -> [u8; 4] {
+        self.0
+    }
+
+    /// Masks or unmasks bytes where they lie, and gives the mask for those
+    /// that follow them in the same payload.
+    #[must_use]
+    pub fn apply(self, bytes: &mut [u8]) -> Self {
+        let [a, b, c, d] = self.0;
+        let word = u64::from_ne_bytes([a, b, c, d, a, b, c, d]);
+        let (words, rest) = bytes.as_chunks_mut::<8>();
+        for bytes in words {
+            *bytes = (u64::from_ne_bytes(*bytes) ^ word).to_ne_bytes();
+        }
+        for (byte, key) in rest.iter_mut().zip(self.0.into_iter().cycle()) {
+            *byte ^= key;
+        }
+        let mut next = self.0;
+        next.rotate_left(bytes.len() % 4);
+        Self(next)
+    }
+
+    /// Appends bytes masked, and gives the mask for those that follow.
+    #[must_use]
+    pub(crate) fn append(self, bytes: &[u8], out: &mut BytesMut) -> Self {
+        let mut mask = self;
+        for block in bytes.chunks(BLOCK) {
+            let from = out.len();
+            out.extend_from_slice(block);
+            mask = mask.apply(&mut out[from..]);
+        }
+        mask
+    }
+}
+
+impl fmt::Debug for Mask {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Mask(..)")
+    }
+}
+
+/// Masks that nobody can foresee, drawn in advance: one at a time costs more
+/// than masking a small message.
+pub(crate) struct Masks {
+    drawn: [[u8; 4]; 64],
+    used: usize,
+}
+
+impl Masks {
+    pub(crate) fn new() -> Self {
+        let drawn = [[0; 4]; 64];
+        let used = drawn.len();
+        Self { drawn, used }
+    }
+
+    pub(crate) fn next(&mut self) -> Mask {
+        if self.used == self.drawn.len() {
+            // AWS-LC does not come back without randomness: it aborts.
+            let _ = rand::fill(self.drawn.as_flattened_mut());
+            self.used = 0;
+        }
+        let mask = Mask(self.drawn[self.used]);
+        self.used += 1;
+        mask
+    }
+}
+
+impl fmt::Debug for Masks {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Masks(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_example_of_the_rfc() {
+        // RFC 6455, 5.7: "Hello" in a masked frame.
+        let mut bytes = *b"Hello";
+        let next = Mask::new([0x37, 0xfa, 0x21, 0x3d]).apply(&mut bytes);
+        assert_eq!(bytes, [0x7f, 0x9f, 0x4d, 0x51, 0x58]);
+        assert_eq!(next.key(), [0xfa, 0x21, 0x3d, 0x37]);
+    }
+
+    #[test]
+    fn masks_differ() {
+        let mut masks = Masks::new();
+        let drawn: std::collections::HashSet<_> = (0..200).map(|_| masks.next().key()).collect();
+        assert!(drawn.len() > 190);
+    }
+
+    proptest! {
+        #[test]
+        fn masking_is_an_involution_and_follows_the_definition(
+            key: [u8; 4], bytes: Vec<u8>, at: prop::sample::Index,
+        ) {
+            let expected: Vec<u8> = bytes.iter().enumerate().map(|(i, it)| it ^ key[i % 4]).collect();
+            let (left, right) = bytes.split_at(at.index(bytes.len() + 1));
+            let (mut left, mut right) = (left.to_vec(), right.to_vec());
+            let next = Mask::new(key).apply(&mut left);
+            let _ = next.apply(&mut right);
+            prop_assert_eq!([left, right].concat(), expected.clone());
+
+            let mut out = BytesMut::new();
+            let _ = Mask::new(key).append(&bytes, &mut out);
+            prop_assert_eq!(&out[..], &expected[..]);
+            let _ = Mask::new(key).apply(&mut out);
+            prop_assert_eq!(&out[..], &bytes[..]);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Whether bytes that come in pieces are UTF-8.
+
+use std::str;
+
+/// What has been seen of a text.
+#[derive(Debug, Default)]
+pub(crate) struct Utf8 {
+    /// The beginning of a character whose end has not come.
+    begun: [u8; 4],
+    length: usize,
+}
+
+/// It is not UTF-8, and no continuation can make it so.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Invalid;
+
+impl Utf8 {
+    /// Takes the next piece.
+    pub(crate) fn piece(&mut self, mut bytes: &[u8]) -> Result<(), Invalid> {
+        while self.length > 0 {
+            let Some((&byte, rest)) = bytes.split_first() else {
+                return Ok(());
+            };
+            // No character has more than four bytes: at four it is one, or an error.
+            self.begun[self.length] = byte;
+            self.length += 1;
+            bytes = rest;
+            match str::from_utf8(&self.begun[..self.length]) {
+                Ok(_) => self.length = 0,
+                Err(error) if error.error_len().is_some() => return Err(Invalid),
+                Err(_) => {}
+            }
+        }
+        let Err(error) = str::from_utf8(bytes) else {
+            return Ok(());
+        };
+        if error.error_len().is_some() {
+            return Err(Invalid);
+        }
+        let begun = &bytes[error.valid_up_to()..];
+        self.begun[..begun.len()].copy_from_slice(begun);
+        self.length = begun.len();
+        Ok(())
+    }
+
+    /// Whether the text may end here.
+    pub(crate) fn end(&self) -> Result<(), Invalid> {
+        if self.length == 0 {
+            Ok(())
+        } else {
+            Err(Invalid)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn is_valid(pieces: &[&[u8]]) -> bool {
+        let mut utf8 = Utf8::default();
+        pieces.iter().all(|piece| utf8.piece(piece).is_ok()) && utf8.end().is_ok()
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_are_judged_as_the_whole(text in "\\PC*", at: prop::sample::Index, also: prop::sample::Index) {
+            let bytes = text.as_bytes();
+            let (left, right) = bytes.split_at(at.index(bytes.len() + 1));
+            let (middle, right) = right.split_at(also.index(right.len() + 1));
+            prop_assert!(is_valid(&[left, middle, right]));
+        }
+
+        #[test]
+        fn any_bytes_are_judged_as_the_standard_library_does(
+            bytes in prop::collection::vec(prop_oneof![any::<u8>(), 0x80..0xc0u8, 0xe0..0xf5u8], 0..12),
+        ) {
+            let pieces: Vec<_> = bytes.chunks(1).collect();
+            prop_assert_eq!(is_valid(&pieces), str::from_utf8(&bytes).is_ok());
+        }
+    }
+}

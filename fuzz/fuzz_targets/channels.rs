@@ -1,0 +1,85 @@
+//! Any messages, in any pieces, in every protocol: the same is understood, no
+//! panic, and no error channel tells of a success that nobody spoke of.
+#![no_main]
+
+use bytes::Bytes;
+use libfuzzer_sys::fuzz_target;
+use skewbridge_channels::port_forward::legacy;
+use skewbridge_channels::{
+    FromClient, FromServer, Numbered, Options, Outcome, Protocol, Reader, ReaderError, Said,
+    Server, Sizes, Version, Words, negotiate, negotiate_spdy, port_forward,
+};
+use skewbridge_websocket::{Kind, Piece};
+
+/// What one message says in all.
+fn read<C: Numbered>(
+    reader: &mut Reader<C>,
+    message: &[u8],
+    cut: usize,
+) -> Result<Option<Said<C>>, ReaderError> {
+    let mut pieces: Vec<_> = message.chunks(cut).collect();
+    if pieces.is_empty() {
+        pieces.push(&[]);
+    }
+    let (mut said, last) = (None, pieces.len() - 1);
+    for (index, bytes) in pieces.into_iter().enumerate() {
+        let piece = Piece {
+            kind: Kind::Binary,
+            starts: index == 0,
+            ends: index == last,
+            bytes: Bytes::copy_from_slice(bytes),
+        };
+        said = match (said, reader.piece(piece)?) {
+            (Some(Said::Data(channel, left)), Some(Said::Data(_, right))) => {
+                Some(Said::Data(channel, [left, right].concat().into()))
+            }
+            (before, now) => now.or(before),
+        };
+    }
+    Ok(said)
+}
+
+fn same<C: Numbered>(mut whole: Reader<C>, mut split: Reader<C>, bytes: &[u8], cut: usize) {
+    for message in bytes.split(|byte| *byte == b'\n') {
+        let (left, right) = (
+            read(&mut whole, message, usize::MAX),
+            read(&mut split, message, cut),
+        );
+        assert!(left == right);
+        if left.is_err() {
+            return;
+        }
+    }
+}
+
+fuzz_target!(|input: &[u8]| {
+    let Some((&cut, bytes)) = input.split_first() else {
+        return;
+    };
+    let cut = usize::from(cut).max(1);
+    for protocol in Protocol::ALL {
+        let client = || FromClient::new(protocol);
+        same(client(), client(), bytes, cut);
+        let server = || FromServer::new(protocol);
+        same(server(), server(), bytes, cut);
+        let forward = || legacy::FromClient::new(protocol);
+        same(forward(), forward(), bytes, cut);
+    }
+    for version in [Version::V3, Version::V5] {
+        let outcome = Outcome::decode(version, bytes);
+        let again = Outcome::decode(version, &outcome.encode(version));
+        assert!(again != Outcome::Success || outcome == Outcome::Success);
+    }
+    let mut sizes = Sizes::default();
+    for chunk in bytes.chunks(cut) {
+        if sizes.push(chunk).is_err() {
+            break;
+        }
+    }
+    if let Ok(text) = str::from_utf8(bytes) {
+        let _ = Options::from_query(Words::Api, Some(text));
+        let _ = port_forward::ports("ports", Some(text));
+        let _ = negotiate(Server::Bridge, text.split(','));
+        let _ = negotiate_spdy([text]);
+    }
+});
