@@ -2,12 +2,13 @@
 //! when something changes.
 
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use skewbridge_api::request_info::RequestInfo;
 use skewbridge_peers::{Elsewhere, Excluded, Identity, Peers, Served};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
 use crate::local_identity::LocalIdentity;
 use crate::openapi::{Library, Order};
@@ -25,8 +26,6 @@ pub struct Cluster {
     pub shared: Option<Arc<Excluded>>,
     /// What all of them serve, as one; none where that is what the local one does.
     pub view: Option<Arc<View>>,
-    /// Until when something that all servers share may still become visible.
-    pub(crate) unsettled_until: Option<Instant>,
 }
 
 /// Where a request is served, as far as is known.
@@ -80,12 +79,6 @@ impl Cluster {
         }
     }
 
-    /// Whether what is known of the local server is what it says itself, as far as
-    /// can be told without asking it.
-    pub(crate) fn is_settled(&self, now: Instant) -> bool {
-        self.unsettled_until.is_none_or(|until| until <= now)
-    }
-
     /// Where a request for something of the API is served.
     pub fn place(&self, request: &RequestInfo<'_>, now: Instant) -> Place {
         if let Some(missing) = self.missing() {
@@ -136,6 +129,7 @@ pub struct Interop {
     /// OpenAPI of the whole cluster.
     pub(crate) library: Library,
     hints: mpsc::Sender<Hint>,
+    looks: mpsc::Sender<oneshot::Sender<()>>,
 }
 
 /// Something that a request has found out.
@@ -152,7 +146,15 @@ pub enum Hint {
 pub(crate) struct Requests {
     pub(crate) hints: mpsc::Receiver<Hint>,
     pub(crate) orders: mpsc::Receiver<Order>,
+    pub(crate) looks: mpsc::Receiver<oneshot::Sender<()>>,
 }
+
+/// Who wait for the local server to be looked at; it is looked at for all of them at
+/// once.
+const LOOKS: usize = 1_024;
+
+/// How long that may take: a server that is slower is answered for.
+const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Hints repeat themselves: what finds no room was said already.
 const HINTS: usize = 64;
@@ -162,6 +164,7 @@ impl Interop {
     pub(crate) fn new(local: LocalIdentity) -> (Self, Requests) {
         let (hints, heard) = mpsc::channel(HINTS);
         let (library, orders) = Library::new();
+        let (looks, looked) = mpsc::channel(LOOKS);
         let interop = Self {
             cluster: ArcSwap::default(),
             local,
@@ -169,12 +172,25 @@ impl Interop {
             renewed: Mutex::default(),
             library,
             hints,
+            looks,
         };
         let requests = Requests {
             hints: heard,
             orders,
+            looks: looked,
         };
         (interop, requests)
+    }
+
+    /// The cluster as it is now at the latest: what the local server serves has been
+    /// looked at after this was asked, once for all who ask meanwhile. If it does not
+    /// answer, what is known counts.
+    pub(crate) async fn look(&self) -> Arc<Cluster> {
+        let (reply, looked) = oneshot::channel();
+        if self.looks.try_send(reply).is_ok() {
+            let _ = timeout(LOOK_PATIENCE, looked).await;
+        }
+        self.cluster.load_full()
     }
 
     /// Says what a request has found out.

@@ -191,9 +191,9 @@ impl Connection {
             Going::Local(_) if !hopped => Instead::of(head, &caller, bridge),
             _ => Instead::Nothing,
         };
-        if let Some(remembered) = instead.begin(head, bridge) {
+        if let Some(recalled) = instead.begin(head, bridge).await {
             record.route("discovery");
-            return Ok(Reply::Response(remembered));
+            return Ok(Reply::Response(recalled));
         }
         self.mark(head);
 

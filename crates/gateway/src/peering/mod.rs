@@ -21,7 +21,7 @@ use skewbridge_peers::{
     ApiService, CustomResourceDefinition, Excluded, Exclusions, Identity, IdentityLease, Roster,
     Seen, Served, lease,
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{interval, timeout};
 
@@ -118,6 +118,7 @@ pub(crate) async fn run(
     spawn_informers(&mut tasks, &own, &tell);
     tasks.spawn(openapi::run(own.clone(), requests.orders));
     let mut hints = requests.hints;
+    let mut looks = requests.looks;
 
     let (publish, published) =
         watch::channel(Some((membership.identity.clone(), membership.address)));
@@ -150,6 +151,9 @@ pub(crate) async fn run(
         view: None,
         unsettled_until: None,
         next_settling_look: Instant::now(),
+        looking: Vec::new(),
+        looking_next: Vec::new(),
+        looked: false,
         telling: BTreeSet::new(),
         refused: Addresses::new(),
         own,
@@ -168,8 +172,10 @@ pub(crate) async fn run(
                     learner.learn(event);
                 }
                 learner.publish();
+                learner.tell_who_looked();
             }
             Some(hint) = hints.recv() => learner.hear(hint),
+            Some(reply) = looks.recv() => learner.look(reply, &mut looks),
             Ok(()) = addresses.changed() => {
                 let now = addresses.borrow_and_update().clone();
                 learner.roster.addresses(&now, Instant::now());
@@ -238,6 +244,11 @@ struct Learner {
     /// Until when what was made or deleted may still become visible.
     unsettled_until: Option<Instant>,
     next_settling_look: Instant,
+    /// Who wait for the look at the local server that is under way, and for the next.
+    looking: Vec<oneshot::Sender<()>>,
+    looking_next: Vec<oneshot::Sender<()>>,
+    /// The look has ended.
+    looked: bool,
     /// Peers whose last answer was good, to say it once.
     telling: BTreeSet<Identity>,
     /// Addresses that were refused, to say it once.
@@ -300,14 +311,19 @@ impl Learner {
                 self.roster
                     .fetched(&identity, outcome, now, SystemTime::now(), jitter);
             }
-            Event::Local(Ok(served)) => {
-                // Its health is looked at all the time.
-                self.local_schedule.succeeded(now, News::Told, jitter);
-                self.local = Some(Arc::new(served));
-            }
-            Event::Local(Err(problem)) => {
-                self.local_schedule.failed(now, jitter);
-                tracing::debug!(%problem, "upstream does not tell what it serves");
+            Event::Local(outcome) => {
+                self.looked = true;
+                match outcome {
+                    Ok(served) => {
+                        // Its health is looked at all the time.
+                        self.local_schedule.succeeded(now, News::Told, jitter);
+                        self.local = Some(Arc::new(served));
+                    }
+                    Err(problem) => {
+                        self.local_schedule.failed(now, jitter);
+                        tracing::debug!(%problem, "upstream does not tell what it serves");
+                    }
+                }
             }
         }
     }
@@ -352,6 +368,27 @@ impl Learner {
         }
     }
 
+    /// Somebody wants to be sure of what the local server serves.
+    fn look(
+        &mut self,
+        reply: oneshot::Sender<()>,
+        others: &mut mpsc::Receiver<oneshot::Sender<()>>,
+    ) {
+        self.looking_next.push(reply);
+        while let Ok(reply) = others.try_recv() {
+            self.looking_next.push(reply);
+        }
+        self.local_schedule.now(Instant::now());
+    }
+
+    fn tell_who_looked(&mut self) {
+        if std::mem::take(&mut self.looked) {
+            for reply in self.looking.drain(..) {
+                let _ = reply.send(());
+            }
+        }
+    }
+
     fn hear(&mut self, hint: Hint) {
         let now = Instant::now();
         match hint {
@@ -389,6 +426,7 @@ impl Learner {
     fn fetch(&mut self, tasks: &mut JoinSet<()>) {
         let now = Instant::now();
         if self.local_schedule.begin(now) {
+            self.looking.append(&mut self.looking_next);
             let (own, tell) = (self.own.clone(), self.tell.clone());
             let known = self.local.clone();
             tasks.spawn(async move {
@@ -435,7 +473,6 @@ impl Learner {
             peers,
             shared: self.shared.clone(),
             view,
-            unsettled_until: self.unsettled_until,
         }));
     }
 

@@ -203,7 +203,6 @@ fn cluster() -> Cluster {
         peers: roster.snapshot(),
         shared: Some(exclusions.snapshot()),
         view: None,
-        unsettled_until: None,
     }
 }
 

@@ -54,19 +54,22 @@ impl Instead {
 
     /// The answer, if nobody has to be asked; else the request becomes one to the
     /// local server, which says whether the caller may read.
-    pub(crate) fn begin(
+    pub(crate) async fn begin(
         &mut self,
         head: &mut Parts,
         bridge: &Bridge,
     ) -> Option<Response<ResponseBody>> {
         match (self, &bridge.interop) {
             (Self::View(stead), Some(interop)) => {
-                let remembered = stead.remembered(interop);
-                match &remembered {
-                    Some(_) => bridge.metrics.discovery().hit(),
-                    None => stead.ask_local(head, interop),
+                if stead.is_permitted(interop)
+                    // Boxed: watches are many, and do not come here.
+                    && let Some(recalled) = Box::pin(stead.recall(interop)).await
+                {
+                    bridge.metrics.discovery().hit();
+                    return Some(recalled);
                 }
-                remembered
+                stead.ask_local(head, interop);
+                None
             }
             (Self::Roll, _) => {
                 Roll::ask_local(head);

@@ -86,20 +86,27 @@ impl Stead {
         }
     }
 
-    /// The answer without asking anybody, if the local server has lately let
-    /// this caller read, and nothing is about to change.
-    pub(crate) fn remembered(&self, interop: &Interop) -> Option<Response<ResponseBody>> {
+    /// Whether the local server has lately let this caller read this.
+    pub(crate) fn is_permitted(&self, interop: &Interop) -> bool {
+        let Some(credential) = &self.credential else {
+            return false;
+        };
+        matches!(self.question, Question::Document(..))
+            && interop.permits.is_given(credential, Instant::now())
+    }
+
+    /// The answer to one who may read. The local server is not asked in the caller's
+    /// name, but what it serves is looked at, for all who ask at that moment: what was
+    /// made a moment ago is there.
+    pub(crate) async fn recall(&self, interop: &Interop) -> Option<Response<ResponseBody>> {
         let Question::Document(which, wish) = self.question else {
             return None;
         };
-        let now = Instant::now();
-        let given = interop.permits.is_given(self.credential.as_ref()?, now);
-        if !given || !interop.cluster.load().is_settled(now) {
-            return None;
-        }
+        let cluster = interop.look().await;
+        let view = cluster.view.as_ref().unwrap_or(&self.view);
         let mut answer = Response::new(ResponseBody::empty());
         answer.headers_mut().insert(DATE, crate::date::now());
-        self.document(&self.view, which, wish, &mut answer);
+        self.document(view, which, wish, &mut answer);
         Some(answer)
     }
 

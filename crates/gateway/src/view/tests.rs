@@ -539,26 +539,25 @@ async fn a_yes_of_the_local_server_is_remembered() {
     let view = mixed();
     let (interop, _) = Interop::new(own());
     let metrics = DiscoveryMetrics::register(&mut Registry::default());
-    let stead = || Stead::of(&get("/apis", V2), &Caller::Anonymous, &view, Complete::Yes).unwrap();
-    assert!(stead().remembered(&interop).is_none());
+    let stead = |path: &str, caller: &Caller| {
+        Stead::of(&get(path, V2), caller, &view, Complete::Yes).unwrap()
+    };
+    let anonymous = || stead("/apis", &Caller::Anonymous);
+    assert!(!anonymous().is_permitted(&interop));
     let refused = said(403, "text/plain", "no");
-    let _ = stead().take_place_of(refused, &interop, &metrics).await;
-    assert!(stead().remembered(&interop).is_none());
-    let _ = stead()
-        .take_place_of(not_modified(), &interop, &metrics)
-        .await;
-    let answer = stead().remembered(&interop).unwrap();
+    let _ = anonymous().take_place_of(refused, &interop, &metrics).await;
+    assert!(!anonymous().is_permitted(&interop));
+    let allowed = anonymous().take_place_of(not_modified(), &interop, &metrics);
+    let _ = allowed.await;
+    assert!(anonymous().is_permitted(&interop));
+    let answer = anonymous().recall(&interop).await.unwrap();
     assert_eq!(answer.headers()[ETAG], view.apis.etag);
     assert!(answer.headers().contains_key("date"));
     // Not of somebody else, and not for something else.
-    let other = Stead::of(&get("/api", V2), &Caller::Anonymous, &view, Complete::Yes).unwrap();
-    assert!(other.remembered(&interop).is_none());
-    let other = Stead::of(&get("/apis", V2), &Caller::Bearer, &view, Complete::Yes).unwrap();
-    assert!(other.remembered(&interop).is_none());
-    // While something is about to become visible, the server is asked.
-    interop.cluster.store(Arc::new(crate::cluster::Cluster {
-        unsettled_until: Some(Instant::now() + std::time::Duration::from_mins(1)),
-        ..Default::default()
-    }));
-    assert!(stead().remembered(&interop).is_none());
+    assert!(!stead("/api", &Caller::Anonymous).is_permitted(&interop));
+    assert!(!stead("/apis", &Caller::Bearer).is_permitted(&interop));
+    // A no takes it back.
+    let refused = said(403, "text/plain", "no");
+    let _ = anonymous().take_place_of(refused, &interop, &metrics).await;
+    assert!(!anonymous().is_permitted(&interop));
 }
