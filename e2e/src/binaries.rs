@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-/// A directory with `etcd`, `node`, `client-go`, `websocket`,
-/// `kube-apiserver-VERSION`, `kubectl-VERSION` and, of the newest version, `kube-controller-manager-VERSION`.
+/// A directory with `etcd`, `node`, `client-go`, `websocket`, `spdystream`,
+/// `kube-apiserver-VERSION`, `kubectl-VERSION` and, of the newest version,
+/// `kube-controller-manager-VERSION`.
 const BINARIES: &str = "SKEWBRIDGE_E2E_BINARIES";
 /// The bridge itself.
 const BRIDGE: &str = "SKEWBRIDGE_E2E_BRIDGE";
@@ -22,6 +23,10 @@ pub(crate) fn client_go() -> PathBuf {
 
 pub(crate) fn websocket() -> PathBuf {
     from(BINARIES).join("websocket")
+}
+
+pub(crate) fn spdystream() -> PathBuf {
+    from(BINARIES).join("spdystream")
 }
 
 pub(crate) fn kube_apiserver(version: &str) -> PathBuf {

@@ -27,6 +27,7 @@ mod planes;
 mod process;
 mod raw;
 mod shape;
+mod spdystream;
 mod special;
 mod staying;
 mod token;
@@ -42,6 +43,7 @@ pub use planes::{is_since, newest, oldest, planes, planes_are_chosen, told_apart
 pub use process::Process;
 pub use raw::{Protocol, Raw, Request, Stream};
 pub use shape::Shape;
+pub use spdystream::Spdystream;
 pub use special::Special;
 pub use staying::Staying;
 pub use vip::Vip;

@@ -25,7 +25,7 @@ const NEEDS: [Need; 2] = [
 ];
 
 /// Programs with a folder and modules of their own under `e2e/`.
-const PROGRAMS: [&str; 4] = ["etcd", "node", "client-go", "websocket"];
+const PROGRAMS: [&str; 5] = ["etcd", "node", "client-go", "websocket", "spdystream"];
 
 pub(crate) fn run(extent: Extent, filter: &[&str]) -> Result<(), Failed> {
     let mut steps = Steps::default();

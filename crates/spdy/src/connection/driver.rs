@@ -1,0 +1,318 @@
+//! Moves bytes between a session and what carries it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+use std::{fmt, io};
+
+use bytes::{Buf as _, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, Sleep, sleep};
+use tokio_util::io::{poll_read_buf, poll_write_buf};
+
+use super::shared::Shared;
+use crate::error::{Closed, Error};
+use crate::frame::GoAwayStatus;
+use crate::session::{Layout, Outbox};
+
+/// What is read at once at first: most connections carry keystrokes.
+const MIN_READ: usize = 8 * 1024;
+/// What is read at once where there is always more.
+const MAX_READ: usize = 128 * 1024;
+
+/// How often a driver reads and writes before others have their turn.
+const MAX_ROUNDS: usize = 16;
+
+/// How long the other side has for taking the last frame and ending, too. A
+/// connection that is closed while something is on its way to it may lose what it
+/// sent last.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Moves the bytes of a connection for as long as it lasts.
+///
+/// It ends well when the other side ends the connection between two frames, or when
+/// it was closed here.
+#[must_use = "nothing moves unless the driver is awaited"]
+pub struct Driver<T> {
+    io: T,
+    shared: Arc<Shared>,
+    input: BytesMut,
+    read_size: usize,
+    output: Outbox,
+    needs_flush: bool,
+    /// Who may go on, kept for its memory.
+    wake: Vec<Waker>,
+    deaf: Option<Deaf>,
+    phase: Phase,
+}
+
+/// The other side takes nothing any more. What it has sent before is still read: it
+/// may be all that somebody waits for.
+struct Deaf {
+    error: Error,
+    /// Until when something has to come.
+    deadline: Pin<Box<Sleep>>,
+}
+
+enum Phase {
+    Running,
+    /// The last frame is on its way; then the other side's end is waited for.
+    Leaving {
+        result: Result<(), Error>,
+        deadline: Pin<Box<Sleep>>,
+    },
+    Over(Result<(), Error>),
+}
+
+/// What came of reading or writing once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Some,
+    /// Nothing now; whoever carries the bytes will say when to try again.
+    None,
+    /// Nothing is read while so much waits.
+    Held,
+    /// The other side has ended the connection.
+    End,
+}
+
+/// How a connection ends that has not failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    ByPeer,
+    Here,
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
+    pub(super) fn new(io: T, shared: Arc<Shared>) -> Self {
+        let layout = if io.is_write_vectored() {
+            Layout::Vectored
+        } else {
+            Layout::Flat
+        };
+        Self {
+            io,
+            shared,
+            input: BytesMut::new(),
+            read_size: MIN_READ,
+            output: Outbox::new(layout),
+            needs_flush: false,
+            wake: Vec::new(),
+            deaf: None,
+            phase: Phase::Running,
+        }
+    }
+
+    fn poll_running(&mut self, context: &mut Context<'_>) -> Poll<Result<Ending, Error>> {
+        for _ in 0..MAX_ROUNDS {
+            let written = self.write(context);
+            let read = self.read(context)?;
+            if read == Progress::End {
+                return Poll::Ready(Ok(Ending::ByPeer));
+            }
+            if written == Progress::Some || read == Progress::Some {
+                continue;
+            }
+            if read == Progress::None
+                && let Some(deaf) = &mut self.deaf
+                && deaf.deadline.as_mut().poll(context).is_ready()
+            {
+                return Poll::Ready(Err(deaf.error.clone()));
+            }
+            let mut state = self.shared.lock();
+            if read == Progress::Held && state.session.wants_input() {
+                continue;
+            }
+            if !self.output.has_remaining() {
+                if state.session.has_output() {
+                    continue;
+                }
+                if state.session.may_end() {
+                    return Poll::Ready(Ok(Ending::Here));
+                }
+            }
+            state.drive_by(context);
+            return Poll::Pending;
+        }
+        // Others have waited long enough.
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Takes what is to be sent, and writes what was taken.
+    fn write(&mut self, context: &mut Context<'_>) -> Progress {
+        if !self.output.has_remaining() {
+            let mut state = self.shared.lock();
+            state.transmit(&mut self.output, &mut self.wake);
+            drop(state);
+            self.wake.drain(..).for_each(Waker::wake);
+        }
+        if self.deaf.is_some() {
+            self.output.advance(self.output.remaining());
+            return Progress::None;
+        }
+        match self.write_output(context) {
+            Ok(progress) => progress,
+            Err(error) => {
+                self.deaf = Some(Deaf {
+                    error: error.into(),
+                    deadline: Box::pin(sleep(LINGER)),
+                });
+                Progress::Some
+            }
+        }
+    }
+
+    fn write_output(&mut self, context: &mut Context<'_>) -> io::Result<Progress> {
+        let mut progress = Progress::None;
+        while self.output.has_remaining() {
+            match poll_write_buf(Pin::new(&mut self.io), context, &mut self.output)? {
+                Poll::Ready(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Poll::Ready(_) => {
+                    self.needs_flush = true;
+                    progress = Progress::Some;
+                }
+                Poll::Pending => return Ok(progress),
+            }
+        }
+        if self.needs_flush && Pin::new(&mut self.io).poll_flush(context)?.is_ready() {
+            self.needs_flush = false;
+        }
+        Ok(progress)
+    }
+
+    /// Reads once, and hands over what came.
+    fn read(&mut self, context: &mut Context<'_>) -> Result<Progress, Error> {
+        if !self.shared.lock().session.wants_input() {
+            return Ok(Progress::Held);
+        }
+        let spare = self.input.capacity() - self.input.len();
+        if spare < self.read_size / 4 {
+            self.input.reserve(self.read_size);
+        }
+        let spare = self.input.capacity() - self.input.len();
+        let Poll::Ready(count) = poll_read_buf(Pin::new(&mut self.io), context, &mut self.input)?
+        else {
+            return Ok(Progress::None);
+        };
+        if count == 0 {
+            return Ok(Progress::End);
+        }
+        if count == spare {
+            self.read_size = (self.read_size * 2).min(MAX_READ);
+        }
+        if let Some(deaf) = &mut self.deaf {
+            deaf.deadline.as_mut().reset(Instant::now() + LINGER);
+        }
+        let mut state = self.shared.lock();
+        let result = state.receive(&mut self.input, &mut self.wake);
+        drop(state);
+        self.wake.drain(..).for_each(Waker::wake);
+        result.map(|()| Progress::Some)
+    }
+
+    /// The connection is over for its streams. Says what is left to be done.
+    fn end(&mut self, ending: Result<Ending, Error>) -> Phase {
+        let ending = match ending {
+            Ok(Ending::ByPeer) => {
+                let ended = self.shared.lock().session.end_of_input(&self.input);
+                ended.map(|()| Ending::ByPeer)
+            }
+            other => other,
+        };
+        let why = match &ending {
+            Ok(Ending::ByPeer) => Closed::ByPeer,
+            Ok(Ending::Here) => Closed::Here,
+            Err(error) => Closed::Failed(error.clone()),
+        };
+        let last = match &ending {
+            Ok(Ending::ByPeer) | Err(Error::Io(_) | Error::CutOff) => None,
+            Ok(Ending::Here) => Some(GoAwayStatus::Ok),
+            Err(_) => Some(GoAwayStatus::ProtocolError),
+        };
+        self.close(why, last);
+        let result = ending.map(drop);
+        if last.is_none() {
+            return Phase::Over(result);
+        }
+        Phase::Leaving {
+            result,
+            deadline: Box::pin(sleep(LINGER)),
+        }
+    }
+
+    /// Writes the last frame, then waits for the other side's end.
+    fn poll_leaving(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.output.has_remaining() {
+            ready!(poll_write_buf(
+                Pin::new(&mut self.io),
+                context,
+                &mut self.output
+            ))?;
+        }
+        ready!(Pin::new(&mut self.io).poll_shutdown(context))?;
+        loop {
+            self.input.clear();
+            self.input.reserve(MIN_READ);
+            let read = poll_read_buf(Pin::new(&mut self.io), context, &mut self.input);
+            if ready!(read)? == 0 {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Future for Driver<T> {
+    type Output = Result<(), Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        loop {
+            match &mut this.phase {
+                Phase::Running => {
+                    let ending = ready!(this.poll_running(context));
+                    this.phase = this.end(ending);
+                }
+                Phase::Leaving { result, deadline } => {
+                    let is_late = deadline.as_mut().poll(context).is_ready();
+                    let result = result.clone();
+                    // What fails now has been said all the same, or cannot be.
+                    if !is_late {
+                        let _ = ready!(this.poll_leaving(context));
+                    }
+                    this.phase = Phase::Over(result);
+                }
+                Phase::Over(result) => return Poll::Ready(result.clone()),
+            }
+        }
+    }
+}
+
+impl<T> Driver<T> {
+    /// Tells everybody that the connection is over, the other side too if there is
+    /// a last word.
+    fn close(&mut self, why: Closed, last: Option<GoAwayStatus>) {
+        let mut state = self.shared.lock();
+        state.close(why, &mut self.wake);
+        if let Some(status) = last {
+            state.session.go_away(status);
+            state.transmit(&mut self.output, &mut self.wake);
+        }
+        drop(state);
+        self.wake.drain(..).for_each(Waker::wake);
+    }
+}
+
+impl<T> Drop for Driver<T> {
+    fn drop(&mut self) {
+        self.close(Closed::Here, None);
+    }
+}
+
+impl<T> fmt::Debug for Driver<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").finish_non_exhaustive()
+    }
+}

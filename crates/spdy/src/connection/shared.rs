@@ -1,0 +1,216 @@
+//! What the driver, handles and streams of a connection share.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Waker};
+
+use bytes::BytesMut;
+use tokio::sync::oneshot;
+
+use crate::error::{Closed, Error};
+use crate::frame::{Priority, ResetStatus, StreamId};
+use crate::headers::Headers;
+use crate::session::{Config, Event, Half, Outbox, Role, Session};
+
+/// The session, and who waits for it. It is locked for as long as it takes to move
+/// pointers; bytes are read and written without it.
+#[derive(Debug)]
+pub(super) struct Shared(Mutex<State>);
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) session: Session,
+    /// Handles and [`super::Incoming`]: who could still make use of new streams.
+    pub(super) users: usize,
+    /// Whether somebody wants streams of the other side.
+    pub(super) accepts: bool,
+    /// Streams that nobody has taken yet; no more than the session lets be open.
+    pub(super) opened: VecDeque<Opened>,
+    pub(super) opened_waker: Option<Waker>,
+    pub(super) pings: HashMap<u32, oneshot::Sender<()>>,
+    streams: HashMap<StreamId, Waiting>,
+    driver: Option<Waker>,
+}
+
+/// A stream that the other side has opened.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) stream: StreamId,
+    pub(super) headers: Headers,
+    pub(super) priority: Priority,
+}
+
+/// Who waits on a stream.
+#[derive(Debug, Default)]
+struct Waiting {
+    to_read: Option<Waker>,
+    to_write: Option<Waker>,
+}
+
+impl Shared {
+    pub(super) fn new(role: Role, config: Config) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(State {
+            session: Session::new(role, config),
+            users: 0,
+            accepts: true,
+            opened: VecDeque::new(),
+            opened_waker: None,
+            pings: HashMap::new(),
+            streams: HashMap::new(),
+            driver: None,
+        })))
+    }
+
+    /// A panic under the lock is a bug elsewhere; the others may still end well.
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something to the session, and lets the driver see to what follows.
+    pub(super) fn act<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.lock();
+        let result = action(&mut state);
+        let driver = state.driver.take();
+        drop(state);
+        if let Some(driver) = driver {
+            driver.wake();
+        }
+        result
+    }
+
+    /// The same, where most often nothing follows: the driver is woken only if
+    /// there is something to send, or if it may read again.
+    pub(super) fn act_quietly<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.lock();
+        let could_read = state.session.wants_input();
+        let result = action(&mut state);
+        let may_read = !could_read && state.session.wants_input();
+        let driver = if may_read || state.session.has_output() {
+            state.driver.take()
+        } else {
+            None
+        };
+        drop(state);
+        if let Some(driver) = driver {
+            driver.wake();
+        }
+        result
+    }
+}
+
+impl State {
+    /// The driver waits here while it has nothing to do.
+    pub(super) fn drive_by(&mut self, context: &Context<'_>) {
+        match &mut self.driver {
+            Some(waker) => waker.clone_from(context.waker()),
+            none => *none = Some(context.waker().clone()),
+        }
+    }
+
+    pub(super) fn wait(&mut self, stream: StreamId, half: Half, context: &Context<'_>) {
+        let waiting = self.streams.entry(stream).or_default();
+        let slot = match half {
+            Half::Receiver => &mut waiting.to_read,
+            Half::Sender => &mut waiting.to_write,
+        };
+        match slot {
+            Some(waker) => waker.clone_from(context.waker()),
+            none => *none = Some(context.waker().clone()),
+        }
+    }
+
+    pub(super) fn release(&mut self, stream: StreamId, half: Half) {
+        self.session.release(stream, half);
+        let Some(waiting) = self.streams.get_mut(&stream) else {
+            return;
+        };
+        match half {
+            Half::Receiver => waiting.to_read = None,
+            Half::Sender => waiting.to_write = None,
+        }
+        if waiting.to_read.is_none() && waiting.to_write.is_none() {
+            self.streams.remove(&stream);
+        }
+    }
+
+    /// Hands over what came.
+    pub(super) fn receive(
+        &mut self,
+        input: &mut BytesMut,
+        wake: &mut Vec<Waker>,
+    ) -> Result<(), Error> {
+        while let Some(event) = self.session.receive(input)? {
+            self.happened(event, wake);
+        }
+        Ok(())
+    }
+
+    /// Takes what is to be sent.
+    pub(super) fn transmit(&mut self, output: &mut Outbox, wake: &mut Vec<Waker>) {
+        let streams = &mut self.streams;
+        self.session.transmit(output, |stream| {
+            if let Some(waiting) = streams.get_mut(&stream) {
+                wake.extend(waiting.to_write.take());
+            }
+        });
+    }
+
+    /// Lets those go on whom an event concerns.
+    fn happened(&mut self, event: Event, wake: &mut Vec<Waker>) {
+        match event {
+            Event::Opened {
+                stream,
+                headers,
+                priority,
+            } => {
+                if !self.accepts {
+                    self.refuse(stream);
+                    return;
+                }
+                self.opened.push_back(Opened {
+                    stream,
+                    headers,
+                    priority,
+                });
+                wake.extend(self.opened_waker.take());
+            }
+            Event::Readable(stream) => {
+                if let Some(waiting) = self.streams.get_mut(&stream) {
+                    wake.extend(waiting.to_read.take());
+                }
+            }
+            Event::Answered(stream) | Event::Failed(stream) => {
+                if let Some(waiting) = self.streams.get_mut(&stream) {
+                    wake.extend(waiting.to_read.take());
+                    wake.extend(waiting.to_write.take());
+                }
+            }
+            Event::Pong(id) => {
+                if let Some(ping) = self.pings.remove(&id) {
+                    let _ = ping.send(());
+                }
+            }
+            // Nobody in Kubernetes sends any.
+            Event::MoreHeaders { .. } => {}
+            Event::GoneAway => wake.extend(self.opened_waker.take()),
+        }
+    }
+
+    /// Nobody wants this stream of the other side.
+    pub(super) fn refuse(&mut self, stream: StreamId) {
+        self.session.reset(stream, ResetStatus::RefusedStream);
+        self.session.release(stream, Half::Sender);
+        self.session.release(stream, Half::Receiver);
+    }
+
+    /// The connection is over: everybody is told.
+    pub(super) fn close(&mut self, why: Closed, wake: &mut Vec<Waker>) {
+        self.session.close(why);
+        for waiting in self.streams.values_mut() {
+            wake.extend(waiting.to_read.take());
+            wake.extend(waiting.to_write.take());
+        }
+        wake.extend(self.opened_waker.take());
+        self.pings.clear();
+    }
+}

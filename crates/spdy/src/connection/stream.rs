@@ -1,0 +1,166 @@
+//! A stream and its two halves.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+
+use super::shared::Shared;
+use crate::error::StreamError;
+use crate::frame::{ResetStatus, StreamId};
+use crate::headers::Headers;
+use crate::session::Half;
+
+/// A stream. Its halves can be moved out and go separate ways.
+#[derive(Debug)]
+pub struct Stream {
+    /// The half that is written to.
+    pub sender: Sender,
+    /// The half that is read from.
+    pub receiver: Receiver,
+}
+
+impl Stream {
+    pub(super) fn new(shared: Arc<Shared>, id: StreamId) -> Self {
+        Self {
+            sender: Sender {
+                shared: shared.clone(),
+                id,
+            },
+            receiver: Receiver { shared, id },
+        }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> StreamId {
+        self.sender.id
+    }
+
+    /// Waits until the other side has accepted a stream that was opened here; gives
+    /// what it said.
+    pub async fn answered(&mut self) -> Result<Headers, StreamError> {
+        poll_fn(|context| {
+            let mut state = self.sender.shared.lock();
+            let reply = state.session.poll_reply(self.sender.id);
+            if reply.is_pending() {
+                state.wait(self.sender.id, Half::Sender, context);
+            }
+            reply
+        })
+        .await
+    }
+
+    /// Ends it at once, both ways.
+    pub fn reset(self, status: ResetStatus) {
+        self.sender.reset(status);
+    }
+}
+
+/// The half of a stream that is written to. Dropped before [`Sender::finish`], it
+/// resets the stream.
+pub struct Sender {
+    shared: Arc<Shared>,
+    id: StreamId,
+}
+
+impl Sender {
+    /// Waits until there is room, and leaves `data` to be sent. It may be of any
+    /// size and is not copied.
+    ///
+    /// Cancelled while it waits, it has written nothing.
+    pub async fn write(&mut self, data: Bytes) -> Result<(), StreamError> {
+        let mut data = Some(data);
+        poll_fn(|context| {
+            ready!(self.poll_ready(context))?;
+            Poll::Ready(self.send(data.take().unwrap_or_default()))
+        })
+        .await
+    }
+
+    /// Whether there is room for more.
+    pub fn poll_ready(&mut self, context: &Context<'_>) -> Poll<Result<(), StreamError>> {
+        let mut state = self.shared.lock();
+        let room = state.session.poll_room(self.id);
+        if room.is_pending() {
+            state.wait(self.id, Half::Sender, context);
+        }
+        room
+    }
+
+    /// Leaves `data` to be sent even if there is no room; who does this without
+    /// [`Sender::poll_ready`] answers for the memory.
+    pub fn send(&mut self, data: Bytes) -> Result<(), StreamError> {
+        self.shared
+            .act_quietly(|state| state.session.write(self.id, data))
+    }
+
+    /// Closes this half, after all that was written. The other half stays.
+    pub fn finish(&mut self) -> Result<(), StreamError> {
+        self.shared
+            .act_quietly(|state| state.session.finish(self.id))
+    }
+
+    /// Ends the stream at once, both ways.
+    pub fn reset(self, status: ResetStatus) {
+        self.shared
+            .act(|state| state.session.reset(self.id, status));
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.shared
+            .act(|state| state.release(self.id, Half::Sender));
+    }
+}
+
+impl fmt::Debug for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Sender").field(&self.id).finish()
+    }
+}
+
+/// The half of a stream that is read from.
+pub struct Receiver {
+    shared: Arc<Shared>,
+    id: StreamId,
+}
+
+impl Receiver {
+    /// The next bytes, never none; `None` at the end of the stream.
+    ///
+    /// Only that is a clean end. What came before a reset or before the connection
+    /// failed is given first, then the error. Kubernetes' servers end all streams of
+    /// an exec by [`ResetStatus::Cancel`] when they have said how it went.
+    ///
+    /// Cancelled, it has taken nothing.
+    pub async fn read(&mut self) -> Result<Option<Bytes>, StreamError> {
+        poll_fn(|context| self.poll_read(context)).await
+    }
+
+    /// [`Receiver::read`] for those who poll.
+    pub fn poll_read(&mut self, context: &Context<'_>) -> Poll<Result<Option<Bytes>, StreamError>> {
+        self.shared.act_quietly(|state| {
+            let read = state.session.poll_read(self.id);
+            if read.is_pending() {
+                state.wait(self.id, Half::Receiver, context);
+            }
+            read
+        })
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.shared
+            .act(|state| state.release(self.id, Half::Receiver));
+    }
+}
+
+impl fmt::Debug for Receiver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Receiver").field(&self.id).finish()
+    }
+}

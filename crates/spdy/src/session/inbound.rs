@@ -1,0 +1,314 @@
+//! What the other side sends.
+
+use bytes::BytesMut;
+
+use super::stream::{Origin, Receiving, Sending, Stream};
+use super::window::SendWindow;
+use super::{FlowControl, Role, Session};
+use crate::error::{Closed, Error, StreamError};
+use crate::frame::{
+    Data, Fin, Frame, GoAway, MoreHeaders, Ping, Priority, ResetStatus, RstStream, SettingId,
+    Settings, StreamId, SynReply, SynStream, WindowUpdate,
+};
+use crate::headers::Headers;
+
+/// The most answers that wait to be sent: of somebody who asks and does not read
+/// nothing more is read.
+const MAX_CONTROL_BYTES: usize = 64 * 1024;
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// The other side opened a stream: to be accepted or reset.
+    Opened {
+        /// The stream.
+        stream: StreamId,
+        /// What it is for.
+        headers: Headers,
+        /// How much it matters.
+        priority: Priority,
+    },
+    /// The other side accepted a stream.
+    Answered(StreamId),
+    /// There is something to read, or the end.
+    Readable(StreamId),
+    /// Further headers came.
+    MoreHeaders {
+        /// Of which stream.
+        stream: StreamId,
+        /// The headers.
+        headers: Headers,
+    },
+    /// A stream failed: reading, writing and waiting end.
+    Failed(StreamId),
+    /// The answer to a ping.
+    Pong(u32),
+    /// The other side takes no more streams.
+    GoneAway,
+}
+
+impl Session {
+    /// Takes the next event off the front of `buffer`; `None` asks for more bytes.
+    /// An error is the end of the connection: [`Session::close`] it.
+    pub fn receive(&mut self, buffer: &mut BytesMut) -> Result<Option<Event>, Error> {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Ok(Some(event));
+            }
+            let Some(frame) = self.decoder.decode(buffer)? else {
+                return Ok(None);
+            };
+            if let Some(event) = self.frame(frame)? {
+                return Ok(Some(event));
+            }
+        }
+    }
+
+    /// Whether the connection should be read. Not while more waits for the reader
+    /// of some stream than its window has: only one that heeds no windows sends so
+    /// much, and such a one can be slowed only as a whole.
+    pub fn wants_input(&self) -> bool {
+        self.overfull == 0 && self.control.len() < MAX_CONTROL_BYTES
+    }
+
+    /// The other side has ended the connection. `buffer` is what is left of it.
+    pub fn end_of_input(&mut self, buffer: &BytesMut) -> Result<(), Error> {
+        if self.decoder.is_between_frames(buffer) {
+            self.close(Closed::ByPeer);
+            Ok(())
+        } else {
+            Err(Error::CutOff)
+        }
+    }
+
+    fn frame(&mut self, frame: Frame) -> Result<Option<Event>, Error> {
+        Ok(match frame {
+            Frame::Data(frame) => self.data(frame),
+            Frame::SynStream(frame) => self.syn_stream(frame)?,
+            Frame::SynReply(frame) => self.syn_reply(frame),
+            Frame::RstStream(frame) => self.rst_stream(frame),
+            Frame::MoreHeaders(frame) => self.more_headers(frame),
+            Frame::Ping(frame) => self.answer_ping(frame),
+            Frame::GoAway(frame) => Some(self.peer_goes_away(frame)),
+            Frame::Settings(frame) => {
+                self.settings(&frame)?;
+                None
+            }
+            Frame::WindowUpdate(frame) => self.window_update(frame)?,
+        })
+    }
+
+    fn data(&mut self, frame: Data) -> Option<Event> {
+        let Data {
+            stream: id,
+            fin,
+            payload,
+        } = frame;
+        self.owed.add(payload.len());
+        self.settle_connection();
+        let limit = self.config.receive_window as usize;
+        let Some(stream) = self.streams.get_mut(&id) else {
+            self.refuse_unknown(id);
+            return None;
+        };
+        if stream.failure.is_some() {
+            return None;
+        }
+        if stream.receiving == Receiving::Finished {
+            return self.fail(id, ResetStatus::StreamAlreadyClosed);
+        }
+        if !stream.answered && stream.origin == Origin::Here {
+            return self.fail(id, ResetStatus::ProtocolError);
+        }
+        stream.receiving = fin.into();
+        if stream.held.receiver {
+            let before = stream.inbound.bytes();
+            stream.inbound.push(payload);
+            if before <= limit && stream.inbound.bytes() > limit {
+                self.overfull += 1;
+            }
+        } else {
+            stream.owed.add(payload.len());
+            self.settle(id);
+        }
+        self.forget_if_over(id);
+        Some(Event::Readable(id))
+    }
+
+    /// Something for a stream that is not there. Of one that was there it may
+    /// have been on its way.
+    fn refuse_unknown(&mut self, id: StreamId) {
+        let was_there = if self.is_of_peer(id) {
+            self.last_of_peer.is_some_and(|last| id <= last)
+        } else {
+            self.next_id.is_none_or(|next| id < next)
+        };
+        if !was_there {
+            let status = ResetStatus::InvalidStream;
+            RstStream { stream: id, status }.encode(&mut self.control);
+        }
+    }
+
+    fn syn_stream(&mut self, frame: SynStream) -> Result<Option<Event>, Error> {
+        let id = frame.stream;
+        if !self.is_of_peer(id) || self.last_of_peer.is_some_and(|last| id <= last) {
+            return Err(Error::Protocol("a stream with an id that must not be used"));
+        }
+        self.last_of_peer = Some(id);
+        if self.leaving || self.opened_by_peer >= self.config.max_streams {
+            let status = ResetStatus::RefusedStream;
+            RstStream { stream: id, status }.encode(&mut self.control);
+            return Ok(None);
+        }
+        let window = SendWindow::new(self.initial_send_window);
+        let mut stream = Stream::new(Origin::Peer, frame.priority, window);
+        stream.receiving = frame.fin.into();
+        if frame.unidirectional {
+            stream.sending = Sending::Finished;
+        }
+        self.streams.insert(id, stream);
+        self.opened_by_peer += 1;
+        Ok(Some(Event::Opened {
+            stream: id,
+            headers: frame.headers,
+            priority: frame.priority,
+        }))
+    }
+
+    fn syn_reply(&mut self, frame: SynReply) -> Option<Event> {
+        let id = frame.stream;
+        let stream = self.streams.get_mut(&id)?;
+        if stream.failure.is_some() {
+            return None;
+        }
+        if stream.origin == Origin::Peer {
+            return self.fail(id, ResetStatus::ProtocolError);
+        }
+        if stream.answered {
+            return self.fail(id, ResetStatus::StreamInUse);
+        }
+        stream.answered = true;
+        stream.reply = Some(frame.headers);
+        stream.receiving = frame.fin.into();
+        self.stand_in_line(id);
+        self.forget_if_over(id);
+        Some(Event::Answered(id))
+    }
+
+    fn more_headers(&mut self, frame: MoreHeaders) -> Option<Event> {
+        let stream = self.streams.get_mut(&frame.stream)?;
+        if stream.failure.is_some() {
+            return None;
+        }
+        if stream.receiving == Receiving::Finished {
+            return self.fail(frame.stream, ResetStatus::StreamAlreadyClosed);
+        }
+        if frame.fin == Fin::Yes {
+            stream.receiving = Receiving::Finished;
+            self.events.push_back(Event::Readable(frame.stream));
+        }
+        self.forget_if_over(frame.stream);
+        Some(Event::MoreHeaders {
+            stream: frame.stream,
+            headers: frame.headers,
+        })
+    }
+
+    fn rst_stream(&mut self, frame: RstStream) -> Option<Event> {
+        let id = frame.stream;
+        let stream = self.streams.get_mut(&id)?;
+        if stream.failure.is_some() {
+            return None;
+        }
+        stream.failure = Some(match frame.status {
+            ResetStatus::RefusedStream => StreamError::Refused,
+            status => StreamError::ResetByPeer(status),
+        });
+        stream.outbound.clear();
+        self.forget_if_over(id);
+        Some(Event::Failed(id))
+    }
+
+    fn answer_ping(&mut self, frame: Ping) -> Option<Event> {
+        let ours = match self.role {
+            Role::Client => 1,
+            Role::Server => 0,
+        };
+        if frame.id % 2 == ours {
+            return Some(Event::Pong(frame.id));
+        }
+        frame.encode(&mut self.control);
+        None
+    }
+
+    fn peer_goes_away(&mut self, frame: GoAway) -> Event {
+        self.peer_gone = Some(frame.status);
+        for (id, stream) in &mut self.streams {
+            let is_unseen = frame.last.is_none_or(|last| *id > last);
+            if stream.origin == Origin::Here && is_unseen && !stream.answered {
+                stream.failure = Some(StreamError::Refused);
+                stream.outbound.clear();
+                self.events.push_back(Event::Failed(*id));
+            }
+        }
+        Event::GoneAway
+    }
+
+    fn settings(&mut self, frame: &Settings) -> Result<(), Error> {
+        self.peer_has_windows();
+        if let Some(most) = frame.get(SettingId::MaxConcurrentStreams) {
+            self.peer_max_streams = most;
+        }
+        if let Some(size) = frame.get(SettingId::InitialWindowSize) {
+            let delta = i64::from(size) - i64::from(self.initial_send_window);
+            let overflow = |_| Error::Protocol("a window that overflows");
+            SendWindow::new(0)
+                .shift(i64::from(size))
+                .map_err(overflow)?;
+            for stream in self.streams.values_mut() {
+                stream.send_window.shift(delta).map_err(overflow)?;
+            }
+            self.initial_send_window = size;
+            self.all_stand_in_line();
+        }
+        Ok(())
+    }
+
+    fn window_update(&mut self, frame: WindowUpdate) -> Result<Option<Event>, Error> {
+        self.peer_has_windows();
+        let Some(id) = frame.stream else {
+            let overflow = |_| Error::Protocol("a window that overflows");
+            self.send_window.widen(frame.delta).map_err(overflow)?;
+            self.all_stand_in_line();
+            return Ok(None);
+        };
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return Ok(None);
+        };
+        if stream.send_window.widen(frame.delta).is_err() {
+            return Ok(self.fail(id, ResetStatus::FlowControlError));
+        }
+        self.stand_in_line(id);
+        Ok(None)
+    }
+
+    fn peer_has_windows(&mut self) {
+        if self.config.flow_control == FlowControl::Learned && !self.windows_count {
+            self.let_windows_count();
+        }
+    }
+
+    /// Ends a stream on which the other side has broken a rule.
+    fn fail(&mut self, id: StreamId, status: ResetStatus) -> Option<Event> {
+        let stream = self.streams.get_mut(&id)?;
+        if stream.failure.is_some() {
+            return None;
+        }
+        self.reset(id, status);
+        Some(Event::Failed(id))
+    }
+
+    fn is_of_peer(&self, id: StreamId) -> bool {
+        id.is_of_client() == (self.role == Role::Server)
+    }
+}

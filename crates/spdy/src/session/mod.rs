@@ -1,0 +1,466 @@
+//! A session: all that is known of a connection and its streams, without I/O.
+//!
+//! The wire's side gives it bytes ([`Session::receive`]) and takes frames
+//! ([`Session::transmit`]); the application's side opens, answers, reads and
+//! writes streams. Queues are inside, and bounded.
+
+mod config;
+mod inbound;
+mod outbound;
+mod outbox;
+mod stream;
+mod window;
+
+use std::collections::{HashMap, VecDeque};
+use std::task::Poll;
+
+use bytes::{Bytes, BytesMut};
+
+pub use config::{Config, FlowControl, Role};
+pub use inbound::Event;
+pub use outbox::{Layout, Outbox};
+pub use stream::Half;
+
+use crate::decoder::Decoder;
+use crate::error::{Closed, OpenError, StreamError};
+use crate::frame::{
+    Fin, GoAway, GoAwayStatus, Ping, Priority, ResetStatus, RstStream, Setting, SettingId,
+    Settings, StreamId, SynReply, SynStream, WindowUpdate,
+};
+use crate::header_block::Compressor;
+use crate::headers::Headers;
+use stream::{Origin, Receiving, Sending, Stream};
+use window::{DEFAULT_WINDOW, MAX_WINDOW, Owed, SendWindow};
+
+/// How a stream begins.
+#[derive(Debug, Clone, Default)]
+pub struct Opening {
+    /// What it is for.
+    pub headers: Headers,
+    /// How much it matters.
+    pub priority: Priority,
+    /// Whether nothing will be sent on it.
+    pub fin: Fin,
+}
+
+impl From<Headers> for Opening {
+    fn from(headers: Headers) -> Self {
+        Self {
+            headers,
+            ..Self::default()
+        }
+    }
+}
+
+/// A connection and its streams.
+#[derive(Debug)]
+pub struct Session {
+    role: Role,
+    config: Config,
+    decoder: Decoder,
+    compressor: Compressor,
+    streams: HashMap<StreamId, Stream>,
+    /// The id of the next stream to be opened here; `None` when they are used up.
+    next_id: Option<StreamId>,
+    /// The last stream that the other side opened.
+    last_of_peer: Option<StreamId>,
+    opened_here: usize,
+    opened_by_peer: usize,
+    next_ping: u32,
+    /// Whether windows count, both ways.
+    windows_count: bool,
+    send_window: SendWindow,
+    /// What the other side gives each stream.
+    initial_send_window: u32,
+    /// How many streams the other side lets us have open.
+    peer_max_streams: u32,
+    owed: Owed,
+    /// How many streams have more waiting for their readers than they should.
+    overfull: usize,
+    events: VecDeque<Event>,
+    /// Encoded control frames; they precede all data that is not yet taken.
+    control: BytesMut,
+    /// The streams with something to send, in turn.
+    line: VecDeque<StreamId>,
+    /// Whether the other side takes no more streams.
+    peer_gone: Option<GoAwayStatus>,
+    /// Whether this side takes no more.
+    leaving: bool,
+    closed: Option<Closed>,
+}
+
+impl Session {
+    /// The beginning of a connection.
+    pub fn new(role: Role, config: Config) -> Self {
+        let first = role.first_id();
+        let mut session = Self {
+            role,
+            decoder: Decoder::new(),
+            compressor: Compressor::new(),
+            streams: HashMap::new(),
+            next_id: StreamId::new(first),
+            last_of_peer: None,
+            opened_here: 0,
+            opened_by_peer: 0,
+            next_ping: first,
+            windows_count: false,
+            send_window: SendWindow::new(DEFAULT_WINDOW),
+            initial_send_window: DEFAULT_WINDOW,
+            peer_max_streams: u32::MAX,
+            owed: Owed::default(),
+            overfull: 0,
+            events: VecDeque::new(),
+            control: BytesMut::new(),
+            line: VecDeque::new(),
+            peer_gone: None,
+            leaving: false,
+            closed: None,
+            config,
+        };
+        if session.config.flow_control != FlowControl::Never {
+            session.announce();
+        }
+        if session.config.flow_control == FlowControl::Always {
+            session.let_windows_count();
+        }
+        session
+    }
+
+    fn announce(&mut self) {
+        let setting = |id, value| Setting {
+            flags: 0,
+            id,
+            value,
+        };
+        let streams = u32::try_from(self.config.max_streams).unwrap_or(u32::MAX);
+        let settings = Settings {
+            clear: false,
+            settings: vec![
+                setting(SettingId::MaxConcurrentStreams, streams),
+                setting(SettingId::InitialWindowSize, self.config.receive_window),
+            ],
+        };
+        settings.encode(&mut self.control);
+    }
+
+    /// The window of the connection is made so large that it never holds anybody: a
+    /// stream that is not read must not stop the others. Memory is bounded by the
+    /// windows of the streams.
+    fn let_windows_count(&mut self) {
+        self.windows_count = true;
+        self.grant(None, MAX_WINDOW - DEFAULT_WINDOW);
+        self.settle_connection();
+        let ids: Vec<_> = self.streams.keys().copied().collect();
+        for id in ids {
+            self.settle(id);
+        }
+    }
+
+    /// Opens a stream. Nothing that is written to it is sent before the other side
+    /// has answered.
+    pub fn open(&mut self, opening: Opening) -> Result<StreamId, OpenError> {
+        if let Some(closed) = &self.closed {
+            return Err(closed.clone().into());
+        }
+        if self.leaving || self.peer_gone.is_some() {
+            return Err(OpenError::GoingAway);
+        }
+        let allowed = usize::try_from(self.peer_max_streams).unwrap_or(usize::MAX);
+        if self.opened_here >= self.config.max_streams.min(allowed) {
+            return Err(OpenError::TooMany);
+        }
+        let stream = self.next_id.ok_or(OpenError::GoingAway)?;
+        let frame = SynStream {
+            stream,
+            associated: None,
+            priority: opening.priority,
+            fin: opening.fin,
+            unidirectional: false,
+            headers: opening.headers,
+        };
+        frame.encode(&mut self.compressor, &mut self.control)?;
+        self.next_id = stream.following();
+        let window = SendWindow::new(self.initial_send_window);
+        let mut state = Stream::new(Origin::Here, opening.priority, window);
+        if opening.fin == Fin::Yes {
+            state.sending = Sending::Finished;
+        }
+        self.streams.insert(stream, state);
+        self.opened_here += 1;
+        Ok(stream)
+    }
+
+    /// Accepts a stream that the other side has opened. A second time it does
+    /// nothing.
+    pub fn accept(&mut self, id: StreamId, headers: Headers) -> Result<(), StreamError> {
+        let stream = Self::living(&mut self.streams, self.closed.as_ref(), id)?;
+        if stream.origin == Origin::Here || stream.answered {
+            return Ok(());
+        }
+        let frame = SynReply {
+            stream: id,
+            fin: Fin::No,
+            headers,
+        };
+        frame.encode(&mut self.compressor, &mut self.control)?;
+        stream.answered = true;
+        self.stand_in_line(id);
+        Ok(())
+    }
+
+    /// Waits for the answer to a stream that was opened here; it is given once.
+    pub fn poll_reply(&mut self, id: StreamId) -> Poll<Result<Headers, StreamError>> {
+        let closed = self.closed.as_ref();
+        if let Some(stream) = self.streams.get_mut(&id)
+            && stream.answered
+        {
+            return Poll::Ready(Ok(stream.reply.take().unwrap_or_default()));
+        }
+        match Self::living(&mut self.streams, closed, id) {
+            Ok(_) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    /// Whether a stream takes data now: fewer than [`Config::send_queue`] bytes
+    /// wait.
+    pub fn poll_room(&mut self, id: StreamId) -> Poll<Result<(), StreamError>> {
+        let stream = match Self::writable(&mut self.streams, self.closed.as_ref(), id) {
+            Ok(stream) => stream,
+            Err(error) => return Poll::Ready(Err(error)),
+        };
+        if stream.outbound.bytes() < self.config.send_queue {
+            return Poll::Ready(Ok(()));
+        }
+        stream.wants_room = true;
+        Poll::Pending
+    }
+
+    /// Takes data of any size; ask [`Session::poll_room`] first.
+    pub fn write(&mut self, id: StreamId, data: Bytes) -> Result<(), StreamError> {
+        let stream = Self::writable(&mut self.streams, self.closed.as_ref(), id)?;
+        stream.outbound.push(data);
+        self.stand_in_line(id);
+        Ok(())
+    }
+
+    /// Closes the writing half, after what waits. A second time it does nothing.
+    pub fn finish(&mut self, id: StreamId) -> Result<(), StreamError> {
+        let stream = Self::living(&mut self.streams, self.closed.as_ref(), id)?;
+        if stream.sending == Sending::Open {
+            stream.sending = Sending::Finishing;
+            self.stand_in_line(id);
+        }
+        Ok(())
+    }
+
+    /// The next bytes of a stream, or `None` at its end.
+    ///
+    /// What came before a reset or the end of the connection is read before it is
+    /// an error: Kubernetes ends streams by resetting them.
+    pub fn poll_read(&mut self, id: StreamId) -> Poll<Result<Option<Bytes>, StreamError>> {
+        let limit = self.config.receive_window as usize;
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return Poll::Ready(Err(Closed::Here.into()));
+        };
+        let before = stream.inbound.bytes();
+        if let Some(piece) = stream.inbound.pop(usize::MAX) {
+            stream.owed.add(piece.len());
+            if before > limit && stream.inbound.bytes() <= limit {
+                self.overfull -= 1;
+            }
+            self.settle(id);
+            return Poll::Ready(Ok(Some(piece)));
+        }
+        if stream.receiving == Receiving::Finished {
+            return Poll::Ready(Ok(None));
+        }
+        match Self::living(&mut self.streams, self.closed.as_ref(), id) {
+            Ok(_) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    /// Ends a stream at once, both ways; what waits is thrown away.
+    pub fn reset(&mut self, id: StreamId, status: ResetStatus) {
+        if let Some(stream) = self.streams.get_mut(&id)
+            && stream.failure.is_none()
+        {
+            let is_over = stream.is_over() || self.closed.is_some();
+            stream.failure = Some(StreamError::ResetHere(status));
+            stream.outbound.clear();
+            self.discard_inbound(id);
+            if !is_over {
+                RstStream { stream: id, status }.encode(&mut self.control);
+            }
+        }
+        self.forget_if_over(id);
+    }
+
+    /// The application lets go of a half. A sender that has not finished did not
+    /// mean an end: its stream is reset. What comes for a receiver that is gone is
+    /// thrown away.
+    pub fn release(&mut self, id: StreamId, half: Half) {
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
+        match half {
+            Half::Sender => {
+                stream.held.sender = false;
+                if stream.sending == Sending::Open && self.closed.is_none() {
+                    return self.reset(id, ResetStatus::Cancel);
+                }
+            }
+            Half::Receiver => {
+                stream.held.receiver = false;
+                self.discard_inbound(id);
+            }
+        }
+        self.forget_if_over(id);
+    }
+
+    /// Asks for an answer: [`Event::Pong`] with this id.
+    pub fn ping(&mut self) -> u32 {
+        let id = self.next_ping;
+        self.next_ping = match id.checked_add(2) {
+            Some(next) if next <= MAX_WINDOW => next,
+            _ => self.role.first_id(),
+        };
+        Ping { id }.encode(&mut self.control);
+        id
+    }
+
+    /// Takes no more streams from now on, of either side.
+    pub fn leave(&mut self) {
+        self.leaving = true;
+    }
+
+    /// Whether no more streams can come, of either side.
+    pub fn takes_no_more(&self) -> bool {
+        self.leaving || self.peer_gone.is_some() || self.closed.is_some()
+    }
+
+    /// Whether the connection may end: somebody wants it to, and no stream is in
+    /// use. Then comes [`Session::go_away`].
+    pub fn may_end(&self) -> bool {
+        let wanted = self.leaving || self.peer_gone.is_some();
+        wanted && !self.has_output() && !self.streams.values().any(Stream::is_busy)
+    }
+
+    /// The last frame. It is not for open streams: moby/spdystream reads nothing
+    /// after it.
+    pub fn go_away(&mut self, status: GoAwayStatus) {
+        let last = self.last_of_peer;
+        GoAway { last, status }.encode(&mut self.control);
+        self.leaving = true;
+    }
+
+    /// The connection is over. What has come can still be read.
+    pub fn close(&mut self, why: Closed) {
+        if self.closed.is_none() {
+            self.closed = Some(match (why, self.peer_gone) {
+                (Closed::ByPeer, Some(status)) => Closed::GoneAway(status),
+                (why, _) => why,
+            });
+        }
+        self.line.clear();
+        for stream in self.streams.values_mut() {
+            stream.outbound.clear();
+        }
+    }
+
+    /// Why the connection is over, when it is.
+    pub fn closed(&self) -> Option<&Closed> {
+        self.closed.as_ref()
+    }
+
+    /// How many streams are known: open ones, and those that the application
+    /// still holds.
+    pub fn streams(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// A stream that has not failed.
+    fn living<'a>(
+        streams: &'a mut HashMap<StreamId, Stream>,
+        closed: Option<&Closed>,
+        id: StreamId,
+    ) -> Result<&'a mut Stream, StreamError> {
+        let stream = streams.get_mut(&id).ok_or(Closed::Here)?;
+        match (&stream.failure, closed) {
+            (Some(failure), _) => Err(failure.clone()),
+            (None, Some(closed)) => Err(closed.clone().into()),
+            (None, None) => Ok(stream),
+        }
+    }
+
+    /// A stream that can be written to.
+    fn writable<'a>(
+        streams: &'a mut HashMap<StreamId, Stream>,
+        closed: Option<&Closed>,
+        id: StreamId,
+    ) -> Result<&'a mut Stream, StreamError> {
+        let stream = Self::living(streams, closed, id)?;
+        if stream.sending == Sending::Open {
+            Ok(stream)
+        } else {
+            Err(StreamError::Finished)
+        }
+    }
+
+    fn forget_if_over(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get(&id) else {
+            return;
+        };
+        if stream.held.any() || !stream.is_over() && self.closed.is_none() {
+            return;
+        }
+        match stream.origin {
+            Origin::Here => self.opened_here -= 1,
+            Origin::Peer => self.opened_by_peer -= 1,
+        }
+        self.streams.remove(&id);
+    }
+
+    /// Throws away what waits for a reader; the other side may send as much again.
+    fn discard_inbound(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
+        let bytes = stream.inbound.clear();
+        stream.owed.add(bytes);
+        if bytes > self.config.receive_window as usize {
+            self.overfull -= 1;
+        }
+        self.settle(id);
+    }
+
+    /// Grants a stream again what was read of it, when it is half of its window.
+    fn settle(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
+        let may_send = stream.receiving == Receiving::Open && stream.failure.is_none();
+        if self.windows_count
+            && may_send
+            && let Some(delta) = stream.owed.settle(self.config.receive_window / 2)
+        {
+            self.grant(Some(id), delta);
+        }
+    }
+
+    /// The same for all together, by much larger steps.
+    fn settle_connection(&mut self) {
+        if self.windows_count
+            && let Some(delta) = self.owed.settle(MAX_WINDOW / 4)
+        {
+            self.grant(None, delta);
+        }
+    }
+
+    fn grant(&mut self, stream: Option<StreamId>, delta: u32) {
+        if self.closed.is_none() {
+            WindowUpdate { stream, delta }.encode(&mut self.control);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Whose turn it is to send.
+
+use bytes::Buf as _;
+
+use super::stream::Sending;
+use super::{Outbox, Session};
+use crate::frame::{DataHead, Fin, StreamId};
+
+/// How much is taken at a time: enough for one write, little enough that answers
+/// to pings do not wait for long.
+const OUTBOX_BYTES: usize = 256 * 1024;
+
+/// How much a stream of the lowest priority sends in its turn. One of priority `p`
+/// sends `8 - p` times as much, 64 KiB at most, in one frame. moby/spdystream
+/// allocates each frame that it reads, and keeps 50 of them for a reader that is
+/// slow.
+const TURN_BYTES: usize = 8 * 1024;
+
+impl Session {
+    /// Whether [`Session::transmit`] has something to give.
+    pub fn has_output(&self) -> bool {
+        !self.control.is_empty() || !self.line.is_empty()
+    }
+
+    /// Moves frames to `outbox`, up to its bound: first all control frames, then
+    /// data, a frame of each stream in turn. `has_room` is told of each stream
+    /// whose writer may go on.
+    pub fn transmit(&mut self, outbox: &mut Outbox, mut has_room: impl FnMut(StreamId)) {
+        if !self.control.is_empty() {
+            outbox.push_frames(self.control.split().freeze());
+        }
+        while outbox.remaining() < OUTBOX_BYTES {
+            let Some(id) = self.line.pop_front() else {
+                return;
+            };
+            if self.take_turn(id, outbox) {
+                has_room(id);
+            }
+            self.stand_in_line(id);
+            self.forget_if_over(id);
+        }
+    }
+
+    /// Sends a frame of a stream; says whether its writer may go on.
+    fn take_turn(&mut self, id: StreamId, outbox: &mut Outbox) -> bool {
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return false;
+        };
+        stream.in_line = false;
+        if !stream.has_output() {
+            return false;
+        }
+        let turn = TURN_BYTES * usize::from(8 - stream.priority.get());
+        let mut length = stream.outbound.bytes().min(turn);
+        if self.windows_count {
+            let connection = self.send_window.available();
+            length = length.min(stream.send_window.available()).min(connection);
+        }
+        let is_last = stream.sending == Sending::Finishing && length == stream.outbound.bytes();
+        if length == 0 && !is_last {
+            // Stands in line again when its window is wider.
+            return false;
+        }
+        outbox.push_head(DataHead {
+            stream: id,
+            fin: if is_last { Fin::Yes } else { Fin::No },
+            length,
+        });
+        let mut left = length;
+        while let Some(piece) = stream.outbound.pop(left) {
+            left -= piece.len();
+            outbox.push_payload(piece);
+        }
+        stream.send_window.spend(length);
+        self.send_window.spend(length);
+        if is_last {
+            stream.sending = Sending::Finished;
+        }
+        let has_room = stream.wants_room && stream.outbound.bytes() <= self.config.send_queue / 2;
+        if has_room {
+            stream.wants_room = false;
+        }
+        has_room
+    }
+
+    /// Lets a stream wait for its turn, if it has something to send and may.
+    pub(super) fn stand_in_line(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
+        let window = stream
+            .send_window
+            .available()
+            .min(self.send_window.available());
+        let is_held = self.windows_count && window == 0 && !stream.outbound.is_empty();
+        if stream.has_output() && !is_held && !stream.in_line && self.closed.is_none() {
+            stream.in_line = true;
+            self.line.push_back(id);
+        }
+    }
+
+    pub(super) fn all_stand_in_line(&mut self) {
+        let mut ids: Vec<_> = self.streams.keys().copied().collect();
+        ids.sort_unstable();
+        for id in ids {
+            self.stand_in_line(id);
+        }
+    }
+}

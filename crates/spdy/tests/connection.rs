@@ -1,0 +1,420 @@
+//! Connections over memory and loopback.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+mod ends;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use ends::{PATTERN, Pair, check, config, drained, pair, pattern, within};
+use skewbridge_spdy::connection::{self, PingError, Stream};
+use skewbridge_spdy::frame::ResetStatus;
+use skewbridge_spdy::{Closed, Config, Error, FlowControl, Headers, OpenError, StreamError};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+use tokio::task::JoinSet;
+
+/// Gives back all that comes, then the end.
+async fn echo(mut stream: Stream) {
+    while let Some(data) = stream.receiver.read().await.unwrap() {
+        stream.sender.write(data).await.unwrap();
+    }
+    stream.sender.finish().unwrap();
+}
+
+#[tokio::test]
+async fn many_streams_share_a_connection() {
+    for flow_control in [
+        FlowControl::Never,
+        FlowControl::Learned,
+        FlowControl::Always,
+    ] {
+        let mut pair = pair(config(flow_control));
+        let mut tasks = JoinSet::new();
+        for index in 0..100usize {
+            let name = index.to_string();
+            let headers = Headers::new().with("requestid", &name);
+            let mut stream = pair.client.open(headers).unwrap();
+            tasks.spawn(async move {
+                stream.answered().await.unwrap();
+                let bytes = index * 1000;
+                stream.sender.write(pattern(0, bytes)).await.unwrap();
+                stream.sender.finish().unwrap();
+                assert_eq!(check(stream.receiver).await.unwrap(), bytes);
+            });
+        }
+        for index in 0..100 {
+            let request = pair.incoming.next().await.unwrap();
+            let name = index.to_string();
+            assert_eq!(request.headers().get("requestID"), Some(&*name));
+            tasks.spawn(echo(request.accept(Headers::new()).unwrap()));
+        }
+        within(tasks.join_all()).await;
+        pair.end_well().await;
+    }
+}
+
+#[tokio::test]
+async fn either_side_closes_its_half_first() {
+    let mut pair = pair(Config::default());
+    for client_first in [true, false] {
+        let (mut client, mut server) = pair.stream().await;
+        let (first, second) = if client_first {
+            (&mut client, &mut server)
+        } else {
+            (&mut server, &mut client)
+        };
+        first.sender.write("one".into()).await.unwrap();
+        first.sender.finish().unwrap();
+        first.sender.finish().unwrap();
+        let late = first.sender.write("late".into()).await;
+        assert!(matches!(late, Err(StreamError::Finished)));
+        assert_eq!(drained(&mut second.receiver).await.unwrap(), "one");
+        // The other half goes on.
+        second.sender.write("two ".into()).await.unwrap();
+        second.sender.write("three".into()).await.unwrap();
+        second.sender.finish().unwrap();
+        assert_eq!(drained(&mut first.receiver).await.unwrap(), "two three");
+    }
+    pair.end_well().await;
+}
+
+#[tokio::test]
+async fn a_reset_ends_one_stream_after_what_came_before_it() {
+    let mut pair = pair(Config::default());
+    let (mut other, echoing) = pair.stream().await;
+    let echoing = tokio::spawn(echo(echoing));
+    let (client, server) = pair.stream().await;
+    let (mut reader, mut writer) = (client.receiver, client.sender);
+    let mut server_sender = server.sender;
+    server_sender.write("status".into()).await.unwrap();
+    // It is on its way when the answer to a ping has come after it.
+    pair.server.ping().await.unwrap();
+    server_sender.reset(ResetStatus::Cancel);
+    assert_eq!(reader.read().await.unwrap(), Some("status".into()));
+    let end = within(reader.read()).await;
+    assert!(matches!(
+        end,
+        Err(StreamError::ResetByPeer(ResetStatus::Cancel))
+    ));
+    assert!(writer.write("late".into()).await.is_err());
+    assert!(writer.finish().is_err());
+
+    other.sender.write("alive".into()).await.unwrap();
+    other.sender.finish().unwrap();
+    assert_eq!(drained(&mut other.receiver).await.unwrap(), "alive");
+    echoing.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_sender_dropped_without_an_end_is_no_end() {
+    let mut pair = pair(Config::default());
+    let (client, mut server) = pair.stream().await;
+    drop(client.sender);
+    let end = within(server.receiver.read()).await;
+    assert!(matches!(end, Err(StreamError::ResetByPeer(_))), "{end:?}");
+}
+
+#[tokio::test]
+async fn streams_that_nobody_wants_are_refused() {
+    let mut pair = pair(Config::default());
+    let mut refused = pair.client.open(Headers::new()).unwrap();
+    let mut dropped = pair.client.open(Headers::new()).unwrap();
+    let mut unseen = pair.client.open(Headers::new()).unwrap();
+    let request = pair.incoming.next().await.unwrap();
+    request.refuse(ResetStatus::InternalError);
+    drop(pair.incoming.next().await.unwrap());
+    drop(pair.incoming);
+    let answer = within(refused.answered()).await;
+    assert!(matches!(
+        answer,
+        Err(StreamError::ResetByPeer(ResetStatus::InternalError))
+    ));
+    for stream in [&mut dropped, &mut unseen] {
+        let answer = within(stream.answered()).await;
+        assert!(matches!(answer, Err(StreamError::Refused)), "{answer:?}");
+    }
+    let mut late = pair.client.open(Headers::new()).unwrap();
+    let answer = within(late.answered()).await;
+    assert!(matches!(answer, Err(StreamError::Refused)), "{answer:?}");
+}
+
+/// Writes until the stream takes no more for a while; gives how much it took.
+async fn fill(stream: &mut Stream) -> usize {
+    let mut bytes = 0;
+    loop {
+        let piece = pattern(bytes, 10_000);
+        let write = stream.sender.write(piece);
+        if tokio::time::timeout(Duration::from_millis(300), write)
+            .await
+            .is_err()
+        {
+            return bytes;
+        }
+        bytes += 10_000;
+        assert!(bytes < 10_000_000, "no bound");
+    }
+}
+
+#[tokio::test]
+async fn a_slow_reader_slows_its_own_stream_where_there_are_windows() {
+    let mut pair = pair(config(FlowControl::Learned));
+    let (mut slow, not_read) = pair.stream().await;
+    let bytes = fill(&mut slow).await;
+    // Its window and its queue, and what one write and one piece are over.
+    assert!(bytes <= 100_000 + 50_000 + 2 * 10_000, "{bytes}");
+    let (mut quick, echoing) = pair.stream().await;
+    let echoing = tokio::spawn(echo(echoing));
+    quick.sender.write(pattern(0, 500_000)).await.unwrap();
+    quick.sender.finish().unwrap();
+    assert_eq!(within(check(quick.receiver)).await.unwrap(), 500_000);
+    echoing.await.unwrap();
+    within(pair.client.ping()).await.unwrap();
+    slow.sender.finish().unwrap();
+    assert_eq!(within(check(not_read.receiver)).await.unwrap(), bytes);
+}
+
+#[tokio::test]
+async fn a_slow_reader_stops_a_connection_without_windows_and_nothing_grows() {
+    let mut pair = pair(config(FlowControl::Never));
+    let (mut slow, not_read) = pair.stream().await;
+    let bytes = fill(&mut slow).await;
+    // Also what lies in the pipe, in the outbox and in one read.
+    assert!(bytes <= 100_000 + 50_000 + 64_000 + 512_000, "{bytes}");
+    slow.sender.finish().unwrap();
+    assert_eq!(within(check(not_read.receiver)).await.unwrap(), bytes);
+    within(pair.client.ping()).await.unwrap();
+    // A reader that is gone stops nobody.
+    let (mut unread, server) = pair.stream().await;
+    let (receiver, _sender) = (server.receiver, server.sender);
+    drop(receiver);
+    for _ in 0..100 {
+        within(unread.sender.write(pattern(0, 50_000)))
+            .await
+            .unwrap();
+    }
+    within(pair.client.ping()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn much_goes_both_ways_at_once_unharmed() {
+    const BYTES: usize = 200 << 20;
+    async fn both(stream: Stream) {
+        let Stream {
+            mut sender,
+            receiver,
+        } = stream;
+        let reader = tokio::spawn(check(receiver));
+        let mut sent = 0;
+        while sent < BYTES {
+            let piece = PATTERN.slice(sent % PATTERN.len()..);
+            let piece = piece.slice(..piece.len().min(BYTES - sent).min(32 * 1024));
+            sent += piece.len();
+            sender.write(piece).await.unwrap();
+        }
+        sender.finish().unwrap();
+        assert_eq!(reader.await.unwrap().unwrap(), BYTES);
+    }
+    for flow_control in [FlowControl::Never, FlowControl::Learned] {
+        let config = Config {
+            flow_control,
+            ..Config::default()
+        };
+        let (here, there) = ends::loopback().await;
+        let mut over_tcp = Pair::over(here, there, config.clone());
+        let (here, there) = duplex(64 * 1024);
+        let mut flat = Pair::over(ends::Flat(here), ends::Flat(there), config);
+        for pair in [&mut over_tcp, &mut flat] {
+            let (client, server) = pair.stream().await;
+            let server = tokio::spawn(both(server));
+            within(both(client)).await;
+            within(server).await.unwrap();
+        }
+        over_tcp.end_well().await;
+        flat.end_well().await;
+    }
+}
+
+#[tokio::test]
+async fn the_narrowest_pipe_will_do() {
+    let (here, there) = duplex(1);
+    let mut pair = Pair::over(here, there, Config::default());
+    let (mut client, server) = pair.stream().await;
+    let server = tokio::spawn(echo(server));
+    client.sender.write(pattern(0, 20_000)).await.unwrap();
+    client.sender.finish().unwrap();
+    assert_eq!(within(check(client.receiver)).await.unwrap(), 20_000);
+    server.await.unwrap();
+    drop(client.sender);
+    pair.end_well().await;
+}
+
+#[tokio::test]
+async fn when_the_other_side_dies_everybody_learns_it() {
+    let mut pair = pair(Config::default());
+    let (mut client, mut server) = pair.stream().await;
+    let mut unanswered = pair.client.open(Headers::new()).unwrap();
+    server.sender.write("last words".into()).await.unwrap();
+    pair.server.ping().await.unwrap();
+    pair.server_driver.abort();
+    within(&mut pair.server_driver).await.unwrap_err();
+
+    // The pipe is gone between two frames: no failure, but no end of a stream.
+    within(&mut pair.client_driver).await.unwrap().unwrap();
+    let data = client.receiver.read().await.unwrap();
+    assert_eq!(data, Some("last words".into()));
+    let end = within(client.receiver.read()).await;
+    assert!(
+        matches!(end, Err(StreamError::Closed(Closed::ByPeer))),
+        "{end:?}"
+    );
+    assert!(client.sender.write("x".into()).await.is_err());
+    assert!(within(unanswered.answered()).await.is_err());
+    let ping = within(pair.client.ping()).await;
+    assert!(matches!(ping, Err(PingError::Closed(_))), "{ping:?}");
+    let opened = pair.client.open(Headers::new());
+    assert!(matches!(opened, Err(OpenError::Closed(_))), "{opened:?}");
+
+    // Its own streams learn that the driver is gone.
+    let end = within(server.receiver.read()).await;
+    assert!(
+        matches!(end, Err(StreamError::Closed(Closed::Here))),
+        "{end:?}"
+    );
+    assert!(within(pair.incoming.next()).await.is_some());
+    assert!(within(pair.incoming.next()).await.is_none());
+}
+
+#[tokio::test]
+async fn waiting_ends_when_the_connection_does() {
+    let mut pair = pair(config(FlowControl::Learned));
+    let (mut client, mut server) = pair.stream().await;
+    fill(&mut client).await;
+    let Stream {
+        mut sender,
+        mut receiver,
+    } = client;
+    let writing = tokio::spawn(async move { sender.write("x".into()).await });
+    let reading = tokio::spawn(async move { receiver.read().await });
+    let handle = pair.client.clone();
+    let server_handle = pair.server.clone();
+    tokio::task::yield_now().await;
+    pair.client_driver.abort();
+    assert!(within(writing).await.unwrap().is_err());
+    assert!(within(reading).await.unwrap().is_err());
+    assert!(within(handle.ping()).await.is_err());
+    within(pair.server_driver).await.unwrap().unwrap();
+    assert!(server_handle.closed().is_some());
+    while let Ok(data) = within(server.receiver.read()).await {
+        assert!(data.is_some(), "a clean end");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_is_closed_ends_when_its_streams_have() {
+    let mut pair = pair(Config::default());
+    let (mut client, mut server) = pair.stream().await;
+    pair.client.close();
+    assert!(matches!(
+        pair.client.open(Headers::new()),
+        Err(OpenError::GoingAway)
+    ));
+    let mut refused = pair.server.open(Headers::new()).unwrap();
+    let answer = within(refused.answered()).await;
+    assert!(matches!(answer, Err(StreamError::Refused)), "{answer:?}");
+    drop(refused);
+
+    client.sender.write(pattern(0, 200_000)).await.unwrap();
+    client.sender.finish().unwrap();
+    server.sender.write("bye".into()).await.unwrap();
+    server.sender.finish().unwrap();
+    assert_eq!(drained(&mut client.receiver).await.unwrap(), "bye");
+    drop(client);
+    within(&mut pair.client_driver).await.unwrap().unwrap();
+    // All of it has come, though the connection has ended.
+    assert_eq!(check(server.receiver).await.unwrap(), 200_000);
+    drop(server.sender);
+    within(&mut pair.server_driver).await.unwrap().unwrap();
+    assert!(pair.incoming.next().await.is_none());
+}
+
+#[tokio::test]
+async fn a_driver_ends_when_nobody_uses_it() {
+    let pair = pair(Config::default());
+    drop((pair.client, pair.server, pair.incoming));
+    within(pair.client_driver).await.unwrap().unwrap();
+    within(pair.server_driver).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn who_does_not_speak_spdy_is_told_and_left() {
+    let (here, mut there) = duplex(4096);
+    let (handle, _incoming, driver) = connection::server(here, Config::default());
+    let driver = tokio::spawn(driver);
+    let mut stream = handle.open(Headers::new()).unwrap();
+    there
+        .write_all(b"\x80\x02\0\x06\0\0\0\x04\0\0\0\x07")
+        .await
+        .unwrap();
+    let answer = within(stream.answered()).await;
+    assert!(
+        matches!(
+            answer,
+            Err(StreamError::Closed(Closed::Failed(Error::Version(2))))
+        ),
+        "{answer:?}"
+    );
+    let mut said = Vec::new();
+    within(there.read_to_end(&mut said)).await.unwrap();
+    assert!(said.ends_with(b"\x80\x03\0\x07\0\0\0\x08\0\0\0\0\0\0\0\x01"));
+    drop(there);
+    assert!(within(driver).await.unwrap().is_err());
+}
+
+#[tokio::test]
+async fn a_connection_cut_off_inside_a_frame_has_failed() {
+    let (here, mut there) = duplex(4096);
+    let (_handle, _incoming, driver) = connection::server(here, Config::default());
+    let driver = tokio::spawn(driver);
+    there
+        .write_all(b"\x80\x03\0\x06\0\0\0\x04\0\0")
+        .await
+        .unwrap();
+    drop(there);
+    let end = within(driver).await.unwrap();
+    assert!(matches!(end, Err(Error::CutOff)), "{end:?}");
+}
+
+#[tokio::test]
+async fn what_came_is_read_though_nothing_can_be_sent() {
+    let mut pair = pair(Config::default());
+    let (mut client, mut server) = pair.stream().await;
+    server.sender.write("status".into()).await.unwrap();
+    server.sender.finish().unwrap();
+    pair.server.ping().await.unwrap();
+    // The pipe breaks under what the client writes before it has read the rest.
+    pair.server_driver.abort();
+    client.sender.write(pattern(0, 300_000)).await.unwrap();
+    assert_eq!(drained(&mut client.receiver).await.unwrap(), "status");
+    within(pair.client_driver).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn pings_are_answered_while_much_is_sent() {
+    let mut pair = pair(Config::default());
+    let (mut client, server) = pair.stream().await;
+    let reading = tokio::spawn(check(server.receiver));
+    let sending = tokio::spawn(async move {
+        for index in 0..400 {
+            let data: Bytes = pattern(index * 100_000, 100_000);
+            client.sender.write(data).await.unwrap();
+        }
+        client.sender.finish().unwrap();
+        client
+    });
+    for _ in 0..20 {
+        let (here, there) = tokio::join!(pair.client.ping(), pair.server.ping());
+        assert!(here.is_ok() && there.is_ok());
+    }
+    within(sending).await.unwrap();
+    assert_eq!(within(reading).await.unwrap().unwrap(), 40_000_000);
+}

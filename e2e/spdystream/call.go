@@ -1,0 +1,190 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/moby/spdystream"
+)
+
+const (
+	bulk = 200 << 20
+	// As client-go waits for a stream to be answered.
+	patience = 30 * time.Second
+)
+
+type client struct {
+	*spdystream.Connection
+}
+
+// Asks a server for everything, and ends as Kubernetes does: by resetting its
+// streams and going away.
+func call(address string) error {
+	socket, err := net.Dial("tcp", address)
+	if err != nil {
+		return err
+	}
+	connection, err := spdystream.NewConnection(socket, false)
+	if err != nil {
+		return err
+	}
+	go connection.Serve(spdystream.NoOpStreamHandler)
+	client := client{connection}
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"echoes", client.echoes},
+		{"send", func() error { return client.transfer("send") }},
+		{"receive", func() error { return client.transfer("receive") }},
+		{"both", func() error { return client.transfer("both") }},
+		{"reset", client.reset},
+		{"refuse", client.refuse},
+		{"cancel", client.cancel},
+		{"ping", client.ping},
+	} {
+		start := time.Now()
+		if err := step.do(); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+		fmt.Printf("%s: %v\n", step.name, time.Since(start))
+	}
+	open, err := client.open("ignore", 0)
+	if err != nil {
+		return err
+	}
+	if err := open.Reset(); err != nil {
+		return err
+	}
+	return connection.CloseWait()
+}
+
+func (c client) open(task string, size int) (*spdystream.Stream, error) {
+	headers := http.Header{}
+	headers.Set("task", task)
+	headers.Set("bytes", strconv.Itoa(size))
+	stream, err := c.CreateStream(headers, nil, false)
+	if err != nil {
+		return nil, err
+	}
+	return stream, stream.WaitTimeout(patience)
+}
+
+// Several streams at once, each closed by halves.
+func (c client) echoes() error {
+	var wait sync.WaitGroup
+	failures := make(chan error, 20)
+	for index := range cap(failures) {
+		wait.Go(func() { failures <- c.echo(index * 10_000) })
+	}
+	wait.Wait()
+	close(failures)
+	var all error
+	for failure := range failures {
+		all = errors.Join(all, failure)
+	}
+	return all
+}
+
+func (c client) echo(size int) error {
+	stream, err := c.open("echo", 0)
+	if err != nil {
+		return err
+	}
+	received := make(chan error, 1)
+	go func() { received <- receive(stream, size) }()
+	if err := send(stream, size); err != nil {
+		return err
+	}
+	if err := stream.Close(); err != nil {
+		return err
+	}
+	return <-received
+}
+
+// The task is the server's.
+func (c client) transfer(task string) error {
+	stream, err := c.open(task, bulk)
+	if err != nil {
+		return err
+	}
+	received := make(chan error, 1)
+	if task != "receive" {
+		go func() { received <- receive(stream, bulk) }()
+	}
+	if task != "send" {
+		if err := send(stream, bulk); err != nil {
+			return err
+		}
+	}
+	if err := stream.Close(); err != nil {
+		return err
+	}
+	if task != "receive" {
+		return <-received
+	}
+	answer, err := io.ReadAll(stream)
+	if err == nil && string(answer) != strconv.Itoa(bulk) {
+		err = fmt.Errorf("answered %q", answer)
+	}
+	return err
+}
+
+func (c client) reset() error {
+	stream, err := c.open("reset", 0)
+	if err != nil {
+		return err
+	}
+	// To this library a reset is an end like any other.
+	before, err := io.ReadAll(stream)
+	if err == nil && string(before) != "before" {
+		err = fmt.Errorf("read %q", before)
+	}
+	return err
+}
+
+func (c client) refuse() error {
+	if _, err := c.open("refuse", 0); !errors.Is(err, spdystream.ErrReset) {
+		return fmt.Errorf("not refused: %w", err)
+	}
+	return nil
+}
+
+// The server has to let go of a stream that is reset here, and to say so to the
+// next one who asks.
+func (c client) cancel() error {
+	stream, err := c.open("ignore", 0)
+	if err != nil {
+		return err
+	}
+	if _, err := stream.Write([]byte("x")); err != nil {
+		return err
+	}
+	if err := stream.Reset(); err != nil {
+		return err
+	}
+	asking, err := c.open("cancelled", 0)
+	if err != nil {
+		return err
+	}
+	answer, err := io.ReadAll(asking)
+	if err == nil && string(answer) != "Cancel" {
+		err = fmt.Errorf("answered %q", answer)
+	}
+	return errors.Join(err, asking.Close())
+}
+
+func (c client) ping() error {
+	for range 10 {
+		if _, err := c.Ping(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
