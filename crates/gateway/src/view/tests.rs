@@ -197,6 +197,48 @@ fn every_server_makes_the_same_of_it() {
     }
 }
 
+/// Whoever is heard of first.
+#[test]
+fn the_order_of_arrival_does_not_matter() {
+    let told = [
+        ("a", ["a.example.com/v1:x", "b.example.com/v1:y"]),
+        ("k", ["b.example.com/v1:z", "c.example.com/v1:x"]),
+        ("z", ["c.example.com/v2:x", "a.example.com/v1:y"]),
+    ];
+    let mut seen = std::collections::BTreeSet::new();
+    for order in [
+        [0, 1, 2],
+        [0, 2, 1],
+        [1, 0, 2],
+        [1, 2, 0],
+        [2, 0, 1],
+        [2, 1, 0],
+    ] {
+        let now = Instant::now();
+        let mut roster = Roster::new(identity("m"));
+        for at in order {
+            let (name, words) = &told[at];
+            let lease = Seen {
+                identity: identity(name),
+                holder: "h".to_owned(),
+                resource_version: "1".to_owned(),
+            };
+            roster.lease(lease, now);
+            let address = ([127, 0, 0, 1], 1).into();
+            roster.addresses(&[(identity(name), address)].into(), now);
+            roster.due(now);
+            let told = Ok(served(words, "theirs", 36));
+            roster.fetched(&identity(name), told, now, SystemTime::now(), 0.0);
+        }
+        let local = Arc::new(served(&LOCAL, "\"ours\"", 36));
+        let shared = Exclusions::new().snapshot();
+        let view = View::of(&identity("m"), &local, &roster.snapshot(), &shared, None).unwrap();
+        assert_eq!(view.sources.len(), 4);
+        seen.insert(view.apis.json.clone());
+    }
+    assert_eq!(seen.len(), 1);
+}
+
 #[test]
 fn without_a_peer_that_has_told_the_local_document_is_all() {
     assert!(view(36, "a", &[]).is_none());
