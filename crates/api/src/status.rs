@@ -41,6 +41,11 @@ impl Status {
         Self::new(401, "Unauthorized", "Unauthorized")
     }
 
+    /// 403: this caller may not.
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(403, "Forbidden", message)
+    }
+
     /// 404: nothing of that name is here.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(404, "NotFound", message)

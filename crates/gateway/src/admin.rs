@@ -55,7 +55,7 @@ impl Service for Admin {
     async fn call(&self, request: Request<RequestBody>) -> Answer {
         Answer {
             response: self.answer(&request).map(ResponseBody::full),
-            upgraded: None,
+            switched: None,
             record: Record::none(),
         }
     }

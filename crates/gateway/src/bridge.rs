@@ -27,6 +27,7 @@ use crate::local_identity::LocalIdentity;
 use crate::membership::{LocalOnly, Membership};
 use crate::metrics::Metrics;
 use crate::serve::h1::Patience;
+use crate::streams::Streams;
 use crate::tls::reload::{Files, LoadError};
 use crate::view::Complete;
 use crate::worker::Worker;
@@ -156,6 +157,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         complete: Complete::of(&config.features),
         interop: interop.as_ref().ok().cloned(),
         turns: AtomicU64::new(random()?),
+        streams: Streams::new(config),
     });
     let workers = (0..config.workers.get())
         .map(|number| Worker::start(number, bridge.clone()))

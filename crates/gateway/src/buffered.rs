@@ -72,13 +72,22 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
             return encoder.write_data(&mut self.output, &data);
         }
         encoder.write_data_prefix(&mut self.output, data.len())?;
+        self.push_data(data);
+        encoder.write_data_suffix(&mut self.output);
+        Ok(())
+    }
+
+    /// Writes these bytes, from where they lie if there are many.
+    pub(crate) fn push_data(&mut self, data: Bytes) {
+        if data.len() < COPY_BELOW {
+            self.output.extend_from_slice(&data);
+            return;
+        }
         if !self.output.is_empty() {
             let before = self.output.split().freeze();
             self.push(before);
         }
         self.push(data);
-        encoder.write_data_suffix(&mut self.output);
-        Ok(())
     }
 
     fn push(&mut self, bytes: Bytes) {

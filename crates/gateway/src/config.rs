@@ -209,8 +209,21 @@ pub struct Etcd {
 pub struct Streams {
     /// `--translate-streams`
     pub translate: TranslateStreams,
+    /// `--upstream-streams`
+    pub upstream: UpstreamStreams,
     /// `--stream-ping-interval`
     pub ping_interval: Duration,
+    /// `--streaming-connection-idle-timeout`
+    pub idle_timeout: Duration,
+}
+
+/// What the way to upstream carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UpstreamStreams {
+    /// WebSocket and SPDY.
+    Any,
+    /// WebSocket only.
+    WebSocket,
 }
 
 /// When WebSocket streams are carried upstream as SPDY.

@@ -21,7 +21,7 @@ use skewbridge_api::version::Version as KubeVersion;
 use skewbridge_peers::Peer;
 
 use crate::body::{RequestBody, ResponseBody};
-use crate::caller::{Caller, Presented, Recognised};
+use crate::caller::{Caller, Presented, Recognised, Trust};
 use crate::cluster::{Hint, Interop};
 use crate::config::Limits;
 use crate::drain::Drain;
@@ -34,6 +34,7 @@ use crate::record::Record;
 use crate::respond;
 use crate::route::{self, Journey, Refusal, Route};
 use crate::serve::{Answer, Service};
+use crate::streams::{self, Carried, Job, Streams, Switch, Switched};
 use crate::tls::reload::Live;
 use crate::upstream::{Pool, Pools, Prefer, Repeat, Replay, Reply};
 use crate::view::{Complete, Instead};
@@ -70,6 +71,8 @@ pub struct Bridge {
     pub(crate) complete: Complete,
     /// Requests that went to peers so far.
     pub turns: AtomicU64,
+    /// How exec, attach and port-forward are carried.
+    pub(crate) streams: Streams,
 }
 
 impl Bridge {
@@ -126,22 +129,22 @@ impl Service for Connection {
             record.log(&head);
         }
         match self.handle(&mut head, body, &mut record).await {
-            Ok(Reply::Response(mut response)) => {
+            Ok(Carried::Response(mut response)) => {
                 hygiene::remove_hop_by_hop(response.headers_mut());
                 // Whoever answered does not say for us what a peer may repeat.
                 remove_not_processed(response.headers_mut());
                 record.status(response.status());
                 Answer {
                     response,
-                    upgraded: None,
+                    switched: None,
                     record,
                 }
             }
-            Ok(Reply::Upgraded(response, upgraded)) => {
+            Ok(Carried::Switched(response, switched)) => {
                 record.status(response.status());
                 Answer {
                     response: response.map(|()| ResponseBody::empty()),
-                    upgraded: Some(upgraded),
+                    switched: Some(switched),
                     record,
                 }
             }
@@ -149,7 +152,7 @@ impl Service for Connection {
                 record.status(refused.status());
                 Answer {
                     response: refused.map(ResponseBody::full),
-                    upgraded: None,
+                    switched: None,
                     record,
                 }
             }
@@ -163,10 +166,11 @@ impl Connection {
         head: &mut Parts,
         body: RequestBody,
         record: &mut Record,
-    ) -> Result<Reply, Response<Bytes>> {
+    ) -> Result<Carried, Response<Bytes>> {
         let bridge = &*self.0.bridge;
         let trust = bridge.live.trust.load_full();
         let format = negotiate_error_format(&head.headers);
+        let switch = Switch::read(&head.method, &head.headers);
         let upgrade = clean(head);
         let Recognised { caller, from_peer } = self.0.presented.caller(&trust, &head.headers);
         record.caller(caller.name());
@@ -193,7 +197,7 @@ impl Connection {
         };
         if let Some(recalled) = instead.begin(head, bridge).await {
             record.route("discovery");
-            return Ok(Reply::Response(recalled));
+            return Ok(Carried::Response(recalled));
         }
         self.mark(head);
 
@@ -202,36 +206,35 @@ impl Connection {
             (None, Version::HTTP_2) => Prefer::H2,
             (None, _) => Prefer::H1,
         };
+        let asks_to_switch = upgrade.is_some();
         if let Some(upgrade) = upgrade {
             head.headers.insert(UPGRADE, upgrade);
         }
-        let body = Replay::new(body, trust.clone(), decided.repeat);
-        let mut request = Request::from_parts(take(head), body);
-        let envoy = Envoy {
-            bridge,
-            pools: &self.0.pools,
+        let trip = Trip {
+            envoy: Envoy {
+                bridge,
+                pools: &self.0.pools,
+                trust: &trust,
+                caller: &caller,
+                prefer,
+                subject: &decided.subject,
+            },
+            going: &decided.route,
             trust: &trust,
-            caller: &caller,
-            prefer,
-            subject: &decided.subject,
+            repeat: decided.repeat,
+            deadline: Deadline::of(decided.long_running, &bridge.limits),
+            format,
+            from_peer,
         };
-        let sent = async {
-            match decided.route {
-                Going::Local(pool) => local::forward(&envoy, &pool, &mut request, record).await,
-                // Boxed: most requests stay here, and watches are many.
-                Going::Peers(peers) => {
-                    Box::pin(peer::forward(&envoy, peers, &mut request, record)).await
-                }
-            }
-        };
-        let deadline = Deadline::of(decided.long_running, &bridge.limits);
-        let mut reply = deadline.enforce(sent).await.map_err(|unanswered| {
-            let mut answer = respond::status(&unanswered.status, format);
-            if from_peer && unanswered.untouched {
-                not_processed(answer.headers_mut());
-            }
-            answer
-        })?;
+        if let Some(switch) = switch
+            && asks_to_switch
+            && body.is_done()
+            && let Some(job) = trip.job(switch)
+        {
+            // Boxed: watches are many, and do not come here.
+            return Box::pin(streams::carry(job, take(head), &trip, record)).await;
+        }
+        let mut reply = trip.send_with(take(head), body, record).await?;
         if !matches!(instead, Instead::Nothing)
             && let Reply::Response(response) = reply
         {
@@ -256,7 +259,12 @@ impl Connection {
             let end = WatchEnd::new(&bridge.drain, share, response.headers());
             response.body_mut().end_with(end);
         }
-        Ok(reply)
+        Ok(match reply {
+            Reply::Response(response) => Carried::Response(response),
+            Reply::Upgraded(response, upgraded) => {
+                Carried::Switched(response, Switched::Tunnel(upgraded, None))
+            }
+        })
     }
 
     fn decide(
@@ -335,6 +343,105 @@ impl Connection {
         }
         hygiene::forwarded(&mut head.headers, self.0.peer.ip().to_canonical());
         self.0.bridge.via.add(&mut head.headers, head.version);
+    }
+}
+
+/// A request that is about to leave: where to, for whom, and what is said if no
+/// answer comes.
+pub(crate) struct Trip<'a> {
+    envoy: Envoy<'a>,
+    going: &'a Going,
+    trust: &'a Arc<Trust>,
+    repeat: Repeat,
+    deadline: Deadline,
+    format: Format,
+    from_peer: bool,
+}
+
+impl Trip<'_> {
+    /// The bridge that it passes.
+    pub(crate) fn bridge(&self) -> &Bridge {
+        self.envoy.bridge
+    }
+
+    /// Sends a request without a body.
+    pub(crate) async fn send(
+        &self,
+        head: Parts,
+        record: &mut Record,
+    ) -> Result<Reply, Response<Bytes>> {
+        self.send_with(head, RequestBody::Empty, record).await
+    }
+
+    async fn send_with(
+        &self,
+        head: Parts,
+        body: RequestBody,
+        record: &mut Record,
+    ) -> Result<Reply, Response<Bytes>> {
+        let body = Replay::new(body, self.trust.clone(), self.repeat);
+        let mut request = Request::from_parts(head, body);
+        let sent = async {
+            match self.going {
+                Going::Local(pool) => local::forward(&self.envoy, pool, &mut request, record).await,
+                // Boxed: most requests stay here, and watches are many.
+                Going::Peers(peers) => {
+                    let peers = peers.clone();
+                    Box::pin(peer::forward(&self.envoy, peers, &mut request, record)).await
+                }
+            }
+        };
+        self.deadline.enforce(sent).await.map_err(|unanswered| {
+            let mut answer = self.refuse(&unanswered.status);
+            if self.from_peer && unanswered.untouched {
+                not_processed(answer.headers_mut());
+            }
+            answer
+        })
+    }
+
+    /// Asks something else of the same server, for the same caller.
+    pub(crate) async fn ask(
+        &self,
+        head: Parts,
+        body: RequestBody,
+        record: &mut Record,
+    ) -> Result<Reply, Response<Bytes>> {
+        let asking = Trip {
+            envoy: Envoy {
+                prefer: Prefer::H1,
+                ..self.envoy
+            },
+            ..*self
+        };
+        asking.send_with(head, body, record).await
+    }
+
+    /// What is asked for.
+    pub(crate) fn read<T>(&self, with: impl FnOnce(&RequestInfo<'_>) -> T) -> Option<T> {
+        self.envoy.subject.read(with)
+    }
+
+    /// Answers with a Status.
+    pub(crate) fn refuse(&self, status: &Status) -> Response<Bytes> {
+        respond::status(status, self.format)
+    }
+
+    /// What is to be done with a request to switch protocols, if it is for a stream.
+    fn job(&self, switch: Switch) -> Option<Job> {
+        let version = match self.going {
+            Going::Local(_) => self.bridge().upstream_version.load().as_deref().copied(),
+            // Whichever of them will answer: the one that knows least counts.
+            Going::Peers(peers) => {
+                let versions = peers.iter().map(|peer| peer.served.as_ref()?.version);
+                versions.min().flatten()
+            }
+        };
+        let streams = &self.bridge().streams;
+        self.envoy
+            .subject
+            .read(|info| streams.job(switch, info, version))
+            .flatten()
     }
 }
 

@@ -17,6 +17,7 @@ use prometheus_client::registry::Registry;
 use crate::discovery_metrics::DiscoveryMetrics;
 use crate::peer_metrics::PeerMetrics;
 use crate::process_metrics::ProcessMetrics;
+use crate::streams::StreamMetrics;
 
 /// A number that goes up and down, kept at hand by who changes it.
 pub type Gauge = gauge::Gauge<i64, AtomicI64>;
@@ -41,6 +42,7 @@ struct Inner {
     ready: Gauge,
     peers: PeerMetrics,
     discovery: DiscoveryMetrics,
+    streams: StreamMetrics,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -172,6 +174,7 @@ impl Metrics {
         );
         let peers = PeerMetrics::register(&mut registry);
         let discovery = DiscoveryMetrics::register(&mut registry);
+        let streams = StreamMetrics::register(&mut registry);
         registry.register_collector(Box::new(ProcessMetrics));
         Self(Arc::new(Inner {
             registry,
@@ -188,6 +191,7 @@ impl Metrics {
             ready,
             peers,
             discovery,
+            streams,
         }))
     }
 
@@ -206,6 +210,11 @@ impl Metrics {
 
     pub(crate) fn peers(&self) -> &PeerMetrics {
         &self.0.peers
+    }
+
+    /// What concerns exec, attach and port-forward.
+    pub(crate) fn streams(&self) -> &StreamMetrics {
+        &self.0.streams
     }
 
     pub(crate) fn request(

@@ -1,17 +1,18 @@
 //! After 101: bytes both ways, until both sides have said their last.
 
 use std::io;
-use std::pin::{Pin, pin};
-use std::task::{Context, Poll};
+use std::pin::pin;
 use std::time::Duration;
 
-use bytes::{Buf, BytesMut};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf, split};
+use bytes::BytesMut;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, split};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
+use crate::prefixed::Prefixed;
 use crate::record::Record;
 use crate::serve::ClientIo;
+use crate::streams::{Ended, Tally};
 use crate::upstream::h1::Upgraded;
 
 /// One TLS record each way.
@@ -26,7 +27,13 @@ const LINGER: Duration = Duration::from_secs(5);
 /// end in that one (exec's stdin ends long before its output). An upstream that
 /// no longer listens may still have much to say (a command that ends before its
 /// stdin does): what the client sends then goes nowhere, and the rest comes down.
-pub(crate) async fn run(client: ClientIo, sent: BytesMut, upstream: Upgraded, mut record: Record) {
+pub(crate) async fn run(
+    client: ClientIo,
+    sent: BytesMut,
+    upstream: Upgraded,
+    mut record: Record,
+    tally: Option<Tally>,
+) {
     let Upgraded { io, input, slot } = upstream;
     let (mut client_reader, mut client_writer) = split(Prefixed {
         prefix: sent,
@@ -35,9 +42,14 @@ pub(crate) async fn run(client: ClientIo, sent: BytesMut, upstream: Upgraded, mu
     let (mut upstream_reader, mut upstream_writer) = split(Prefixed { prefix: input, io });
     let mut down_bytes = 0;
     let upstream_ended = Notify::new();
+    let count_up = |bytes| {
+        if let Some(tally) = &tally {
+            tally.up(bytes);
+        }
+    };
     let ended = {
         let mut up = pin!(async {
-            match pass(&mut client_reader, &mut upstream_writer, |_| ()).await {
+            match pass(&mut client_reader, &mut upstream_writer, count_up).await {
                 Err(Broken::Write(_)) => {
                     let bound = async {
                         upstream_ended.notified().await;
@@ -52,7 +64,12 @@ pub(crate) async fn run(client: ClientIo, sent: BytesMut, upstream: Upgraded, mu
             }
         });
         let mut down = pin!(async {
-            let count = |bytes| down_bytes += bytes;
+            let count = |bytes| {
+                down_bytes += bytes;
+                if let Some(tally) = &tally {
+                    tally.down(bytes);
+                }
+            };
             let ended = pass(&mut upstream_reader, &mut client_writer, count).await;
             upstream_ended.notify_one();
             ended
@@ -70,6 +87,12 @@ pub(crate) async fn run(client: ClientIo, sent: BytesMut, upstream: Upgraded, mu
     };
     record.add_bytes(down_bytes);
     drop((upstream_reader, upstream_writer));
+    if let Some(tally) = tally {
+        tally.end(match &ended {
+            Ok(()) => Ended::Complete,
+            Err(_) => Ended::CutOff,
+        });
+    }
     match ended {
         Ok(()) => record.complete(),
         Err(Broken::Read(error) | Broken::Write(error)) => {
@@ -117,45 +140,4 @@ async fn swallow(from: &mut (impl AsyncRead + Unpin)) -> Result<(), Broken> {
     let mut buffer = vec![0; BUFFER];
     while from.read(&mut buffer).await.map_err(Broken::Read)? > 0 {}
     Ok(())
-}
-
-/// A stream whose first bytes have been read already.
-struct Prefixed<T> {
-    prefix: BytesMut,
-    io: T,
-}
-
-impl<T: AsyncRead + Unpin> AsyncRead for Prefixed<T> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        if this.prefix.is_empty() {
-            return Pin::new(&mut this.io).poll_read(cx, buf);
-        }
-        let length = this.prefix.len().min(buf.remaining());
-        buf.put_slice(&this.prefix[..length]);
-        this.prefix.advance(length);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl<T: AsyncWrite + Unpin> AsyncWrite for Prefixed<T> {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
-    }
 }

@@ -25,8 +25,7 @@ use crate::buffered::Buffered;
 use crate::drain::Drain;
 use crate::record::Record;
 use crate::respond;
-use crate::tunnel;
-use crate::upstream::h1::Upgraded;
+use crate::streams::Switched;
 
 /// Requests are small: a head and perhaps an object.
 const READ_CHUNK: usize = 8 * 1024;
@@ -96,9 +95,9 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, patience: Patience, mut
                 linger(&wire).await;
                 return;
             }
-            After::Tunnel(upgraded, record) => {
+            After::Switch(switched, record) => {
                 if let Some((io, input)) = wire.into_parts() {
-                    Box::pin(tunnel::run(io, input, *upgraded, record)).await;
+                    Box::pin(switched.run(io, input, record)).await;
                 }
                 return;
             }
@@ -352,7 +351,7 @@ enum After {
     NextRequest,
     Close,
     Cut,
-    Tunnel(Box<Upgraded>, Record),
+    Switch(Box<Switched>, Record),
 }
 
 async fn reply(
@@ -364,14 +363,14 @@ async fn reply(
 ) -> After {
     let Answer {
         response,
-        upgraded,
+        switched,
         mut record,
     } = answer;
     let (mut head, mut body) = response.into_parts();
-    if let Some(upgraded) = upgraded {
+    if let Some(switched) = switched {
         write_head(wire, Version::HTTP_11, &head);
         return match poll_fn(|cx| wire.lock().stream.poll_flush(cx)).await {
-            Ok(()) => After::Tunnel(Box::new(upgraded), record),
+            Ok(()) => After::Switch(Box::new(switched), record),
             Err(_) => After::Cut,
         };
     }

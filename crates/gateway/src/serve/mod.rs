@@ -14,7 +14,7 @@ pub use io::ClientIo;
 
 use crate::body::{RequestBody, ResponseBody};
 use crate::record::Record;
-use crate::upstream::h1::Upgraded;
+use crate::streams::Switched;
 
 /// Answers requests.
 pub trait Service: Clone + Send + Sync + 'static {
@@ -29,8 +29,8 @@ pub trait Service: Clone + Send + Sync + 'static {
 pub struct Answer {
     /// Status, headers and, unless the protocol is switched, the body.
     pub response: Response<ResponseBody>,
-    /// The other end of a connection that switches protocols (101).
-    pub upgraded: Option<Upgraded>,
+    /// How a connection goes on that switches protocols (101).
+    pub(crate) switched: Option<Switched>,
     /// Counts and logs the request when it has ended.
     pub record: Record,
 }

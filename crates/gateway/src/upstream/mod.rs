@@ -17,6 +17,7 @@ mod wire;
 pub use connect::{ConnectError, Role, Target, UpstreamIo};
 pub use dial::{Dialer, Proxy};
 pub use pool::Pool;
+pub(crate) use pool::Slot;
 pub use pools::Pools;
 pub use replay::{Repeat, Replay};
 pub use wire::Wire;

@@ -13,7 +13,7 @@ use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{
     Admin, ApiServerIdentity, Callers, Config, Egress, Etcd, Features, Limits, Listen, LogFormat,
     Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
-    TranslateStreams, Upstream,
+    TranslateStreams, Upstream, UpstreamStreams,
 };
 use skewbridge_gateway::tls::material::KeyPairFiles;
 use skewbridge_testkit::{Ca, Leaf, ScratchDir, TlsClient};
@@ -105,7 +105,9 @@ impl Bed {
             },
             streams: Streams {
                 translate: TranslateStreams::Auto,
+                upstream: UpstreamStreams::Any,
                 ping_interval: Duration::from_secs(10),
+                idle_timeout: Duration::from_hours(4),
             },
             features: Features::default(),
             limits: Limits::default(),

@@ -4,12 +4,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::thread::available_parallelism;
+use std::time::Duration;
 
 use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_gateway::config::{
     Admin, ApiServerIdentity, Callers, Config, Egress, Etcd, Feature, Limits, Listen, LogFormat,
     Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
-    TranslateStreams, Upstream,
+    TranslateStreams, Upstream, UpstreamStreams,
 };
 use skewbridge_gateway::tls::material::{CaBundle, KeyPairFiles};
 
@@ -372,6 +373,9 @@ fn etcd_prefix(text: &str) -> Parsed<String> {
     }
 }
 
+/// What is pinged more often has nothing else to do.
+const SHORTEST_PING: Duration = Duration::from_secs(1);
+
 fn streams(flags: &StreamFlags, findings: &mut Findings) -> Option<Streams> {
     let words = [
         ("auto", TranslateStreams::Auto),
@@ -384,11 +388,44 @@ fn streams(flags: &StreamFlags, findings: &mut Findings) -> Option<Streams> {
     );
     let ping_interval = findings.value(
         "--stream-ping-interval",
-        parse::duration(&flags.stream_ping_interval),
+        parse::duration(&flags.stream_ping_interval).and_then(|interval| {
+            if interval.is_zero() || interval >= SHORTEST_PING {
+                Ok(interval)
+            } else {
+                Err(format!(
+                    "{:?} is too short: not less than 1s, or 0 for none",
+                    flags.stream_ping_interval
+                ))
+            }
+        }),
+    );
+    let idle_timeout = findings.value(
+        "--streaming-connection-idle-timeout",
+        parse::duration(&flags.streaming_connection_idle_timeout),
+    );
+    let words = [
+        ("any", UpstreamStreams::Any),
+        ("websocket", UpstreamStreams::WebSocket),
+    ];
+    let upstream = findings.value(
+        "--upstream-streams",
+        parse::word(&flags.upstream_streams, &words).and_then(|upstream| {
+            if upstream == UpstreamStreams::WebSocket && translate == Some(TranslateStreams::Always)
+            {
+                return Err(
+                    "\"websocket\" says that upstream gets no SPDY, and --translate-streams=always \
+                     that it gets nothing else: leave one of them out"
+                        .to_owned(),
+                );
+            }
+            Ok(upstream)
+        }),
     );
     Some(Streams {
         translate: translate?,
+        upstream: upstream?,
         ping_interval: ping_interval?,
+        idle_timeout: idle_timeout?,
     })
 }
 

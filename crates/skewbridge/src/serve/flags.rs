@@ -183,14 +183,22 @@ pub(crate) struct EtcdFlags {
 }
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Streams flags (checked, not used yet)")]
+#[command(next_help_heading = "Streams flags")]
 pub(crate) struct StreamFlags {
-    /// Carry WebSocket streams upstream as SPDY: auto, always or never
+    /// Carry WebSocket streams upstream as SPDY: auto (where upstream does not do it
+    /// itself), always or never
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub(crate) translate_streams: String,
+    /// What the way to upstream carries: any, or websocket (then SPDY streams are
+    /// carried upstream as WebSocket)
+    #[arg(long, value_name = "WHAT", default_value = "any")]
+    pub(crate) upstream_streams: String,
     /// Time between pings on a quiet stream; 0 is none
     #[arg(long, value_name = "DURATION", default_value = "10s")]
     pub(crate) stream_ping_interval: String,
+    /// Time after which a translated stream that carries nothing is ended; 0 is never
+    #[arg(long, value_name = "DURATION", default_value = "4h")]
+    pub(crate) streaming_connection_idle_timeout: String,
 }
 
 #[derive(Debug, Clone, Args)]

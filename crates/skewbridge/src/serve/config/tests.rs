@@ -38,7 +38,9 @@ fn the_least_that_is_needed_leaves_the_defaults() {
     assert_eq!(config.peers.registry, RegistryKind::Etcd);
     assert_eq!(config.peers.etcd.prefix, "/registry");
     assert_eq!(config.streams.translate, TranslateStreams::Auto);
+    assert_eq!(config.streams.upstream, UpstreamStreams::Any);
     assert_eq!(config.streams.ping_interval, Duration::from_secs(10));
+    assert_eq!(config.streams.idle_timeout, Duration::from_hours(4));
     assert_eq!(config.features, Features::default());
     assert_eq!(
         format!("{:?}", config.limits),
@@ -83,7 +85,9 @@ fn everything_given_arrives() {
         format!("--etcd-keyfile={key}"),
         "--etcd-prefix=/kube/".into(),
         "--translate-streams=never".into(),
+        "--upstream-streams=websocket".into(),
         "--stream-ping-interval=0".into(),
+        "--streaming-connection-idle-timeout=30m".into(),
         "--http2-max-streams-per-connection=0".into(),
         "--idle-timeout=1.5h".into(),
         "--admin-address=[::1]:0".into(),
@@ -116,7 +120,9 @@ fn everything_given_arrives() {
     assert_eq!(config.peers.etcd.servers.len(), 2);
     assert_eq!(config.peers.etcd.prefix, "/kube");
     assert!(config.peers.etcd.key_pair.is_some());
+    assert_eq!(config.streams.upstream, UpstreamStreams::WebSocket);
     assert_eq!(config.streams.ping_interval, Duration::ZERO);
+    assert_eq!(config.streams.idle_timeout, Duration::from_mins(30));
     assert_eq!(config.limits.max_streams_per_connection, 100);
     assert_eq!(config.limits.idle_timeout, Duration::from_mins(90));
     assert_eq!(config.logs.verbosity, 4);

@@ -1,0 +1,279 @@
+//! From a request for a stream to its 101, or to the answer that there is instead:
+//! what goes wrong before a stream has begun is told as HTTP, so that a client that
+//! knows another way can take it.
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Response, StatusCode};
+use skewbridge_api::status::Status;
+use skewbridge_channels::port_forward::tunnel::{PORT_FORWARD, TUNNELLED_PORT_FORWARD, tunnelled};
+use skewbridge_channels::{Options, Protocol, SpdyProtocol, Words, negotiate_spdy};
+use skewbridge_websocket::{Key, check_response};
+
+use super::command::Command;
+use super::metrics::Tally;
+use super::node::Node;
+use super::plan::{ByWebSocket, Kind, Plan, ToSpdy, ToWebSocket, Translation};
+use super::port_forward::PortForward;
+use super::to_websocket::{CommandToWebSocket, PortForwardToWebSocket};
+use super::{Care, Job, Switched, heads, permission};
+use crate::body::ResponseBody;
+use crate::flow::Trip;
+use crate::record::Record;
+use crate::upstream::Reply;
+use crate::upstream::h1::Upgraded;
+
+/// What a request for a stream comes to.
+pub(crate) enum Carried {
+    /// An answer without a stream.
+    Response(Response<ResponseBody>),
+    /// 101.
+    Switched(Response<()>, Switched),
+}
+
+/// Asks for a stream as it was planned.
+pub(crate) async fn carry(
+    job: Job,
+    head: Parts,
+    trip: &Trip<'_>,
+    record: &mut Record,
+) -> Result<Carried, Response<Bytes>> {
+    let Job { kind, client, plan } = job;
+    let asking = Asking { kind, client, trip };
+    match plan {
+        Plan::AsItIs => Ok(asking.as_it_is(trip.send(head, record).await?)),
+        Plan::Translated(translation) => asking.translate(translation, head, record).await,
+        Plan::AsItIsOr(translation) => {
+            let again = head.clone();
+            let reply = trip.send(head, record).await?;
+            if !is_refused(&reply) {
+                return Ok(asking.as_it_is(reply));
+            }
+            drop(reply);
+            let carried = asking.translate(translation, again, record).await?;
+            if matches!(carried, Carried::Switched(..)) {
+                tracing::info!(
+                    kind = kind.as_str(),
+                    "upstream refused a stream by WebSocket and takes it by SPDY: for a while all are translated"
+                );
+                trip.bridge().streams.remember_refusal(kind);
+            }
+            Ok(carried)
+        }
+    }
+}
+
+fn is_refused(reply: &Reply) -> bool {
+    match reply {
+        Reply::Response(response) => heads::is_refusal(response.status(), response.headers()),
+        Reply::Upgraded(..) => false,
+    }
+}
+
+/// A stream that is being asked for.
+struct Asking<'a> {
+    kind: Kind,
+    client: &'static str,
+    trip: &'a Trip<'a>,
+}
+
+impl Asking<'_> {
+    fn tally(&self, upstream: &'static str) -> Tally {
+        let metrics = &self.trip.bridge().metrics;
+        Tally::begin(metrics, self.kind, self.client, upstream)
+    }
+
+    fn care(&self) -> Care {
+        self.trip.bridge().streams.care
+    }
+
+    /// The same protocol on both sides.
+    fn as_it_is(&self, reply: Reply) -> Carried {
+        match reply {
+            Reply::Response(response) => Carried::Response(response),
+            Reply::Upgraded(response, upgraded) => {
+                let tally = self.tally(self.client);
+                Carried::Switched(response, Switched::Tunnel(upgraded, Some(tally)))
+            }
+        }
+    }
+
+    async fn translate(
+        &self,
+        translation: Translation,
+        head: Parts,
+        record: &mut Record,
+    ) -> Result<Carried, Response<Bytes>> {
+        record.route("stream");
+        match translation {
+            Translation::ToSpdy(asked) => {
+                let carried = self.to_spdy(asked, head, record).await;
+                let code = match &carried {
+                    Ok(Carried::Response(response)) => Some(response.status()),
+                    Err(refused) => Some(refused.status()),
+                    // Counted when it has ended, as kube-apiserver does.
+                    Ok(Carried::Switched(_, Switched::Command(_))) => None,
+                    Ok(Carried::Switched(..)) => Some(StatusCode::SWITCHING_PROTOCOLS),
+                };
+                if let Some(code) = code {
+                    let metrics = &self.trip.bridge().metrics;
+                    metrics.streams().translated(self.kind, code);
+                }
+                carried
+            }
+            Translation::ToWebSocket(asked) => self.to_websocket(&asked, head, record).await,
+        }
+    }
+
+    /// A WebSocket here, SPDY above.
+    async fn to_spdy(
+        &self,
+        asked: ToSpdy,
+        mut head: Parts,
+        record: &mut Record,
+    ) -> Result<Carried, Response<Bytes>> {
+        let token = asked.token.as_ref();
+        match &asked.stream {
+            ByWebSocket::Command(_) => heads::to_spdy(&mut head, [SpdyProtocol::V4.name()], token),
+            ByWebSocket::PortForward { offers } => {
+                let offers = offers.iter().map(String::as_str);
+                heads::to_spdy(&mut head, tunnelled(offers), token);
+            }
+        }
+        let options = Options::from_query(Words::Api, head.uri.query());
+        let (response, upstream) = match self.trip.send(head, record).await? {
+            Reply::Upgraded(response, upgraded) => (response, upgraded),
+            Reply::Response(response) => return Ok(Carried::Response(response)),
+        };
+        let unasked = |error: heads::Unasked| self.bad_gateway(error.to_string());
+        match &asked.stream {
+            ByWebSocket::Command(agreement) => {
+                let spoken = heads::switched_to_command(response.headers()).map_err(unasked)?;
+                let opened = Node::open(upstream, options, spoken);
+                let (node, slot) = opened.map_err(|error| {
+                    self.bad_gateway(format!("upstream takes no streams: {error}"))
+                })?;
+                let command = Command {
+                    kind: self.kind,
+                    protocol: agreement.protocol,
+                    options,
+                    node,
+                    slot,
+                    care: self.care(),
+                    metrics: self.trip.bridge().metrics.clone(),
+                    tally: self.tally("spdy"),
+                };
+                let granted = heads::websocket_granted(&asked.request, agreement.answer);
+                let switched = Switched::Command(Box::new(command));
+                Ok(Carried::Switched(granted, switched))
+            }
+            ByWebSocket::PortForward { offers } => {
+                let offers = offers.iter().map(String::as_str);
+                let agreed = heads::switched_to_port_forward(response.headers(), offers);
+                let agreed = agreed.map_err(unasked)?;
+                let port_forward = PortForward {
+                    upstream,
+                    care: self.care(),
+                    tally: self.tally("spdy"),
+                };
+                let granted = heads::websocket_granted(&asked.request, Some(agreed));
+                let switched = Switched::PortForward(Box::new(port_forward));
+                Ok(Carried::Switched(granted, switched))
+            }
+        }
+    }
+
+    /// SPDY here, a WebSocket above.
+    async fn to_websocket(
+        &self,
+        asked: &ToWebSocket,
+        head: Parts,
+        record: &mut Record,
+    ) -> Result<Carried, Response<Bytes>> {
+        // What cannot be spoken here is not asked for above.
+        match asked {
+            ToWebSocket::Command { offers } => {
+                let spoken = negotiate_spdy(offers.iter().map(String::as_str));
+                let spoken = spoken.map_err(|error| self.forbidden(error.to_string()))?;
+                let options = Options::from_query(Words::Api, head.uri.query());
+                let offer = Protocol::V5.name();
+                self.by_websocket(head, offer, record, |upstream| {
+                    let switched = Switched::CommandToWebSocket(Box::new(CommandToWebSocket {
+                        protocol: spoken,
+                        options,
+                        upstream,
+                        care: self.care(),
+                        tally: self.tally("websocket"),
+                    }));
+                    (heads::spdy_granted(spoken.name()), switched)
+                })
+                .await
+            }
+            ToWebSocket::PortForward { offers } => {
+                let mut offers = offers.iter().flat_map(|offer| offer.split(','));
+                if !offers.any(|offer| offer.trim() == PORT_FORWARD) {
+                    let why =
+                        format!("of the protocols for port-forward only {PORT_FORWARD} is known");
+                    return Err(self.forbidden(why));
+                }
+                self.by_websocket(head, TUNNELLED_PORT_FORWARD, record, |upstream| {
+                    let switched =
+                        Switched::PortForwardToWebSocket(Box::new(PortForwardToWebSocket {
+                            upstream,
+                            care: self.care(),
+                            tally: self.tally("websocket"),
+                        }));
+                    (heads::spdy_granted(PORT_FORWARD), switched)
+                })
+                .await
+            }
+        }
+    }
+
+    /// Asks upstream for a WebSocket with this protocol, if the caller may have one.
+    async fn by_websocket(
+        &self,
+        mut head: Parts,
+        offer: &'static str,
+        record: &mut Record,
+        switch: impl FnOnce(Upgraded) -> (Response<()>, Switched),
+    ) -> Result<Carried, Response<Bytes>> {
+        if let Err(refused) = permission::may_create(&head, self.trip, record).await {
+            return Ok(Carried::Response(refused));
+        }
+        let key = Key::random();
+        heads::to_websocket(&mut head, &key, offer);
+        let reply = self.trip.send(head, record).await?;
+        let refused = is_refused(&reply);
+        let (response, upgraded) = match reply {
+            Reply::Upgraded(response, upgraded) => (response, upgraded),
+            Reply::Response(response) if refused => {
+                return Err(self.bad_gateway(format!(
+                    "upstream does not take this by WebSocket ({}), and by \
+                     --upstream-streams=websocket it takes nothing else: kube-apiserver does so \
+                     from 1.30 on (port-forward: 1.31)",
+                    response.status().as_u16()
+                )));
+            }
+            Reply::Response(response) => return Ok(Carried::Response(response)),
+        };
+        match check_response(response.status(), response.headers(), &key, &[offer]) {
+            Ok(Some(_)) => {
+                let (granted, switched) = switch(upgraded);
+                Ok(Carried::Switched(granted, switched))
+            }
+            Ok(None) => Err(self.bad_gateway(format!("upstream did not agree to {offer}"))),
+            Err(rejection) => Err(self.bad_gateway(format!(
+                "upstream did not switch to a WebSocket for streams: {rejection}"
+            ))),
+        }
+    }
+
+    fn bad_gateway(&self, why: String) -> Response<Bytes> {
+        self.trip.refuse(&Status::bad_gateway(why))
+    }
+
+    fn forbidden(&self, why: String) -> Response<Bytes> {
+        self.trip.refuse(&Status::forbidden(why))
+    }
+}

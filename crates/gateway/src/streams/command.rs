@@ -1,0 +1,313 @@
+//! A remote command by WebSocket that is carried upstream by SPDY (KEP-4006): the
+//! WebSocket ends here, and each of its channels becomes a stream.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use http::StatusCode;
+use skewbridge_channels::{
+    Failure, FromClient, Input, Options, Outcome, Output, Protocol, ReaderError, Said as Heard,
+    ToClient,
+};
+use skewbridge_websocket::{Close, CloseCode, Role};
+use tokio::time::Instant;
+
+use super::Care;
+use super::clock::Clock;
+use super::metrics::{Ended, Tally};
+use super::node::{Node, Said, Verdict};
+use super::pings::Pings;
+use super::plan::Kind;
+use super::socket::{Left, Socket};
+use crate::metrics::Metrics;
+use crate::record::Record;
+use crate::serve::ClientIo;
+use crate::upstream::Slot;
+
+/// How long a client may take for the last words, and to leave.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// A command that has begun above, and is about to here.
+#[derive(Debug)]
+pub(crate) struct Command {
+    pub(crate) kind: Kind,
+    pub(crate) protocol: Protocol,
+    pub(crate) options: Options,
+    pub(crate) node: Node,
+    /// Counted as a connection of upstream's while it lasts.
+    pub(crate) slot: Slot,
+    pub(crate) care: Care,
+    pub(crate) metrics: Metrics,
+    pub(crate) tally: Tally,
+}
+
+/// Why it is over.
+#[derive(Debug)]
+enum Over {
+    /// The node has said its last.
+    Ended(Verdict),
+    /// The node does not answer any more.
+    NodeDead,
+    /// The client is gone, or does not answer any more.
+    ClientLeft,
+    /// The client said something that it may not.
+    ClientBroke(CloseCode, String),
+    /// Nothing was said for too long.
+    Idle,
+}
+
+impl Command {
+    /// Carries it to its end.
+    pub(crate) async fn run(self, client: ClientIo, input: BytesMut, mut record: Record) {
+        let now = Instant::now();
+        let mut exchange = Exchange {
+            client: Socket::new(client, input, Role::Server, self.care.of_client(now)),
+            reader: FromClient::new(self.protocol),
+            writer: ToClient::new(self.protocol),
+            waiting: None,
+            pings: Pings::new(self.node.handle.clone(), self.care.of_upstream(now)),
+            node: self.node,
+            idle: self.care.idle,
+            quiet_since: now,
+            clock: Clock::new(now),
+            tally: &self.tally,
+            record: &mut record,
+        };
+        // The first message of a server, so that a client knows that it is there.
+        let (writer, options) = (&mut exchange.writer, self.options);
+        exchange.client.write(|out| {
+            writer.open(options, out);
+            None
+        });
+        let over = poll_fn(|cx| exchange.poll(cx)).await;
+        let Exchange {
+            mut client,
+            mut writer,
+            node,
+            ..
+        } = exchange;
+        // What is still open above is reset, and the command with it.
+        drop(node);
+        drop(self.slot);
+        let (ended, code) = match &over {
+            Over::Ended(verdict) => ended(&verdict.outcome),
+            Over::NodeDead => (Ended::CutOff, StatusCode::INTERNAL_SERVER_ERROR),
+            Over::Idle => (Ended::Idle, StatusCode::GATEWAY_TIMEOUT),
+            Over::ClientLeft => (Ended::ClientLeft, StatusCode::OK),
+            Over::ClientBroke(..) => (Ended::ClientBroke, StatusCode::BAD_REQUEST),
+        };
+        self.metrics.streams().translated(self.kind, code);
+        self.tally.end(ended);
+        let close = last_words(over, self.protocol, &mut writer, &mut client, self.care);
+        let Some(close) = close else {
+            return;
+        };
+        let told = close.code() == CloseCode::NORMAL;
+        client.close(close);
+        if client.finish(LINGER).await.is_ok() && told {
+            record.complete();
+        }
+    }
+}
+
+/// Tells the client how it ended, and gives what to close with; `None` if nobody is
+/// there. A client of Kubernetes takes a normal close for success unless the error
+/// channel says otherwise: so what was cut off says so in both.
+fn last_words(
+    over: Over,
+    protocol: Protocol,
+    writer: &mut ToClient,
+    client: &mut Socket<ClientIo>,
+    care: Care,
+) -> Option<Close> {
+    let version = protocol.version();
+    let (words, close) = match over {
+        Over::ClientLeft => return None,
+        Over::ClientBroke(code, why) => return Some(Close::new(code, &why)),
+        Over::Ended(verdict) => match &verdict.outcome {
+            Outcome::CutOff => (verdict.outcome.encode(version), cut_off()),
+            // Word for word where it can be: there may be more in it than we know.
+            _ if version.tells_status() => (verdict.words, normal()),
+            outcome => (outcome.encode(version), normal()),
+        },
+        Over::NodeDead => (Outcome::CutOff.encode(version), cut_off()),
+        Over::Idle => {
+            let idle = Outcome::Failed(Failure {
+                code: Some(StatusCode::GATEWAY_TIMEOUT.as_u16()),
+                reason: "Timeout".to_owned(),
+                message: format!(
+                    "nothing was said for {} s (--streaming-connection-idle-timeout)",
+                    care.idle.as_secs()
+                ),
+            });
+            let close = Close::new(CloseCode::GOING_AWAY, "idle for too long");
+            (idle.encode(version), close)
+        }
+    };
+    if !words.is_empty() {
+        client.write(|out| writer.frame(Output::Error, words, out));
+    }
+    Some(close)
+}
+
+fn normal() -> Close {
+    Close::new(CloseCode::NORMAL, "")
+}
+
+fn cut_off() -> Close {
+    let reason = "the stream was cut off before it was known how the command ended";
+    Close::new(CloseCode::INTERNAL_ERROR, reason)
+}
+
+/// As kube-apiserver counts it: an exit code is no failure of the translator's.
+fn ended(outcome: &Outcome) -> (Ended, StatusCode) {
+    let internal = StatusCode::INTERNAL_SERVER_ERROR;
+    match outcome {
+        Outcome::Success => (Ended::Complete, StatusCode::OK),
+        Outcome::Exited(_) => (Ended::Exited, StatusCode::OK),
+        Outcome::Failed(failure) => {
+            let code = failure.code.and_then(|it| StatusCode::from_u16(it).ok());
+            (Ended::Failed, code.unwrap_or(internal))
+        }
+        Outcome::CutOff => (Ended::CutOff, internal),
+    }
+}
+
+/// Both sides of a command, in one task.
+struct Exchange<'a> {
+    client: Socket<ClientIo>,
+    reader: FromClient,
+    writer: ToClient,
+    /// What the client said and there is no room for above.
+    waiting: Option<Heard<Input>>,
+    node: Node,
+    pings: Pings,
+    idle: Duration,
+    /// When something was last said that is no ping.
+    quiet_since: Instant,
+    clock: Clock,
+    tally: &'a Tally,
+    record: &'a mut Record,
+}
+
+impl Exchange<'_> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+        self.node.drive(cx);
+        if let Poll::Ready(over) = self.poll_down(cx) {
+            return Poll::Ready(over);
+        }
+        if let Poll::Ready(over) = self.poll_up(cx) {
+            return Poll::Ready(over);
+        }
+        if let Poll::Ready(Err(_)) = self.client.poll_flush(cx) {
+            return Poll::Ready(Over::ClientLeft);
+        }
+        // What has just been written above leaves in this turn.
+        self.node.drive(cx);
+        self.poll_clock(cx)
+    }
+
+    /// From the node to the client: as much as the client takes.
+    fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+        loop {
+            while self.client.has_room() {
+                match self.node.poll_said(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(Said::End(verdict)) => return Poll::Ready(Over::Ended(verdict)),
+                    Poll::Ready(Said::Data(output, data)) => {
+                        let now = Instant::now();
+                        self.quiet_since = now;
+                        self.pings.pulse.heard(now);
+                        self.tally.down(data.len());
+                        self.record.add_bytes(data.len());
+                        let writer = &mut self.writer;
+                        self.client.write(|out| writer.frame(output, data, out));
+                    }
+                }
+            }
+            match self.client.poll_flush(cx) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(_)) => return Poll::Ready(Over::ClientLeft),
+                // It takes no more, so no more is taken from the node.
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    /// From the client to the node: as much as the node takes.
+    fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+        loop {
+            if let Some(heard) = self.waiting.take() {
+                match heard {
+                    Heard::Data(input, data) => {
+                        if self.node.poll_ready(input, cx).is_pending() {
+                            self.waiting = Some(Heard::Data(input, data));
+                            return Poll::Pending;
+                        }
+                        let now = Instant::now();
+                        self.quiet_since = now;
+                        self.tally.up(data.len());
+                        self.pings.pulse.sent(now, data.len());
+                        self.node.write(input, data);
+                    }
+                    Heard::Closed(input) => self.node.close(input),
+                }
+            }
+            let piece = match self.client.poll_piece(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(piece)) => piece,
+                Poll::Ready(Err(Left::Closed(_))) => return Poll::Ready(Over::ClientLeft),
+                Poll::Ready(Err(Left::Cut(error))) => {
+                    tracing::debug!(%error, "a client was lost");
+                    return Poll::Ready(Over::ClientLeft);
+                }
+                Poll::Ready(Err(Left::Broke(violation))) => {
+                    let why = violation.to_string();
+                    return Poll::Ready(Over::ClientBroke(violation.close_code(), why));
+                }
+            };
+            self.waiting = match self.reader.piece(piece) {
+                Ok(heard) => heard,
+                Err(error) => return Poll::Ready(refused(error)),
+            };
+        }
+    }
+
+    /// What is to be done now and then.
+    fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+        self.pings.poll(cx);
+        if self.clock.is_due(cx) {
+            let now = Instant::now();
+            if now >= self.quiet_since + self.idle {
+                return Poll::Ready(Over::Idle);
+            }
+            let heeded = self.waiting.is_none();
+            if !self.client.look(now, heeded) {
+                return Poll::Ready(Over::ClientLeft);
+            }
+            if !self.client.has_room() {
+                // Nothing is read from the node: its answer may be there.
+                self.pings.pulse.heard(now);
+            }
+            if !self.pings.look(now) {
+                return Poll::Ready(Over::NodeDead);
+            }
+            self.pings.poll(cx);
+            if let Poll::Ready(Err(_)) = self.client.poll_flush(cx) {
+                return Poll::Ready(Over::ClientLeft);
+            }
+            self.node.drive(cx);
+            let next = (self.quiet_since + self.idle)
+                .min(self.client.next_look())
+                .min(self.pings.pulse.next());
+            self.clock.set(next, cx);
+        }
+        Poll::Pending
+    }
+}
+
+fn refused(error: ReaderError) -> Over {
+    Over::ClientBroke(CloseCode::PROTOCOL_ERROR, error.to_string())
+}

@@ -1,0 +1,193 @@
+//! Exec, attach and port-forward: which of them are translated between WebSocket
+//! and SPDY (KEP-4006), and the translators.
+//!
+//! [`plan`] decides, [`heads`] rewrites what is asked and answered, and after 101
+//! [`command`], [`port_forward`] and their counterparts [`to_websocket`] carry the
+//! stream to its end. Everything that needs no translation stays a plain tunnel.
+
+mod carry;
+mod clock;
+mod command;
+mod heads;
+mod metrics;
+mod node;
+mod permission;
+mod pings;
+mod plan;
+mod port_forward;
+mod pulse;
+mod relay;
+mod socket;
+mod to_websocket;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use skewbridge_api::request_info::RequestInfo;
+use skewbridge_api::version::Version;
+use tokio::time::Instant;
+
+pub(crate) use carry::{Carried, carry};
+pub(crate) use metrics::{Ended, StreamMetrics, Tally};
+pub(crate) use plan::Switch;
+
+use crate::config::{Config, Feature};
+use crate::record::Record;
+use crate::serve::ClientIo;
+use crate::tunnel;
+use crate::upstream::h1::Upgraded;
+use command::Command;
+use plan::{Kind, Known, Plan, Rules};
+use port_forward::PortForward;
+use pulse::Pulse;
+use to_websocket::{CommandToWebSocket, PortForwardToWebSocket};
+
+/// How long it is remembered that upstream refused what its version should know: it
+/// may have been told to by a gate, and be told otherwise by a restart.
+const REMEMBERED: Duration = Duration::from_mins(10);
+
+/// How many pings a client may leave unanswered. Clients are far away, on networks
+/// that come and go, and TCP bears that.
+const CLIENT_PATIENCE: u32 = 5;
+
+/// How streams are carried by a bridge.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    rules: Rules,
+    care: Care,
+    since: Instant,
+    /// When upstream last refused a command, and a port-forward, that it understood
+    /// in translation: in seconds after `since`, and one; zero is never.
+    refused: [AtomicU64; 2],
+}
+
+/// As long as anybody waits for.
+const NEVER: Duration = Duration::from_hours(10 * 365 * 24);
+
+/// Zero switches a time off.
+fn or_never(time: Duration) -> Duration {
+    if time.is_zero() { NEVER } else { time }
+}
+
+/// How streams are looked after.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Care {
+    /// `--stream-ping-interval`
+    ping: Duration,
+    /// `--streaming-connection-idle-timeout`
+    idle: Duration,
+}
+
+impl Care {
+    /// A client is patiently waited for.
+    fn of_client(self, now: Instant) -> Pulse {
+        Pulse::new(now, self.ping, self.ping * CLIENT_PATIENCE)
+    }
+
+    /// What is above is near, and whoever waits for it wants to know.
+    fn of_upstream(self, now: Instant) -> Pulse {
+        Pulse::new(now, self.ping, self.ping / 2)
+    }
+}
+
+impl Streams {
+    pub(crate) fn new(config: &Config) -> Self {
+        let enabled = |feature| config.features.enabled(feature);
+        Self {
+            rules: Rules {
+                translate: config.streams.translate,
+                upstream: config.streams.upstream,
+                commands: enabled(Feature::TranslateStreamCloseWebsocketRequests),
+                port_forward: enabled(Feature::PortForwardWebsockets),
+            },
+            care: Care {
+                ping: or_never(config.streams.ping_interval),
+                idle: or_never(config.streams.idle_timeout),
+            },
+            since: Instant::now(),
+            refused: [AtomicU64::new(0), AtomicU64::new(0)],
+        }
+    }
+
+    /// What is to be done with a request to switch protocols; `None` if it is not
+    /// for a stream.
+    pub(crate) fn job(
+        &self,
+        switch: Switch,
+        info: &RequestInfo<'_>,
+        version: Option<Version>,
+    ) -> Option<Job> {
+        let kind = Kind::of(info)?;
+        let known = Known {
+            version,
+            refused: self.has_refused(kind),
+        };
+        Some(Job {
+            kind,
+            client: switch.as_str(),
+            plan: plan::plan(kind, switch, self.rules, known),
+        })
+    }
+
+    fn has_refused(&self, kind: Kind) -> bool {
+        match self.memory(kind).load(Ordering::Relaxed) {
+            0 => false,
+            at => self.since.elapsed() < Duration::from_secs(at) + REMEMBERED,
+        }
+    }
+
+    /// Upstream has refused what it understood in translation.
+    fn remember_refusal(&self, kind: Kind) {
+        let now = self.since.elapsed().as_secs() + 1;
+        self.memory(kind).store(now, Ordering::Relaxed);
+    }
+
+    fn memory(&self, kind: Kind) -> &AtomicU64 {
+        match kind {
+            Kind::Exec | Kind::Attach => &self.refused[0],
+            Kind::PortForward => &self.refused[1],
+        }
+    }
+}
+
+/// A stream that is asked for, and how it is to be carried.
+#[derive(Debug)]
+pub(crate) struct Job {
+    kind: Kind,
+    /// What the client speaks, as a metric label.
+    client: &'static str,
+    plan: Plan,
+}
+
+/// A connection after 101.
+#[derive(Debug)]
+pub(crate) enum Switched {
+    /// The same protocol on both sides.
+    Tunnel(Upgraded, Option<Tally>),
+    /// A command by WebSocket here and by SPDY above.
+    Command(Box<Command>),
+    /// A port-forward by WebSocket here and by SPDY above.
+    PortForward(Box<PortForward>),
+    /// A command by SPDY here and by WebSocket above.
+    CommandToWebSocket(Box<CommandToWebSocket>),
+    /// A port-forward by SPDY here and by WebSocket above.
+    PortForwardToWebSocket(Box<PortForwardToWebSocket>),
+}
+
+impl Switched {
+    /// Carries the stream to its end.
+    pub(crate) async fn run(self, client: ClientIo, input: BytesMut, record: Record) {
+        match self {
+            Self::Tunnel(upstream, tally) => {
+                tunnel::run(client, input, upstream, record, tally).await;
+            }
+            Self::Command(command) => command.run(client, input, record).await,
+            Self::PortForward(port_forward) => port_forward.run(client, input, record).await,
+            Self::CommandToWebSocket(command) => command.run(client, input, record).await,
+            Self::PortForwardToWebSocket(port_forward) => {
+                port_forward.run(client, input, record).await;
+            }
+        }
+    }
+}

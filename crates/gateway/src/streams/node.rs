@@ -1,0 +1,242 @@
+//! A remote command by SPDY, as its client: the streams to the node, and how it
+//! ends.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use skewbridge_channels::{
+    Channel, End, ErrorChannel, Input, Options, Outcome, Output, STREAM_TYPE, SpdyProtocol,
+};
+use skewbridge_spdy::connection::{self, Driver, Handle, Receiver, Sender};
+use skewbridge_spdy::{Closed, Config, Headers, OpenError, StreamError};
+
+use crate::prefixed::Prefixed;
+use crate::upstream::UpstreamIo;
+use crate::upstream::h1::Upgraded;
+
+/// The streams of a command.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) handle: Handle,
+    /// Moves the bytes, until the connection has ended.
+    driver: Option<Driver<Prefixed<UpstreamIo>>>,
+    stdin: Option<Sender>,
+    resize: Option<Sender>,
+    stdout: Option<Receiver>,
+    stderr: Option<Receiver>,
+    /// Whose turn it is.
+    stderr_first: bool,
+    error: Option<Receiver>,
+    told: Option<ErrorChannel>,
+    /// An output was cut off.
+    output_cut: bool,
+    /// What was told was cut off.
+    told_cut: bool,
+    /// What is only read, or only written: clients of Kubernetes do not end the
+    /// other half of it.
+    #[allow(dead_code)] // kept, not used
+    halves: Vec<Half>,
+}
+
+#[derive(Debug)]
+#[allow(dead_code)] // kept, not used
+enum Half {
+    Sender(Sender),
+    Receiver(Receiver),
+}
+
+/// What comes from the command.
+#[derive(Debug)]
+pub(crate) enum Said {
+    Data(Output, Bytes),
+    /// All is said.
+    End(Verdict),
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub(crate) struct Verdict {
+    pub(crate) outcome: Outcome,
+    /// What the node told of it, word for word.
+    pub(crate) words: Bytes,
+}
+
+impl Node {
+    /// Opens the streams of a command, in the order of Kubernetes' own clients.
+    pub(crate) fn open(
+        upstream: Upgraded,
+        options: Options,
+        protocol: SpdyProtocol,
+    ) -> Result<(Self, crate::upstream::Slot), OpenError> {
+        let Upgraded { io, input, slot } = upstream;
+        let io = Prefixed { prefix: input, io };
+        let (handle, incoming, driver) = connection::client(io, Config::default());
+        // Nodes open none.
+        drop(incoming);
+        let mut node = Self {
+            handle,
+            driver: Some(driver),
+            stdin: None,
+            resize: None,
+            stdout: None,
+            stderr: None,
+            stderr_first: false,
+            error: None,
+            told: Some(ErrorChannel::new(protocol.version())),
+            output_cut: false,
+            told_cut: false,
+            halves: Vec::new(),
+        };
+        for channel in options.streams(protocol) {
+            let headers = Headers::new().with(STREAM_TYPE, channel.stream_type());
+            let stream = node.handle.open(headers)?;
+            let (sender, receiver) = (stream.sender, stream.receiver);
+            let half = match channel {
+                Channel::Stdin => {
+                    node.stdin = Some(sender);
+                    Half::Receiver(receiver)
+                }
+                Channel::Resize => {
+                    node.resize = Some(sender);
+                    Half::Receiver(receiver)
+                }
+                Channel::Stdout => {
+                    node.stdout = Some(receiver);
+                    Half::Sender(sender)
+                }
+                Channel::Stderr => {
+                    node.stderr = Some(receiver);
+                    Half::Sender(sender)
+                }
+                Channel::Error => {
+                    node.error = Some(receiver);
+                    Half::Sender(sender)
+                }
+            };
+            node.halves.push(half);
+        }
+        Ok((node, slot))
+    }
+
+    /// Moves bytes both ways, as far as it goes now.
+    pub(crate) fn drive(&mut self, cx: &mut Context<'_>) {
+        if let Some(driver) = &mut self.driver
+            && let Poll::Ready(ended) = Pin::new(driver).poll(cx)
+        {
+            if let Err(error) = ended {
+                tracing::debug!(%error, "the connection to a node failed");
+            }
+            self.driver = None;
+        }
+    }
+
+    /// Whether an input has room. What nobody listens to has.
+    pub(crate) fn poll_ready(&mut self, input: Input, cx: &Context<'_>) -> Poll<()> {
+        let sender = self.sender(input);
+        match sender.as_mut().map(|sender| sender.poll_ready(cx)) {
+            Some(Poll::Pending) => Poll::Pending,
+            Some(Poll::Ready(Err(_))) => {
+                // The command has closed its stdin, or is over.
+                *sender = None;
+                Poll::Ready(())
+            }
+            Some(Poll::Ready(Ok(()))) | None => Poll::Ready(()),
+        }
+    }
+
+    /// Writes to an input, after [`Node::poll_ready`].
+    pub(crate) fn write(&mut self, input: Input, data: Bytes) {
+        let sender = self.sender(input);
+        if sender.as_mut().is_some_and(|it| it.send(data).is_err()) {
+            *sender = None;
+        }
+    }
+
+    /// Ends an input.
+    pub(crate) fn close(&mut self, input: Input) {
+        if let Some(mut sender) = self.sender(input).take() {
+            // If it is over already, so is the input.
+            let _ = sender.finish();
+        }
+    }
+
+    fn sender(&mut self, input: Input) -> &mut Option<Sender> {
+        match input {
+            Input::Stdin => &mut self.stdin,
+            Input::Resize => &mut self.resize,
+        }
+    }
+
+    /// What the command says next. How it ended is told when all it has written is:
+    /// whoever hears the end has heard everything.
+    pub(crate) fn poll_said(&mut self, cx: &Context<'_>) -> Poll<Said> {
+        self.stderr_first = !self.stderr_first;
+        let mut outputs = [
+            (Output::Stdout, &mut self.stdout),
+            (Output::Stderr, &mut self.stderr),
+        ];
+        if self.stderr_first {
+            outputs.reverse();
+        }
+        for (output, receiver) in outputs {
+            if let Poll::Ready(Some(data)) = poll_half(receiver, &mut self.output_cut, cx) {
+                return Poll::Ready(Said::Data(output, data));
+            }
+        }
+        while let Poll::Ready(Some(data)) = poll_half(&mut self.error, &mut self.told_cut, cx) {
+            if let Some(told) = &mut self.told {
+                told.push(&data);
+            }
+        }
+        if self.stdout.is_some() || self.stderr.is_some() || self.error.is_some() {
+            return Poll::Pending;
+        }
+        match self.told.take() {
+            None => Poll::Pending,
+            Some(told) => Poll::Ready(Said::End(self.judge(told))),
+        }
+    }
+
+    /// Not all that the command wrote has come, or nobody has said how it ended:
+    /// then nothing else that was said counts.
+    fn judge(&self, told: ErrorChannel) -> Verdict {
+        let words = Bytes::copy_from_slice(told.bytes());
+        let end = if self.told_cut { End::Cut } else { End::Clean };
+        Verdict {
+            outcome: if self.output_cut {
+                Outcome::CutOff
+            } else {
+                told.end(end)
+            },
+            words,
+        }
+    }
+}
+
+/// The next bytes of one output; `None` when it has ended.
+fn poll_half(half: &mut Option<Receiver>, cut: &mut bool, cx: &Context<'_>) -> Poll<Option<Bytes>> {
+    let Some(receiver) = half else {
+        return Poll::Ready(None);
+    };
+    match receiver.poll_read(cx) {
+        Poll::Pending => Poll::Pending,
+        Poll::Ready(Ok(Some(data))) => Poll::Ready(Some(data)),
+        Poll::Ready(ended) => {
+            *cut |= ended.is_err_and(|error| !is_end(&error));
+            *half = None;
+            Poll::Ready(None)
+        }
+    }
+}
+
+/// Whether a stream that was ended by force has come to its end all the same:
+/// Kubernetes' servers say how a command ended, and then reset what they have and
+/// go away. A connection that failed is another matter: what was on its way is lost.
+fn is_end(error: &StreamError) -> bool {
+    match error {
+        StreamError::ResetByPeer(_) => true,
+        StreamError::Closed(closed) => !matches!(closed, Closed::Failed(_)),
+        _ => false,
+    }
+}

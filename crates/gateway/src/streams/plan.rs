@@ -1,0 +1,266 @@
+//! Which streams are translated, and into what: a pure function of what is asked,
+//! what was configured and what is known of the server that serves it.
+
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use http::header::UPGRADE;
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use skewbridge_api::request_info::{Kind as InfoKind, RequestInfo};
+use skewbridge_api::version::Version;
+use skewbridge_channels::{Agreement, Protocol, Server, negotiate, port_forward};
+use skewbridge_websocket as websocket;
+
+use crate::config::{TranslateStreams, UpstreamStreams};
+
+/// Where offers of SPDY's protocols are, and the one that is taken.
+pub(crate) const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
+
+/// How the upgrade to SPDY is called.
+pub(crate) const SPDY: &str = "SPDY/3.1";
+
+/// Browsers cannot set headers on a WebSocket: their token comes as an offer.
+const TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
+
+/// What a stream is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    Exec,
+    Attach,
+    PortForward,
+}
+
+impl Kind {
+    /// `None` for requests that are no streams.
+    pub(crate) fn of(info: &RequestInfo<'_>) -> Option<Self> {
+        if info.kind != InfoKind::Resource
+            || (info.group, info.version, info.resource) != ("", "v1", "pods")
+            || info.name.is_empty()
+        {
+            return None;
+        }
+        match info.subresource {
+            "exec" => Some(Self::Exec),
+            "attach" => Some(Self::Attach),
+            "portforward" => Some(Self::PortForward),
+            _ => None,
+        }
+    }
+
+    /// As a subresource and as a metric label.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Exec => "exec",
+            Self::Attach => "attach",
+            Self::PortForward => "portforward",
+        }
+    }
+
+    /// The first kube-apiserver that translates it by itself (KEP-4006: on by
+    /// default).
+    fn native_since(self) -> Version {
+        let minor = match self {
+            Self::Exec | Self::Attach => 30,
+            Self::PortForward => 31,
+        };
+        Version {
+            major: 1,
+            minor,
+            patch: 0,
+        }
+    }
+}
+
+/// Which protocol a client asks to switch to.
+#[derive(Debug, Clone)]
+pub(crate) enum Switch {
+    WebSocket {
+        request: websocket::Request,
+        offers: Vec<String>,
+        /// What a browser proves itself with.
+        token: Option<HeaderValue>,
+    },
+    Spdy {
+        offers: Vec<String>,
+    },
+}
+
+impl Switch {
+    /// Read while the headers of this hop are still there. What is not right is
+    /// not ours to answer.
+    pub(crate) fn read(method: &Method, headers: &HeaderMap) -> Option<Self> {
+        let upgrade = headers.get(UPGRADE)?;
+        if upgrade.as_bytes().eq_ignore_ascii_case(SPDY.as_bytes()) {
+            skewbridge_api::hygiene::wants_upgrade(headers)?;
+            let values = headers.get_all(STREAM_PROTOCOL).into_iter();
+            let offers = values.filter_map(|value| value.to_str().ok());
+            return Some(Self::Spdy {
+                offers: offers.map(str::to_owned).collect(),
+            });
+        }
+        let request = websocket::read_request(method, headers).ok()?;
+        let offers = websocket::subprotocols(headers).filter(|offer| !offer.starts_with(TOKEN));
+        Some(Self::WebSocket {
+            request,
+            offers: offers.map(str::to_owned).collect(),
+            token: token(headers),
+        })
+    }
+
+    /// As a metric label.
+    pub(crate) fn as_str(&self) -> &'static str {
+        match self {
+            Self::WebSocket { .. } => "websocket",
+            Self::Spdy { .. } => "spdy",
+        }
+    }
+}
+
+/// What upstream would have found in the offers: one token, or none.
+fn token(headers: &HeaderMap) -> Option<HeaderValue> {
+    let mut tokens = websocket::subprotocols(headers).filter_map(|offer| offer.strip_prefix(TOKEN));
+    let (encoded, more) = (tokens.next()?, tokens.next());
+    let token = BASE64_URL_SAFE_NO_PAD.decode(encoded).ok()?;
+    if more.is_some() || token.is_empty() {
+        return None;
+    }
+    let mut value = HeaderValue::from_bytes(&[b"Bearer ", &token[..]].concat()).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+/// What was configured.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules {
+    /// `--translate-streams`
+    pub(crate) translate: TranslateStreams,
+    /// `--upstream-streams`
+    pub(crate) upstream: UpstreamStreams,
+    /// The gate `TranslateStreamCloseWebsocketRequests`.
+    pub(crate) commands: bool,
+    /// The gate `PortForwardWebsockets`.
+    pub(crate) port_forward: bool,
+}
+
+/// What is known of the server that serves it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Known {
+    pub(crate) version: Option<Version>,
+    /// It has lately refused what it should have understood, and understood it
+    /// in translation.
+    pub(crate) refused: bool,
+}
+
+/// How a stream is carried.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Plan {
+    /// As it came.
+    AsItIs,
+    /// As it came, if the server takes it so; else in translation.
+    AsItIsOr(Translation),
+    /// In translation.
+    Translated(Translation),
+}
+
+/// Into what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Translation {
+    /// A WebSocket ends here, and SPDY goes on above (KEP-4006).
+    ToSpdy(ToSpdy),
+    /// SPDY ends here, and a WebSocket goes on above.
+    ToWebSocket(ToWebSocket),
+}
+
+/// What was asked for by WebSocket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ToSpdy {
+    pub(crate) request: websocket::Request,
+    pub(crate) token: Option<HeaderValue>,
+    pub(crate) stream: ByWebSocket,
+}
+
+/// For what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ByWebSocket {
+    /// A command, in this protocol.
+    Command(Agreement),
+    /// A port-forward, which is SPDY inside the WebSocket.
+    PortForward { offers: Vec<String> },
+}
+
+/// What was asked for by SPDY, with the protocols that were offered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ToWebSocket {
+    Command { offers: Vec<String> },
+    PortForward { offers: Vec<String> },
+}
+
+/// How this stream is carried.
+pub(crate) fn plan(kind: Kind, switch: Switch, rules: Rules, known: Known) -> Plan {
+    let allowed = match kind {
+        Kind::Exec | Kind::Attach => rules.commands,
+        Kind::PortForward => rules.port_forward,
+    };
+    if !allowed {
+        return Plan::AsItIs;
+    }
+    match (switch, rules.upstream) {
+        (
+            Switch::WebSocket {
+                request,
+                offers,
+                token,
+            },
+            UpstreamStreams::Any,
+        ) => {
+            let Some((stream, is_newer)) = by_websocket(kind, offers) else {
+                return Plan::AsItIs;
+            };
+            let translation = Translation::ToSpdy(ToSpdy {
+                request,
+                token,
+                stream,
+            });
+            // What upstream does with a stream of the newer kind follows from its
+            // version; all of them pass older ones on to the node, whatever that
+            // makes of it.
+            let native = known.version.is_some_and(|it| it >= kind.native_since());
+            match rules.translate {
+                TranslateStreams::Never => Plan::AsItIs,
+                TranslateStreams::Auto if (native || !is_newer) && !known.refused => {
+                    Plan::AsItIsOr(translation)
+                }
+                TranslateStreams::Auto | TranslateStreams::Always => Plan::Translated(translation),
+            }
+        }
+        (Switch::Spdy { offers }, UpstreamStreams::WebSocket) => {
+            Plan::Translated(Translation::ToWebSocket(match kind {
+                Kind::Exec | Kind::Attach => ToWebSocket::Command { offers },
+                Kind::PortForward => ToWebSocket::PortForward { offers },
+            }))
+        }
+        (Switch::WebSocket { .. }, UpstreamStreams::WebSocket)
+        | (Switch::Spdy { .. }, UpstreamStreams::Any) => Plan::AsItIs,
+    }
+}
+
+/// What is asked for by these offers, and whether it is of the newer kind; `None` if
+/// nobody here can tell.
+fn by_websocket(kind: Kind, offers: Vec<String>) -> Option<(ByWebSocket, bool)> {
+    let names = || offers.iter().map(String::as_str);
+    match kind {
+        Kind::Exec | Kind::Attach => {
+            // Where the fifth version is offered, kube-apiserver speaks it.
+            let newer = negotiate(Server::Translator, names());
+            let agreed = newer.or_else(|| negotiate(Server::Bridge, names()))?;
+            let is_newer = agreed.protocol == Protocol::V5;
+            Some((ByWebSocket::Command(agreed), is_newer))
+        }
+        Kind::PortForward => {
+            port_forward::tunnel::tunnelled(names()).next()?;
+            Some((ByWebSocket::PortForward { offers }, true))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,225 @@
+use skewbridge_api::request_info::DecodedPath;
+
+use super::*;
+
+const V5: &str = "v5.channel.k8s.io";
+const V4: &str = "v4.channel.k8s.io";
+const TEXT: &str = "base64.channel.k8s.io";
+const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
+
+fn headers(text: &str) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for line in text.lines() {
+        let (name, value) = line.trim().split_once(": ").unwrap();
+        let name: HeaderName = name.parse().unwrap();
+        headers.append(name, value.parse().unwrap());
+    }
+    headers
+}
+
+fn websocket(offers: &[&str]) -> Switch {
+    let text = "Connection: Upgrade\nUpgrade: websocket\nSec-WebSocket-Version: 13\n\
+                Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==";
+    let mut headers = headers(text);
+    if !offers.is_empty() {
+        let offers = offers.join(", ").parse().unwrap();
+        headers.insert("sec-websocket-protocol", offers);
+    }
+    Switch::read(&Method::GET, &headers).unwrap()
+}
+
+fn spdy() -> Switch {
+    let text =
+        "Connection: Upgrade\nUpgrade: SPDY/3.1\nX-Stream-Protocol-Version: v4.channel.k8s.io";
+    Switch::read(&Method::POST, &headers(text)).unwrap()
+}
+
+fn version(minor: u16) -> Known {
+    Known {
+        version: Some(Version {
+            major: 1,
+            minor,
+            patch: 0,
+        }),
+        refused: false,
+    }
+}
+
+const RULES: Rules = Rules {
+    translate: TranslateStreams::Auto,
+    upstream: UpstreamStreams::Any,
+    commands: true,
+    port_forward: true,
+};
+
+/// A plan in a word.
+fn word(plan: &Plan) -> &'static str {
+    match plan {
+        Plan::AsItIs => "as it is",
+        Plan::AsItIsOr(_) => "or",
+        Plan::Translated(_) => "translated",
+    }
+}
+
+fn planned(kind: Kind, switch: &Switch, rules: Rules, known: Known) -> &'static str {
+    word(&plan(kind, switch.clone(), rules, known))
+}
+
+#[test]
+fn auto_translates_what_the_server_does_not_translate_itself() {
+    use Kind::{Attach, Exec, PortForward};
+    type Row<'a> = (Kind, &'a [&'a str], Known, &'a str);
+
+    let refused = |minor| Known {
+        refused: true,
+        ..version(minor)
+    };
+    let unknown = Known::default();
+    let rows: &[Row<'_>] = &[
+        (Exec, &[V5], version(28), "translated"),
+        (Exec, &[V5], version(29), "translated"),
+        (Exec, &[V5], version(30), "or"),
+        (Exec, &[V5], version(36), "or"),
+        (Exec, &[V5], refused(36), "translated"),
+        (Exec, &[V5], unknown, "translated"),
+        (Attach, &[V5], version(29), "translated"),
+        (Attach, &[V5], version(30), "or"),
+        // Passed on to the node by every server.
+        (Exec, &[V4], version(28), "or"),
+        (Exec, &[TEXT], version(36), "or"),
+        (Exec, &[], version(28), "or"),
+        (Exec, &[V4], refused(36), "translated"),
+        (Exec, &["x"], version(28), "as it is"),
+        (PortForward, &[TUNNEL], version(30), "translated"),
+        (PortForward, &[TUNNEL], version(31), "or"),
+        (PortForward, &[TUNNEL], refused(31), "translated"),
+        (PortForward, &[V4], version(28), "as it is"),
+        (PortForward, &[], refused(28), "as it is"),
+    ];
+    for (kind, offers, known, expected) in rows {
+        let got = planned(*kind, &websocket(offers), RULES, *known);
+        assert_eq!(got, *expected, "{kind:?} {offers:?} {known:?}");
+    }
+}
+
+#[test]
+fn always_and_never_are_what_they_say_and_gates_go_first() {
+    use TranslateStreams::{Always, Auto, Never};
+
+    let rules = |translate, on| Rules {
+        translate,
+        commands: on,
+        port_forward: on,
+        ..RULES
+    };
+    for (kind, offer) in [
+        (Kind::Exec, V5),
+        (Kind::Attach, V4),
+        (Kind::PortForward, TUNNEL),
+    ] {
+        let switch = websocket(&[offer]);
+        for known in [Known::default(), version(28), version(36)] {
+            let plan = |translate, on| planned(kind, &switch, rules(translate, on), known);
+            assert_eq!(plan(Always, true), "translated");
+            assert_eq!(plan(Never, true), "as it is");
+            for translate in [Always, Auto, Never] {
+                assert_eq!(plan(translate, false), "as it is");
+            }
+        }
+    }
+    let one = Rules {
+        port_forward: false,
+        ..rules(Always, true)
+    };
+    let exec = planned(Kind::Exec, &websocket(&[V5]), one, version(28));
+    assert_eq!(exec, "translated");
+    let forward = planned(Kind::PortForward, &websocket(&[TUNNEL]), one, version(28));
+    assert_eq!(forward, "as it is");
+}
+
+#[test]
+fn a_way_that_carries_only_websocket_gets_only_websocket() {
+    let narrow = Rules {
+        upstream: UpstreamStreams::WebSocket,
+        ..RULES
+    };
+    for known in [version(28), version(36), Known::default()] {
+        for kind in [Kind::Exec, Kind::Attach, Kind::PortForward] {
+            assert_eq!(planned(kind, &spdy(), RULES, known), "as it is");
+            assert_eq!(planned(kind, &spdy(), narrow, known), "translated");
+            for offer in [V5, V4, TUNNEL] {
+                let plan = planned(kind, &websocket(&[offer]), narrow, known);
+                assert_eq!(plan, "as it is");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_fifth_version_is_spoken_where_it_is_offered() {
+    let plan = plan(Kind::Exec, websocket(&[V4, V5]), RULES, Known::default());
+    let Plan::Translated(Translation::ToSpdy(ToSpdy { stream, .. })) = plan else {
+        panic!("{plan:?}");
+    };
+    let agreement = negotiate(Server::Translator, [V5]).unwrap();
+    assert_eq!(stream, ByWebSocket::Command(agreement));
+}
+
+#[test]
+fn streams_are_known_by_their_paths() {
+    let rows = [
+        ("/api/v1/namespaces/n/pods/p/exec", Some(Kind::Exec)),
+        ("/api/v1/namespaces/n/pods/p/attach", Some(Kind::Attach)),
+        (
+            "/api/v1/namespaces/n/pods/p/portforward",
+            Some(Kind::PortForward),
+        ),
+        ("/api/v1/namespaces/n/pods/p/log", None),
+        ("/api/v1/namespaces/n/pods/p", None),
+        ("/api/v1/namespaces/n/services/p/exec", None),
+        ("/apis/x.io/v1/namespaces/n/pods/p/exec", None),
+        ("/api/v1/namespaces/n/pods/p/proxy/exec", None),
+        ("/exec", None),
+    ];
+    for (path, expected) in rows {
+        let path = DecodedPath::new(path).unwrap();
+        let info = RequestInfo::parse(&Method::GET, &path, None);
+        assert_eq!(Kind::of(&info), expected, "{path:?}");
+    }
+}
+
+#[test]
+fn a_browsers_token_is_found_and_is_no_offer() {
+    let offer = |text: &str| format!("{TOKEN}{}", BASE64_URL_SAFE_NO_PAD.encode(text));
+    let token = |offers: &[&str]| match websocket(offers) {
+        Switch::WebSocket { offers, token, .. } => (
+            offers,
+            token.map(|token| token.to_str().unwrap().to_owned()),
+        ),
+        Switch::Spdy { .. } => panic!(),
+    };
+    let (offers, found) = token(&[&offer("t"), V4]);
+    assert_eq!(
+        (offers, found.as_deref()),
+        (vec![V4.to_owned()], Some("Bearer t"))
+    );
+    assert_eq!(token(&[V4]).1, None);
+    // As kube-apiserver: one, in the right alphabet, that can stand in a header.
+    assert_eq!(token(&[&offer("a"), &offer("b"), V4]).1, None);
+    assert_eq!(token(&[&format!("{TOKEN}*"), V4]).1, None);
+    assert_eq!(token(&[&offer("a\nb"), V4]).1, None);
+    assert_eq!(token(&[&offer(""), V4]).1, None);
+}
+
+#[test]
+fn what_is_no_request_for_a_stream_is_left_alone() {
+    let read = |method, text| Switch::read(&method, &headers(text)).is_some();
+    assert!(!read(Method::GET, "Upgrade: h2c\nConnection: Upgrade"));
+    assert!(!read(
+        Method::GET,
+        "Upgrade: websocket\nConnection: Upgrade"
+    ));
+    assert!(!read(Method::POST, "Upgrade: SPDY/3.1"));
+    assert!(!read(Method::GET, "Connection: Upgrade"));
+    assert!(read(Method::POST, "Upgrade: spdy/3.1\nConnection: upgrade"));
+}

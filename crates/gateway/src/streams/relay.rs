@@ -1,0 +1,185 @@
+//! Bytes on one side that are binary messages on the other: a port-forward, whose
+//! SPDY travels inside a WebSocket (KEP-4006). Nothing of it is understood here.
+
+use std::io;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use skewbridge_channels::port_forward::tunnel::carried;
+use skewbridge_websocket::{Close, CloseCode};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
+
+use super::clock::Clock;
+use super::socket::{Left, Socket};
+use crate::buffered::Buffered;
+
+/// Two TLS records at once.
+const READ_CHUNK: usize = 32 * 1024;
+
+/// Which way bytes went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Went {
+    Inwards,
+    Outwards,
+}
+
+/// Why it is over.
+#[derive(Debug)]
+pub(crate) enum Over {
+    /// The side without messages has said its last.
+    RawEnded,
+    /// It was cut off.
+    RawCut(io::Error),
+    /// The WebSocket has been left.
+    Left(Left),
+    /// It carries something else than binary messages.
+    NotBinary,
+    /// Nobody is there any more.
+    Dead,
+    /// Nothing came for too long.
+    Idle,
+}
+
+/// Both sides, in one task.
+pub(crate) struct Relay<R, S> {
+    pub(crate) raw: Buffered<R>,
+    pub(crate) socket: Socket<S>,
+    idle: Duration,
+    quiet_since: Instant,
+    clock: Clock,
+}
+
+impl<R, S> Relay<R, S>
+where
+    R: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    /// Between these; of the side without messages some bytes have been read.
+    pub(crate) fn new(raw: R, input: BytesMut, socket: Socket<S>, idle: Duration) -> Self {
+        let mut raw = Buffered::new(raw, READ_CHUNK);
+        raw.input = input;
+        let now = Instant::now();
+        Self {
+            raw,
+            socket,
+            idle,
+            quiet_since: now,
+            clock: Clock::new(now),
+        }
+    }
+
+    /// Moves bytes until it is over.
+    pub(crate) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut count: impl FnMut(Went, usize),
+    ) -> Poll<Over> {
+        // Those that are left of a side that has ended come first.
+        let raw = self.poll_inwards(cx, &mut count);
+        let socket = self.poll_outwards(cx, &mut count);
+        if let Poll::Ready(Err(error)) = self.raw.poll_flush(cx) {
+            return Poll::Ready(Over::RawCut(error));
+        }
+        if let Poll::Ready(Err(error)) = self.socket.poll_flush(cx) {
+            return Poll::Ready(Over::Left(Left::Cut(error)));
+        }
+        match (raw, socket) {
+            (Poll::Ready(over), _) | (Poll::Pending, Poll::Ready(over)) => Poll::Ready(over),
+            (Poll::Pending, Poll::Pending) => self.poll_clock(cx),
+        }
+    }
+
+    /// Into messages.
+    fn poll_inwards(
+        &mut self,
+        cx: &mut Context<'_>,
+        count: &mut impl FnMut(Went, usize),
+    ) -> Poll<Over> {
+        loop {
+            while self.socket.has_room() {
+                if self.raw.input.is_empty() {
+                    match self.raw.poll_fill(cx) {
+                        Poll::Pending => return Poll::Pending,
+                        Poll::Ready(Ok(0)) => return Poll::Ready(Over::RawEnded),
+                        Poll::Ready(Ok(_)) => {}
+                        Poll::Ready(Err(error)) => return Poll::Ready(Over::RawCut(error)),
+                    }
+                }
+                self.quiet_since = Instant::now();
+                let data = self.raw.input.split().freeze();
+                count(Went::Inwards, data.len());
+                self.socket.binary(data);
+            }
+            match self.socket.poll_flush(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Over::Left(Left::Cut(error))),
+            }
+        }
+    }
+
+    /// Out of messages.
+    fn poll_outwards(
+        &mut self,
+        cx: &mut Context<'_>,
+        count: &mut impl FnMut(Went, usize),
+    ) -> Poll<Over> {
+        loop {
+            while self.raw.has_room() {
+                let piece = match self.socket.poll_piece(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(Ok(piece)) => piece,
+                    Poll::Ready(Err(left)) => return Poll::Ready(Over::Left(left)),
+                };
+                let Ok(data) = carried(piece) else {
+                    return Poll::Ready(Over::NotBinary);
+                };
+                self.quiet_since = Instant::now();
+                count(Went::Outwards, data.len());
+                self.raw.push_data(data);
+            }
+            match self.raw.poll_flush(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Over::RawCut(error)),
+            }
+        }
+    }
+
+    fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+        if self.clock.is_due(cx) {
+            let now = Instant::now();
+            let bored = self.quiet_since + self.idle;
+            if now >= bored {
+                return Poll::Ready(Over::Idle);
+            }
+            if !self.socket.look(now, self.raw.has_room()) {
+                return Poll::Ready(Over::Dead);
+            }
+            if let Poll::Ready(Err(error)) = self.socket.poll_flush(cx) {
+                return Poll::Ready(Over::Left(Left::Cut(error)));
+            }
+            let next = self.socket.next_look().min(bored);
+            self.clock.set(next, cx);
+        }
+        Poll::Pending
+    }
+}
+
+/// What a WebSocket is closed with when the other side is over.
+pub(crate) fn close_for(over: &Over) -> Option<Close> {
+    let (code, reason) = match over {
+        Over::RawEnded | Over::Left(Left::Closed(_)) => (CloseCode::NORMAL, String::new()),
+        Over::RawCut(error) => (CloseCode::INTERNAL_ERROR, error.to_string()),
+        Over::NotBinary => (
+            CloseCode::UNSUPPORTED_DATA,
+            "a tunnel carries binary messages only".to_owned(),
+        ),
+        Over::Idle => (CloseCode::GOING_AWAY, "idle for too long".to_owned()),
+        Over::Left(Left::Broke(violation)) => (violation.close_code(), violation.to_string()),
+        Over::Left(Left::Cut(_)) | Over::Dead => return None,
+    };
+    Some(Close::new(code, &reason))
+}

@@ -1,0 +1,200 @@
+//! A WebSocket on its connection: events in, frames out, and whether the other
+//! end still lives.
+
+use std::io;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use skewbridge_websocket::{
+    Close, Control, ControlPayload, Decoder, Encoder, Event, Frame, Kind, Limits, Piece, Role,
+    Violation,
+};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
+
+use super::pulse::{Beat, Mark, Pulse};
+use crate::buffered::Buffered;
+
+/// Two TLS records at once.
+const READ_CHUNK: usize = 32 * 1024;
+
+/// Pieces are passed on as they come, so that nothing has to be kept of a message,
+/// however long it is.
+const LIMITS: Limits = Limits {
+    frame: u64::MAX,
+    message: u64::MAX,
+};
+
+/// One end of a WebSocket.
+#[derive(Debug)]
+pub(crate) struct Socket<T> {
+    wire: Buffered<T>,
+    role: Role,
+    decoder: Decoder,
+    encoder: Encoder,
+    pulse: Pulse,
+    /// What the other end last asked with.
+    echo: ControlPayload,
+    /// It has not been answered.
+    owes_pong: bool,
+}
+
+/// How the other end left.
+#[derive(Debug)]
+pub(crate) enum Left {
+    /// It has said so.
+    Closed(Option<Close>),
+    /// The connection ended without a word.
+    Cut(io::Error),
+    /// It broke the rules.
+    Broke(Violation),
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
+    /// After the handshake; these bytes have been read already.
+    pub(crate) fn new(io: T, input: BytesMut, role: Role, pulse: Pulse) -> Self {
+        let mut wire = Buffered::new(io, READ_CHUNK);
+        wire.input = input;
+        Self {
+            wire,
+            role,
+            decoder: Decoder::new(role, LIMITS),
+            encoder: Encoder::new(role),
+            pulse,
+            echo: ControlPayload::default(),
+            owes_pong: false,
+        }
+    }
+
+    /// The next piece of a message. Whoever asks has room for it: until then the
+    /// other end waits.
+    pub(crate) fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Result<Piece, Left>> {
+        loop {
+            match self.decoder.decode(&mut self.wire.input) {
+                Ok(Some(Event::Piece(piece))) => return Poll::Ready(Ok(piece)),
+                Ok(Some(Event::Control(Control::Ping(payload)))) => {
+                    self.echo = payload;
+                    self.owes_pong = true;
+                }
+                Ok(Some(Event::Control(Control::Pong(payload)))) => {
+                    if let Ok(mark) = payload.bytes().as_ref().try_into() {
+                        self.pulse.answered(Mark(u64::from_be_bytes(mark)));
+                    }
+                }
+                Ok(Some(Event::Control(Control::Close(close)))) => {
+                    return Poll::Ready(Err(Left::Closed(close)));
+                }
+                Ok(None) => match ready!(self.wire.poll_fill(cx)) {
+                    Ok(0) => return Poll::Ready(Err(Left::Cut(cut()))),
+                    Ok(_) => self.pulse.heard(Instant::now()),
+                    Err(error) => return Poll::Ready(Err(Left::Cut(error))),
+                },
+                Err(violation) => return Poll::Ready(Err(Left::Broke(violation))),
+            }
+        }
+    }
+
+    /// Whether more may be written.
+    pub(crate) fn has_room(&self) -> bool {
+        self.wire.has_room()
+    }
+
+    /// Writes a message by what encodes it: that gives back what is to follow as it
+    /// is.
+    pub(crate) fn write(&mut self, encode: impl FnOnce(&mut BytesMut) -> Option<Bytes>) {
+        let before = self.wire.unsent();
+        if let Some(data) = encode(&mut self.wire.output) {
+            self.wire.push_data(data);
+        }
+        let bytes = self.wire.unsent() - before;
+        self.pulse.sent(Instant::now(), bytes);
+    }
+
+    /// Writes a binary message.
+    pub(crate) fn binary(&mut self, data: Bytes) {
+        let bytes = data.len();
+        let (frame, output) = (Frame::Whole(Kind::Binary), &mut self.wire.output);
+        match self.role {
+            Role::Client => self.encoder.write(frame, &[&data], output),
+            Role::Server => {
+                let head = self.encoder.head(frame, data.len());
+                output.extend_from_slice(head.as_bytes());
+                self.wire.push_data(data);
+            }
+        }
+        self.pulse.sent(Instant::now(), bytes);
+    }
+
+    /// Sends what has been written. Only the last of several pings is answered (RFC
+    /// 6455, 5.5.3), so that who asks and takes no answers does not fill our memory.
+    pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.owes_pong && self.wire.has_room() {
+            self.owes_pong = false;
+            let pong = Control::Pong(self.echo.clone());
+            self.encoder.control(&pong, &mut self.wire.output);
+        }
+        self.wire.poll_flush(cx)
+    }
+
+    /// When to look after it again.
+    pub(crate) fn next_look(&self) -> Instant {
+        self.pulse.next()
+    }
+
+    /// Asks whether it lives, when it is time; `false` if it does not. What it last
+    /// asked itself is answered once more if it is not `heeded`: it may wait for an
+    /// answer to what lies behind data that nobody takes (RFC 6455, 5.5.3, has pongs
+    /// that were not asked for).
+    pub(crate) fn look(&mut self, now: Instant, heeded: bool) -> bool {
+        match self.pulse.look(now) {
+            Beat::Dead => return false,
+            Beat::Ping(mark) if self.wire.has_room() => {
+                let mark = Bytes::copy_from_slice(&mark.0.to_be_bytes());
+                if let Some(payload) = ControlPayload::new(mark) {
+                    let ping = Control::Ping(payload);
+                    self.encoder.control(&ping, &mut self.wire.output);
+                }
+                self.owes_pong |= !heeded;
+            }
+            // Not now; or it has enough to take.
+            Beat::Rest | Beat::Ping(_) => {}
+        }
+        true
+    }
+
+    /// Says the last word.
+    pub(crate) fn close(&mut self, close: Close) {
+        let close = Control::Close(Some(close));
+        self.encoder.control(&close, &mut self.wire.output);
+    }
+
+    /// Sends what is left, and waits for the other end to have seen it: one that is
+    /// closed upon while it still sends would lose what it was sent last.
+    pub(crate) async fn finish(mut self, limit: Duration) -> io::Result<()> {
+        let ended = async {
+            std::future::poll_fn(|cx| self.wire.poll_flush(cx)).await?;
+            let io = &mut self.wire.io;
+            std::future::poll_fn(|cx| std::pin::Pin::new(&mut *io).poll_shutdown(cx)).await?;
+            loop {
+                self.wire.input.clear();
+                // Once it is gone there is nobody left to tell.
+                match std::future::poll_fn(|cx| self.wire.poll_fill(cx)).await {
+                    Ok(0) | Err(_) => return Ok(()),
+                    Ok(_) => {}
+                }
+            }
+        };
+        let timed_out = |_| Err(io::ErrorKind::TimedOut.into());
+        tokio::time::timeout(limit, ended)
+            .await
+            .unwrap_or_else(timed_out)
+    }
+}
+
+fn cut() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::UnexpectedEof,
+        "the connection ended without a close frame",
+    )
+}

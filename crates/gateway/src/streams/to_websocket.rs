@@ -1,0 +1,446 @@
+//! Streams by SPDY that are carried upstream by WebSocket, for a bridge whose way to
+//! its kube-apiserver carries nothing else (`--upstream-streams=websocket`).
+
+use std::future::{Future as _, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use skewbridge_channels::{
+    Channel, End, ErrorChannel, FromServer, Input, Options, Outcome, Output, Protocol, STREAM_TYPE,
+    Said, SpdyProtocol, ToServer, Version,
+};
+use skewbridge_spdy::connection::{self, Driver, Incoming, Receiver, Sender};
+use skewbridge_spdy::frame::ResetStatus;
+use skewbridge_spdy::{Config, Headers, StreamError};
+use skewbridge_websocket::{Close, CloseCode, Role};
+use tokio::io::AsyncWriteExt as _;
+use tokio::time::{Instant, timeout};
+
+use super::Care;
+use super::clock::Clock;
+use super::metrics::{Ended, Tally};
+use super::pings::Pings;
+use super::relay::{self, Relay, Went, close_for};
+use super::socket::{Left, Socket};
+use crate::prefixed::Prefixed;
+use crate::record::Record;
+use crate::serve::ClientIo;
+use crate::upstream::UpstreamIo;
+use crate::upstream::h1::Upgraded;
+
+/// How long the other end may take for the last words, and to leave.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// How long a client may take to open its streams, as with kubelets.
+const OPENING: Duration = Duration::from_secs(30);
+
+/// A command that has begun above, and is about to here.
+#[derive(Debug)]
+pub(crate) struct CommandToWebSocket {
+    pub(crate) protocol: SpdyProtocol,
+    pub(crate) options: Options,
+    pub(crate) upstream: Upgraded,
+    pub(crate) care: Care,
+    pub(crate) tally: Tally,
+}
+
+type Here = Driver<Prefixed<ClientIo>>;
+
+impl CommandToWebSocket {
+    /// Carries it to its end.
+    pub(crate) async fn run(self, client: ClientIo, input: BytesMut, mut record: Record) {
+        let io = Prefixed {
+            prefix: input,
+            io: client,
+        };
+        let (handle, mut incoming, mut driver) = connection::server(io, Config::default());
+        let Upgraded { io, input, slot } = self.upstream;
+        let now = Instant::now();
+        let above = Socket::new(io, input, Role::Client, self.care.of_upstream(now));
+        let opened = {
+            let opening = pin!(open(&mut incoming, self.options, self.protocol));
+            tokio::select! {
+                opened = timeout(OPENING, opening) => opened.ok(),
+                _ = &mut driver => None,
+            }
+        };
+        let Some(streams) = opened else {
+            self.tally.end(Ended::ClientLeft);
+            return;
+        };
+        let mut exchange = Exchange {
+            pings: Pings::new(handle.clone(), self.care.of_client(now)),
+            driver: Some(driver),
+            streams,
+            above,
+            reader: FromServer::new(Protocol::V5),
+            writer: ToServer::new(Protocol::V5),
+            waiting: None,
+            told: ErrorChannel::new(Version::V5),
+            idle: self.care.idle,
+            quiet_since: now,
+            clock: Clock::new(now),
+            tally: &self.tally,
+            record: &mut record,
+        };
+        let over = poll_fn(|cx| exchange.poll(cx)).await;
+        let Exchange {
+            driver,
+            streams,
+            mut above,
+            told,
+            ..
+        } = exchange;
+        let words = told.bytes().to_vec();
+        let end = match &over {
+            Over::Above(Left::Closed(Some(close))) if close.code() == CloseCode::NORMAL => {
+                End::Clean
+            }
+            _ => End::Cut,
+        };
+        let outcome = told.end(end);
+        self.tally.end(match (&over, &outcome) {
+            (Over::ClientLeft, _) => Ended::ClientLeft,
+            (Over::Idle, _) => Ended::Idle,
+            (_, Outcome::Success) => Ended::Complete,
+            (_, Outcome::Exited(_)) => Ended::Exited,
+            (_, Outcome::Failed(_)) => Ended::Failed,
+            (_, Outcome::CutOff) => Ended::CutOff,
+        });
+        if matches!(over, Over::ClientLeft | Over::Idle) {
+            above.close(Close::new(CloseCode::GOING_AWAY, "the client has left"));
+            let _ = above.finish(LINGER).await;
+            drop(slot);
+            return;
+        }
+        drop((above, slot));
+        let version = self.protocol.version();
+        let words = match outcome {
+            // Word for word where it can be: there may be more in it than we know.
+            Outcome::CutOff => Outcome::CutOff.encode(version),
+            _ if version.tells_status() => words.into(),
+            outcome => outcome.encode(version),
+        };
+        streams.end(words);
+        handle.close();
+        drop((handle, incoming));
+        if let Some(driver) = driver
+            && matches!(timeout(LINGER, driver).await, Ok(Ok(())))
+            && end == End::Clean
+        {
+            record.complete();
+        }
+    }
+}
+
+/// The streams that a client has opened.
+#[derive(Debug, Default)]
+struct Streams {
+    stdin: Option<Receiver>,
+    resize: Option<Receiver>,
+    stdout: Option<Sender>,
+    stderr: Option<Sender>,
+    error: Option<Sender>,
+    /// What is only read, or only written, on our side.
+    idle_senders: Vec<Sender>,
+}
+
+/// Takes the streams of a command; others are refused.
+async fn open(incoming: &mut Incoming, options: Options, protocol: SpdyProtocol) -> Streams {
+    let mut missing: Vec<Channel> = options.streams(protocol).collect();
+    let mut streams = Streams::default();
+    while !missing.is_empty() {
+        let Some(request) = incoming.next().await else {
+            // The driver has more to say about it.
+            return std::future::pending().await;
+        };
+        let channel = request.headers().get(STREAM_TYPE);
+        let channel = channel.and_then(Channel::from_stream_type);
+        let Some(at) = missing.iter().position(|it| Some(*it) == channel) else {
+            request.refuse(ResetStatus::RefusedStream);
+            continue;
+        };
+        let Ok(stream) = request.accept(Headers::new()) else {
+            continue;
+        };
+        let (sender, receiver) = (stream.sender, stream.receiver);
+        match missing.swap_remove(at) {
+            Channel::Stdin => {
+                streams.stdin = Some(receiver);
+                streams.idle_senders.push(sender);
+            }
+            Channel::Resize => {
+                streams.resize = Some(receiver);
+                streams.idle_senders.push(sender);
+            }
+            Channel::Stdout => streams.stdout = Some(sender),
+            Channel::Stderr => streams.stderr = Some(sender),
+            Channel::Error => streams.error = Some(sender),
+        }
+    }
+    streams
+}
+
+impl Streams {
+    fn output(&mut self, output: Output) -> &mut Option<Sender> {
+        match output {
+            Output::Stdout => &mut self.stdout,
+            Output::Stderr => &mut self.stderr,
+            Output::Error => &mut self.error,
+        }
+    }
+
+    /// Says the last words, and ends all of them.
+    fn end(mut self, words: bytes::Bytes) {
+        if let Some(error) = &mut self.error
+            && !words.is_empty()
+        {
+            let _ = error.send(words);
+        }
+        let outputs = [self.stdout, self.stderr, self.error];
+        for mut sender in outputs.into_iter().flatten().chain(self.idle_senders) {
+            // One that the client has ended needs no end.
+            let _ = sender.finish();
+        }
+    }
+}
+
+/// Why it is over.
+#[derive(Debug)]
+enum Over {
+    Above(Left),
+    AboveDead,
+    AboveBroke,
+    ClientLeft,
+    Idle,
+}
+
+/// Both sides of a command, in one task.
+struct Exchange<'a> {
+    driver: Option<Here>,
+    pings: Pings,
+    streams: Streams,
+    above: Socket<UpstreamIo>,
+    reader: FromServer,
+    writer: ToServer,
+    /// What came from above and there is no room for here.
+    waiting: Option<Said<Output>>,
+    told: ErrorChannel,
+    idle: Duration,
+    quiet_since: Instant,
+    clock: Clock,
+    tally: &'a Tally,
+    record: &'a mut Record,
+}
+
+impl Exchange<'_> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+        self.drive(cx);
+        let down = self.poll_down(cx);
+        if down.is_ready() {
+            return down;
+        }
+        let up = self.poll_up(cx);
+        if up.is_ready() {
+            return up;
+        }
+        if let Poll::Ready(Err(error)) = self.above.poll_flush(cx) {
+            return Poll::Ready(Over::Above(Left::Cut(error)));
+        }
+        self.drive(cx);
+        if self.driver.is_none() {
+            return Poll::Ready(Over::ClientLeft);
+        }
+        self.poll_clock(cx)
+    }
+
+    fn drive(&mut self, cx: &mut Context<'_>) {
+        if let Some(driver) = &mut self.driver
+            && Pin::new(driver).poll(cx).is_ready()
+        {
+            self.driver = None;
+        }
+    }
+
+    /// From above to the client.
+    fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+        loop {
+            match self.waiting.take() {
+                Some(Said::Data(Output::Error, data)) => self.told.push(&data),
+                Some(Said::Data(output, data)) => {
+                    let sender = self.streams.output(output);
+                    match sender.as_mut().map(|it| it.poll_ready(cx)) {
+                        Some(Poll::Pending) => {
+                            self.waiting = Some(Said::Data(output, data));
+                            return Poll::Pending;
+                        }
+                        Some(Poll::Ready(Ok(()))) => {
+                            let now = Instant::now();
+                            self.quiet_since = now;
+                            self.pings.pulse.sent(now, data.len());
+                            self.tally.down(data.len());
+                            self.record.add_bytes(data.len());
+                            if let Some(sender) = sender {
+                                let _ = sender.send(data);
+                            }
+                        }
+                        // The client does not want it any more.
+                        Some(Poll::Ready(Err(_))) | None => {}
+                    }
+                }
+                Some(Said::Closed(_)) | None => {}
+            }
+            let piece = match self.above.poll_piece(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(piece)) => piece,
+                Poll::Ready(Err(left)) => return Poll::Ready(Over::Above(left)),
+            };
+            match self.reader.piece(piece) {
+                Ok(said) => self.waiting = said,
+                Err(_) => return Poll::Ready(Over::AboveBroke),
+            }
+        }
+    }
+
+    /// From the client upwards.
+    fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+        loop {
+            let mut said = false;
+            for input in [Input::Stdin, Input::Resize] {
+                if !self.above.has_room() {
+                    break;
+                }
+                let half = match input {
+                    Input::Stdin => &mut self.streams.stdin,
+                    Input::Resize => &mut self.streams.resize,
+                };
+                let Some(receiver) = half else { continue };
+                let writer = &mut self.writer;
+                match receiver.poll_read(cx) {
+                    Poll::Pending => {}
+                    Poll::Ready(Ok(Some(data))) => {
+                        let now = Instant::now();
+                        self.quiet_since = now;
+                        self.pings.pulse.heard(now);
+                        self.tally.up(data.len());
+                        self.above.write(|out| writer.frame(input, data, out));
+                        said = true;
+                    }
+                    Poll::Ready(Err(StreamError::Closed(_))) => {
+                        return Poll::Ready(Over::ClientLeft);
+                    }
+                    Poll::Ready(Ok(None) | Err(_)) => {
+                        *half = None;
+                        if input == Input::Stdin {
+                            self.above.write(|out| {
+                                // The fifth version has a signal for it.
+                                let _ = writer.close(input, out);
+                                None
+                            });
+                        }
+                    }
+                }
+            }
+            if said {
+                continue;
+            }
+            if self.above.has_room() {
+                return Poll::Pending;
+            }
+            match self.above.poll_flush(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Over::Above(Left::Cut(error))),
+            }
+        }
+    }
+
+    fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+        self.pings.poll(cx);
+        if self.clock.is_due(cx) {
+            let now = Instant::now();
+            if now >= self.quiet_since + self.idle {
+                return Poll::Ready(Over::Idle);
+            }
+            let heeded = self.waiting.is_none();
+            if !self.above.look(now, heeded) {
+                return Poll::Ready(Over::AboveDead);
+            }
+            if !self.pings.look(now) {
+                return Poll::Ready(Over::ClientLeft);
+            }
+            self.pings.poll(cx);
+            if let Poll::Ready(Err(error)) = self.above.poll_flush(cx) {
+                return Poll::Ready(Over::Above(Left::Cut(error)));
+            }
+            self.drive(cx);
+            let next = (self.quiet_since + self.idle)
+                .min(self.above.next_look())
+                .min(self.pings.pulse.next());
+            self.clock.set(next, cx);
+        }
+        Poll::Pending
+    }
+}
+
+/// A port-forward that has begun above, and is about to here.
+#[derive(Debug)]
+pub(crate) struct PortForwardToWebSocket {
+    pub(crate) upstream: Upgraded,
+    pub(crate) care: Care,
+    pub(crate) tally: Tally,
+}
+
+impl PortForwardToWebSocket {
+    /// Carries it to its end.
+    pub(crate) async fn run(self, client: ClientIo, sent: BytesMut, mut record: Record) {
+        let Upgraded { io, input, slot } = self.upstream;
+        let pulse = self.care.of_upstream(Instant::now());
+        let socket = Socket::new(io, input, Role::Client, pulse);
+        let mut relay = Relay::new(client, sent, socket, self.care.idle);
+        let over = poll_fn(|cx| {
+            relay.poll(cx, |went, bytes| match went {
+                Went::Inwards => self.tally.up(bytes),
+                Went::Outwards => {
+                    self.tally.down(bytes);
+                    record.add_bytes(bytes);
+                }
+            })
+        })
+        .await;
+        let Relay {
+            mut raw,
+            mut socket,
+            ..
+        } = relay;
+        let whole = match &over {
+            relay::Over::RawEnded => true,
+            relay::Over::Left(Left::Closed(Some(close))) => close.code() == CloseCode::NORMAL,
+            _ => false,
+        };
+        self.tally.end(match &over {
+            relay::Over::RawEnded | relay::Over::RawCut(_) => Ended::ClientLeft,
+            relay::Over::Left(Left::Closed(_)) if whole => Ended::Complete,
+            relay::Over::Idle => Ended::Idle,
+            _ => Ended::CutOff,
+        });
+        if let Some(close) = close_for(&over) {
+            socket.close(close);
+            let _ = socket.finish(LINGER).await;
+        }
+        drop(slot);
+        let goodbye = async {
+            poll_fn(|cx| raw.poll_flush(cx)).await?;
+            if whole {
+                raw.io.shutdown().await
+            } else {
+                raw.io.cut().await
+            }
+        };
+        if matches!(timeout(LINGER, goodbye).await, Ok(Ok(()))) && whole {
+            record.complete();
+        }
+    }
+}

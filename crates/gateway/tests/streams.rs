@@ -1,0 +1,567 @@
+//! Exec, attach and port-forward by WebSocket, in front of a server and nodes that
+//! know only SPDY (KEP-4006).
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+#[path = "common/plain.rs"]
+mod plain;
+#[path = "common/streaming.rs"]
+mod streaming;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Bed, start};
+use skewbridge_channels::{Input, Output, Protocol};
+use skewbridge_gateway::Handle;
+use skewbridge_gateway::config::{Config, TranslateStreams};
+use skewbridge_testkit::{PATIENCE, Reply, eventually};
+use skewbridge_websocket::{Close, CloseCode, Control};
+use streaming::{Cluster, Node, SUCCESS, Tap, Told, WebSocket, asking, text};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::timeout;
+
+const EXEC: &str = "/api/v1/namespaces/n/pods/p/exec?command=sh&stdin=true&stdout=true&stderr=true";
+const TTY: &str = "/api/v1/namespaces/n/pods/p/exec?command=sh&stdin=true&stdout=true&tty=true";
+const FORWARD: &str = "/api/v1/namespaces/n/pods/p/portforward";
+
+const OLD: &str = "v1.28.15";
+const NEW: &str = "v1.36.4";
+
+fn always(config: &mut Config) {
+    config.streams.translate = TranslateStreams::Always;
+}
+
+/// A bridge that knows the version of what it stands before.
+async fn bridge(bed: &Bed, cluster: &Cluster, change: fn(&mut Config)) -> Handle {
+    let mut config = bed.config(cluster.api.addr());
+    change(&mut config);
+    let bridge = start(&config);
+    let admin = bridge.admin_address();
+    eventually("a bridge that is ready", PATIENCE, async || {
+        plain::get(admin, "/readyz").await.status == 200
+    })
+    .await;
+    bridge
+}
+
+async fn metrics(bridge: &Handle) -> String {
+    plain::get(bridge.admin_address(), "/metrics").await.body
+}
+
+async fn metric(bridge: &Handle, line: &str) -> bool {
+    metrics(bridge).await.lines().any(|it| it == line)
+}
+
+#[tokio::test]
+async fn a_command_runs_by_websocket_on_a_node_that_knows_only_spdy() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let user = bed.user("alice", &["dev"]);
+    let mut client = WebSocket::open(&user, bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.command(4).await;
+    assert_eq!(node.order, ["error", "stdin", "stdout", "stderr"]);
+    // The empty message with which servers begin.
+    assert_eq!(
+        client.told().await.unwrap(),
+        Told::Data(Output::Stdout, "".into())
+    );
+
+    client.write(Input::Stdin, b"hello").await.unwrap();
+    assert_eq!(node.read("stdin").await.unwrap(), "hello");
+    client.close_stdin().await;
+    assert_eq!(node.read("stdin").await, None);
+    node.write("stdout", "out").await;
+    node.write("stderr", "err").await;
+    node.end(SUCCESS).await;
+    let story = client.all().await;
+    assert_eq!((text(&story.stdout), text(&story.stderr)), ("out", "err"));
+    assert_eq!((&*story.error, story.code), (SUCCESS, Some(1000)));
+
+    let asked = cluster.asked();
+    assert_eq!(asked.len(), 1, "nothing was tried before");
+    assert_eq!(asked[0].method, "POST");
+    assert_eq!(asked[0].target, EXEC);
+    assert_eq!(asked[0].header("x-remote-user"), Some("alice"));
+    assert_eq!(
+        asked[0].all("x-stream-protocol-version"),
+        ["v4.channel.k8s.io"]
+    );
+    assert_eq!(asked[0].header("sec-websocket-key"), None);
+    drop(client);
+    eventually("metrics", PATIENCE, async || {
+        metric(&bridge, r#"apiserver_stream_translator_requests_total{code="200"} 1"#).await
+            && metric(&bridge, r#"skewbridge_streams_total{kind="exec",client="websocket",upstream="spdy",outcome="complete"} 1"#).await
+            && metric(&bridge, r#"skewbridge_stream_bytes_total{kind="exec",direction="up"} 5"#).await
+            && metric(&bridge, r#"skewbridge_stream_bytes_total{kind="exec",direction="down"} 6"#).await
+            && metric(&bridge, r#"skewbridge_streams_open{kind="exec"} 0"#).await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_exit_code_comes_through_word_for_word() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    // One that no client in Rust would read: exit codes of Windows are larger.
+    let status = r#"{"metadata":{},"status":"Failure","message":"command terminated with non-zero exit code","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"3221225786"}],"x":1}}"#;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    cluster.command(4).await.end(status).await;
+    let story = client.all().await;
+    assert_eq!((&*story.error, story.code), (status, Some(1000)));
+}
+
+#[tokio::test]
+async fn a_terminal_has_sizes_and_no_stderr() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), TTY, Protocol::V5).await;
+    let mut node = cluster.command(4).await;
+    assert_eq!(node.order, ["error", "stdin", "stdout", "resize"]);
+    let size = br#"{"Width":80,"Height":24}"#;
+    client.write(Input::Resize, size).await.unwrap();
+    assert_eq!(node.read("resize").await.unwrap(), &size[..]);
+    node.end(SUCCESS).await;
+    assert!(client.all().await.looks_well());
+}
+
+#[tokio::test]
+async fn older_protocols_are_spoken_where_the_node_refuses_them() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, NEW).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    for protocol in Protocol::ALL {
+        let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, protocol).await;
+        let mut node = cluster.command(4).await;
+        client.write(Input::Stdin, b"\x00\xffin").await.unwrap();
+        assert_eq!(node.read("stdin").await.unwrap(), &b"\x00\xffin"[..]);
+        node.write("stdout", &b"\x00\xffout"[..]).await;
+        let failure = r#"{"metadata":{},"status":"Failure","message":"command terminated with non-zero exit code: command terminated with exit code 3","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"3"}]}}"#;
+        node.end(failure).await;
+        let story = client.all().await;
+        assert_eq!(story.stdout, b"\x00\xffout", "{protocol:?}");
+        let expected = if protocol.version().tells_status() {
+            failure
+        } else {
+            "command terminated with non-zero exit code: command terminated with exit code 3"
+        };
+        assert_eq!(
+            (&*story.error, story.code),
+            (expected, Some(1000)),
+            "{protocol:?}"
+        );
+    }
+    // Refused once, and then known.
+    let asked = cluster.asked();
+    let gets = asked.iter().filter(|seen| seen.method == "GET").count();
+    assert_eq!((gets, asked.len() - gets), (1, Protocol::ALL.len()));
+}
+
+#[tokio::test]
+async fn what_upstream_translates_itself_is_left_to_it() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::with(&bed, NEW, Arc::new(|_| None)).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let mut http = bed.client().http1(bridge.address()).await.unwrap();
+    http.send(asking(EXEC, "v5.channel.k8s.io", ""))
+        .await
+        .unwrap();
+    assert_eq!(http.read_head().await.unwrap().status, 101);
+    let there = cluster.connection().await;
+    let asked = cluster.asked();
+    assert_eq!((asked.len(), asked[0].method.as_str()), (1, "GET"));
+    drop((there, http));
+    eventually("metrics", PATIENCE, async || {
+        let text = metrics(&bridge).await;
+        text.contains(r#"client="websocket",upstream="websocket""#)
+            && !text.contains("apiserver_stream_translator_requests_total{")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn always_translates_and_never_does_not() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::with(&bed, NEW, Arc::new(|_| None)).await;
+    let eager = bridge(&bed, &cluster, always).await;
+    let mut client = WebSocket::open(&bed.client(), eager.address(), EXEC, Protocol::V5).await;
+    cluster.command(4).await.end(SUCCESS).await;
+    assert!(client.all().await.looks_well());
+
+    let old = Cluster::of(&bed, OLD).await;
+    let never = bridge(&bed, &old, |config| {
+        config.streams.translate = TranslateStreams::Never;
+    })
+    .await;
+    let mut http = bed.client().http1(never.address()).await.unwrap();
+    http.send(asking(EXEC, "v5.channel.k8s.io", ""))
+        .await
+        .unwrap();
+    assert_eq!(http.read_head().await.unwrap().status, 403);
+}
+
+#[tokio::test]
+async fn what_goes_wrong_before_the_stream_is_told_as_http() {
+    let bed = Bed::new();
+    let cluster = Cluster::with(
+        &bed,
+        OLD,
+        Arc::new(|seen| {
+            let forbidden = Reply::json(r#"{"kind":"Status","code":403}"#).status(403);
+            seen.header("upgrade").map(|_| forbidden)
+        }),
+    )
+    .await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    for (path, offer, name) in [
+        (EXEC, "v5.channel.k8s.io", "translator"),
+        (FORWARD, "SPDY/3.1+portforward.k8s.io", "tunnel"),
+    ] {
+        let mut http = bed.client().http1(bridge.address()).await.unwrap();
+        http.send(asking(path, offer, "")).await.unwrap();
+        let answer = http.read_response().await.unwrap();
+        assert_eq!(
+            (answer.status, &*answer.text()),
+            (403, r#"{"kind":"Status","code":403}"#)
+        );
+        let line = format!(r#"apiserver_stream_{name}_requests_total{{code="403"}} 1"#);
+        assert!(metric(&bridge, &line).await, "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_browser_proves_itself_by_a_subprotocol() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, always).await;
+    let mut http = bed.client().http1(bridge.address()).await.unwrap();
+    let offers = "base64url.bearer.authorization.k8s.io.dG9rZW4, base64.channel.k8s.io";
+    http.send(asking(EXEC, offers, "")).await.unwrap();
+    let head = http.read_head().await.unwrap();
+    assert_eq!(
+        head.header("sec-websocket-protocol"),
+        Some("base64.channel.k8s.io")
+    );
+    let _node = cluster.command(4).await;
+    assert_eq!(
+        cluster.asked()[0].header("authorization"),
+        Some("Bearer token")
+    );
+    assert_eq!(cluster.asked()[0].header("sec-websocket-protocol"), None);
+}
+
+#[tokio::test]
+async fn a_stream_without_its_status_never_looks_well() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, NEW).await;
+    let bridge = bridge(&bed, &cluster, always).await;
+    for protocol in Protocol::ALL {
+        for turn in 0..5 {
+            let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, protocol).await;
+            match turn {
+                // Lost before a stream is open, after that, in the midst of output.
+                0 => drop(cluster.connection().await),
+                1 => cluster.command(4).await.kill(),
+                2 => {
+                    let mut node = cluster.command(4).await;
+                    node.write("stdout", "half").await;
+                    client.told().await.unwrap();
+                    client.told().await.unwrap();
+                    node.kill();
+                }
+                // All ends well, but nobody says how.
+                3 => {
+                    let mut node = cluster.command(4).await;
+                    for stream in node.streams.values_mut() {
+                        stream.sender.finish().unwrap();
+                    }
+                    node.handle.close();
+                }
+                // Half a status.
+                _ => {
+                    let mut node = cluster.command(4).await;
+                    node.write("error", r#"{"metadata":{},"status":"Succ"#)
+                        .await;
+                    node.kill();
+                }
+            }
+            let story = timeout(Duration::from_secs(15), client.all())
+                .await
+                .unwrap();
+            assert!(!story.looks_well(), "{protocol:?} {turn}: {story:?}");
+            assert!(!story.error.is_empty(), "{protocol:?} {turn}: {story:?}");
+            assert_eq!(story.code, Some(1011), "{protocol:?} {turn}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_is_cut_anywhere_looks_well_only_if_it_is_whole() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    // What a node says when all goes well.
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let written = Arc::default();
+    let tap = Tap {
+        io: cluster.connection().await,
+        written: Arc::clone(&written),
+    };
+    let mut node = Node::over(tap, 4).await;
+    node.write("stdout", "all of it").await;
+    node.end(SUCCESS).await;
+    assert!(client.all().await.looks_well());
+    let said = std::mem::take(&mut *written.lock().unwrap());
+
+    let mut well = 0;
+    for cut in 0..=said.len() {
+        let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+        let mut there = cluster.connection().await;
+        there.write_all(&said[..cut]).await.unwrap();
+        there.flush().await.unwrap();
+        if cut % 2 == 0 {
+            // As kube-apiserver when the node is lost; else as when itself is.
+            there.shutdown().await.unwrap();
+        }
+        drop(there);
+        let story = timeout(Duration::from_secs(15), client.all())
+            .await
+            .unwrap();
+        if story.looks_well() {
+            assert_eq!(text(&story.stdout), "all of it", "cut after {cut} bytes");
+            well += 1;
+        } else {
+            assert!(!story.error.is_empty(), "cut after {cut} bytes: {story:?}");
+            assert_eq!(story.code, Some(1011), "cut after {cut} bytes");
+        }
+    }
+    assert!((1..said.len()).contains(&well), "{well} of {}", said.len());
+}
+
+#[tokio::test]
+async fn all_output_comes_before_the_end_however_slow_the_client() {
+    const PIECE: usize = 32 * 1024;
+    const PIECES: usize = 512;
+
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.command(4).await;
+    let writer = tokio::spawn(async move {
+        for number in 0..PIECES {
+            node.write("stdout", vec![u8::try_from(number % 251).unwrap(); PIECE])
+                .await;
+        }
+        node.end(SUCCESS).await;
+    });
+    // It cannot be done while nobody reads: there is no room for so much.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!writer.is_finished(), "a slow reader slows the process");
+    let story = client.all().await;
+    writer.await.unwrap();
+    assert_eq!(story.stdout.len(), PIECE * PIECES);
+    for (number, piece) in story.stdout.chunks(PIECE).enumerate() {
+        let expected = u8::try_from(number % 251).unwrap();
+        assert!(piece.iter().all(|byte| *byte == expected), "{number}");
+    }
+    assert!(story.looks_well());
+}
+
+#[tokio::test]
+async fn input_waits_for_the_process_and_control_does_not_wait_for_output() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.command(4).await;
+    // Output that nobody reads does not keep input from the process.
+    let flood = node.streams.remove("stdout").unwrap();
+    let flooding = tokio::spawn(async move {
+        let mut flood = flood;
+        loop {
+            if flood
+                .sender
+                .write(vec![b'y'; 32 * 1024].into())
+                .await
+                .is_err()
+            {
+                return;
+            }
+        }
+    });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    client.write(Input::Stdin, b"\x03").await.unwrap();
+    let heard = timeout(Duration::from_secs(5), node.read("stdin"))
+        .await
+        .unwrap();
+    assert_eq!(heard.unwrap(), &b"\x03"[..]);
+    flooding.abort();
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_takes_its_command_with_it() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    for politely in [true, false] {
+        let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+        let mut node = cluster.command(4).await;
+        if politely {
+            let close = Close::new(CloseCode::NORMAL, "");
+            client.control(&Control::Close(Some(close))).await;
+        } else {
+            drop(client);
+        }
+        let stdin = &mut node.streams.get_mut("stdin").unwrap().receiver;
+        let read = timeout(Duration::from_secs(5), stdin.read()).await.unwrap();
+        assert!(read.is_err(), "{read:?}");
+    }
+    eventually("metrics", PATIENCE, async || {
+        metric(&bridge, r#"skewbridge_streams_total{kind="exec",client="websocket",upstream="spdy",outcome="client_left"} 2"#).await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_client_that_breaks_the_rules_is_told_which() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let _node = cluster.command(4).await;
+    client.told().await.unwrap();
+    client.binary(&[255]).await;
+    let Told::Closed(code, reason) = client.told().await.unwrap() else {
+        panic!();
+    };
+    assert_eq!(code, 1002);
+    assert!(reason.contains("signal to close"), "{reason}");
+}
+
+#[tokio::test]
+async fn quiet_streams_are_pinged_both_ways() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |config| {
+        config.streams.ping_interval = Duration::from_millis(200);
+    })
+    .await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let node = cluster.command(4).await;
+    client.told().await.unwrap();
+    let ending = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        node.end(SUCCESS).await;
+    });
+    assert!(client.all().await.looks_well());
+    assert!(client.pings >= 3, "{}", client.pings);
+    ending.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_that_says_nothing_at_all_is_noticed() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |config| {
+        config.streams.ping_interval = Duration::from_millis(400);
+    })
+    .await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    // The connection stays; nobody reads it.
+    let _silent = cluster.connection().await;
+    let story = timeout(Duration::from_secs(15), client.all())
+        .await
+        .unwrap();
+    assert!(story.error.contains("cut off"), "{story:?}");
+    assert_eq!(story.code, Some(1011));
+}
+
+#[tokio::test]
+async fn a_client_that_says_nothing_at_all_is_left() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |config| {
+        config.streams.ping_interval = Duration::from_millis(100);
+    })
+    .await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    client.polite = false;
+    let mut node = cluster.command(4).await;
+    let stdin = &mut node.streams.get_mut("stdin").unwrap().receiver;
+    let read = timeout(Duration::from_secs(15), stdin.read())
+        .await
+        .unwrap();
+    assert!(read.is_err(), "{read:?}");
+}
+
+#[tokio::test]
+async fn a_stream_that_carries_nothing_for_too_long_is_ended_and_told_so() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |config| {
+        config.streams.idle_timeout = Duration::from_millis(500);
+        config.streams.ping_interval = Duration::from_millis(100);
+    })
+    .await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let _node = cluster.command(4).await;
+    let story = timeout(Duration::from_secs(15), client.all())
+        .await
+        .unwrap();
+    assert!(
+        story.error.contains("--streaming-connection-idle-timeout"),
+        "{story:?}"
+    );
+    assert_eq!(story.code, Some(1001));
+}
+
+#[tokio::test]
+async fn a_port_forward_is_taken_out_of_its_websocket() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let mut http = bed.client().http1(bridge.address()).await.unwrap();
+    http.send(asking(FORWARD, "SPDY/3.1+portforward.k8s.io", ""))
+        .await
+        .unwrap();
+    let head = http.read_head().await.unwrap();
+    assert_eq!(
+        head.header("sec-websocket-protocol"),
+        Some("SPDY/3.1+portforward.k8s.io")
+    );
+    let mut client = WebSocket::over(http.into_connection(), Protocol::V5);
+    let mut there = cluster.connection().await;
+    let asked = &cluster.asked()[0];
+    assert_eq!(
+        (asked.method.as_str(), asked.header("upgrade")),
+        ("POST", Some("SPDY/3.1"))
+    );
+    assert_eq!(
+        asked.header("x-stream-protocol-version"),
+        Some("portforward.k8s.io")
+    );
+
+    client.binary(b"up").await;
+    let mut up = [0; 2];
+    there.read_exact(&mut up).await.unwrap();
+    assert_eq!(&up, b"up");
+    there.write_all(b"down").await.unwrap();
+    there.flush().await.unwrap();
+    assert_eq!(client.piece().await.bytes, "down");
+    there.shutdown().await.unwrap();
+    assert_eq!(
+        client.told().await.unwrap(),
+        Told::Closed(1000, String::new())
+    );
+    assert!(
+        metric(
+            &bridge,
+            r#"apiserver_stream_tunnel_requests_total{code="101"} 1"#
+        )
+        .await
+    );
+}
