@@ -372,6 +372,22 @@ async fn all_output_comes_before_the_end_however_slow_the_client() {
 }
 
 #[tokio::test]
+async fn a_client_may_take_its_time_for_the_end() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.command(4).await;
+    node.write("stdout", vec![b'x'; 200 * 1024]).await;
+    node.end(SUCCESS).await;
+    // All is over for the node; longer than anybody waits for a farewell.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let story = client.all().await;
+    assert_eq!(story.stdout.len(), 200 * 1024);
+    assert!(story.looks_well());
+}
+
+#[tokio::test]
 async fn input_waits_for_the_process_and_control_does_not_wait_for_output() {
     let bed = Bed::new();
     let mut cluster = Cluster::of(&bed, OLD).await;

@@ -11,6 +11,7 @@ use std::future::Future;
 use http::{Request, Response, StatusCode};
 
 pub use io::ClientIo;
+pub(crate) use stall::Stall;
 
 use crate::body::{RequestBody, ResponseBody};
 use crate::record::Record;

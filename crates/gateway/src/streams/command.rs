@@ -26,9 +26,6 @@ use crate::record::Record;
 use crate::serve::ClientIo;
 use crate::upstream::Slot;
 
-/// How long a client may take for the last words, and to leave.
-const LINGER: Duration = Duration::from_secs(5);
-
 /// A command that has begun above, and is about to here.
 #[derive(Debug)]
 pub(crate) struct Command {
@@ -106,7 +103,7 @@ impl Command {
         };
         let told = close.code() == CloseCode::NORMAL;
         client.close(close);
-        if client.finish(LINGER).await.is_ok() && told {
+        if client.finish(self.care.stall).await.is_ok() && told {
             record.complete();
         }
     }
@@ -198,6 +195,7 @@ impl Exchange<'_> {
         if let Poll::Ready(over) = self.poll_down(cx) {
             return Poll::Ready(over);
         }
+        let was_full = !self.client.has_room();
         if let Poll::Ready(over) = self.poll_up(cx) {
             return Poll::Ready(over);
         }
@@ -206,7 +204,12 @@ impl Exchange<'_> {
         }
         // What has just been written above leaves in this turn.
         self.node.drive(cx);
-        self.poll_clock(cx)
+        let over = self.poll_clock(cx);
+        if was_full && self.client.has_room() {
+            // Nobody has asked the node since.
+            cx.waker().wake_by_ref();
+        }
+        over
     }
 
     /// From the node to the client: as much as the client takes.

@@ -77,6 +77,8 @@ pub(crate) struct Care {
     ping: Duration,
     /// `--streaming-connection-idle-timeout`
     idle: Duration,
+    /// How long a client may take nothing of what waits for it.
+    stall: Duration,
 }
 
 impl Care {
@@ -104,6 +106,7 @@ impl Streams {
             care: Care {
                 ping: or_never(config.streams.ping_interval),
                 idle: or_never(config.streams.idle_timeout),
+                stall: config.limits.stall_timeout,
             },
             since: Instant::now(),
             refused: [AtomicU64::new(0), AtomicU64::new(0)],

@@ -18,8 +18,8 @@ use crate::record::Record;
 use crate::serve::ClientIo;
 use crate::upstream::h1::Upgraded;
 
-/// How long a client may take for the last bytes, and to leave.
-const LINGER: Duration = Duration::from_secs(5);
+/// How long upstream may take to hear that the client has left.
+const GOODBYE: Duration = Duration::from_secs(2);
 
 /// A port-forward that has begun above, and is about to here.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl PortForward {
         if let Over::Left(Left::Closed(_)) = &over {
             // Upstream learns that it was no accident.
             let shutdown = poll_fn(|cx| Pin::new(&mut raw.io).poll_shutdown(cx));
-            let _ = timeout(LINGER, shutdown).await;
+            let _ = timeout(GOODBYE, shutdown).await;
         }
         drop((raw, slot));
         let Some(close) = close_for(&over) else {
@@ -73,7 +73,7 @@ impl PortForward {
         };
         socket.close(close);
         let whole = matches!(over, Over::RawEnded | Over::Left(Left::Closed(_)));
-        if socket.finish(LINGER).await.is_ok() && whole {
+        if socket.finish(self.care.stall).await.is_ok() && whole {
             record.complete();
         }
     }

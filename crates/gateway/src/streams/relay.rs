@@ -79,11 +79,16 @@ where
         // Those that are left of a side that has ended come first.
         let raw = self.poll_inwards(cx, &mut count);
         let socket = self.poll_outwards(cx, &mut count);
+        let was_full = (!self.raw.has_room(), !self.socket.has_room());
         if let Poll::Ready(Err(error)) = self.raw.poll_flush(cx) {
             return Poll::Ready(Over::RawCut(error));
         }
         if let Poll::Ready(Err(error)) = self.socket.poll_flush(cx) {
             return Poll::Ready(Over::Left(Left::Cut(error)));
+        }
+        if (was_full.0 && self.raw.has_room()) || (was_full.1 && self.socket.has_room()) {
+            // Nobody has asked the other side since.
+            cx.waker().wake_by_ref();
         }
         match (raw, socket) {
             (Poll::Ready(over), _) | (Poll::Pending, Poll::Ready(over)) => Poll::Ready(over),

@@ -1,7 +1,9 @@
 //! A WebSocket on its connection: events in, frames out, and whether the other
 //! end still lives.
 
+use std::future::poll_fn;
 use std::io;
+use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -11,10 +13,11 @@ use skewbridge_websocket::{
     Violation,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::pulse::{Beat, Mark, Pulse};
 use crate::buffered::Buffered;
+use crate::serve::Stall;
 
 /// Two TLS records at once.
 const READ_CHUNK: usize = 32 * 1024;
@@ -169,26 +172,26 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
         self.encoder.control(&close, &mut self.wire.output);
     }
 
-    /// Sends what is left, and waits for the other end to have seen it: one that is
-    /// closed upon while it still sends would lose what it was sent last.
+    /// Sends what is left, and waits until the other end has seen it: it says so by
+    /// its own close, or leaves. One that is closed upon while it still sends would
+    /// lose what is on its way to it, and a slow one has much of that. It may take
+    /// its time as long as it takes anything; then there is a limit.
     pub(crate) async fn finish(mut self, limit: Duration) -> io::Result<()> {
-        let ended = async {
-            std::future::poll_fn(|cx| self.wire.poll_flush(cx)).await?;
-            let io = &mut self.wire.io;
-            std::future::poll_fn(|cx| std::pin::Pin::new(&mut *io).poll_shutdown(cx)).await?;
-            loop {
-                self.wire.input.clear();
-                // Once it is gone there is nobody left to tell.
-                match std::future::poll_fn(|cx| self.wire.poll_fill(cx)).await {
-                    Ok(0) | Err(_) => return Ok(()),
-                    Ok(_) => {}
-                }
-            }
-        };
-        let timed_out = |_| Err(io::ErrorKind::TimedOut.into());
-        tokio::time::timeout(limit, ended)
-            .await
-            .unwrap_or_else(timed_out)
+        let mut stall = Stall::new(limit);
+        poll_fn(|cx| match self.wire.poll_flush(cx) {
+            Poll::Pending => stall
+                .poll_too_long(self.wire.sent(), cx)
+                .map(|()| Err(io::ErrorKind::TimedOut.into())),
+            flushed @ Poll::Ready(_) => flushed,
+        })
+        .await?;
+        let io = &mut self.wire.io;
+        timeout(limit, poll_fn(|cx| Pin::new(&mut *io).poll_shutdown(cx))).await??;
+        let seen = poll_fn(|cx| {
+            while let Ok(_ignored) = ready!(self.poll_piece(cx)) {}
+            Poll::Ready(())
+        });
+        Ok(timeout(limit, seen).await?)
     }
 }
 

@@ -30,7 +30,8 @@ use crate::serve::ClientIo;
 use crate::upstream::UpstreamIo;
 use crate::upstream::h1::Upgraded;
 
-/// How long the other end may take for the last words, and to leave.
+/// How long upstream may take to hear that the client has left, or a client that
+/// upstream is gone.
 const LINGER: Duration = Duration::from_secs(5);
 
 /// How long a client may take to open its streams, as with kubelets.
@@ -55,7 +56,11 @@ impl CommandToWebSocket {
             prefix: input,
             io: client,
         };
-        let (handle, mut incoming, mut driver) = connection::server(io, Config::default());
+        let config = Config {
+            linger: self.care.stall,
+            ..Config::default()
+        };
+        let (handle, mut incoming, mut driver) = connection::server(io, config);
         let Upgraded { io, input, slot } = self.upstream;
         let now = Instant::now();
         let above = Socket::new(io, input, Role::Client, self.care.of_upstream(now));
@@ -127,7 +132,8 @@ impl CommandToWebSocket {
         handle.close();
         drop((handle, incoming));
         if let Some(driver) = driver
-            && matches!(timeout(LINGER, driver).await, Ok(Ok(())))
+            // A slow client has its time: much may be on its way to it.
+            && matches!(timeout(self.care.stall, driver).await, Ok(Ok(())))
             && end == End::Clean
         {
             record.complete();
@@ -246,6 +252,7 @@ impl Exchange<'_> {
         if up.is_ready() {
             return up;
         }
+        let was_full = !self.above.has_room();
         if let Poll::Ready(Err(error)) = self.above.poll_flush(cx) {
             return Poll::Ready(Over::Above(Left::Cut(error)));
         }
@@ -253,7 +260,12 @@ impl Exchange<'_> {
         if self.driver.is_none() {
             return Poll::Ready(Over::ClientLeft);
         }
-        self.poll_clock(cx)
+        let over = self.poll_clock(cx);
+        if was_full && self.above.has_room() {
+            // Nobody has asked the client since.
+            cx.waker().wake_by_ref();
+        }
+        over
     }
 
     fn drive(&mut self, cx: &mut Context<'_>) {

@@ -25,10 +25,8 @@ const MAX_READ: usize = 128 * 1024;
 /// How often a driver reads and writes before others have their turn.
 const MAX_ROUNDS: usize = 16;
 
-/// How long the other side has for taking the last frame and ending, too. A
-/// connection that is closed while something is on its way to it may lose what it
-/// sent last.
-const LINGER: Duration = Duration::from_secs(2);
+/// How long something has to come from the other side once it takes nothing more.
+const DEAF: Duration = Duration::from_secs(2);
 
 /// Moves the bytes of a connection for as long as it lasts.
 ///
@@ -45,6 +43,7 @@ pub struct Driver<T> {
     /// Who may go on, kept for its memory.
     wake: Vec<Waker>,
     deaf: Option<Deaf>,
+    linger: Duration,
     phase: Phase,
 }
 
@@ -86,7 +85,7 @@ enum Ending {
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
-    pub(super) fn new(io: T, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(io: T, shared: Arc<Shared>, linger: Duration) -> Self {
         let layout = if io.is_write_vectored() {
             Layout::Vectored
         } else {
@@ -101,6 +100,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             needs_flush: false,
             wake: Vec::new(),
             deaf: None,
+            linger,
             phase: Phase::Running,
         }
     }
@@ -158,7 +158,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             Err(error) => {
                 self.deaf = Some(Deaf {
                     error: error.into(),
-                    deadline: Box::pin(sleep(LINGER)),
+                    deadline: Box::pin(sleep(DEAF)),
                 });
                 Progress::Some
             }
@@ -204,7 +204,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             self.read_size = (self.read_size * 2).min(MAX_READ);
         }
         if let Some(deaf) = &mut self.deaf {
-            deaf.deadline.as_mut().reset(Instant::now() + LINGER);
+            deaf.deadline.as_mut().reset(Instant::now() + DEAF);
         }
         let mut state = self.shared.lock();
         let result = state.receive(&mut self.input, &mut self.wake);
@@ -239,7 +239,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         }
         Phase::Leaving {
             result,
-            deadline: Box::pin(sleep(LINGER)),
+            deadline: Box::pin(sleep(self.linger)),
         }
     }
 

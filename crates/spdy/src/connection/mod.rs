@@ -61,8 +61,9 @@ fn new<T>(io: T, role: Role, config: Config) -> (Handle, Incoming, Driver<T>)
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
+    let linger = config.linger;
     let shared = Shared::new(role, config);
     let handle = Handle::new(shared.clone());
     let incoming = Incoming::new(shared.clone());
-    (handle, incoming, Driver::new(io, shared))
+    (handle, incoming, Driver::new(io, shared, linger))
 }

@@ -1,5 +1,7 @@
 //! How a session behaves, and its bounds.
 
+use std::time::Duration;
+
 /// Which end of the connection this is: it decides who has the odd ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
@@ -52,6 +54,10 @@ pub struct Config {
     pub receive_window: u32,
     /// How many bytes wait to be sent on a stream before its writer has to.
     pub send_queue: usize,
+    /// How long the other side has for taking the last frame and ending, too. A
+    /// connection that is closed while something is on its way to it may lose what
+    /// it sent last, and there is no other way to know that all has been taken.
+    pub linger: Duration,
 }
 
 impl Default for Config {
@@ -61,6 +67,7 @@ impl Default for Config {
             max_streams: 1024,
             receive_window: 256 * 1024,
             send_queue: 256 * 1024,
+            linger: Duration::from_secs(2),
         }
     }
 }

@@ -16,6 +16,7 @@ pub(crate) fn config(flow_control: FlowControl) -> Config {
         max_streams: 4,
         receive_window: 100_000,
         send_queue: 50_000,
+        ..Config::default()
     }
 }
 
