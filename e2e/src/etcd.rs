@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use crate::binaries;
-use crate::plane::free_address;
+use crate::ports::free_address;
 use crate::process::Process;
 
 /// A member of an etcd. It ends when this is dropped.

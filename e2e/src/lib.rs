@@ -24,6 +24,7 @@ mod node;
 mod pki;
 mod plane;
 mod planes;
+mod ports;
 mod process;
 mod raw;
 mod shape;

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use crate::binaries;
-use crate::plane::{Plane, free_address};
+use crate::plane::Plane;
+use crate::ports::free_address;
 use crate::process::Process;
 use crate::raw::{Protocol, Raw, Request};
 

@@ -1,9 +1,8 @@
 //! A control plane: one etcd, kube-apiservers of chosen versions, and a bridge
 //! in front of each.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use skewbridge_testkit::{Ca, TlsClient, eventually};
@@ -14,6 +13,7 @@ use crate::binaries;
 use crate::etcd::Etcd;
 use crate::kubectl::Via;
 use crate::pki::Pki;
+use crate::ports::free_address;
 use crate::process::Process;
 use crate::raw::{Protocol, Raw, Request};
 
@@ -335,27 +335,6 @@ async fn get(client: &TlsClient, address: SocketAddr, path: &str) -> Option<u16>
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     connection.send(request).await.ok()?;
     Some(connection.read_response().await.ok()?.status)
-}
-
-/// Where ports are taken from: below those that the kernel gives to outgoing
-/// connections, or one of these could take a port before its server does.
-const PORTS: std::ops::Range<u16> = 20_000..32_000;
-
-/// A port that nobody has, and that is given to nobody else.
-pub(crate) fn free_address() -> SocketAddr {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Processes that run side by side begin at different ones.
-    let begin = u16::try_from(std::process::id() % 100).unwrap_or_default() * 100;
-    let count = PORTS.end - PORTS.start;
-    for _ in PORTS {
-        let turn = NEXT.fetch_add(1, Ordering::Relaxed);
-        let port = PORTS.start + (begin.wrapping_add(turn) % count);
-        let address = SocketAddr::from(([127, 0, 0, 1], port));
-        if TcpListener::bind(address).is_ok() {
-            return address;
-        }
-    }
-    panic!("no free port in {PORTS:?}");
 }
 
 impl Running {

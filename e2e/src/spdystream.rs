@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use crate::binaries;
-use crate::plane::free_address;
+use crate::ports::free_address;
 use crate::process::Process;
 
 /// The running program. It ends when this is dropped.

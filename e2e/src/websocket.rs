@@ -10,7 +10,7 @@ use tokio::process::Command;
 
 use crate::binaries;
 use crate::kubectl::Output;
-use crate::plane::free_address;
+use crate::ports::free_address;
 use crate::process::Process;
 
 /// What Kubernetes speaks WebSocket with.

@@ -2,15 +2,19 @@
 
 mod modules;
 mod planes;
+mod programs;
 mod shelf;
+mod side_by_side;
 mod version;
 
 use crate::debian::{self, Need};
-use crate::step::{self, Failed, Steps, cargo};
+use crate::step::{self, Failed, Steps};
 
 pub(crate) use planes::Extent;
 use planes::Planes;
+use programs::Program;
 use shelf::Shelf;
+use side_by_side::Run;
 
 /// Each server gets a host name of its own, and ends with the test.
 const NEEDS: [Need; 2] = [
@@ -57,23 +61,35 @@ pub(crate) fn steps(steps: &mut Steps, extent: Extent, filter: &[&str]) -> Resul
         let programs = planes.programs(version);
         steps.run(name, || shelf.kubernetes(version, &programs))?;
     }
-    steps.run("bridge", || {
-        step::run(&mut cargo("build --locked --package skewbridge"))
+    let mut programs = Vec::new();
+    steps.run("bridge and test programs", || {
+        programs = programs::build(shelf.sources())?;
+        Ok(())
     })?;
     steps.run("tests against real Kubernetes", || {
-        test(&shelf, &planes, extent, filter)
+        test(programs, &shelf, &planes, extent, filter)
     })
 }
 
-fn test(shelf: &Shelf, planes: &Planes, extent: Extent, filter: &[&str]) -> Result<(), Failed> {
+fn test(
+    programs: Vec<Program>,
+    shelf: &Shelf,
+    planes: &Planes,
+    extent: Extent,
+    filter: &[&str],
+) -> Result<(), Failed> {
     println!("control planes: {planes}");
-    step::run(
-        cargo("test --locked --package skewbridge-e2e --features kubernetes --")
-            .arg("--test-threads=1")
-            .args(extent.test_flag())
-            .args(filter)
-            .env("SKEWBRIDGE_E2E_PLANES", planes.to_string())
-            .env("SKEWBRIDGE_E2E_BINARIES", shelf.links())
-            .env("SKEWBRIDGE_E2E_BRIDGE", shelf.bridge()),
-    )
+    let flag = extent.test_flag().into_iter();
+    let arguments: Vec<_> = flag.chain(filter.iter().copied()).collect();
+    Run {
+        arguments: &arguments,
+        environment: &[
+            ("SKEWBRIDGE_E2E_PLANES", planes.to_string().as_ref()),
+            ("SKEWBRIDGE_E2E_BINARIES", shelf.links().as_ref()),
+            ("SKEWBRIDGE_E2E_BRIDGE", shelf.bridge().as_ref()),
+        ],
+        directory: shelf.sources(),
+        said: &shelf.links().join("said"),
+    }
+    .all(programs)
 }

@@ -40,6 +40,11 @@ impl Shelf {
         })
     }
 
+    /// Where the tests are, with the source of the programs.
+    pub(super) fn sources(&self) -> &Path {
+        &self.sources
+    }
+
     /// Where all programs are under their plain names.
     pub(super) fn links(&self) -> &Path {
         &self.links
