@@ -64,6 +64,7 @@ fn session(wire: &[u8], piece: usize, role: Role) {
         max_streams: 8,
         receive_window: 1000,
         send_queue: 1000,
+        ..Config::default()
     };
     let mut session = Session::new(role, config);
     let _ = session.open(Opening::default());

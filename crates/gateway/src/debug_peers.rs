@@ -80,7 +80,7 @@ fn view(cluster: &Cluster, own: &LocalIdentity) -> View {
     let index = |peer: &Arc<Peer>| -> Option<Arc<_>> { peer.served.clone() };
     let served: Vec<_> = peers.iter().filter_map(index).collect();
     let local = cluster.local.as_ref();
-    let others: Vec<&Index> = served.iter().map(|it| &it.index).collect();
+    let others: Vec<&Index> = served.iter().map(|it| &*it.index).collect();
     View {
         local_only: None,
         waiting_for: cluster.missing().map(crate::cluster::Missing::as_str),
@@ -101,7 +101,7 @@ fn view(cluster: &Cluster, own: &LocalIdentity) -> View {
                     .filter(|other| other.identity != peer.identity)
                     .filter_map(|other| other.served.as_deref())
                     .chain(local.map(Arc::as_ref))
-                    .map(|served| &served.index)
+                    .map(|served| &*served.index)
                     .collect();
                 peer_view(peer, &others)
             })

@@ -10,6 +10,9 @@ mod plain;
 #[path = "common/standin.rs"]
 mod standin;
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 use cluster::{Cluster, NEW, PeerServer, ask, peer_view, refusal};
 use common::start;
 use serde_json::Value;
@@ -18,6 +21,7 @@ use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Feature;
 use skewbridge_testkit::{PATIENCE, Reply, Response, Seen, TlsClient, eventually};
 use standin::{CRDS, Form, crd};
+use tokio::sync::Notify;
 
 const B: &str = "apiserver-b";
 const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
@@ -76,6 +80,102 @@ async fn the_local_server_is_asked_once_in_ten_seconds_for_each_caller() {
     let metrics = metrics(&bridge).await;
     assert!(metrics.contains("aggregator_discovery_peer_aggregated_cache_hits_total"));
     assert!(metrics.contains("skewbridge_discovery_document_bytes{path=\"/apis\"}"));
+}
+
+/// How many ask at once, on a connection that may have 100 streams.
+const MANY: usize = 50;
+
+/// How often the bridge has looked at what the local server serves: `/version` is what it
+/// asks first.
+fn looks(cluster: &Cluster) -> usize {
+    cluster.local.questions("/version").len()
+}
+
+/// How often the document of the whole cluster was made.
+async fn made(bridge: &Handle) -> usize {
+    let name = "aggregator_discovery_peer_aggregated_cache_misses_total ";
+    let metrics = metrics(bridge).await;
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap().parse().unwrap()
+}
+
+/// Waits until the bridge no longer looks by itself, as it does every second after it has
+/// heard of something that all servers share.
+async fn is_settled(cluster: &Cluster) {
+    let mut last = (looks(cluster), Instant::now());
+    eventually("no look for longer than a second", PATIENCE, async || {
+        let now = looks(cluster);
+        if now != last.0 {
+            last = (now, Instant::now());
+        }
+        last.1.elapsed() > Duration::from_millis(1_500)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn however_many_ask_the_local_server_is_looked_at_and_the_document_made_once() {
+    let (cluster, _b, bridge) = mixed().await;
+    is_settled(&cluster).await;
+    let alice = cluster.alice();
+    // From now on it is known that she may read.
+    assert_eq!(discovery(&alice, &bridge).await.status, 200);
+    let (asked_before, looks_before) = (asked(&cluster), looks(&cluster));
+    let made_before = made(&bridge).await;
+
+    let goes_on = Arc::new(Notify::new());
+    let held = goes_on.clone();
+    cluster.local.hook(move |seen: &Seen| {
+        let is_look = seen.is_probe() && seen.path() == "/version";
+        is_look.then(|| Reply::json(r#"{"gitVersion": "v1.36.4"}"#).after(&held))
+    });
+    let looked = async |times: usize| {
+        eventually("a look", PATIENCE, async || {
+            looks(&cluster) == looks_before + times
+        })
+        .await;
+    };
+    let connection = alice.http2(bridge.address()).await.unwrap();
+    let ask = async || {
+        let request = http::Request::get("https://k/apis").header("accept", V2);
+        let answer = connection.request(request.body(()).unwrap(), "").await;
+        answer.unwrap().text()
+    };
+    let many = async {
+        looked(1).await;
+        // After that look has begun: another one has to be theirs.
+        futures_of((0..MANY).map(|_| ask())).await
+    };
+    let conduct = async {
+        eventually("everybody asks", PATIENCE, async || {
+            connection.open_streams() == 1 + MANY
+        })
+        .await;
+        let serves = [
+            cluster::SHARED,
+            "v1 pods",
+            "apps/v1 deployments",
+            "apps/v1 daemons",
+        ];
+        cluster.local.serve(&serves);
+        // What came before this on the same connection has begun to wait.
+        let other = connection.get(cluster::SHARED_PATH).await.unwrap();
+        assert_eq!(other.status, 200);
+        goes_on.notify_one();
+        looked(2).await;
+        goes_on.notify_one();
+    };
+    let (first, many, ()) = tokio::join!(ask(), many, conduct);
+    for shown in many.iter().chain([&first]) {
+        assert!(
+            shown.contains("daemons") && shown.contains("fleets"),
+            "{shown}"
+        );
+    }
+    // One for the first, and one for all the others; what they saw is the same.
+    assert_eq!(looks(&cluster), looks_before + 2);
+    assert_eq!(asked(&cluster), asked_before);
+    assert_eq!(made(&bridge).await, made_before + 1);
 }
 
 #[tokio::test]
@@ -277,9 +377,7 @@ async fn openapi_is_completed_and_a_peer_asked_once() {
 }
 
 /// All at once.
-async fn futures_of(
-    futures: impl Iterator<Item = impl Future<Output = Response>>,
-) -> Vec<Response> {
+async fn futures_of<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let mut futures: Vec<_> = futures.map(Box::pin).collect();
     let mut done = Vec::new();
     std::future::poll_fn(|cx| {

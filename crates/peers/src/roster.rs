@@ -44,7 +44,7 @@ const LEASE: Duration = Duration::from_hours(1);
 #[derive(Debug)]
 pub struct Served {
     /// For routing.
-    pub index: Index,
+    pub index: Arc<Index>,
     /// `/api` and `/apis`, for merging.
     pub documents: [Arc<Document>; 2],
     /// What they are called by who sent them, to ask for news only.

@@ -35,12 +35,25 @@ pub(crate) async fn discover(
         Said::Document(api) => api,
         Said::Legacy(_) => return Err("/api: not aggregated, although /apis is".to_owned()),
     };
+    let documents = [api.document, apis.document];
     Ok(Served {
-        index: Index::new(&[&api.document, &apis.document]),
+        index: index(&documents, known),
         etags: [api.etag, apis.etag],
-        documents: [api.document, apis.document],
+        documents,
         version,
     })
+}
+
+/// Of documents that are both known already there is one.
+fn index(documents: &[Arc<Document>; 2], known: Option<&Served>) -> Arc<Index> {
+    let is_known = |known: &&Served| {
+        let mut pairs = documents.iter().zip(&known.documents);
+        pairs.all(|(document, known)| Arc::ptr_eq(document, known))
+    };
+    match known.filter(is_known) {
+        Some(known) => Arc::clone(&known.index),
+        None => Arc::new(Index::new(&[&documents[0], &documents[1]])),
+    }
 }
 
 enum Said {
@@ -131,9 +144,10 @@ async fn legacy(
         items,
         ..Document::default()
     });
+    let documents = documents.map(Arc::new);
     Ok(Served {
-        index: Index::new(&[&documents[0], &documents[1]]),
-        documents: documents.map(Arc::new),
+        index: index(&documents, None),
+        documents,
         etags: [None, None],
         version,
     })

@@ -142,7 +142,7 @@ fn served(list: &[(&str, &[&str])]) -> Served {
         "apiVersion": "apidiscovery.k8s.io/v2", "items": items});
     let document = Arc::new(Document::parse(text.to_string().as_bytes()).unwrap());
     Served {
-        index: Index::new(&[&document]),
+        index: Arc::new(Index::new(&[&document])),
         documents: [Arc::default(), document],
         etags: [None, None],
         version: None,

@@ -1,3 +1,5 @@
+mod lists;
+
 use std::time::SystemTime;
 
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
@@ -5,7 +7,6 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
-use skewbridge_api::cbor;
 use skewbridge_api::media::Format;
 use skewbridge_discovery::accept::{
     LEGACY, LOCAL_AGGREGATED, LOCAL_DOCUMENT, V2, V2_BETA1, V2_NOPEER,
@@ -57,7 +58,7 @@ fn document(words: &[&str], core: bool) -> Arc<Document> {
 fn served(words: &[&str], etag: &str, minor: u16) -> Served {
     let documents = [document(words, true), document(words, false)];
     Served {
-        index: Index::new(&[&documents[0], &documents[1]]),
+        index: Arc::new(Index::new(&[&documents[0], &documents[1]])),
         documents,
         etags: [Some(etag.to_owned()), Some(etag.to_owned())],
         version: Some(KubeVersion {
@@ -482,97 +483,6 @@ async fn a_document_comes_in_every_format_and_compressed_when_it_is_long() {
             assert_eq!(text, view.apis.json);
             assert!(answer.body.len() < text.len() / 4);
         }
-    }
-}
-
-#[tokio::test]
-async fn groups_are_listed_that_any_server_serves_and_none_that_nobody_does() {
-    let view = mixed();
-    let local = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [
-        {"name": "b.example.com", "versions": [
-            {"groupVersion": "b.example.com/v1", "version": "v1"},
-            {"groupVersion": "b.example.com/v0", "version": "v0"}],
-         "preferredVersion": {"groupVersion": "b.example.com/v1", "version": "v1"}},
-        {"name": "dead.example.com", "versions": [
-            {"groupVersion": "dead.example.com/v1", "version": "v1"}]}]});
-    let local = || said(200, "application/json", local.to_string());
-    let list = answer(&view, get("/apis", LEGACY), local()).await;
-    assert_eq!(
-        list.names("groups", "name"),
-        ["a.example.com", "b.example.com", "d.example.com"]
-    );
-    let versions = &list.json()["groups"][1]["versions"];
-    assert_eq!(versions.as_array().unwrap().len(), 2);
-    assert_eq!(list.content_type(), "application/json");
-
-    let protobuf = "application/vnd.kubernetes.protobuf";
-    let list = answer(&view, get("/apis", protobuf), local()).await;
-    assert_eq!(list.content_type(), protobuf);
-    assert!(list.body.starts_with(b"k8s\0"));
-
-    let pretty = answer(&view, get("/apis?pretty=true", LEGACY), local()).await;
-    assert!(pretty.body.starts_with(b"{\n  \"kind\""));
-}
-
-#[tokio::test]
-async fn a_group_that_only_a_peer_has_is_shown() {
-    let view = mixed();
-    let local = said(404, "text/plain", "404 page not found\n");
-    let group = answer(&view, get("/apis/a.example.com", LEGACY), local).await;
-    assert_eq!(group.status, StatusCode::OK);
-    assert_eq!(group.json()["name"], "a.example.com");
-    assert_eq!(group.names("versions", "version"), ["v1"]);
-}
-
-#[tokio::test]
-async fn resources_of_a_version_are_completed() {
-    let view = mixed();
-    let local = json!({"kind": "APIResourceList", "apiVersion": "v1",
-        "groupVersion": "b.example.com/v1", "resources": [{"name": "things", "singularName": "",
-        "namespaced": false, "kind": "Thing", "verbs": ["list"], "storageVersionHash": "x="}]});
-    let path = "/apis/b.example.com/v1";
-    let list = answer(
-        &view,
-        get(path, LEGACY),
-        said(200, "application/json", local.to_string()),
-    )
-    .await;
-    assert_eq!(list.names("resources", "name"), ["things", "others"]);
-    assert_eq!(list.json()["resources"][0]["storageVersionHash"], "x=");
-
-    // A server that offers CBOR is answered for in CBOR, another one in JSON.
-    let list = answer(
-        &view,
-        get(path, "application/cbor,application/json;q=0.8"),
-        said(200, "application/cbor", cbor::write(&local)),
-    )
-    .await;
-    assert_eq!(list.content_type(), "application/cbor");
-    let value = cbor::read(&list.body).unwrap();
-    assert_eq!(value["resources"].as_array().unwrap().len(), 2);
-    let list = answer(
-        &view,
-        get(path, "application/cbor,application/json;q=0.8"),
-        said(200, "application/json", local.to_string()),
-    )
-    .await;
-    assert_eq!(list.content_type(), "application/json");
-
-    // A version that only a peer has.
-    let local = said(404, "text/plain", "404 page not found\n");
-    let list = answer(&view, get("/apis/b.example.com/v2", LEGACY), local).await;
-    assert_eq!(list.status, StatusCode::OK);
-    assert_eq!(list.json()["groupVersion"], "b.example.com/v2");
-    assert_eq!(list.names("resources", "name"), ["things"]);
-}
-
-#[tokio::test]
-async fn what_cannot_be_read_is_passed_on() {
-    let view = mixed();
-    for (path, accept) in [("/apis", LEGACY), ("/apis/b.example.com/v1", LEGACY)] {
-        let local = said(200, "application/json", "nonsense");
-        let answer = answer(&view, get(path, accept), local).await;
-        assert_eq!(&*answer.body, b"nonsense");
     }
 }
 

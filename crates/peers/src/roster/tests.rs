@@ -26,7 +26,7 @@ fn addresses(list: &[(&str, u16)]) -> BTreeMap<Identity, SocketAddr> {
 
 fn served() -> Served {
     Served {
-        index: Index::default(),
+        index: Arc::default(),
         documents: [Arc::default(), Arc::default()],
         etags: [None, None],
         version: None,
