@@ -412,6 +412,7 @@ impl Trip<'_> {
                 prefer: Prefer::H1,
                 ..self.envoy
             },
+            deadline: Deadline::of(false, &self.bridge().limits),
             ..*self
         };
         asking.send_with(head, body, record).await

@@ -15,7 +15,7 @@ use bytes::{Bytes, BytesMut};
 use common::{Bed, start};
 use skewbridge_channels::{FromClient, Input, Output, Protocol, Said, ToClient};
 use skewbridge_gateway::Handle;
-use skewbridge_gateway::config::UpstreamStreams;
+use skewbridge_gateway::config::{self, UpstreamStreams};
 use skewbridge_spdy::connection::{self, Handle as Spdy, Stream};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_testkit::upstream::Upgrade;
@@ -91,8 +91,13 @@ impl Upstream {
 }
 
 async fn bridge(bed: &Bed, upstream: &Upstream) -> Handle {
+    bridge_with(bed, upstream, |_| ()).await
+}
+
+async fn bridge_with(bed: &Bed, upstream: &Upstream, change: fn(&mut config::Config)) -> Handle {
     let mut config = bed.config(upstream.api.addr());
     config.streams.upstream = UpstreamStreams::WebSocket;
+    change(&mut config);
     let bridge = start(&config);
     let admin = bridge.admin_address();
     eventually("a bridge that is ready", PATIENCE, async || {
@@ -420,4 +425,135 @@ async fn a_port_forward_is_put_into_a_websocket() {
     assert_eq!(&down, b"down");
     there.close().await;
     assert_eq!(here.read(&mut down).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_client_by_spdy_is_told_that_it_was_idle() {
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge_with(&bed, &upstream, |config| {
+        config.streams.idle_timeout = Duration::from_millis(500);
+    })
+    .await;
+    let mut client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
+    let _server = Server::over(upstream.connection().await);
+    let (told, _) = client.all("error").await;
+    assert!(
+        told.contains("idle-timeout"),
+        "client-go takes silence for success: {told:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_slow_reader_by_spdy_does_not_kill_its_upstream() {
+    const SIZE: usize = 4 << 20;
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge_with(&bed, &upstream, |config| {
+        config.streams.ping_interval = Duration::from_millis(400);
+    })
+    .await;
+    let mut client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
+    let mut server = Server::over(upstream.connection().await);
+    let serving = tokio::spawn(async move {
+        let data = "y".repeat(SIZE);
+        server.say(Output::Stdout, &data).await;
+        server.say(Output::Error, SUCCESS).await;
+        server.close().await;
+    });
+    // One and a half intervals are 0.6 s.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let (stdout, _) = client.all("stdout").await;
+    let (error, _) = client.all("error").await;
+    assert_eq!((stdout.len(), &*error), (SIZE, SUCCESS));
+    serving.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_process_that_takes_its_time_keeps_its_client_by_spdy() {
+    const SIZE: usize = 16 << 20;
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge_with(&bed, &upstream, |config| {
+        config.streams.ping_interval = Duration::from_millis(300);
+    })
+    .await;
+    let mut http = bed.client().http1(bridge.address()).await.unwrap();
+    http.send(asking(EXEC, "v4.channel.k8s.io")).await.unwrap();
+    assert_eq!(http.read_head().await.unwrap().status, 101);
+    // As moby/spdystream: without windows.
+    let config = Config {
+        flow_control: skewbridge_spdy::FlowControl::Never,
+        ..Config::default()
+    };
+    let (handle, incoming, driver) = connection::client(http.into_connection(), config);
+    drop(incoming);
+    tokio::spawn(driver);
+    let mut streams = ["error", "stdin", "stdout", "stderr"].map(|name| {
+        let headers = Headers::new().with("streamtype", name);
+        handle.open(headers).unwrap()
+    });
+    let mut server = Server::over(upstream.connection().await);
+    let _ = streams[1].sender.send(vec![7; SIZE].into());
+    // Six intervals are 1.8 s.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let mut read = 0;
+    while read < SIZE {
+        match server.said().await {
+            Some(Said::Data(Input::Stdin, data)) => read += data.len(),
+            other => panic!("after {read} of {SIZE}: {other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_reader_by_spdy_that_pauses_at_the_end_loses_nothing() {
+    const SIZE: usize = 400 * 1024;
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge(&bed, &upstream).await;
+    let mut client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
+    let mut server = Server::over(upstream.connection().await);
+    let serving = tokio::spawn(async move {
+        let data = "y".repeat(SIZE);
+        server.say(Output::Stdout, &data).await;
+        server.say(Output::Error, SUCCESS).await;
+        server.close().await;
+    });
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    let (stdout, _) = client.all("stdout").await;
+    let (error, _) = client.all("error").await;
+    assert_eq!((stdout.len(), &*error), (SIZE, SUCCESS));
+    serving.await.unwrap();
+}
+
+#[tokio::test]
+async fn streams_that_nobody_asked_for_are_refused_or_bounded() {
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge(&bed, &upstream).await;
+    let client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
+    let _server = Server::over(upstream.connection().await);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let headers = Headers::new().with("streamtype", "stdin");
+    let mut more = client.handle.open(headers).unwrap();
+    let answered = timeout(Duration::from_secs(5), more.answered()).await;
+    assert!(matches!(answered, Ok(Err(_))), "{answered:?}");
+}
+
+#[tokio::test]
+async fn a_bridge_that_leaves_says_so_by_spdy() {
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let mut bridge = bridge_with(&bed, &upstream, |config| {
+        config.shutdown.delay = Duration::ZERO;
+        config.shutdown.drain = Duration::from_secs(1);
+    })
+    .await;
+    let mut client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
+    let _server = Server::over(upstream.connection().await);
+    let leaving = tokio::spawn(async move { bridge.finish().await });
+    let (told, _) = client.all("error").await;
+    assert!(!told.is_empty(), "client-go takes silence for success");
+    leaving.await.unwrap();
 }

@@ -7,21 +7,25 @@ use http::request::Parts;
 use http::{Response, StatusCode};
 use skewbridge_api::status::Status;
 use skewbridge_channels::port_forward::tunnel::{PORT_FORWARD, TUNNELLED_PORT_FORWARD, tunnelled};
-use skewbridge_channels::{Options, Protocol, SpdyProtocol, Words, negotiate_spdy};
+use skewbridge_channels::{Options, Protocol, SpdyProtocol, SpdyRefusal, Words, negotiate_spdy};
 use skewbridge_websocket::{Key, check_response};
 
 use super::command::Command;
 use super::metrics::Tally;
 use super::node::Node;
 use super::plan::{ByWebSocket, Kind, Plan, ToSpdy, ToWebSocket, Translation};
-use super::port_forward::PortForward;
-use super::to_websocket::{CommandToWebSocket, PortForwardToWebSocket};
+use super::port_forward::{PortForward, PortForwardToWebSocket};
+use super::to_websocket::CommandToWebSocket;
 use super::{Care, Job, Switched, heads, permission};
 use crate::body::ResponseBody;
+use crate::drain::Drain;
 use crate::flow::Trip;
 use crate::record::Record;
 use crate::upstream::Reply;
 use crate::upstream::h1::Upgraded;
+
+/// How much of a refusal in words of its own is told.
+const MAX_SAID: usize = 1024;
 
 /// What a request for a stream comes to.
 pub(crate) enum Carried {
@@ -44,6 +48,7 @@ pub(crate) async fn carry(
         Plan::AsItIs => Ok(asking.as_it_is(trip.send(head, record).await?)),
         Plan::Translated(translation) => asking.translate(translation, head, record).await,
         Plan::AsItIsOr(translation) => {
+            let age = translation.age();
             let again = head.clone();
             let reply = trip.send(head, record).await?;
             if !is_refused(&reply) {
@@ -56,7 +61,7 @@ pub(crate) async fn carry(
                     kind = kind.as_str(),
                     "upstream refused a stream by WebSocket and takes it by SPDY: for a while all are translated"
                 );
-                trip.bridge().streams.remember_refusal(kind);
+                trip.bridge().streams.remember_refusal(kind, age);
             }
             Ok(carried)
         }
@@ -85,6 +90,10 @@ impl Asking<'_> {
 
     fn care(&self) -> Care {
         self.trip.bridge().streams.care
+    }
+
+    fn drain(&self) -> Drain {
+        self.trip.bridge().drain.clone()
     }
 
     /// The same protocol on both sides.
@@ -160,6 +169,7 @@ impl Asking<'_> {
                     node,
                     slot,
                     care: self.care(),
+                    drain: self.drain(),
                     metrics: self.trip.bridge().metrics.clone(),
                     tally: self.tally("spdy"),
                 };
@@ -174,6 +184,7 @@ impl Asking<'_> {
                 let port_forward = PortForward {
                     upstream,
                     care: self.care(),
+                    drain: self.drain(),
                     tally: self.tally("spdy"),
                 };
                 let granted = heads::websocket_granted(&asked.request, Some(agreed));
@@ -194,7 +205,13 @@ impl Asking<'_> {
         match asked {
             ToWebSocket::Command { offers } => {
                 let spoken = negotiate_spdy(offers.iter().map(String::as_str));
-                let spoken = spoken.map_err(|error| self.forbidden(error.to_string()))?;
+                let spoken = spoken.map_err(|error| match error {
+                    // As kubelets answer.
+                    SpdyRefusal::NoOffer => {
+                        self.trip.refuse(&Status::bad_request(error.to_string()))
+                    }
+                    SpdyRefusal::NoneKnown => self.forbidden(error.to_string()),
+                })?;
                 let options = Options::from_query(Words::Api, head.uri.query());
                 let offer = Protocol::V5.name();
                 self.by_websocket(head, offer, record, |upstream| {
@@ -203,6 +220,7 @@ impl Asking<'_> {
                         options,
                         upstream,
                         care: self.care(),
+                        drain: self.drain(),
                         tally: self.tally("websocket"),
                     }));
                     (heads::spdy_granted(spoken.name()), switched)
@@ -221,6 +239,7 @@ impl Asking<'_> {
                         Switched::PortForwardToWebSocket(Box::new(PortForwardToWebSocket {
                             upstream,
                             care: self.care(),
+                            drain: self.drain(),
                             tally: self.tally("websocket"),
                         }));
                     (heads::spdy_granted(PORT_FORWARD), switched)
@@ -248,11 +267,14 @@ impl Asking<'_> {
         let (response, upgraded) = match reply {
             Reply::Upgraded(response, upgraded) => (response, upgraded),
             Reply::Response(response) if refused => {
+                let code = response.status().as_u16();
+                let said = response.into_body().whole(MAX_SAID).await;
+                let said = said.unwrap_or_default();
                 return Err(self.bad_gateway(format!(
-                    "upstream does not take this by WebSocket ({}), and by \
+                    "upstream does not take this by WebSocket ({code} {:?}), and by \
                      --upstream-streams=websocket it takes nothing else: kube-apiserver does so \
                      from 1.30 on (port-forward: 1.31)",
-                    response.status().as_u16()
+                    String::from_utf8_lossy(&said)
                 )));
             }
             Reply::Response(response) => return Ok(Carried::Response(response)),

@@ -2,29 +2,32 @@
 //! WebSocket ends here, and each of its channels becomes a stream.
 
 use std::future::poll_fn;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use http::StatusCode;
 use skewbridge_channels::{
-    Failure, FromClient, Input, Options, Outcome, Output, Protocol, ReaderError, Said as Heard,
-    ToClient,
+    FromClient, Input, Options, Outcome, Output, Protocol, ReaderError, Said as Heard, ToClient,
 };
 use skewbridge_websocket::{Close, CloseCode, Role};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
-use super::Care;
-use super::clock::Clock;
+use super::clock::{Clock, Due};
 use super::metrics::{Ended, Tally};
 use super::node::{Node, Said, Verdict};
 use super::pings::Pings;
 use super::plan::Kind;
 use super::socket::{Left, Socket};
+use super::{Care, farewell};
+use crate::drain::Drain;
 use crate::metrics::Metrics;
 use crate::record::Record;
 use crate::serve::ClientIo;
 use crate::upstream::Slot;
+
+/// How long what a client has sent may take to reach the node when it has left.
+const LEAVING: Duration = Duration::from_secs(5);
 
 /// A command that has begun above, and is about to here.
 #[derive(Debug)]
@@ -36,6 +39,7 @@ pub(crate) struct Command {
     /// Counted as a connection of upstream's while it lasts.
     pub(crate) slot: Slot,
     pub(crate) care: Care,
+    pub(crate) drain: Drain,
     pub(crate) metrics: Metrics,
     pub(crate) tally: Tally,
 }
@@ -47,12 +51,16 @@ enum Over {
     Ended(Verdict),
     /// The node does not answer any more.
     NodeDead,
+    /// The client has said that it leaves.
+    ClientClosed(Option<Close>),
     /// The client is gone, or does not answer any more.
-    ClientLeft,
+    ClientLost,
     /// The client said something that it may not.
     ClientBroke(CloseCode, String),
     /// Nothing was said for too long.
     Idle,
+    /// The bridge goes away.
+    Leaving,
 }
 
 impl Command {
@@ -68,7 +76,7 @@ impl Command {
             node: self.node,
             idle: self.care.idle,
             quiet_since: now,
-            clock: Clock::new(now),
+            clock: Clock::new(now, self.drain),
             tally: &self.tally,
             record: &mut record,
         };
@@ -85,25 +93,33 @@ impl Command {
             node,
             ..
         } = exchange;
-        // What is still open above is reset, and the command with it.
-        drop(node);
+        if matches!(over, Over::ClientClosed(_) | Over::ClientLost) {
+            // What it has sent before is the command's.
+            let _ = timeout(LEAVING, node.leave()).await;
+        } else {
+            // What is still open above is reset, and the command with it.
+            drop(node);
+        }
         drop(self.slot);
         let (ended, code) = match &over {
             Over::Ended(verdict) => ended(&verdict.outcome),
             Over::NodeDead => (Ended::CutOff, StatusCode::INTERNAL_SERVER_ERROR),
             Over::Idle => (Ended::Idle, StatusCode::GATEWAY_TIMEOUT),
-            Over::ClientLeft => (Ended::ClientLeft, StatusCode::OK),
+            Over::Leaving => (Ended::Aborted, StatusCode::SERVICE_UNAVAILABLE),
+            Over::ClientClosed(_) | Over::ClientLost => (Ended::ClientLeft, StatusCode::OK),
             Over::ClientBroke(..) => (Ended::ClientBroke, StatusCode::BAD_REQUEST),
         };
         self.metrics.streams().translated(self.kind, code);
-        self.tally.end(ended);
         let close = last_words(over, self.protocol, &mut writer, &mut client, self.care);
         let Some(close) = close else {
+            self.tally.end(ended);
             return;
         };
-        let told = close.code() == CloseCode::NORMAL;
+        let normal = close.code() == CloseCode::NORMAL;
         client.close(close);
-        if client.finish(self.care.stall).await.is_ok() && told {
+        let told = client.finish(self.care.stall).await.is_ok();
+        self.tally.end(ended.if_told(told));
+        if told && normal {
             record.complete();
         }
     }
@@ -121,7 +137,9 @@ fn last_words(
 ) -> Option<Close> {
     let version = protocol.version();
     let (words, close) = match over {
-        Over::ClientLeft => return None,
+        Over::ClientLost => return None,
+        // RFC 6455, 5.5.1: with the same code.
+        Over::ClientClosed(close) => return Some(close.unwrap_or_else(normal)),
         Over::ClientBroke(code, why) => return Some(Close::new(code, &why)),
         Over::Ended(verdict) => match &verdict.outcome {
             Outcome::CutOff => (verdict.outcome.encode(version), cut_off()),
@@ -131,16 +149,12 @@ fn last_words(
         },
         Over::NodeDead => (Outcome::CutOff.encode(version), cut_off()),
         Over::Idle => {
-            let idle = Outcome::Failed(Failure {
-                code: Some(StatusCode::GATEWAY_TIMEOUT.as_u16()),
-                reason: "Timeout".to_owned(),
-                message: format!(
-                    "nothing was said for {} s (--streaming-connection-idle-timeout)",
-                    care.idle.as_secs()
-                ),
-            });
             let close = Close::new(CloseCode::GOING_AWAY, "idle for too long");
-            (idle.encode(version), close)
+            (farewell::idle(care).encode(version), close)
+        }
+        Over::Leaving => {
+            let close = Close::new(CloseCode::GOING_AWAY, "the gateway shuts down");
+            (farewell::leaving().encode(version), close)
         }
     };
     if !words.is_empty() {
@@ -200,7 +214,7 @@ impl Exchange<'_> {
             return Poll::Ready(over);
         }
         if let Poll::Ready(Err(_)) = self.client.poll_flush(cx) {
-            return Poll::Ready(Over::ClientLeft);
+            return Poll::Ready(Over::ClientLost);
         }
         // What has just been written above leaves in this turn.
         self.node.drive(cx);
@@ -232,7 +246,7 @@ impl Exchange<'_> {
             }
             match self.client.poll_flush(cx) {
                 Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(_)) => return Poll::Ready(Over::ClientLeft),
+                Poll::Ready(Err(_)) => return Poll::Ready(Over::ClientLost),
                 // It takes no more, so no more is taken from the node.
                 Poll::Pending => return Poll::Pending,
             }
@@ -261,10 +275,12 @@ impl Exchange<'_> {
             let piece = match self.client.poll_piece(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(piece)) => piece,
-                Poll::Ready(Err(Left::Closed(_))) => return Poll::Ready(Over::ClientLeft),
+                Poll::Ready(Err(Left::Closed(close))) => {
+                    return Poll::Ready(Over::ClientClosed(close));
+                }
                 Poll::Ready(Err(Left::Cut(error))) => {
                     tracing::debug!(%error, "a client was lost");
-                    return Poll::Ready(Over::ClientLeft);
+                    return Poll::Ready(Over::ClientLost);
                 }
                 Poll::Ready(Err(Left::Broke(violation))) => {
                     let why = violation.to_string();
@@ -281,32 +297,34 @@ impl Exchange<'_> {
     /// What is to be done now and then.
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
         self.pings.poll(cx);
-        if self.clock.is_due(cx) {
-            let now = Instant::now();
-            if now >= self.quiet_since + self.idle {
-                return Poll::Ready(Over::Idle);
-            }
-            let heeded = self.waiting.is_none();
-            if !self.client.look(now, heeded) {
-                return Poll::Ready(Over::ClientLeft);
-            }
-            if !self.client.has_room() {
-                // Nothing is read from the node: its answer may be there.
-                self.pings.pulse.heard(now);
-            }
-            if !self.pings.look(now) {
-                return Poll::Ready(Over::NodeDead);
-            }
-            self.pings.poll(cx);
-            if let Poll::Ready(Err(_)) = self.client.poll_flush(cx) {
-                return Poll::Ready(Over::ClientLeft);
-            }
-            self.node.drive(cx);
-            let next = (self.quiet_since + self.idle)
-                .min(self.client.next_look())
-                .min(self.pings.pulse.next());
-            self.clock.set(next, cx);
+        let due = ready!(self.clock.poll_due(cx));
+        if due == Due::Leave {
+            return Poll::Ready(Over::Leaving);
         }
+        let now = Instant::now();
+        if now >= self.quiet_since + self.idle {
+            return Poll::Ready(Over::Idle);
+        }
+        let heeded = self.waiting.is_none();
+        if !self.client.look(now, heeded) {
+            return Poll::Ready(Over::ClientLost);
+        }
+        if !self.client.has_room() {
+            // Nothing is read from the node: its answer may be there.
+            self.pings.pulse.excuse();
+        }
+        if !self.pings.look(now) {
+            return Poll::Ready(Over::NodeDead);
+        }
+        self.pings.poll(cx);
+        if let Poll::Ready(Err(_)) = self.client.poll_flush(cx) {
+            return Poll::Ready(Over::ClientLost);
+        }
+        self.node.drive(cx);
+        let next = (self.quiet_since + self.idle)
+            .min(self.client.next_look())
+            .min(self.pings.pulse.next());
+        self.clock.set(next, cx);
         Poll::Pending
     }
 }

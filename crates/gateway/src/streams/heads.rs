@@ -132,6 +132,7 @@ pub(crate) fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
         value.starts_with(b"application/json")
             || value.starts_with(b"application/vnd.kubernetes.protobuf")
             || value.starts_with(b"application/cbor")
+            || value.starts_with(b"application/yaml")
     };
     matches!(
         status,

@@ -116,6 +116,14 @@ pub(crate) enum Ended {
 }
 
 impl Ended {
+    /// Nothing has ended well, nor with an exit code, before the client has seen it.
+    pub(crate) fn if_told(self, told: bool) -> Self {
+        match self {
+            Self::Complete | Self::Exited | Self::Failed if !told => Self::ClientLeft,
+            ended => ended,
+        }
+    }
+
     fn as_str(self) -> &'static str {
         match self {
             Self::Complete => "complete",

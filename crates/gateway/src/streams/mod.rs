@@ -8,6 +8,7 @@
 mod carry;
 mod clock;
 mod command;
+mod farewell;
 mod heads;
 mod metrics;
 mod node;
@@ -38,10 +39,10 @@ use crate::serve::ClientIo;
 use crate::tunnel;
 use crate::upstream::h1::Upgraded;
 use command::Command;
-use plan::{Kind, Known, Plan, Rules};
-use port_forward::PortForward;
+use plan::{Age, Kind, Known, Plan, Rules};
+use port_forward::{PortForward, PortForwardToWebSocket};
 use pulse::Pulse;
-use to_websocket::{CommandToWebSocket, PortForwardToWebSocket};
+use to_websocket::CommandToWebSocket;
 
 /// How long it is remembered that upstream refused what its version should know: it
 /// may have been told to by a gate, and be told otherwise by a restart.
@@ -57,9 +58,10 @@ pub(crate) struct Streams {
     rules: Rules,
     care: Care,
     since: Instant,
-    /// When upstream last refused a command, and a port-forward, that it understood
-    /// in translation: in seconds after `since`, and one; zero is never.
-    refused: [AtomicU64; 2],
+    /// When upstream last refused a stream that it understood in translation: in
+    /// seconds after `since`, and one; zero is never. A node that does not know an
+    /// older protocol says nothing of what kube-apiserver does with the newer one.
+    refused: [AtomicU64; 3],
 }
 
 /// As long as anybody waits for.
@@ -109,7 +111,7 @@ impl Streams {
                 stall: config.limits.stall_timeout,
             },
             since: Instant::now(),
-            refused: [AtomicU64::new(0), AtomicU64::new(0)],
+            refused: Default::default(),
         }
     }
 
@@ -124,7 +126,8 @@ impl Streams {
         let kind = Kind::of(info)?;
         let known = Known {
             version,
-            refused: self.has_refused(kind),
+            refused_newer: self.has_refused(kind, Age::Newer),
+            refused_older: self.has_refused(kind, Age::Older),
         };
         Some(Job {
             kind,
@@ -133,23 +136,24 @@ impl Streams {
         })
     }
 
-    fn has_refused(&self, kind: Kind) -> bool {
-        match self.memory(kind).load(Ordering::Relaxed) {
+    fn has_refused(&self, kind: Kind, age: Age) -> bool {
+        match self.memory(kind, age).load(Ordering::Relaxed) {
             0 => false,
             at => self.since.elapsed() < Duration::from_secs(at) + REMEMBERED,
         }
     }
 
     /// Upstream has refused what it understood in translation.
-    fn remember_refusal(&self, kind: Kind) {
+    fn remember_refusal(&self, kind: Kind, age: Age) {
         let now = self.since.elapsed().as_secs() + 1;
-        self.memory(kind).store(now, Ordering::Relaxed);
+        self.memory(kind, age).store(now, Ordering::Relaxed);
     }
 
-    fn memory(&self, kind: Kind) -> &AtomicU64 {
-        match kind {
-            Kind::Exec | Kind::Attach => &self.refused[0],
-            Kind::PortForward => &self.refused[1],
+    fn memory(&self, kind: Kind, age: Age) -> &AtomicU64 {
+        match (kind, age) {
+            (Kind::Exec | Kind::Attach, Age::Newer) => &self.refused[0],
+            (Kind::Exec | Kind::Attach, Age::Older) => &self.refused[1],
+            (Kind::PortForward, _) => &self.refused[2],
         }
     }
 }

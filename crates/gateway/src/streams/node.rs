@@ -9,6 +9,7 @@ use skewbridge_channels::{
     Channel, End, ErrorChannel, Input, Options, Outcome, Output, STREAM_TYPE, SpdyProtocol,
 };
 use skewbridge_spdy::connection::{self, Driver, Handle, Receiver, Sender};
+use skewbridge_spdy::frame::ResetStatus;
 use skewbridge_spdy::{Closed, Config, Headers, OpenError, StreamError};
 
 use crate::prefixed::Prefixed;
@@ -35,7 +36,6 @@ pub(crate) struct Node {
     told_cut: bool,
     /// What is only read, or only written: clients of Kubernetes do not end the
     /// other half of it.
-    #[allow(dead_code)] // kept, not used
     halves: Vec<Half>,
 }
 
@@ -129,6 +129,35 @@ impl Node {
             }
             self.driver = None;
         }
+    }
+
+    /// The client has left: sends what it has written, and resets the streams. They
+    /// are not ended, or an upload that was interrupted would look complete.
+    pub(crate) async fn leave(self) {
+        let Self {
+            handle,
+            driver: Some(mut driver),
+            mut stdin,
+            halves,
+            ..
+        } = self
+        else {
+            return;
+        };
+        let sent = async {
+            if let Some(stdin) = &mut stdin {
+                stdin.sent().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            _ = &mut driver => return,
+            () = sent => {}
+        }
+        drop((stdin, halves));
+        handle.close();
+        drop(handle);
+        let _ = driver.await;
     }
 
     /// Whether an input has room. What nobody listens to has.
@@ -235,7 +264,7 @@ fn poll_half(half: &mut Option<Receiver>, cut: &mut bool, cx: &Context<'_>) -> P
 /// go away. A connection that failed is another matter: what was on its way is lost.
 fn is_end(error: &StreamError) -> bool {
     match error {
-        StreamError::ResetByPeer(_) => true,
+        StreamError::ResetByPeer(status) => *status == ResetStatus::Cancel,
         StreamError::Closed(closed) => !matches!(closed, Closed::Failed(_)),
         _ => false,
     }

@@ -106,6 +106,10 @@ pub(crate) async fn may_create(
     let sent = trip.ask(asking, RequestBody::Full(question), record).await;
     let response = match sent.map_err(|refused| refused.map(crate::body::ResponseBody::full))? {
         Reply::Response(response) if response.status() == StatusCode::CREATED => response,
+        Reply::Response(response) if response.status().is_success() => {
+            let why = "upstream's answer to a SelfSubjectAccessReview is none";
+            return Err(own(&Status::bad_gateway(why)));
+        }
         Reply::Response(response) => return Err(response),
         Reply::Upgraded(..) => return Err(own(&Status::bad_gateway("nobody asked for it"))),
     };

@@ -11,11 +11,14 @@ use tokio::time::Instant;
 
 use super::pulse::{Beat, Mark, Pulse};
 
-/// Pings over SPDY, of which the last one is waited for.
+/// So many are waited for: the other end may be slow, but not for ever.
+const MOST: usize = 8;
+
+/// Pings over SPDY.
 pub(crate) struct Pings {
     handle: Handle,
     pub(crate) pulse: Pulse,
-    asked: Option<(Mark, Asked)>,
+    asked: Vec<(Mark, Asked)>,
 }
 
 type Asked = Pin<Box<dyn Future<Output = Result<Duration, PingError>> + Send>>;
@@ -32,22 +35,24 @@ impl Pings {
         Self {
             handle,
             pulse,
-            asked: None,
+            asked: Vec::new(),
         }
     }
 
     /// Hears an answer.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
-        if let Some((mark, asked)) = &mut self.asked
-            && let Poll::Ready(answer) = asked.as_mut().poll(cx)
-        {
+        let pulse = &mut self.pulse;
+        self.asked.retain_mut(|(mark, asked)| {
+            let Poll::Ready(answer) = asked.as_mut().poll(cx) else {
+                return true;
+            };
             // Without an answer the connection is over, and its streams tell how.
             if answer.is_ok() {
-                self.pulse.heard(Instant::now());
-                self.pulse.answered(*mark);
+                pulse.heard(Instant::now());
+                pulse.answered(*mark);
             }
-            self.asked = None;
-        }
+            false
+        });
     }
 
     /// Asks, when it is time; `false` if nobody is there.
@@ -56,10 +61,12 @@ impl Pings {
             Beat::Rest => {}
             Beat::Dead => return false,
             Beat::Ping(mark) => {
-                // One that has not been answered yet will not be the last that is.
+                if self.asked.len() == MOST {
+                    drop(self.asked.remove(0));
+                }
                 let handle = self.handle.clone();
                 let asked = async move { handle.ping().await };
-                self.asked = Some((mark, Box::pin(asked)));
+                self.asked.push((mark, Box::pin(asked)));
             }
         }
         true

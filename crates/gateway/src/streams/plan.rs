@@ -91,6 +91,9 @@ impl Switch {
         let upgrade = headers.get(UPGRADE)?;
         if upgrade.as_bytes().eq_ignore_ascii_case(SPDY.as_bytes()) {
             skewbridge_api::hygiene::wants_upgrade(headers)?;
+            if !matches!(*method, Method::POST | Method::GET) {
+                return None;
+            }
             let values = headers.get_all(STREAM_PROTOCOL).into_iter();
             let offers = values.filter_map(|value| value.to_str().ok());
             return Some(Self::Spdy {
@@ -98,11 +101,12 @@ impl Switch {
             });
         }
         let request = websocket::read_request(method, headers).ok()?;
+        let token = token(headers).ok()?;
         let offers = websocket::subprotocols(headers).filter(|offer| !offer.starts_with(TOKEN));
         Some(Self::WebSocket {
             request,
             offers: offers.map(str::to_owned).collect(),
-            token: token(headers),
+            token,
         })
     }
 
@@ -115,17 +119,24 @@ impl Switch {
     }
 }
 
+/// More than one, or none that can be read: upstream has an answer to that.
+struct BadToken;
+
 /// What upstream would have found in the offers: one token, or none.
-fn token(headers: &HeaderMap) -> Option<HeaderValue> {
+fn token(headers: &HeaderMap) -> Result<Option<HeaderValue>, BadToken> {
     let mut tokens = websocket::subprotocols(headers).filter_map(|offer| offer.strip_prefix(TOKEN));
-    let (encoded, more) = (tokens.next()?, tokens.next());
-    let token = BASE64_URL_SAFE_NO_PAD.decode(encoded).ok()?;
-    if more.is_some() || token.is_empty() {
-        return None;
+    let Some(encoded) = tokens.next() else {
+        return Ok(None);
+    };
+    let token = BASE64_URL_SAFE_NO_PAD.decode(encoded);
+    let token = token.map_err(|_| BadToken)?;
+    if tokens.next().is_some() || token.is_empty() {
+        return Err(BadToken);
     }
-    let mut value = HeaderValue::from_bytes(&[b"Bearer ", &token[..]].concat()).ok()?;
+    let value = HeaderValue::from_bytes(&[b"Bearer ", &token[..]].concat());
+    let mut value = value.map_err(|_| BadToken)?;
     value.set_sensitive(true);
-    Some(value)
+    Ok(Some(value))
 }
 
 /// What was configured.
@@ -145,9 +156,19 @@ pub(crate) struct Rules {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Known {
     pub(crate) version: Option<Version>,
-    /// It has lately refused what it should have understood, and understood it
-    /// in translation.
-    pub(crate) refused: bool,
+    /// It has lately refused a stream of the newer kind, and understood it in
+    /// translation.
+    pub(crate) refused_newer: bool,
+    /// The same of the older kind.
+    pub(crate) refused_older: bool,
+}
+
+/// Whether a stream is of the kind that kube-apiserver translates (KEP-4006), or of
+/// the one that it passes on to the node, whatever that makes of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Age {
+    Newer,
+    Older,
 }
 
 /// How a stream is carried.
@@ -170,6 +191,15 @@ pub(crate) enum Translation {
     ToWebSocket(ToWebSocket),
 }
 
+impl Translation {
+    pub(crate) fn age(&self) -> Age {
+        match self {
+            Self::ToSpdy(asked) => asked.stream.age(),
+            Self::ToWebSocket(_) => Age::Newer,
+        }
+    }
+}
+
 /// What was asked for by WebSocket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ToSpdy {
@@ -185,6 +215,15 @@ pub(crate) enum ByWebSocket {
     Command(Agreement),
     /// A port-forward, which is SPDY inside the WebSocket.
     PortForward { offers: Vec<String> },
+}
+
+impl ByWebSocket {
+    pub(crate) fn age(&self) -> Age {
+        match self {
+            Self::Command(agreed) if agreed.protocol != Protocol::V5 => Age::Older,
+            Self::Command(_) | Self::PortForward { .. } => Age::Newer,
+        }
+    }
 }
 
 /// What was asked for by SPDY, with the protocols that were offered.
@@ -212,23 +251,24 @@ pub(crate) fn plan(kind: Kind, switch: Switch, rules: Rules, known: Known) -> Pl
             },
             UpstreamStreams::Any,
         ) => {
-            let Some((stream, is_newer)) = by_websocket(kind, offers) else {
+            let Some(stream) = by_websocket(kind, offers) else {
                 return Plan::AsItIs;
+            };
+            let understood = match stream.age() {
+                Age::Newer => {
+                    let since = kind.native_since();
+                    known.version.is_some_and(|it| it >= since) && !known.refused_newer
+                }
+                Age::Older => !known.refused_older,
             };
             let translation = Translation::ToSpdy(ToSpdy {
                 request,
                 token,
                 stream,
             });
-            // What upstream does with a stream of the newer kind follows from its
-            // version; all of them pass older ones on to the node, whatever that
-            // makes of it.
-            let native = known.version.is_some_and(|it| it >= kind.native_since());
             match rules.translate {
                 TranslateStreams::Never => Plan::AsItIs,
-                TranslateStreams::Auto if (native || !is_newer) && !known.refused => {
-                    Plan::AsItIsOr(translation)
-                }
+                TranslateStreams::Auto if understood => Plan::AsItIsOr(translation),
                 TranslateStreams::Auto | TranslateStreams::Always => Plan::Translated(translation),
             }
         }
@@ -243,21 +283,19 @@ pub(crate) fn plan(kind: Kind, switch: Switch, rules: Rules, known: Known) -> Pl
     }
 }
 
-/// What is asked for by these offers, and whether it is of the newer kind; `None` if
-/// nobody here can tell.
-fn by_websocket(kind: Kind, offers: Vec<String>) -> Option<(ByWebSocket, bool)> {
+/// What is asked for by these offers; `None` if nobody here can tell.
+fn by_websocket(kind: Kind, offers: Vec<String>) -> Option<ByWebSocket> {
     let names = || offers.iter().map(String::as_str);
     match kind {
         Kind::Exec | Kind::Attach => {
             // Where the fifth version is offered, kube-apiserver speaks it.
             let newer = negotiate(Server::Translator, names());
             let agreed = newer.or_else(|| negotiate(Server::Bridge, names()))?;
-            let is_newer = agreed.protocol == Protocol::V5;
-            Some((ByWebSocket::Command(agreed), is_newer))
+            Some(ByWebSocket::Command(agreed))
         }
         Kind::PortForward => {
             port_forward::tunnel::tunnelled(names()).next()?;
-            Some((ByWebSocket::PortForward { offers }, true))
+            Some(ByWebSocket::PortForward { offers })
         }
     }
 }

@@ -1,19 +1,20 @@
 //! A port-forward by WebSocket that is carried upstream by SPDY, which is what the
-//! WebSocket carries already (KEP-4006).
+//! WebSocket carries already (KEP-4006); and the other way round.
 
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_websocket::Role;
-use tokio::io::AsyncWrite as _;
+use skewbridge_websocket::{CloseCode, Role};
+use tokio::io::{AsyncWrite as _, AsyncWriteExt as _};
 use tokio::time::{Instant, timeout};
 
 use super::Care;
 use super::metrics::{Ended, Tally};
 use super::relay::{Over, Relay, Went, close_for};
 use super::socket::{Left, Socket};
+use crate::drain::Drain;
 use crate::record::Record;
 use crate::serve::ClientIo;
 use crate::upstream::h1::Upgraded;
@@ -26,6 +27,7 @@ const GOODBYE: Duration = Duration::from_secs(2);
 pub(crate) struct PortForward {
     pub(crate) upstream: Upgraded,
     pub(crate) care: Care,
+    pub(crate) drain: Drain,
     pub(crate) tally: Tally,
 }
 
@@ -39,7 +41,7 @@ impl PortForward {
         } = self.upstream;
         let pulse = self.care.of_client(Instant::now());
         let socket = Socket::new(client, input, Role::Server, pulse);
-        let mut relay = Relay::new(io, sent, socket, self.care.idle);
+        let mut relay = Relay::new(io, sent, socket, self.care.idle, self.drain);
         let over = poll_fn(|cx| {
             relay.poll(cx, |went, bytes| match went {
                 Went::Outwards => self.tally.up(bytes),
@@ -55,25 +57,93 @@ impl PortForward {
             mut socket,
             ..
         } = relay;
-        self.tally.end(match &over {
+        let ended = match &over {
             Over::RawEnded => Ended::Complete,
             Over::RawCut(_) => Ended::CutOff,
             Over::Left(Left::Broke(_)) | Over::NotBinary => Ended::ClientBroke,
             Over::Left(_) | Over::Dead => Ended::ClientLeft,
             Over::Idle => Ended::Idle,
-        });
+            Over::Leaving => Ended::Aborted,
+        };
         if let Over::Left(Left::Closed(_)) = &over {
             // Upstream learns that it was no accident.
-            let shutdown = poll_fn(|cx| Pin::new(&mut raw.io).poll_shutdown(cx));
-            let _ = timeout(GOODBYE, shutdown).await;
+            let goodbye = async {
+                poll_fn(|cx| raw.poll_flush(cx)).await?;
+                poll_fn(|cx| Pin::new(&mut raw.io).poll_shutdown(cx)).await
+            };
+            let _ = timeout(GOODBYE, goodbye).await;
         }
         drop((raw, slot));
         let Some(close) = close_for(&over) else {
+            self.tally.end(ended);
             return;
         };
         socket.close(close);
-        let whole = matches!(over, Over::RawEnded | Over::Left(Left::Closed(_)));
-        if socket.finish(self.care.stall).await.is_ok() && whole {
+        let told = socket.finish(self.care.stall).await.is_ok();
+        self.tally.end(ended.if_told(told));
+        if told && matches!(over, Over::RawEnded | Over::Left(Left::Closed(_))) {
+            record.complete();
+        }
+    }
+}
+
+/// A port-forward by SPDY that is carried upstream inside a WebSocket.
+#[derive(Debug)]
+pub(crate) struct PortForwardToWebSocket {
+    pub(crate) upstream: Upgraded,
+    pub(crate) care: Care,
+    pub(crate) drain: Drain,
+    pub(crate) tally: Tally,
+}
+
+impl PortForwardToWebSocket {
+    /// Carries it to its end.
+    pub(crate) async fn run(self, client: ClientIo, sent: BytesMut, mut record: Record) {
+        let Upgraded { io, input, slot } = self.upstream;
+        let pulse = self.care.of_upstream(Instant::now());
+        let socket = Socket::new(io, input, Role::Client, pulse);
+        let mut relay = Relay::new(client, sent, socket, self.care.idle, self.drain);
+        let over = poll_fn(|cx| {
+            relay.poll(cx, |went, bytes| match went {
+                Went::Inwards => self.tally.up(bytes),
+                Went::Outwards => {
+                    self.tally.down(bytes);
+                    record.add_bytes(bytes);
+                }
+            })
+        })
+        .await;
+        let Relay {
+            mut raw,
+            mut socket,
+            ..
+        } = relay;
+        let whole = match &over {
+            Over::RawEnded => true,
+            Over::Left(Left::Closed(Some(close))) => close.code() == CloseCode::NORMAL,
+            _ => false,
+        };
+        self.tally.end(match &over {
+            Over::RawEnded | Over::RawCut(_) => Ended::ClientLeft,
+            Over::Left(Left::Closed(_)) if whole => Ended::Complete,
+            Over::Idle => Ended::Idle,
+            Over::Leaving => Ended::Aborted,
+            _ => Ended::CutOff,
+        });
+        if let Some(close) = close_for(&over) {
+            socket.close(close);
+            let _ = socket.finish(GOODBYE).await;
+        }
+        drop(slot);
+        let goodbye = async {
+            poll_fn(|cx| raw.poll_flush(cx)).await?;
+            if whole {
+                raw.io.shutdown().await
+            } else {
+                raw.io.cut().await
+            }
+        };
+        if matches!(timeout(self.care.stall, goodbye).await, Ok(Ok(()))) && whole {
             record.complete();
         }
     }

@@ -68,6 +68,11 @@ impl Pulse {
         self.waiting = None;
     }
 
+    /// Nobody here listens to it just now: its silence is ours.
+    pub(crate) fn excuse(&mut self) {
+        self.waiting = None;
+    }
+
     /// It was sent something that it may be slow to take.
     pub(crate) fn sent(&mut self, now: Instant, bytes: usize) {
         self.said = now;
@@ -193,6 +198,16 @@ mod tests {
         pulse.sent(at(1), 2048);
         assert_eq!(pulse.look(at(11)), Beat::Ping(Mark(2048)));
         assert_eq!(pulse.look(at(16)), Beat::Dead);
+    }
+
+    #[test]
+    fn who_is_not_listened_to_is_not_dead() {
+        let (mut pulse, at) = pulse();
+        for turn in 1..10 {
+            assert_eq!(pulse.look(at(10 * turn)), Beat::Ping(Mark(0)));
+            pulse.excuse();
+            assert_eq!(pulse.look(at(10 * turn + 9)), Beat::Rest);
+        }
     }
 
     #[test]

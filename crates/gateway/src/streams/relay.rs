@@ -2,7 +2,7 @@
 //! SPDY travels inside a WebSocket (KEP-4006). Nothing of it is understood here.
 
 use std::io;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -11,9 +11,10 @@ use skewbridge_websocket::{Close, CloseCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
-use super::clock::Clock;
+use super::clock::{Clock, Due};
 use super::socket::{Left, Socket};
 use crate::buffered::Buffered;
+use crate::drain::Drain;
 
 /// Two TLS records at once.
 const READ_CHUNK: usize = 32 * 1024;
@@ -40,6 +41,8 @@ pub(crate) enum Over {
     Dead,
     /// Nothing came for too long.
     Idle,
+    /// The bridge goes away.
+    Leaving,
 }
 
 /// Both sides, in one task.
@@ -57,7 +60,13 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     /// Between these; of the side without messages some bytes have been read.
-    pub(crate) fn new(raw: R, input: BytesMut, socket: Socket<S>, idle: Duration) -> Self {
+    pub(crate) fn new(
+        raw: R,
+        input: BytesMut,
+        socket: Socket<S>,
+        idle: Duration,
+        drain: Drain,
+    ) -> Self {
         let mut raw = Buffered::new(raw, READ_CHUNK);
         raw.input = input;
         let now = Instant::now();
@@ -66,7 +75,7 @@ where
             socket,
             idle,
             quiet_since: now,
-            clock: Clock::new(now),
+            clock: Clock::new(now, drain),
         }
     }
 
@@ -154,21 +163,23 @@ where
     }
 
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
-        if self.clock.is_due(cx) {
-            let now = Instant::now();
-            let bored = self.quiet_since + self.idle;
-            if now >= bored {
-                return Poll::Ready(Over::Idle);
-            }
-            if !self.socket.look(now, self.raw.has_room()) {
-                return Poll::Ready(Over::Dead);
-            }
-            if let Poll::Ready(Err(error)) = self.socket.poll_flush(cx) {
-                return Poll::Ready(Over::Left(Left::Cut(error)));
-            }
-            let next = self.socket.next_look().min(bored);
-            self.clock.set(next, cx);
+        let due = ready!(self.clock.poll_due(cx));
+        if due == Due::Leave {
+            return Poll::Ready(Over::Leaving);
         }
+        let now = Instant::now();
+        let bored = self.quiet_since + self.idle;
+        if now >= bored {
+            return Poll::Ready(Over::Idle);
+        }
+        if !self.socket.look(now, self.raw.has_room()) {
+            return Poll::Ready(Over::Dead);
+        }
+        if let Poll::Ready(Err(error)) = self.socket.poll_flush(cx) {
+            return Poll::Ready(Over::Left(Left::Cut(error)));
+        }
+        let next = self.socket.next_look().min(bored);
+        self.clock.set(next, cx);
         Poll::Pending
     }
 }
@@ -183,6 +194,7 @@ pub(crate) fn close_for(over: &Over) -> Option<Close> {
             "a tunnel carries binary messages only".to_owned(),
         ),
         Over::Idle => (CloseCode::GOING_AWAY, "idle for too long".to_owned()),
+        Over::Leaving => (CloseCode::GOING_AWAY, "the gateway shuts down".to_owned()),
         Over::Left(Left::Broke(violation)) => (violation.close_code(), violation.to_string()),
         Over::Left(Left::Cut(_)) | Over::Dead => return None,
     };

@@ -150,6 +150,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
     /// answer to what lies behind data that nobody takes (RFC 6455, 5.5.3, has pongs
     /// that were not asked for).
     pub(crate) fn look(&mut self, now: Instant, heeded: bool) -> bool {
+        if !heeded {
+            self.pulse.excuse();
+        }
         match self.pulse.look(now) {
             Beat::Dead => return false,
             Beat::Ping(mark) if self.wire.has_room() => {
@@ -178,17 +181,29 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
     /// its time as long as it takes anything; then there is a limit.
     pub(crate) async fn finish(mut self, limit: Duration) -> io::Result<()> {
         let mut stall = Stall::new(limit);
-        poll_fn(|cx| match self.wire.poll_flush(cx) {
-            Poll::Pending => stall
-                .poll_too_long(self.wire.sent(), cx)
-                .map(|()| Err(io::ErrorKind::TimedOut.into())),
-            flushed @ Poll::Ready(_) => flushed,
+        let mut hears = true;
+        poll_fn(|cx| {
+            let flushed = self.wire.poll_flush(cx);
+            // One that writes before it reads must not wait for us.
+            while flushed.is_pending() && hears {
+                match self.poll_piece(cx) {
+                    Poll::Pending => break,
+                    Poll::Ready(piece) => hears = piece.is_ok(),
+                }
+            }
+            if flushed.is_ready() {
+                return flushed;
+            }
+            let stalled = stall.poll_too_long(self.wire.sent(), cx);
+            stalled.map(|()| Err(io::ErrorKind::TimedOut.into()))
         })
         .await?;
         let io = &mut self.wire.io;
         timeout(limit, poll_fn(|cx| Pin::new(&mut *io).poll_shutdown(cx))).await??;
         let seen = poll_fn(|cx| {
-            while let Ok(_ignored) = ready!(self.poll_piece(cx)) {}
+            while hears {
+                hears = ready!(self.poll_piece(cx)).is_ok();
+            }
             Poll::Ready(())
         });
         Ok(timeout(limit, seen).await?)

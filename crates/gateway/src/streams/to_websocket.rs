@@ -1,12 +1,12 @@
-//! Streams by SPDY that are carried upstream by WebSocket, for a bridge whose way to
-//! its kube-apiserver carries nothing else (`--upstream-streams=websocket`).
+//! A remote command by SPDY that is carried upstream by WebSocket, for a bridge whose
+//! way to its kube-apiserver carries nothing else (`--upstream-streams=websocket`).
 
 use std::future::{Future as _, poll_fn};
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use skewbridge_channels::{
     Channel, End, ErrorChannel, FromServer, Input, Options, Outcome, Output, Protocol, STREAM_TYPE,
     Said, SpdyProtocol, ToServer, Version,
@@ -15,15 +15,14 @@ use skewbridge_spdy::connection::{self, Driver, Incoming, Receiver, Sender};
 use skewbridge_spdy::frame::ResetStatus;
 use skewbridge_spdy::{Config, Headers, StreamError};
 use skewbridge_websocket::{Close, CloseCode, Role};
-use tokio::io::AsyncWriteExt as _;
 use tokio::time::{Instant, timeout};
 
-use super::Care;
-use super::clock::Clock;
+use super::clock::{Clock, Due};
 use super::metrics::{Ended, Tally};
 use super::pings::Pings;
-use super::relay::{self, Relay, Went, close_for};
 use super::socket::{Left, Socket};
+use super::{Care, farewell};
+use crate::drain::Drain;
 use crate::prefixed::Prefixed;
 use crate::record::Record;
 use crate::serve::ClientIo;
@@ -44,6 +43,7 @@ pub(crate) struct CommandToWebSocket {
     pub(crate) options: Options,
     pub(crate) upstream: Upgraded,
     pub(crate) care: Care,
+    pub(crate) drain: Drain,
     pub(crate) tally: Tally,
 }
 
@@ -75,6 +75,8 @@ impl CommandToWebSocket {
             self.tally.end(Ended::ClientLeft);
             return;
         };
+        // Further ones are refused, or each would keep a window full of data.
+        drop(incoming);
         let mut exchange = Exchange {
             pings: Pings::new(handle.clone(), self.care.of_client(now)),
             driver: Some(driver),
@@ -86,7 +88,7 @@ impl CommandToWebSocket {
             told: ErrorChannel::new(Version::V5),
             idle: self.care.idle,
             quiet_since: now,
-            clock: Clock::new(now),
+            clock: Clock::new(now, self.drain),
             tally: &self.tally,
             record: &mut record,
         };
@@ -106,15 +108,17 @@ impl CommandToWebSocket {
             _ => End::Cut,
         };
         let outcome = told.end(end);
-        self.tally.end(match (&over, &outcome) {
+        let ended = match (&over, &outcome) {
             (Over::ClientLeft, _) => Ended::ClientLeft,
             (Over::Idle, _) => Ended::Idle,
+            (Over::Leaving, _) => Ended::Aborted,
             (_, Outcome::Success) => Ended::Complete,
             (_, Outcome::Exited(_)) => Ended::Exited,
             (_, Outcome::Failed(_)) => Ended::Failed,
             (_, Outcome::CutOff) => Ended::CutOff,
-        });
-        if matches!(over, Over::ClientLeft | Over::Idle) {
+        };
+        if matches!(over, Over::ClientLeft) {
+            self.tally.end(ended);
             above.close(Close::new(CloseCode::GOING_AWAY, "the client has left"));
             let _ = above.finish(LINGER).await;
             drop(slot);
@@ -123,19 +127,29 @@ impl CommandToWebSocket {
         drop((above, slot));
         let version = self.protocol.version();
         let words = match outcome {
+            _ if matches!(over, Over::Idle) => farewell::idle(self.care).encode(version),
+            _ if matches!(over, Over::Leaving) => farewell::leaving().encode(version),
             // Word for word where it can be: there may be more in it than we know.
             Outcome::CutOff => Outcome::CutOff.encode(version),
             _ if version.tells_status() => words.into(),
             outcome => outcome.encode(version),
         };
-        streams.end(words);
-        handle.close();
-        drop((handle, incoming));
-        if let Some(driver) = driver
-            // A slow client has its time: much may be on its way to it.
-            && matches!(timeout(self.care.stall, driver).await, Ok(Ok(())))
-            && end == End::Clean
-        {
+        let said = async {
+            let mut driver = driver?;
+            tokio::select! {
+                biased;
+                // The client is gone.
+                _ = &mut driver => return None,
+                () = streams.end(words) => {}
+            }
+            handle.close();
+            drop(handle);
+            driver.await.ok()
+        };
+        // A slow client has its time: much may be on its way to it.
+        let told = matches!(timeout(self.care.stall, said).await, Ok(Some(())));
+        self.tally.end(ended.if_told(told));
+        if told && end == End::Clean {
             record.complete();
         }
     }
@@ -198,8 +212,14 @@ impl Streams {
         }
     }
 
-    /// Says the last words, and ends all of them.
-    fn end(mut self, words: bytes::Bytes) {
+    /// Says the last words, and ends all of them. How it ended is said behind all
+    /// output: whoever hears it has heard everything.
+    async fn end(mut self, words: Bytes) {
+        for sender in [&mut self.stdout, &mut self.stderr].into_iter().flatten() {
+            if sender.finish().is_ok() {
+                sender.sent().await;
+            }
+        }
         if let Some(error) = &mut self.error
             && !words.is_empty()
         {
@@ -221,6 +241,7 @@ enum Over {
     AboveBroke,
     ClientLeft,
     Idle,
+    Leaving,
 }
 
 /// Both sides of a command, in one task.
@@ -371,88 +392,34 @@ impl Exchange<'_> {
 
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
         self.pings.poll(cx);
-        if self.clock.is_due(cx) {
-            let now = Instant::now();
-            if now >= self.quiet_since + self.idle {
-                return Poll::Ready(Over::Idle);
-            }
-            let heeded = self.waiting.is_none();
-            if !self.above.look(now, heeded) {
-                return Poll::Ready(Over::AboveDead);
-            }
-            if !self.pings.look(now) {
-                return Poll::Ready(Over::ClientLeft);
-            }
-            self.pings.poll(cx);
-            if let Poll::Ready(Err(error)) = self.above.poll_flush(cx) {
-                return Poll::Ready(Over::Above(Left::Cut(error)));
-            }
-            self.drive(cx);
-            let next = (self.quiet_since + self.idle)
-                .min(self.above.next_look())
-                .min(self.pings.pulse.next());
-            self.clock.set(next, cx);
+        let due = ready!(self.clock.poll_due(cx));
+        if due == Due::Leave {
+            return Poll::Ready(Over::Leaving);
         }
+        let now = Instant::now();
+        if now >= self.quiet_since + self.idle {
+            return Poll::Ready(Over::Idle);
+        }
+        let heeded = self.waiting.is_none();
+        if !self.above.look(now, heeded) {
+            return Poll::Ready(Over::AboveDead);
+        }
+        if !self.above.has_room() {
+            // Nothing is read from the client: its answer may be there.
+            self.pings.pulse.excuse();
+        }
+        if !self.pings.look(now) {
+            return Poll::Ready(Over::ClientLeft);
+        }
+        self.pings.poll(cx);
+        if let Poll::Ready(Err(error)) = self.above.poll_flush(cx) {
+            return Poll::Ready(Over::Above(Left::Cut(error)));
+        }
+        self.drive(cx);
+        let next = (self.quiet_since + self.idle)
+            .min(self.above.next_look())
+            .min(self.pings.pulse.next());
+        self.clock.set(next, cx);
         Poll::Pending
-    }
-}
-
-/// A port-forward that has begun above, and is about to here.
-#[derive(Debug)]
-pub(crate) struct PortForwardToWebSocket {
-    pub(crate) upstream: Upgraded,
-    pub(crate) care: Care,
-    pub(crate) tally: Tally,
-}
-
-impl PortForwardToWebSocket {
-    /// Carries it to its end.
-    pub(crate) async fn run(self, client: ClientIo, sent: BytesMut, mut record: Record) {
-        let Upgraded { io, input, slot } = self.upstream;
-        let pulse = self.care.of_upstream(Instant::now());
-        let socket = Socket::new(io, input, Role::Client, pulse);
-        let mut relay = Relay::new(client, sent, socket, self.care.idle);
-        let over = poll_fn(|cx| {
-            relay.poll(cx, |went, bytes| match went {
-                Went::Inwards => self.tally.up(bytes),
-                Went::Outwards => {
-                    self.tally.down(bytes);
-                    record.add_bytes(bytes);
-                }
-            })
-        })
-        .await;
-        let Relay {
-            mut raw,
-            mut socket,
-            ..
-        } = relay;
-        let whole = match &over {
-            relay::Over::RawEnded => true,
-            relay::Over::Left(Left::Closed(Some(close))) => close.code() == CloseCode::NORMAL,
-            _ => false,
-        };
-        self.tally.end(match &over {
-            relay::Over::RawEnded | relay::Over::RawCut(_) => Ended::ClientLeft,
-            relay::Over::Left(Left::Closed(_)) if whole => Ended::Complete,
-            relay::Over::Idle => Ended::Idle,
-            _ => Ended::CutOff,
-        });
-        if let Some(close) = close_for(&over) {
-            socket.close(close);
-            let _ = socket.finish(LINGER).await;
-        }
-        drop(slot);
-        let goodbye = async {
-            poll_fn(|cx| raw.poll_flush(cx)).await?;
-            if whole {
-                raw.io.shutdown().await
-            } else {
-                raw.io.cut().await
-            }
-        };
-        if matches!(timeout(LINGER, goodbye).await, Ok(Ok(()))) && whole {
-            record.complete();
-        }
     }
 }

@@ -102,6 +102,20 @@ impl Sender {
             .act_quietly(|state| state.session.finish(self.id))
     }
 
+    /// Waits until all that was written has been handed to the connection, or never
+    /// will be.
+    pub async fn sent(&mut self) {
+        poll_fn(|context| {
+            let mut state = self.shared.lock();
+            let sent = state.session.poll_sent(self.id);
+            if sent.is_pending() {
+                state.wait(self.id, Half::Sender, context);
+            }
+            sent
+        })
+        .await;
+    }
+
     /// Ends the stream at once, both ways.
     pub fn reset(self, status: ResetStatus) {
         self.shared

@@ -254,6 +254,16 @@ impl Session {
         Ok(())
     }
 
+    /// Waits until nothing that was written waits to be sent, the end included.
+    pub fn poll_sent(&mut self, id: StreamId) -> Poll<()> {
+        match Self::living(&mut self.streams, self.closed.as_ref(), id) {
+            Ok(stream) if !stream.outbound.is_empty() || stream.sending == Sending::Finishing => {
+                Poll::Pending
+            }
+            _ => Poll::Ready(()),
+        }
+    }
+
     /// The next bytes of a stream, or `None` at its end.
     ///
     /// What came before a reset or the end of the connection is read before it is

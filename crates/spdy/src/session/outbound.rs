@@ -80,7 +80,7 @@ impl Session {
         if has_room {
             stream.wants_room = false;
         }
-        has_room
+        has_room || stream.outbound.is_empty()
     }
 
     /// Lets a stream wait for its turn, if it has something to send and may.

@@ -18,6 +18,10 @@ fn headers(text: &str) -> HeaderMap {
 }
 
 fn websocket(offers: &[&str]) -> Switch {
+    asks_for(offers).unwrap()
+}
+
+fn asks_for(offers: &[&str]) -> Option<Switch> {
     let text = "Connection: Upgrade\nUpgrade: websocket\nSec-WebSocket-Version: 13\n\
                 Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==";
     let mut headers = headers(text);
@@ -25,7 +29,7 @@ fn websocket(offers: &[&str]) -> Switch {
         let offers = offers.join(", ").parse().unwrap();
         headers.insert("sec-websocket-protocol", offers);
     }
-    Switch::read(&Method::GET, &headers).unwrap()
+    Switch::read(&Method::GET, &headers)
 }
 
 fn spdy() -> Switch {
@@ -41,7 +45,7 @@ fn version(minor: u16) -> Known {
             minor,
             patch: 0,
         }),
-        refused: false,
+        ..Known::default()
     }
 }
 
@@ -71,7 +75,11 @@ fn auto_translates_what_the_server_does_not_translate_itself() {
     type Row<'a> = (Kind, &'a [&'a str], Known, &'a str);
 
     let refused = |minor| Known {
-        refused: true,
+        refused_newer: true,
+        ..version(minor)
+    };
+    let refused_older = |minor| Known {
+        refused_older: true,
         ..version(minor)
     };
     let unknown = Known::default();
@@ -88,7 +96,10 @@ fn auto_translates_what_the_server_does_not_translate_itself() {
         (Exec, &[V4], version(28), "or"),
         (Exec, &[TEXT], version(36), "or"),
         (Exec, &[], version(28), "or"),
-        (Exec, &[V4], refused(36), "translated"),
+        (Exec, &[V4], refused_older(36), "translated"),
+        // Neither says anything of the other.
+        (Exec, &[V4], refused(36), "or"),
+        (Exec, &[V5], refused_older(36), "or"),
         (Exec, &["x"], version(28), "as it is"),
         (PortForward, &[TUNNEL], version(30), "translated"),
         (PortForward, &[TUNNEL], version(31), "or"),
@@ -204,11 +215,15 @@ fn a_browsers_token_is_found_and_is_no_offer() {
         (vec![V4.to_owned()], Some("Bearer t"))
     );
     assert_eq!(token(&[V4]).1, None);
-    // As kube-apiserver: one, in the right alphabet, that can stand in a header.
-    assert_eq!(token(&[&offer("a"), &offer("b"), V4]).1, None);
-    assert_eq!(token(&[&format!("{TOKEN}*"), V4]).1, None);
-    assert_eq!(token(&[&offer("a\nb"), V4]).1, None);
-    assert_eq!(token(&[&offer(""), V4]).1, None);
+    // To anything else upstream has an answer.
+    for bad in [
+        &[&*offer("a"), &offer("b"), V4][..],
+        &[&format!("{TOKEN}*"), V4],
+        &[&offer("a\nb"), V4],
+        &[&offer(""), V4],
+    ] {
+        assert!(asks_for(bad).is_none(), "{bad:?}");
+    }
 }
 
 #[test]
@@ -221,5 +236,7 @@ fn what_is_no_request_for_a_stream_is_left_alone() {
     ));
     assert!(!read(Method::POST, "Upgrade: SPDY/3.1"));
     assert!(!read(Method::GET, "Connection: Upgrade"));
-    assert!(read(Method::POST, "Upgrade: spdy/3.1\nConnection: upgrade"));
+    let spdy = "Upgrade: spdy/3.1\nConnection: upgrade";
+    assert!(read(Method::POST, spdy) && read(Method::GET, spdy));
+    assert!(!read(Method::DELETE, spdy));
 }
