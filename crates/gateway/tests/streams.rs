@@ -300,6 +300,23 @@ async fn a_stream_without_its_status_never_looks_well() {
 }
 
 #[tokio::test]
+async fn a_status_counts_though_the_connection_fails_after_it() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.command(4).await;
+    node.write("stdout", "out").await;
+    node.write("error", SUCCESS).await;
+    // It has been sent when the other end answers to what was sent after it.
+    node.handle.ping().await.unwrap();
+    node.kill();
+    let story = client.all().await;
+    assert_eq!((text(&story.stdout), &*story.error), ("out", SUCCESS));
+    assert!(story.looks_well(), "{story:?}");
+}
+
+#[tokio::test]
 async fn a_stream_that_is_cut_anywhere_looks_well_only_if_it_is_whole() {
     let bed = Bed::new();
     let mut cluster = Cluster::of(&bed, OLD).await;

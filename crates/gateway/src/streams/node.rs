@@ -10,7 +10,7 @@ use skewbridge_channels::{
 };
 use skewbridge_spdy::connection::{self, Driver, Handle, Receiver, Sender};
 use skewbridge_spdy::frame::ResetStatus;
-use skewbridge_spdy::{Closed, Config, Headers, OpenError, StreamError};
+use skewbridge_spdy::{Config, Headers, OpenError, StreamError};
 
 use crate::prefixed::Prefixed;
 use crate::upstream::UpstreamIo;
@@ -260,12 +260,14 @@ fn poll_half(half: &mut Option<Receiver>, cut: &mut bool, cx: &Context<'_>) -> P
 }
 
 /// Whether a stream that was ended by force has come to its end all the same:
-/// Kubernetes' servers say how a command ended, and then reset what they have and
-/// go away. A connection that failed is another matter: what was on its way is lost.
+/// Kubernetes' servers say how a command ended, and then reset what they have and go
+/// away. If they have not read all input by then, TCP resets the connection, and some
+/// or all of that is lost; what was said is not. A Status that has come whole is the
+/// last that they write, so everything came that was written before it; without one
+/// nobody knows, and [`ErrorChannel`] says so.
 fn is_end(error: &StreamError) -> bool {
-    match error {
-        StreamError::ResetByPeer(status) => *status == ResetStatus::Cancel,
-        StreamError::Closed(closed) => !matches!(closed, Closed::Failed(_)),
-        _ => false,
-    }
+    matches!(
+        error,
+        StreamError::ResetByPeer(ResetStatus::Cancel) | StreamError::Closed(_)
+    )
 }

@@ -14,7 +14,7 @@ use skewbridge_channels::{
 use skewbridge_spdy::connection::{self, Driver, Incoming, Receiver, Sender};
 use skewbridge_spdy::frame::ResetStatus;
 use skewbridge_spdy::{Config, Headers, StreamError};
-use skewbridge_websocket::{Close, CloseCode, Role};
+use skewbridge_websocket::{CloseCode, Role};
 use tokio::time::{Instant, timeout};
 
 use super::clock::{Clock, Due};
@@ -28,10 +28,6 @@ use crate::record::Record;
 use crate::serve::ClientIo;
 use crate::upstream::UpstreamIo;
 use crate::upstream::h1::Upgraded;
-
-/// How long upstream may take to hear that the client has left, or a client that
-/// upstream is gone.
-const LINGER: Duration = Duration::from_secs(5);
 
 /// How long a client may take to open its streams, as with kubelets.
 const OPENING: Duration = Duration::from_secs(30);
@@ -85,6 +81,7 @@ impl CommandToWebSocket {
             reader: FromServer::new(Protocol::V5),
             writer: ToServer::new(Protocol::V5),
             waiting: None,
+            deaf: false,
             told: ErrorChannel::new(Version::V5),
             idle: self.care.idle,
             quiet_since: now,
@@ -96,7 +93,7 @@ impl CommandToWebSocket {
         let Exchange {
             driver,
             streams,
-            mut above,
+            above,
             told,
             ..
         } = exchange;
@@ -117,14 +114,13 @@ impl CommandToWebSocket {
             (_, Outcome::Failed(_)) => Ended::Failed,
             (_, Outcome::CutOff) => Ended::CutOff,
         };
+        // As a client that is killed leaves: kube-apiserver goes on with the command for
+        // one that says goodbye and takes what still comes.
+        drop((above, slot));
         if matches!(over, Over::ClientLeft) {
             self.tally.end(ended);
-            above.close(Close::new(CloseCode::GOING_AWAY, "the client has left"));
-            let _ = above.finish(LINGER).await;
-            drop(slot);
             return;
         }
-        drop((above, slot));
         let version = self.protocol.version();
         let words = match outcome {
             _ if matches!(over, Over::Idle) => farewell::idle(self.care).encode(version),
@@ -254,6 +250,9 @@ struct Exchange<'a> {
     writer: ToServer,
     /// What came from above and there is no room for here.
     waiting: Option<Said<Output>>,
+    /// What is above takes nothing any more. It may have said its last before, which
+    /// is still to be read.
+    deaf: bool,
     told: ErrorChannel,
     idle: Duration,
     quiet_since: Instant,
@@ -274,8 +273,12 @@ impl Exchange<'_> {
             return up;
         }
         let was_full = !self.above.has_room();
-        if let Poll::Ready(Err(error)) = self.above.poll_flush(cx) {
-            return Poll::Ready(Over::Above(Left::Cut(error)));
+        let _ = self.poll_flush(cx);
+        if self.deaf {
+            let down = self.poll_down(cx);
+            if down.is_ready() {
+                return down;
+            }
         }
         self.drive(cx);
         if self.driver.is_none() {
@@ -295,6 +298,22 @@ impl Exchange<'_> {
         {
             self.driver = None;
         }
+    }
+
+    /// Sends what is written, as long as it is taken; says whether there may be more.
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.deaf {
+            return Poll::Pending;
+        }
+        self.above.poll_flush(cx).map(|sent| {
+            if let Err(error) = sent {
+                tracing::debug!(%error, "upstream takes no more input");
+                self.deaf = true;
+                // Thrown away from now on.
+                self.streams.stdin = None;
+                self.streams.resize = None;
+            }
+        })
     }
 
     /// From above to the client.
@@ -382,10 +401,8 @@ impl Exchange<'_> {
             if self.above.has_room() {
                 return Poll::Pending;
             }
-            match self.above.poll_flush(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(error)) => return Poll::Ready(Over::Above(Left::Cut(error))),
+            if self.poll_flush(cx).is_pending() || self.deaf {
+                return Poll::Pending;
             }
         }
     }
@@ -412,9 +429,7 @@ impl Exchange<'_> {
             return Poll::Ready(Over::ClientLeft);
         }
         self.pings.poll(cx);
-        if let Poll::Ready(Err(error)) = self.above.poll_flush(cx) {
-            return Poll::Ready(Over::Above(Left::Cut(error)));
-        }
+        let _ = self.poll_flush(cx);
         self.drive(cx);
         let next = (self.quiet_since + self.idle)
             .min(self.above.next_look())
