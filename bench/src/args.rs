@@ -23,12 +23,18 @@ pub(crate) enum Command {
     PassThrough(PassThrough),
     /// Memory of the bridge per open watch, and the time of one event to all
     Watches(Watches),
+    /// Streams next to kube-apiserver's own translator, and `kubectl cp` with a
+    /// bridge in front; run it by `cargo xtask bench translate`
+    Translate(Translate),
     /// The stand-in API server that `watches` starts
     #[command(hide = true)]
     StandIn(StandIn),
     /// The clients that `watches` starts
     #[command(hide = true)]
     Watchers(Watchers),
+    /// The node that `translate` starts
+    #[command(hide = true)]
+    Node(Node),
 }
 
 #[derive(Debug, clap::Args)]
@@ -80,6 +86,67 @@ pub(crate) struct Watches {
     /// How to print the result
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Translate {
+    /// Measured rounds, after one warm-up round
+    #[arg(long, default_value_t = 5, value_parser = value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// MiB that are sent each way in a round
+    #[arg(long, default_value_t = 512, value_parser = value_parser!(u32).range(1..=65_536))]
+    pub(crate) mib: u32,
+    /// Seconds of small messages in a round
+    #[arg(long, default_value_t = 2, value_parser = value_parser!(u32).range(1..=600))]
+    pub(crate) seconds: u32,
+    /// Sessions at once, where there are several
+    #[arg(long, default_value_t = 16, value_parser = value_parser!(u32).range(2..=1000))]
+    pub(crate) sessions: u32,
+    /// Measured rounds of `kubectl cp`
+    #[arg(long, default_value_t = 3, value_parser = value_parser!(u32).range(1..=1000))]
+    pub(crate) copies: u32,
+    /// MB of the file that is copied
+    #[arg(long, default_value_t = 500, value_parser = value_parser!(u32).range(1..=65_536))]
+    pub(crate) copy_mb: u32,
+    /// One part alone
+    #[arg(long, value_enum)]
+    pub(crate) only: Option<TranslatePart>,
+    /// Bridge to run: a path, or `none` to leave it out [default: build it]
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "build",
+        hide_default_value = true
+    )]
+    pub(crate) bridge: BridgeChoice,
+    /// How to print the result
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+/// The parts of `translate`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TranslatePart {
+    /// The two translators
+    Streams,
+    /// `kubectl cp`
+    Copy,
+}
+
+impl Translate {
+    pub(crate) fn has(&self, part: TranslatePart) -> bool {
+        self.only.is_none_or(|only| only == part)
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Node {
+    #[arg(long)]
+    pub(crate) port: u16,
+    #[arg(long)]
+    pub(crate) certificate: PathBuf,
+    #[arg(long)]
+    pub(crate) key: PathBuf,
 }
 
 #[derive(Debug, clap::Args)]

@@ -1,5 +1,6 @@
 //! Side-by-side measurements of the bridge: `pass-through` against `HAProxy`
-//! and nginx, `watches` for memory and delivery. See `bench/README.md`.
+//! and nginx, `watches` for memory and delivery, `translate` against
+//! kube-apiserver. See `bench/README.md`.
 
 mod args;
 mod client;
@@ -10,6 +11,7 @@ mod process;
 mod proxies;
 mod report;
 mod scratch;
+mod translate;
 mod usage;
 mod watches;
 
@@ -49,8 +51,10 @@ async fn perform(command: Command) -> Result<()> {
     match command {
         Command::PassThrough(args) => pass_through::run(args).await,
         Command::Watches(args) => watches::run(args).await,
+        Command::Translate(args) => translate::run(args).await,
         Command::StandIn(args) => watches::stand_in::run(args).await,
         Command::Watchers(args) => watches::watchers::run(args).await,
+        Command::Node(args) => translate::node::run(args).await,
     }
 }
 

@@ -25,7 +25,15 @@ pub(crate) async fn run(args: PassThrough) -> Result<()> {
     let [origin, front, admin, haproxy, nginx] = free_ports()?;
     let mut proxies = vec![backend::start(&scratch, &pki, origin, args.size)?];
     if let Some(program) = program {
-        let started = bridge::start(&program, &scratch, &pki, front, admin, origin)?;
+        let started = bridge::start(
+            &program,
+            &scratch,
+            &pki,
+            front,
+            admin,
+            origin,
+            bridge::ONE_WORKER,
+        )?;
         proxies.push(started);
     }
     proxies.push(haproxy::start(&scratch, &pki, haproxy, origin)?);

@@ -9,10 +9,12 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
 };
-use rustls::crypto::aws_lc_rs;
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use skewbridge_testkit::{Ca, Leaf};
 
 use crate::scratch::Scratch;
 
@@ -25,6 +27,7 @@ pub(crate) const SERVER_NAME: &str = "localhost";
 pub(crate) const CIPHER: &str = "TLS_AES_128_GCM_SHA256";
 
 const ALPN_H2: &[u8] = b"h2";
+const ALPN_H1: &[u8] = b"http/1.1";
 
 #[derive(Debug)]
 pub(crate) struct Pki {
@@ -55,10 +58,18 @@ impl Pki {
             .push(DnType::CommonName, SERVER_NAME);
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let certificate = params.signed_by(&key, &ca)?.pem();
-        let key = key.serialize_pem();
+        Self::write(scratch, &ca.pem(), &certificate, &key.serialize_pem())
+    }
 
+    /// The same from the CA of a cluster.
+    pub(crate) fn issued_by(ca: &Ca, scratch: &Scratch) -> Result<Self> {
+        let leaf = ca.server(&[SERVER_NAME, "127.0.0.1"]);
+        Self::write(scratch, &ca.pem(), &leaf.cert_pem, &leaf.key_pem)
+    }
+
+    fn write(scratch: &Scratch, ca: &str, certificate: &str, key: &str) -> Result<Self> {
         Ok(Self {
-            ca: scratch.write("pki/ca.crt", ca.pem())?,
+            ca: scratch.write("pki/ca.crt", ca)?,
             bundle: scratch.write("pki/server.pem", format!("{certificate}{key}"))?,
             certificate: scratch.write("pki/server.crt", certificate)?,
             key: scratch.write("pki/server.key", key)?,
@@ -92,6 +103,34 @@ pub(crate) fn h2_server(certificate: &Path, key: &Path) -> Result<Arc<ServerConf
     Ok(Arc::new(config))
 }
 
+/// A client that trusts only `ca`, and shows `user` to who asks.
+pub(crate) fn stream_client(ca: &Ca, user: &Leaf) -> Result<Arc<ClientConfig>> {
+    let config = ClientConfig::builder_with_provider(one_cipher())
+        .with_protocol_versions(&[&TLS13])?
+        .with_root_certificates(ca.roots())
+        .with_client_auth_cert(user.chain_der.clone(), user.key_der.clone_key())?;
+    Ok(Arc::new(config))
+}
+
+/// A server of streams: what is upgraded is HTTP/1.1.
+pub(crate) fn stream_server(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>> {
+    let private = PrivateKeyDer::from_pem_file(key)
+        .with_context(|| format!("cannot read {}", key.display()))?;
+    let mut config = ServerConfig::builder_with_provider(one_cipher())
+        .with_protocol_versions(&[&TLS13])?
+        .with_no_client_auth()
+        .with_single_cert(certificates(certificate)?, private)?;
+    config.alpn_protocols = vec![ALPN_H1.to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// Only [`CIPHER`]: with a choice, rustls would take another one than Go.
+fn one_cipher() -> Arc<CryptoProvider> {
+    let mut provider = aws_lc_rs::default_provider();
+    provider.cipher_suites = vec![aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256];
+    Arc::new(provider)
+}
+
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let read = || CertificateDer::pem_file_iter(path)?.collect::<Result<Vec<_>, _>>();
     read().with_context(|| format!("cannot read {}", path.display()))
@@ -107,5 +146,14 @@ mod tests {
         let pki = Pki::generate(&scratch).unwrap();
         h2_server(&pki.certificate, &pki.key).unwrap();
         h2_client(&pki.ca).unwrap();
+    }
+
+    #[test]
+    fn what_a_cluster_issues_can_be_served_and_trusted() {
+        let scratch = Scratch::create().unwrap();
+        let ca = Ca::new("cluster");
+        let pki = Pki::issued_by(&ca, &scratch).unwrap();
+        stream_server(&pki.certificate, &pki.key).unwrap();
+        stream_client(&ca, &ca.client("admin", &["system:masters"])).unwrap();
     }
 }

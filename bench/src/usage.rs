@@ -26,6 +26,12 @@ pub(crate) fn cpu_of_group(leader: u32) -> Result<Duration> {
     Ok(TICK * ticks)
 }
 
+/// User and system time so far of one process, all its threads together.
+pub(crate) fn cpu(pid: u32) -> Result<Duration> {
+    let stat = stat(pid).with_context(|| format!("process {pid} has ended"))?;
+    Ok(TICK * stat.ticks)
+}
+
 /// Whether `pid` still runs; a zombie does not.
 pub(crate) fn runs(pid: u32) -> bool {
     stat(pid).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))

@@ -45,12 +45,13 @@ impl Plane {
         let program = binaries::node();
         let process = Process::start("node", "node", &program, &arguments, self.pki.path());
         self.answers("the node", address, "/healthz").await;
-        self.show(address).await;
+        self.show_node(address).await;
         Node { directory, process }
     }
 
-    /// Says what a kubelet and a scheduler would have said.
-    async fn show(&self, kubelet: SocketAddr) {
+    /// Says what a kubelet and a scheduler would have said of a node with this
+    /// kubelet, and of its pod.
+    pub async fn show_node(&self, kubelet: SocketAddr) {
         let namespace = json!({"metadata": {"name": Node::NAMESPACE}});
         self.write("POST", "/api/v1/namespaces", &namespace).await;
         let node = json!({

@@ -2,7 +2,7 @@
 //! in front of each.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use skewbridge_testkit::{Ca, TlsClient, eventually};
@@ -28,6 +28,7 @@ pub struct Server {
     flags: Vec<String>,
     gates: Vec<String>,
     bridge: Bridging,
+    bridge_program: Option<PathBuf>,
     bridge_flags: Vec<String>,
 }
 
@@ -50,6 +51,7 @@ impl Server {
             flags: vec!["--runtime-config=api/all=true".to_owned()],
             gates: Vec::new(),
             bridge: Bridging::Alone,
+            bridge_program: None,
             bridge_flags: Vec::new(),
         }
     }
@@ -61,12 +63,26 @@ impl Server {
         self
     }
 
+    /// Without a bridge.
+    #[must_use]
+    pub fn without_bridge(mut self) -> Self {
+        self.bridge = Bridging::None;
+        self
+    }
+
+    /// With another bridge than the one that the tests are told of.
+    #[must_use]
+    pub fn bridge_program(mut self, program: &Path) -> Self {
+        self.bridge_program = Some(program.to_owned());
+        self
+    }
+
     /// Without a bridge, and a peer of the others by itself, by no other flags
     /// than its own. That it has an identity Lease needs no flag since 1.26.
     #[must_use]
-    pub fn native_peer(mut self) -> Self {
-        self.bridge = Bridging::None;
-        self.gate("UnknownVersionInteroperabilityProxy", true)
+    pub fn native_peer(self) -> Self {
+        self.without_bridge()
+            .gate("UnknownVersionInteroperabilityProxy", true)
             .flag("--peer-ca-file=ca.crt")
             .flag("--peer-advertise-ip=127.0.0.1")
     }
@@ -373,13 +389,16 @@ impl Running {
             arguments.push(format!("--etcd-servers={etcd}"));
         }
         arguments.extend(server.bridge_flags.iter().cloned());
-        let start_bridge = Start {
+        let start_bridge = (server.bridge != Bridging::None).then(|| Start {
             name: format!("bridge-{number}"),
             host: host.clone(),
-            program: binaries::bridge(),
+            program: server
+                .bridge_program
+                .clone()
+                .unwrap_or_else(binaries::bridge),
             arguments,
             directory: pki.path().to_owned(),
-        };
+        });
         Self {
             version: server.version.clone(),
             host,
@@ -390,7 +409,7 @@ impl Running {
             process: None,
             bridge_process: None,
             start,
-            start_bridge: (server.bridge != Bridging::None).then_some(start_bridge),
+            start_bridge,
         }
     }
 }
@@ -407,12 +426,7 @@ impl Start {
     }
 }
 
-fn apiserver_flags(
-    pki: &Pki,
-    address: SocketAddr,
-    etcd: &str,
-    audit_log: &std::path::Path,
-) -> Vec<String> {
+fn apiserver_flags(pki: &Pki, address: SocketAddr, etcd: &str, audit_log: &Path) -> Vec<String> {
     let policy = pki.dir.write(
         "audit-policy.yaml",
         "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n",

@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: measurements in release mode.
 
 use crate::debian::{self, Need};
+use crate::e2e;
 use crate::step::{self, Failed, cargo};
 
 /// The proxies to compare with, and the load generator.
@@ -20,17 +21,18 @@ const OTHERS: &[Need] = &[
 ];
 
 const PASS_THROUGH: &str = "pass-through";
+const TRANSLATE: &str = "translate";
 
 /// The measurements there are.
-pub(crate) const NAMES: &[&str] = &[PASS_THROUGH, "watches"];
+pub(crate) const NAMES: &[&str] = &[PASS_THROUGH, "watches", TRANSLATE];
 
 pub(crate) fn run(name: &str, arguments: &[&str]) -> Result<(), Failed> {
     if name == PASS_THROUGH {
         debian::ensure(OTHERS)?;
     }
-    step::run(
-        cargo("run --release --locked --package skewbridge-bench --")
-            .arg(name)
-            .args(arguments),
-    )
+    let mut command = cargo("run --release --locked --package skewbridge-bench --");
+    if name == TRANSLATE {
+        e2e::provide(&mut command)?;
+    }
+    step::run(command.arg(name).args(arguments))
 }

@@ -24,7 +24,8 @@ Commands:
                      E2E_VERSIONS=1.33.13,1.34.4 in the environment: on one control plane of
                      these versions instead
   advisories         Known vulnerabilities in the dependencies (needs the network)
-  bench NAME [ARGS]  A measurement in release mode: pass-through or watches
+  bench NAME [ARGS]  A measurement in release mode: pass-through, watches or translate
+                     (which builds real Kubernetes first)
   help               This text
 ";
 

@@ -1,4 +1,4 @@
-//! The bridge, with the defaults that users get, on one worker thread.
+//! The bridge, with the defaults that users get.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,9 @@ use crate::process::Owned;
 use crate::scratch::Scratch;
 
 const PACKAGE: &str = "skewbridge";
+
+/// As many as the proxies that it is compared with.
+pub(crate) const ONE_WORKER: &str = "--worker-threads=1";
 
 /// The program to run, built first when asked to; `None` to leave it out.
 pub(crate) async fn program(choice: BridgeChoice) -> Result<Option<PathBuf>> {
@@ -35,6 +38,7 @@ pub(crate) fn start(
     port: u16,
     admin: u16,
     upstream: u16,
+    further: &str,
 ) -> Result<Proxy> {
     let flag = |name: &str, path: &Path| {
         let mut flag = OsString::from(name);
@@ -53,7 +57,7 @@ pub(crate) fn start(
         .arg(flag("--upstream-ca-file", &pki.ca))
         .arg(format!("--upstream-server-name={SERVER_NAME}"))
         .arg(format!("--admin-address={}", loopback(admin)))
-        .arg("--worker-threads=1");
+        .arg(further);
     Ok(Proxy::new(Owned::server("bridge", command, scratch)?, port))
 }
 

@@ -7,6 +7,8 @@ mod shelf;
 mod side_by_side;
 mod version;
 
+use std::process::Command;
+
 use crate::debian::{self, Need};
 use crate::step::{self, Failed, Steps};
 
@@ -31,6 +33,10 @@ const NEEDS: [Need; 2] = [
 /// Programs with a folder and modules of their own under `e2e/`.
 const PROGRAMS: [&str; 5] = ["etcd", "node", "client-go", "websocket", "spdystream"];
 
+/// How the tests are told of the control planes, and of what was built.
+const PLANES: &str = "SKEWBRIDGE_E2E_PLANES";
+const BINARIES: &str = "SKEWBRIDGE_E2E_BINARIES";
+
 pub(crate) fn run(extent: Extent, filter: &[&str]) -> Result<(), Failed> {
     let mut steps = Steps::default();
     self::steps(&mut steps, extent, filter)?;
@@ -41,12 +47,7 @@ pub(crate) fn run(extent: Extent, filter: &[&str]) -> Result<(), Failed> {
 /// The same, as part of a longer run.
 pub(crate) fn steps(steps: &mut Steps, extent: Extent, filter: &[&str]) -> Result<(), Failed> {
     let planes = Planes::choose(extent)?;
-    steps.run("programs for real Kubernetes", || debian::ensure(&NEEDS))?;
-    if !step::exists("go") {
-        return Err(Failed(
-            "missing: go; the real servers are built with Go 1.26 or later".to_owned(),
-        ));
-    }
+    steps.run("programs for real Kubernetes", needs)?;
     let shelf = Shelf::open()?;
     for program in PROGRAMS {
         steps.run(program, || shelf.program(program))?;
@@ -71,6 +72,33 @@ pub(crate) fn steps(steps: &mut Steps, extent: Extent, filter: &[&str]) -> Resul
     })
 }
 
+/// For a measurement: builds the newest server with all that a pod's streams need,
+/// and tells a command where that is.
+pub(crate) fn provide(command: &mut Command) -> Result<(), Failed> {
+    let planes = Planes::choose(Extent::Default)?;
+    needs()?;
+    let shelf = Shelf::open()?;
+    for program in ["etcd", "node"] {
+        shelf.program(program)?;
+    }
+    if let Some(version) = planes.versions().next() {
+        shelf.kubernetes(version, &planes::EACH)?;
+        command.env(PLANES, version.to_string());
+    }
+    command.env(BINARIES, shelf.links());
+    Ok(())
+}
+
+fn needs() -> Result<(), Failed> {
+    debian::ensure(&NEEDS)?;
+    if step::exists("go") {
+        return Ok(());
+    }
+    Err(Failed(
+        "missing: go; the real servers are built with Go 1.26 or later".to_owned(),
+    ))
+}
+
 fn test(
     programs: Vec<Program>,
     shelf: &Shelf,
@@ -84,8 +112,8 @@ fn test(
     Run {
         arguments: &arguments,
         environment: &[
-            ("SKEWBRIDGE_E2E_PLANES", planes.to_string().as_ref()),
-            ("SKEWBRIDGE_E2E_BINARIES", shelf.links().as_ref()),
+            (PLANES, planes.to_string().as_ref()),
+            (BINARIES, shelf.links().as_ref()),
             ("SKEWBRIDGE_E2E_BRIDGE", shelf.bridge().as_ref()),
         ],
         directory: shelf.sources(),

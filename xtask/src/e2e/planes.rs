@@ -21,7 +21,7 @@ const CHOSEN: &str = "E2E_VERSIONS";
 const NEIGHBOURS: u16 = 2;
 
 /// What each version is built of: a folder under `e2e/kubernetes`.
-const EACH: [&str; 2] = ["kube-apiserver", "kubectl"];
+pub(super) const EACH: [&str; 2] = ["kube-apiserver", "kubectl"];
 
 /// What only the newest version is built of: a plane has one leader.
 const NEWEST: &str = "kube-controller-manager";

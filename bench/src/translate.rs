@@ -1,0 +1,43 @@
+//! `translate`: streams through kube-apiserver's own translator and through the
+//! bridge's; and what `kubectl cp` pays for a bridge in front of kube-apiserver.
+
+mod client;
+mod copy;
+pub(crate) mod node;
+mod ratio;
+mod result;
+mod streams;
+mod work;
+
+use anyhow::Result;
+
+use self::result::TranslateResult;
+use crate::args::{Translate, TranslatePart};
+use crate::proxies::bridge;
+use crate::report;
+
+pub(crate) async fn run(args: Translate) -> Result<()> {
+    let program = bridge::program(args.bridge.clone()).await?;
+    let program = program.as_deref();
+    let version = skewbridge_e2e::newest(&skewbridge_e2e::versions()).to_owned();
+    let mut result = TranslateResult {
+        kube_apiserver: version,
+        streams: None,
+        copy: None,
+    };
+    if args.has(TranslatePart::Streams) {
+        let streams = streams::measure(&args, program, &result.kube_apiserver).await?;
+        result.streams = Some(streams);
+    }
+    if args.has(TranslatePart::Copy) {
+        let copy = copy::measure(&args, program, &result.kube_apiserver).await?;
+        result.copy = Some(copy);
+    }
+    report::print(&result, args.output)
+}
+
+/// Every round begins with another one, so that none always runs after the same
+/// neighbour.
+fn rotated(count: usize, by: usize) -> impl Iterator<Item = usize> {
+    (0..count).map(move |index| (index + by) % count)
+}

@@ -1,0 +1,287 @@
+//! The client: WebSocket over TLS, version 5 of the protocol, as kubectl speaks it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::{Bytes, BytesMut};
+use http::header::{HOST, HeaderMap, HeaderValue};
+use http::{Method, StatusCode};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use skewbridge_channels::{
+    End, ErrorChannel, FromServer, Input, Outcome, Output, Protocol, Said, ToServer,
+};
+use skewbridge_h1::{parse_response, write_headers, write_request_line};
+use skewbridge_websocket::{
+    Control, Decoder, Event, Key, Limits, Role, asking_headers, check_response,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::work::{Pattern, SMALL, Work};
+use crate::pki::SERVER_NAME;
+
+/// What is read at once, below TLS and above it.
+pub(crate) const READ: usize = 128 * 1024;
+/// Much more than either translator puts into a message.
+pub(crate) const LIMITS: Limits = Limits {
+    frame: 16 << 20,
+    message: 16 << 20,
+};
+/// A small message.
+const TEXT: &[u8; SMALL] = b"the quick brown ";
+/// For opening a session, and for its end after the outcome.
+const SESSION_LIMIT: Duration = Duration::from_secs(20);
+
+/// Where commands are asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub(crate) address: SocketAddr,
+    pub(crate) path: String,
+    pub(crate) tls: Arc<ClientConfig>,
+}
+
+impl Target {
+    /// How long it takes to send so many bytes, until the node says that it has
+    /// them.
+    pub(crate) async fn send(&self, bytes: u64) -> Result<Duration> {
+        let mut session = Session::open(self, Work::Sink { bytes }).await?;
+        let mut pattern = Pattern::default();
+        let start = Instant::now();
+        while let Some(message) = pattern.next(bytes) {
+            session.send(&message).await?;
+        }
+        session.close_stdin().await?;
+        while session.errors.bytes().is_empty() {
+            session.hear().await?;
+        }
+        let took = start.elapsed();
+        session.end().await?;
+        Ok(took)
+    }
+
+    /// How long it takes until so many bytes have come, and that they are all.
+    pub(crate) async fn receive(&self, bytes: u64) -> Result<Duration> {
+        let mut session = Session::open(self, Work::Source { bytes }).await?;
+        let mut pattern = Pattern::default();
+        let start = Instant::now();
+        // What says that all is well may overtake the last of it.
+        while pattern.passed() < bytes || session.errors.bytes().is_empty() {
+            let piece = session.hear().await?;
+            pattern.check(&piece)?;
+        }
+        ensure!(pattern.passed() == bytes, "more than was asked for");
+        let took = start.elapsed();
+        session.end().await?;
+        Ok(took)
+    }
+
+    /// How many small messages go to the node and back in this time. In each
+    /// session so many are sent at once, and no more until all are back.
+    pub(crate) async fn talk(&self, sessions: u32, at_once: u32, time: Duration) -> Result<Talk> {
+        let words = Bytes::from(TEXT.repeat(usize::try_from(at_once)?));
+        let mut open = Vec::new();
+        for _ in 0..sessions {
+            let mut session = Session::open(self, Work::Echo).await?;
+            session.exchange(&words).await?;
+            open.push(session);
+        }
+        let start = Instant::now();
+        let deadline = start + time;
+        let mut talks = JoinSet::new();
+        for mut session in open {
+            let words = words.clone();
+            talks.spawn(async move {
+                let mut messages = 0_u32;
+                while Instant::now() < deadline {
+                    session.exchange(&words).await?;
+                    messages += at_once;
+                }
+                anyhow::Ok((session, messages))
+            });
+        }
+        let (mut open, mut messages) = (Vec::new(), 0);
+        while let Some(talked) = talks.join_next().await {
+            let (session, count) = talked??;
+            open.push(session);
+            messages += count;
+        }
+        let took = start.elapsed();
+        for mut session in open {
+            session.close_stdin().await?;
+            session.end().await?;
+        }
+        Ok(Talk { messages, took })
+    }
+}
+
+/// What came of talking.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Talk {
+    pub(crate) messages: u32,
+    pub(crate) took: Duration,
+}
+
+/// One command.
+struct Session {
+    io: TlsStream<BufReader<TcpStream>>,
+    buffer: BytesMut,
+    out: BytesMut,
+    frames: Decoder,
+    reader: FromServer,
+    writer: ToServer,
+    errors: ErrorChannel,
+    ended: bool,
+}
+
+impl Session {
+    async fn open(target: &Target, work: Work) -> Result<Self> {
+        timeout(SESSION_LIMIT, Self::ask(target, work))
+            .await
+            .context("no answer")?
+    }
+
+    async fn ask(target: &Target, work: Work) -> Result<Self> {
+        let tcp = TcpStream::connect(target.address).await?;
+        tcp.set_nodelay(true)?;
+        let tcp = BufReader::with_capacity(READ, tcp);
+        let name = ServerName::try_from(SERVER_NAME)?;
+        let tls = TlsConnector::from(target.tls.clone());
+        let mut io = tls.connect(name, tcp).await?;
+
+        let (key, offers) = (Key::random(), [Protocol::V5.name()]);
+        let mut headers = HeaderMap::new();
+        headers.insert(HOST, HeaderValue::from_static(SERVER_NAME));
+        asking_headers(&key, offers, &mut headers)?;
+        let mut out = BytesMut::new();
+        let wanted = format!("{}?{}", target.path, work.query());
+        write_request_line(&mut out, &Method::GET, &wanted);
+        write_headers(&mut out, &headers);
+        out.extend_from_slice(b"\r\n");
+        io.write_all(&out).await?;
+        io.flush().await?;
+
+        let mut buffer = BytesMut::new();
+        let head = loop {
+            let read = io.read_buf(&mut buffer).await?;
+            ensure!(read > 0, "no answer");
+            if let Some(head) = parse_response(&mut buffer, &Method::GET)? {
+                break head;
+            }
+        };
+        if head.status != StatusCode::SWITCHING_PROTOCOLS {
+            let _ = timeout(SESSION_LIMIT, io.read_buf(&mut buffer)).await;
+            let text = String::from_utf8_lossy(&buffer).into_owned();
+            bail!("answered {}: {text}", head.status);
+        }
+        let taken = check_response(head.status, &head.headers, &key, &offers)?;
+        ensure!(taken.is_some(), "no protocol was agreed on");
+        out.clear();
+        Ok(Self {
+            io,
+            buffer,
+            out,
+            frames: Decoder::new(Role::Client, LIMITS),
+            reader: FromServer::new(Protocol::V5),
+            writer: ToServer::new(Protocol::V5),
+            errors: ErrorChannel::new(Protocol::V5.version()),
+            ended: false,
+        })
+    }
+
+    async fn send(&mut self, message: &[u8]) -> Result<()> {
+        self.writer.write(Input::Stdin, message, &mut self.out);
+        self.flush().await
+    }
+
+    async fn close_stdin(&mut self) -> Result<()> {
+        ensure!(
+            self.writer.close(Input::Stdin, &mut self.out),
+            "no signal for the end"
+        );
+        self.flush().await
+    }
+
+    async fn flush(&mut self) -> Result<()> {
+        self.io.write_all(&self.out).await?;
+        self.out.clear();
+        Ok(self.io.flush().await?)
+    }
+
+    /// Small messages to the node and back.
+    async fn exchange(&mut self, words: &[u8]) -> Result<()> {
+        for message in words.chunks(SMALL) {
+            self.writer.write(Input::Stdin, message, &mut self.out);
+        }
+        self.flush().await?;
+        let mut heard = 0;
+        while heard < words.len() {
+            let piece = self.hear().await?;
+            ensure!(words[heard..].starts_with(&piece), "an echo of other words");
+            heard += piece.len();
+        }
+        Ok(())
+    }
+
+    /// What comes next on stdout; nothing, if it is for another channel.
+    async fn hear(&mut self) -> Result<Bytes> {
+        let heard = self.next().await?;
+        ensure!(!self.ended, "the session has ended early");
+        Ok(heard)
+    }
+
+    async fn next(&mut self) -> Result<Bytes> {
+        loop {
+            match self.frames.decode(&mut self.buffer)? {
+                Some(Event::Piece(piece)) => match self.reader.piece(piece)? {
+                    Some(Said::Data(Output::Stdout, data)) => return Ok(data),
+                    Some(Said::Data(Output::Error, data)) => {
+                        self.errors.push(&data);
+                        return Ok(Bytes::new());
+                    }
+                    Some(said) => bail!("nobody asked for {said:?}"),
+                    None => {}
+                },
+                Some(Event::Control(Control::Ping(payload))) => {
+                    let pong = Control::Pong(payload);
+                    self.writer.control(&pong, &mut self.out);
+                    self.flush().await?;
+                }
+                Some(Event::Control(Control::Pong(_))) => {}
+                Some(Event::Control(Control::Close(_))) => {
+                    self.ended = true;
+                    return Ok(Bytes::new());
+                }
+                None => {
+                    self.buffer.reserve(READ);
+                    if self.io.read_buf(&mut self.buffer).await? == 0 {
+                        self.ended = true;
+                        return Ok(Bytes::new());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for the end of the connection; the command has to have been a success.
+    async fn end(mut self) -> Result<()> {
+        let rest = async {
+            while !self.ended {
+                let piece = self.next().await?;
+                ensure!(piece.is_empty(), "more than was asked for");
+            }
+            Ok(())
+        };
+        timeout(SESSION_LIMIT, rest).await.context("no end")??;
+        match self.errors.end(End::Clean) {
+            Outcome::Success => Ok(()),
+            outcome => bail!("the command has not ended well: {outcome:?}"),
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! `kubectl cp` into a pod and out of it, with and without a bridge in front of
+//! kube-apiserver.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+use skewbridge_e2e::{Node, Plane, Server, User, Via};
+
+use super::ratio::{Goal, Ratio};
+use super::rotated;
+use super::work::Pattern;
+use crate::args::Translate;
+use crate::process;
+use crate::report::{self, Spread, Table};
+use crate::scratch::Scratch;
+
+const NOT_MUCH_SLOWER: Goal = Goal::AtMost(1.15);
+/// A copy that takes longer has stopped.
+const LIMIT: Duration = Duration::from_mins(10);
+const MB: u64 = 1_000_000;
+
+#[derive(Debug, Serialize)]
+pub(super) struct CopyResult {
+    mb: u32,
+    rounds: u32,
+    ways: Vec<WayResult>,
+    pub(super) ratios: Vec<Ratio>,
+}
+
+#[derive(Debug, Serialize)]
+struct WayResult {
+    name: &'static str,
+    in_seconds: Spread,
+    out_seconds: Spread,
+}
+
+/// Where from and where to.
+#[derive(Debug, Clone, Copy)]
+enum Direction {
+    In,
+    Out,
+}
+
+pub(super) async fn measure(
+    args: &Translate,
+    program: Option<&Path>,
+    version: &str,
+) -> Result<CopyResult> {
+    // Declared before the plane, so dropped after it.
+    let scratch = Scratch::create()?;
+    let server = Server::of(version);
+    let (server, ways) = match program {
+        Some(program) => (
+            server.bridge_program(program),
+            vec![Via::Server, Via::Bridge],
+        ),
+        None => (server.without_bridge(), vec![Via::Server]),
+    };
+    let plane = Plane::start(&[server]).await;
+    let node = plane.start_node().await;
+    let original = scratch.path("original");
+    write_noise(&original, u64::from(args.copy_mb) * MB)?;
+    let copies = Copies {
+        plane: &plane,
+        in_pod: &node.directory.join("copy"),
+        back: &scratch.path("back"),
+        original: &original,
+    };
+    let mut seconds: Vec<[Vec<f64>; 2]> = ways.iter().map(|_| Default::default()).collect();
+    // Every program, and the file, has been read once.
+    for direction in [Direction::In, Direction::Out] {
+        copies.copy(Via::Server, direction).await?;
+    }
+    for round in 0..args.copies {
+        for direction in [Direction::In, Direction::Out] {
+            for index in rotated(ways.len(), round as usize) {
+                let took = copies.copy(ways[index], direction).await?;
+                report::progress(format_args!(
+                    "copy {}/{}: {direction:?} {}: {took:.2?}",
+                    round + 1,
+                    args.copies,
+                    name(ways[index]),
+                ));
+                seconds[index][direction as usize].push(took.as_secs_f64());
+            }
+        }
+    }
+    CopyResult::new(args, &ways, &seconds)
+}
+
+struct Copies<'a> {
+    plane: &'a Plane,
+    original: &'a Path,
+    in_pod: &'a Path,
+    back: &'a Path,
+}
+
+impl Copies<'_> {
+    /// How long it takes; the copy has to be the same.
+    async fn copy(&self, via: Via, direction: Direction) -> Result<Duration> {
+        let remote = format!("{}:{}", Node::POD, self.in_pod.display());
+        let (from, to, copy) = match direction {
+            Direction::In => (self.original.display().to_string(), remote, self.in_pod),
+            Direction::Out => (remote, self.back.display().to_string(), self.back),
+        };
+        let _ = fs::remove_file(copy);
+        let mut kubectl = self.plane.kubectl_command(0, via, User::Admin);
+        kubectl.args(["-n", Node::NAMESPACE, "cp", &from, &to]);
+        let start = Instant::now();
+        process::printed_by(&mut kubectl, LIMIT).await?;
+        let took = start.elapsed();
+        ensure!(is_same(self.original, copy)?, "{} differs", copy.display());
+        Ok(took)
+    }
+}
+
+fn write_noise(path: &Path, bytes: u64) -> Result<()> {
+    let mut file = File::create(path)?;
+    let mut pattern = Pattern::default();
+    while let Some(piece) = pattern.next(bytes) {
+        file.write_all(&piece)?;
+    }
+    Ok(())
+}
+
+fn is_same(one: &Path, other: &Path) -> Result<bool> {
+    const PIECE: u64 = 1 << 20;
+    let open = |path: &Path| File::open(path).with_context(|| path.display().to_string());
+    let (one, other) = (open(one)?, open(other)?);
+    let (mut here, mut there) = (Vec::new(), Vec::new());
+    loop {
+        here.clear();
+        there.clear();
+        (&one).take(PIECE).read_to_end(&mut here)?;
+        (&other).take(PIECE).read_to_end(&mut there)?;
+        if here != there {
+            return Ok(false);
+        }
+        if here.is_empty() {
+            return Ok(true);
+        }
+    }
+}
+
+fn name(via: Via) -> &'static str {
+    match via {
+        Via::Server => "straight",
+        Via::Bridge => "through a bridge",
+    }
+}
+
+impl CopyResult {
+    fn new(args: &Translate, ways: &[Via], seconds: &[[Vec<f64>; 2]]) -> Result<Self> {
+        let results = ways.iter().zip(seconds).map(|(&via, [into, out])| {
+            Some(WayResult {
+                name: name(via),
+                in_seconds: Spread::of(into.iter().copied())?,
+                out_seconds: Spread::of(out.iter().copied())?,
+            })
+        });
+        let ratios = match seconds {
+            [straight, bridged] => ["into the pod", "out of the pod"]
+                .into_iter()
+                .zip(bridged.iter().zip(straight))
+                .filter_map(|(way, (with, without))| {
+                    let pairs = with.iter().copied().zip(without.iter().copied());
+                    Ratio::new(format!("kubectl cp {way}"), NOT_MUCH_SLOWER, pairs)
+                })
+                .collect(),
+            _ => Vec::new(),
+        };
+        Ok(Self {
+            mb: args.copy_mb,
+            rounds: args.copies,
+            ways: results.collect::<Option<_>>().context("no rounds")?,
+            ratios,
+        })
+    }
+}
+
+impl fmt::Display for CopyResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "kubectl cp, {} MB, {} rounds", self.mb, self.rounds)?;
+        let mut table = Table::new(["", "s into the pod", "", "s out of it", ""]);
+        for way in &self.ways {
+            let [into, intos] = way.in_seconds.cells(2);
+            let [out, outs] = way.out_seconds.cells(2);
+            table.row([way.name.to_owned(), into, intos, out, outs]);
+        }
+        write!(f, "{table}")
+    }
+}
+
+#[cfg(test)]
+impl CopyResult {
+    /// The same times both ways.
+    pub(super) fn sample(args: &Translate, pairs: impl Iterator<Item = (f64, f64)>) -> Self {
+        let (bridged, straight): (Vec<_>, Vec<_>) = pairs.unzip();
+        let seconds = [straight, bridged].map(|times| [times.clone(), times]);
+        Self::new(args, &[Via::Server, Via::Bridge], &seconds).expect("rounds")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_compared_to_their_end() {
+        let scratch = Scratch::create().unwrap();
+        let [one, same, short] = ["one", "same", "short"].map(|name| scratch.path(name));
+        for (path, bytes) in [(&one, 3 << 20), (&same, 3 << 20), (&short, (3 << 20) - 1)] {
+            write_noise(path, bytes).unwrap();
+        }
+        assert!(is_same(&one, &same).unwrap());
+        assert!(!is_same(&one, &short).unwrap());
+        assert!(!is_same(&short, &one).unwrap());
+    }
+}

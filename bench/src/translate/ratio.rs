@@ -1,0 +1,83 @@
+//! Ratios, and what they are to be.
+
+use serde::Serialize;
+
+use crate::report::Spread;
+
+/// What a ratio is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Goal {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Goal {
+    fn is_met_by(self, ratio: f64) -> bool {
+        match self {
+            Self::AtLeast(least) => ratio >= least,
+            Self::AtMost(most) => ratio <= most,
+        }
+    }
+}
+
+/// With the bridge over without it, round by round.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Ratio {
+    pub(crate) of: String,
+    pub(crate) spread: Spread,
+    pub(crate) goal: Goal,
+    /// Whether the median is.
+    pub(crate) met: bool,
+}
+
+impl Ratio {
+    /// `None` without rounds.
+    pub(crate) fn new(
+        of: String,
+        goal: Goal,
+        pairs: impl Iterator<Item = (f64, f64)>,
+    ) -> Option<Self> {
+        let spread = Spread::of(pairs.map(|(with, without)| with / without))?;
+        Some(Self {
+            of,
+            spread,
+            goal,
+            met: goal.is_met_by(spread.median),
+        })
+    }
+
+    pub(crate) fn cells(&self) -> [String; 5] {
+        let [median, spread] = self.spread.cells(2);
+        let goal = match self.goal {
+            Goal::AtLeast(least) => format!("at least {least:.2}"),
+            Goal::AtMost(most) => format!("at most {most:.2}"),
+        };
+        let met = if self.met { "met" } else { "missed" };
+        [self.of.clone(), median, spread, goal, met.to_owned()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ratio(goal: Goal, pairs: &[(f64, f64)]) -> Ratio {
+        Ratio::new("x".to_owned(), goal, pairs.iter().copied()).unwrap()
+    }
+
+    #[test]
+    fn a_ratio_is_judged_by_its_median() {
+        let pairs = [(3.0, 2.0), (1.0, 1.0), (4.0, 2.0)];
+        assert!(ratio(Goal::AtLeast(1.5), &pairs).met);
+        assert!(!ratio(Goal::AtLeast(1.6), &pairs).met);
+        assert!(ratio(Goal::AtMost(1.5), &pairs).met);
+        assert!(!ratio(Goal::AtMost(1.4), &pairs).met);
+    }
+
+    #[test]
+    fn nothing_measured_has_no_ratio() {
+        let none = std::iter::empty();
+        assert_eq!(Ratio::new("x".to_owned(), Goal::AtLeast(1.0), none), None);
+    }
+}
