@@ -11,9 +11,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::Bed;
+use common::{Bed, start};
 use http::{Request, Version};
 use scripted::{next_request, requests, scripted, status};
+use skewbridge_gateway::config::TranslateStreams;
 use skewbridge_testkit::h2frames::{self, code, flag, kind};
 use skewbridge_testkit::upstream::Upgrade;
 use skewbridge_testkit::{ApiServer, ClientAuth, Connection, H1Client, Options, Reply};
@@ -82,10 +83,12 @@ async fn hear_end(io: &mut Connection) {
 }
 
 #[tokio::test]
-async fn any_protocol_becomes_a_two_way_tunnel() {
+async fn any_protocol_that_is_not_translated_becomes_a_two_way_tunnel() {
     let bed = Bed::new();
     let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
-    let bridge = bed.bridge(upstream.addr());
+    let mut config = bed.config(upstream.addr());
+    config.streams.translate = TranslateStreams::Never;
+    let bridge = start(&config);
     let websocket = format!(
         "GET {EXEC}?command=sh HTTP/1.1\r\nHost: k\r\nconnection: keep-alive, upgrade\r\n\
          Upgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
