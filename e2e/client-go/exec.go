@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	utilexec "k8s.io/client-go/util/exec"
+	"k8s.io/streaming/pkg/httpstream"
 )
 
 // It shows all three streams, the end of the first, and an exit code.
@@ -22,6 +23,8 @@ type execSeen struct {
 	Bytes  int
 	Stderr string
 	Code   int
+	// Whether WebSocket was tried in vain.
+	FellBack bool `json:",omitempty"`
 }
 
 func execSpdy(ctx context.Context, t target) (any, error) {
@@ -34,6 +37,30 @@ func execWebSocket(ctx context.Context, t target) (any, error) {
 	return execute(ctx, t, func(config *rest.Config, where *url.URL) (remotecommand.Executor, error) {
 		return remotecommand.NewWebSocketExecutor(config, http.MethodGet, where.String())
 	})
+}
+
+// execFallback is what kubectl does: WebSocket first, and SPDY where that is refused.
+func execFallback(ctx context.Context, t target) (any, error) {
+	fellBack := false
+	seen, err := execute(ctx, t, func(config *rest.Config, where *url.URL) (remotecommand.Executor, error) {
+		first, err := remotecommand.NewWebSocketExecutor(config, http.MethodGet, where.String())
+		if err != nil {
+			return nil, err
+		}
+		second, err := remotecommand.NewSPDYExecutor(config, http.MethodPost, where)
+		if err != nil {
+			return nil, err
+		}
+		return remotecommand.NewFallbackExecutor(first, second, func(err error) bool {
+			fellBack = httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
+			return fellBack
+		})
+	})
+	if seen, ok := seen.(execSeen); ok {
+		seen.FellBack = fellBack
+		return seen, err
+	}
+	return seen, err
 }
 
 type newExecutor func(*rest.Config, *url.URL) (remotecommand.Executor, error)

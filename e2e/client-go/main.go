@@ -33,6 +33,7 @@ var checks = map[string]check{
 	"apply":          {run: apply},
 	"cbor":           {run: cbor, gates: []string{"ClientsAllowCBOR", "ClientsPreferCBOR"}},
 	"election":       {run: election},
+	"exec-fallback":  {run: execFallback},
 	"exec-spdy":      {run: execSpdy},
 	"exec-websocket": {run: execWebSocket},
 	"informers":      {run: informers},

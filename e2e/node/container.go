@@ -19,14 +19,13 @@ type container struct {
 	directory string
 }
 
-// ExecInContainer runs a command to its end. A terminal is no more than one
-// pipe for both outputs here.
+// ExecInContainer runs a command to its end.
 func (c container) ExecInContainer(ctx context.Context, _, _, _ string, words []string,
-	in io.Reader, out, err io.WriteCloser, tty bool, _ <-chan remotecommand.TerminalSize,
+	in io.Reader, out, err io.WriteCloser, tty bool, sizes <-chan remotecommand.TerminalSize,
 	_ time.Duration,
 ) error {
 	if tty {
-		err = out
+		return c.runInTerminal(ctx, words, in, out, sizes)
 	}
 	return c.run(ctx, words, in, out, err)
 }
@@ -59,6 +58,47 @@ func (c container) run(ctx context.Context, words []string, in io.Reader, out, e
 		}()
 	}
 	return exitCode(command.Run())
+}
+
+// runInTerminal gives a command a terminal for all its streams.
+func (c container) runInTerminal(ctx context.Context, words []string, in io.Reader, out io.Writer,
+	sizes <-chan remotecommand.TerminalSize,
+) error {
+	if len(words) == 0 {
+		return errors.New("no command")
+	}
+	terminal, err := newTerminal()
+	if err != nil {
+		return err
+	}
+	// Hangs up on whoever is still there.
+	defer terminal.master.Close()
+	command := exec.CommandContext(ctx, words[0], words[1:]...)
+	command.Dir = c.directory
+	command.Stdin, command.Stdout, command.Stderr = terminal.slave, terminal.slave, terminal.slave
+	command.SysProcAttr = &syscall.SysProcAttr{
+		Setsid: true, Setctty: true, Pdeathsig: syscall.SIGKILL,
+	}
+	err = command.Start()
+	terminal.slave.Close()
+	if err != nil {
+		return err
+	}
+	go func() {
+		for size := range sizes {
+			terminal.resize(size)
+		}
+	}()
+	if in != nil {
+		go func() {
+			io.Copy(terminal.master, in)
+			// The client is gone.
+			command.Process.Signal(syscall.SIGHUP)
+		}()
+	}
+	// Ends with EIO when nobody has the terminal open any more.
+	io.Copy(out, terminal.master)
+	return exitCode(command.Wait())
 }
 
 // exitCode says how a command ended as a kubelet does.

@@ -67,7 +67,12 @@ impl Plane {
 
     /// The same, of any version that the tests have.
     pub fn kubectl_of(&self, version: &str, server: usize, via: Via, user: User) -> Command {
-        let config = self.kubeconfig(self.servers[server].at(via), user);
+        self.kubectl_at(version, self.servers[server].at(via), user)
+    }
+
+    /// The same, of any address.
+    pub fn kubectl_at(&self, version: &str, address: SocketAddr, user: User) -> Command {
+        let config = self.kubeconfig(address, user);
         let mut command = Command::new(binaries::kubectl(version));
         command
             .arg(format!("--kubeconfig={}", config.display()))
@@ -101,8 +106,11 @@ impl Plane {
              contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n",
             file("ca.crt")
         );
-        self.pki
-            .dir
-            .write(&format!("{name}-{}.kubeconfig", address.port()), text)
+        let file = format!("{name}-{}.kubeconfig", address.port());
+        // One that is there may be read at this moment.
+        match std::fs::read_to_string(self.pki.file(&file)) {
+            Ok(there) if there == text => self.pki.file(&file),
+            _ => self.pki.dir.write(&file, text),
+        }
     }
 }

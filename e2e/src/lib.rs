@@ -14,12 +14,15 @@
 #![allow(clippy::expect_used)] // a harness of tests: what fails here fails the test
 
 mod binaries;
+mod bridge;
 mod client_go;
 mod command_line;
 mod controller_manager;
 mod discovered;
 mod etcd;
+mod haproxy;
 mod kubectl;
+mod metrics;
 mod node;
 mod pki;
 mod plane;
@@ -35,9 +38,12 @@ mod token;
 mod vip;
 mod websocket;
 
+pub use bridge::Bridge;
 pub use discovered::{AGGREGATED, Discovered};
 pub use etcd::{Etcd, EtcdTls};
+pub use haproxy::Haproxy;
 pub use kubectl::{Output, User, Via};
+pub use metrics::Metrics;
 pub use node::Node;
 pub use plane::{Plane, Running, Server};
 pub use planes::{is_since, newest, oldest, planes, planes_are_chosen, told_apart, versions};
@@ -47,5 +53,6 @@ pub use shape::Shape;
 pub use spdystream::Spdystream;
 pub use special::Special;
 pub use staying::Staying;
+pub use token::base64url;
 pub use vip::Vip;
 pub use websocket::{Library, dial_websocket, serve_websocket};

@@ -17,6 +17,9 @@ pub struct Node {
     pub directory: PathBuf,
     /// The stand-in for a kubelet.
     pub process: Process,
+    /// Where it listens.
+    pub address: SocketAddr,
+    arguments: Vec<String>,
 }
 
 impl Node {
@@ -35,18 +38,34 @@ impl Plane {
         let directory = self.pki.file("node");
         std::fs::create_dir(&directory).expect("a directory for a node");
         let file = |name: &str| self.pki.file(name).display().to_string();
-        let arguments = [
+        let arguments = vec![
             format!("--listen={address}"),
             format!("--tls-cert-file={}", file("node.crt")),
             format!("--tls-private-key-file={}", file("node.key")),
             format!("--client-ca-file={}", file("ca.crt")),
             format!("--scratch={}", directory.display()),
         ];
-        let program = binaries::node();
-        let process = Process::start("node", "node", &program, &arguments, self.pki.path());
+        let process = self.run_node(&arguments);
         self.answers("the node", address, "/healthz").await;
         self.show_node(address).await;
-        Node { directory, process }
+        Node {
+            directory,
+            process,
+            address,
+            arguments,
+        }
+    }
+
+    /// Starts a node again that has ended.
+    pub async fn restart_node(&self, node: &mut Node) {
+        node.process = self.run_node(&node.arguments);
+        let address = node.address;
+        self.answers("the node", address, "/healthz").await;
+    }
+
+    fn run_node(&self, arguments: &[String]) -> Process {
+        let program = binaries::node();
+        Process::start("node", "node", &program, arguments, self.pki.path())
     }
 
     /// Says what a kubelet and a scheduler would have said of a node with this

@@ -19,7 +19,7 @@ use crate::raw::{Protocol, Raw, Request};
 
 /// kube-apiserver needs some 15 s on two busy cores; more than a minute is a
 /// failure.
-const READY: Duration = Duration::from_mins(2);
+pub(crate) const READY: Duration = Duration::from_mins(2);
 
 /// A kube-apiserver to be started.
 #[derive(Debug, Clone)]
@@ -307,20 +307,8 @@ impl Plane {
 
     /// What a bridge tells about itself.
     pub async fn admin(&self, server: usize, path: &str) -> String {
-        let address = self.servers[server].admin;
-        let mut stream = TcpStream::connect(address).await.expect("an admin port");
-        let request =
-            format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-        stream
-            .write_all(request.as_bytes())
-            .await
-            .expect("a request");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.expect("an answer");
-        match answer.split_once("\r\n\r\n") {
-            Some((_, body)) => body.to_owned(),
-            None => panic!("no answer: {answer}"),
-        }
+        let answer = admin_at(self.servers[server].admin, path).await;
+        answer.expect("an answer of an admin port").1
     }
 
     /// Writes a file for a program, and gives its path.
@@ -337,6 +325,18 @@ impl Plane {
     pub fn etcd_members(&mut self) -> &mut [Etcd] {
         &mut self.etcd
     }
+}
+
+/// The status and the body of what a bridge tells about itself there.
+pub(crate) async fn admin_at(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+    let mut stream = TcpStream::connect(address).await.ok()?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    let status = head.split_whitespace().nth(1)?;
+    Some((status.parse().ok()?, body.to_owned()))
 }
 
 fn end(process: Option<Process>, signal: &str) {
@@ -476,7 +476,7 @@ fn apiserver_flags(pki: &Pki, address: SocketAddr, etcd: &str, audit_log: &Path)
     ]
 }
 
-fn bridge_flags(
+pub(crate) fn bridge_flags(
     pki: &Pki,
     upstream: SocketAddr,
     address: SocketAddr,

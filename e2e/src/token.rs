@@ -49,7 +49,8 @@ fn plain(signature: &[u8]) -> Vec<u8> {
     numbers
 }
 
-fn base64url(bytes: &[u8]) -> String {
+/// The text of some bytes, without padding (RFC 4648, section 5).
+pub fn base64url(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut text = String::new();
     for chunk in bytes.chunks(3) {

@@ -25,6 +25,7 @@ use skewbridge_testkit::{
 use skewbridge_websocket::{Close, CloseCode, Control, Decoder, Event, Key, Limits, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 const EXEC: &str = "/api/v1/namespaces/n/pods/p/exec?command=sh&stdin=true&stdout=true&stderr=true";
@@ -118,6 +119,7 @@ fn asking(path: &str, offers: &str) -> String {
 struct Client {
     streams: HashMap<&'static str, Stream>,
     handle: Spdy,
+    driver: JoinHandle<()>,
 }
 
 impl Client {
@@ -131,7 +133,9 @@ impl Client {
         let (handle, incoming, driver) =
             connection::client(http.into_connection(), Config::default());
         drop(incoming);
-        tokio::spawn(driver);
+        let driver = tokio::spawn(async move {
+            let _ = driver.await;
+        });
         let streams = ["error", "stdin", "stdout", "stderr"].map(|name| {
             let headers = Headers::new().with("streamtype", name);
             (name, handle.open(headers).unwrap())
@@ -139,6 +143,7 @@ impl Client {
         Self {
             streams: streams.into(),
             handle,
+            driver,
         }
     }
 
@@ -556,4 +561,56 @@ async fn a_bridge_that_leaves_says_so_by_spdy() {
     let (told, _) = client.all("error").await;
     assert!(!told.is_empty(), "client-go takes silence for success");
     leaving.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_the_midst_of_output_leaves_upstream_too() {
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge(&bed, &upstream).await;
+    let mut client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
+    let mut there = upstream.connection().await;
+    let mut flood = BytesMut::new();
+    let mut writer = ToClient::new(Protocol::V5);
+    writer.write(Output::Stdout, &vec![b'y'; 32 * 1024], &mut flood);
+    let flooding = tokio::spawn(async move {
+        while there.write_all(&flood).await.is_ok() && there.flush().await.is_ok() {}
+    });
+    let stdout = &mut client.streams.get_mut("stdout").unwrap().receiver;
+    assert!(stdout.read().await.unwrap().is_some());
+    client.driver.abort();
+    // kube-apiserver goes on with a command for as long as anybody takes its output.
+    let left = timeout(Duration::from_secs(4), flooding).await;
+    left.expect("nobody takes it any more").unwrap();
+}
+
+#[tokio::test]
+async fn what_upstream_said_before_it_stopped_to_listen_is_heard() {
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge(&bed, &upstream).await;
+    for turn in 0..20 {
+        let mut client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
+        let mut there = upstream.connection().await;
+        let mut stdin = client.streams.remove("stdin").unwrap();
+        let flooding = tokio::spawn(async move {
+            let data = Bytes::from(vec![b'x'; 32 * 1024]);
+            while stdin.sender.write(data.clone()).await.is_ok() {}
+        });
+        // A command that ends well with its input unread: the rest of that is reset.
+        let mut some = [0; 1024];
+        there.read_exact(&mut some).await.unwrap();
+        let mut out = BytesMut::new();
+        let mut writer = ToClient::new(Protocol::V5);
+        writer.write(Output::Stdout, b"out", &mut out);
+        writer.write(Output::Error, SUCCESS.as_bytes(), &mut out);
+        let close = Close::new(CloseCode::NORMAL, "");
+        writer.control(&Control::Close(Some(close)), &mut out);
+        there.write_all(&out).await.unwrap();
+        there.flush().await.unwrap();
+        drop(there);
+        assert_eq!(client.all("stdout").await.0, "out", "{turn}");
+        assert_eq!(client.all("error").await.0, SUCCESS, "{turn}");
+        flooding.abort();
+    }
 }

@@ -19,7 +19,7 @@ use shelf::Shelf;
 use side_by_side::Run;
 
 /// Each server gets a host name of its own, and ends with the test.
-const NEEDS: [Need; 2] = [
+const NEEDS: [Need; 4] = [
     Need {
         program: "unshare",
         packages: &["util-linux"],
@@ -27,6 +27,16 @@ const NEEDS: [Need; 2] = [
     Need {
         program: "hostname",
         packages: &["hostname"],
+    },
+    // Terminals for kubectl.
+    Need {
+        program: "script",
+        packages: &["bsdutils"],
+    },
+    // Cuts what is silent.
+    Need {
+        program: "haproxy",
+        packages: &["haproxy"],
     },
 ];
 

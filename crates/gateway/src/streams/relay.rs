@@ -49,6 +49,9 @@ pub(crate) enum Over {
 pub(crate) struct Relay<R, S> {
     pub(crate) raw: Buffered<R>,
     pub(crate) socket: Socket<S>,
+    /// The side without messages takes nothing any more. It may have said its last
+    /// before, which is still to be read.
+    deaf: bool,
     idle: Duration,
     quiet_since: Instant,
     clock: Clock,
@@ -73,6 +76,7 @@ where
         Self {
             raw,
             socket,
+            deaf: false,
             idle,
             quiet_since: now,
             clock: Clock::new(now, drain),
@@ -89,9 +93,7 @@ where
         let raw = self.poll_inwards(cx, &mut count);
         let socket = self.poll_outwards(cx, &mut count);
         let was_full = (!self.raw.has_room(), !self.socket.has_room());
-        if let Poll::Ready(Err(error)) = self.raw.poll_flush(cx) {
-            return Poll::Ready(Over::RawCut(error));
-        }
+        let _ = self.poll_flush_raw(cx);
         if let Poll::Ready(Err(error)) = self.socket.poll_flush(cx) {
             return Poll::Ready(Over::Left(Left::Cut(error)));
         }
@@ -141,7 +143,7 @@ where
         count: &mut impl FnMut(Went, usize),
     ) -> Poll<Over> {
         loop {
-            while self.raw.has_room() {
+            while self.deaf || self.raw.has_room() {
                 let piece = match self.socket.poll_piece(cx) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Ok(piece)) => piece,
@@ -150,16 +152,30 @@ where
                 let Ok(data) = carried(piece) else {
                     return Poll::Ready(Over::NotBinary);
                 };
+                if self.deaf {
+                    continue;
+                }
                 self.quiet_since = Instant::now();
                 count(Went::Outwards, data.len());
                 self.raw.push_data(data);
             }
-            match self.raw.poll_flush(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(error)) => return Poll::Ready(Over::RawCut(error)),
+            if self.poll_flush_raw(cx).is_pending() {
+                return Poll::Pending;
             }
         }
+    }
+
+    /// Sends what is written, as long as it is taken.
+    fn poll_flush_raw(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.deaf {
+            return Poll::Ready(());
+        }
+        self.raw.poll_flush(cx).map(|sent| {
+            if let Err(error) = sent {
+                tracing::debug!(%error, "a tunnel takes no more input");
+                self.deaf = true;
+            }
+        })
     }
 
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {

@@ -1,5 +1,7 @@
 //! Both ends of a stream: a client that speaks WebSocket as kubectl does, and a node
 //! behind a stand-in for kube-apiserver that speaks SPDY.
+#![allow(dead_code)] // each test file uses its part
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
 
 use std::collections::HashMap;
 use std::io;
@@ -9,16 +11,58 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use skewbridge_channels::{FromServer, Input, Output, Protocol, Said, ToServer};
+use skewbridge_gateway::config as gateway;
 use skewbridge_spdy::connection::{self, Handle, Stream};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_testkit::upstream::{Seen, Upgrade};
-use skewbridge_testkit::{ApiServer, ClientAuth, Connection, Options, Reply, TlsClient};
+use skewbridge_testkit::{
+    ApiServer, ClientAuth, Connection, Options, PATIENCE, Reply, TlsClient, eventually,
+};
 use skewbridge_websocket::{Control, Decoder, Encoder, Event, Frame, Kind, Limits, Piece, Role};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::common::Bed;
+use crate::common::{Bed, start};
+use crate::plain;
+
+pub(crate) const EXEC: &str =
+    "/api/v1/namespaces/n/pods/p/exec?command=sh&stdin=true&stdout=true&stderr=true";
+pub(crate) const FORWARD: &str = "/api/v1/namespaces/n/pods/p/portforward";
+
+/// A server that does not translate by itself, and one that does.
+pub(crate) const OLD: &str = "v1.28.15";
+pub(crate) const NEW: &str = "v1.36.4";
+
+pub(crate) fn always(config: &mut gateway::Config) {
+    config.streams.translate = gateway::TranslateStreams::Always;
+}
+
+/// A bridge that knows the version of what it stands before.
+pub(crate) async fn bridge(
+    bed: &Bed,
+    cluster: &Cluster,
+    change: fn(&mut gateway::Config),
+) -> skewbridge_gateway::Handle {
+    let mut config = bed.config(cluster.api.addr());
+    change(&mut config);
+    let bridge = start(&config);
+    let admin = bridge.admin_address();
+    eventually("a bridge that is ready", PATIENCE, async || {
+        plain::get(admin, "/readyz").await.status == 200
+    })
+    .await;
+    bridge
+}
+
+pub(crate) async fn metrics(bridge: &skewbridge_gateway::Handle) -> String {
+    plain::get(bridge.admin_address(), "/metrics").await.body
+}
+
+/// Whether this line is in the metrics.
+pub(crate) async fn metric(bridge: &skewbridge_gateway::Handle, line: &str) -> bool {
+    metrics(bridge).await.lines().any(|it| it == line)
+}
 
 pub(crate) const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
 pub(crate) const SUCCESS: &str = r#"{"metadata":{},"status":"Success"}"#;

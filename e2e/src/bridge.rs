@@ -1,0 +1,44 @@
+//! Further bridges, each with flags of its own.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use skewbridge_testkit::eventually;
+
+use crate::binaries;
+use crate::plane::{Plane, READY, admin_at, bridge_flags};
+use crate::ports::free_address;
+use crate::process::Process;
+
+/// A bridge that no server of a plane was started with. It ends when it is dropped.
+pub struct Bridge {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Where it tells about itself.
+    pub admin: SocketAddr,
+    /// The bridge itself.
+    pub process: Process,
+}
+
+impl Plane {
+    /// Starts a bridge in front of this address, and waits until it is ready.
+    pub async fn bridge_before(&self, upstream: SocketAddr, flags: &[&str]) -> Bridge {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("further-bridge-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let (address, admin) = (free_address(), free_address());
+        let mut arguments = bridge_flags(&self.pki, upstream, address, admin);
+        arguments.extend(flags.iter().map(|&flag| flag.to_owned()));
+        let program = binaries::bridge();
+        let process = Process::start(&name, &name, &program, &arguments, self.pki.path());
+        self.ready(&name, address).await;
+        eventually(&name, READY, async || {
+            matches!(admin_at(admin, "/readyz").await, Some((200, _)))
+        })
+        .await;
+        Bridge {
+            address,
+            admin,
+            process,
+        }
+    }
+}
