@@ -19,15 +19,59 @@ pub struct Status {
     pub message: String,
     /// When it is worth trying again.
     pub retry_after_seconds: Option<u32>,
+    /// What it is about, where that is an object.
+    pub details: Option<Box<Details>>,
+}
+
+/// What a failure is about.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Details {
+    /// Of the object.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Of the resource.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub group: String,
+    /// The resource, or the kind where an object is invalid.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub kind: String,
+    /// One by one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub causes: Vec<Cause>,
+}
+
+/// A part of a failure.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Cause {
+    /// For programs.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// For people.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// Where in the object.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub field: String,
 }
 
 impl Status {
-    fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+    /// A failure with a code and a reason that belong together.
+    pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
         Self {
             code,
             reason,
             message: message.into(),
             retry_after_seconds: None,
+            details: None,
+        }
+    }
+
+    /// The same failure, said to be about something.
+    #[must_use]
+    pub fn about(self, details: Details) -> Self {
+        Self {
+            details: Some(Box::new(details)),
+            ..self
         }
     }
 
@@ -126,8 +170,12 @@ impl Status {
             .text(2, "Failure")
             .text(3, &self.message)
             .text(4, self.reason);
+        let mut details = self.details.as_ref().map(|it| it.protobuf());
         if let Some(seconds) = self.retry_after_seconds {
-            status = status.message(5, Writer::default().number(5, seconds.into()));
+            details = Some(details.unwrap_or_default().number(5, seconds.into()));
+        }
+        if let Some(details) = details {
+            status = status.message(5, details);
         }
         envelope("v1", "Status", status.number(6, self.code.into())).into()
     }
@@ -146,11 +194,33 @@ impl Status {
             status: "Failure",
             message: &self.message,
             reason: self.reason,
-            details: self.retry_after_seconds.map(|seconds| Details {
-                retry_after_seconds: seconds,
-            }),
+            details: self.told(),
             code: self.code,
         }
+    }
+
+    fn told(&self) -> Option<JsonDetails<'_>> {
+        let details = self.details.as_deref();
+        (details.is_some() || self.retry_after_seconds.is_some()).then_some(JsonDetails {
+            details,
+            retry_after_seconds: self.retry_after_seconds,
+        })
+    }
+}
+
+/// Fields by number as in the `generated.proto` of apimachinery.
+impl Details {
+    fn protobuf(&self) -> Writer {
+        Writer::default()
+            .text(1, &self.name)
+            .text(2, &self.group)
+            .text(3, &self.kind)
+            .messages(4, &self.causes, |cause| {
+                Writer::default()
+                    .text(1, &cause.reason)
+                    .text(2, &cause.message)
+                    .text(3, &cause.field)
+            })
     }
 }
 
@@ -165,7 +235,7 @@ struct Json<'a> {
     #[serde(skip_serializing_if = "str::is_empty")]
     reason: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    details: Option<Details>,
+    details: Option<JsonDetails<'a>>,
     code: u16,
 }
 
@@ -174,8 +244,11 @@ struct Empty {}
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Details {
-    retry_after_seconds: u32,
+struct JsonDetails<'a> {
+    #[serde(flatten)]
+    details: Option<&'a Details>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after_seconds: Option<u32>,
 }
 
 #[cfg(test)]
@@ -197,6 +270,38 @@ mod tests {
             "\n"
         );
         assert_eq!(sample().encode(Format::Json), expected);
+    }
+
+    #[test]
+    fn what_a_failure_is_about_is_told_in_every_format() {
+        let cause = Cause {
+            reason: "FieldValueRequired".to_owned(),
+            message: "Required value".to_owned(),
+            field: "spec".to_owned(),
+        };
+        let status = Status::new(422, "Invalid", "no").about(Details {
+            name: "web".to_owned(),
+            group: "apps".to_owned(),
+            kind: "Deployment".to_owned(),
+            causes: vec![cause],
+        });
+        let expected = concat!(
+            r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","#,
+            r#""message":"no","reason":"Invalid","details":{"name":"web","group":"apps","#,
+            r#""kind":"Deployment","causes":[{"reason":"FieldValueRequired","#,
+            r#""message":"Required value","field":"spec"}]},"code":422}"#,
+            "\n"
+        );
+        assert_eq!(status.encode(Format::Json), expected);
+        let encoded = status.encode(Format::Protobuf);
+        let unknown = fields(encoded.strip_prefix(b"k8s\0").unwrap());
+        let details = fields(&fields(&unknown[&2])[&5]);
+        assert_eq!(
+            (&details[&1][..], &details[&2][..]),
+            (&b"web"[..], &b"apps"[..])
+        );
+        assert_eq!(details[&3], b"Deployment");
+        assert_eq!(fields(&details[&4])[&3], b"spec");
     }
 
     #[test]

@@ -1,0 +1,214 @@
+//! Who owns which fields of an object: its `managedFields`.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use super::Writer;
+use super::compare::Comparison;
+use super::fields::FieldSet;
+use crate::object::Object;
+use crate::status::quoted;
+use crate::time::Moment;
+
+/// Somebody who owns fields.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Manager {
+    name: String,
+    operation: Operation,
+    api_version: String,
+    subresource: String,
+    time: Option<Moment>,
+}
+
+/// How somebody came to own fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs)] // their names say it
+pub enum Operation {
+    Apply,
+    Update,
+}
+
+/// All who own fields of an object.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Managers(Vec<(Manager, FieldSet)>);
+
+impl Manager {
+    /// Who applies is the same in every version.
+    fn is(&self, writer: &Writer<'_>, operation: Operation) -> bool {
+        self.name == writer.manager
+            && self.operation == operation
+            && self.subresource == writer.subresource
+            && (operation == Operation::Apply || self.api_version == writer.api_version)
+    }
+
+    fn of(writer: &Writer<'_>, operation: Operation) -> Self {
+        Self {
+            name: writer.manager.to_owned(),
+            operation,
+            api_version: writer.api_version.to_owned(),
+            subresource: writer.subresource.to_owned(),
+            time: Some(writer.now),
+        }
+    }
+}
+
+/// As conflicts name them: `"kubectl" using v1 at 2026-11-15T20:59:59Z`.
+impl fmt::Display for Manager {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&quoted(&self.name))?;
+        if !self.subresource.is_empty() {
+            write!(out, " with subresource {}", quoted(&self.subresource))?;
+        }
+        if self.operation == Operation::Update {
+            write!(out, " using {}", self.api_version)?;
+            if let Some(time) = self.time {
+                write!(out, " at {time}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Managers {
+    /// Those of an object.
+    pub fn of(object: &Object) -> Self {
+        let entries = object.managed_fields().iter().filter_map(|entry| {
+            let text = |name: &str| entry[name].as_str().unwrap_or_default().to_owned();
+            let manager = Manager {
+                name: text("manager"),
+                operation: match entry["operation"].as_str()? {
+                    "Apply" => Operation::Apply,
+                    "Update" => Operation::Update,
+                    _ => return None,
+                },
+                api_version: text("apiVersion"),
+                subresource: text("subresource"),
+                time: Moment::parse(&text("time")),
+            };
+            Some((manager, FieldSet::parse(&entry["fieldsV1"])))
+        });
+        Self(entries.collect())
+    }
+
+    /// Notes them in an object.
+    pub fn write(&self, object: &mut Object) {
+        let owning = self.0.iter().filter(|(_, fields)| !fields.is_empty());
+        let mut owning: Vec<_> = owning.collect();
+        owning.sort_by_key(|(it, _)| (it.operation, it.time, it.name.clone()));
+        let entries = owning.into_iter().map(|(manager, fields)| {
+            let mut entry = json!({
+                "manager": manager.name,
+                "operation": match manager.operation {
+                    Operation::Apply => "Apply",
+                    Operation::Update => "Update",
+                },
+                "apiVersion": manager.api_version,
+                "fieldsType": "FieldsV1",
+                "fieldsV1": fields.write(),
+            });
+            if let Some(time) = manager.time {
+                entry["time"] = time.to_string().into();
+            }
+            if !manager.subresource.is_empty() {
+                entry["subresource"] = manager.subresource.clone().into();
+            }
+            entry
+        });
+        let entries: Vec<Value> = entries.collect();
+        if entries.is_empty() {
+            object.remove(&["metadata", "managedFields"]);
+        } else {
+            object.set(&["metadata", "managedFields"], entries);
+        }
+    }
+
+    /// What others own of what is to change.
+    pub(super) fn disputed(
+        &self,
+        writer: &Writer<'_>,
+        changed: &FieldSet,
+    ) -> Vec<(Manager, FieldSet)> {
+        let others = self
+            .0
+            .iter()
+            .filter(|(it, _)| !it.is(writer, Operation::Apply));
+        let disputed = others.map(|(it, fields)| (it.clone(), fields.intersection(changed)));
+        let mut disputed: Vec<_> = disputed.filter(|(_, fields)| !fields.is_empty()).collect();
+        disputed.sort_by_key(|(it, _)| it.name.clone());
+        disputed
+    }
+
+    /// Takes fields from somebody.
+    pub(super) fn release(&mut self, manager: &Manager, fields: &FieldSet) {
+        for (it, own) in &mut self.0 {
+            if it == manager {
+                *own = own.difference(fields);
+            }
+        }
+    }
+
+    /// Takes fields from all.
+    pub(super) fn forget(&mut self, gone: &FieldSet) {
+        for (_, own) in &mut self.0 {
+            *own = own.difference(gone);
+        }
+    }
+
+    pub(super) fn wanted_by(&self, writer: &Writer<'_>) -> FieldSet {
+        let mut all = self.0.iter();
+        let found = all.find(|(it, _)| it.is(writer, Operation::Apply));
+        found.map(|(_, fields)| fields.clone()).unwrap_or_default()
+    }
+
+    pub(super) fn owned_by_others(&self, writer: &Writer<'_>) -> FieldSet {
+        let others = self
+            .0
+            .iter()
+            .filter(|(it, _)| !it.is(writer, Operation::Apply));
+        others.fold(FieldSet::default(), |all, (_, fields)| all.union(fields))
+    }
+
+    /// The time is that of the last change of mind.
+    pub(super) fn set_applied(&mut self, writer: &Writer<'_>, wanted: FieldSet) {
+        let there = self
+            .0
+            .iter_mut()
+            .find(|(it, _)| it.is(writer, Operation::Apply));
+        match there {
+            Some((manager, fields)) => {
+                if *fields != wanted || manager.api_version != writer.api_version {
+                    *manager = Manager::of(writer, Operation::Apply);
+                    *fields = wanted;
+                }
+            }
+            None => self.0.push((Manager::of(writer, Operation::Apply), wanted)),
+        }
+    }
+
+    /// What has changed is the writer's alone.
+    pub(super) fn note(&mut self, writer: &Writer<'_>, changes: &Comparison) {
+        let new = changes.changed();
+        let lost = changes.modified.union(&changes.removed);
+        for (manager, own) in &mut self.0 {
+            if !manager.is(writer, Operation::Update) {
+                *own = own.difference(&lost);
+            }
+        }
+        self.forget(&changes.removed);
+        if new.is_empty() {
+            return;
+        }
+        let there = self
+            .0
+            .iter_mut()
+            .find(|(it, _)| it.is(writer, Operation::Update));
+        match there {
+            Some((manager, own)) => {
+                manager.time = Some(writer.now);
+                *own = own.union(&new);
+            }
+            None => self.0.push((Manager::of(writer, Operation::Update), new)),
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! The rules of a plain Kubernetes API server over one store, without I/O: what
+//! each version serves, what becomes of objects that are written, who hears of it,
+//! and how all of that is told. A server around it has to bring HTTP, a clock and
+//! chance; none of them is here.
+//!
+//! ```
+//! use serde_json::json;
+//! use skewbridge_playground::catalogue::{Catalogue, Release};
+//! use skewbridge_playground::object::Object;
+//! use skewbridge_playground::store::{Effect, Occasion, Store};
+//! use skewbridge_playground::strategy::Definition;
+//! use skewbridge_playground::time::Moment;
+//!
+//! let catalogue = Catalogue::new(Release::V1_36)?;
+//! let config_maps = catalogue.resource("", "v1", "configmaps").unwrap();
+//! let mut store = Store::default();
+//! let object = Object::new(json!({"metadata": {"name": "web"}})).unwrap();
+//! let mut occasion = Occasion {
+//!     now: Moment::from_unix(1_794_776_399),
+//!     entropy: &mut || 7,
+//!     effect: Effect::Lasting,
+//! };
+//! let made = store.create(&Definition::of(&config_maps), "shop", object, &mut occasion);
+//! assert_eq!(made.unwrap().resource_version(), "2");
+//! # Ok::<(), skewbridge_discovery::ParseError>(())
+//! ```
+
+pub mod apply;
+pub mod catalogue;
+pub mod lists;
+pub mod names;
+pub mod namespaces;
+pub mod object;
+pub mod patch;
+pub mod rbac;
+#[cfg(test)]
+mod sample;
+pub mod select;
+pub mod status;
+pub mod store;
+pub mod strategy;
+pub mod table;
+pub mod time;
+pub mod watch;

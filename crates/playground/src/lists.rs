@@ -1,0 +1,95 @@
+//! Which lists of the API are more than a sequence: sets, and items that are told
+//! apart by keys. Patches and server-side apply go by it.
+//!
+//! Paths are names of fields; that there are items between them is understood.
+//! Built-in types are meant: a list that is not known here is replaced as a whole,
+//! as the API has it for tolerations, commands and most others.
+
+use serde_json::Value;
+
+/// What a list is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ListKind {
+    /// One value.
+    Atomic,
+    /// Plain values, each once.
+    Set,
+    /// Objects, told apart by these fields. A strategic merge knows the first alone.
+    Keyed(&'static [&'static str]),
+}
+
+/// What the list at a path is.
+pub fn list_kind(path: &[&str]) -> ListKind {
+    use ListKind::{Atomic, Keyed, Set};
+    let parent = path.len().checked_sub(2).map(|place| path[place]);
+    match (path, parent, path.last().copied().unwrap_or_default()) {
+        (["metadata", "finalizers"] | ["spec", "podCIDRs"], ..) => Set,
+        (["metadata", "ownerReferences"], ..) => Keyed(&["uid"]),
+        (["spec", "ports"], ..) => Keyed(&["port", "protocol"]),
+        (["status", "addresses"], ..) | (_, Some("status"), "conditions") => Keyed(&["type"]),
+        (["status", "podIPs" | "hostIPs"], ..) | (_, Some("spec"), "hostAliases") => Keyed(&["ip"]),
+        (["webhooks" | "secrets" | "imagePullSecrets"], ..)
+        | (
+            _,
+            Some("spec"),
+            "containers"
+            | "initContainers"
+            | "ephemeralContainers"
+            | "volumes"
+            | "imagePullSecrets"
+            | "schedulingGates"
+            | "resourceClaims",
+        ) => Keyed(&["name"]),
+        (_, Some("spec"), "topologySpreadConstraints") => {
+            Keyed(&["topologyKey", "whenUnsatisfiable"])
+        }
+        (_, Some("containers" | "initContainers" | "ephemeralContainers"), field) => match field {
+            "ports" => Keyed(&["containerPort", "protocol"]),
+            "env" => Keyed(&["name"]),
+            "volumeMounts" => Keyed(&["mountPath"]),
+            "volumeDevices" => Keyed(&["devicePath"]),
+            _ => Atomic,
+        },
+        _ => Atomic,
+    }
+}
+
+/// The value of a key of an item, with the API's default where it has one.
+pub fn key_value(item: &Value, key: &str) -> Option<Value> {
+    match item.get(key) {
+        None | Some(Value::Null) if key == "protocol" => Some("TCP".into()),
+        other => other.cloned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_what_the_api_says() {
+        let rows: [(&[&str], ListKind); 12] = [
+            (&["metadata", "finalizers"], ListKind::Set),
+            (&["metadata", "ownerReferences"], ListKind::Keyed(&["uid"])),
+            (&["spec", "containers"], ListKind::Keyed(&["name"])),
+            (
+                &["spec", "template", "spec", "containers"],
+                ListKind::Keyed(&["name"]),
+            ),
+            (
+                &["spec", "template", "spec", "containers", "ports"],
+                ListKind::Keyed(&["containerPort", "protocol"]),
+            ),
+            (&["spec", "containers", "args"], ListKind::Atomic),
+            (&["spec", "containers", "env"], ListKind::Keyed(&["name"])),
+            (&["spec", "ports"], ListKind::Keyed(&["port", "protocol"])),
+            (&["subsets", "ports"], ListKind::Atomic),
+            (&["status", "conditions"], ListKind::Keyed(&["type"])),
+            (&["spec", "tolerations"], ListKind::Atomic),
+            (&["rules"], ListKind::Atomic),
+        ];
+        for (path, expected) in rows {
+            assert_eq!(list_kind(path), expected, "{path:?}");
+        }
+    }
+}

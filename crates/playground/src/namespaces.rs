@@ -1,0 +1,337 @@
+//! Namespaces: what is allowed in them, and how they end. The latter is the work
+//! of a controller in a real cluster; here somebody calls [`settle`] now and then.
+
+use serde_json::{Value, json};
+use skewbridge_api::status::{Cause, Status};
+
+use crate::object::{Object, texts};
+use crate::status::{GroupResource, forbidden, not_found};
+use crate::store::{Key, Occasion, Preconditions, Store};
+use crate::strategy::{Definition, Part, Scope, StatusPart};
+
+/// Those that every cluster has.
+pub const INITIAL: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
+
+/// Those that never end.
+const IMMORTAL: [&str; 3] = ["default", "kube-public", "kube-system"];
+
+/// What the controller lets go of when a namespace is empty.
+const FINALIZER: &str = "kubernetes";
+
+/// The resource.
+pub fn definition() -> Definition {
+    Definition {
+        resource: GroupResource::new("", "namespaces"),
+        kind: "Namespace".to_owned(),
+        scope: Scope::Cluster,
+        status: StatusPart::Separate,
+    }
+}
+
+/// Makes those that every cluster has, where they are missing.
+pub fn create_initial(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<(), Status> {
+    for name in INITIAL {
+        if store.get(&definition(), "", name).is_err() {
+            let object = Object::new(json!({
+                "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name},
+            }))?;
+            store.create(&definition(), "", object, occasion)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether an object may be created there.
+pub fn admit_creation(
+    store: &Store,
+    of: &Definition,
+    namespace: &str,
+    name: &str,
+) -> Result<(), Status> {
+    if of.scope == Scope::Cluster {
+        return Ok(());
+    }
+    let found = store.get(&definition(), "", namespace);
+    let found = found.map_err(|_| not_found(&definition().resource, namespace))?;
+    if found.text(&["status", "phase"]) != "Terminating" {
+        return Ok(());
+    }
+    let why = format!(
+        "unable to create new content in namespace {namespace} because it is being terminated"
+    );
+    let mut refusal = forbidden(&of.resource, name, why);
+    if let Some(details) = &mut refusal.details {
+        details.causes.push(Cause {
+            reason: "NamespaceTerminating".to_owned(),
+            message: format!("namespace {namespace} is being terminated"),
+            field: "metadata.namespace".to_owned(),
+        });
+    }
+    Err(refusal)
+}
+
+/// Whether an object may be deleted: all but some namespaces.
+pub fn admit_deletion(of: &Definition, name: &str) -> Result<(), Status> {
+    if of.is_namespaces() && IMMORTAL.contains(&name) {
+        return Err(forbidden(
+            &of.resource,
+            name,
+            "this namespace may not be deleted",
+        ));
+    }
+    Ok(())
+}
+
+/// Empties namespaces that are to end, and lets go of those that are empty.
+pub fn settle(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<(), Status> {
+    for name in terminating(store) {
+        let content: Vec<Key> = store
+            .in_namespace(&name)
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in content {
+            let of = Definition {
+                kind: key.resource.resource.clone(),
+                resource: key.resource,
+                scope: Scope::Namespaced,
+                status: StatusPart::Separate,
+            };
+            store.delete(&of, &name, &key.name, &Preconditions::default(), occasion)?;
+        }
+        let found = store.get(&definition(), "", &name)?;
+        let mut next = Object::clone(&found);
+        let part = if store.in_namespace(&name).next().is_some() {
+            let conditions = conditions(store, &name, &found, &occasion.now.to_string());
+            next.set(&["status", "conditions"], conditions);
+            Part::Status
+        } else {
+            let mut finalizers = texts(found.at(&["spec", "finalizers"]));
+            finalizers.retain(|it| *it != FINALIZER);
+            next.set(&["spec", "finalizers"], json!(finalizers));
+            Part::Finalize
+        };
+        store.update(&definition(), "", &name, next, part, occasion)?;
+    }
+    Ok(())
+}
+
+fn terminating(store: &Store) -> Vec<String> {
+    let namespaces = store.in_namespace("");
+    let namespaces = namespaces.filter(|(key, _)| key.resource == definition().resource);
+    namespaces
+        .filter(|(_, object)| object.deletion_timestamp().is_some())
+        .map(|(key, _)| key.name.clone())
+        .collect()
+}
+
+/// Why a namespace is still there, as `kubectl describe` shows it.
+fn conditions(store: &Store, name: &str, namespace: &Object, now: &str) -> Vec<Value> {
+    let (resources, finalizers) = remains(store, name);
+    let rows = [
+        (
+            "NamespaceDeletionDiscoveryFailure",
+            "ResourcesDiscovered",
+            "All resources successfully discovered".to_owned(),
+        ),
+        (
+            "NamespaceDeletionGroupVersionParsingFailure",
+            "ParsedGroupVersions",
+            "All legacy kube types successfully parsed".to_owned(),
+        ),
+        (
+            "NamespaceDeletionContentFailure",
+            "ContentDeleted",
+            "All content successfully deleted, may be waiting on finalization".to_owned(),
+        ),
+        (
+            "NamespaceContentRemaining",
+            "SomeResourcesRemain",
+            format!("Some resources are remaining: {resources}"),
+        ),
+        (
+            "NamespaceFinalizersRemaining",
+            "SomeFinalizersRemain",
+            format!("Some content in the namespace has finalizers remaining: {finalizers}"),
+        ),
+    ];
+    let old = namespace
+        .at(&["status", "conditions"])
+        .and_then(Value::as_array);
+    let condition = |(kind, reason, message): (&str, &str, String)| {
+        let status = if kind.ends_with("Remaining") {
+            "True"
+        } else {
+            "False"
+        };
+        let mut before = old.into_iter().flatten();
+        let before = before.find(|it| it["type"] == kind && it["status"] == status);
+        let since = before.map_or_else(|| now.into(), |it| it["lastTransitionTime"].clone());
+        json!({
+            "type": kind,
+            "status": status,
+            "lastTransitionTime": since,
+            "reason": reason,
+            "message": message,
+        })
+    };
+    rows.into_iter().map(condition).collect()
+}
+
+/// How many objects of which resources are left, and who holds them.
+fn remains(store: &Store, name: &str) -> (String, String) {
+    let mut resources = std::collections::BTreeMap::<String, usize>::new();
+    let mut finalizers = std::collections::BTreeMap::<String, usize>::new();
+    for (key, object) in store.in_namespace(name) {
+        // With a dot, also where there is no group.
+        let resource = format!("{}.{}", key.resource.resource, key.resource.group);
+        *resources.entry(resource).or_default() += 1;
+        for finalizer in object.finalizers() {
+            *finalizers.entry(finalizer.to_owned()).or_default() += 1;
+        }
+    }
+    let listed = |counts: std::collections::BTreeMap<String, usize>, word: &str| {
+        let texts: Vec<_> = counts
+            .iter()
+            .map(|(name, count)| format!("{name} {word} {count} resource instances"))
+            .collect();
+        texts.join(", ")
+    };
+    (listed(resources, "has"), listed(finalizers, "in"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::{config_maps, now, object};
+    use crate::store::Deletion;
+
+    fn cluster() -> Store {
+        let mut store = Store::default();
+        now(|it| create_initial(&mut store, it)).unwrap();
+        store
+    }
+
+    fn create(store: &mut Store, namespace: &str, name: &str, fields: Value) {
+        admit_creation(store, &config_maps(), namespace, name).unwrap();
+        let object = object(name, fields);
+        now(|it| store.create(&config_maps(), namespace, object, it)).unwrap();
+    }
+
+    fn delete(store: &mut Store, name: &str) -> Deletion {
+        let none = Preconditions::default();
+        now(|it| store.delete(&definition(), "", name, &none, it)).unwrap()
+    }
+
+    #[test]
+    fn a_cluster_begins_with_its_namespaces() {
+        let mut store = cluster();
+        let found = store.get(&definition(), "", "default").unwrap();
+        assert_eq!(found.value()["spec"], json!({"finalizers": ["kubernetes"]}));
+        assert_eq!(found.value()["status"], json!({"phase": "Active"}));
+        assert_eq!(found.label("kubernetes.io/metadata.name"), Some("default"));
+        let version = store.version();
+        now(|it| create_initial(&mut store, it)).unwrap();
+        assert_eq!(store.version(), version);
+    }
+
+    #[test]
+    fn nothing_is_created_where_nothing_can_be() {
+        let mut store = cluster();
+        let admit = |store: &Store, namespace| {
+            admit_creation(store, &config_maps(), namespace, "web").map_err(|it| it.message)
+        };
+        assert_eq!(admit(&store, "default"), Ok(()));
+        assert_eq!(
+            admit(&store, "shop"),
+            Err("namespaces \"shop\" not found".to_owned())
+        );
+        assert_eq!(admit_creation(&store, &definition(), "", "shop"), Ok(()));
+        create(
+            &mut store,
+            "kube-node-lease",
+            "held",
+            json!({"metadata": {"finalizers": ["a"]}}),
+        );
+        delete(&mut store, "kube-node-lease");
+        let refusal = admit_creation(&store, &config_maps(), "kube-node-lease", "web").unwrap_err();
+        assert_eq!(
+            refusal.message,
+            "configmaps \"web\" is forbidden: unable to create new content in namespace \
+             kube-node-lease because it is being terminated"
+        );
+        assert_eq!(
+            refusal.details.unwrap().causes[0].reason,
+            "NamespaceTerminating"
+        );
+    }
+
+    #[test]
+    fn some_namespaces_never_end() {
+        for name in IMMORTAL {
+            let expected =
+                format!("namespaces \"{name}\" is forbidden: this namespace may not be deleted");
+            assert_eq!(
+                admit_deletion(&definition(), name).unwrap_err().message,
+                expected
+            );
+        }
+        assert_eq!(admit_deletion(&definition(), "shop"), Ok(()));
+        assert_eq!(admit_deletion(&config_maps(), "default"), Ok(()));
+    }
+
+    #[test]
+    fn a_namespace_ends_when_it_is_empty() {
+        let mut store = cluster();
+        let shop = object("shop", json!({}));
+        now(|it| store.create(&definition(), "", shop, it)).unwrap();
+        create(&mut store, "shop", "plain", json!({}));
+        create(
+            &mut store,
+            "shop",
+            "held",
+            json!({"metadata": {"finalizers": ["x/a"]}}),
+        );
+        create(&mut store, "default", "other", json!({}));
+        let Deletion::Pending(waiting) = delete(&mut store, "shop") else {
+            panic!("gone at once");
+        };
+        assert_eq!(waiting.text(&["status", "phase"]), "Terminating");
+        now(|it| settle(&mut store, it)).unwrap();
+        let found = store.get(&definition(), "", "shop").unwrap();
+        let conditions = found.at(&["status", "conditions"]).unwrap();
+        assert_eq!(
+            conditions[3]["message"],
+            "Some resources are remaining: configmaps. has 1 resource instances"
+        );
+        assert_eq!(
+            conditions[4]["message"],
+            "Some content in the namespace has finalizers remaining: x/a in 1 resource instances"
+        );
+        // Nothing new, nothing written.
+        let version = store.version();
+        now(|it| settle(&mut store, it)).unwrap();
+        assert_eq!(store.version(), version);
+        let mut held = Object::clone(&store.get(&config_maps(), "shop", "held").unwrap());
+        held.remove(&["metadata", "finalizers"]);
+        now(|it| store.update(&config_maps(), "shop", "held", held, Part::Main, it)).unwrap();
+        now(|it| settle(&mut store, it)).unwrap();
+        assert_eq!(store.get(&definition(), "", "shop").unwrap_err().code, 404);
+        assert!(store.get(&config_maps(), "default", "other").is_ok());
+    }
+
+    #[test]
+    fn finalizers_of_a_namespace_are_changed_by_finalize_alone() {
+        let mut store = cluster();
+        let mut write = |part, fields: Value| {
+            let object = object("default", fields);
+            let next = now(|it| store.update(&definition(), "", "default", object, part, it));
+            next.unwrap().value()["spec"].clone()
+        };
+        let none = json!({"spec": {"finalizers": []}});
+        assert_eq!(
+            write(Part::Main, none.clone()),
+            json!({"finalizers": ["kubernetes"]})
+        );
+        assert_eq!(write(Part::Finalize, none), json!({"finalizers": []}));
+    }
+}

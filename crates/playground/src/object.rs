@@ -1,0 +1,338 @@
+//! An object of the API: JSON, with a typed look at what all objects have.
+
+use serde_json::{Map, Value, json};
+use skewbridge_api::status::Status;
+
+use crate::time::Moment;
+
+/// An object. Always a JSON object, with `metadata` in it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Object(Value);
+
+/// Who depends on whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OwnerReference<'a> {
+    /// Of the owner.
+    pub kind: &'a str,
+    /// Of the owner.
+    pub name: &'a str,
+    /// Of the owner.
+    pub uid: &'a str,
+}
+
+/// Letters of made-up names: no vowels, so no words, and nothing that looks alike.
+const SUFFIX_LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
+const SUFFIX_LENGTH: usize = 5;
+const LONGEST_GENERATED: usize = 63;
+
+impl Object {
+    /// Reads one from JSON.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Status> {
+        let value = serde_json::from_slice(bytes).map_err(|error| {
+            Status::bad_request(format!("the object provided is unrecognized: {error}"))
+        })?;
+        Self::new(value)
+    }
+
+    /// Of a JSON object.
+    pub fn new(mut value: Value) -> Result<Self, Status> {
+        let Some(fields) = value.as_object_mut() else {
+            return Err(Status::bad_request(
+                "the object provided is unrecognized: it is not a JSON object",
+            ));
+        };
+        match fields.get("metadata") {
+            Some(Value::Object(_)) => {}
+            None | Some(Value::Null) => {
+                fields.insert("metadata".to_owned(), Value::Object(Map::new()));
+            }
+            Some(_) => {
+                return Err(Status::bad_request(
+                    "the object provided is unrecognized: metadata is not an object",
+                ));
+            }
+        }
+        Ok(Self(value))
+    }
+
+    /// The JSON.
+    pub fn value(&self) -> &Value {
+        &self.0
+    }
+
+    /// The JSON.
+    pub fn into_value(self) -> Value {
+        self.0
+    }
+
+    /// Its fields.
+    pub fn fields(&self) -> impl Iterator<Item = (&String, &Value)> {
+        self.0.as_object().into_iter().flatten()
+    }
+
+    /// What stands at a path of field names.
+    pub fn at(&self, path: &[&str]) -> Option<&Value> {
+        path.iter().try_fold(&self.0, |value, name| value.get(name))
+    }
+
+    /// Text at a path, empty where there is none.
+    pub fn text(&self, path: &[&str]) -> &str {
+        self.at(path).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// Puts a value at a path, and objects above it where there are none.
+    pub fn set(&mut self, path: &[&str], value: impl Into<Value>) {
+        let Some((last, above)) = path.split_last() else {
+            return;
+        };
+        let mut at = &mut self.0;
+        for name in above {
+            if !at.is_object() {
+                *at = json!({});
+            }
+            at = &mut at[*name];
+        }
+        if !at.is_object() {
+            *at = json!({});
+        }
+        at[*last] = value.into();
+    }
+
+    /// Takes away what stands at a path.
+    pub fn remove(&mut self, path: &[&str]) -> Option<Value> {
+        let (last, above) = path.split_last()?;
+        let mut at = &mut self.0;
+        for name in above {
+            at = at.get_mut(name)?;
+        }
+        at.as_object_mut()?.remove(*last)
+    }
+
+    /// Gives it what another one has at a path, or has not.
+    pub fn take_from(&mut self, other: &Self, path: &[&str]) {
+        match other.at(path) {
+            Some(value) => self.set(path, value.clone()),
+            None => drop(self.remove(path)),
+        }
+    }
+
+    /// `apps/v1`
+    pub fn api_version(&self) -> &str {
+        self.text(&["apiVersion"])
+    }
+
+    /// `Deployment`
+    pub fn kind(&self) -> &str {
+        self.text(&["kind"])
+    }
+
+    /// Empty if it has none yet.
+    pub fn name(&self) -> &str {
+        self.text(&["metadata", "name"])
+    }
+
+    /// What its name is to begin with.
+    pub fn generate_name(&self) -> &str {
+        self.text(&["metadata", "generateName"])
+    }
+
+    /// Empty for what is in none.
+    pub fn namespace(&self) -> &str {
+        self.text(&["metadata", "namespace"])
+    }
+
+    /// Empty if it was never stored.
+    pub fn uid(&self) -> &str {
+        self.text(&["metadata", "uid"])
+    }
+
+    /// As it is written; empty where there is none.
+    pub fn resource_version(&self) -> &str {
+        self.text(&["metadata", "resourceVersion"])
+    }
+
+    /// How often its wishes have changed.
+    pub fn generation(&self) -> Option<i64> {
+        self.at(&["metadata", "generation"])?.as_i64()
+    }
+
+    /// The value of a label.
+    pub fn label(&self, key: &str) -> Option<&str> {
+        self.at(&["metadata", "labels", key])?.as_str()
+    }
+
+    /// Those who have to let go of it before it ends.
+    pub fn finalizers(&self) -> Vec<&str> {
+        texts(self.at(&["metadata", "finalizers"]))
+    }
+
+    /// When it was made.
+    pub fn creation_timestamp(&self) -> Option<Moment> {
+        Moment::parse(self.text(&["metadata", "creationTimestamp"]))
+    }
+
+    /// Since when it is to end.
+    pub fn deletion_timestamp(&self) -> Option<Moment> {
+        Moment::parse(self.text(&["metadata", "deletionTimestamp"]))
+    }
+
+    /// On whom it depends.
+    pub fn owner_references(&self) -> Vec<OwnerReference<'_>> {
+        let list = self.at(&["metadata", "ownerReferences"]);
+        let owners = list.and_then(Value::as_array).into_iter().flatten();
+        owners
+            .map(|owner| OwnerReference {
+                kind: owner["kind"].as_str().unwrap_or_default(),
+                name: owner["name"].as_str().unwrap_or_default(),
+                uid: owner["uid"].as_str().unwrap_or_default(),
+            })
+            .collect()
+    }
+
+    /// Who has set which fields.
+    pub fn managed_fields(&self) -> &[Value] {
+        let list = self.at(&["metadata", "managedFields"]);
+        list.and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    }
+
+    /// Makes up a name, if it has none and says how it is to begin.
+    pub fn make_up_name(&mut self, entropy: &mut dyn FnMut() -> u64) {
+        if !self.name().is_empty() || self.generate_name().is_empty() {
+            return;
+        }
+        let mut name = self.generate_name().to_owned();
+        let mut longest = LONGEST_GENERATED - SUFFIX_LENGTH;
+        while !name.is_char_boundary(longest.min(name.len())) {
+            longest -= 1;
+        }
+        name.truncate(longest);
+        let mut bits = entropy();
+        for _ in 0..SUFFIX_LENGTH {
+            let letters = SUFFIX_LETTERS.len() as u64;
+            // Less than 27.
+            #[allow(clippy::cast_possible_truncation)]
+            name.push(char::from(SUFFIX_LETTERS[(bits % letters) as usize]));
+            bits /= letters;
+        }
+        self.set(&["metadata", "name"], name);
+    }
+}
+
+/// The texts of a list.
+pub fn texts(list: Option<&Value>) -> Vec<&str> {
+    let list = list.and_then(Value::as_array).into_iter().flatten();
+    list.filter_map(Value::as_str).collect()
+}
+
+/// A uid: 122 bits of chance in the form of RFC 9562's version 4.
+pub fn make_up_uid(entropy: &mut dyn FnMut() -> u64) -> String {
+    let (high, low) = (entropy(), entropy());
+    let (high, low) = (high & !0xf000 | 0x4000, low & (u64::MAX >> 2) | 1 << 63);
+    format!(
+        "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+        high >> 32,
+        high >> 16 & 0xffff,
+        high & 0xffff,
+        low >> 48,
+        low & 0xffff_ffff_ffff,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sample() -> Object {
+        Object::new(json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": "web",
+                "namespace": "shop",
+                "uid": "u",
+                "resourceVersion": "7",
+                "generation": 2,
+                "labels": {"app": "web"},
+                "finalizers": ["a", "b"],
+                "deletionTimestamp": "2026-11-15T20:59:59Z",
+                "ownerReferences": [{"kind": "ReplicaSet", "name": "web-1", "uid": "o"}],
+                "managedFields": [{"manager": "kubectl"}],
+            },
+            "spec": {"nodeName": "n1"},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn metadata_is_read_where_it_stands() {
+        let object = sample();
+        assert_eq!((object.api_version(), object.kind()), ("v1", "Pod"));
+        assert_eq!(
+            (object.name(), object.namespace(), object.uid()),
+            ("web", "shop", "u")
+        );
+        assert_eq!(
+            (object.resource_version(), object.generation()),
+            ("7", Some(2))
+        );
+        assert_eq!(object.label("app"), Some("web"));
+        assert_eq!(object.finalizers(), ["a", "b"]);
+        assert!(object.deletion_timestamp().is_some() && object.creation_timestamp().is_none());
+        assert_eq!(object.owner_references()[0].name, "web-1");
+        assert_eq!(object.managed_fields().len(), 1);
+        assert_eq!(object.text(&["spec", "nodeName"]), "n1");
+    }
+
+    #[test]
+    fn values_are_put_and_taken_at_paths() {
+        let mut object = sample();
+        object.set(&["status", "phase"], "Running");
+        assert_eq!(object.text(&["status", "phase"]), "Running");
+        assert_eq!(object.remove(&["status", "phase"]), Some("Running".into()));
+        assert_eq!(object.remove(&["none", "phase"]), None);
+        let other = Object::new(json!({"spec": {"nodeName": "n2"}})).unwrap();
+        object.take_from(&other, &["spec", "nodeName"]);
+        object.take_from(&other, &["metadata", "uid"]);
+        assert_eq!(
+            (object.text(&["spec", "nodeName"]), object.uid()),
+            ("n2", "")
+        );
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused() {
+        for text in ["", "7", "[]", r#"{"metadata": 7}"#] {
+            assert_eq!(
+                Object::parse(text.as_bytes()).unwrap_err().code,
+                400,
+                "{text}"
+            );
+        }
+        assert_eq!(Object::parse(br#"{"metadata": null}"#).unwrap().name(), "");
+    }
+
+    proptest! {
+        #[test]
+        fn made_up_names_begin_as_asked_and_are_short_enough(
+            prefix in "[a-z][a-zé-]{0,80}", entropy in any::<u64>(),
+        ) {
+            let mut object = Object::new(json!({"metadata": {"generateName": prefix}})).unwrap();
+            object.make_up_name(&mut || entropy);
+            let name = object.name();
+            let kept = name.len() - SUFFIX_LENGTH;
+            prop_assert!(name.len() <= LONGEST_GENERATED && prefix.starts_with(&name[..kept]));
+            prop_assert!(name[kept..].bytes().all(|it| SUFFIX_LETTERS.contains(&it)));
+        }
+
+        #[test]
+        fn uids_have_their_form(high in any::<u64>(), low in any::<u64>()) {
+            let mut words = [high, low].into_iter();
+            let uid = make_up_uid(&mut || words.next().unwrap());
+            prop_assert_eq!(uid.len(), 36);
+            prop_assert_eq!(uid.as_bytes()[14], b'4');
+            prop_assert!(b"89ab".contains(&uid.as_bytes()[19]));
+        }
+    }
+}

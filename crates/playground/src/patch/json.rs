@@ -1,0 +1,353 @@
+//! JSON patch (RFC 6902).
+
+use serde::Deserialize;
+use serde_json::Value;
+use skewbridge_api::status::Status;
+
+/// As kube-apiserver: a patch may be short and its work long.
+const MOST_OPERATIONS: usize = 10_000;
+
+/// A step.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(tag = "op", rename_all = "lowercase")]
+#[allow(missing_docs)] // RFC 6902, 4
+pub enum Operation {
+    Add {
+        path: String,
+        #[serde(deserialize_with = "present")]
+        value: Value,
+    },
+    Remove {
+        path: String,
+    },
+    Replace {
+        path: String,
+        #[serde(deserialize_with = "present")]
+        value: Value,
+    },
+    Move {
+        from: String,
+        path: String,
+    },
+    Copy {
+        from: String,
+        path: String,
+    },
+    Test {
+        path: String,
+        #[serde(deserialize_with = "present")]
+        value: Value,
+    },
+}
+
+/// `null` is a value; nothing is not.
+fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
+    Value::deserialize(deserializer)
+}
+
+/// The target after all steps; none of them is taken if one cannot be.
+pub fn apply(target: &Value, operations: &[Operation]) -> Result<Value, String> {
+    let mut value = target.clone();
+    for operation in operations {
+        operation.take(&mut value)?;
+    }
+    Ok(value)
+}
+
+pub(super) fn check_length(operations: usize) -> Result<(), Status> {
+    if operations <= MOST_OPERATIONS {
+        return Ok(());
+    }
+    let message = format!(
+        "The allowed maximum operations in a JSON patch is {MOST_OPERATIONS}, got {operations}"
+    );
+    Err(Status::new(413, "RequestEntityTooLarge", message))
+}
+
+impl Operation {
+    fn take(&self, target: &mut Value) -> Result<(), String> {
+        match self {
+            Self::Add { path, value } => add(target, path, value.clone()),
+            Self::Remove { path } => remove(target, path).map(drop),
+            Self::Replace { path, value } => {
+                let place = find(target, path).ok_or_else(|| missing("replace", path))?;
+                *place = value.clone();
+                Ok(())
+            }
+            Self::Move { from, path } => {
+                let inside = path.strip_prefix(from.as_str());
+                if inside.is_some_and(|rest| rest.starts_with('/')) {
+                    return Err(format!("move operation: {path} lies inside of {from}"));
+                }
+                let value = remove(target, from)?;
+                add(target, path, value)
+            }
+            Self::Copy { from, path } => {
+                let value = find(target, from)
+                    .ok_or_else(|| missing("copy", from))?
+                    .clone();
+                add(target, path, value)
+            }
+            Self::Test { path, value } => {
+                // Where nothing is, nothing may be expected.
+                let found = find(target, path);
+                match found {
+                    Some(found) if same(found, value) => Ok(()),
+                    _ => Err(format!("testing value {path} failed: test failed")),
+                }
+            }
+        }
+    }
+}
+
+fn missing(operation: &str, path: &str) -> String {
+    format!("{operation} operation does not apply: doc is missing path: {path}: missing value")
+}
+
+/// RFC 6901; `None` for what does not begin with a slash.
+fn tokens(path: &str) -> Option<Vec<String>> {
+    if path.is_empty() {
+        return Some(Vec::new());
+    }
+    let tokens = path.strip_prefix('/')?.split('/');
+    Some(
+        tokens
+            .map(|it| it.replace("~1", "/").replace("~0", "~"))
+            .collect(),
+    )
+}
+
+/// Neither signs nor leading zeros (RFC 6901, 4).
+fn place(token: &str) -> Option<usize> {
+    let digits = token.bytes().all(|byte| byte.is_ascii_digit());
+    let plain = token == "0" || !token.starts_with('0');
+    (digits && plain).then(|| token.parse().ok()).flatten()
+}
+
+fn find<'a>(target: &'a mut Value, path: &str) -> Option<&'a mut Value> {
+    walk(target, &tokens(path)?)
+}
+
+fn walk<'a>(target: &'a mut Value, tokens: &[String]) -> Option<&'a mut Value> {
+    tokens.iter().try_fold(target, |value, token| match value {
+        Value::Object(fields) => fields.get_mut(token),
+        Value::Array(items) => items.get_mut(place(token)?),
+        _ => None,
+    })
+}
+
+fn add(target: &mut Value, path: &str, value: Value) -> Result<(), String> {
+    let tokens = tokens(path).ok_or_else(|| missing("add", path))?;
+    let Some((last, above)) = tokens.split_last() else {
+        *target = value;
+        return Ok(());
+    };
+    match walk(target, above) {
+        Some(Value::Object(fields)) => {
+            fields.insert(last.clone(), value);
+            Ok(())
+        }
+        Some(Value::Array(items)) => {
+            let end = items.len();
+            let at = if last == "-" { Some(end) } else { place(last) };
+            match at.filter(|at| *at <= end) {
+                Some(at) => {
+                    items.insert(at, value);
+                    Ok(())
+                }
+                None => Err(format!(
+                    "add operation does not apply: invalid index {path}"
+                )),
+            }
+        }
+        _ => Err(missing("add", path)),
+    }
+}
+
+fn remove(target: &mut Value, path: &str) -> Result<Value, String> {
+    let tokens = tokens(path).ok_or_else(|| missing("remove", path))?;
+    let Some((last, above)) = tokens.split_last() else {
+        return Ok(target.take());
+    };
+    let removed = match walk(target, above) {
+        Some(Value::Object(fields)) => fields.remove(last),
+        Some(Value::Array(items)) => {
+            let at = place(last).filter(|at| *at < items.len());
+            at.map(|at| items.remove(at))
+        }
+        _ => None,
+    };
+    removed.ok_or_else(|| missing("remove", path))
+}
+
+/// Numbers are compared by what they are worth (RFC 6902, 4.6).
+fn same(one: &Value, other: &Value) -> bool {
+    match (one, other) {
+        (Value::Number(one), Value::Number(other)) => {
+            one == other || (one.is_f64() || other.is_f64()) && one.as_f64() == other.as_f64()
+        }
+        (Value::Array(one), Value::Array(other)) => {
+            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| same(one, other))
+        }
+        (Value::Object(one), Value::Object(other)) => {
+            one.len() == other.len()
+                && one
+                    .iter()
+                    .all(|(name, one)| other.get(name).is_some_and(|it| same(one, it)))
+        }
+        _ => one == other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn patched(target: &Value, patch: Value) -> Result<Value, String> {
+        let operations: Vec<Operation> =
+            serde_json::from_value(patch).map_err(|error| error.to_string())?;
+        apply(target, &operations)
+    }
+
+    /// RFC 6902, Appendix A. `None` is an error.
+    #[test]
+    fn the_rfcs_own_examples() {
+        let rows = [
+            (
+                json!({"foo":"bar"}),
+                json!([{"op":"add","path":"/baz","value":"qux"}]),
+                Some(json!({"baz":"qux","foo":"bar"})),
+            ),
+            (
+                json!({"foo":["bar","baz"]}),
+                json!([{"op":"add","path":"/foo/1","value":"qux"}]),
+                Some(json!({"foo":["bar","qux","baz"]})),
+            ),
+            (
+                json!({"baz":"qux","foo":"bar"}),
+                json!([{"op":"remove","path":"/baz"}]),
+                Some(json!({"foo":"bar"})),
+            ),
+            (
+                json!({"foo":["bar","qux","baz"]}),
+                json!([{"op":"remove","path":"/foo/1"}]),
+                Some(json!({"foo":["bar","baz"]})),
+            ),
+            (
+                json!({"baz":"qux","foo":"bar"}),
+                json!([{"op":"replace","path":"/baz","value":"boo"}]),
+                Some(json!({"baz":"boo","foo":"bar"})),
+            ),
+            (
+                json!({"foo":{"bar":"baz","waldo":"fred"},"qux":{"corge":"grault"}}),
+                json!([{"op":"move","from":"/foo/waldo","path":"/qux/thud"}]),
+                Some(json!({"foo":{"bar":"baz"},"qux":{"corge":"grault","thud":"fred"}})),
+            ),
+            (
+                json!({"foo":["all","grass","cows","eat"]}),
+                json!([{"op":"move","from":"/foo/1","path":"/foo/3"}]),
+                Some(json!({"foo":["all","cows","eat","grass"]})),
+            ),
+            (
+                json!({"baz":"qux","foo":["a",2,"c"]}),
+                json!([{"op":"test","path":"/baz","value":"qux"},{"op":"test","path":"/foo/1","value":2}]),
+                Some(json!({"baz":"qux","foo":["a",2,"c"]})),
+            ),
+            (
+                json!({"baz":"qux"}),
+                json!([{"op":"test","path":"/baz","value":"bar"}]),
+                None,
+            ),
+            (
+                json!({"foo":"bar"}),
+                json!([{"op":"add","path":"/child","value":{"grandchild":{}}}]),
+                Some(json!({"foo":"bar","child":{"grandchild":{}}})),
+            ),
+            (
+                json!({"foo":"bar"}),
+                json!([{"op":"add","path":"/baz","value":"qux","xyz":123}]),
+                Some(json!({"foo":"bar","baz":"qux"})),
+            ),
+            (
+                json!({"foo":"bar"}),
+                json!([{"op":"add","path":"/baz/bat","value":"qux"}]),
+                None,
+            ),
+            (
+                json!({"/":9,"~1":10}),
+                json!([{"op":"test","path":"/~01","value":10}]),
+                Some(json!({"/":9,"~1":10})),
+            ),
+            (
+                json!({"/":9,"~1":10}),
+                json!([{"op":"test","path":"/~01","value":"10"}]),
+                None,
+            ),
+            (
+                json!({"foo":["bar"]}),
+                json!([{"op":"add","path":"/foo/-","value":["abc","def"]}]),
+                Some(json!({"foo":["bar",["abc","def"]]})),
+            ),
+        ];
+        for (target, patch, expected) in rows {
+            assert_eq!(
+                patched(&target, patch.clone()).ok(),
+                expected,
+                "{target} {patch}"
+            );
+        }
+    }
+
+    #[test]
+    fn steps_that_cannot_be_taken_are_errors() {
+        let target = json!({"a": {"b": 1}, "list": [1, 2]});
+        for patch in [
+            json!([{"op": "remove", "path": "/none"}]),
+            json!([{"op": "replace", "path": "/none", "value": 1}]),
+            json!([{"op": "add", "path": "/list/3", "value": 1}]),
+            json!([{"op": "add", "path": "/list/01", "value": 1}]),
+            json!([{"op": "remove", "path": "/list/2"}]),
+            json!([{"op": "remove", "path": "/list/-"}]),
+            json!([{"op": "move", "from": "/a", "path": "/a/b"}]),
+            json!([{"op": "copy", "from": "/none", "path": "/a"}]),
+            json!([{"op": "add", "path": "a", "value": 1}]),
+            json!([{"op": "add", "path": "/a"}]),
+            json!([{"op": "other", "path": "/a"}]),
+            json!([{"op": "test", "path": "/none", "value": null}]),
+        ] {
+            assert!(patched(&target, patch.clone()).is_err(), "{patch}");
+        }
+        assert!(check_length(10_000).is_ok() && check_length(10_001).is_err());
+        assert_eq!(
+            patched(&json!(1), json!([{"op": "test", "path": "", "value": 1.0}])),
+            Ok(json!(1))
+        );
+        assert_eq!(
+            patched(
+                &json!({}),
+                json!([{"op": "add", "path": "/a", "value": null}])
+            ),
+            Ok(json!({"a": null}))
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_added_is_found_there_and_can_be_removed(key in "[a-z~/]{0,6}", number in any::<i32>()) {
+            let target = json!({"other": 1});
+            let path = format!("/{}", key.replace('~', "~0").replace('/', "~1"));
+            prop_assume!(key != "other");
+            let patch = json!([
+                {"op": "add", "path": path, "value": number},
+                {"op": "test", "path": path, "value": number},
+            ]);
+            let mut with = patched(&target, patch).unwrap();
+            prop_assert_eq!(&with[&*key], &json!(number));
+            prop_assert_eq!(remove(&mut with, &path), Ok(json!(number)));
+            prop_assert_eq!(with, target);
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! What the server says when it does not do what it is asked, in exactly
+//! kube-apiserver's words: kubectl prints them, and scripts look for them.
+
+use std::fmt;
+use std::fmt::Write as _;
+
+use skewbridge_api::status::{Cause, Details, Status};
+
+/// A resource, whatever its version.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupResource {
+    /// Empty for the core group.
+    pub group: String,
+    /// In the plural: `pods`.
+    pub resource: String,
+}
+
+/// A field of an object, and what is wrong with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FieldError {
+    /// `metadata.name`
+    pub field: String,
+    /// What is wrong with it.
+    pub fault: Fault,
+}
+
+/// What is wrong with a field.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// It must be there, because of this.
+    Required(String),
+    /// This value is not allowed, because of that.
+    Invalid(String, String),
+    /// It must not be there, because of this.
+    Forbidden(String),
+}
+
+impl GroupResource {
+    /// Of a group, which is empty for the core group.
+    pub fn new(group: impl Into<String>, resource: impl Into<String>) -> Self {
+        Self {
+            group: group.into(),
+            resource: resource.into(),
+        }
+    }
+
+    fn details(&self, name: &str) -> Details {
+        Details {
+            name: name.to_owned(),
+            group: self.group.clone(),
+            kind: self.resource.clone(),
+            causes: Vec::new(),
+        }
+    }
+}
+
+/// `pods`, `deployments.apps`
+impl fmt::Display for GroupResource {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.resource)?;
+        match self.group.as_str() {
+            "" => Ok(()),
+            group => write!(out, ".{group}"),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Required(why) => write!(out, "Required value: {why}"),
+            Self::Invalid(value, why) => write!(out, "Invalid value: {}: {why}", quoted(value)),
+            Self::Forbidden(why) => write!(out, "Forbidden: {why}"),
+        }
+    }
+}
+
+impl FieldError {
+    /// A field that must be there.
+    pub fn required(field: impl Into<String>, why: impl Into<String>) -> Self {
+        Self {
+            field: field.into(),
+            fault: Fault::Required(why.into()),
+        }
+    }
+
+    /// A value that is not allowed.
+    pub fn invalid(
+        field: impl Into<String>,
+        value: impl Into<String>,
+        why: impl Into<String>,
+    ) -> Self {
+        Self {
+            field: field.into(),
+            fault: Fault::Invalid(value.into(), why.into()),
+        }
+    }
+
+    /// A field that must not be there, or not be changed.
+    pub fn forbidden(field: impl Into<String>, why: impl Into<String>) -> Self {
+        Self {
+            field: field.into(),
+            fault: Fault::Forbidden(why.into()),
+        }
+    }
+
+    fn cause(&self) -> Cause {
+        let reason = match self.fault {
+            Fault::Required(_) => "FieldValueRequired",
+            Fault::Invalid(..) => "FieldValueInvalid",
+            Fault::Forbidden(_) => "FieldValueForbidden",
+        };
+        Cause {
+            reason: reason.to_owned(),
+            message: self.fault.to_string(),
+            field: self.field.clone(),
+        }
+    }
+}
+
+impl fmt::Display for FieldError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}: {}", self.field, self.fault)
+    }
+}
+
+/// 404: there is no such object.
+pub fn not_found(resource: &GroupResource, name: &str) -> Status {
+    let message = format!("{resource} {} not found", quoted(name));
+    Status::not_found(message).about(resource.details(name))
+}
+
+/// 404: there is no such resource; what kube-apiserver says of a known version.
+pub fn unknown_resource() -> Status {
+    Status::not_found("the server could not find the requested resource").about(Details::default())
+}
+
+/// 409: there is one already.
+pub fn already_exists(resource: &GroupResource, name: &str) -> Status {
+    let message = format!("{resource} {} already exists", quoted(name));
+    Status::new(409, "AlreadyExists", message).about(resource.details(name))
+}
+
+/// 409: no name that was made up is free.
+pub fn no_unique_name(resource: &GroupResource, name: &str) -> Status {
+    let message = format!(
+        "{resource} {} already exists, the server was not able to generate a unique name for \
+         the object",
+        quoted(name)
+    );
+    Status {
+        retry_after_seconds: Some(1),
+        ..Status::new(409, "AlreadyExists", message).about(resource.details(name))
+    }
+}
+
+/// 409: something else was expected to be there.
+pub fn conflict(resource: &GroupResource, name: &str, why: impl fmt::Display) -> Status {
+    let message = format!(
+        "Operation cannot be fulfilled on {resource} {}: {why}",
+        quoted(name)
+    );
+    Status::new(409, "Conflict", message).about(resource.details(name))
+}
+
+/// 409: somebody has written it since it was read.
+pub fn modified_since(resource: &GroupResource, name: &str) -> Status {
+    let why = "the object has been modified; please apply your changes to the latest version \
+               and try again";
+    conflict(resource, name, why)
+}
+
+/// 403: nobody may, or this caller may not.
+pub fn forbidden(resource: &GroupResource, name: &str, why: impl fmt::Display) -> Status {
+    let message = match (resource.resource.as_str(), name) {
+        ("", _) => format!("forbidden: {why}"),
+        (_, "") => format!("{resource} is forbidden: {why}"),
+        (_, name) => format!("{resource} {} is forbidden: {why}", quoted(name)),
+    };
+    Status::forbidden(message).about(resource.details(name))
+}
+
+/// 422: the object breaks rules.
+pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> Status {
+    let kind = GroupResource::new(group, kind);
+    let what = match errors {
+        [] => String::new(),
+        [one] => format!(": {one}"),
+        several => {
+            let mut texts: Vec<String> = Vec::new();
+            for error in several.iter().map(ToString::to_string) {
+                if !texts.contains(&error) {
+                    texts.push(error);
+                }
+            }
+            format!(": [{}]", texts.join(", "))
+        }
+    };
+    let message = format!("{kind} {} is invalid{what}", quoted(name));
+    Status::new(422, "Invalid", message).about(Details {
+        causes: errors.iter().map(FieldError::cause).collect(),
+        ..kind.details(name)
+    })
+}
+
+/// 410: what happened since then is forgotten.
+pub fn expired(message: impl Into<String>) -> Status {
+    Status::new(410, "Expired", message)
+}
+
+/// 405: not with this resource.
+pub fn method_not_supported(resource: &GroupResource, action: &str) -> Status {
+    let message = format!(
+        "{action} is not supported on resources of kind {}",
+        quoted(&resource.to_string())
+    );
+    Status::method_not_allowed(message).about(resource.details(""))
+}
+
+/// 405: no such method on this path; what kube-apiserver's router says.
+pub fn method_not_allowed() -> Status {
+    Status::method_not_allowed("the server does not allow this method on the requested resource")
+        .about(Details::default())
+}
+
+/// 415: a body that nobody reads here.
+pub fn unsupported_media_type(accepted: &[&str]) -> Status {
+    let message = format!(
+        "the body of the request was in an unknown format - accepted media types include: {}",
+        accepted.join(", ")
+    );
+    Status::new(415, "UnsupportedMediaType", message)
+}
+
+/// 406: an answer that nobody writes here.
+pub fn not_acceptable(accepted: &[&str]) -> Status {
+    let message = format!(
+        "only the following media types are accepted: {}",
+        accepted.join(", ")
+    );
+    Status::new(406, "NotAcceptable", message)
+}
+
+/// 504: a version that is still to come.
+pub fn too_large_version(asked: u64, current: u64) -> Status {
+    let cause = Cause {
+        reason: "ResourceVersionTooLarge".to_owned(),
+        message: "Too large resource version".to_owned(),
+        field: String::new(),
+    };
+    let message = format!("Too large resource version: {asked}, current: {current}");
+    Status {
+        retry_after_seconds: Some(1),
+        ..Status::timeout(message).about(Details {
+            causes: vec![cause],
+            ..Details::default()
+        })
+    }
+}
+
+/// As Go's `%q` writes text.
+pub fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for character in text.chars() {
+        match character {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            // Writing to a String does not fail.
+            other if other.is_control() => drop(write!(out, "\\x{:02x}", u32::from(other))),
+            other => out.push(other),
+        }
+    }
+    out.push('"');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use skewbridge_api::media::Format;
+
+    use super::*;
+
+    #[test]
+    fn failures_are_told_in_kube_apiservers_words() {
+        let pods = GroupResource::new("", "pods");
+        let deployments = GroupResource::new("apps", "deployments");
+        let name = [FieldError::required(
+            "metadata.name",
+            "name or generateName is required",
+        )];
+        let two = [
+            FieldError::invalid("a", "x\"y", "no"),
+            FieldError::forbidden("b", "never"),
+        ];
+        let rows = [
+            (
+                not_found(&pods, "x"),
+                404,
+                "NotFound",
+                r#"pods "x" not found"#,
+            ),
+            (
+                not_found(&deployments, "x"),
+                404,
+                "NotFound",
+                r#"deployments.apps "x" not found"#,
+            ),
+            (
+                already_exists(&pods, "x"),
+                409,
+                "AlreadyExists",
+                r#"pods "x" already exists"#,
+            ),
+            (
+                modified_since(&deployments, "x"),
+                409,
+                "Conflict",
+                "Operation cannot be fulfilled on deployments.apps \"x\": the object has been \
+                 modified; please apply your changes to the latest version and try again",
+            ),
+            (
+                invalid("", "ConfigMap", "", &name),
+                422,
+                "Invalid",
+                "ConfigMap \"\" is invalid: metadata.name: Required value: name or generateName \
+                 is required",
+            ),
+            (
+                invalid("apps", "Deployment", "x", &two),
+                422,
+                "Invalid",
+                "Deployment.apps \"x\" is invalid: [a: Invalid value: \"x\\\"y\": no, b: \
+                 Forbidden: never]",
+            ),
+            (
+                forbidden(&pods, "", "no"),
+                403,
+                "Forbidden",
+                "pods is forbidden: no",
+            ),
+            (
+                forbidden(&pods, "x", "no"),
+                403,
+                "Forbidden",
+                r#"pods "x" is forbidden: no"#,
+            ),
+            (
+                forbidden(&GroupResource::default(), "", "no"),
+                403,
+                "Forbidden",
+                "forbidden: no",
+            ),
+            (
+                method_not_supported(&deployments, "proxy"),
+                405,
+                "MethodNotAllowed",
+                r#"proxy is not supported on resources of kind "deployments.apps""#,
+            ),
+            (
+                unsupported_media_type(&["application/json", "application/yaml"]),
+                415,
+                "UnsupportedMediaType",
+                "the body of the request was in an unknown format - accepted media types \
+                 include: application/json, application/yaml",
+            ),
+            (
+                too_large_version(9, 5),
+                504,
+                "Timeout",
+                "Too large resource version: 9, current: 5",
+            ),
+        ];
+        for (status, code, reason, message) in rows {
+            assert_eq!(
+                (status.code, status.reason, &*status.message),
+                (code, reason, message)
+            );
+        }
+    }
+
+    #[test]
+    fn a_status_names_what_it_is_about() {
+        let status = not_found(&GroupResource::new("apps", "deployments"), "web");
+        let expected = concat!(
+            r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","#,
+            r#""message":"deployments.apps \"web\" not found","reason":"NotFound","#,
+            r#""details":{"name":"web","group":"apps","kind":"deployments"},"code":404}"#,
+            "\n"
+        );
+        assert_eq!(status.encode(Format::Json), expected);
+    }
+}

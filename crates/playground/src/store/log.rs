@@ -1,0 +1,91 @@
+//! What has happened, as far back as is remembered.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use skewbridge_api::status::Status;
+
+use super::Key;
+use crate::object::Object;
+use crate::status;
+
+/// Something that has happened to an object.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Event {
+    /// Later events have larger ones.
+    pub version: u64,
+    /// What has happened.
+    pub kind: EventKind,
+    /// Where.
+    pub key: Key,
+    /// As it is now, or last was.
+    pub object: Arc<Object>,
+    /// As it was before, if it was there.
+    pub before: Option<Arc<Object>>,
+}
+
+/// What has happened to an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)] // their names say it
+pub enum EventKind {
+    Added,
+    Modified,
+    Deleted,
+}
+
+/// The last events.
+#[derive(Debug)]
+pub(super) struct Log {
+    events: VecDeque<Event>,
+    most: usize,
+    version: u64,
+    /// The version of the last event that was forgotten.
+    forgotten: u64,
+}
+
+impl Log {
+    pub(super) fn new(most: usize) -> Self {
+        Self {
+            events: VecDeque::new(),
+            most,
+            // 0 is "any version" to clients, so nothing can have it.
+            version: 1,
+            forgotten: 0,
+        }
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    pub(super) fn next_version(&self) -> u64 {
+        self.version + 1
+    }
+
+    pub(super) fn push(&mut self, event: Event) {
+        self.version = event.version;
+        self.events.push_back(event);
+        while self.events.len() > self.most
+            && let Some(oldest) = self.events.pop_front()
+        {
+            self.forgotten = oldest.version;
+        }
+    }
+
+    /// In order; 410 if some of them are forgotten.
+    pub(super) fn after(
+        &self,
+        version: u64,
+    ) -> Result<impl DoubleEndedIterator<Item = &Event>, Status> {
+        if version < self.forgotten {
+            return Err(status::expired(format!(
+                "too old resource version: {version} ({})",
+                self.forgotten
+            )));
+        }
+        let first = self
+            .events
+            .partition_point(|event| event.version <= version);
+        Ok(self.events.range(first..))
+    }
+}

@@ -1,0 +1,189 @@
+//! What resources do on their own when their objects are written: which part is
+//! whose, what counts as a new generation, and what keeps an object alive.
+
+use serde_json::{Value, json};
+
+use crate::catalogue::Served;
+use crate::object::{Object, texts};
+use crate::status::GroupResource;
+
+/// What the store has to know of a resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Definition {
+    /// Whatever the version.
+    pub resource: GroupResource,
+    /// Of its objects.
+    pub kind: String,
+    /// Where its objects are.
+    pub scope: Scope,
+    /// Who writes their status.
+    pub status: StatusPart,
+}
+
+/// Where objects are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// In no namespace.
+    Cluster,
+    /// In a namespace.
+    Namespaced,
+}
+
+/// How the status of an object is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StatusPart {
+    /// By a subresource alone.
+    Separate,
+    /// With the rest, or there is none.
+    Together,
+}
+
+/// Which part of an object is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// All but what has a subresource of its own.
+    Main,
+    /// `/status`
+    Status,
+    /// `/finalize` of namespaces.
+    Finalize,
+}
+
+/// Metadata that only the server writes.
+const SYSTEM: [&str; 6] = [
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+    "selfLink",
+];
+
+impl Definition {
+    /// Of a resource of a catalogue.
+    pub fn of(served: &Served<'_>) -> Self {
+        Self {
+            resource: served.group_resource(),
+            kind: served.kind().to_owned(),
+            scope: if served.is_namespaced() {
+                Scope::Namespaced
+            } else {
+                Scope::Cluster
+            },
+            status: if served.has_status() {
+                StatusPart::Separate
+            } else {
+                StatusPart::Together
+            },
+        }
+    }
+
+    /// Whether it is that of namespaces.
+    pub fn is_namespaces(&self) -> bool {
+        self.resource.group.is_empty() && self.resource.resource == "namespaces"
+    }
+
+    /// Gives a new object what it has from the beginning.
+    pub(crate) fn prepare_new(&self, object: &mut Object) {
+        for field in SYSTEM {
+            object.remove(&["metadata", field]);
+        }
+        if self.counts_generations() {
+            object.set(&["metadata", "generation"], 1);
+        }
+        let core = self.resource.group.is_empty();
+        // A kubelet registers its node with what it knows of it.
+        if self.status == StatusPart::Separate && !(core && self.resource.resource == "nodes") {
+            object.remove(&["status"]);
+        }
+        match (core, self.resource.resource.as_str()) {
+            (true, "pods") => object.set(&["status"], json!({"phase": "Pending"})),
+            (true, "namespaces") => {
+                let name = object.name().to_owned();
+                object.set(&["metadata", "labels", "kubernetes.io/metadata.name"], name);
+                object.set(&["spec"], json!({"finalizers": ["kubernetes"]}));
+                object.set(&["status"], json!({"phase": "Active"}));
+            }
+            _ => {}
+        }
+    }
+
+    /// Leaves of a new version only the part that is written; the rest is as it was.
+    pub(crate) fn prepare_update(&self, part: Part, before: &Object, object: Object) -> Object {
+        let mut next = match part {
+            Part::Main => {
+                let mut next = object;
+                if self.status == StatusPart::Separate {
+                    next.take_from(before, &["status"]);
+                }
+                if self.is_namespaces() {
+                    next.take_from(before, &["spec", "finalizers"]);
+                }
+                next
+            }
+            Part::Status | Part::Finalize => {
+                let mut next = before.clone();
+                next.take_from(&object, &["apiVersion"]);
+                next.take_from(&object, &["metadata", "resourceVersion"]);
+                next.take_from(&object, &["metadata", "managedFields"]);
+                next.take_from(
+                    &object,
+                    match part {
+                        Part::Finalize => &["spec", "finalizers"],
+                        _ => &["status"],
+                    },
+                );
+                next
+            }
+        };
+        for field in SYSTEM {
+            next.take_from(before, &["metadata", field]);
+        }
+        if let Some(generation) = before.generation()
+            && wishes(before) != wishes(&next)
+        {
+            next.set(&["metadata", "generation"], generation + 1);
+        }
+        next
+    }
+
+    /// Those who have to let go of an object before it ends.
+    pub(crate) fn holders<'a>(&self, object: &'a Object) -> Vec<&'a str> {
+        let mut holders = object.finalizers();
+        if self.is_namespaces() {
+            holders.extend(texts(object.at(&["spec", "finalizers"])));
+        }
+        holders
+    }
+
+    fn counts_generations(&self) -> bool {
+        match (
+            self.resource.group.as_str(),
+            self.resource.resource.as_str(),
+        ) {
+            ("apps", resource) => resource != "controllerrevisions",
+            ("", resource) => matches!(resource, "pods" | "replicationcontrollers"),
+            ("storage.k8s.io", resource) => resource == "csidrivers",
+            ("networking.k8s.io", resource) => {
+                matches!(resource, "ingresses" | "ingressclasses" | "networkpolicies")
+            }
+            (
+                "batch"
+                | "policy"
+                | "admissionregistration.k8s.io"
+                | "flowcontrol.apiserver.k8s.io"
+                | "apiextensions.k8s.io",
+                _,
+            ) => true,
+            _ => false,
+        }
+    }
+}
+
+/// What somebody wants of an object: all but what the server and controllers say.
+fn wishes(object: &Object) -> impl PartialEq + '_ {
+    let wishes = object.fields().filter(|(name, _)| {
+        !matches!(name.as_str(), "apiVersion" | "kind" | "metadata" | "status")
+    });
+    wishes.collect::<Vec<(&String, &Value)>>()
+}

@@ -1,0 +1,190 @@
+//! Objects as kubectl prints them: a `Table` of `meta.k8s.io/v1`, with the columns
+//! of kube-apiserver for what a playground shows, and name and age for the rest.
+
+mod cells;
+mod pod;
+
+use serde_json::{Value, json};
+
+use crate::object::Object;
+use crate::status::GroupResource;
+use crate::time::{Moment, human_duration};
+
+/// A column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Column {
+    /// kubectl writes it in capitals.
+    pub name: &'static str,
+    /// What its cells are.
+    pub kind: &'static str,
+    /// When it is shown.
+    pub shown: Shown,
+}
+
+/// When a column is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shown {
+    /// Always.
+    Always,
+    /// By `-o wide`.
+    Wide,
+}
+
+/// What goes along with each row (`includeObject`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Include {
+    /// The cells alone.
+    None,
+    /// The object's metadata.
+    #[default]
+    Metadata,
+    /// All of it.
+    Object,
+}
+
+/// What is said of a list besides its items.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ListMeta {
+    /// Of the list, or of the one object.
+    pub resource_version: String,
+    /// Empty where nothing follows.
+    pub continue_token: String,
+    /// How many follow, if that is known.
+    pub remaining: Option<usize>,
+}
+
+/// A table of objects of a resource. Ages are counted until now.
+pub fn table<'a>(
+    resource: &GroupResource,
+    objects: impl IntoIterator<Item = &'a Object>,
+    meta: &ListMeta,
+    include: Include,
+    now: Moment,
+) -> Value {
+    let rows = objects.into_iter().map(|object| {
+        let mut row = json!({"cells": cells::cells(resource, object, now)});
+        match include {
+            Include::None => {}
+            Include::Object => row["object"] = object.value().clone(),
+            Include::Metadata => {
+                row["object"] = json!({
+                    "kind": "PartialObjectMetadata",
+                    "apiVersion": "meta.k8s.io/v1",
+                    "metadata": object.value()["metadata"],
+                });
+            }
+        }
+        row
+    });
+    let rows: Vec<Value> = rows.collect();
+    let mut metadata = json!({"resourceVersion": meta.resource_version});
+    if !meta.continue_token.is_empty() {
+        metadata["continue"] = meta.continue_token.clone().into();
+    }
+    if let Some(remaining) = meta.remaining {
+        metadata["remainingItemCount"] = remaining.into();
+    }
+    json!({
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": metadata,
+        "columnDefinitions": columns(resource).into_iter().map(Column::to_json).collect::<Vec<_>>(),
+        "rows": rows,
+    })
+}
+
+/// The columns of a resource.
+pub fn columns(resource: &GroupResource) -> Vec<Column> {
+    let (always, wide): (&[_], &[_]) = match (resource.group.as_str(), resource.resource.as_str()) {
+        ("", "pods") => (
+            &["Name", "Ready", "Status", "Restarts", "Age"],
+            &["IP", "Node", "Nominated Node", "Readiness Gates"],
+        ),
+        ("", "namespaces") => (&["Name", "Status", "Age"], &[]),
+        ("", "nodes") => (
+            &["Name", "Status", "Roles", "Age", "Version"],
+            &[
+                "Internal-IP",
+                "External-IP",
+                "OS-Image",
+                "Kernel-Version",
+                "Container-Runtime",
+            ],
+        ),
+        ("", "services") => (
+            &[
+                "Name",
+                "Type",
+                "Cluster-IP",
+                "External-IP",
+                "Port(s)",
+                "Age",
+            ],
+            &["Selector"],
+        ),
+        ("", "configmaps") => (&["Name", "Data", "Age"], &[]),
+        ("", "secrets") => (&["Name", "Type", "Data", "Age"], &[]),
+        ("apps", "deployments") => (
+            &["Name", "Ready", "Up-to-date", "Available", "Age"],
+            &["Containers", "Images", "Selector"],
+        ),
+        ("coordination.k8s.io", "leases") => (&["Name", "Holder", "Age"], &[]),
+        ("" | "events.k8s.io", "events") => return event_columns(),
+        _ => (&["Name", "Age"], &[]),
+    };
+    let column = |shown| {
+        move |name: &&'static str| Column {
+            name,
+            kind: "string",
+            shown,
+        }
+    };
+    let always = always.iter().map(column(Shown::Always));
+    always.chain(wide.iter().map(column(Shown::Wide))).collect()
+}
+
+/// Those for `-o wide` stand among the others.
+fn event_columns() -> Vec<Column> {
+    use Shown::{Always, Wide};
+    let rows = [
+        ("Last Seen", Always),
+        ("Type", Always),
+        ("Reason", Always),
+        ("Object", Always),
+        ("Subobject", Wide),
+        ("Source", Wide),
+        ("Message", Always),
+        ("First Seen", Wide),
+        ("Count", Wide),
+        ("Name", Wide),
+    ];
+    let column = |(name, shown)| Column {
+        name,
+        kind: "string",
+        shown,
+    };
+    rows.map(column).to_vec()
+}
+
+impl Column {
+    fn to_json(self) -> Value {
+        json!({
+            "name": self.name,
+            "type": self.kind,
+            "format": if self.name == "Name" { "name" } else { "" },
+            "description": "",
+            "priority": i32::from(self.shown == Shown::Wide),
+        })
+    }
+}
+
+/// How long ago, or that it is not known.
+fn age(time: Option<Moment>, now: Moment) -> String {
+    time.map_or_else(
+        || "<unknown>".to_owned(),
+        |time| human_duration(now.seconds_since(time)),
+    )
+}
+
+#[cfg(test)]
+mod tests;
