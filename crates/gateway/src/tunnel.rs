@@ -13,10 +13,12 @@ use crate::prefixed::Prefixed;
 use crate::record::Record;
 use crate::serve::ClientIo;
 use crate::streams::{Ended, Tally};
+use crate::tls::READ_AHEAD;
 use crate::upstream::h1::Upgraded;
 
-/// One TLS record each way.
-const BUFFER: usize = 16 * 1024;
+/// As many TLS records as are read ahead: a system call for each of them is what bulk
+/// would mostly wait for.
+const BUFFER: usize = READ_AHEAD;
 
 /// How long a client may take for the last bytes, and to close, when upstream
 /// is gone. Closing on what it still sends would reset the connection, and the

@@ -6,5 +6,6 @@ mod read_ahead;
 pub mod reload;
 mod server;
 
+pub(crate) use read_ahead::READ_AHEAD;
 pub use read_ahead::ReadAhead;
 pub use server::{client_config, server_config};

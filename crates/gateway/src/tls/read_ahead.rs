@@ -8,8 +8,8 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::io::poll_read_buf;
 
-/// Two TLS records at once.
-const READ_AHEAD: usize = 32 * 1024;
+/// Four TLS records at once.
+pub(crate) const READ_AHEAD: usize = 64 * 1024;
 
 /// Reads ahead: rustls asks for 4 KiB at a time, which would be five system
 /// calls for each full record. The buffer is there only while it holds bytes.
