@@ -13,6 +13,9 @@ const C_COMPILER: Need = Need {
     packages: &["gcc", "libc6-dev", "make"],
 };
 
+/// How many tests of a program run at a time: most of the time they wait for each other.
+const TESTS_AT_A_TIME: &str = "8";
+
 pub(crate) fn run() -> Result<(), Failed> {
     let mut steps = Steps::default();
     steps.run("system packages", || debian::ensure(&[C_COMPILER]))?;
@@ -58,7 +61,7 @@ impl RealKubernetes {
 /// Without a target selection, cargo runs unit tests, integration tests and the doc tests of
 /// the libraries.
 fn tests() -> Result<(), Failed> {
-    step::run(&mut cargo("test --workspace --locked"))
+    step::run(cargo("test --workspace --locked").env("RUST_TEST_THREADS", TESTS_AT_A_TIME))
 }
 
 fn documentation() -> Result<(), Failed> {

@@ -2,9 +2,9 @@
 
 mod modules;
 mod planes;
-mod programs;
 mod shelf;
 mod side_by_side;
+mod suites;
 mod version;
 
 use std::process::Command;
@@ -14,9 +14,9 @@ use crate::step::{self, Failed, Steps};
 
 pub(crate) use planes::Extent;
 use planes::Planes;
-use programs::Program;
 use shelf::Shelf;
 use side_by_side::Run;
+use suites::Program;
 
 /// Each server gets a host name of its own, and ends with the test.
 const NEEDS: [Need; 4] = [
@@ -72,13 +72,14 @@ pub(crate) fn steps(steps: &mut Steps, extent: Extent, filter: &[&str]) -> Resul
         let programs = planes.programs(version);
         steps.run(name, || shelf.kubernetes(version, &programs))?;
     }
-    let mut programs = Vec::new();
-    steps.run("bridge and test programs", || {
-        programs = programs::build(shelf.sources())?;
+    let mut program = None;
+    steps.run("bridge and test program", || {
+        program = Some(Program::build(shelf.sources())?);
         Ok(())
     })?;
-    steps.run("tests against real Kubernetes", || {
-        test(programs, &shelf, &planes, extent, filter)
+    steps.run("tests against real Kubernetes", || match &program {
+        Some(program) => test(program, &shelf, &planes, extent, filter),
+        None => Ok(()),
     })
 }
 
@@ -110,17 +111,17 @@ fn needs() -> Result<(), Failed> {
 }
 
 fn test(
-    programs: Vec<Program>,
+    program: &Program,
     shelf: &Shelf,
     planes: &Planes,
     extent: Extent,
     filter: &[&str],
 ) -> Result<(), Failed> {
     println!("control planes: {planes}");
-    let flag = extent.test_flag().into_iter();
-    let arguments: Vec<_> = flag.chain(filter.iter().copied()).collect();
+    let flags: Vec<_> = extent.test_flag().into_iter().collect();
+    let suites = program.suites(&[&flags, filter].concat())?;
     Run {
-        arguments: &arguments,
+        flags: &flags,
         environment: &[
             (PLANES, planes.to_string().as_ref()),
             (BINARIES, shelf.links().as_ref()),
@@ -129,5 +130,5 @@ fn test(
         directory: shelf.sources(),
         said: &shelf.links().join("said"),
     }
-    .all(programs)
+    .all(suites)
 }

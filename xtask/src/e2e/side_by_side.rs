@@ -1,4 +1,4 @@
-//! Test programs, two at a time: most of the time they wait.
+//! Suites of tests, two at a time: most of the time they wait.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -9,18 +9,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use super::programs::{Program, in_order};
 use super::shelf::failed;
+use super::suites::Suite;
 use crate::step::Failed;
 
 /// How many run at a time. A server that starts keeps a core busy, and the test
 /// command is meant for two cores.
 const AT_A_TIME: usize = 2;
 
-/// How to run each of the test programs.
+/// How to run each of the suites.
 pub(super) struct Run<'a> {
-    /// For the tests: what to run, and how.
-    pub(super) arguments: &'a [&'a str],
+    /// For the tests: which of them count, beside their names.
+    pub(super) flags: &'a [&'a str],
     pub(super) environment: &'a [(&'a str, &'a OsStr)],
     /// Where it is started.
     pub(super) directory: &'a Path,
@@ -29,46 +29,34 @@ pub(super) struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs those that have a test to run. If one fails, so does this, after all
-    /// have ended.
-    pub(super) fn all(&self, programs: Vec<Program>) -> Result<(), Failed> {
+    /// Runs them all. If one fails, so does this, after all have ended.
+    pub(super) fn all(&self, suites: VecDeque<Suite>) -> Result<(), Failed> {
         fs::create_dir_all(self.said).map_err(failed("a directory for what tests say"))?;
-        let mut asked_for = Vec::new();
-        for program in programs {
-            if program.has_tests(self.arguments)? {
-                asked_for.push(program);
-            }
-        }
-        if asked_for.is_empty() {
-            let arguments = self.arguments.join(" ");
-            return Err(Failed(format!("there is no test for `{arguments}`")));
-        }
-        let board = Board::new(asked_for.len());
-        share(in_order(asked_for), AT_A_TIME, |program: Program| {
-            self.shown(&program, &board);
-        });
+        let board = Board::new(suites.len());
+        share(suites, AT_A_TIME, |suite: Suite| self.shown(&suite, &board));
         board.verdict(self.said)
     }
 
-    fn shown(&self, program: &Program, board: &Board) {
-        let said = self.said.join(format!("{}.log", program.name));
-        board.begins(&program.name);
+    fn shown(&self, suite: &Suite, board: &Board) {
+        let said = self.said.join(format!("{}.log", suite.name));
+        board.begins(&suite.name);
         let began = Instant::now();
-        let outcome = self.one(program, &said);
+        let outcome = self.one(suite, &said);
         let took = began.elapsed();
         let said = fs::read(said).unwrap_or_default();
-        board.ends(&program.name, &outcome, took, &said);
+        board.ends(&suite.name, &outcome, took, &said);
     }
 
     /// What it says goes to a file, or its lines would mix with those of another.
     /// The kernel ends it if this thread ends first, by a signal for example.
-    fn one(&self, program: &Program, said: &Path) -> io::Result<ExitStatus> {
+    fn one(&self, suite: &Suite, said: &Path) -> io::Result<ExitStatus> {
         let said = File::create(said)?;
         Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
-            .arg(&program.path)
-            .arg("--test-threads=1")
-            .args(self.arguments)
+            .arg(&suite.program)
+            .args(["--test-threads=1", "--exact"])
+            .args(self.flags)
+            .args(&suite.tests)
             .envs(self.environment.iter().copied())
             .current_dir(self.directory)
             .stdin(Stdio::null())
@@ -136,7 +124,7 @@ impl Board {
             return Ok(());
         }
         Err(Failed(format!(
-            "{} of {} test programs failed: {}; what they said is above and in {}",
+            "{} of {} suites failed: {}; what they said is above and in {}",
             failed.len(),
             self.all,
             failed.join(", "),
@@ -246,7 +234,7 @@ mod tests {
         let Failed(why) = board.verdict(Path::new("/said")).expect_err("a failure");
         assert_eq!(
             why,
-            "2 of 3 test programs failed: etcd, plane; what they said is above and in /said"
+            "2 of 3 suites failed: etcd, plane; what they said is above and in /said"
         );
         assert!(Board::new(3).verdict(Path::new("/said")).is_ok());
     }

@@ -1,0 +1,555 @@
+//! The admin listener says how the bridge is, in words that Prometheus and kubelets know, and
+//! the main port's `/readyz` joins in.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use http::Request;
+use skewbridge_gateway::Handle;
+use skewbridge_testkit::{
+    ApiServer, BodySender, H1Client, Options, PATIENCE, Reply, Seen, eventually,
+};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, mpsc};
+
+use crate::bed::Bed;
+use crate::plain::{self, ask, get, scrape};
+
+/// An upstream that is ready and answers what the test says.
+async fn upstream(bed: &Bed, answer: impl Fn(Seen) -> Reply + Send + Sync + 'static) -> ApiServer {
+    ApiServer::start(Options::new(bed.upstream.clone()), move |seen| {
+        match seen.path() {
+            "/readyz" => Reply::new(200).body("ok"),
+            "/version" => Reply::json("{}"),
+            _ => answer(seen),
+        }
+    })
+    .await
+}
+
+/// An upstream of watches, which the test feeds.
+async fn watched(bed: &Bed) -> (ApiServer, mpsc::UnboundedReceiver<BodySender>) {
+    let (senders, watches) = mpsc::unbounded_channel();
+    let upstream = upstream(bed, move |_| {
+        let (reply, sender) = Reply::stream();
+        senders.send(sender).unwrap();
+        reply
+    });
+    (upstream.await, watches)
+}
+
+async fn becomes_ready(bridge: &Handle) {
+    becomes(bridge, "/readyz", 200).await;
+}
+
+async fn becomes(bridge: &Handle, path: &str, status: u16) {
+    eventually(&format!("{path} is {status}"), PATIENCE, async || {
+        get(bridge.admin_address(), path).await.status == status
+    })
+    .await;
+}
+
+async fn eventually_counted(bridge: &Handle, verb: &str, code: &str, count: f64) {
+    eventually(&format!("{count} {verb} {code}"), PATIENCE, async || {
+        let counted = scrape(bridge.admin_address()).await.requests(verb, code);
+        assert!(counted <= count, "{counted} {verb} {code}");
+        counted >= count
+    })
+    .await;
+}
+
+async fn send(client: &mut H1Client, request_line: &str) -> u16 {
+    let request = format!("{request_line} HTTP/1.1\r\nHost: k\r\n\r\n");
+    client.send(request).await.unwrap();
+    client.read_response().await.unwrap().status
+}
+
+#[tokio::test]
+async fn every_metric_has_a_type_and_a_help_line() {
+    let bed = Bed::new();
+    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
+    let bridge = bed.bridge(upstream.addr());
+    becomes_ready(&bridge).await;
+    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    send(&mut client, "GET /version").await;
+    eventually_counted(&bridge, "get", "200", 1.0).await;
+    // Not TLS at all.
+    let mut tcp = TcpStream::connect(bridge.address()).await.unwrap();
+    tcp.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let failures = "skewbridge_tls_handshake_failures_total";
+    eventually("a failed handshake", PATIENCE, async || {
+        let scrape = scrape(bridge.admin_address()).await;
+        scrape.value(failures, &[("reason", "not-tls")]) == Some(1.0)
+    })
+    .await;
+
+    let scrape = scrape(bridge.admin_address()).await;
+    for (name, kind) in [
+        ("skewbridge_build", "info"),
+        ("skewbridge_requests", "counter"),
+        ("skewbridge_request_duration_seconds", "histogram"),
+        ("skewbridge_client_connections", "gauge"),
+        ("skewbridge_upstream_connections", "gauge"),
+        ("skewbridge_upstream_streams", "gauge"),
+        ("skewbridge_tls_handshake_failures", "counter"),
+        (
+            "skewbridge_certificate_expiration_timestamp_seconds",
+            "gauge",
+        ),
+        ("skewbridge_ready", "gauge"),
+        ("process_cpu_seconds", "counter"),
+        ("process_resident_memory_bytes", "gauge"),
+        ("process_virtual_memory_bytes", "gauge"),
+        ("process_open_fds", "gauge"),
+        ("process_max_fds", "gauge"),
+        ("process_start_time_seconds", "gauge"),
+    ] {
+        let found = scrape.families.get(name).map(String::as_str);
+        assert_eq!(found, Some(kind), "{name}");
+    }
+    for name in scrape.families.keys() {
+        let help = scrape.helps.get(name).map_or("", String::as_str);
+        assert!(help.len() > 10, "{name} has the help {help:?}");
+    }
+    let version = [("version", env!("CARGO_PKG_VERSION"))];
+    assert_eq!(scrape.value("skewbridge_build_info", &version), Some(1.0));
+    assert_eq!(scrape.value("skewbridge_ready", &[]), Some(1.0));
+}
+
+#[tokio::test]
+async fn the_process_is_measured() {
+    let bed = Bed::new();
+    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
+    let bridge = bed.bridge(upstream.addr());
+    let scrape = scrape(bridge.admin_address()).await;
+    let value = |name| scrape.value(name, &[]).unwrap();
+
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let started = value("process_start_time_seconds");
+    assert!(started > 1.7e9 && started <= now.as_secs_f64(), "{started}");
+    let resident = value("process_resident_memory_bytes");
+    assert!(resident > 1e6 && resident < value("process_virtual_memory_bytes"));
+    let open = value("process_open_fds");
+    assert!(open > 3.0 && open < value("process_max_fds"), "{open}");
+    assert!(value("process_cpu_seconds_total") >= 0.0);
+}
+
+#[tokio::test]
+async fn scrapers_get_what_the_content_type_says() {
+    let bed = Bed::new();
+    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
+    let bridge = bed.bridge(upstream.addr());
+    for accept in [
+        // Prometheus, VictoriaMetrics and a person.
+        "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3",
+        "text/plain; version=0.0.4",
+        "*/*",
+    ] {
+        let headers = format!("Accept: {accept}\r\n");
+        let answer = ask(bridge.admin_address(), "GET", "/metrics", &headers).await;
+        assert_eq!(answer.status, 200);
+        assert_eq!(
+            answer.header("content-type"),
+            Some("application/openmetrics-text; version=1.0.0; charset=utf-8")
+        );
+        plain::Scrape::parse(&answer.body);
+    }
+}
+
+#[tokio::test]
+async fn requests_are_counted_by_route_verb_and_code() {
+    let bed = Bed::new();
+    let upstream = upstream(&bed, |seen| match seen.path() {
+        "/api/v1/namespaces/a/pods/gone" => Reply::new(404),
+        _ => Reply::json("{}"),
+    })
+    .await;
+    let bridge = bed.bridge(upstream.addr());
+    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    for (line, status) in [
+        ("GET /api/v1/pods", 200),
+        ("GET /api/v1/namespaces/a/pods/gone", 404),
+        ("GET /api/v1/namespaces/a/pods/there", 200),
+        ("BREW /api/v1/pods", 200),
+        ("SIMMER /pot", 200),
+    ] {
+        assert_eq!(send(&mut client, line).await, status, "{line}");
+    }
+    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+    assert_eq!(h2.get("/api/v1/pods").await.unwrap().status, 200);
+    // A certificate that nobody here trusts, and no token.
+    let stranger = bed.client().identity(&bed.upstream_ca.client("eve", &[]));
+    let mut stranger = stranger.http1(bridge.address()).await.unwrap();
+    assert_eq!(send(&mut stranger, "GET /api/v1/pods").await, 401);
+
+    eventually_counted(&bridge, "list", "200", 2.0).await;
+    eventually_counted(&bridge, "get", "404", 1.0).await;
+    eventually_counted(&bridge, "get", "200", 1.0).await;
+    eventually_counted(&bridge, "other", "200", 2.0).await;
+    let refused = [("route", "refuse"), ("verb", "list"), ("code", "401")];
+    eventually("the stranger is counted", PATIENCE, async || {
+        let scrape = scrape(bridge.admin_address()).await;
+        scrape.value("skewbridge_requests_total", &refused) == Some(1.0)
+    })
+    .await;
+
+    let scrape = scrape(bridge.admin_address()).await;
+    let verbs = scrape.labels("skewbridge_requests_total", "verb");
+    assert_eq!(verbs, ["get", "list", "other"].into());
+    let count = "skewbridge_request_duration_seconds_count";
+    let list = [("route", "local"), ("verb", "list"), ("code", "200")];
+    assert_eq!(scrape.value(count, &list), Some(2.0));
+    let all = [list[0], list[1], list[2], ("le", "+Inf")];
+    let bucket = "skewbridge_request_duration_seconds_bucket";
+    assert_eq!(scrape.value(bucket, &all), Some(2.0));
+}
+
+#[tokio::test]
+async fn a_watch_is_a_stream_while_it_runs_and_a_request_when_it_ends() {
+    let bed = Bed::new();
+    let (upstream, mut watches) = watched(&bed).await;
+    let bridge = bed.bridge(upstream.addr());
+    becomes_ready(&bridge).await;
+    // As a user: the probe uses the other leg.
+    let leg = [("leg", "front-proxy")];
+    let h2 = [("leg", "front-proxy"), ("protocol", "h2")];
+    let streams = async || {
+        let scrape = scrape(bridge.admin_address()).await;
+        (
+            scrape.value("skewbridge_upstream_connections", &h2),
+            scrape.value("skewbridge_upstream_streams", &leg),
+        )
+    };
+
+    let user = bed.user("jane", &[]);
+    let client = user.http2(bridge.address()).await.unwrap();
+    let request = Request::get("https://k/api/v1/pods?watch=1")
+        .body(())
+        .unwrap();
+    let mut stream = client.stream(request).await.unwrap();
+    stream.finish().unwrap();
+    let watch = watches.recv().await.unwrap();
+    watch.send("{}\n").await.unwrap();
+    assert_eq!(stream.head().await.unwrap().status, 200);
+    assert_eq!(stream.chunk().await.unwrap().unwrap(), "{}\n");
+    assert_eq!(streams().await, (Some(1.0), Some(1.0)));
+    eventually_counted(&bridge, "watch", "200", 0.0).await;
+
+    watch.finish().await.unwrap();
+    while let Some(rest) = stream.chunk().await {
+        assert_eq!(rest.unwrap(), "");
+    }
+    eventually_counted(&bridge, "watch", "200", 1.0).await;
+    let after = async || streams().await == (Some(1.0), Some(0.0));
+    eventually("the stream is not counted any more", PATIENCE, after).await;
+    upstream.kill_connections().await;
+    let gone = async || streams().await == (Some(0.0), Some(0.0));
+    eventually("neither is the connection", PATIENCE, gone).await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_its_answer_is_counted_as_499() {
+    let bed = Bed::new();
+    let never = Arc::new(Notify::new());
+    let upstream = upstream(&bed, move |_| Reply::new(200).after(&never)).await;
+    let bridge = bed.bridge(upstream.addr());
+    let arrived = |count| {
+        upstream.wait_for(
+            move |seen| seen.iter().filter(|it| it.path() == "/apis").count() == count,
+            PATIENCE,
+        )
+    };
+
+    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+    h1.send("GET /apis HTTP/1.1\r\nHost: k\r\n\r\n")
+        .await
+        .unwrap();
+    arrived(1).await;
+    drop(h1);
+    eventually_counted(&bridge, "get", "499", 1.0).await;
+
+    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+    let request = Request::get("https://k/apis").body(()).unwrap();
+    let stream = h2.stream(request).await.unwrap();
+    arrived(2).await;
+    stream.reset(h2::Reason::CANCEL);
+    eventually_counted(&bridge, "get", "499", 2.0).await;
+
+    // In the midst of its body.
+    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+    h1.send("POST /apis HTTP/1.1\r\nHost: k\r\nContent-Length: 9\r\n\r\nhalf")
+        .await
+        .unwrap();
+    arrived(3).await;
+    drop(h1);
+    eventually_counted(&bridge, "post", "499", 1.0).await;
+}
+
+#[tokio::test]
+async fn the_certificate_of_each_flag_shows_when_it_runs_out() {
+    let bed = Bed::new();
+    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
+    let bridge = bed.bridge(upstream.addr());
+    let name = "skewbridge_certificate_expiration_timestamp_seconds";
+    let scraped = scrape(bridge.admin_address()).await;
+    let flags = scraped.labels(name, "flag");
+    let expected = [
+        "--tls-cert-file",
+        "--client-ca-file",
+        "--requestheader-client-ca-file",
+        "--upstream-ca-file",
+        "--proxy-client-cert-file",
+    ];
+    assert_eq!(flags, expected.into());
+    for (flag, file) in [
+        ("--tls-cert-file", "serving.crt"),
+        ("--client-ca-file", "client-ca.crt"),
+    ] {
+        let pem = std::fs::read(bed.path().join(file)).unwrap();
+        let (_, pem) = x509_parser::pem::parse_x509_pem(&pem).unwrap();
+        let not_after = pem.parse_x509().unwrap().validity().not_after.timestamp();
+        let shown = scraped.value(name, &[("flag", flag)]).unwrap();
+        assert_eq!(format!("{shown}"), not_after.to_string(), "{flag}");
+    }
+}
+
+#[tokio::test]
+async fn file_reloads_are_counted_by_flag_and_result() {
+    let bed = Bed::new();
+    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
+    let bridge = bed.bridge(upstream.addr());
+    let counted = async |flag, result| {
+        let scrape = scrape(bridge.admin_address()).await;
+        let labels = [("flag", flag), ("result", result)];
+        scrape.value("skewbridge_file_reloads_total", &labels) == Some(1.0)
+    };
+    bed.dir.write("client-ca.crt", bed.front_proxy_ca.pem());
+    bed.dir.write("serving.crt", "not a certificate");
+    eventually("the good file", PATIENCE, async || {
+        counted("--client-ca-file", "ok").await
+    })
+    .await;
+    eventually("the bad file", PATIENCE, async || {
+        counted("--tls-cert-file", "failed").await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn readyz_follows_what_upstream_says() {
+    let bed = Bed::new();
+    let first = Arc::new(Notify::new());
+    let status = Arc::new(AtomicU16::new(200));
+    let upstream = {
+        let (first, status) = (first.clone(), status.clone());
+        let options = Options::new(bed.upstream.clone());
+        ApiServer::start(options, move |seen| {
+            let reply = Reply::new(status.load(Ordering::SeqCst));
+            if seen.ordinal == 0 {
+                reply.after(&first)
+            } else {
+                reply
+            }
+        })
+        .await
+    };
+    let bridge = bed.bridge(upstream.addr());
+    let admin = bridge.admin_address();
+    let ready = async || scrape(admin).await.value("skewbridge_ready", &[]);
+
+    upstream.wait_for_requests(1).await;
+    assert_eq!(upstream.requests()[0].target, "/readyz");
+    let answer = get(admin, "/readyz").await;
+    assert_eq!(answer.status, 500);
+    assert!(
+        answer.body.contains("[-]upstream failed"),
+        "{}",
+        answer.body
+    );
+    assert_eq!(get(admin, "/healthz").await.status, 500);
+    assert_eq!(get(admin, "/livez").await.status, 200);
+    assert_eq!(ready().await, Some(0.0));
+
+    first.notify_one();
+    becomes_ready(&bridge).await;
+    assert_eq!(get(admin, "/healthz").await.status, 200);
+    assert_eq!(ready().await, Some(1.0));
+
+    upstream.stop_listening().await;
+    upstream.kill_connections().await;
+    becomes(&bridge, "/readyz", 500).await;
+    assert_eq!(get(admin, "/livez").await.status, 200);
+    assert_eq!(ready().await, Some(0.0));
+    upstream.listen_again().await;
+    becomes_ready(&bridge).await;
+
+    for (said, expected) in [(500, 500), (401, 200), (503, 500), (403, 200)] {
+        status.store(said, Ordering::SeqCst);
+        becomes(&bridge, "/readyz", expected).await;
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_that_only_drops_an_idle_connection_stays_ready() {
+    let bed = Bed::new();
+    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
+    let bridge = bed.bridge(upstream.addr());
+    becomes_ready(&bridge).await;
+    let stays_ready = async |asked: usize| {
+        let seen = upstream.requests().len() + asked;
+        eventually("the next probe", PATIENCE, async || {
+            assert_eq!(get(bridge.admin_address(), "/readyz").await.status, 200);
+            upstream.requests().len() >= seen
+        })
+        .await;
+        assert_eq!(get(bridge.admin_address(), "/readyz").await.status, 200);
+    };
+    upstream.goaway();
+    stays_ready(1).await;
+    upstream.kill_connections().await;
+    stays_ready(1).await;
+}
+
+#[tokio::test]
+async fn the_probe_keeps_its_connection() {
+    let bed = Bed::new();
+    for protocols in [&["h2", "http/1.1"][..], &["http/1.1"]] {
+        let options = Options::new(bed.upstream.clone()).alpn(protocols);
+        let upstream = ApiServer::start(options, |_| Reply::new(200).body("ok")).await;
+        let _bridge = bed.bridge(upstream.addr());
+        upstream.wait_for_requests(3).await;
+        assert_eq!(upstream.connections(), 1, "{protocols:?}");
+    }
+}
+
+#[tokio::test]
+async fn health_is_told_in_kube_apiservers_words() {
+    let bed = Bed::new();
+    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
+    let bridge = bed.bridge(upstream.addr());
+    becomes_ready(&bridge).await;
+    upstream.stop_listening().await;
+    let table = [
+        ("/livez", 200, "ok"),
+        ("/readyz", 200, "ok"),
+        ("/healthz", 200, "ok"),
+        ("/livez?verbose", 200, "[+]ping ok\nlivez check passed\n"),
+        (
+            "/readyz?verbose=true",
+            200,
+            "[+]ping ok\n[+]upstream ok\n\
+             [+]peers ok: local only, since --peer-ca-file is not given\n\
+             [+]shutdown ok\nreadyz check passed\n",
+        ),
+        (
+            "/healthz?verbose&exclude=upstream",
+            200,
+            "[+]ping ok\n[+]upstream excluded: ok\n\
+             [+]peers ok: local only, since --peer-ca-file is not given\n\
+             [+]shutdown ok\nhealthz check passed\n",
+        ),
+        ("/readyz/ping", 200, "ok"),
+        ("/readyz/upstream", 200, "ok"),
+        ("/livez/ping", 200, "ok"),
+    ];
+    for (path, status, body) in table {
+        let answer = get(bridge.admin_address(), path).await;
+        assert_eq!((answer.status, &*answer.body), (status, body), "{path}");
+        let content_type = answer.header("content-type");
+        assert_eq!(content_type, Some("text/plain; charset=utf-8"));
+    }
+
+    upstream.kill_connections().await;
+    becomes(&bridge, "/readyz/upstream", 500).await;
+    for (path, status) in [
+        ("/readyz", 500),
+        ("/readyz?exclude=upstream", 200),
+        ("/healthz?exclude=upstream&exclude=ping", 200),
+        ("/readyz?exclude=ping", 500),
+        ("/readyz/ping", 200),
+        ("/livez", 200),
+    ] {
+        let answer = get(bridge.admin_address(), path).await;
+        assert_eq!(answer.status, status, "{path}: {}", answer.body);
+    }
+}
+
+#[tokio::test]
+async fn what_the_admin_listener_does_not_serve_is_a_status() {
+    let bed = Bed::new();
+    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
+    let bridge = bed.bridge(upstream.addr());
+    for (method, path, code, reason) in [
+        ("GET", "/", 404, "NotFound"),
+        ("GET", "/metrics/cadvisor", 404, "NotFound"),
+        ("GET", "/readyzz", 404, "NotFound"),
+        ("GET", "/readyz/etcd", 404, "NotFound"),
+        ("GET", "/livez/upstream", 404, "NotFound"),
+        ("GET", "/debug/pprof/heap", 404, "NotFound"),
+        ("POST", "/metrics", 405, "MethodNotAllowed"),
+        ("DELETE", "/readyz", 405, "MethodNotAllowed"),
+    ] {
+        let answer = ask(bridge.admin_address(), method, path, "").await;
+        assert_eq!(answer.status, code, "{method} {path}");
+        let allow = (code == 405).then_some("GET, HEAD");
+        assert_eq!(answer.header("allow"), allow);
+        let status: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+        assert_eq!(status["kind"], "Status");
+        assert_eq!(status["code"], code);
+        assert_eq!(status["reason"], reason, "{method} {path}");
+    }
+    let head = ask(bridge.admin_address(), "HEAD", "/metrics", "").await;
+    assert_eq!((head.status, &*head.body), (200, ""));
+}
+
+#[tokio::test]
+async fn a_target_that_is_no_path_is_not_found() {
+    let bed = Bed::new();
+    let upstream = upstream(&bed, |_| Reply::json("{}")).await;
+    let bridge = bed.bridge(upstream.addr());
+    for target in ["foo", "foo:443", "https://foo", "*", "/", "//"] {
+        assert_eq!(
+            get(bridge.admin_address(), target).await.status,
+            404,
+            "{target}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn health_on_the_main_port_is_upstreams() {
+    let bed = Bed::new();
+    let failing = "[+]ping ok\n[-]etcd failed: reason withheld\nreadyz check failed\n";
+    let status = Arc::new(AtomicU16::new(500));
+    let said = status.clone();
+    let options = Options::new(bed.upstream.clone());
+    let upstream = ApiServer::start(options, move |seen| match seen.path() {
+        "/readyz" => Reply::new(said.load(Ordering::SeqCst))
+            .header("X-Content-Type-Options", "nosniff")
+            .body(failing),
+        path => Reply::new(200).body(format!("upstream's {path}")),
+    })
+    .await;
+    let bridge = bed.bridge(upstream.addr());
+    let h1 =
+        async |path: &str| skewbridge_testkit::get(bridge.address(), &bed.serving_ca, path).await;
+    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+
+    for answer in [
+        h1("/readyz?verbose").await,
+        h2.get("/readyz?verbose").await.unwrap(),
+    ] {
+        assert_eq!((answer.status, &*answer.text()), (500, failing));
+        assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
+    }
+    status.store(200, Ordering::SeqCst);
+    // The bridge has to have heard of it too.
+    let ready = async || h1("/readyz").await.status == 200;
+    eventually("both are ready", PATIENCE, ready).await;
+    assert_eq!(h2.get("/readyz").await.unwrap().status, 200);
+    for path in ["/livez", "/healthz", "/readyz/ping", "/metrics"] {
+        assert_eq!(h1(path).await.text(), format!("upstream's {path}"));
+    }
+}

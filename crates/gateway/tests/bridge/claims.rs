@@ -1,0 +1,185 @@
+//! A gateway whose upstream tells who it was told a request is from.
+
+use http::{HeaderName, Request, Version};
+use skewbridge_api::identity::IdentityHeaders;
+use skewbridge_gateway::Handle;
+use skewbridge_gateway::config::Config;
+use skewbridge_testkit::{ApiServer, ClientAuth, Options, Reply, Response, Seen, TlsClient};
+
+use crate::bed::{Bed, start};
+
+pub(crate) const VERSIONS: [Version; 2] = [Version::HTTP_11, Version::HTTP_2];
+pub(crate) const FRONT_PROXY: Option<&str> = Some("front-proxy-client");
+pub(crate) const PLAIN: Option<&str> = None;
+pub(crate) const BEARER: (&str, &str) = ("Authorization", "Bearer t0ken");
+
+/// A bridge in front of an upstream that answers everything.
+pub(crate) struct Gateway {
+    pub(crate) bridge: Handle,
+    pub(crate) upstream: ApiServer,
+    pub(crate) bed: Bed,
+}
+
+/// What came of a request.
+pub(crate) struct Outcome {
+    pub(crate) response: Response,
+    /// As upstream saw it, if it did.
+    pub(crate) seen: Option<Seen>,
+}
+
+impl Gateway {
+    pub(crate) async fn new() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Self {
+        let bed = Bed::new();
+        let options = Options::new(bed.upstream.clone())
+            .clients(ClientAuth::Accept(&bed.front_proxy_ca))
+            .alpn(&["h2", "http/1.1"]);
+        let upstream = ApiServer::start(options, |_| Reply::json("{}")).await;
+        let mut config = bed.config(upstream.addr());
+        change(&mut config);
+        Self {
+            bridge: start(&config),
+            upstream,
+            bed,
+        }
+    }
+
+    /// What upstream saw of clients.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        let mut seen = self.upstream.requests();
+        seen.retain(|seen| !seen.is_probe());
+        seen
+    }
+
+    /// Sends a request with these headers on a connection of its own.
+    pub(crate) async fn ask(
+        &self,
+        client: &TlsClient,
+        version: Version,
+        headers: &[(&str, &str)],
+    ) -> Outcome {
+        let before = self.seen().len();
+        let response = if version == Version::HTTP_2 {
+            let h2 = client.http2(self.bridge.address()).await.unwrap();
+            let mut request = Request::get("https://k/api/v1/pods");
+            for (name, value) in headers {
+                request = request.header(*name, *value);
+            }
+            h2.request(request.body(()).unwrap(), "").await.unwrap()
+        } else {
+            let lines: Vec<_> = headers
+                .iter()
+                .map(|(name, value)| format!("{name}: {value}\r\n"))
+                .collect();
+            let lines = lines.concat();
+            let mut h1 = client.http1(self.bridge.address()).await.unwrap();
+            h1.send(format!(
+                "GET /api/v1/pods HTTP/1.1\r\nHost: k\r\n{lines}\r\n"
+            ))
+            .await
+            .unwrap();
+            h1.read_response().await.unwrap()
+        };
+        let mut seen = self.seen().split_off(before);
+        assert!(seen.len() <= 1, "asked once, arrived as {seen:#?}");
+        Outcome {
+            response,
+            seen: seen.pop(),
+        }
+    }
+
+    /// The request arrives on this leg and makes exactly these claims, in both
+    /// versions.
+    pub(crate) async fn assert_arrives(
+        &self,
+        client: &TlsClient,
+        headers: &[(&str, &str)],
+        leg: Option<&str>,
+        expected: &[(&str, &str)],
+    ) {
+        for version in VERSIONS {
+            let outcome = self.ask(client, version, headers).await;
+            outcome.assert_arrived(leg, expected, &format!("{version:?} {headers:?}"));
+        }
+    }
+
+    /// The request is refused with this code and never arrives, in both
+    /// versions.
+    pub(crate) async fn assert_refused(
+        &self,
+        client: &TlsClient,
+        headers: &[(&str, &str)],
+        code: u16,
+    ) {
+        for version in VERSIONS {
+            let outcome = self.ask(client, version, headers).await;
+            assert!(outcome.seen.is_none(), "{version:?} {:#?}", outcome.seen);
+            assert_eq!(outcome.response.status, code, "{version:?} {headers:?}");
+            let status: serde_json::Value =
+                serde_json::from_slice(&outcome.response.body).expect("a JSON document");
+            assert_eq!(status["kind"], "Status");
+            assert_eq!(status["code"], code);
+        }
+    }
+}
+
+impl Outcome {
+    #[track_caller]
+    pub(crate) fn assert_arrived(&self, leg: Option<&str>, expected: &[(&str, &str)], what: &str) {
+        let Some(seen) = &self.seen else {
+            panic!("{what}: never arrived: {:#?}", self.response);
+        };
+        assert_eq!(self.response.status, 200, "{what}");
+        let presented = seen.client.as_ref().map(|it| it.common_name.as_str());
+        assert_eq!(presented, leg, "{what}");
+        assert_eq!(claims(seen), owned(expected), "{what}");
+    }
+}
+
+/// All headers that a kube-apiserver could take for an identity or for a hop,
+/// by name; those of one name in their order.
+pub(crate) fn claims(seen: &Seen) -> Vec<(String, String)> {
+    const FAMILIES: [&str; 8] = [
+        "authorization",
+        "impersonate-",
+        "x-remote",
+        "x-kubernetes-",
+        "x-proxy-",
+        "x-other-",
+        "x-more-",
+        "sec-websocket-protocol",
+    ];
+    let mut claims: Vec<_> = seen
+        .headers
+        .iter()
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.clone()))
+        .filter(|(name, _)| {
+            let name = name.replace('_', "-");
+            FAMILIES.iter().any(|family| name.starts_with(family))
+        })
+        .collect();
+    claims.sort_by(|(one, _), (other, _)| one.cmp(other));
+    claims
+}
+
+pub(crate) fn owned(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    let own = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
+    pairs.iter().map(own).collect()
+}
+
+pub(crate) fn names(names: &[&'static str]) -> Vec<HeaderName> {
+    names.iter().copied().map(HeaderName::from_static).collect()
+}
+
+/// Several names for each, none of the extra prefixes the usual one.
+pub(crate) fn configured() -> IdentityHeaders {
+    IdentityHeaders {
+        username: names(&["x-proxy-user", "x-remote-user", "x-other-user"]),
+        uid: names(&["x-proxy-uid", "x-other-uid"]),
+        group: names(&["x-proxy-group", "x-other-group"]),
+        extra_prefix: vec!["x-more-".to_owned(), "x-other-extra-".to_owned()],
+    }
+}

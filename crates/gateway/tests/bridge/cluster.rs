@@ -1,0 +1,279 @@
+//! A bridge in front of a stand-in server, and other stand-ins that are its peers.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use http::Request;
+use serde_json::Value;
+use skewbridge_gateway::Handle;
+use skewbridge_gateway::config::{ApiServerIdentity, Config, RegistryKind};
+use skewbridge_peers::Identity;
+use skewbridge_peers::registry::{Addresses, Exchange, Registry};
+use skewbridge_testkit::{
+    Ca, ClientAuth, Leaf, Options, PATIENCE, Response, Seen, TlsClient, eventually,
+};
+use tokio::sync::watch;
+
+use crate::bed::{Bed, start};
+use crate::plain;
+use crate::standin::Standin;
+
+/// The identity that the bridge speaks for.
+pub(crate) const OWN: &str = "apiserver-own";
+
+/// What every server here serves.
+pub(crate) const SHARED: &str = "apps/v1 deployments";
+pub(crate) const SHARED_PATH: &str = "/apis/apps/v1/namespaces/a/deployments";
+
+/// What only peers serve.
+pub(crate) const NEW: &str = "storage.k8s.io/v1alpha1 volumeattributesclasses";
+pub(crate) const NEW_PATH: &str = "/apis/storage.k8s.io/v1alpha1/volumeattributesclasses";
+
+/// What nobody serves.
+pub(crate) const NOBODYS_PATH: &str = "/apis/storage.k8s.io/v1alpha1/nothings";
+
+/// Servers that share an etcd, and a bridge beside one of them.
+pub(crate) struct Cluster {
+    pub(crate) bed: Bed,
+    pub(crate) peer_ca: Ca,
+    pub(crate) exchange: Exchange,
+    pub(crate) local: Standin,
+}
+
+/// A server whose address is known to the others.
+pub(crate) struct PeerServer {
+    pub(crate) name: &'static str,
+    pub(crate) standin: Standin,
+    published: Option<Published>,
+}
+
+/// An address in the registry, until it is dropped.
+pub(crate) struct Published {
+    /// The registry withdraws what nobody publishes any more.
+    _publish: watch::Sender<Option<(Identity, SocketAddr)>>,
+}
+
+impl Cluster {
+    /// The local server serves [`SHARED`] and this, and keeps its own Lease.
+    pub(crate) async fn new(serves: &[&str]) -> Self {
+        let bed = Bed::new();
+        let peer_ca = Ca::new("peer-ca");
+        bed.dir.write("peer-ca.crt", peer_ca.pem());
+        let options =
+            Options::new(bed.upstream.clone()).clients(ClientAuth::Accept(&bed.front_proxy_ca));
+        let serves = [&[SHARED], serves].concat();
+        let local = Standin::start(options, OWN, &serves).await;
+        local.lease(OWN, "one");
+        Self {
+            bed,
+            peer_ca,
+            exchange: Exchange::default(),
+            local,
+        }
+    }
+
+    /// A cluster with peers, and a bridge that knows all of them.
+    pub(crate) async fn with_peers<const N: usize>(
+        local: &[&str],
+        peers: [(&'static str, &[&str]); N],
+    ) -> (Self, [PeerServer; N], Handle) {
+        let cluster = Self::new(local).await;
+        let mut running = Vec::new();
+        for (name, serves) in peers {
+            running.push(cluster.peer(name, serves).await);
+        }
+        let bridge = cluster.start().await;
+        let running = running.try_into().ok().expect("as many as were asked for");
+        (cluster, running, bridge)
+    }
+
+    /// A server that has a Lease and has published its address.
+    pub(crate) async fn peer(&self, name: &'static str, serves: &[&str]) -> PeerServer {
+        let leaf = self.peer_ca.server(&["kubernetes.default.svc"]);
+        self.peer_showing(name, serves, leaf).await
+    }
+
+    pub(crate) async fn peer_showing(
+        &self,
+        name: &'static str,
+        serves: &[&str],
+        certificate: Leaf,
+    ) -> PeerServer {
+        let standin = self.server(name, serves, certificate).await;
+        self.local.lease(name, "one");
+        let published = Some(self.publish(name, standin.server.addr()));
+        PeerServer {
+            name,
+            standin,
+            published,
+        }
+    }
+
+    /// A server that nobody has heard of.
+    pub(crate) async fn server(&self, name: &str, serves: &[&str], certificate: Leaf) -> Standin {
+        self.speaking(&["h2", "http/1.1"], name, serves, certificate)
+            .await
+    }
+
+    /// The same, speaking these protocols alone.
+    pub(crate) async fn speaking(
+        &self,
+        alpn: &[&'static str],
+        name: &str,
+        serves: &[&str],
+        certificate: Leaf,
+    ) -> Standin {
+        let options = Options::new(certificate)
+            .clients(ClientAuth::Require(&self.bed.front_proxy_ca))
+            .alpn(alpn);
+        let serves = [&[SHARED], serves].concat();
+        Standin::start(options, name, &serves).await
+    }
+
+    /// All addresses that servers have published, as they change.
+    pub(crate) fn addresses(&self) -> watch::Receiver<Addresses> {
+        let nobody = Identity::named("apiserver-nobody").unwrap();
+        let (stays, own) = watch::channel(Some((nobody, SocketAddr::from(([127, 0, 0, 1], 1)))));
+        let registry = self.exchange.registry();
+        let (found, seen) = watch::channel(Addresses::new());
+        tokio::spawn(async move {
+            registry.run(own, found).await;
+            drop(stays);
+        });
+        seen
+    }
+
+    pub(crate) fn publish(&self, name: &str, address: SocketAddr) -> Published {
+        let identity = Identity::named(name).unwrap();
+        let (publish, own) = watch::channel(Some((identity, address)));
+        let registry = self.exchange.registry();
+        let (found, _) = watch::channel(Addresses::new());
+        tokio::spawn(async move { registry.run(own, found).await });
+        Published { _publish: publish }
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        let mut config = self.bed.config(self.local.server.addr());
+        config.peers.ca = Some(self.bed.path().join("peer-ca.crt"));
+        config.peers.registry = RegistryKind::Memory(self.exchange.clone());
+        config.peers.identity = ApiServerIdentity::Named(OWN.to_owned());
+        config
+    }
+
+    /// A bridge that has learnt what every published peer serves.
+    pub(crate) async fn start(&self) -> Handle {
+        let bridge = start(&self.config());
+        eventually("the cluster is known", PATIENCE, async || {
+            let view = peers(&bridge).await;
+            let all = view["peers"].as_array().unwrap();
+            view["waitingFor"].is_null()
+                && !view["local"].is_null()
+                && all.len() == self.leases() - 1
+                && all.iter().all(|it| !it["secondsSinceSync"].is_null())
+        })
+        .await;
+        bridge
+    }
+
+    fn leases(&self) -> usize {
+        self.local.count(crate::standin::LEASES)
+    }
+
+    pub(crate) fn alice(&self) -> TlsClient {
+        self.bed.user("alice", &["dev"])
+    }
+
+    /// A GET of a user with a certificate.
+    pub(crate) async fn get(&self, bridge: &Handle, path: &str) -> Response {
+        ask(&self.alice(), bridge, "GET", path, &[], "").await
+    }
+
+    pub(crate) async fn post(
+        &self,
+        bridge: &Handle,
+        path: &str,
+        body: impl Into<Bytes>,
+    ) -> Response {
+        ask(&self.alice(), bridge, "POST", path, &[], body).await
+    }
+
+    /// Waits until a GET is answered so.
+    pub(crate) async fn becomes(&self, bridge: &Handle, path: &str, code: u16) {
+        let what = format!("{path} is answered with {code}");
+        eventually(&what, PATIENCE, async || {
+            self.get(bridge, path).await.status == code
+        })
+        .await;
+    }
+}
+
+impl PeerServer {
+    /// What came from clients, by way of the bridge.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        self.standin.seen()
+    }
+
+    /// Neither listens nor answers any more.
+    pub(crate) async fn die(&self) {
+        self.standin.server.stop_listening().await;
+        self.standin.server.kill_connections().await;
+    }
+
+    pub(crate) fn take_address_back(&mut self) {
+        self.published = None;
+    }
+}
+
+/// A request over HTTP/2, on a connection of its own.
+pub(crate) async fn ask(
+    client: &TlsClient,
+    bridge: &Handle,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: impl Into<Bytes>,
+) -> Response {
+    let mut request = Request::builder()
+        .method(method)
+        .uri(format!("https://k{path}"));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let h2 = client.http2(bridge.address()).await.unwrap();
+    let answered = h2.request(request.body(()).unwrap(), body);
+    let answered = tokio::time::timeout(PATIENCE, answered).await;
+    answered.expect("an answer").unwrap()
+}
+
+/// Which stand-in answered.
+#[track_caller]
+pub(crate) fn served_by(response: &Response) -> String {
+    assert_eq!(response.status, 200, "{}", response.text());
+    let body: Value = serde_json::from_slice(&response.body).unwrap();
+    body["servedBy"].as_str().unwrap().to_owned()
+}
+
+/// Checks that an answer is a Status with this code, and gives its message.
+#[track_caller]
+pub(crate) fn refusal(response: &Response, code: u16) -> String {
+    assert_eq!(response.status, code, "{}", response.text());
+    let body: Value = serde_json::from_slice(&response.body).unwrap();
+    assert_eq!(body["kind"], "Status", "{body}");
+    assert_eq!(body["code"], code, "{body}");
+    body["message"].as_str().unwrap().to_owned()
+}
+
+/// `/debug/peers`
+pub(crate) async fn peers(bridge: &Handle) -> Value {
+    let answer = plain::get(bridge.admin_address(), "/debug/peers").await;
+    assert_eq!(answer.status, 200);
+    serde_json::from_str(&answer.body).unwrap()
+}
+
+/// One peer of `/debug/peers`.
+pub(crate) async fn peer_view(bridge: &Handle, name: &str) -> Value {
+    let view = peers(bridge).await;
+    let all = view["peers"].as_array().unwrap();
+    let found = all.iter().find(|it| it["identity"] == name);
+    found.cloned().unwrap_or(Value::Null)
+}

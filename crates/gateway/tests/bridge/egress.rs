@@ -1,0 +1,591 @@
+//! Peers are reached through the proxy that `--egress-selector-config-file`
+//! names, and only through it.
+//!
+//! The peer publishes an address that leads nowhere (RFC 5737); the proxies
+//! here know where it really is.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use rustls_pki_types::ServerName;
+use serde_json::{Value, json};
+use skewbridge_gateway::Handle;
+use skewbridge_gateway::config::{ApiServerIdentity, Config, Egress, ProxyTransport, RegistryKind};
+use skewbridge_gateway::tls::material::KeyPairFiles;
+use skewbridge_peers::registry::{Addresses, Exchange, Registry};
+use skewbridge_peers::{Identity, IdentityLease};
+use skewbridge_testkit::upstream::Upgrade;
+use skewbridge_testkit::{
+    ApiServer, BodySender, Ca, ClientAuth, Connection, Leaf, Options, PATIENCE, Reply, Seen,
+    eventually,
+};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_rustls::TlsAcceptor;
+
+use crate::bed::{Bed, start};
+use crate::plain;
+use crate::scripted::status;
+
+const HERE: &str = "apiserver-here";
+const THERE: &str = "apiserver-there";
+
+/// Where the peer says that it is. Nobody is.
+const PUBLISHED: &str = "192.0.2.7:6443";
+
+/// What only the peer serves.
+const WIDGETS: &str = "/apis/new.example/v1/namespaces/a/widgets";
+
+/// Two servers of a cluster, only one of which serves widgets.
+struct Cluster {
+    bed: Bed,
+    here: ApiServer,
+    there: ApiServer,
+    exchange: Exchange,
+    watches: mpsc::UnboundedReceiver<BodySender>,
+    tunnels: mpsc::UnboundedReceiver<Upgrade>,
+    registry: JoinHandle<()>,
+    _published: watch::Sender<Option<(Identity, SocketAddr)>>,
+}
+
+impl Cluster {
+    async fn new() -> Self {
+        let bed = Bed::new();
+        let peer_ca = Ca::new("peer-ca");
+        bed.dir.write("peer-ca.crt", peer_ca.pem());
+        let options =
+            Options::new(bed.upstream.clone()).clients(ClientAuth::Accept(&bed.front_proxy_ca));
+        let silent = Mutex::new(Vec::new());
+        let here = ApiServer::start(options, move |seen| upstream(&seen, &silent)).await;
+
+        let (say_watch, watches) = mpsc::unbounded_channel();
+        let (say_tunnel, tunnels) = mpsc::unbounded_channel();
+        let options = Options::new(peer_ca.server(&["kubernetes.default.svc"]))
+            .clients(ClientAuth::Require(&bed.front_proxy_ca));
+        let there = ApiServer::start(options, move |seen| {
+            if let Some(protocol) = seen.header("upgrade") {
+                let (reply, upgrade) = Reply::upgrade(protocol);
+                say_tunnel.send(upgrade).unwrap();
+                return reply;
+            }
+            match (seen.path(), seen.query()) {
+                (WIDGETS, Some("watch=true")) => {
+                    let (reply, sender) = Reply::stream();
+                    say_watch.send(sender).unwrap();
+                    reply.header("Content-Type", "application/json")
+                }
+                (WIDGETS, _) => Reply::json(r#"{"kind":"WidgetList"}"#),
+                _ => discovery(&seen, Some("new.example")),
+            }
+        })
+        .await;
+
+        let exchange = Exchange::default();
+        let address = PUBLISHED.parse().unwrap();
+        let (published, own) = watch::channel(Some((Identity::named(THERE).unwrap(), address)));
+        let registry = exchange.registry();
+        let registry = tokio::spawn(async move {
+            let (found, _) = watch::channel(Addresses::new());
+            registry.run(own, found).await;
+        });
+        Self {
+            bed,
+            here,
+            there,
+            exchange,
+            watches,
+            tunnels,
+            registry,
+            _published: published,
+        }
+    }
+
+    fn config(&self, egress: Egress) -> Config {
+        let mut config = self.bed.config(self.here.addr());
+        config.peers.identity = ApiServerIdentity::Named(HERE.to_owned());
+        config.peers.registry = RegistryKind::Memory(self.exchange.clone());
+        config.peers.ca = Some(self.bed.path().join("peer-ca.crt"));
+        config.peers.egress = egress;
+        config
+    }
+
+    fn through(&self, transport: ProxyTransport) -> Handle {
+        start(&self.config(Egress::HttpConnect(transport)))
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.bed.path().join("proxy.sock")
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.registry.abort();
+    }
+}
+
+/// What the kube-apiserver behind the bridge answers. Nothing ever happens in
+/// its watches, which are kept here.
+fn upstream(seen: &Seen, silent: &Mutex<Vec<BodySender>>) -> Reply {
+    let watch = seen
+        .query()
+        .is_some_and(|query| query.contains("watch=true"));
+    let (kind, items) = match seen.path() {
+        skewbridge_peers::lease::COLLECTION => ("LeaseList", [HERE, THERE].map(lease).to_vec()),
+        "/apis/apiregistration.k8s.io/v1/apiservices" => ("APIServiceList", Vec::new()),
+        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions" => ("CRDList", Vec::new()),
+        _ => return discovery(seen, None),
+    };
+    if watch {
+        let (reply, sender) = Reply::stream();
+        silent.lock().unwrap().push(sender);
+        return reply;
+    }
+    let list = json!({"kind": kind, "metadata": {"resourceVersion": "1"}, "items": items});
+    Reply::json(list.to_string())
+}
+
+fn lease(name: &str) -> Value {
+    let identity = Identity::named(name).unwrap();
+    let lease = IdentityLease::new(&identity, name, name, SystemTime::now());
+    let mut lease: Value = serde_json::from_str(&lease.to_json()).unwrap();
+    lease["metadata"]["resourceVersion"] = "1".into();
+    lease["metadata"]["uid"] = name.into();
+    lease
+}
+
+/// What any server says of itself.
+fn discovery(seen: &Seen, group: Option<&str>) -> Reply {
+    let resource = json!({
+        "resource": "widgets", "scope": "Namespaced", "singularResource": "widget",
+        "verbs": ["get", "list", "watch", "create"],
+        "responseKind": {"group": "", "version": "", "kind": "Widget"},
+        "subresources": [{"subresource": "exec", "verbs": ["create", "get"]}],
+    });
+    let groups: Vec<_> = group
+        .into_iter()
+        .map(|group| {
+            json!({
+                "metadata": {"name": group},
+                "versions": [{"version": "v1", "freshness": "Current", "resources": [resource]}],
+            })
+        })
+        .collect();
+    let items = match seen.path() {
+        "/readyz" => return Reply::new(200).body("ok"),
+        "/version" => return Reply::json(r#"{"gitVersion":"v1.35.0"}"#),
+        "/apis" => groups,
+        "/api" => Vec::new(),
+        _ => return Reply::json("{}").status(404),
+    };
+    let document = json!({
+        "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2",
+        "metadata": {}, "items": items,
+    });
+    Reply::new(200)
+        .header(
+            "Content-Type",
+            "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
+        )
+        .body(document.to_string())
+}
+
+/// What a proxy does when it is asked.
+#[derive(Clone)]
+enum Manner {
+    /// Opens a tunnel to this server.
+    Tunnel(SocketAddr),
+    /// Answers this and closes.
+    Say(&'static [u8]),
+    /// Reads, and is silent.
+    Silent,
+}
+
+/// An HTTP CONNECT proxy.
+struct Proxy {
+    asked: Arc<Mutex<Vec<String>>>,
+    manner: watch::Sender<Manner>,
+    task: JoinHandle<()>,
+}
+
+/// Where a proxy takes its clients from.
+enum Door {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+    Tls(TcpListener, TlsAcceptor),
+}
+
+trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
+
+impl Door {
+    async fn open(&self) -> io::Result<Box<dyn Io>> {
+        Ok(match self {
+            Self::Tcp(listener) => Box::new(listener.accept().await?.0),
+            Self::Unix(listener) => Box::new(listener.accept().await?.0),
+            Self::Tls(listener, tls) => Box::new(tls.accept(listener.accept().await?.0).await?),
+        })
+    }
+}
+
+impl Proxy {
+    async fn tcp(manner: Manner) -> (Self, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        (Self::start(manner, Door::Tcp(listener)), addr)
+    }
+
+    fn unix(path: PathBuf, manner: Manner) -> Self {
+        Self::start(manner, Door::Unix(UnixListener::bind(path).unwrap()))
+    }
+
+    async fn tls(manner: Manner, tls: &Leaf, clients: &Ca) -> (Self, SocketAddr) {
+        let acceptor = tls.server_config(ClientAuth::Require(clients), &[]).into();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        (Self::start(manner, Door::Tls(listener, acceptor)), addr)
+    }
+
+    fn start(manner: Manner, door: Door) -> Self {
+        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let record = asked.clone();
+        let (manner, current) = watch::channel(manner);
+        let task = tokio::spawn(async move {
+            let mut clients = JoinSet::new();
+            loop {
+                if let Ok(io) = door.open().await {
+                    let manner = current.borrow().clone();
+                    clients.spawn(serve(io, manner, record.clone()));
+                }
+            }
+        });
+        Self {
+            asked,
+            manner,
+            task,
+        }
+    }
+
+    fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn serve(mut io: Box<dyn Io>, manner: Manner, asked: Arc<Mutex<Vec<String>>>) {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let Ok(byte) = io.read_u8().await else {
+            return;
+        };
+        head.push(byte);
+    }
+    asked.lock().unwrap().push(String::from_utf8(head).unwrap());
+    match manner {
+        Manner::Tunnel(to) => {
+            let mut server = TcpStream::connect(to).await.unwrap();
+            let opened = b"HTTP/1.1 200 Connection established\r\n\r\n";
+            if io.write_all(opened).await.is_ok() && io.flush().await.is_ok() {
+                let _ = copy_bidirectional(&mut io, &mut server).await;
+            }
+        }
+        Manner::Say(bytes) => {
+            let _ = io.write_all(bytes).await;
+            let _ = io.shutdown().await;
+        }
+        Manner::Silent => std::future::pending().await,
+    }
+}
+
+/// What the bridge knows of the peer.
+async fn peer(bridge: &Handle) -> Value {
+    let view = plain::get(bridge.admin_address(), "/debug/peers").await;
+    let view: Value = serde_json::from_str(&view.body).unwrap();
+    view["peers"][0].clone()
+}
+
+async fn knows_the_peer(bridge: &Handle) {
+    eventually("the peer tells what it serves", PATIENCE, async || {
+        let peer = peer(bridge).await;
+        peer["servesAlone"]
+            .as_array()
+            .is_some_and(|it| !it.is_empty())
+    })
+    .await;
+}
+
+async fn sees_the_problem(bridge: &Handle, expected: &str) {
+    eventually(expected, PATIENCE, async || {
+        let peer = peer(bridge).await;
+        (peer["problem"].as_str()).is_some_and(|problem| problem.contains(expected))
+    })
+    .await;
+}
+
+const UPGRADE: &str = "POST /apis/new.example/v1/namespaces/a/widgets/b/exec HTTP/1.1\r\nHost: k\r\n\
+    Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0\r\n\r\n";
+
+/// More goes this way than any buffer on it holds.
+async fn carries(from: &mut Connection, to: &mut Connection) {
+    let bulk: Vec<u8> = (0..=250).cycle().take(300_000).collect();
+    let mut heard = vec![0; bulk.len()];
+    let said = async {
+        from.write_all(&bulk).await.unwrap();
+        from.flush().await.unwrap();
+    };
+    let ((), read) = tokio::join!(said, to.read_exact(&mut heard));
+    read.unwrap();
+    assert!(heard == bulk, "the bytes arrive as they were");
+}
+
+/// A GET, a watch and an upgrade reach the peer, by way of this proxy alone.
+async fn everything_passes(cluster: &mut Cluster, bridge: &Handle, proxy: &Proxy) {
+    knows_the_peer(bridge).await;
+    for _ in 0..2 {
+        let client = cluster.bed.user("alice", &[]);
+        let h2 = client.http2(bridge.address()).await.unwrap();
+        let answer = h2.get(WIDGETS).await.unwrap();
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(answer.text(), r#"{"kind":"WidgetList"}"#);
+    }
+
+    let client = cluster.bed.user("alice", &[]);
+    let mut h1 = client.http1(bridge.address()).await.unwrap();
+    let watch = format!("GET {WIDGETS}?watch=true HTTP/1.1\r\nHost: k\r\n\r\n");
+    h1.send(watch).await.unwrap();
+    let events = cluster.watches.recv().await.unwrap();
+    // Larger than what any buffer on the way holds at once.
+    let large = format!(
+        "{{\"type\":\"ADDED\",\"pad\":\"{}\"}}\n",
+        "x".repeat(200_000)
+    );
+    events.send("{}\n").await.unwrap();
+    assert_eq!(h1.read_head().await.unwrap().status, 200);
+    assert_eq!(h1.read_chunk().await.unwrap().unwrap(), "{}\n");
+    let (sent, received) = tokio::join!(events.send(large.clone()), async {
+        let mut received = Vec::new();
+        while received.len() < large.len() {
+            received.extend_from_slice(&h1.read_chunk().await.unwrap().unwrap());
+        }
+        received
+    });
+    sent.unwrap();
+    assert!(received == large.as_bytes(), "the event arrives as it was");
+    events.finish().await.unwrap();
+    assert!(h1.read_chunk().await.unwrap().is_none());
+
+    let mut h1 = client.http1(bridge.address()).await.unwrap();
+    h1.send(UPGRADE).await.unwrap();
+    assert_eq!(h1.read_head().await.unwrap().status, 101);
+    let mut ours = h1.into_connection();
+    let mut theirs = cluster.tunnels.recv().await.unwrap().connection().await;
+    carries(&mut ours, &mut theirs).await;
+    carries(&mut theirs, &mut ours).await;
+    ours.shutdown().await.unwrap();
+    assert_eq!(theirs.read(&mut [0]).await.unwrap(), 0);
+    theirs.write_all(b"the rest").await.unwrap();
+    theirs.shutdown().await.unwrap();
+    let mut rest = String::new();
+    ours.read_to_string(&mut rest).await.unwrap();
+    assert_eq!(rest, "the rest");
+
+    let expected = format!("CONNECT {PUBLISHED} HTTP/1.1\r\nHost: {PUBLISHED}\r\n\r\n");
+    let asked = proxy.asked();
+    assert!(asked.iter().all(|head| *head == expected), "{asked:?}");
+    // Those of the bridge itself and of the client's worker, and the upgrade's.
+    assert_eq!(asked.len(), cluster.there.connections());
+    assert!(asked.len() >= 3, "{asked:?}");
+}
+
+#[tokio::test]
+async fn through_a_unix_socket_everything_reaches_the_peer() {
+    let mut cluster = Cluster::new().await;
+    let proxy = Proxy::unix(cluster.socket(), Manner::Tunnel(cluster.there.addr()));
+    let bridge = cluster.through(ProxyTransport::Uds(cluster.socket()));
+    everything_passes(&mut cluster, &bridge, &proxy).await;
+}
+
+#[tokio::test]
+async fn through_tcp_everything_reaches_the_peer() {
+    let mut cluster = Cluster::new().await;
+    let (proxy, addr) = Proxy::tcp(Manner::Tunnel(cluster.there.addr())).await;
+    let bridge = cluster.through(ProxyTransport::Tcp {
+        host: "localhost".to_owned(),
+        port: addr.port(),
+    });
+    everything_passes(&mut cluster, &bridge, &proxy).await;
+}
+
+/// A proxy that wants TLS and a certificate, and how it is met.
+async fn tls_proxy(cluster: &Cluster) -> (Proxy, ProxyTransport, Ca) {
+    let (ca, clients) = (Ca::new("proxy-ca"), Ca::new("proxy-client-ca"));
+    let manner = Manner::Tunnel(cluster.there.addr());
+    let (proxy, addr) = Proxy::tls(manner, &ca.server(&["localhost"]), &clients).await;
+    let pair = clients.client("skewbridge", &[]);
+    let dir = &cluster.bed.dir;
+    let transport = ProxyTransport::Tls {
+        host: addr.ip().to_string(),
+        port: addr.port(),
+        server_name: ServerName::try_from("localhost").unwrap(),
+        ca: dir.write("proxy-ca.crt", ca.pem()),
+        key_pair: KeyPairFiles {
+            cert: dir.write("proxy-client.crt", &pair.cert_pem),
+            key: dir.write("proxy-client.key", &pair.key_pem),
+        },
+    };
+    (proxy, transport, ca)
+}
+
+#[tokio::test]
+async fn through_tls_with_our_certificate_everything_reaches_the_peer() {
+    let mut cluster = Cluster::new().await;
+    let (proxy, transport, _) = tls_proxy(&cluster).await;
+    let bridge = cluster.through(transport);
+    everything_passes(&mut cluster, &bridge, &proxy).await;
+    let metrics = plain::get(bridge.admin_address(), "/metrics").await.body;
+    for what in ["caBundle", "clientCert"] {
+        let series = format!("{{flag=\"--egress-selector-config-file {what}\"}}");
+        assert!(metrics.contains(&series), "{series}");
+    }
+}
+
+#[tokio::test]
+async fn the_files_for_the_proxy_are_read_again_when_they_change() {
+    let cluster = Cluster::new().await;
+    let (proxy, transport, ca) = tls_proxy(&cluster).await;
+    let dir = &cluster.bed.dir;
+    dir.write("proxy-ca.crt", Ca::new("another").pem());
+    let ProxyTransport::Tls { port, .. } = transport else {
+        unreachable!("it is one with TLS");
+    };
+    let bridge = cluster.through(transport);
+    let problem = format!(
+        "--egress-selector-config-file: the proxy at https://127.0.0.1:{port} cannot be reached: \
+         TLS: invalid peer certificate: UnknownIssuer"
+    );
+    sees_the_problem(&bridge, &problem).await;
+    assert!(proxy.asked().is_empty());
+    dir.write("proxy-ca.crt", ca.pem());
+    knows_the_peer(&bridge).await;
+}
+
+#[tokio::test]
+async fn a_certificate_that_the_proxy_refuses_can_be_replaced() {
+    let cluster = Cluster::new().await;
+    let (proxy, transport, _) = tls_proxy(&cluster).await;
+    let ProxyTransport::Tls { key_pair, .. } = &transport else {
+        unreachable!("it is one with TLS");
+    };
+    let files = [key_pair.cert.clone(), key_pair.key.clone()];
+    let good = files.each_ref().map(|path| std::fs::read(path).unwrap());
+    let stranger = Ca::new("another").client("skewbridge", &[]);
+    std::fs::write(&files[0], &stranger.cert_pem).unwrap();
+    std::fs::write(&files[1], &stranger.key_pem).unwrap();
+    let bridge = cluster.through(transport);
+    let problem = format!("broke off before it answered CONNECT {PUBLISHED}");
+    sees_the_problem(&bridge, &problem).await;
+    assert!(proxy.asked().is_empty());
+    for (path, good) in files.iter().zip(good) {
+        std::fs::write(path, good).unwrap();
+    }
+    knows_the_peer(&bridge).await;
+}
+
+/// A bridge whose proxy does this says that of the peer.
+async fn is_told(manner: Manner, expected: &str) {
+    let cluster = Cluster::new().await;
+    let _proxy = Proxy::unix(cluster.socket(), manner);
+    let bridge = cluster.through(ProxyTransport::Uds(cluster.socket()));
+    let named = format!(
+        "--egress-selector-config-file: the proxy at unix://{} {expected}",
+        cluster.socket().display()
+    );
+    sees_the_problem(&bridge, &named).await;
+}
+
+#[tokio::test]
+async fn a_proxy_that_refuses_is_named_with_its_status() {
+    let forbidden = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno";
+    let expected = format!("answered 403 to CONNECT {PUBLISHED}");
+    is_told(Manner::Say(forbidden), &expected).await;
+}
+
+#[tokio::test]
+async fn a_proxy_that_is_none_is_named() {
+    let expected = format!(
+        "answered what is not HTTP/1.1 to CONNECT {PUBLISHED}: it does not begin with HTTP/1."
+    );
+    is_told(Manner::Say(b"220 mail.example ESMTP\r\n"), &expected).await;
+}
+
+#[tokio::test]
+async fn a_proxy_that_breaks_off_is_named() {
+    let expected = format!("broke off before it answered CONNECT {PUBLISHED}");
+    is_told(Manner::Say(b"HTTP/1.1 20"), &expected).await;
+}
+
+#[tokio::test]
+async fn a_dead_proxy_is_named_and_found_again_when_it_is_back() {
+    let cluster = Cluster::new().await;
+    let bridge = cluster.through(ProxyTransport::Uds(cluster.socket()));
+    let named = format!(
+        "the proxy at unix://{} cannot be reached: No such file or directory",
+        cluster.socket().display()
+    );
+    sees_the_problem(&bridge, &named).await;
+    let _proxy = Proxy::unix(cluster.socket(), Manner::Tunnel(cluster.there.addr()));
+    knows_the_peer(&bridge).await;
+}
+
+#[tokio::test]
+async fn a_client_is_told_why_and_to_come_again_when_the_proxy_refuses() {
+    let cluster = Cluster::new().await;
+    let (proxy, addr) = Proxy::tcp(Manner::Tunnel(cluster.there.addr())).await;
+    let bridge = cluster.through(ProxyTransport::Tcp {
+        host: addr.ip().to_string(),
+        port: addr.port(),
+    });
+    knows_the_peer(&bridge).await;
+    proxy
+        .manner
+        .send_replace(Manner::Say(b"HTTP/1.1 502 Bad Gateway\r\n\r\n"));
+    let client = cluster.bed.user("alice", &[]);
+    let mut h1 = client.http1(bridge.address()).await.unwrap();
+    // An upgrade has a connection of its own.
+    h1.send(UPGRADE).await.unwrap();
+    let answer = h1.read_response().await.unwrap();
+    let message = status(&answer, 503)["message"].to_string();
+    let named = format!(
+        "--egress-selector-config-file: the proxy at http://{addr} answered 502 to CONNECT \
+         {PUBLISHED}"
+    );
+    assert!(message.contains(&named), "{message}");
+    assert_eq!(answer.header("retry-after"), Some("1"));
+}
+
+#[tokio::test]
+async fn a_silent_proxy_holds_nobody_up_for_long() {
+    let cluster = Cluster::new().await;
+    let proxy = Proxy::unix(cluster.socket(), Manner::Tunnel(cluster.there.addr()));
+    let bridge = cluster.through(ProxyTransport::Uds(cluster.socket()));
+    knows_the_peer(&bridge).await;
+    proxy.manner.send_replace(Manner::Silent);
+    let client = cluster.bed.user("alice", &[]);
+    let mut h1 = client.http1(bridge.address()).await.unwrap();
+    h1.send(UPGRADE).await.unwrap();
+    let answer = tokio::time::timeout(Duration::from_secs(15), h1.read_response()).await;
+    let answer = answer.expect("the wait is bounded").unwrap();
+    let message = status(&answer, 503)["message"].to_string();
+    let silent = format!("did not answer CONNECT {PUBLISHED} within 3 s");
+    assert!(message.contains(&silent), "{message}");
+}

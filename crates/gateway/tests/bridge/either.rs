@@ -1,0 +1,407 @@
+//! A bridge between a client and an upstream, each in either protocol.
+
+use bytes::Bytes;
+use http::{Request, Version};
+use skewbridge_gateway::Handle;
+use skewbridge_gateway::config::Limits;
+use skewbridge_testkit::{
+    ApiServer, BodySender, ClientAuth, H1Client, H2Client, H2Stream, Options, PATIENCE, RawConn,
+    RawServer, Reply, Response, Seen,
+};
+use tokio::sync::mpsc;
+
+use crate::bed::Bed;
+
+/// The protocol of one leg.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Proto {
+    H1,
+    H2,
+}
+
+use Proto::{H1, H2};
+
+/// Client and upstream in all combinations.
+pub(crate) const COMBINATIONS: [(Proto, Proto); 4] = [(H1, H1), (H1, H2), (H2, H1), (H2, H2)];
+
+impl Proto {
+    pub(crate) fn alpn(self) -> &'static [&'static str] {
+        match self {
+            H1 => &["http/1.1"],
+            H2 => &["h2"],
+        }
+    }
+
+    pub(crate) fn version(self) -> Version {
+        match self {
+            H1 => Version::HTTP_11,
+            H2 => Version::HTTP_2,
+        }
+    }
+}
+
+/// What this gives, unless it takes longer than any test may.
+pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, what)
+        .await
+        .expect("this has happened soon")
+}
+
+/// A bridge in front of a well-behaved upstream. Upstream takes only the front-proxy
+/// certificate, and so sees the users' requests and none of the bridge's own questions.
+pub(crate) struct Stand {
+    pub(crate) bed: Bed,
+    pub(crate) upstream: ApiServer,
+    pub(crate) bridge: Handle,
+}
+
+impl Stand {
+    /// Upstream speaks this protocol alone.
+    pub(crate) async fn new(
+        upstream: Proto,
+        handler: impl Fn(Seen) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        Self::with(upstream, |options| options, handler).await
+    }
+
+    pub(crate) async fn with(
+        upstream: Proto,
+        change: impl FnOnce(Options<'_>) -> Options<'_>,
+        handler: impl Fn(Seen) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        let bed = Bed::new();
+        let options = Options::new(bed.upstream.clone())
+            .clients(ClientAuth::Require(&bed.front_proxy_ca))
+            .alpn(upstream.alpn());
+        let upstream = ApiServer::start(change(options), handler).await;
+        let bridge = bed.bridge(upstream.addr());
+        Self {
+            bed,
+            upstream,
+            bridge,
+        }
+    }
+
+    /// Upstream answers every request with a body that the test sends.
+    pub(crate) async fn streaming(upstream: Proto) -> (Self, mpsc::UnboundedReceiver<BodySender>) {
+        Self::streaming_with(upstream, |options| options).await
+    }
+
+    pub(crate) async fn streaming_with(
+        upstream: Proto,
+        change: impl FnOnce(Options<'_>) -> Options<'_>,
+    ) -> (Self, mpsc::UnboundedReceiver<BodySender>) {
+        let (senders, bodies) = mpsc::unbounded_channel();
+        let stand = Self::with(upstream, change, move |_| {
+            let (reply, sender) = Reply::stream();
+            senders.send(sender).unwrap();
+            reply
+        })
+        .await;
+        (stand, bodies)
+    }
+
+    pub(crate) async fn client(&self, proto: Proto) -> Client {
+        client(&self.bed, &self.bridge, proto).await
+    }
+
+    pub(crate) async fn h1(&self) -> H1Client {
+        let user = self.bed.user("alice", &["dev"]);
+        user.http1(self.bridge.address()).await.unwrap()
+    }
+
+    pub(crate) async fn h2(&self) -> H2Client {
+        let user = self.bed.user("alice", &["dev"]);
+        user.http2(self.bridge.address()).await.unwrap()
+    }
+
+    /// The only request that upstream has seen.
+    pub(crate) fn only_request(&self) -> Seen {
+        let mut requests = self.upstream.requests();
+        assert_eq!(requests.len(), 1, "{requests:#?}");
+        requests.remove(0)
+    }
+}
+
+/// A bridge in front of an upstream that does what it is told, byte by byte. It takes only the
+/// front-proxy certificate, and so the script sees the connections for users and no others.
+pub(crate) struct RawStand {
+    pub(crate) bed: Bed,
+    pub(crate) upstream: RawServer,
+    pub(crate) bridge: Handle,
+}
+
+impl RawStand {
+    pub(crate) async fn new<F, Fut>(upstream: Proto, script: F) -> Self
+    where
+        F: Fn(RawConn) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        Self::with(upstream, |_| {}, script).await
+    }
+
+    /// The same, with other limits.
+    pub(crate) async fn with<F, Fut>(
+        upstream: Proto,
+        change: impl FnOnce(&mut Limits),
+        script: F,
+    ) -> Self
+    where
+        F: Fn(RawConn) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        let bed = Bed::new();
+        let ca = Some(&bed.front_proxy_ca);
+        let upstream = RawServer::start(&bed.upstream, ca, upstream.alpn(), script).await;
+        let mut config = bed.config(upstream.addr());
+        change(&mut config.limits);
+        let bridge = crate::bed::start(&config);
+        Self {
+            bed,
+            upstream,
+            bridge,
+        }
+    }
+
+    pub(crate) async fn client(&self, proto: Proto) -> Client {
+        client(&self.bed, &self.bridge, proto).await
+    }
+}
+
+async fn client(bed: &Bed, bridge: &Handle, proto: Proto) -> Client {
+    let user = bed.user("alice", &["dev"]);
+    match proto {
+        H1 => Client::H1(Box::new(user.http1(bridge.address()).await.unwrap())),
+        H2 => Client::H2(user.http2(bridge.address()).await.unwrap()),
+    }
+}
+
+/// A request to the host that all tests use.
+pub(crate) fn request(method: &str, path: &str) -> http::request::Builder {
+    Request::builder()
+        .method(method)
+        .uri(format!("https://k{path}"))
+}
+
+/// A client in either protocol.
+pub(crate) enum Client {
+    H1(Box<H1Client>),
+    H2(H2Client),
+}
+
+impl Client {
+    pub(crate) async fn get(&mut self, path: &str) -> Response {
+        self.request(request("GET", path), "").await
+    }
+
+    pub(crate) async fn post(&mut self, path: &str, body: impl Into<Bytes>) -> Response {
+        self.request(request("POST", path), body).await
+    }
+
+    /// Sends a whole request and reads the whole answer.
+    pub(crate) async fn request(
+        &mut self,
+        request: http::request::Builder,
+        body: impl Into<Bytes>,
+    ) -> Response {
+        let (request, body) = (request.body(()).unwrap(), body.into());
+        match self {
+            Self::H1(client) => {
+                let framing = match body.len() {
+                    0 => String::new(),
+                    length => format!("Content-Length: {length}\r\n"),
+                };
+                let head = h1_head(&request, &framing);
+                soon(async {
+                    client.send(head).await.unwrap();
+                    client.send(body).await.unwrap();
+                    if request.method() == "HEAD" {
+                        return client.read_response_to_head().await.unwrap();
+                    }
+                    client.read_response().await.unwrap()
+                })
+                .await
+            }
+            Self::H2(client) => soon(client.request(request, body)).await.unwrap(),
+        }
+    }
+
+    /// Sends a request that has no body and leaves its answer to be read.
+    pub(crate) async fn begin(self, request: http::request::Builder) -> Exchange {
+        let mut exchange = self.open(request, "").await;
+        if let Exchange::H2(_, stream) = &mut exchange {
+            stream.finish().unwrap();
+        }
+        exchange
+    }
+
+    /// Sends the head of a request whose body follows in pieces of unknown number.
+    pub(crate) async fn upload(self, request: http::request::Builder) -> Exchange {
+        self.open(request, "Transfer-Encoding: chunked\r\n").await
+    }
+
+    async fn open(self, request: http::request::Builder, framing: &str) -> Exchange {
+        let request = request.body(()).unwrap();
+        match self {
+            Self::H1(mut client) => {
+                client.send(h1_head(&request, framing)).await.unwrap();
+                Exchange::H1(client)
+            }
+            Self::H2(client) => {
+                let stream = soon(client.stream(request)).await.unwrap();
+                Exchange::H2(client, Box::new(stream))
+            }
+        }
+    }
+}
+
+fn h1_head(request: &Request<()>, framing: &str) -> String {
+    let target = request.uri().path_and_query().unwrap();
+    let host = request.uri().authority().unwrap();
+    let fields: Vec<_> = request
+        .headers()
+        .iter()
+        .map(|(name, value)| format!("{name}: {}\r\n", value.to_str().unwrap()))
+        .collect();
+    let fields = fields.concat();
+    let method = request.method();
+    format!("{method} {target} HTTP/1.1\r\nHost: {host}\r\n{fields}{framing}\r\n")
+}
+
+/// A request on its way, and its answer, piece by piece. Dropped, the client is gone.
+pub(crate) enum Exchange {
+    H1(Box<H1Client>),
+    H2(H2Client, Box<H2Stream>),
+}
+
+/// The answer is not whole.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Truncated;
+
+impl Exchange {
+    pub(crate) async fn send(&mut self, piece: &[u8]) {
+        soon(self.push(piece)).await;
+    }
+
+    /// Sends a piece, however long that takes.
+    pub(crate) async fn push(&mut self, piece: &[u8]) {
+        match self {
+            Self::H1(client) => {
+                let size = format!("{:x}\r\n", piece.len());
+                let chunk = [size.as_bytes(), piece, b"\r\n"].concat();
+                client.send(chunk).await.unwrap();
+            }
+            Self::H2(_, stream) => stream.send(piece.to_vec()).await.unwrap(),
+        }
+    }
+
+    pub(crate) async fn finish(&mut self, trailers: &[(&str, &str)]) {
+        match self {
+            Self::H1(client) => {
+                let lines: Vec<_> = trailers
+                    .iter()
+                    .map(|(name, value)| format!("{name}: {value}\r\n"))
+                    .collect();
+                let lines = lines.concat();
+                client.send(format!("0\r\n{lines}\r\n")).await.unwrap();
+            }
+            Self::H2(_, stream) if trailers.is_empty() => stream.finish().unwrap(),
+            Self::H2(_, stream) => stream.finish_with(&owned(trailers)).unwrap(),
+        }
+    }
+
+    /// The status of the final answer.
+    pub(crate) async fn head(&mut self) -> u16 {
+        soon(async {
+            match self {
+                Self::H1(client) => loop {
+                    let head = client.read_head().await.unwrap();
+                    if head.status >= 200 {
+                        return head.status;
+                    }
+                },
+                Self::H2(_, stream) => stream.head().await.unwrap().status.as_u16(),
+            }
+        })
+        .await
+    }
+
+    /// Reads until these bytes have come, and nothing more has.
+    pub(crate) async fn expect(&mut self, bytes: &[u8]) {
+        let mut came = Vec::new();
+        while came.len() < bytes.len() {
+            came.extend_from_slice(&self.chunk().await.unwrap().expect("more is to come"));
+        }
+        assert_eq!(came, bytes);
+    }
+
+    /// The next piece of the answer, `None` at its end.
+    pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, Truncated> {
+        soon(async {
+            match self {
+                Self::H1(client) => client.read_chunk().await.map_err(|_| Truncated),
+                Self::H2(_, stream) => {
+                    let chunk = stream.chunk().await.transpose();
+                    chunk.map_err(|error| {
+                        assert!(error.is_reset() && error.is_remote(), "{error}");
+                        Truncated
+                    })
+                }
+            }
+        })
+        .await
+    }
+
+    /// The rest of the answer.
+    pub(crate) async fn rest(&mut self) -> Result<Vec<u8>, Truncated> {
+        let mut rest = Vec::new();
+        while let Some(chunk) = self.chunk().await? {
+            rest.extend_from_slice(&chunk);
+        }
+        Ok(rest)
+    }
+
+    /// The trailers, once the body is read; names in lower case.
+    pub(crate) async fn trailers(&mut self) -> Vec<(String, String)> {
+        match self {
+            Self::H1(client) => lower(client.trailers()),
+            Self::H2(_, stream) => soon(stream.trailers()).await.unwrap(),
+        }
+    }
+
+    /// The client leaves: over HTTP/1.1 with its connection, over HTTP/2 with its stream. What
+    /// is given keeps the HTTP/2 connection open.
+    pub(crate) fn leave(self) -> Option<H2Client> {
+        match self {
+            Self::H1(_) => None,
+            Self::H2(client, stream) => {
+                drop(stream);
+                Some(client)
+            }
+        }
+    }
+}
+
+pub(crate) fn owned(fields: &[(&str, &str)]) -> Vec<(String, String)> {
+    fields
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect()
+}
+
+/// Field names as HTTP/2 writes them.
+pub(crate) fn lower(fields: &[(String, String)]) -> Vec<(String, String)> {
+    fields
+        .iter()
+        .map(|(name, value)| (name.to_lowercase(), value.clone()))
+        .collect()
+}
+
+/// Whether an answer is a `metav1.Status` with this code.
+#[track_caller]
+pub(crate) fn assert_status(response: &Response, code: u16) {
+    assert_eq!(response.status, code, "{}", response.text());
+    let body: serde_json::Value = serde_json::from_slice(&response.body).unwrap();
+    assert_eq!(body["kind"], "Status", "{body}");
+    assert_eq!(body["code"], code, "{body}");
+}

@@ -1,0 +1,392 @@
+//! When there is no answer from upstream, the bridge's own is a
+//! `metav1.Status` that says why.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Request;
+use skewbridge_testkit::h2frames::{self, flag, kind};
+use skewbridge_testkit::{ApiServer, H1Client, Options, RawServer, Reply, Response};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpSocket;
+use tokio::sync::{Notify, mpsc};
+
+use crate::bed::{self, Bed};
+use crate::scripted::{requests, scripted, status};
+
+const GET: &str = "GET /api HTTP/1.1\r\nHost: k\r\n\r\n";
+
+/// A port that is taken, and on which nobody listens.
+fn nobody() -> (TcpSocket, SocketAddr) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = socket.local_addr().unwrap();
+    (socket, address)
+}
+
+async fn answer(client: &mut H1Client, request: impl AsRef<[u8]>) -> Response {
+    client.send(request).await.unwrap();
+    client.read_response().await.unwrap()
+}
+
+#[tokio::test]
+async fn an_upstream_that_is_down_is_503_in_the_media_type_that_was_asked_for() {
+    const JSON: &str = "application/json";
+    const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+    const CBOR: &str = "application/cbor";
+    let rows = [
+        (None, JSON),
+        (Some("*/*"), JSON),
+        (Some("text/html"), JSON),
+        (Some("application/json"), JSON),
+        (Some("application/vnd.kubernetes.protobuf"), PROTOBUF),
+        (
+            Some("application/vnd.kubernetes.protobuf, application/json"),
+            JSON,
+        ),
+        (
+            Some("application/vnd.kubernetes.protobuf,application/json;q=0.5"),
+            JSON,
+        ),
+        (
+            Some("application/vnd.kubernetes.protobuf,application/json;q=0"),
+            PROTOBUF,
+        ),
+        (Some("application/cbor"), CBOR),
+        (Some("application/cbor, */*;q=0.1"), JSON),
+    ];
+    let bed = Bed::new();
+    let (_taken, upstream) = nobody();
+    let bridge = bed.bridge(upstream);
+    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+    for (accept, expected) in rows {
+        let field = accept.map_or(String::new(), |accept| format!("Accept: {accept}\r\n"));
+        let over_h1 = answer(
+            &mut h1,
+            format!("GET /api HTTP/1.1\r\nHost: k\r\n{field}\r\n"),
+        );
+        let mut request = Request::get("https://k/api");
+        if let Some(accept) = accept {
+            request = request.header("accept", accept);
+        }
+        let over_h2 = h2.request(request.body(()).unwrap(), "");
+        for response in [over_h1.await, over_h2.await.unwrap()] {
+            assert_eq!(response.status, 503, "{accept:?}");
+            assert_eq!(
+                response.header("content-type"),
+                Some(expected),
+                "{accept:?}"
+            );
+            assert_eq!(response.header("retry-after"), Some("1"));
+            let length = response.body.len().to_string();
+            assert_eq!(response.header("content-length"), Some(length.as_str()));
+            let start: &[u8] = match expected {
+                JSON => b"{",
+                PROTOBUF => b"k8s\0",
+                // RFC 8949, 3.4.6: CBOR that says of itself what it is.
+                _ => b"\xd9\xd9\xf7",
+            };
+            assert!(response.body.starts_with(start), "{accept:?}");
+            if expected == JSON {
+                let status = status(&response, 503);
+                assert_eq!(status["reason"], "ServiceUnavailable");
+                assert_eq!(status["details"]["retryAfterSeconds"], 1);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_that_comes_back_is_found_again() {
+    let bed = Bed::new();
+    let options = Options::new(bed.upstream.clone());
+    let upstream = ApiServer::start(options, |_| Reply::json("{}")).await;
+    upstream.stop_listening().await;
+    let bridge = bed.bridge(upstream.addr());
+    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+    status(&answer(&mut client, GET).await, 503);
+    status(&h2.get("/api").await.unwrap(), 503);
+    upstream.listen_again().await;
+    assert_eq!(answer(&mut client, GET).await.status, 200);
+    assert_eq!(h2.get("/api").await.unwrap().status, 200);
+}
+
+#[tokio::test]
+async fn an_upstream_that_cuts_off_before_its_headers_is_502() {
+    let bed = Bed::new();
+    for (said, reset) in [
+        ("", false),
+        ("", true),
+        ("HTTP/1.1 200 OK\r\nContent-", false),
+        ("HTTP/1.1 100 Continue\r\n\r\n", false),
+    ] {
+        let upstream = scripted(&bed, move |_, mut conn| async move {
+            conn.write(said).await;
+            if reset {
+                conn.reset();
+            }
+        })
+        .await;
+        let bridge = bed.bridge(upstream.addr());
+        let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+        let response = answer(&mut h1, GET).await;
+        assert_eq!(
+            status(&response, 502)["reason"],
+            "InternalError",
+            "{said:?}"
+        );
+        // The client's own connection has no part in it.
+        let post = "POST /api HTTP/1.1\r\nHost: k\r\nContent-Length: 2\r\n\r\n{}";
+        status(&answer(&mut h1, post).await, 502);
+        let h2 = bed.client().http2(bridge.address()).await.unwrap();
+        status(&h2.get("/api").await.unwrap(), 502);
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_upstream_resets_is_502_and_one_that_it_refuses_503() {
+    for (reason, code) in [
+        (h2::Reason::INTERNAL_ERROR, 502),
+        (h2::Reason::CANCEL, 502),
+        (h2::Reason::REFUSED_STREAM, 503),
+    ] {
+        let bed = Bed::new();
+        let options = Options::new(bed.upstream.clone());
+        let upstream = ApiServer::start(options, move |_| Reply::reset(reason)).await;
+        let bridge = bed.bridge(upstream.addr());
+        let h2 = bed.client().http2(bridge.address()).await.unwrap();
+        status(&h2.get("/api").await.unwrap(), code);
+        let sent = if code == 503 { 2 } else { 1 };
+        assert_eq!(requests(&upstream).len(), sent, "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_http_from_upstream_is_502() {
+    let huge = format!("HTTP/1.1 200 OK\r\nX: {}\r\n\r\n", "x".repeat(1 << 20));
+    let rows = [
+        ("a greeting", "SSH-2.0-OpenSSH_9.9\r\n\r\n".to_owned()),
+        ("no status code", "HTTP/1.1 abc\r\n\r\n".to_owned()),
+        (
+            "a version of the future",
+            "HTTP/3 200 OK\r\n\r\n".to_owned(),
+        ),
+        (
+            "two framings",
+            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned(),
+        ),
+        (
+            "two lengths",
+            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n".to_owned(),
+        ),
+        ("NUL", "HTTP/1.1 200 OK\r\nX: \0\r\n\r\n".to_owned()),
+        ("a head that is too large", huge),
+        ("HTTP/2", "\0\0\0\x04\0\0\0\0\0\r\n\r\n".to_owned()),
+    ];
+    let bed = Bed::new();
+    for (name, said) in rows {
+        println!("{name}");
+        let upstream = scripted(&bed, move |_, mut conn| {
+            let said = said.clone();
+            async move {
+                // Not all of it is read.
+                let _ = conn.io.write_all(said.as_bytes()).await;
+                let _ = conn.io.flush().await;
+                conn.stall().await;
+            }
+        })
+        .await;
+        let bridge = bed.bridge(upstream.addr());
+        let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+        status(&answer(&mut h1, GET).await, 502);
+        let h2 = bed.client().http2(bridge.address()).await.unwrap();
+        status(&h2.get("/api").await.unwrap(), 502);
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_http2_from_upstream_is_502() {
+    let bed = Bed::new();
+    let oversized = {
+        let mut frames = h2frames::headers(1, flag::END_STREAM, h2frames::STATUS_200);
+        let block: Vec<u8> = (0..90)
+            .flat_map(|_| h2frames::literal("x-filler", &"x".repeat(16_000)))
+            .collect();
+        for part in block.chunks(16_000) {
+            frames.extend(h2frames::continuation(1, flag::NONE, part));
+        }
+        frames.extend(h2frames::continuation(1, flag::END_HEADERS, &[]));
+        frames
+    };
+    let rows = [
+        ("HTTP/1.1", b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec()),
+        ("a block that is no block", {
+            h2frames::headers(1, flag::END_HEADERS, &[0xff; 16])
+        }),
+        ("no status", {
+            let block = h2frames::literal("x", "y");
+            h2frames::headers(1, flag::END_HEADERS, &block)
+        }),
+        ("headers that are too large", oversized),
+    ];
+    for (name, said) in rows {
+        println!("{name}");
+        let upstream = RawServer::start(&bed.upstream, None, &["h2"], move |mut conn| {
+            let said = said.clone();
+            async move {
+                // The bridge may leave at any time, with its probe for instance.
+                let _ = h2frames::accept(&mut conn.io, &[]).await;
+                let _ = h2frames::read_until(&mut conn.io, kind::HEADERS).await;
+                let _ = conn.io.write_all(&said).await;
+                let _ = conn.io.flush().await;
+                conn.stall().await;
+            }
+        })
+        .await;
+        let bridge = bed.bridge(upstream.addr());
+        let h2 = bed.client().http2(bridge.address()).await.unwrap();
+        status(&h2.get("/api").await.unwrap(), 502);
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_that_does_not_answer_is_504_but_watches_logs_and_exec_may_wait() {
+    const LONG: [&str; 5] = [
+        "GET /api/v1/pods?watch=1",
+        "GET /api/v1/watch/pods",
+        "GET /api/v1/namespaces/a/pods/b/log",
+        "POST /api/v1/namespaces/a/pods/b/exec",
+        "GET /api/v1/namespaces/a/pods/b/proxy/x",
+    ];
+    let bed = Bed::new();
+    let (holding, mut held) = mpsc::unbounded_channel();
+    let options = Options::new(bed.upstream.clone());
+    let upstream = ApiServer::start(options, move |seen| {
+        let release = Arc::new(Notify::new());
+        match seen.path() {
+            "/readyz" | "/version" => return Reply::new(200),
+            "/never" => {}
+            _ => holding.send(release.clone()).unwrap(),
+        }
+        Reply::json("{}").after(&release)
+    })
+    .await;
+    let mut config = bed.config(upstream.addr());
+    config.limits.request_timeout = Duration::from_millis(60);
+    config.limits.answer_grace = Duration::from_millis(40);
+    let bridge = bed::start(&config);
+
+    let mut waiting = Vec::new();
+    for line in LONG {
+        let mut client = bed.client().http1(bridge.address()).await.unwrap();
+        let request = format!("{line} HTTP/1.1\r\nHost: k\r\n\r\n");
+        client.send(request).await.unwrap();
+        waiting.push(client);
+    }
+    let mut releases = Vec::new();
+    for _ in LONG {
+        releases.push(held.recv().await.unwrap());
+    }
+    // Asked later, and out of time before the others are answered.
+    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+    let response = answer(&mut h1, "GET /never HTTP/1.1\r\nHost: k\r\n\r\n").await;
+    assert_eq!(status(&response, 504)["reason"], "Timeout");
+    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+    status(&h2.get("/never").await.unwrap(), 504);
+    for release in releases {
+        release.notify_one();
+    }
+    for mut client in waiting {
+        assert_eq!(client.read_response().await.unwrap().status, 200);
+    }
+}
+
+#[tokio::test]
+async fn what_the_client_did_wrong_is_400_or_431() {
+    let bed = Bed::new();
+    let options = Options::new(bed.upstream.clone());
+    let upstream = ApiServer::start(options, |_| Reply::json("{}")).await;
+    let bridge = bed.bridge(upstream.addr());
+    let large = "x".repeat(1 << 20);
+    let many = "x: 1\r\n".repeat(9000);
+    let rows = [
+        ("no request", 400, "what is this\r\n\r\n".to_owned()),
+        (
+            "too large",
+            431,
+            format!("GET / HTTP/1.1\r\nHost: k\r\nX: {large}\r\n\r\n"),
+        ),
+        (
+            "too large, and not done",
+            431,
+            format!("GET / HTTP/1.1\r\nX: {large}"),
+        ),
+        (
+            "a target too large",
+            431,
+            format!("GET /{large} HTTP/1.1\r\nHost: k\r\n\r\n"),
+        ),
+        (
+            "too many",
+            431,
+            format!("GET / HTTP/1.1\r\nHost: k\r\n{many}\r\n"),
+        ),
+    ];
+    for (name, code, sent) in rows {
+        println!("{name}");
+        let mut client = bed.client().http1(bridge.address()).await.unwrap();
+        let response = answer(&mut client, sent).await;
+        status(&response, code);
+        assert_eq!(response.header("connection"), Some("close"));
+        client.read_close().await.unwrap();
+    }
+    for path in ["/%", "/api/%zz/pods", "/a%2", "/%c"] {
+        // A request that was understood: its connection stays.
+        let mut client = bed.client().http1(bridge.address()).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: k\r\n\r\n");
+        let response = answer(&mut client, request).await;
+        assert_eq!(status(&response, 400)["reason"], "BadRequest");
+        assert_eq!(answer(&mut client, GET).await.status, 200);
+        let h2 = bed.client().http2(bridge.address()).await.unwrap();
+        status(&h2.get(path).await.unwrap(), 400);
+    }
+    let passed: Vec<_> = requests(&upstream)
+        .into_iter()
+        .map(|seen| seen.target)
+        .collect();
+    assert_eq!(passed, ["/api"; 4]);
+}
+
+#[tokio::test]
+async fn an_error_in_answer_to_head_has_no_body() {
+    let bed = Bed::new();
+    let (_taken, upstream) = nobody();
+    let bridge = bed.bridge(upstream);
+    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+    for (path, code) in [("/%zz", 400), ("/api", 503)] {
+        h1.send(format!("HEAD {path} HTTP/1.1\r\nHost: k\r\n\r\n"))
+            .await
+            .unwrap();
+        let response = h1.read_response_to_head().await.unwrap();
+        assert_eq!(response.status, code);
+        assert_eq!(response.header("content-type"), Some("application/json"));
+        assert_ne!(response.header("content-length"), Some("0"));
+    }
+    // Nothing of a body stands before the next answer.
+    status(&answer(&mut h1, GET).await, 503);
+
+    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+    for (path, host, code) in [
+        ("/%zz", "k", 400),
+        ("/api", "k", 503),
+        ("/api", "evil", 400),
+    ] {
+        let request = Request::head(format!("https://k{path}")).header("host", host);
+        let response = h2.request(request.body(()).unwrap(), "").await.unwrap();
+        assert_eq!((response.status, response.body.len()), (code, 0));
+        assert_eq!(response.header("content-type"), Some("application/json"));
+    }
+}

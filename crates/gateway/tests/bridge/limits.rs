@@ -1,0 +1,594 @@
+//! What one client may take, and that the others do not feel it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Request;
+use skewbridge_gateway::Handle;
+use skewbridge_gateway::config::Limits;
+use skewbridge_testkit::h2frames::{self, Frame, code, flag, kind, setting};
+use skewbridge_testkit::{
+    ApiServer, BodySender, Connection, H1Client, H2Client, Options, PATIENCE, Reply, eventually,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::timeout;
+
+use crate::bed::{self, Bed};
+use crate::plain;
+use crate::scripted::{requests, status};
+
+const GET: &str = "GET /api HTTP/1.1\r\nHost: k\r\n\r\n";
+const WATCH: &str = "/api/v1/pods?watch=1";
+/// Long enough for a busy machine to send a request in it.
+const SHORT: Duration = Duration::from_millis(500);
+
+/// An upstream whose watches the test feeds, and a bridge with these limits.
+struct Scene {
+    bed: Bed,
+    upstream: ApiServer,
+    bridge: Handle,
+    watches: mpsc::UnboundedReceiver<BodySender>,
+}
+
+async fn scene(change: impl FnOnce(&mut Limits)) -> Scene {
+    let bed = Bed::new();
+    let (senders, watches) = mpsc::unbounded_channel();
+    let options = Options::new(bed.upstream.clone()).max_concurrent_streams(250);
+    let (held, big) = (Arc::new(Notify::new()), Bytes::from(vec![b'x'; 8 << 20]));
+    // More than all sockets on the way can hold.
+    let huge = Bytes::from(vec![b'x'; 64 << 20]);
+    let upstream = ApiServer::start(options, move |seen| match seen.path() {
+        "/api/v1/pods" => {
+            let (reply, sender) = Reply::stream();
+            senders.send(sender).unwrap();
+            reply
+        }
+        "/held" => Reply::new(200).after(&held),
+        "/big" => Reply::json(big.clone()),
+        "/huge" => Reply::json(huge.clone()),
+        _ => Reply::json("{}"),
+    })
+    .await;
+    let mut config = bed.config(upstream.addr());
+    change(&mut config.limits);
+    let bridge = bed::start(&config);
+    Scene {
+        bed,
+        upstream,
+        bridge,
+        watches,
+    }
+}
+
+impl Scene {
+    async fn h1(&self) -> H1Client {
+        self.bed
+            .client()
+            .http1(self.bridge.address())
+            .await
+            .unwrap()
+    }
+
+    async fn h2(&self) -> H2Client {
+        self.bed
+            .client()
+            .http2(self.bridge.address())
+            .await
+            .unwrap()
+    }
+
+    /// A connection of HTTP/2 for frames by hand.
+    async fn frames(&self) -> Connection {
+        let client = self.bed.client().alpn(&["h2"]);
+        let address = self.bridge.address();
+        let mut io = client.connect(address, "localhost").await.unwrap();
+        h2frames::open(&mut io, &[]).await.unwrap();
+        io
+    }
+
+    /// Others are served as if nothing were the matter.
+    async fn serves_others(&self) {
+        let mut h1 = self.h1().await;
+        h1.send(GET).await.unwrap();
+        assert_eq!(h1.read_response().await.unwrap().status, 200);
+        let h2 = self.h2().await;
+        assert_eq!(h2.get("/api").await.unwrap().status, 200);
+    }
+}
+
+async fn say(io: &mut Connection, bytes: impl AsRef<[u8]>) {
+    io.write_all(bytes.as_ref()).await.unwrap();
+    io.flush().await.unwrap();
+}
+
+/// Reads to the end of the connection, in good order or not.
+async fn frames_to_end(io: &mut Connection) -> Vec<Frame> {
+    let mut frames = Vec::new();
+    let reading = async {
+        while let Ok(frame) = h2frames::read_frame(io).await {
+            frames.push(frame);
+        }
+    };
+    timeout(PATIENCE, reading)
+        .await
+        .expect("the connection is not ended");
+    frames
+}
+
+fn goaways(frames: &[Frame]) -> Vec<u32> {
+    let mut goaways = frames.to_vec();
+    goaways.retain(|frame| frame.header.kind == kind::GOAWAY);
+    goaways.iter().filter_map(Frame::error_code).collect()
+}
+
+fn get_block(path: &str) -> Vec<u8> {
+    h2frames::request_block("GET", "k", path)
+}
+
+const WHOLE: u8 = flag::END_HEADERS | flag::END_STREAM;
+
+#[tokio::test]
+async fn a_handshake_that_takes_too_long_is_ended_and_counted() {
+    let scene = scene(|limits| limits.handshake_timeout = SHORT).await;
+    for sent in [&b""[..], b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"] {
+        let mut tcp = TcpStream::connect(scene.bridge.address()).await.unwrap();
+        tcp.write_all(sent).await.unwrap();
+        let ended = timeout(PATIENCE, tcp.read(&mut [0])).await.unwrap();
+        assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
+    }
+    let counted = async || {
+        let admin = TcpStream::connect(scene.bridge.admin_address()).await;
+        let mut admin = admin.unwrap();
+        admin
+            .write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            .await
+            .unwrap();
+        let mut metrics = String::new();
+        admin.read_to_string(&mut metrics).await.unwrap();
+        metrics.contains(r#"skewbridge_tls_handshake_failures_total{reason="timeout"} 2"#)
+    };
+    eventually("both are counted", PATIENCE, counted).await;
+    scene.serves_others().await;
+}
+
+#[tokio::test]
+async fn a_head_that_comes_too_slowly_is_408() {
+    let scene = scene(|limits| limits.read_header_timeout = SHORT).await;
+    let mut stuck = scene.h1().await;
+    stuck.send("GET /api HTTP/1.1\r\nHo").await.unwrap();
+    let response = stuck.read_response().await.unwrap();
+    status(&response, 408);
+    assert_eq!(response.header("connection"), Some("close"));
+    stuck.read_close().await.unwrap();
+
+    // Byte after byte buys no time.
+    let trickling = scene.h1().await.into_connection();
+    let (mut reader, mut writer) = tokio::io::split(trickling);
+    let trickle = tokio::spawn(async move {
+        let mut ticks = tokio::time::interval(SHORT / 10);
+        let endless = std::iter::repeat_n(b'x', 1 << 20);
+        for byte in b"GET /api HTTP/1.1\r\nX: ".iter().copied().chain(endless) {
+            ticks.tick().await;
+            if writer.write_all(&[byte]).await.is_err() || writer.flush().await.is_err() {
+                return;
+            }
+        }
+    });
+    let mut answer = String::new();
+    let read = timeout(PATIENCE, reader.read_to_string(&mut answer)).await;
+    read.unwrap().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    trickle.abort();
+
+    // The head of a connection of HTTP/2 is its preface.
+    let client = scene.bed.client().alpn(&["h2"]);
+    let address = scene.bridge.address();
+    let mut silent = client.connect(address, "localhost").await.unwrap();
+    frames_to_end(&mut silent).await;
+}
+
+#[tokio::test]
+async fn idle_connections_are_closed_but_not_those_with_a_watch() {
+    let mut scene = scene(|limits| limits.idle_timeout = SHORT).await;
+    let mut h1_watch = scene.h1().await;
+    h1_watch
+        .send(format!("GET {WATCH} HTTP/1.1\r\nHost: k\r\n\r\n"))
+        .await
+        .unwrap();
+    let h1_events = scene.watches.recv().await.unwrap();
+    let h2 = scene.h2().await;
+    let request = Request::get(format!("https://k{WATCH}")).body(()).unwrap();
+    let mut h2_watch = h2.stream(request).await.unwrap();
+    h2_watch.finish().unwrap();
+    let h2_events = scene.watches.recv().await.unwrap();
+
+    let mut fresh = scene.h1().await;
+    fresh.read_close().await.unwrap();
+    let mut used = scene.h1().await;
+    used.send(GET).await.unwrap();
+    assert_eq!(used.read_response().await.unwrap().status, 200);
+    used.read_close().await.unwrap();
+
+    let fresh = scene.h2().await;
+    let closed = async || fresh.is_closed();
+    eventually("a fresh HTTP/2 connection is closed", PATIENCE, closed).await;
+    let used = scene.h2().await;
+    assert_eq!(used.get("/api").await.unwrap().status, 200);
+    let closed = async || used.is_closed();
+    eventually("a used HTTP/2 connection is closed", PATIENCE, closed).await;
+
+    for event in ["{\"a\":1}\n", "{\"a\":2}\n"] {
+        h1_events.send(event).await.unwrap();
+        h2_events.send(event).await.unwrap();
+    }
+    h1_watch.read_head().await.unwrap();
+    assert_eq!(h1_watch.read_chunk().await.unwrap().unwrap(), "{\"a\":1}\n");
+    h2_watch.head().await.unwrap();
+    assert_eq!(h2_watch.chunk().await.unwrap().unwrap(), "{\"a\":1}\n");
+}
+
+#[tokio::test]
+async fn an_idle_http2_client_is_told_and_one_that_does_not_listen_is_cut() {
+    let scene = scene(|limits| limits.idle_timeout = SHORT).await;
+    let mut polite = scene.frames().await;
+    let goaway = h2frames::read_until(&mut polite, kind::GOAWAY).await;
+    assert_eq!(goaway.unwrap().error_code(), Some(code::NO_ERROR));
+
+    // These never acknowledge the PING that goes with GOAWAY.
+    let unfinished = h2frames::headers(1, flag::END_STREAM, &get_block("/api"));
+    for sent in [Vec::new(), unfinished] {
+        let mut deaf = scene.frames().await;
+        say(&mut deaf, sent).await;
+        let frames = frames_to_end(&mut deaf).await;
+        assert_eq!(goaways(&frames), [code::NO_ERROR]);
+    }
+    assert_eq!(requests(&scene.upstream).len(), 0);
+}
+
+#[tokio::test]
+async fn one_connection_too_many_waits_until_another_leaves() {
+    let scene = scene(|limits| limits.max_connections = 2).await;
+    let mut first = scene.h1().await;
+    let second = scene.h2().await;
+    let (client, address) = (scene.bed.client(), scene.bridge.address());
+    let mut third = tokio::spawn(async move {
+        let mut third = client.http1(address).await.unwrap();
+        third.send(GET).await.unwrap();
+        third.read_response().await.unwrap().status
+    });
+    for _ in 0..20 {
+        first.send(GET).await.unwrap();
+        assert_eq!(first.read_response().await.unwrap().status, 200);
+        assert_eq!(second.get("/api").await.unwrap().status, 200);
+    }
+    assert!(!third.is_finished());
+    drop(first);
+    let served = timeout(PATIENCE, &mut third).await;
+    assert_eq!(served.unwrap().unwrap(), 200);
+    assert_eq!(second.get("/api").await.unwrap().status, 200);
+}
+
+#[tokio::test]
+async fn streams_are_bounded_and_the_client_knows_how() {
+    let scene = scene(|limits| limits.max_streams_per_connection = 3).await;
+    let client = scene.bed.client().alpn(&["h2"]);
+    let address = scene.bridge.address();
+    let mut io = client.connect(address, "localhost").await.unwrap();
+    say(
+        &mut io,
+        [h2frames::PREFACE, &h2frames::settings(&[])].concat(),
+    )
+    .await;
+    let settings = h2frames::read_until(&mut io, kind::SETTINGS).await.unwrap();
+    let announced = settings
+        .payload
+        .chunks(6)
+        .find(|pair| pair[..2] == setting::MAX_CONCURRENT_STREAMS.to_be_bytes())
+        .expect("a number of streams is announced");
+    assert_eq!(announced[2..], 3u32.to_be_bytes());
+    say(&mut io, h2frames::settings_ack()).await;
+
+    for stream in [1, 3, 5, 7] {
+        say(
+            &mut io,
+            h2frames::headers(stream, WHOLE, &get_block("/held")),
+        )
+        .await;
+    }
+    let refused = h2frames::read_until(&mut io, kind::RST_STREAM)
+        .await
+        .unwrap();
+    assert_eq!(
+        (refused.header.stream, refused.error_code()),
+        (7, Some(code::REFUSED_STREAM))
+    );
+    let three = async || requests(&scene.upstream).len() == 3;
+    eventually("three requests upstream", PATIENCE, three).await;
+    // A place that is given back can be taken again.
+    say(&mut io, h2frames::rst_stream(1, code::CANCEL)).await;
+    say(&mut io, h2frames::headers(9, WHOLE, &get_block("/api"))).await;
+    let answer = h2frames::read_until(&mut io, kind::DATA).await.unwrap();
+    assert_eq!((answer.header.stream, &answer.payload[..]), (9, &b"{}"[..]));
+}
+
+#[tokio::test]
+async fn a_flood_of_resets_ends_the_connection_and_does_not_reach_upstream() {
+    let scene = scene(|_| {}).await;
+    let mut io = scene.frames().await;
+    let block = get_block("/held");
+    let flood: Vec<u8> = (0..2000)
+        .flat_map(|at| {
+            let stream = 2 * at + 1;
+            let headers = h2frames::headers(stream, WHOLE, &block);
+            [headers, h2frames::rst_stream(stream, code::CANCEL)].concat()
+        })
+        .collect();
+    // The bridge may end the connection before it has read everything.
+    let _ = io.write_all(&flood).await;
+    let _ = io.flush().await;
+    let frames = frames_to_end(&mut io).await;
+    assert_eq!(goaways(&frames), [code::ENHANCE_YOUR_CALM]);
+    scene.serves_others().await;
+    let reached = requests(&scene.upstream).len() - 2;
+    assert!(reached <= 100, "{reached} requests of the flood went up");
+}
+
+/// Each stream is looked at before it is reset: slower, and still an attack.
+#[tokio::test]
+async fn a_client_that_resets_most_of_its_streams_is_ended() {
+    let scene = scene(|_| {}).await;
+    let mut io = scene.frames().await;
+    let block = get_block("/held");
+    let mut stream = 1;
+    let ended = 'flood: loop {
+        let mut opened = Vec::new();
+        for _ in 0..50 {
+            opened.push(stream);
+            if io
+                .write_all(&h2frames::headers(stream, WHOLE, &block))
+                .await
+                .is_err()
+            {
+                break 'flood Vec::new();
+            }
+            stream += 2;
+        }
+        // A ping behind them comes back when they have been read.
+        let _ = io.write_all(&h2frames::ping(0, [1; 8])).await;
+        let _ = io.flush().await;
+        loop {
+            match h2frames::read_frame(&mut io).await {
+                Ok(frame) if frame.header.kind == kind::GOAWAY => break 'flood vec![frame],
+                Ok(frame) if frame.header.kind == kind::PING => break,
+                Ok(_) => {}
+                Err(_) => break 'flood Vec::new(),
+            }
+        }
+        for stream in opened {
+            let _ = io
+                .write_all(&h2frames::rst_stream(stream, code::CANCEL))
+                .await;
+        }
+        assert!(stream < 10_000, "thousands of resets, and still served");
+    };
+    // It is told why, unless it was still sending and met the closed door.
+    let told = goaways(&ended);
+    assert!(
+        told.iter().all(|it| *it == code::ENHANCE_YOUR_CALM),
+        "{told:?}"
+    );
+    scene.serves_others().await;
+}
+
+#[tokio::test]
+async fn what_is_no_request_is_counted() {
+    let scene = scene(|_| {}).await;
+    let mut h1 = scene.h1().await;
+    h1.send("GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let response = h1.read_response().await.unwrap();
+    assert_eq!(response.status, 400);
+    assert!(response.header("date").is_some());
+    let scrape = plain::scrape(scene.bridge.admin_address()).await;
+    let labels = [("route", "refuse"), ("verb", "unknown"), ("code", "400")];
+    let refused = scrape.value("skewbridge_requests_total", &labels);
+    assert_eq!(refused, Some(1.0));
+}
+
+#[tokio::test]
+async fn a_flood_of_continuations_ends_the_connection() {
+    let scene = scene(|_| {}).await;
+    for piece in [
+        &b""[..],
+        &h2frames::literal("x-filler", &"x".repeat(16_000)),
+    ] {
+        let mut io = scene.frames().await;
+        let mut flood = h2frames::headers(1, flag::END_STREAM, &get_block("/api"));
+        for _ in 0..2000 {
+            flood.extend(h2frames::continuation(1, flag::NONE, piece));
+        }
+        let _ = io.write_all(&flood).await;
+        let _ = io.flush().await;
+        let frames = frames_to_end(&mut io).await;
+        assert_eq!(goaways(&frames), [code::ENHANCE_YOUR_CALM]);
+        scene.serves_others().await;
+    }
+    assert_eq!(
+        requests(&scene.upstream).len(),
+        4,
+        "only those of the others"
+    );
+}
+
+#[tokio::test]
+async fn a_header_list_of_more_than_a_mebibyte_is_refused() {
+    let scene = scene(|_| {}).await;
+    let h2 = scene.h2().await;
+    let request = |fields: usize| {
+        let value = "x".repeat(50_000);
+        let mut request = Request::get("https://k/api");
+        for at in 0..fields {
+            request = request.header(format!("x-{at}"), &value);
+        }
+        request.body(()).unwrap()
+    };
+    let response = h2.request(request(20), "").await.unwrap();
+    assert_eq!(response.status, 200, "a million bytes are less");
+    let response = h2.request(request(22), "").await.unwrap();
+    assert_eq!(response.status, 431);
+    assert_eq!(h2.get("/api").await.unwrap().status, 200);
+    assert_eq!(requests(&scene.upstream).len(), 2);
+}
+
+#[tokio::test]
+async fn more_headers_than_any_client_sends_are_431_with_a_status() {
+    let scene = scene(|_| {}).await;
+    let mut io = scene.frames().await;
+    let mut block = get_block("/api");
+    for number in 0..9000 {
+        block.extend(h2frames::literal(&format!("x-{number}"), ""));
+    }
+    let mut pieces = block.chunks(16_000).peekable();
+    let first = pieces.next().unwrap();
+    say(&mut io, h2frames::headers(1, flag::END_STREAM, first)).await;
+    while let Some(piece) = pieces.next() {
+        let last = if pieces.peek().is_none() {
+            flag::END_HEADERS
+        } else {
+            0
+        };
+        say(&mut io, h2frames::continuation(1, last, piece)).await;
+    }
+    let body = h2frames::read_until(&mut io, kind::DATA).await.unwrap();
+    let status: serde_json::Value = serde_json::from_slice(&body.payload).unwrap();
+    assert_eq!(status["code"], 431);
+    scene.serves_others().await;
+}
+
+/// The client reads nothing, and its answer waits.
+#[tokio::test]
+async fn an_answer_that_nobody_takes_is_given_up() {
+    let scene = scene(|limits| limits.stall_timeout = SHORT).await;
+    let mut h1 = scene.h1().await;
+    h1.send("GET /huge HTTP/1.1\r\nHost: k\r\n\r\n")
+        .await
+        .unwrap();
+    // With no window at all, not even the first byte can be sent.
+    let client = scene.bed.client().alpn(&["h2"]);
+    let mut io = client
+        .connect(scene.bridge.address(), "localhost")
+        .await
+        .unwrap();
+    h2frames::open(&mut io, &[(setting::INITIAL_WINDOW_SIZE, 0)])
+        .await
+        .unwrap();
+    say(&mut io, h2frames::headers(1, WHOLE, &get_block("/big"))).await;
+    let reset = h2frames::read_until(&mut io, kind::RST_STREAM)
+        .await
+        .unwrap();
+    assert_eq!(reset.header.stream, 1);
+    eventually("the connection is closed", PATIENCE, async || {
+        let scrape = plain::scrape(scene.bridge.admin_address()).await;
+        scrape.value("skewbridge_client_connections", &[]) == Some(1.0)
+    })
+    .await;
+    assert!(h1.read_response().await.is_err(), "it was not sent whole");
+    scene.serves_others().await;
+}
+
+#[tokio::test]
+async fn a_body_of_single_bytes_costs_little() {
+    let bed = Bed::new();
+    let options = Options::new(bed.upstream.clone()).answer_at_head();
+    let never = Arc::new(Notify::new());
+    let upstream = ApiServer::start(options, move |seen| match seen.path() {
+        "/upload" => Reply::new(200).after(&never),
+        _ => Reply::json("{}"),
+    })
+    .await;
+    let bridge = bed.bridge(upstream.addr());
+    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+    let before = resident();
+    h1.send("POST /upload HTTP/1.1\r\nHost: k\r\nTransfer-Encoding: chunked\r\n\r\n")
+        .await
+        .unwrap();
+    for _ in 0..250 {
+        h1.send("1\r\nx\r\n".repeat(1024)).await.unwrap();
+    }
+    // 250 KiB in pieces of one byte, each kept with its own bookkeeping, would
+    // be more than 25 MiB.
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 16 << 20, "{} MiB", grown >> 20);
+}
+
+#[tokio::test]
+async fn floods_of_small_frames_do_not_fill_the_memory() {
+    let scene = scene(|_| {}).await;
+    let rows = [
+        h2frames::ping(flag::NONE, *b"whatever"),
+        h2frames::settings(&[(setting::INITIAL_WINDOW_SIZE, 65_535)]),
+        h2frames::settings(&[]),
+    ];
+    let before = resident();
+    let mut floods = Vec::new();
+    for frame in rows {
+        let mut io = scene.frames().await;
+        floods.push(tokio::spawn(async move {
+            let many = frame.repeat(1000);
+            // What comes back is never read.
+            while io.write_all(&many).await.is_ok() {}
+        }));
+    }
+    for _ in 0..10 {
+        scene.serves_others().await;
+    }
+    // Other tests run in this process as well and take their part.
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 64 << 20, "grown by {grown} bytes");
+    for flood in floods {
+        flood.abort();
+    }
+}
+
+/// Bytes of memory that this process holds, bridge and all.
+fn resident() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
+#[tokio::test]
+async fn who_does_not_read_does_not_hold_up_the_others() {
+    let scene = scene(|_| {}).await;
+    let mut slow_h1 = Vec::new();
+    for _ in 0..5 {
+        let mut client = scene.h1().await;
+        client
+            .send("GET /big HTTP/1.1\r\nHost: k\r\n\r\n")
+            .await
+            .unwrap();
+        slow_h1.push(client);
+    }
+    // A stream that is not read takes nothing from its neighbours either.
+    let mut builder = h2::client::Builder::new();
+    builder.initial_connection_window_size(16 << 20);
+    let client = scene.bed.client().alpn(&["h2"]);
+    let io = client.connect(scene.bridge.address(), "localhost").await;
+    let h2 = H2Client::with(&builder, io.unwrap()).await.unwrap();
+    let mut slow_h2 = Vec::new();
+    for _ in 0..50 {
+        let request = Request::get("https://k/big").body(()).unwrap();
+        let mut stream = h2.stream(request).await.unwrap();
+        stream.finish().unwrap();
+        assert_eq!(stream.head().await.unwrap().status, 200);
+        slow_h2.push(stream);
+    }
+    scene.serves_others().await;
+    let whole = h2.get("/big").await.unwrap();
+    assert_eq!((whole.status, whole.body.len()), (200, 8 << 20));
+    // And what waited is still whole.
+    let response = slow_h1.pop().unwrap().read_response().await.unwrap();
+    assert_eq!(response.body.len(), 8 << 20);
+}

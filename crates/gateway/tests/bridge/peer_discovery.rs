@@ -1,0 +1,384 @@
+//! How a bridge learns which servers there are and what each of them serves, and how it tells
+//! them about the one behind it.
+
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
+use skewbridge_gateway::Handle;
+use skewbridge_gateway::config::RegistryKind;
+use skewbridge_peers::{Identity, MicroTime};
+use skewbridge_testkit::{PATIENCE, Reply, Seen, eventually};
+
+use crate::bed::start;
+use crate::cluster::{
+    self, Cluster, NEW, NEW_PATH, NOBODYS_PATH, OWN, SHARED, ask, peer_view, peers, refusal,
+    served_by,
+};
+use crate::plain;
+use crate::standin::{API_SERVICES, CRDS, Form, LEASES, api_service, crd, lease};
+
+const B: &str = "apiserver-b";
+const C: &str = "apiserver-c";
+const ADDRESS: &str = "kubernetes.io/peer-advertise-address";
+const BRIDGE_ADDRESS: &str = "skewbridge.io/peer-advertise-address";
+const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+const V2_BETA1: &str = "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
+
+#[tokio::test]
+async fn servers_of_every_age_are_understood() {
+    let rows = [
+        ("v1.36.4", Form::V2),
+        ("v1.29.15", Form::V2Beta1),
+        ("v1.25.16", Form::Legacy),
+    ];
+    for (version, form) in rows {
+        let cluster = Cluster::new(&["v1 pods"]).await;
+        let serves = [NEW, "v1 pods", "v1 pods/resize:patch"];
+        let b = cluster.peer(B, &serves).await;
+        b.standin.is_version(version, form);
+        let bridge = cluster.start().await;
+        let resize = "/api/v1/namespaces/a/pods/p/resize";
+        let answer = ask(&cluster.alice(), &bridge, "PATCH", resize, &[], "{}").await;
+        assert_eq!(served_by(&answer), B, "{version}");
+        assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
+        assert_eq!(cluster.get(&bridge, NOBODYS_PATH).await.status, 404);
+        let view = peer_view(&bridge, B).await;
+        assert_eq!(view["version"], version[1..], "{view}");
+        let alone = serde_json::json!([NEW, "v1 pods/resize"]);
+        assert_eq!(view["servesAlone"], alone);
+    }
+}
+
+#[tokio::test]
+async fn a_peer_is_asked_as_kube_apiservers_ask_each_other() {
+    let (_cluster, [b], _bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    for path in ["/api", "/apis"] {
+        let question = b.standin.questions(path).remove(0);
+        let client = question.client.as_ref().unwrap();
+        assert_eq!(client.common_name, "front-proxy-client");
+        assert_eq!(question.all("x-remote-user"), ["system:apiserver"]);
+        assert_eq!(question.all("x-remote-group"), ["system:authenticated"]);
+        let accept = question.header("accept").unwrap();
+        let offers: Vec<_> = accept.split(',').map(str::trim).collect();
+        let nopeer = format!("{V2};profile=nopeer");
+        let beta_nopeer = format!("{V2_BETA1};profile=nopeer");
+        assert_eq!(
+            offers,
+            [&nopeer, V2, &beta_nopeer, V2_BETA1, "application/json"]
+        );
+        assert_eq!(question.header("if-none-match"), None);
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_restarts_is_asked_for_news_only() {
+    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let asked = b.standin.questions("/apis").len();
+    cluster.local.lease(B, "two");
+    for path in ["/apis", "/api"] {
+        eventually("it is asked again", PATIENCE, async || {
+            b.standin.questions(path).len() > asked
+        })
+        .await;
+        let question = b.standin.questions(path).remove(asked);
+        assert!(question.header("if-none-match").is_some(), "{question:#?}");
+    }
+    assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
+
+    // Another version: its ETags are not those of the one before.
+    let asked = b.standin.questions("/apis").len();
+    b.standin.is_version("v1.37.0", Form::V2);
+    b.standin.serve(&[SHARED]);
+    cluster.local.lease(B, "three");
+    cluster.becomes(&bridge, NEW_PATH, 404).await;
+    let questions = b.standin.questions("/apis").split_off(asked);
+    let anew = |it: &Seen| it.header("if-none-match").is_none();
+    assert!(questions.iter().any(anew), "{questions:#?}");
+    assert_eq!(peer_view(&bridge, B).await["version"], "1.37.0");
+}
+
+#[tokio::test]
+async fn what_an_unreachable_peer_said_counts_until_its_lease_ends() {
+    let (cluster, [mut b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    b.die().await;
+    cluster.local.lease(B, "two");
+    eventually("it is known to be away", PATIENCE, async || {
+        let problem = &peer_view(&bridge, B).await["problem"];
+        problem
+            .as_str()
+            .is_some_and(|it| it.contains("cannot connect"))
+    })
+    .await;
+    refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    assert_eq!(cluster.get(&bridge, NOBODYS_PATH).await.status, 404);
+
+    // The server may be restarting behind its bridge, which stays.
+    cluster.local.delete(LEASES, B);
+    eventually("its Lease is known to be gone", PATIENCE, async || {
+        peer_view(&bridge, B).await["alive"] == false
+    })
+    .await;
+    refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    b.take_address_back();
+    cluster.becomes(&bridge, NEW_PATH, 404).await;
+    assert_eq!(peers(&bridge).await["peers"], serde_json::json!([]));
+
+    b.standin.server.listen_again().await;
+    let _published = cluster.publish(B, b.standin.server.addr());
+    cluster.local.lease(B, "three");
+    cluster.becomes(&bridge, NEW_PATH, 200).await;
+}
+
+#[tokio::test]
+async fn a_peer_whose_discovery_breaks_keeps_what_it_said() {
+    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    b.standin.hook(|seen: &Seen| {
+        let broken = || Reply::json("{").header("X-Any", "thing");
+        (seen.path() == "/apis").then(broken)
+    });
+    cluster.local.lease(B, "two");
+    eventually("it is noticed", PATIENCE, async || {
+        !peer_view(&bridge, B).await["problem"].is_null()
+    })
+    .await;
+    assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
+}
+
+#[tokio::test]
+async fn a_peer_is_found_whatever_of_it_is_seen_first() {
+    for lease_first in [true, false] {
+        let cluster = Cluster::new(&[]).await;
+        let bridge = cluster.start().await;
+        assert_eq!(cluster.get(&bridge, NEW_PATH).await.status, 404);
+        let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
+        let b = cluster.server(B, &[NEW], leaf).await;
+        let mut published = None;
+        if lease_first {
+            cluster.local.lease(B, "one");
+            // Who runs, and has not told what it serves, may serve it.
+            cluster.becomes(&bridge, NEW_PATH, 503).await;
+            let problem = &peer_view(&bridge, B).await["problem"];
+            assert_eq!(problem, "it has published no address");
+        } else {
+            published = Some(cluster.publish(B, b.server.addr()));
+        }
+        if lease_first {
+            published = Some(cluster.publish(B, b.server.addr()));
+        } else {
+            cluster.local.lease(B, "one");
+        }
+        cluster.becomes(&bridge, NEW_PATH, 200).await;
+        drop(published);
+    }
+}
+
+#[tokio::test]
+async fn what_the_local_server_serves_is_read_anew_when_it_may_have_changed() {
+    type Change = fn(&Cluster);
+    let rows: [(&str, Change); 2] = [
+        ("a CRD", |cluster| {
+            cluster.local.put(CRDS, crd("other.example.com", "things"));
+        }),
+        ("an APIService", |cluster| {
+            let built_in = api_service("other.k8s.io", &Value::Null);
+            cluster.local.put(API_SERVICES, built_in);
+        }),
+    ];
+    for (what, change) in rows {
+        let (cluster, [_b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+        assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
+        cluster.local.serve(&[SHARED, NEW]);
+        change(&cluster);
+        becomes_local(&cluster, &bridge, what).await;
+    }
+
+    let (cluster, [_b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    cluster.local.server.stop_listening().await;
+    cluster.local.server.kill_connections().await;
+    cluster.local.serve(&[SHARED, NEW]);
+    cluster.local.is_version("v1.37.0", Form::V2);
+    cluster.local.server.listen_again().await;
+    becomes_local(&cluster, &bridge, "a restart").await;
+}
+
+/// Long before the next look that needs no occasion, after 24 s at the earliest.
+async fn becomes_local(cluster: &Cluster, bridge: &Handle, what: &str) {
+    eventually(what, Duration::from_secs(15), async || {
+        let answer = cluster.get(bridge, NEW_PATH).await;
+        answer.status == 200 && served_by(&answer) == OWN
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_local_server_that_is_away_takes_nothing_away_from_what_is_known() {
+    let (cluster, [_b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    cluster.local.server.stop_listening().await;
+    cluster.local.server.kill_connections().await;
+    eventually("it is missed", PATIENCE, async || {
+        let metrics = plain::scrape(bridge.admin_address()).await;
+        let name = "apiserver_peer_discovery_sync_errors_total";
+        let count = metrics.value(name, &[("type", "lease_list")]);
+        count.is_some_and(|count| count > 0.0)
+    })
+    .await;
+    assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
+    refusal(&cluster.get(&bridge, cluster::SHARED_PATH).await, 503);
+}
+
+#[tokio::test]
+async fn where_the_server_keeps_no_lease_the_bridge_does_until_it_leaves() {
+    let cluster = Cluster::new(&[]).await;
+    cluster.local.delete(LEASES, OWN);
+    let mut bridge = start(&cluster.config());
+    // Ten seconds are the server's own time to do it.
+    eventually("the Lease is there", 2 * PATIENCE, async || {
+        cluster.local.object(LEASES, OWN).is_some()
+    })
+    .await;
+    let lease = cluster.local.object(LEASES, OWN).unwrap();
+    let labels = &lease["metadata"]["labels"];
+    assert_eq!(labels["apiserver.kubernetes.io/identity"], "kube-apiserver");
+    let holder = lease["spec"]["holderIdentity"].as_str().unwrap();
+    assert!(holder.starts_with("apiserver-own_"), "{holder}");
+    let address = bridge.address().to_string();
+    assert_eq!(lease["metadata"]["annotations"][ADDRESS], address);
+    let renewed = async || {
+        let lease = cluster.local.object(LEASES, OWN).unwrap();
+        lease["spec"]["renewTime"].clone()
+    };
+    let first = renewed().await;
+    eventually("it is renewed", 2 * PATIENCE, async || {
+        renewed().await != first
+    })
+    .await;
+    // Also when it has changed and the watch has not said so yet.
+    cluster.local.touch_unheard(LEASES, OWN);
+    bridge.finish().await;
+    assert!(cluster.local.object(LEASES, OWN).is_none(), "it is deleted");
+}
+
+#[tokio::test]
+async fn what_an_earlier_life_of_the_server_has_left_is_removed_at_the_start() {
+    let cluster = Cluster::new(&[]).await;
+    let mut old = lease(OWN, "long ago");
+    old["spec"]["renewTime"] = "2020-01-01T00:00:00.000000Z".into();
+    cluster.local.put(LEASES, old);
+    let _bridge = start(&cluster.config());
+    eventually("it is gone", PATIENCE, async || {
+        cluster.local.object(LEASES, OWN).is_none()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_address_is_published_until_the_bridge_leaves() {
+    let cluster = Cluster::new(&[]).await;
+    let mut addresses = cluster.addresses();
+    let own = Identity::named(OWN).unwrap();
+    let mut bridge = cluster.start().await;
+    let known = addresses.wait_for(|all| all.contains_key(&own)).await;
+    assert_eq!(known.unwrap().get(&own), Some(&bridge.address()));
+    bridge.finish().await;
+    let gone = addresses.wait_for(|all| !all.contains_key(&own));
+    assert!(tokio::time::timeout(PATIENCE, gone).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_lease_that_its_server_keeps_is_left_alone() {
+    let (cluster, [_b], mut bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    bridge.finish().await;
+    let mut written = cluster.local.server.requests();
+    written.retain(|seen| seen.path().starts_with(LEASES) && seen.method != "GET");
+    assert!(written.is_empty(), "{written:#?}");
+    assert!(cluster.local.object(LEASES, OWN).is_some());
+}
+
+#[tokio::test]
+async fn addresses_can_be_kept_in_leases_and_only_those_of_given_networks_count() {
+    let cluster = Cluster::new(&[]).await;
+    let leaf = || cluster.peer_ca.server(&["kubernetes.default.svc"]);
+    let near = cluster.server(B, &[NEW], leaf()).await;
+    let annotated = |name: &str, address: &str| {
+        let mut lease = lease(name, "one");
+        lease["metadata"]["annotations"][ADDRESS] = address.into();
+        lease
+    };
+    let address = near.server.addr().to_string();
+    cluster.local.put(LEASES, annotated(B, &address));
+    // The same server, by an address that is not in the network.
+    let far = address.replace("127.0.0.1", "127.0.0.2");
+    cluster.local.put(LEASES, annotated(C, &far));
+    let mut config = cluster.config();
+    config.peers.registry = RegistryKind::Leases;
+    config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
+    let mut bridge = start(&config);
+    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    let view = peer_view(&bridge, C).await;
+    assert!(view["address"].is_null(), "{view}");
+    let problem = view["problem"].as_str().unwrap();
+    assert!(
+        problem.contains(&far) && problem.contains("--peer-cidrs"),
+        "{view}"
+    );
+
+    let annotation = |name: &str| {
+        let lease = cluster.local.object(LEASES, OWN).unwrap();
+        lease["metadata"]["annotations"][name].clone()
+    };
+    let own = Value::from(bridge.address().to_string());
+    eventually("the own address is written", PATIENCE, async || {
+        annotation(BRIDGE_ADDRESS) == own
+    })
+    .await;
+    let lease = cluster.local.object(LEASES, OWN).unwrap();
+    assert_eq!(
+        lease["spec"]["holderIdentity"], "one",
+        "it stays its server's"
+    );
+    assert_eq!(annotation(ADDRESS), Value::Null, "that is its server's");
+    bridge.finish().await;
+    assert_eq!(annotation(BRIDGE_ADDRESS), Value::Null, "taken back");
+}
+
+/// From 1.36 on a server writes its own address every 10 s.
+#[tokio::test]
+async fn a_server_and_its_bridge_do_not_write_their_addresses_over_each_other() {
+    let cluster = Cluster::new(&[]).await;
+    let mut config = cluster.config();
+    config.peers.registry = RegistryKind::Leases;
+    config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
+    let bridge = start(&config);
+    let own = || cluster.local.object(LEASES, OWN).unwrap();
+    let server = Value::from("127.0.0.1:1");
+    let renew = || {
+        let mut lease = own();
+        lease["metadata"]["annotations"][ADDRESS] = server.clone();
+        lease["spec"]["renewTime"] = Value::from(MicroTime::from(SystemTime::now()).to_string());
+        cluster.local.put(LEASES, lease);
+    };
+    renew();
+    let address = Value::from(bridge.address().to_string());
+    eventually("the bridge has written", PATIENCE, async || {
+        own()["metadata"]["annotations"][BRIDGE_ADDRESS] == address
+    })
+    .await;
+    let written = || {
+        let mut written = cluster.local.server.requests();
+        written.retain(|seen| seen.path().starts_with(LEASES) && seen.method != "GET");
+        written.len()
+    };
+    assert_eq!(written(), 1);
+    renew();
+    // Each look at the Lease is followed by one at the others.
+    cluster.local.lease(B, "one");
+    eventually("the bridge has looked since", PATIENCE, async || {
+        !peer_view(&bridge, B).await.is_null()
+            && peers(&bridge).await["local"]["leaseKeptBy"] == "kube-apiserver"
+    })
+    .await;
+    assert_eq!(written(), 1);
+    let annotations = &own()["metadata"]["annotations"];
+    assert_eq!(annotations[ADDRESS], server);
+    assert_eq!(annotations[BRIDGE_ADDRESS], address);
+}

@@ -1,0 +1,425 @@
+//! Requests go to the server that serves what they ask for, and say there who asks.
+
+use std::collections::BTreeSet;
+
+use http::Request;
+use serde_json::{Value, json};
+use skewbridge_gateway::Handle;
+use skewbridge_testkit::upstream::Upgrade;
+use skewbridge_testkit::{BodySender, PATIENCE, Reply, eventually};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc;
+
+use crate::bed::start;
+use crate::claims::{BEARER, FRONT_PROXY, claims, owned};
+use crate::cluster::{
+    self, Cluster, NEW, NEW_PATH, NOBODYS_PATH, OWN, SHARED_PATH, ask, peers, refusal, served_by,
+};
+use crate::plain;
+use crate::standin::{API_SERVICES, CRDS, LEASES, api_service, crd};
+
+const B: &str = "apiserver-b";
+const C: &str = "apiserver-c";
+const HOP: &str = "x-kubernetes-peer-proxied";
+const HOP_OF_THE_KEP: &str = "X-Kubernetes-APIServer-Rerouted";
+
+#[tokio::test]
+async fn each_request_goes_where_its_resource_subresource_and_verb_are_served() {
+    let local = ["v1 pods", "batch/v1 jobs:get,list"];
+    let peer = [
+        "v1 pods",
+        "v1 pods/resize:get,patch,update",
+        "batch/v1 jobs",
+        NEW,
+    ];
+    let (cluster, [b], bridge) = Cluster::with_peers(&local, [(B, &peer)]).await;
+    let pod = "/api/v1/namespaces/a/pods/p";
+    let resize = format!("{pod}/resize");
+    let jobs = "/apis/batch/v1/namespaces/a/jobs";
+    let rows = [
+        ("GET", SHARED_PATH, OWN),
+        ("POST", SHARED_PATH, OWN),
+        ("GET", pod, OWN),
+        ("GET", NEW_PATH, B),
+        ("POST", NEW_PATH, B),
+        ("GET", &format!("{NEW_PATH}/one"), B),
+        ("PATCH", &resize, B),
+        ("GET", &resize, B),
+        ("GET", jobs, OWN),
+        ("POST", jobs, B),
+        ("DELETE", &format!("{jobs}/j"), B),
+    ];
+    for (method, path, expected) in rows {
+        let answer = ask(&cluster.alice(), &bridge, method, path, &[], "").await;
+        assert_eq!(served_by(&answer), expected, "{method} {path}");
+    }
+    for seen in b.seen() {
+        assert_eq!(seen.all(HOP), ["true"], "{seen:#?}");
+        assert_eq!(seen.all(HOP_OF_THE_KEP), Vec::<&str>::new());
+    }
+    for seen in cluster.local.seen() {
+        assert_eq!(seen.header(HOP), None, "{seen:#?}");
+    }
+}
+
+#[tokio::test]
+async fn what_nobody_serves_and_what_is_no_resource_is_the_local_servers() {
+    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let paths = [
+        NOBODYS_PATH,
+        "/apis/storage.k8s.io/v9/volumeattributesclasses",
+        "/apis/storage.k8s.io/v9",
+        "/metrics",
+        "/openid/v1/jwks",
+    ];
+    for path in paths {
+        let answer = cluster.get(&bridge, path).await;
+        assert_eq!(answer.status, 404, "{path}");
+        assert_eq!(answer.text(), "404 page not found\n", "{path}");
+    }
+    assert_eq!(cluster.get(&bridge, "/version").await.status, 200);
+    assert!(b.seen().is_empty(), "{:#?}", b.seen());
+    assert_eq!(cluster.local.seen().len(), paths.len() + 1);
+}
+
+#[tokio::test]
+async fn without_peers_everything_is_local() {
+    let cluster = Cluster::new(&[]).await;
+    let bridge = cluster.start().await;
+    assert_eq!(served_by(&cluster.get(&bridge, SHARED_PATH).await), OWN);
+    assert_eq!(cluster.get(&bridge, NEW_PATH).await.status, 404);
+    assert_eq!(cluster.local.seen().len(), 2);
+}
+
+#[tokio::test]
+async fn before_the_cluster_is_known_nothing_of_the_api_is_answered_and_nobody_is_ready() {
+    for missing in [LEASES, API_SERVICES, CRDS, "/apis", "/api"] {
+        let cluster = Cluster::new(&[]).await;
+        let _b = cluster.peer(B, &[NEW]).await;
+        let refuse = move |seen: &skewbridge_testkit::Seen| {
+            (seen.path() == missing).then(|| Reply::new(500).body("not yet"))
+        };
+        cluster.local.hook(refuse);
+        let bridge = start(&cluster.config());
+        eventually("it has tried", PATIENCE, async || {
+            let version_known = !cluster.local.questions("/version").is_empty();
+            version_known && cluster.local.questions(missing).len() > 1
+        })
+        .await;
+        for path in [SHARED_PATH, NEW_PATH, NOBODYS_PATH] {
+            let answer = cluster.get(&bridge, path).await;
+            refusal(&answer, 503);
+            assert_eq!(answer.header("retry-after"), Some("1"), "{missing} {path}");
+            assert_eq!(answer.header("x-skewbridge-not-processed"), None);
+        }
+        assert_eq!(cluster.get(&bridge, "/version").await.status, 200);
+        assert_eq!(
+            cluster.get(&bridge, "/readyz").await.status,
+            500,
+            "{missing}"
+        );
+        let admin = plain::get(bridge.admin_address(), "/readyz").await;
+        assert_eq!(admin.status, 500, "{missing}");
+        assert!(!peers(&bridge).await["waitingFor"].is_null(), "{missing}");
+
+        cluster.local.behave();
+        cluster.becomes(&bridge, "/readyz", 200).await;
+        assert_eq!(served_by(&cluster.get(&bridge, SHARED_PATH).await), OWN);
+        cluster.becomes(&bridge, NEW_PATH, 200).await;
+    }
+}
+
+#[tokio::test]
+async fn what_a_peer_has_passed_on_stays_here_and_is_never_not_found() {
+    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let peer = cluster.bed.peer();
+    for hop in [HOP, HOP_OF_THE_KEP] {
+        let headers = [(hop, "true"), ("x-remote-user", "bob")];
+        let answer = ask(&peer, &bridge, "GET", SHARED_PATH, &headers, "").await;
+        assert_eq!(served_by(&answer), OWN, "{hop}");
+        for path in [NEW_PATH, NOBODYS_PATH] {
+            for method in ["GET", "POST"] {
+                let answer = ask(&peer, &bridge, method, path, &headers, "").await;
+                refusal(&answer, 503);
+                assert_eq!(answer.header("retry-after"), Some("1"));
+                // The peer may give it to another server.
+                assert_eq!(answer.header("x-skewbridge-not-processed"), Some("true"));
+            }
+        }
+        let answer = ask(&peer, &bridge, "GET", "/nothing", &headers, "").await;
+        assert_eq!(answer.status, 404, "no resource");
+    }
+    assert!(b.seen().is_empty(), "{:#?}", b.seen());
+}
+
+#[tokio::test]
+async fn a_forged_hop_header_changes_nothing() {
+    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let nobody = cluster.bed.client();
+    for hop in [HOP, HOP_OF_THE_KEP] {
+        for (client, more) in [
+            (cluster.alice(), ("x-any", "thing")),
+            (nobody.clone(), ("x-any", "thing")),
+            (nobody.clone(), BEARER),
+        ] {
+            let headers = [(hop, "true"), more];
+            let there = ask(&client, &bridge, "GET", NEW_PATH, &headers, "").await;
+            assert_eq!(served_by(&there), B, "{headers:?}");
+            let here = ask(&client, &bridge, "GET", SHARED_PATH, &headers, "").await;
+            assert_eq!(served_by(&here), OWN, "{headers:?}");
+        }
+    }
+    for seen in b.seen() {
+        assert_eq!(seen.all(HOP), ["true"], "{seen:#?}");
+        assert_eq!(seen.all(HOP_OF_THE_KEP), Vec::<&str>::new(), "{seen:#?}");
+    }
+    for seen in cluster.local.seen() {
+        assert_eq!(seen.header(HOP), None, "{seen:#?}");
+        assert_eq!(seen.header(HOP_OF_THE_KEP), None, "{seen:#?}");
+    }
+}
+
+#[tokio::test]
+async fn a_peer_is_told_who_asks() {
+    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let forged = ("X-Remote-User", "system:admin");
+    let rows = [
+        (
+            cluster.alice(),
+            vec![forged, BEARER, ("Impersonate-User", "carol")],
+            vec![
+                ("impersonate-user", "carol"),
+                ("x-remote-group", "dev"),
+                ("x-remote-user", "alice"),
+            ],
+        ),
+        (
+            cluster.bed.peer(),
+            vec![
+                ("X-Remote-User", "bob"),
+                ("X-Remote-Group", "ops"),
+                ("X-Remote-Uid", "7"),
+                ("X-Remote-Extra-Scopes", "all"),
+            ],
+            vec![
+                ("x-remote-extra-scopes", "all"),
+                ("x-remote-group", "ops"),
+                ("x-remote-uid", "7"),
+                ("x-remote-user", "bob"),
+            ],
+        ),
+        (
+            cluster.bed.client(),
+            vec![forged, BEARER],
+            vec![("authorization", "Bearer t0ken")],
+        ),
+        (
+            cluster.bed.client(),
+            vec![forged],
+            vec![
+                ("x-remote-group", "system:unauthenticated"),
+                ("x-remote-user", "system:anonymous"),
+            ],
+        ),
+    ];
+    for (client, headers, expected) in rows {
+        let answer = ask(&client, &bridge, "GET", NEW_PATH, &headers, "").await;
+        assert_eq!(served_by(&answer), B);
+        let seen = b.seen().pop().unwrap();
+        let presented = seen.client.as_ref().map(|it| it.common_name.as_str());
+        assert_eq!(presented, FRONT_PROXY);
+        let mut expected = owned(&expected);
+        expected.push((HOP.to_owned(), "true".to_owned()));
+        expected.sort();
+        let mut claimed = claims(&seen);
+        claimed.sort();
+        // A certificate is named too, to servers that name them themselves.
+        claimed.retain(|(name, _)| !name.ends_with("credential-id"));
+        assert_eq!(claimed, expected, "{headers:?}");
+    }
+}
+
+#[tokio::test]
+async fn peers_that_serve_the_same_share_the_work() {
+    let (cluster, [b, c], bridge) = Cluster::with_peers(&[], [(B, &[NEW]), (C, &[NEW])]).await;
+    let mut asked = BTreeSet::new();
+    for _ in 0..64 {
+        asked.insert(served_by(&cluster.get(&bridge, NEW_PATH).await));
+    }
+    assert_eq!(asked.len(), 2, "{asked:?}");
+    assert_eq!(b.seen().len() + c.seen().len(), 64);
+}
+
+/// Answers watches with bodies that the test sends.
+fn watches(
+    seen: &skewbridge_testkit::Seen,
+    senders: &mpsc::UnboundedSender<BodySender>,
+) -> Option<Reply> {
+    let watch = seen.path() == NEW_PATH && seen.query() == Some("watch=true");
+    watch.then(|| {
+        let (reply, sender) = Reply::stream();
+        senders.send(sender).unwrap();
+        reply
+    })
+}
+
+#[tokio::test]
+async fn a_watch_goes_through_a_peer_and_others_go_to_the_one_with_less_to_do() {
+    let (cluster, servers, bridge) = Cluster::with_peers(&[], [(B, &[NEW]), (C, &[NEW])]).await;
+    let (senders, mut bodies) = mpsc::unbounded_channel();
+    for server in &servers {
+        let senders = senders.clone();
+        server.standin.hook(move |seen| watches(seen, &senders));
+    }
+    let h2 = cluster.alice().http2(bridge.address()).await.unwrap();
+    let path = format!("https://k{NEW_PATH}?watch=true");
+    let mut watch = h2
+        .stream(Request::get(path).body(()).unwrap())
+        .await
+        .unwrap();
+    watch.finish().unwrap();
+    let body = bodies.recv().await.unwrap();
+    assert_eq!(watch.head().await.unwrap().status, 200);
+    for event in ["{\"n\":1}\n", "{\"n\":2}\n"] {
+        body.send(event).await.unwrap();
+        assert_eq!(watch.chunk().await.unwrap().unwrap(), event);
+    }
+
+    let (busy, idle) = match &servers {
+        [b, c] if b.seen().is_empty() => (c, b),
+        [b, c] => (b, c),
+    };
+    for _ in 0..16 {
+        assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), idle.name);
+        has_nothing_to_do(&bridge, idle.name).await;
+    }
+    let view = cluster::peer_view(&bridge, busy.name).await;
+    assert_eq!(view["requestsUnderWay"], 1, "{view}");
+    drop(watch);
+    body.cancelled().await;
+    has_nothing_to_do(&bridge, busy.name).await;
+}
+
+async fn has_nothing_to_do(bridge: &Handle, name: &str) {
+    eventually("it has nothing to do", PATIENCE, async || {
+        cluster::peer_view(bridge, name).await["requestsUnderWay"] == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_upgrade_goes_through_a_peer() {
+    let exec = "/apis/new.k8s.io/v1/namespaces/a/boxes/b/exec";
+    let serves: &[&str] = &["new.k8s.io/v1 boxes/exec:create,get"];
+    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, serves)]).await;
+    let (sender, mut tunnels) = mpsc::unbounded_channel::<Upgrade>();
+    b.standin.hook(move |seen| {
+        let protocol = seen.header("upgrade")?;
+        let (reply, upgrade) = Reply::upgrade(protocol);
+        sender.send(upgrade).unwrap();
+        Some(reply)
+    });
+    let mut client = cluster.alice().http1(bridge.address()).await.unwrap();
+    client
+        .send(format!(
+            "POST {exec} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
+             Content-Length: 0\r\n\r\n"
+        ))
+        .await
+        .unwrap();
+    let head = client.read_head().await.unwrap();
+    assert_eq!(head.status, 101);
+    assert_eq!(head.header("upgrade"), Some("SPDY/3.1"));
+    let mut ends = [
+        client.into_connection(),
+        tunnels.recv().await.unwrap().connection().await,
+    ];
+    for (from, to) in [(0, 1), (1, 0)] {
+        ends[from].write_all(b"hello").await.unwrap();
+        ends[from].flush().await.unwrap();
+        let mut bytes = [0; 5];
+        ends[to].read_exact(&mut bytes).await.unwrap();
+        assert_eq!(&bytes, b"hello");
+    }
+    let seen = b.seen().pop().unwrap();
+    assert_eq!(seen.all(HOP), ["true"]);
+    assert_eq!(seen.header("x-remote-user"), Some("alice"));
+}
+
+#[tokio::test]
+async fn an_answer_of_a_peer_has_one_copy_of_every_header() {
+    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let said = [
+        ("audit-id", "0c1f"),
+        ("cache-control", "no-cache, private"),
+        ("content-type", "application/json"),
+        ("date", "Sun, 15 Nov 2026 13:00:00 GMT"),
+        ("x-kubernetes-pf-flowschema-uid", "1"),
+        ("x-kubernetes-pf-prioritylevel-uid", "2"),
+    ];
+    b.standin.hook(move |seen| {
+        let reply = Reply::new(200).body("{}");
+        let with = |reply: Reply, (name, value): &(&str, &str)| reply.header(name, value);
+        (seen.path() == NEW_PATH).then(|| said.iter().fold(reply, with))
+    });
+    let answer = cluster.get(&bridge, NEW_PATH).await;
+    for (name, value) in said {
+        let values: Vec<_> = (answer.headers.iter())
+            .filter(|(found, _)| found.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value.as_str())
+            .collect();
+        assert_eq!(values, [value], "{name}");
+    }
+    let names: BTreeSet<_> = answer.headers.iter().map(|(name, _)| name).collect();
+    assert_eq!(names.len(), answer.headers.len(), "{:#?}", answer.headers);
+}
+
+#[tokio::test]
+async fn custom_resources_and_aggregated_apis_are_never_a_peers_also_after_deletion() {
+    // A peer that has not noticed any deletion yet.
+    let serves = [
+        "custom.example.com/v1 things",
+        "aggregated.example.com/v1 things",
+        "later-custom.example.com/v1 things",
+        "later-aggregated.example.com/v1 things",
+        "built-in.k8s.io/v1 things",
+    ];
+    let cluster = Cluster::new(&[]).await;
+    let b = cluster.peer(B, &serves).await;
+    let aggregated = |group: &str| api_service(group, &json!({"name": "its-service"}));
+    let local = &cluster.local;
+    local.put(CRDS, crd("custom.example.com", "things"));
+    local.put(API_SERVICES, aggregated("aggregated.example.com"));
+    // Every server registers its own, without a service.
+    local.put(API_SERVICES, api_service("built-in.k8s.io", &Value::Null));
+    let bridge = cluster.start().await;
+    let path = |group: &str| format!("/apis/{group}/v1/things");
+    let here = async || {
+        for group in ["custom.example.com", "aggregated.example.com"] {
+            let answer = cluster.get(&bridge, &path(group)).await;
+            assert_eq!(answer.status, 404, "{group}: {}", answer.text());
+            assert_eq!(answer.text(), "404 page not found\n");
+        }
+    };
+    here().await;
+    let others = [
+        path("built-in.k8s.io"),
+        path("later-custom.example.com"),
+        path("later-aggregated.example.com"),
+    ];
+    for other in &others {
+        assert_eq!(served_by(&cluster.get(&bridge, other).await), B);
+    }
+
+    local.delete(CRDS, "things.custom.example.com");
+    local.delete(API_SERVICES, "v1.aggregated.example.com");
+    // What comes after a deletion is known after it.
+    local.put(CRDS, crd("later-custom.example.com", "things"));
+    local.put(API_SERVICES, aggregated("later-aggregated.example.com"));
+    for later in &others[1..] {
+        cluster.becomes(&bridge, later, 404).await;
+    }
+    here().await;
+    let never = [path("custom.example.com"), path("aggregated.example.com")];
+    assert!(b.seen().iter().all(|seen| !never.contains(&seen.target)));
+}

@@ -1,0 +1,146 @@
+//! HTTP/1.1 without TLS, as scrapers and probers speak it to the admin listener, and what a
+//! scrape says.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// An answer that was read to the end of its connection.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    head: String,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().skip(1).find_map(|line| {
+            let (found, value) = line.split_once(':')?;
+            found.eq_ignore_ascii_case(name).then(|| value.trim())
+        })
+    }
+}
+
+/// A GET on a connection of its own.
+pub(crate) async fn get(addr: SocketAddr, path: &str) -> Answer {
+    ask(addr, "GET", path, "").await
+}
+
+/// A request on a connection of its own, with these header lines.
+pub(crate) async fn ask(addr: SocketAddr, method: &str, path: &str, headers: &str) -> Answer {
+    let mut tcp = TcpStream::connect(addr).await.unwrap();
+    let request =
+        format!("{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{headers}\r\n");
+    tcp.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    tcp.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").expect("an answer has a head");
+    let status = head.split(' ').nth(1).expect("an answer has a status");
+    Answer {
+        status: status.parse().unwrap(),
+        head: head.to_owned(),
+        body: body.to_owned(),
+    }
+}
+
+/// `/metrics` as this bridge gives it.
+pub(crate) async fn scrape(admin: SocketAddr) -> Scrape {
+    Scrape::parse(&get(admin, "/metrics").await.body)
+}
+
+/// What a scrape says, read as strictly as Prometheus reads `OpenMetrics`.
+#[derive(Debug)]
+pub(crate) struct Scrape {
+    /// Name to type.
+    pub(crate) families: BTreeMap<String, String>,
+    pub(crate) helps: BTreeMap<String, String>,
+    samples: BTreeMap<(String, BTreeSet<(String, String)>), f64>,
+}
+
+impl Scrape {
+    pub(crate) fn parse(text: &str) -> Self {
+        let lines = text.strip_suffix("# EOF\n").expect("the end is marked");
+        let mut scrape = Self {
+            families: BTreeMap::new(),
+            helps: BTreeMap::new(),
+            samples: BTreeMap::new(),
+        };
+        let mut current = String::new();
+        for line in lines.lines() {
+            let words: Vec<_> = line.splitn(4, ' ').collect();
+            match words[..] {
+                ["#", "HELP", name, help] => {
+                    scrape.helps.insert(name.to_owned(), help.to_owned());
+                }
+                ["#", "TYPE", name, kind] => {
+                    name.clone_into(&mut current);
+                    let twice = scrape.families.insert(current.clone(), kind.to_owned());
+                    assert_eq!(twice, None, "{name} comes twice");
+                }
+                ["#", ..] => panic!("unknown comment: {line}"),
+                _ => {
+                    let (name, labels, value) = sample(line);
+                    let kind = scrape.families.get(&current).map(String::as_str);
+                    let endings: &[_] = match kind.expect("a type comes before its samples") {
+                        "counter" => &["_total"],
+                        "gauge" => &[""],
+                        "info" => &["_info"],
+                        "histogram" => &["_bucket", "_sum", "_count"],
+                        other => panic!("unknown type {other}"),
+                    };
+                    let ending = name.strip_prefix(current.as_str());
+                    assert!(ending.is_some_and(|it| endings.contains(&it)), "{line}");
+                    let twice = scrape.samples.insert((name, labels), value);
+                    assert_eq!(twice, None, "twice: {line}");
+                }
+            }
+        }
+        scrape
+    }
+
+    /// The value of exactly this sample.
+    pub(crate) fn value(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+        let owned = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
+        let labels = labels.iter().map(owned).collect();
+        self.samples.get(&(name.to_owned(), labels)).copied()
+    }
+
+    /// Answered requests, all of which went to upstream.
+    pub(crate) fn requests(&self, verb: &str, code: &str) -> f64 {
+        let labels = [("route", "local"), ("verb", verb), ("code", code)];
+        self.value("skewbridge_requests_total", &labels)
+            .unwrap_or(0.0)
+    }
+
+    /// All values that a label of a metric has.
+    pub(crate) fn labels(&self, name: &str, label: &str) -> BTreeSet<&str> {
+        self.samples
+            .keys()
+            .filter(|(found, _)| found == name)
+            .flat_map(|(_, labels)| labels)
+            .filter(|(found, _)| found == label)
+            .map(|(_, value)| value.as_str())
+            .collect()
+    }
+}
+
+/// Labels here have no quotes or commas inside their values.
+fn sample(line: &str) -> (String, BTreeSet<(String, String)>, f64) {
+    let (name, value) = line.rsplit_once(' ').expect("a sample has a value");
+    let (name, labels) = match name.split_once('{') {
+        None => (name, ""),
+        Some((name, labels)) => (name, labels.strip_suffix('}').expect("labels end")),
+    };
+    let labels = labels
+        .split(',')
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| {
+            let (label, value) = pair.split_once('=').expect("a label has a value");
+            (label.to_owned(), value.trim_matches('"').to_owned())
+        })
+        .collect();
+    (name.to_owned(), labels, value.parse().expect("a number"))
+}

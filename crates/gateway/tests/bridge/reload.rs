@@ -1,0 +1,413 @@
+//! New files are taken while the bridge runs, and disturb nobody.
+
+use http::Request;
+use rustls_pki_types::CertificateDer;
+use skewbridge_gateway::Handle;
+use skewbridge_gateway::config::Config;
+use skewbridge_gateway::tls::material::KeyPairFiles;
+use skewbridge_testkit::{
+    ApiServer, BodySender, Ca, ClientAuth, H1Client, H2Client, H2Stream, Leaf, Options, PATIENCE,
+    Reply, TlsClient, Validity, eventually,
+};
+use tokio::sync::mpsc;
+use tokio::task::{JoinSet, LocalSet};
+
+use crate::bed::{Bed, start};
+use crate::plain::scrape;
+
+const SERVING: &str = "--tls-cert-file";
+const NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
+
+/// A bridge in front of an upstream whose watches the test feeds.
+struct Gateway {
+    bridge: Handle,
+    upstream: ApiServer,
+    watches: mpsc::UnboundedReceiver<BodySender>,
+    bed: Bed,
+}
+
+impl Gateway {
+    async fn new() -> Self {
+        Self::with(|_, _| {}).await
+    }
+
+    async fn with(change: impl FnOnce(&Bed, &mut Config)) -> Self {
+        let bed = Bed::new();
+        let (started, watches) = mpsc::unbounded_channel();
+        let options =
+            Options::new(bed.upstream.clone()).clients(ClientAuth::Accept(&bed.front_proxy_ca));
+        let upstream = ApiServer::start(options, move |seen| {
+            if seen.query() != Some("watch=1") {
+                return Reply::json("{}");
+            }
+            let (reply, sender) = Reply::stream();
+            started.send(sender).unwrap();
+            reply
+        })
+        .await;
+        let mut config = bed.config(upstream.addr());
+        change(&bed, &mut config);
+        Self {
+            bridge: start(&config),
+            upstream,
+            watches,
+            bed,
+        }
+    }
+
+    fn write_pair(&self, name: &str, leaf: &Leaf) {
+        self.bed.dir.write(&format!("{name}.crt"), &leaf.cert_pem);
+        self.bed.dir.write(&format!("{name}.key"), &leaf.key_pem);
+    }
+
+    /// What a new client is shown.
+    async fn shown(&self) -> CertificateDer<'static> {
+        let client = self.bed.client();
+        let io = client.connect(self.bridge.address(), "localhost").await;
+        let io = io.unwrap();
+        let chain = io.get_ref().get_ref().1.peer_certificates().unwrap();
+        chain[0].clone().into_owned()
+    }
+
+    async fn wait_until_shown(&self, leaf: &Leaf) {
+        eventually("the new certificate is shown", PATIENCE, async || {
+            self.shown().await == leaf.chain_der[0]
+        })
+        .await;
+    }
+
+    /// How often files of this flag were read again with this result, if ever.
+    async fn reloads(&self, flag: &str, result: &str) -> Option<f64> {
+        let labels = [("flag", flag), ("result", result)];
+        let scrape = scrape(self.bridge.admin_address()).await;
+        scrape.value("skewbridge_file_reloads_total", &labels)
+    }
+
+    async fn wait_until_failed(&self, flag: &str) {
+        let what = format!("a failed reload of {flag}");
+        eventually(&what, PATIENCE, async || {
+            self.reloads(flag, "failed")
+                .await
+                .is_some_and(|count| count > 0.0)
+        })
+        .await;
+    }
+
+    /// The code that a new connection of this client is answered with.
+    async fn code(&self, client: &TlsClient, headers: &str) -> u16 {
+        let mut h1 = client.http1(self.bridge.address()).await.unwrap();
+        get(&mut h1, headers).await
+    }
+
+    async fn wait_for_code(&self, client: &TlsClient, headers: &str, code: u16) {
+        eventually(&format!("an answer of {code}"), PATIENCE, async || {
+            self.code(client, headers).await == code
+        })
+        .await;
+    }
+
+    /// A watch over HTTP/2 that has had its first event.
+    async fn watch(&mut self, client: &TlsClient) -> Watch {
+        let h2 = client.http2(self.bridge.address()).await.unwrap();
+        let request = Request::get("https://k/api/v1/pods?watch=1").body(());
+        let mut stream = h2.stream(request.unwrap()).await.unwrap();
+        stream.finish().unwrap();
+        let sender = self.watches.recv().await.unwrap();
+        assert_eq!(stream.head().await.unwrap().status, 200);
+        let mut watch = Watch { sender, stream, h2 };
+        watch.assert_goes_on("first").await;
+        watch
+    }
+
+    /// Whom upstream saw at the other end of its last request from a client.
+    fn last_seen_by_upstream(&self) -> Option<String> {
+        let mut seen = self.upstream.requests();
+        seen.retain(|seen| !seen.is_probe());
+        seen.pop()?.client.map(|it| it.common_name)
+    }
+}
+
+/// A watch, with both its ends in the test's hands.
+struct Watch {
+    sender: BodySender,
+    stream: H2Stream,
+    h2: H2Client,
+}
+
+impl Watch {
+    async fn assert_goes_on(&mut self, event: &'static str) {
+        self.sender.send(event).await.unwrap();
+        assert_eq!(self.stream.chunk().await.unwrap().unwrap(), event);
+    }
+
+    async fn assert_ends(mut self) {
+        self.sender.finish().await.unwrap();
+        while let Some(chunk) = self.stream.chunk().await {
+            assert_eq!(chunk.unwrap(), "");
+        }
+    }
+}
+
+/// The code that one more request on this connection is answered with.
+async fn get(h1: &mut H1Client, headers: &str) -> u16 {
+    let request = format!("GET /api HTTP/1.1\r\nHost: k\r\n{headers}\r\n");
+    h1.send(request).await.unwrap();
+    h1.read_response().await.unwrap().status
+}
+
+#[tokio::test]
+async fn a_new_serving_certificate_is_shown_and_open_connections_go_on() {
+    let mut gateway = Gateway::new().await;
+    let client = gateway.bed.client();
+    let mut h1 = client.http1(gateway.bridge.address()).await.unwrap();
+    assert_eq!(get(&mut h1, "").await, 200);
+    let mut watch = gateway.watch(&client).await;
+
+    let new = gateway.bed.serving_ca.server(&NAMES);
+    gateway.write_pair("serving", &new);
+    gateway.wait_until_shown(&new).await;
+
+    watch.assert_goes_on("second").await;
+    assert_eq!(watch.h2.get("/api").await.unwrap().status, 200);
+    assert_eq!(get(&mut h1, "").await, 200);
+    watch.assert_ends().await;
+}
+
+#[tokio::test]
+async fn a_volume_that_the_kubelet_swaps_is_read_again_as_a_whole() {
+    let mut volume = None;
+    let gateway = Gateway::with(|bed, config| {
+        let leaf = bed.serving_ca.server(&NAMES);
+        let files = [("tls.crt", &*leaf.cert_pem), ("tls.key", &*leaf.key_pem)];
+        let mounted = volume.insert(bed.dir.volume("certs", &files));
+        config.serving.key_pair = KeyPairFiles {
+            cert: mounted.file("tls.crt"),
+            key: mounted.file("tls.key"),
+        };
+    })
+    .await;
+    let mut volume = volume.unwrap();
+    for _ in 0..2 {
+        let leaf = gateway.bed.serving_ca.server(&NAMES);
+        volume.swap(&[("tls.crt", &*leaf.cert_pem), ("tls.key", &*leaf.key_pem)]);
+        gateway.wait_until_shown(&leaf).await;
+    }
+    assert_eq!(gateway.reloads(SERVING, "ok").await, Some(2.0));
+    // Never one of the old files with one of the new.
+    assert_eq!(gateway.reloads(SERVING, "failed").await, Some(0.0));
+}
+
+/// One of the two files of a key pair, and what is written there; none: it is
+/// deleted.
+type Spoiled = (&'static str, Option<String>);
+
+/// Spoils a file, then makes it good again.
+async fn spoil_and_repair((name, contents): Spoiled) {
+    let gateway = Gateway::new().await;
+    let before = gateway.shown().await;
+    match &contents {
+        Some(contents) => drop(gateway.bed.dir.write(name, contents)),
+        None => std::fs::remove_file(gateway.bed.path().join(name)).unwrap(),
+    }
+    gateway.wait_until_failed(SERVING).await;
+    assert_eq!(gateway.shown().await, before, "{name} {contents:?}");
+    assert_eq!(gateway.code(&gateway.bed.client(), "").await, 200);
+    assert_eq!(gateway.reloads(SERVING, "ok").await, Some(0.0));
+
+    let good = gateway.bed.serving_ca.server(&NAMES);
+    gateway.write_pair("serving", &good);
+    gateway.wait_until_shown(&good).await;
+    assert_eq!(gateway.code(&gateway.bed.client(), "").await, 200);
+}
+
+#[tokio::test]
+async fn a_bad_serving_file_leaves_the_old_one_and_a_good_one_is_taken_after_it() {
+    let other = Ca::new("other").server(&NAMES);
+    let (local, mut rounds) = (LocalSet::new(), JoinSet::new());
+    for spoiled in [
+        ("serving.crt", Some("garbage".to_owned())),
+        ("serving.crt", Some(other.cert_pem[..200].to_owned())),
+        ("serving.crt", Some(other.key_pem.clone())),
+        ("serving.crt", None),
+        ("serving.key", Some(String::new())),
+        ("serving.key", Some(other.key_pem)),
+        ("serving.key", None),
+    ] {
+        rounds.spawn_local_on(spoil_and_repair(spoiled), &local);
+    }
+    // Panics with the first of them.
+    local.run_until(rounds.join_all()).await;
+}
+
+#[tokio::test]
+async fn a_bad_file_of_any_flag_leaves_the_old_one() {
+    let gateway = Gateway::new().await;
+    let alice = gateway.bed.user("alice", &[]);
+    let (peer, asserted) = (gateway.bed.peer(), "X-Remote-User: bob\r\n");
+    let files = [
+        ("--client-ca-file", "client-ca.crt"),
+        ("--requestheader-client-ca-file", "front-proxy-ca.crt"),
+        ("--upstream-ca-file", "upstream-ca.crt"),
+        ("--proxy-client-cert-file", "front-proxy.crt"),
+    ];
+    for (_, file) in files {
+        gateway.bed.dir.write(file, "garbage");
+    }
+    for (flag, _) in files {
+        gateway.wait_until_failed(flag).await;
+    }
+    assert_eq!(gateway.code(&alice, "").await, 200);
+    assert_eq!(gateway.code(&peer, asserted).await, 200);
+}
+
+#[tokio::test]
+async fn a_replaced_client_ca_is_believed_no_longer_on_open_connections_either() {
+    let mut gateway = Gateway::new().await;
+    let alice = gateway.bed.user("alice", &[]);
+    let address = gateway.bridge.address();
+    let mut h1 = alice.http1(address).await.unwrap();
+    let h2 = alice.http2(address).await.unwrap();
+    assert_eq!(get(&mut h1, "").await, 200);
+    assert_eq!(h2.get("/api").await.unwrap().status, 200);
+    let mut watch = gateway.watch(&alice).await;
+
+    let new_ca = Ca::new("client-ca");
+    let bob = gateway.bed.client().identity(&new_ca.client("bob", &[]));
+    assert_eq!(gateway.code(&bob, "").await, 401);
+    let both = gateway.bed.client_ca.pem() + &new_ca.pem();
+    gateway.bed.dir.write("client-ca.crt", both);
+    gateway.wait_for_code(&bob, "", 200).await;
+    assert_eq!(get(&mut h1, "").await, 200);
+
+    gateway.bed.dir.write("client-ca.crt", new_ca.pem());
+    gateway.wait_for_code(&alice, "", 401).await;
+    assert_eq!(get(&mut h1, "").await, 401);
+    assert_eq!(h2.get("/api").await.unwrap().status, 401);
+    assert_eq!(get(&mut h1, "Authorization: Bearer t\r\n").await, 200);
+    assert_eq!(gateway.code(&bob, "").await, 200);
+    watch.assert_goes_on("what was begun in good faith").await;
+}
+
+#[tokio::test]
+async fn a_replaced_requestheader_ca_is_believed_no_longer_on_open_connections_either() {
+    let gateway = Gateway::new().await;
+    let asserted = "X-Remote-User: bob\r\n";
+    let peer = gateway.bed.peer();
+    let mut h1 = peer.http1(gateway.bridge.address()).await.unwrap();
+    assert_eq!(get(&mut h1, asserted).await, 200);
+
+    let new_ca = Ca::new("front-proxy-ca");
+    let new = new_ca.client("front-proxy-client", &[]);
+    let new = gateway.bed.client().identity(&new);
+    assert_eq!(gateway.code(&new, asserted).await, 401);
+    gateway.bed.dir.write("front-proxy-ca.crt", new_ca.pem());
+    gateway.wait_for_code(&new, asserted, 200).await;
+    assert_eq!(get(&mut h1, asserted).await, 401);
+    assert_eq!(gateway.code(&peer, asserted).await, 401);
+}
+
+#[tokio::test]
+async fn a_new_front_proxy_certificate_is_presented_and_a_watch_under_the_old_one_goes_on() {
+    let mut gateway = Gateway::new().await;
+    let alice = gateway.bed.user("alice", &[]);
+    let mut over_h2 = gateway.watch(&alice).await;
+    let mut over_h1 = alice.http1(gateway.bridge.address()).await.unwrap();
+    over_h1
+        .send("GET /api/v1/pods?watch=1 HTTP/1.1\r\nHost: k\r\n\r\n")
+        .await
+        .unwrap();
+    let h1_sender = gateway.watches.recv().await.unwrap();
+    assert_eq!(over_h1.read_head().await.unwrap().status, 200);
+    let mut keeps = alice.http1(gateway.bridge.address()).await.unwrap();
+    assert_eq!(get(&mut keeps, "").await, 200);
+    let before = gateway.last_seen_by_upstream();
+    assert_eq!(before.as_deref(), Some("front-proxy-client"));
+
+    let new = gateway.bed.front_proxy_ca.client("renewed", &[]);
+    gateway.write_pair("front-proxy", &new);
+    eventually("the renewed certificate", PATIENCE, async || {
+        assert_eq!(get(&mut keeps, "").await, 200);
+        gateway.last_seen_by_upstream().as_deref() == Some("renewed")
+    })
+    .await;
+    assert_eq!(over_h2.h2.get("/api").await.unwrap().status, 200);
+    assert_eq!(gateway.last_seen_by_upstream().as_deref(), Some("renewed"));
+
+    over_h2.assert_goes_on("second").await;
+    for event in ["first", "second"] {
+        h1_sender.send(event).await.unwrap();
+        assert_eq!(over_h1.read_chunk().await.unwrap().unwrap(), event);
+    }
+    over_h2.assert_ends().await;
+    h1_sender.finish().await.unwrap();
+    assert!(over_h1.read_chunk().await.unwrap().is_none());
+    // What stays: one under the renewed certificate in either version, and
+    // that of the probe.
+    eventually("the old connections are closed", PATIENCE, async || {
+        gateway.upstream.live_connections() <= 3
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_new_upstream_ca_decides_on_the_next_connection() {
+    let right = std::cell::OnceCell::new();
+    let gateway = Gateway::with(|bed, _| {
+        right.set(bed.upstream_ca.pem()).unwrap();
+        bed.dir.write("upstream-ca.crt", Ca::new("wrong").pem());
+    })
+    .await;
+    let client = gateway.bed.client();
+    assert_eq!(gateway.code(&client, "").await, 503);
+    let right = right.into_inner().unwrap();
+    gateway.bed.dir.write("upstream-ca.crt", right);
+    gateway.wait_for_code(&client, "", 200).await;
+    gateway
+        .bed
+        .dir
+        .write("upstream-ca.crt", Ca::new("upstream-ca").pem());
+    gateway.wait_for_code(&client, "", 503).await;
+}
+
+#[tokio::test]
+async fn the_expiry_that_is_reported_is_that_of_the_new_certificate() {
+    /// 1 January of these years.
+    const Y4096: Option<f64> = Some(67_090_118_400.0);
+    const Y2001: Option<f64> = Some(978_307_200.0);
+    let gateway = Gateway::new().await;
+    let expiry = async |flag: &str| {
+        let scrape = scrape(gateway.bridge.admin_address()).await;
+        let name = "skewbridge_certificate_expiration_timestamp_seconds";
+        scrape.value(name, &[("flag", flag)])
+    };
+    for flag in [
+        SERVING,
+        "--client-ca-file",
+        "--requestheader-client-ca-file",
+        "--upstream-ca-file",
+        "--proxy-client-cert-file",
+    ] {
+        assert_eq!(expiry(flag).await, Y4096, "{flag}");
+    }
+    let ca = &gateway.bed.front_proxy_ca;
+    let rounds = [
+        (
+            SERVING,
+            "serving",
+            gateway
+                .bed
+                .serving_ca
+                .server_valid(&NAMES, Validity::Expired),
+        ),
+        (
+            "--proxy-client-cert-file",
+            "front-proxy",
+            ca.client_valid("front-proxy-client", &[], Validity::Expired),
+        ),
+    ];
+    for (flag, name, leaf) in rounds {
+        gateway.write_pair(name, &leaf);
+        eventually(flag, PATIENCE, async || expiry(flag).await == Y2001).await;
+        assert_eq!(gateway.reloads(flag, "ok").await, Some(1.0));
+    }
+}

@@ -1,0 +1,634 @@
+//! A request that upstream cannot have acted on is sent once more; one that it may have acted
+//! on is not.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use skewbridge_gateway::config::Limits;
+use skewbridge_testkit::h2frames::{self, code, flag, kind, setting};
+use skewbridge_testkit::{PATIENCE, RawConn, Reply, eventually};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, mpsc};
+
+use crate::bed::Bed;
+use crate::either::Proto::{self, H1, H2};
+use crate::either::{Client, RawStand, Stand, assert_status, request, soon};
+
+const LAST_HEADERS: u8 = flag::END_HEADERS | flag::END_STREAM;
+
+/// What upstream has received, over all its connections.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    fn add(&self, entry: impl Into<String>) {
+        self.0.lock().unwrap().push(entry.into());
+    }
+
+    fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+/// Reads a request of HTTP/1.1 with its body; gives method and path, or nothing when the
+/// client has closed.
+async fn read_h1(conn: &mut RawConn) -> Option<String> {
+    let mut first = [0];
+    conn.io.read_exact(&mut first).await.ok()?;
+    let rest = conn.read_head().await;
+    let head = format!("{}{rest}", char::from(first[0]));
+    let length = head
+        .lines()
+        .find_map(|line| line.strip_prefix("Content-Length: "));
+    if let Some(length) = length {
+        conn.read(length.parse().unwrap()).await;
+    }
+    let line = head.lines().next().unwrap();
+    Some(line.trim_end_matches(" HTTP/1.1").to_owned())
+}
+
+async fn answer_h1(conn: &mut RawConn) {
+    conn.write("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        .await;
+}
+
+/// Reads a request of HTTP/2 with its body and gives its stream and how long the body was.
+async fn read_h2(conn: &mut RawConn) -> (u32, usize) {
+    let head = conn.read_frame(kind::HEADERS).await.header;
+    let mut length = 0;
+    let mut ended = head.has(flag::END_STREAM);
+    while !ended {
+        let frame = conn.read_frame(kind::DATA).await;
+        assert_eq!(frame.header.stream, head.stream);
+        length += frame.payload.len();
+        ended = frame.header.has(flag::END_STREAM);
+    }
+    (head.stream, length)
+}
+
+async fn answer_h2(conn: &mut RawConn, stream: u32) {
+    conn.write(h2frames::headers(
+        stream,
+        LAST_HEADERS,
+        h2frames::STATUS_200,
+    ))
+    .await;
+}
+
+/// Room for bodies of any size.
+async fn accept_wide(conn: &mut RawConn) {
+    conn.accept_h2(&[(setting::INITIAL_WINDOW_SIZE, 16 << 20)])
+        .await;
+    conn.write(h2frames::window_update(0, 16 << 20)).await;
+}
+
+/// A request without a body, and one with a body that fills more than a window.
+async fn send(client: &mut Client, method: &str) -> skewbridge_testkit::Response {
+    match method {
+        "GET" => client.get("/").await,
+        _ => client.post("/", vec![b'x'; 100 << 10]).await,
+    }
+}
+
+fn body_of(method: &str) -> usize {
+    if method == "GET" { 0 } else { 100 << 10 }
+}
+
+#[tokio::test]
+async fn a_refused_connection_is_answered_with_when_to_come_back() {
+    let bed = Bed::new();
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = nobody.local_addr().unwrap();
+    drop(nobody);
+    let bridge = bed.bridge(address);
+    for method in ["GET", "POST"] {
+        let mut h1 = Client::H1(Box::new(
+            bed.client().http1(bridge.address()).await.unwrap(),
+        ));
+        let mut h2 = Client::H2(bed.client().http2(bridge.address()).await.unwrap());
+        for client in [&mut h1, &mut h2] {
+            let answer = client.request(request(method, "/"), "body").await;
+            assert_status(&answer, 503);
+            assert_eq!(answer.header("retry-after"), Some("1"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_idle_connection_that_upstream_closed_is_not_used() {
+    for client in [H1, H2] {
+        let stand = Stand::new(H1, |_| Reply::json("{}")).await;
+        let mut client = stand.client(client).await;
+        assert_eq!(client.get("/").await.status, 200);
+        for (at, method) in ["GET", "POST"].into_iter().enumerate() {
+            stand.upstream.goaway();
+            stand.upstream.wait_until_idle().await;
+            assert_eq!(send(&mut client, method).await.status, 200);
+            assert_eq!(stand.upstream.connections(), at + 2);
+        }
+        assert_eq!(stand.upstream.requests().len(), 3);
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_upstream_says_it_closes_is_not_used_again() {
+    for client in [H1, H2] {
+        let stand = Stand::new(H1, |_| Reply::json("{}").header("Connection", "close")).await;
+        let mut client = stand.client(client).await;
+        for connections in 1..4 {
+            let answer = client.post("/", "x").await;
+            assert_eq!(answer.status, 200);
+            // That is between upstream and the bridge.
+            assert_eq!(answer.header("connection"), None);
+            assert_eq!(stand.upstream.connections(), connections);
+        }
+    }
+}
+
+/// Answers one request on each connection; a second one it reads whole, and then it is gone.
+async fn cut_second(mut conn: RawConn, log: Log) {
+    while let Some(request) = read_h1(&mut conn).await {
+        let second = request.ends_with("/second") && conn.ordinal == 0;
+        log.add(request);
+        if second {
+            return;
+        }
+        answer_h1(&mut conn).await;
+    }
+}
+
+#[tokio::test]
+async fn a_write_on_a_reused_connection_that_is_cut_is_not_sent_again() {
+    for client in [H1, H2] {
+        let log = Log::default();
+        let upstream = log.clone();
+        let stand = RawStand::new(H1, move |conn| cut_second(conn, upstream.clone())).await;
+        let mut client = stand.client(client).await;
+        assert_eq!(client.get("/first").await.status, 200);
+        assert_status(&client.post("/second", "body").await, 502);
+        assert_eq!(client.get("/third").await.status, 200);
+        assert_eq!(log.all(), ["GET /first", "POST /second", "GET /third"]);
+    }
+}
+
+#[tokio::test]
+async fn a_read_on_a_reused_connection_that_is_cut_is_sent_again() {
+    for client in [H1, H2] {
+        let log = Log::default();
+        let upstream = log.clone();
+        let stand = RawStand::new(H1, move |conn| cut_second(conn, upstream.clone())).await;
+        let mut client = stand.client(client).await;
+        assert_eq!(client.get("/first").await.status, 200);
+        assert_eq!(client.get("/second").await.status, 200);
+        assert_eq!(log.all(), ["GET /first", "GET /second", "GET /second"]);
+        assert_eq!(stand.upstream.connections(), 2);
+    }
+}
+
+/// exec by WebSocket is a GET, and runs a command.
+#[tokio::test]
+async fn what_reaches_a_workload_is_never_sent_twice() {
+    for upgrade in ["", "Connection: Upgrade\r\nUpgrade: websocket\r\n"] {
+        for subresource in ["exec?command=rm", "attach", "portforward", "proxy/run"] {
+            let log = Log::default();
+            let kept = log.clone();
+            let stand = RawStand::new(H1, move |mut conn| {
+                let log = kept.clone();
+                async move {
+                    while let Some(line) = read_h1(&mut conn).await {
+                        if line != "GET /" {
+                            log.add(line);
+                            return;
+                        }
+                        answer_h1(&mut conn).await;
+                    }
+                }
+            })
+            .await;
+            let user = stand.bed.user("alice", &[]);
+            let mut client = user.http1(stand.bridge.address()).await.unwrap();
+            client
+                .send("GET / HTTP/1.1\r\nHost: k\r\n\r\n")
+                .await
+                .unwrap();
+            assert_eq!(client.read_response().await.unwrap().status, 200);
+            let path = format!("/api/v1/namespaces/a/pods/b/{subresource}");
+            let request = format!("GET {path} HTTP/1.1\r\nHost: k\r\n{upgrade}\r\n");
+            client.send(request).await.unwrap();
+            assert_eq!(client.read_response().await.unwrap().status, 502);
+            assert_eq!(log.all(), [format!("GET {path}")]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_has_begun_is_not_asked_for_again() {
+    for begun in [
+        "HTTP/1.1 200 OK\r\nAudit-Id: x\r\n",
+        "HTTP/1.1 103 Early Hints\r\n\r\n",
+    ] {
+        let log = Log::default();
+        let kept = log.clone();
+        let stand = RawStand::new(H1, move |mut conn| {
+            let log = kept.clone();
+            async move {
+                while let Some(line) = read_h1(&mut conn).await {
+                    if line == "GET /second" {
+                        log.add(line);
+                        conn.write(begun).await;
+                        return;
+                    }
+                    answer_h1(&mut conn).await;
+                }
+            }
+        })
+        .await;
+        let mut client = stand.client(H1).await;
+        assert_eq!(client.get("/first").await.status, 200);
+        assert_status(&client.get("/second").await, 502);
+        assert_eq!(log.all(), ["GET /second"]);
+    }
+}
+
+#[tokio::test]
+async fn a_read_on_a_fresh_connection_that_is_cut_is_not_sent_again() {
+    for client in [H1, H2] {
+        let log = Log::default();
+        let upstream = log.clone();
+        let stand = RawStand::new(H1, move |mut conn| {
+            let log = upstream.clone();
+            async move { log.add(read_h1(&mut conn).await.unwrap()) }
+        })
+        .await;
+        assert_status(&stand.client(client).await.get("/").await, 502);
+        assert_eq!(log.all(), ["GET /"]);
+    }
+}
+
+#[tokio::test]
+async fn what_goaway_leaves_unprocessed_is_sent_again() {
+    for client in [H1, H2] {
+        for method in ["GET", "POST"] {
+            let (acted, mut bodies) = mpsc::unbounded_channel();
+            let stand = RawStand::new(H2, move |mut conn| {
+                let acted = acted.clone();
+                async move {
+                    if conn.ordinal == 0 {
+                        conn.accept_h2(&[]).await;
+                        conn.read_frame(kind::HEADERS).await;
+                        conn.write(h2frames::goaway(0, code::NO_ERROR)).await;
+                        conn.read_to_end().await;
+                    } else {
+                        accept_wide(&mut conn).await;
+                        let (stream, length) = read_h2(&mut conn).await;
+                        acted.send(length).unwrap();
+                        answer_h2(&mut conn, stream).await;
+                        conn.stall().await;
+                    }
+                }
+            })
+            .await;
+            let mut client = stand.client(client).await;
+            assert_eq!(send(&mut client, method).await.status, 200);
+            assert_eq!(soon(bodies.recv()).await, Some(body_of(method)));
+            assert!(bodies.try_recv().is_err());
+            assert_eq!(stand.upstream.connections(), 2);
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_goaway_leaves_open_is_not_sent_again() {
+    for client in [H1, H2] {
+        for method in ["GET", "POST"] {
+            let stand = RawStand::new(H2, |mut conn| async move {
+                accept_wide(&mut conn).await;
+                let (stream, _) = read_h2(&mut conn).await;
+                conn.write(h2frames::goaway(stream, code::NO_ERROR)).await;
+                conn.half_close().await;
+            })
+            .await;
+            let mut client = stand.client(client).await;
+            assert_status(&send(&mut client, method).await, 502);
+            assert_eq!(stand.upstream.connections(), 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_connection_reset_before_the_answer_is_not_tried_again() {
+    for client in [H1, H2] {
+        for method in ["GET", "POST"] {
+            let stand = RawStand::new(H2, |mut conn| async move {
+                accept_wide(&mut conn).await;
+                read_h2(&mut conn).await;
+                conn.reset();
+            })
+            .await;
+            let mut client = stand.client(client).await;
+            assert_status(&send(&mut client, method).await, 502);
+            assert_eq!(stand.upstream.connections(), 1);
+        }
+    }
+}
+
+/// Resets the first streams of a connection for this reason and answers what comes then.
+async fn resetting(mut conn: RawConn, times: usize, reason: u32, log: Log) {
+    accept_wide(&mut conn).await;
+    for at in 0.. {
+        let (stream, length) = read_h2(&mut conn).await;
+        log.add(format!("stream {stream}: {length}"));
+        if at < times {
+            conn.write(h2frames::rst_stream(stream, reason)).await;
+        } else {
+            answer_h2(&mut conn, stream).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_refused_stream_is_tried_once_more() {
+    for client in [H1, H2] {
+        for method in ["GET", "POST"] {
+            let log = Log::default();
+            let upstream = log.clone();
+            let script = move |conn| resetting(conn, 1, code::REFUSED_STREAM, upstream.clone());
+            let stand = RawStand::new(H2, script).await;
+            let mut client = stand.client(client).await;
+            assert_eq!(send(&mut client, method).await.status, 200);
+            let length = body_of(method);
+            let both = [1, 3].map(|stream| format!("stream {stream}: {length}"));
+            assert_eq!(log.all(), both);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_is_refused_twice_is_given_up() {
+    for client in [H1, H2] {
+        for method in ["GET", "POST"] {
+            let log = Log::default();
+            let upstream = log.clone();
+            let script = move |conn| resetting(conn, 2, code::REFUSED_STREAM, upstream.clone());
+            let stand = RawStand::new(H2, script).await;
+            let mut client = stand.client(client).await;
+            let answer = send(&mut client, method).await;
+            assert_status(&answer, 503);
+            assert_eq!(answer.header("retry-after"), Some("1"));
+            assert_eq!(log.all().len(), 2);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_is_reset_for_another_reason_is_not_tried_again() {
+    for reason in [code::INTERNAL_ERROR, code::CANCEL, code::ENHANCE_YOUR_CALM] {
+        for client in [H1, H2] {
+            let log = Log::default();
+            let upstream = log.clone();
+            let script = move |conn| resetting(conn, 1, reason, upstream.clone());
+            let stand = RawStand::new(H2, script).await;
+            let mut client = stand.client(client).await;
+            assert_status(&send(&mut client, "POST").await, 502);
+            assert_eq!(log.all().len(), 1);
+            // The connection itself is fine.
+            assert_eq!(send(&mut client, "GET").await.status, 200);
+            assert_eq!(stand.upstream.connections(), 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_body_too_large_to_keep_is_never_sent_by_halves() {
+    for (client, goaway) in [(H1, false), (H2, false), (H1, true), (H2, true)] {
+        let stand = RawStand::new(H2, move |mut conn| async move {
+            assert_eq!(conn.ordinal, 0, "it was sent again");
+            accept_wide(&mut conn).await;
+            let stream = conn.read_frame(kind::HEADERS).await.header.stream;
+            let mut came = 0;
+            while came <= 300 << 10 {
+                came += conn.read_frame(kind::DATA).await.payload.len();
+            }
+            if goaway {
+                conn.write(h2frames::goaway(0, code::NO_ERROR)).await;
+            } else {
+                conn.write(h2frames::rst_stream(stream, code::REFUSED_STREAM))
+                    .await;
+            }
+            while let Ok(frame) = h2frames::read_frame(&mut conn.io).await {
+                assert_ne!(frame.header.kind, kind::HEADERS, "it was sent again");
+            }
+        })
+        .await;
+        // The rest of the body comes only after the answer: nothing is complete before.
+        let mut upload = stand
+            .client(client)
+            .await
+            .upload(request("POST", "/"))
+            .await;
+        for _ in 0..40 {
+            upload.send(&[b'x'; 8 << 10]).await;
+        }
+        assert_eq!(upload.head().await, 503);
+    }
+}
+
+#[tokio::test]
+async fn a_watch_outlives_goaway_and_new_requests_go_elsewhere() {
+    let (senders, mut watches) = mpsc::unbounded_channel();
+    let stand = Stand::new(H2, move |seen| {
+        if seen.path() != "/watch" {
+            return Reply::json("{}");
+        }
+        let (reply, sender) = Reply::stream();
+        senders.send(sender).unwrap();
+        reply
+    })
+    .await;
+    let watching = stand.client(H2).await;
+    let mut watch = watching.begin(request("GET", "/watch")).await;
+    let events = soon(watches.recv()).await.unwrap();
+    events.send("before").await.unwrap();
+    assert_eq!(watch.head().await, 200);
+    watch.expect(b"before").await;
+
+    stand.upstream.goaway();
+    let mut client = stand.client(H2).await;
+    eventually("a request on another connection", PATIENCE, async || {
+        assert_eq!(client.get("/").await.status, 200);
+        stand.upstream.connections() == 2
+    })
+    .await;
+    events.send("after").await.unwrap();
+    watch.expect(b"after").await;
+    events.finish().await.unwrap();
+    assert_eq!(watch.rest().await.unwrap(), b"");
+    let gone = async || stand.upstream.live_connections() == 1;
+    eventually("the old connection is closed", PATIENCE, gone).await;
+}
+
+#[tokio::test]
+async fn goaway_on_every_connection_fails_no_request() {
+    // Two connections, each with a watch that goes on, a place that is free, and a GOAWAY.
+    let all_open = Arc::new(tokio::sync::Barrier::new(2));
+    let stand = RawStand::new(H2, move |mut conn| {
+        let all_open = Arc::clone(&all_open);
+        async move {
+            conn.accept_h2(&[(setting::MAX_CONCURRENT_STREAMS, 2)])
+                .await;
+            if conn.ordinal < 2 {
+                let watch = conn.read_frame(kind::HEADERS).await.header.stream;
+                let other = conn.read_frame(kind::HEADERS).await.header.stream;
+                all_open.wait().await;
+                let head = h2frames::headers(watch, flag::END_HEADERS, h2frames::STATUS_200);
+                let goaway = h2frames::goaway(other, code::NO_ERROR);
+                conn.write([head, goaway].concat()).await;
+                answer_h2(&mut conn, other).await;
+            } else {
+                let (stream, _) = read_h2(&mut conn).await;
+                answer_h2(&mut conn, stream).await;
+            }
+            conn.read_to_end().await;
+        }
+    })
+    .await;
+    let Client::H2(client) = stand.client(H2).await else {
+        unreachable!("it is a client of HTTP/2")
+    };
+    let mut streams = Vec::new();
+    for _ in 0..4 {
+        let ask = request("GET", "/").body(()).unwrap();
+        let mut stream = soon(client.stream(ask)).await.unwrap();
+        stream.finish().unwrap();
+        streams.push(stream);
+    }
+    for stream in &mut streams {
+        assert_eq!(soon(stream.head()).await.unwrap().status, 200);
+    }
+    assert_eq!(stand.upstream.connections(), 2);
+    assert_eq!(soon(client.get("/")).await.unwrap().status, 200);
+    assert_eq!(stand.upstream.connections(), 3);
+}
+
+#[tokio::test]
+async fn further_connections_are_opened_when_streams_are_used_up() {
+    for client in [H1, H2] {
+        let limited = Stand::streaming_with(H2, |options| options.max_concurrent_streams(3));
+        let (stand, mut bodies) = limited.await;
+        let mut exchanges = Vec::new();
+        if client == H2 {
+            let client = stand.h2().await;
+            for _ in 0..10 {
+                let ask = request("GET", "/").body(()).unwrap();
+                let mut stream = soon(client.stream(ask)).await.unwrap();
+                stream.finish().unwrap();
+                exchanges.push(stream);
+            }
+            hold_ten(&stand, &mut bodies).await;
+            for mut stream in exchanges {
+                assert_eq!(soon(stream.head()).await.unwrap().status, 200);
+            }
+        } else {
+            let mut clients = Vec::new();
+            for _ in 0..10 {
+                clients.push(stand.client(H1).await.begin(request("GET", "/")).await);
+            }
+            hold_ten(&stand, &mut bodies).await;
+            for mut client in clients {
+                assert_eq!(client.head().await, 200);
+            }
+        }
+    }
+}
+
+/// All ten requests run at the same time, over no more connections than they need.
+async fn hold_ten(
+    stand: &Stand,
+    bodies: &mut mpsc::UnboundedReceiver<skewbridge_testkit::BodySender>,
+) {
+    let mut running = Vec::new();
+    for _ in 0..10 {
+        running.push(soon(bodies.recv()).await.unwrap());
+    }
+    assert_eq!(stand.upstream.connections(), 4);
+    for body in running {
+        body.finish().await.unwrap();
+    }
+}
+
+/// Upstream hangs: its host is gone, or its process is stopped.
+#[tokio::test]
+async fn a_connection_that_answers_no_ping_is_dropped() {
+    let often = |limits: &mut Limits| limits.upstream_ping = Duration::from_millis(100);
+    let stand = RawStand::with(H2, often, async |mut conn: RawConn| {
+        conn.accept_h2(&[]).await;
+        let (stream, _) = read_h2(&mut conn).await;
+        if conn.ordinal > 0 {
+            answer_h2(&mut conn, stream).await;
+        }
+        conn.stall().await;
+    })
+    .await;
+    let mut client = stand.client(H2).await;
+    // It may have been acted on, so it is not sent again.
+    assert_status(&client.get("/").await, 502);
+    assert_eq!(client.get("/").await.status, 200);
+    assert_eq!(stand.upstream.connections(), 2);
+}
+
+#[tokio::test]
+async fn requests_recover_from_a_restart_of_upstream() {
+    for client in [H1, H2] {
+        for upstream in [H1, H2] {
+            restart(client, upstream).await;
+        }
+    }
+}
+
+async fn restart(proto: Proto, upstream: Proto) {
+    let stand = Stand::new(upstream, |_| Reply::json("{}")).await;
+    let mut client = stand.client(proto).await;
+    assert_eq!(client.get("/").await.status, 200);
+    stand.upstream.stop_listening().await;
+    stand.upstream.kill_connections().await;
+    assert_status(&client.get("/").await, 503);
+    assert_status(&client.post("/", "x").await, 503);
+    stand.upstream.listen_again().await;
+    // Over HTTP/1.1 a body that nobody read ends the connection.
+    let mut client = stand.client(proto).await;
+    assert_eq!(client.post("/", "x").await.status, 200);
+    assert_eq!(client.get("/").await.status, 200);
+    assert_eq!(stand.upstream.requests().len(), 3);
+}
+
+#[tokio::test]
+async fn connections_that_upstream_cut_are_replaced_without_an_error() {
+    for client in [H1, H2] {
+        for upstream in [H1, H2] {
+            let stand = Stand::new(upstream, |_| Reply::json("{}")).await;
+            let mut client = stand.client(client).await;
+            for _ in 0..5 {
+                assert_eq!(client.get("/").await.status, 200);
+                stand.upstream.kill_connections().await;
+                assert_eq!(client.post("/", "x").await.status, 200);
+                stand.upstream.kill_connections().await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_waits_for_an_answer_is_not_retried_when_upstream_dies() {
+    for client in [H1, H2] {
+        for upstream in [H1, H2] {
+            let never = Arc::new(Notify::new());
+            let stand = Stand::new(upstream, move |_| Reply::new(200).after(&never)).await;
+            let mut waiting = stand.client(client).await.begin(request("GET", "/")).await;
+            stand.upstream.wait_for_requests(1).await;
+            stand.upstream.kill_connections().await;
+            assert_eq!(waiting.head().await, 502);
+            assert_eq!(stand.upstream.requests().len(), 1);
+        }
+    }
+}

@@ -1,0 +1,469 @@
+//! The bridge goes away: not ready, then serving on for the delay, then draining.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::Request;
+use skewbridge_gateway::Handle;
+use skewbridge_gateway::config::{Config, Shutdown};
+use skewbridge_testkit::h2frames::{self, code, flag, kind};
+use skewbridge_testkit::{
+    ApiServer, BodySender, H1Client, H2Client, H2Stream, Options, PATIENCE, Reply, Response,
+    eventually,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinHandle;
+
+use crate::bed::{Bed, start};
+use crate::plain::{get, scrape};
+
+/// Longer than any test takes.
+const LONG: Duration = Duration::from_mins(10);
+
+/// An upstream with something slow and something endless.
+struct Upstream {
+    server: ApiServer,
+    /// Lets one answer to `/slow` go.
+    release: Arc<Notify>,
+    /// The bodies of watches and logs.
+    streams: mpsc::UnboundedReceiver<BodySender>,
+}
+
+impl Upstream {
+    async fn start(bed: &Bed, protocols: &[&'static str]) -> Self {
+        let release = Arc::new(Notify::new());
+        let (senders, streams) = mpsc::unbounded_channel();
+        let options = Options::new(bed.upstream.clone()).alpn(protocols);
+        let slow = release.clone();
+        let server = ApiServer::start(options, move |seen| match seen.path() {
+            "/slow" => Reply::json("\"at last\"").after(&slow),
+            "/api/v1/pods" | "/api/v1/namespaces/a/pods/b/log" => {
+                let (reply, sender) = Reply::stream();
+                senders.send(sender).unwrap();
+                reply
+            }
+            path => Reply::json(format!("\"{path}\"")),
+        })
+        .await;
+        Self {
+            server,
+            release,
+            streams,
+        }
+    }
+
+    async fn has(&self, path: &str, count: usize) {
+        let asked = |seen: &[skewbridge_testkit::Seen]| {
+            seen.iter().filter(|seen| seen.path() == path).count() >= count
+        };
+        self.server.wait_for(asked, PATIENCE).await;
+    }
+
+    /// Sends an event on the next stream that was opened.
+    async fn event(&mut self) -> BodySender {
+        let sender = self.streams.recv().await.unwrap();
+        sender.send("{}\n").await.unwrap();
+        sender
+    }
+}
+
+const BOTH: &[&str] = &["h2", "http/1.1"];
+
+fn config(bed: &Bed, upstream: &Upstream, delay: Duration, drain: Duration) -> Config {
+    Config {
+        shutdown: Shutdown { delay, drain },
+        ..bed.config(upstream.server.addr())
+    }
+}
+
+/// Leaves in the background; gives the bridge back when it has drained.
+fn leave(mut bridge: Handle) -> JoinHandle<Handle> {
+    tokio::spawn(async move {
+        bridge.finish().await;
+        bridge
+    })
+}
+
+/// Waits until the drain has begun.
+async fn refuses_connections(address: SocketAddr) {
+    eventually(
+        "new connections are refused",
+        PATIENCE,
+        async || match TcpStream::connect(address).await {
+            Ok(_) => false,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+                true
+            }
+        },
+    )
+    .await;
+}
+
+/// The end of draining, long before its deadline.
+async fn done(leaving: JoinHandle<Handle>) {
+    let bridge = tokio::time::timeout(PATIENCE, leaving).await;
+    bridge.expect("nothing runs any more").unwrap();
+}
+
+async fn ask(client: &mut H1Client, path: &str) {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: k\r\n\r\n");
+    client.send(request).await.unwrap();
+}
+
+async fn answer(client: &mut H1Client, path: &str) -> Response {
+    ask(client, path).await;
+    client.read_response().await.unwrap()
+}
+
+async fn open(client: &H2Client, path: &str) -> H2Stream {
+    let request = Request::get(format!("https://k{path}")).body(()).unwrap();
+    let mut stream = client.stream(request).await.unwrap();
+    stream.finish().unwrap();
+    stream
+}
+
+/// Reads an HTTP/2 stream to its `END_STREAM`; a reset is an error.
+async fn rest(stream: &mut H2Stream) -> Result<String, h2::Error> {
+    let mut text = Vec::new();
+    while let Some(piece) = stream.chunk().await {
+        text.extend_from_slice(&piece?);
+    }
+    Ok(String::from_utf8(text).unwrap())
+}
+
+#[tokio::test]
+async fn during_the_delay_only_readyz_fails() {
+    let bed = Bed::new();
+    let upstream = Upstream::start(&bed, BOTH).await;
+    let bridge = start(&config(&bed, &upstream, LONG, LONG));
+    let (address, admin) = (bridge.address(), bridge.admin_address());
+    let mut h1 = bed.client().http1(address).await.unwrap();
+    let h2 = bed.client().http2(address).await.unwrap();
+    // It is ready once it has heard from upstream.
+    eventually("ready", PATIENCE, async || {
+        answer(&mut h1, "/readyz").await.status == 200 && get(admin, "/readyz").await.status == 200
+    })
+    .await;
+    assert_eq!(h2.get("/readyz").await.unwrap().status, 200);
+
+    let leaving = leave(bridge);
+    eventually("not ready", PATIENCE, async || {
+        answer(&mut h1, "/readyz").await.status == 500
+    })
+    .await;
+    let not_ready = answer(&mut h1, "/readyz/ping?verbose").await;
+    assert_eq!(
+        (not_ready.status, &*not_ready.text()),
+        (
+            500,
+            "[-]skewbridge failed: the bridge is shutting down\nreadyz check failed\n"
+        )
+    );
+    assert_eq!(h2.get("/readyz").await.unwrap().status, 500);
+    let told = get(admin, "/readyz").await;
+    assert_eq!(told.status, 500);
+    assert!(told.body.contains("[-]shutdown failed"), "{}", told.body);
+    assert_eq!(get(admin, "/livez").await.status, 200);
+    assert_eq!(
+        scrape(admin).await.value("skewbridge_ready", &[]),
+        Some(0.0)
+    );
+
+    let mut new_h1 = bed.client().http1(address).await.unwrap();
+    let new_h2 = bed.client().http2(address).await.unwrap();
+    for path in ["/version", "/livez", "/healthz"] {
+        for client in [&mut h1, &mut new_h1] {
+            let answer = answer(client, path).await;
+            assert_eq!((answer.status, answer.text()), (200, format!("\"{path}\"")));
+            assert_eq!(answer.header("connection"), None, "it goes on");
+        }
+        for client in [&h2, &new_h2] {
+            assert_eq!(client.get(path).await.unwrap().status, 200);
+        }
+    }
+    assert!(!leaving.is_finished());
+    leaving.abort();
+}
+
+#[tokio::test]
+async fn the_drain_comes_after_the_delay() {
+    let bed = Bed::new();
+    let upstream = Upstream::start(&bed, BOTH).await;
+    let delay = Duration::from_millis(300);
+    let bridge = start(&config(&bed, &upstream, delay, LONG));
+    let mut idle = bed.client().http1(bridge.address()).await.unwrap();
+    assert_eq!(answer(&mut idle, "/version").await.status, 200);
+
+    let began = Instant::now();
+    let leaving = leave(bridge);
+    idle.read_close().await.unwrap();
+    assert!(began.elapsed() >= delay, "{:?}", began.elapsed());
+    done(leaving).await;
+}
+
+#[tokio::test]
+async fn draining_closes_what_is_idle_and_lets_finish_what_runs() {
+    let bed = Bed::new();
+    let upstream = Upstream::start(&bed, BOTH).await;
+    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
+    let address = bridge.address();
+    let mut idle_h1 = bed.client().http1(address).await.unwrap();
+    assert_eq!(answer(&mut idle_h1, "/version").await.status, 200);
+    let idle_h2 = bed.client().http2(address).await.unwrap();
+    assert_eq!(idle_h2.get("/version").await.unwrap().status, 200);
+    let mut h1 = bed.client().http1(address).await.unwrap();
+    ask(&mut h1, "/slow").await;
+    let h2 = bed.client().http2(address).await.unwrap();
+    let mut stream = open(&h2, "/slow").await;
+    upstream.has("/slow", 2).await;
+
+    let leaving = leave(bridge);
+    idle_h1.read_close().await.unwrap();
+    let closed = async || idle_h2.is_closed();
+    eventually("the idle HTTP/2 connection ends", PATIENCE, closed).await;
+    refuses_connections(address).await;
+    assert!(!leaving.is_finished());
+    assert!(!h2.is_closed());
+
+    upstream.release.notify_one();
+    upstream.release.notify_one();
+    let slow = h1.read_response().await.unwrap();
+    assert_eq!((slow.status, &*slow.text()), (200, "\"at last\""));
+    assert_eq!(slow.header("connection"), Some("close"));
+    h1.read_close().await.unwrap();
+    assert_eq!(stream.head().await.unwrap().status, 200);
+    assert_eq!(rest(&mut stream).await.unwrap(), "\"at last\"");
+    eventually("the busy HTTP/2 connection ends", PATIENCE, async || {
+        h2.is_closed()
+    })
+    .await;
+    drop(h1);
+    done(leaving).await;
+}
+
+#[tokio::test]
+async fn http2_connections_are_told_goaway_and_their_streams_end_well() {
+    let bed = Bed::new();
+    let upstream = Upstream::start(&bed, BOTH).await;
+    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
+    let client = bed.client().alpn(&["h2"]);
+    let mut wire = client.connect(bridge.address(), "localhost").await.unwrap();
+    h2frames::open(&mut wire, &[]).await.unwrap();
+    let block = h2frames::request_block("GET", "k", "/slow");
+    let ends = flag::END_HEADERS | flag::END_STREAM;
+    let request = h2frames::headers(1, ends, &block);
+    wire.write_all(&request).await.unwrap();
+    upstream.has("/slow", 1).await;
+
+    let leaving = leave(bridge);
+    let goaway = h2frames::read_until(&mut wire, kind::GOAWAY).await.unwrap();
+    assert_eq!(goaway.error_code(), Some(code::NO_ERROR));
+    let ping = h2frames::read_until(&mut wire, kind::PING).await.unwrap();
+    let acknowledgement = h2frames::frame(kind::PING, flag::ACK, 0, &ping.payload);
+    wire.write_all(&acknowledgement).await.unwrap();
+    let last = h2frames::read_until(&mut wire, kind::GOAWAY).await.unwrap();
+    assert_eq!(last.error_code(), Some(code::NO_ERROR));
+    assert_eq!(last.payload[..4], [0, 0, 0, 1], "stream 1 is served");
+
+    upstream.release.notify_one();
+    let mut ended = false;
+    while !ended {
+        let frame = h2frames::read_frame(&mut wire).await.unwrap();
+        assert_ne!(frame.header.kind, kind::RST_STREAM);
+        ended = frame.header.stream == 1 && frame.header.has(flag::END_STREAM);
+    }
+    let mut after = Vec::new();
+    wire.read_to_end(&mut after).await.unwrap();
+    drop(wire);
+    done(leaving).await;
+}
+
+#[tokio::test]
+async fn watches_end_cleanly_within_the_drain() {
+    let bed = Bed::new();
+    for protocols in [BOTH, &["http/1.1"]] {
+        let mut upstream = Upstream::start(&bed, protocols).await;
+        let drain = Duration::from_secs(6);
+        let bridge = start(&config(&bed, &upstream, Duration::ZERO, drain));
+        let address = bridge.address();
+        let mut h1 = bed.client().http1(address).await.unwrap();
+        ask(&mut h1, "/api/v1/pods?watch=true").await;
+        let first = upstream.event().await;
+        assert_eq!(h1.read_head().await.unwrap().status, 200);
+        assert_eq!(h1.read_chunk().await.unwrap().unwrap(), "{}\n");
+        let h2 = bed.client().http2(address).await.unwrap();
+        let mut stream = open(&h2, "/api/v1/pods?watch=1").await;
+        let second = upstream.event().await;
+        assert_eq!(stream.head().await.unwrap().status, 200);
+        assert_eq!(stream.chunk().await.unwrap().unwrap(), "{}\n");
+
+        let began = Instant::now();
+        let leaving = leave(bridge);
+        assert_eq!(h1.read_chunk().await.unwrap(), None, "the last chunk");
+        h1.read_close().await.unwrap();
+        assert_eq!(rest(&mut stream).await.unwrap(), "", "END_STREAM");
+        first.cancelled().await;
+        second.cancelled().await;
+        done(leaving).await;
+        assert!(began.elapsed() < drain, "{:?}", began.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn a_log_that_is_followed_flows_on_while_draining() {
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed, BOTH).await;
+    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
+    let address = bridge.address();
+    let h2 = bed.client().http2(address).await.unwrap();
+    let mut stream = open(&h2, "/api/v1/namespaces/a/pods/b/log?follow=true").await;
+    let log = upstream.event().await;
+    assert_eq!(stream.head().await.unwrap().status, 200);
+
+    let leaving = leave(bridge);
+    refuses_connections(address).await;
+    log.send("more\n").await.unwrap();
+    log.finish().await.unwrap();
+    assert_eq!(rest(&mut stream).await.unwrap(), "{}\nmore\n");
+    done(leaving).await;
+}
+
+#[tokio::test]
+async fn what_does_not_end_is_cut_at_the_deadline() {
+    let bed = Bed::new();
+    let upstream = Upstream::start(&bed, BOTH).await;
+    let drain = Duration::from_millis(300);
+    let bridge = start(&config(&bed, &upstream, Duration::ZERO, drain));
+    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+    ask(&mut h1, "/slow").await;
+    upstream.has("/slow", 1).await;
+
+    let began = Instant::now();
+    let bridge = leave(bridge).await.unwrap();
+    assert!(began.elapsed() >= drain, "{:?}", began.elapsed());
+    drop(bridge);
+    assert!(h1.read_response().await.is_err());
+}
+
+#[tokio::test]
+async fn a_tunnel_stays_until_the_deadline() {
+    let bed = Bed::new();
+    let (senders, mut upgrades) = mpsc::unbounded_channel();
+    let options = Options::new(bed.upstream.clone()).alpn(&["http/1.1"]);
+    let server = ApiServer::start(options, move |seen| {
+        if seen.header("upgrade").is_none() {
+            return Reply::new(200);
+        }
+        let (reply, upgrade) = Reply::upgrade("SPDY/3.1");
+        senders.send(upgrade).unwrap();
+        reply
+    })
+    .await;
+    let mut config = bed.config(server.addr());
+    config.shutdown.drain = Duration::from_secs(1);
+    let bridge = start(&config);
+    let address = bridge.address();
+    let mut client = bed.client().http1(address).await.unwrap();
+    let exec = "POST /api/v1/namespaces/a/pods/b/exec HTTP/1.1\r\nHost: k\r\n\
+                Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0\r\n\r\n";
+    client.send(exec).await.unwrap();
+    assert_eq!(client.read_head().await.unwrap().status, 101);
+    let mut near = client.into_connection();
+    let mut far = upgrades.recv().await.unwrap().connection().await;
+
+    let began = Instant::now();
+    let leaving = leave(bridge);
+    refuses_connections(address).await;
+    near.write_all(b"ls").await.unwrap();
+    near.flush().await.unwrap();
+    let mut typed = [0; 2];
+    far.read_exact(&mut typed).await.unwrap();
+    far.write_all(b"bin").await.unwrap();
+    far.flush().await.unwrap();
+    let mut shown = [0; 3];
+    near.read_exact(&mut shown).await.unwrap();
+    assert_eq!((&typed, &shown), (b"ls", b"bin"));
+
+    let bridge = leaving.await.unwrap();
+    assert!(began.elapsed() >= Duration::from_secs(1));
+    drop(bridge);
+    let mut nothing = Vec::new();
+    let _ = near.read_to_end(&mut nothing).await;
+    let _ = far.read_to_end(&mut nothing).await;
+    assert_eq!(nothing, b"", "both ends are cut");
+}
+
+#[tokio::test]
+async fn an_unused_bridge_leaves_at_once() {
+    let bed = Bed::new();
+    let upstream = Upstream::start(&bed, BOTH).await;
+    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
+    done(leave(bridge)).await;
+}
+
+#[tokio::test]
+async fn the_admin_listener_answers_while_draining() {
+    let bed = Bed::new();
+    let upstream = Upstream::start(&bed, BOTH).await;
+    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
+    let (address, admin) = (bridge.address(), bridge.admin_address());
+    let mut h1 = bed.client().http1(address).await.unwrap();
+    ask(&mut h1, "/slow").await;
+    upstream.has("/slow", 1).await;
+
+    let leaving = leave(bridge);
+    refuses_connections(address).await;
+    assert_eq!(get(admin, "/livez").await.status, 200);
+    assert_eq!(get(admin, "/readyz").await.status, 500);
+    eventually("one can watch it drain", PATIENCE, async || {
+        let scrape = scrape(admin).await;
+        scrape.value("skewbridge_client_connections", &[]) == Some(1.0)
+    })
+    .await;
+
+    upstream.release.notify_one();
+    assert_eq!(h1.read_response().await.unwrap().status, 200);
+    drop(h1);
+    done(leaving).await;
+}
+
+/// Go's clients do not send a request again that failed on a new connection.
+#[tokio::test]
+async fn a_client_that_has_just_connected_gets_its_first_answer() {
+    let bed = Bed::new();
+    let upstream = Upstream::start(&bed, BOTH).await;
+    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
+    let (address, admin) = (bridge.address(), bridge.admin_address());
+    let mut h1 = bed.client().http1(address).await.unwrap();
+    eventually("the bridge has it", PATIENCE, async || {
+        let open = scrape(admin)
+            .await
+            .value("skewbridge_client_connections", &[]);
+        open == Some(1.0)
+    })
+    .await;
+
+    let leaving = leave(bridge);
+    refuses_connections(address).await;
+    let answer = answer(&mut h1, "/version").await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("connection"), Some("close"));
+    drop(h1);
+    done(leaving).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_is_never_used_does_not_hold_up_the_end() {
+    let bed = Bed::new();
+    let upstream = Upstream::start(&bed, BOTH).await;
+    let bridge = start(&config(&bed, &upstream, Duration::ZERO, LONG));
+    let mut spare = bed.client().http1(bridge.address()).await.unwrap();
+    let leaving = leave(bridge);
+    spare.read_close().await.unwrap();
+    done(leaving).await;
+}

@@ -1,0 +1,243 @@
+//! What only a peer may say is not heard from anybody else, however it is said.
+
+use http::{Request, Version};
+use skewbridge_testkit::h2frames::{self, flag, kind};
+use skewbridge_testkit::{Ca, TlsClient};
+use tokio::io::AsyncWriteExt;
+
+use crate::bed::Bed;
+use crate::claims::{BEARER, FRONT_PROXY, Gateway, PLAIN, configured, owned};
+
+/// What only a peer may say, as others might spell it.
+const SPOOFED: [&str; 29] = [
+    "X-Remote-User",
+    "x-remote-user",
+    "X-REMOTE-USER",
+    "x_remote_user",
+    "X-Remote_User",
+    "X_Remote-User",
+    "X-Remote-Group",
+    "X_REMOTE_GROUP",
+    "X-Remote-Uid",
+    "x_remote_uid",
+    "X-Remote-Extra-Scopes",
+    "x-remote-extra-acme.com%2Fproject",
+    "X_Remote_Extra_Scopes",
+    "X-Remote-Anything",
+    "X-Proxy-User",
+    "x_proxy_user",
+    "X-OTHER-USER",
+    "X-Proxy-Uid",
+    "X-Other_Uid",
+    "X-Proxy-Group",
+    "x-other-group",
+    "X-More-Scopes",
+    "X_More_Scopes",
+    "X-Other-Extra-A",
+    "x_other-extra_a",
+    "X-Kubernetes-Peer-Proxied",
+    "x_kubernetes_peer_proxied",
+    "X-KUBERNETES-APISERVER-REROUTED",
+    "x_kubernetes-apiserver_rerouted",
+];
+
+/// Somebody who is no peer: what they bring, their leg, and what arrives.
+struct Other {
+    client: TlsClient,
+    brings: &'static [(&'static str, &'static str)],
+    leg: Option<&'static str>,
+    arrives: &'static [(&'static str, &'static str)],
+}
+
+fn everyone_else(bed: &Bed) -> [Other; 3] {
+    let other = |client, brings, leg, arrives| Other {
+        client,
+        brings,
+        leg,
+        arrives,
+    };
+    [
+        other(
+            bed.user("alice", &["dev"]),
+            &[],
+            FRONT_PROXY,
+            &[("x-proxy-group", "dev"), ("x-proxy-user", "alice")],
+        ),
+        other(
+            bed.client(),
+            &[BEARER],
+            PLAIN,
+            &[("authorization", "Bearer t0ken")],
+        ),
+        other(bed.client(), &[], PLAIN, &[]),
+    ]
+}
+
+#[tokio::test]
+async fn what_only_a_peer_may_say_passes_for_nobody_else_in_any_spelling() {
+    let gateway = Gateway::with(|config| config.callers.headers = configured()).await;
+    for other in everyone_else(&gateway.bed) {
+        for name in SPOOFED {
+            let twice = [(name, "evil"), (name, "evil,evil")];
+            let headers = [&twice[..1], other.brings, &twice[1..]].concat();
+            gateway
+                .assert_arrives(&other.client, &headers, other.leg, other.arrives)
+                .await;
+        }
+        let all: Vec<_> = SPOOFED.iter().map(|name| (*name, "evil")).collect();
+        let headers = [&all, other.brings].concat();
+        gateway
+            .assert_arrives(&other.client, &headers, other.leg, other.arrives)
+            .await;
+    }
+    for seen in gateway.seen() {
+        assert!(!format!("{:?}", seen.headers).contains("evil"), "{seen:#?}");
+    }
+}
+
+#[tokio::test]
+async fn listing_a_header_in_connection_neither_saves_nor_removes_an_identity() {
+    let gateway = Gateway::with(|config| config.callers.headers = configured()).await;
+    for other in everyone_else(&gateway.bed) {
+        for name in SPOOFED {
+            for headers in [
+                vec![("Connection", name)],
+                vec![("Connection", name), (name, "evil")],
+                vec![
+                    (name, "evil"),
+                    ("Upgrade", "SPDY/3.1"),
+                    ("Connection", "Upgrade"),
+                    ("Connection", name),
+                ],
+                vec![
+                    (name, "evil"),
+                    ("connection", "close"),
+                    ("Connection", name),
+                ],
+            ] {
+                let headers = [&headers, other.brings].concat();
+                let outcome = gateway.ask(&other.client, Version::HTTP_11, &headers);
+                let what = format!("{headers:?}");
+                outcome
+                    .await
+                    .assert_arrived(other.leg, other.arrives, &what);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_token_listed_in_connection_is_nobodys() {
+    let gateway = Gateway::new().await;
+    let headers = [BEARER, ("Connection", "keep-alive, AUTHORIZATION")];
+    let (h1, anybody) = (Version::HTTP_11, gateway.bed.client());
+    let outcome = gateway.ask(&anybody, h1, &headers).await;
+    outcome.assert_arrived(PLAIN, &[], "without a certificate");
+
+    let stranger = anybody.identity(&Ca::new("other").client("alice", &[]));
+    let outcome = gateway.ask(&stranger, h1, &headers).await;
+    assert_eq!(
+        (outcome.response.status, outcome.seen.is_none()),
+        (401, true)
+    );
+
+    let alice = gateway.bed.user("alice", &[]);
+    let outcome = gateway.ask(&alice, h1, &headers).await;
+    outcome.assert_arrived(FRONT_PROXY, &[("x-remote-user", "alice")], "alice");
+}
+
+#[tokio::test]
+async fn what_only_a_peer_may_say_does_not_pass_behind_the_body_either() {
+    let gateway = Gateway::with(|config| config.callers.headers = configured()).await;
+    let address = gateway.bridge.address();
+    for other in everyone_else(&gateway.bed) {
+        let trailers = SPOOFED.map(|name| format!("{name}: evil\r\n")).concat();
+        let mut h1 = other.client.http1(address).await.unwrap();
+        h1.send(format!(
+            "POST /api HTTP/1.1\r\nHost: k\r\nTransfer-Encoding: chunked\r\n\r\n\
+             1\r\nx\r\n0\r\n{trailers}X-Checksum: good\r\n\r\n"
+        ))
+        .await
+        .unwrap();
+        assert_eq!(h1.read_response().await.unwrap().status, 200);
+
+        let h2 = other.client.http2(address).await.unwrap();
+        let request = Request::post("https://k/api").body(()).unwrap();
+        let mut stream = h2.stream(request).await.unwrap();
+        stream.send("x").await.unwrap();
+        let mut trailers = owned(&SPOOFED.map(|name| (name, "evil")));
+        trailers.push(("x-checksum".to_owned(), "good".to_owned()));
+        stream.finish_with(&trailers).unwrap();
+        assert_eq!(stream.head().await.unwrap().status, 200);
+    }
+    assert_eq!(gateway.seen().len(), 6);
+    for seen in gateway.seen() {
+        let mut trailers = seen.trailers;
+        trailers[0].0.make_ascii_lowercase();
+        assert_eq!(trailers, owned(&[("x-checksum", "good")]));
+    }
+}
+
+#[tokio::test]
+async fn an_identity_in_a_malformed_http1_header_is_refused() {
+    let gateway = Gateway::new().await;
+    for lines in [
+        "X-Remote-User : evil",
+        "X-Remote-User\t: evil",
+        " X-Remote-User: evil",
+        "X-A: a\r\n X-Remote-User: evil",
+        "X-A: a\r\n\tX-Remote-User: evil",
+        "X-A: a\rX-Remote-User: evil",
+        "X-A: a\0X-Remote-User: evil",
+        "X-Remote-User\0: evil",
+        "X-Remote-Üser: evil",
+        "X-A\r\nX-Remote-User: evil",
+        "X-A: a\nX-Remote-User: evil",
+    ] {
+        let client = gateway.bed.client();
+        let mut h1 = client.http1(gateway.bridge.address()).await.unwrap();
+        h1.send(format!("GET /api HTTP/1.1\r\nHost: k\r\n{lines}\r\n\r\n"))
+            .await
+            .unwrap();
+        let status = h1.read_response().await.unwrap().status;
+        assert_eq!(status, 400, "{lines:?}");
+    }
+    assert!(gateway.seen().is_empty());
+}
+
+#[tokio::test]
+async fn an_identity_in_a_malformed_http2_header_is_refused() {
+    let gateway = Gateway::new().await;
+    let client = gateway.bed.client().alpn(&["h2"]);
+    for (name, value) in [
+        ("X-Remote-User", "evil"),
+        ("connection", "x-remote-user"),
+        ("x-a", "a\r\nx-remote-user: evil"),
+        ("x-a", "a\0evil"),
+        ("x-a\r\nx-remote-user", "evil"),
+        ("x-a: a\nx-remote-user", "evil"),
+        ("x-remote-user ", "evil"),
+        (":x-remote-user", "evil"),
+    ] {
+        let address = gateway.bridge.address();
+        let mut io = client.connect(address, "localhost").await.unwrap();
+        h2frames::open(&mut io, &[]).await.unwrap();
+        let block = [
+            h2frames::request_block("GET", "k", "/api"),
+            h2frames::literal(name, value),
+        ]
+        .concat();
+        let flags = flag::END_HEADERS | flag::END_STREAM;
+        let frame = h2frames::headers(1, flags, &block);
+        io.write_all(&frame).await.unwrap();
+        io.flush().await.unwrap();
+        loop {
+            match h2frames::read_frame(&mut io).await.map(|it| it.header.kind) {
+                Ok(kind::SETTINGS | kind::WINDOW_UPDATE | kind::PING) => {}
+                Ok(kind::RST_STREAM | kind::GOAWAY) | Err(_) => break,
+                Ok(other) => panic!("{name:?}: {value:?} was answered with frame {other}"),
+            }
+        }
+    }
+    assert!(gateway.seen().is_empty());
+}

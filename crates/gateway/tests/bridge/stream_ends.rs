@@ -1,0 +1,464 @@
+//! How translated streams end, and what does not end them: nothing is lost, and what was
+//! cut off never looks well.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use skewbridge_channels::{Input, Protocol};
+use skewbridge_testkit::{PATIENCE, eventually};
+use skewbridge_websocket::{Close, CloseCode, Control};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::timeout;
+
+use crate::bed::Bed;
+use crate::streaming::{
+    Cluster, EXEC, FORWARD, NEW, Node, OLD, SUCCESS, Tap, Told, WebSocket, always, asking, bridge,
+    metric, metrics, text,
+};
+
+#[tokio::test]
+async fn a_stream_without_its_status_never_looks_well() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, NEW).await;
+    let bridge = bridge(&bed, &cluster, always).await;
+    for protocol in Protocol::ALL {
+        for turn in 0..5 {
+            let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, protocol).await;
+            match turn {
+                // Lost before a stream is open, after that, in the midst of output.
+                0 => drop(cluster.connection().await),
+                1 => cluster.command(4).await.kill(),
+                2 => {
+                    let mut node = cluster.command(4).await;
+                    node.write("stdout", "half").await;
+                    client.told().await.unwrap();
+                    client.told().await.unwrap();
+                    node.kill();
+                }
+                // All ends well, but nobody says how.
+                3 => {
+                    let mut node = cluster.command(4).await;
+                    for stream in node.streams.values_mut() {
+                        stream.sender.finish().unwrap();
+                    }
+                    node.handle.close();
+                }
+                // Half a status.
+                _ => {
+                    let mut node = cluster.command(4).await;
+                    node.write("error", r#"{"metadata":{},"status":"Succ"#)
+                        .await;
+                    node.kill();
+                }
+            }
+            let story = timeout(Duration::from_secs(15), client.all())
+                .await
+                .unwrap();
+            assert!(!story.looks_well(), "{protocol:?} {turn}: {story:?}");
+            assert!(!story.error.is_empty(), "{protocol:?} {turn}: {story:?}");
+            assert_eq!(story.code, Some(1011), "{protocol:?} {turn}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_status_counts_though_the_connection_fails_after_it() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.command(4).await;
+    node.write("stdout", "out").await;
+    node.write("error", SUCCESS).await;
+    // It has been sent when the other end answers to what was sent after it.
+    node.handle.ping().await.unwrap();
+    node.kill();
+    let story = client.all().await;
+    assert_eq!((text(&story.stdout), &*story.error), ("out", SUCCESS));
+    assert!(story.looks_well(), "{story:?}");
+}
+
+#[tokio::test]
+async fn a_stream_that_is_cut_anywhere_looks_well_only_if_it_is_whole() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    // What a node says when all goes well.
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let written = Arc::default();
+    let tap = Tap {
+        io: cluster.connection().await,
+        written: Arc::clone(&written),
+    };
+    let mut node = Node::over(tap, 4).await;
+    node.write("stdout", "all of it").await;
+    node.end(SUCCESS).await;
+    assert!(client.all().await.looks_well());
+    let said = std::mem::take(&mut *written.lock().unwrap());
+
+    let mut well = 0;
+    for cut in 0..=said.len() {
+        let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+        let mut there = cluster.connection().await;
+        there.write_all(&said[..cut]).await.unwrap();
+        there.flush().await.unwrap();
+        if cut % 2 == 0 {
+            // As kube-apiserver when the node is lost; else as when itself is.
+            there.shutdown().await.unwrap();
+        }
+        drop(there);
+        let story = timeout(Duration::from_secs(15), client.all())
+            .await
+            .unwrap();
+        if story.looks_well() {
+            assert_eq!(text(&story.stdout), "all of it", "cut after {cut} bytes");
+            well += 1;
+        } else {
+            assert!(!story.error.is_empty(), "cut after {cut} bytes: {story:?}");
+            assert_eq!(story.code, Some(1011), "cut after {cut} bytes");
+        }
+    }
+    assert!((1..said.len()).contains(&well), "{well} of {}", said.len());
+}
+
+#[tokio::test]
+async fn all_output_comes_before_the_end_however_slow_the_client() {
+    const PIECE: usize = 32 * 1024;
+    const PIECES: usize = 512;
+
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.command(4).await;
+    let writer = tokio::spawn(async move {
+        for number in 0..PIECES {
+            node.write("stdout", vec![u8::try_from(number % 251).unwrap(); PIECE])
+                .await;
+        }
+        node.end(SUCCESS).await;
+    });
+    // It cannot be done while nobody reads: there is no room for so much.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!writer.is_finished(), "a slow reader slows the process");
+    let story = client.all().await;
+    writer.await.unwrap();
+    assert_eq!(story.stdout.len(), PIECE * PIECES);
+    for (number, piece) in story.stdout.chunks(PIECE).enumerate() {
+        let expected = u8::try_from(number % 251).unwrap();
+        assert!(piece.iter().all(|byte| *byte == expected), "{number}");
+    }
+    assert!(story.looks_well());
+}
+
+#[tokio::test]
+async fn a_client_may_take_its_time_for_the_end() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.command(4).await;
+    node.write("stdout", vec![b'x'; 200 * 1024]).await;
+    node.end(SUCCESS).await;
+    // All is over for the node; longer than anybody waits for a farewell.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    let story = client.all().await;
+    assert_eq!(story.stdout.len(), 200 * 1024);
+    assert!(story.looks_well());
+}
+
+#[tokio::test]
+async fn input_does_not_wait_for_output() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.command(4).await;
+    // Output that nobody reads does not keep input from the process.
+    let flood = node.streams.remove("stdout").unwrap();
+    let flooding = tokio::spawn(async move {
+        let mut flood = flood;
+        loop {
+            if flood
+                .sender
+                .write(vec![b'y'; 32 * 1024].into())
+                .await
+                .is_err()
+            {
+                return;
+            }
+        }
+    });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    client.write(Input::Stdin, b"\x03").await.unwrap();
+    let heard = timeout(Duration::from_secs(5), node.read("stdin"))
+        .await
+        .unwrap();
+    assert_eq!(heard.unwrap(), &b"\x03"[..]);
+    flooding.abort();
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_takes_its_command_with_it() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    for politely in [true, false] {
+        let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+        let mut node = cluster.command(4).await;
+        if politely {
+            let close = Close::new(CloseCode::NORMAL, "");
+            client.control(&Control::Close(Some(close))).await;
+        } else {
+            drop(client);
+        }
+        let stdin = &mut node.streams.get_mut("stdin").unwrap().receiver;
+        let read = timeout(Duration::from_secs(5), stdin.read()).await.unwrap();
+        assert!(read.is_err(), "{read:?}");
+    }
+    eventually("metrics", PATIENCE, async || {
+        metric(&bridge, r#"skewbridge_streams_total{kind="exec",client="websocket",upstream="spdy",outcome="client_left"} 2"#).await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_client_that_breaks_the_rules_is_told_which() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let _node = cluster.command(4).await;
+    client.told().await.unwrap();
+    client.binary(&[255]).await;
+    let Told::Closed(code, reason) = client.told().await.unwrap() else {
+        panic!();
+    };
+    assert_eq!(code, 1002);
+    assert!(reason.contains("signal to close"), "{reason}");
+}
+
+#[tokio::test]
+async fn a_node_that_says_nothing_at_all_is_noticed() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |config| {
+        config.streams.ping_interval = Duration::from_millis(400);
+    })
+    .await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    // The connection stays; nobody reads it.
+    let _silent = cluster.connection().await;
+    let story = timeout(Duration::from_secs(15), client.all())
+        .await
+        .unwrap();
+    assert!(story.error.contains("cut off"), "{story:?}");
+    assert_eq!(story.code, Some(1011));
+}
+
+#[tokio::test]
+async fn a_client_that_says_nothing_at_all_is_left() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |config| {
+        config.streams.ping_interval = Duration::from_millis(100);
+    })
+    .await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    client.polite = false;
+    let mut node = cluster.command(4).await;
+    let stdin = &mut node.streams.get_mut("stdin").unwrap().receiver;
+    let read = timeout(Duration::from_secs(15), stdin.read())
+        .await
+        .unwrap();
+    assert!(read.is_err(), "{read:?}");
+}
+
+#[tokio::test]
+async fn a_stream_that_carries_nothing_for_too_long_is_ended_and_told_so() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |config| {
+        config.streams.idle_timeout = Duration::from_millis(500);
+        config.streams.ping_interval = Duration::from_millis(100);
+    })
+    .await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let _node = cluster.command(4).await;
+    let story = timeout(Duration::from_secs(15), client.all())
+        .await
+        .unwrap();
+    assert!(
+        story.error.contains("--streaming-connection-idle-timeout"),
+        "{story:?}"
+    );
+    assert_eq!(story.code, Some(1001));
+}
+
+#[tokio::test]
+async fn a_process_that_takes_its_time_for_stdin_keeps_its_client() {
+    const SIZE: usize = 8 << 20;
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |config| {
+        config.streams.ping_interval = Duration::from_millis(300);
+    })
+    .await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.command(4).await;
+    let client = tokio::spawn(async move {
+        let wrote = client.write(Input::Stdin, &vec![7; SIZE]).await;
+        (client, wrote)
+    });
+    // Six intervals are 1.8 s.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let mut read = 0;
+    while read < SIZE {
+        let stdin = &mut node.streams.get_mut("stdin").unwrap().receiver;
+        match stdin.read().await {
+            Ok(Some(data)) => read += data.len(),
+            other => panic!("after {read} of {SIZE}: {other:?}"),
+        }
+    }
+    node.end(SUCCESS).await;
+    let (mut client, wrote) = client.await.unwrap();
+    wrote.unwrap();
+    assert!(client.all().await.looks_well());
+}
+
+#[tokio::test]
+async fn a_port_that_takes_its_time_keeps_its_client() {
+    const SIZE: usize = 16 << 20;
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |config| {
+        config.streams.ping_interval = Duration::from_millis(300);
+    })
+    .await;
+    let mut http = bed.client().http1(bridge.address()).await.unwrap();
+    http.send(asking(FORWARD, "SPDY/3.1+portforward.k8s.io", ""))
+        .await
+        .unwrap();
+    assert_eq!(http.read_head().await.unwrap().status, 101);
+    let mut client = WebSocket::over(http.into_connection(), Protocol::V5);
+    let mut there = cluster.connection().await;
+    let client = tokio::spawn(async move {
+        client.binary(&vec![7; SIZE]).await;
+        client
+    });
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let mut up = vec![0; SIZE];
+    there.read_exact(&mut up).await.unwrap();
+    drop(client);
+}
+
+#[tokio::test]
+async fn a_reader_that_pauses_at_the_end_loses_nothing() {
+    const PIECE: usize = 8 * 1024;
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let down = async || -> usize {
+        let text = metrics(&bridge).await;
+        let name = r#"skewbridge_stream_bytes_total{kind="exec",direction="down"} "#;
+        let line = text.lines().find_map(|it| it.strip_prefix(name));
+        line.map_or(0, |it| it.parse().unwrap())
+    };
+    // How much the kernel and the bridge hold for a client that does not read.
+    let probe = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.command(4).await;
+    while timeout(
+        Duration::from_millis(500),
+        node.write("stdout", vec![b'y'; PIECE]),
+    )
+    .await
+    .is_ok()
+    {}
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let held = down().await;
+    drop((probe, node));
+    let mut readers = Vec::new();
+    for less in 0..12 {
+        let size = held - less * PIECE;
+        let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+        let mut node = cluster.command(4).await;
+        for at in (0..size).step_by(PIECE) {
+            node.write("stdout", vec![b'y'; PIECE.min(size - at)]).await;
+        }
+        node.end(SUCCESS).await;
+        readers.push(tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(8)).await;
+            let story = client.all().await;
+            (size, story.stdout.len(), story.error, story.code)
+        }));
+    }
+    let mut lost = Vec::new();
+    for reader in readers {
+        let story = reader.await.unwrap();
+        if story.0 != story.1 || story.2 != SUCCESS || story.3 != Some(1000) {
+            lost.push(story);
+        }
+    }
+    assert!(lost.is_empty(), "held {held}: {lost:?}");
+}
+
+#[tokio::test]
+async fn what_a_client_sent_before_it_closed_reaches_the_process() {
+    const SIZE: usize = 2 << 20;
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, always).await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V4).await;
+    let mut node = cluster.command(4).await;
+    let reading = tokio::spawn(async move {
+        let mut read = 0;
+        let stdin = &mut node.streams.get_mut("stdin").unwrap().receiver;
+        while let Ok(Some(data)) = stdin.read().await {
+            read += data.len();
+        }
+        read
+    });
+    client.write(Input::Stdin, &vec![7; SIZE]).await.unwrap();
+    let close = Close::new(CloseCode::NORMAL, "");
+    client.control(&Control::Close(Some(close))).await;
+    assert_eq!(reading.await.unwrap(), SIZE);
+}
+
+#[tokio::test]
+async fn output_that_was_reset_for_a_fault_does_not_look_well() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let mut node = cluster.command(4).await;
+    node.write("stdout", "half").await;
+    client.told().await.unwrap();
+    client.told().await.unwrap();
+    let stdout = node.streams.remove("stdout").unwrap();
+    stdout.reset(skewbridge_spdy::frame::ResetStatus::InternalError);
+    node.end(SUCCESS).await;
+    let story = client.all().await;
+    assert!(!story.looks_well(), "{story:?}");
+}
+
+#[tokio::test]
+async fn a_bridge_that_leaves_says_so() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let mut bridge = bridge(&bed, &cluster, |config| {
+        config.shutdown.delay = Duration::ZERO;
+        config.shutdown.drain = Duration::from_secs(1);
+    })
+    .await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let _node = cluster.command(4).await;
+    let leaving = tokio::spawn(async move { bridge.finish().await });
+    let story = timeout(Duration::from_secs(15), client.all())
+        .await
+        .unwrap();
+    assert!(
+        !story.error.is_empty() && story.code == Some(1001),
+        "{story:?}"
+    );
+    leaving.await.unwrap();
+}

@@ -1,0 +1,416 @@
+//! Both ends of a stream: a client that speaks WebSocket as kubectl does, and a node
+//! behind a stand-in for kube-apiserver that speaks SPDY.
+
+use std::collections::HashMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use skewbridge_channels::{FromServer, Input, Output, Protocol, Said, ToServer};
+use skewbridge_gateway::config as gateway;
+use skewbridge_spdy::connection::{self, Handle, Stream};
+use skewbridge_spdy::{Config, Headers};
+use skewbridge_testkit::upstream::{Seen, Upgrade};
+use skewbridge_testkit::{
+    ApiServer, ClientAuth, Connection, Options, PATIENCE, Reply, TlsClient, eventually,
+};
+use skewbridge_websocket::{Control, Decoder, Encoder, Event, Frame, Kind, Limits, Piece, Role};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::bed::{Bed, start};
+use crate::plain;
+
+pub(crate) const EXEC: &str =
+    "/api/v1/namespaces/n/pods/p/exec?command=sh&stdin=true&stdout=true&stderr=true";
+pub(crate) const FORWARD: &str = "/api/v1/namespaces/n/pods/p/portforward";
+
+/// A server that does not translate by itself, and one that does.
+pub(crate) const OLD: &str = "v1.28.15";
+pub(crate) const NEW: &str = "v1.36.4";
+
+pub(crate) fn always(config: &mut gateway::Config) {
+    config.streams.translate = gateway::TranslateStreams::Always;
+}
+
+/// A bridge that knows the version of what it stands before.
+pub(crate) async fn bridge(
+    bed: &Bed,
+    cluster: &Cluster,
+    change: fn(&mut gateway::Config),
+) -> skewbridge_gateway::Handle {
+    let mut config = bed.config(cluster.api.addr());
+    change(&mut config);
+    let bridge = start(&config);
+    let admin = bridge.admin_address();
+    eventually("a bridge that is ready", PATIENCE, async || {
+        plain::get(admin, "/readyz").await.status == 200
+    })
+    .await;
+    bridge
+}
+
+pub(crate) async fn metrics(bridge: &skewbridge_gateway::Handle) -> String {
+    plain::get(bridge.admin_address(), "/metrics").await.body
+}
+
+/// Whether this line is in the metrics.
+pub(crate) async fn metric(bridge: &skewbridge_gateway::Handle, line: &str) -> bool {
+    metrics(bridge).await.lines().any(|it| it == line)
+}
+
+pub(crate) const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
+pub(crate) const SUCCESS: &str = r#"{"metadata":{},"status":"Success"}"#;
+
+/// A kube-apiserver of some version whose nodes speak SPDY only.
+pub(crate) struct Cluster {
+    pub(crate) api: ApiServer,
+    upgrades: mpsc::UnboundedReceiver<Upgrade>,
+}
+
+/// What the stand-in says to a request that wants to switch protocols; `None` leaves
+/// it to switch to what was asked for.
+pub(crate) type Refusal = Arc<dyn Fn(&Seen) -> Option<Reply> + Send + Sync>;
+
+impl Cluster {
+    /// Of this version; refuses WebSocket as a node does.
+    pub(crate) async fn of(bed: &Bed, version: &'static str) -> Self {
+        Self::with(bed, version, Arc::new(refuse_websocket)).await
+    }
+
+    pub(crate) async fn with(bed: &Bed, version: &'static str, refusal: Refusal) -> Self {
+        let (sender, upgrades) = mpsc::unbounded_channel();
+        let options =
+            Options::new(bed.upstream.clone()).clients(ClientAuth::Accept(&bed.front_proxy_ca));
+        let api = ApiServer::start(options, move |seen| {
+            if seen.path() == "/version" {
+                return Reply::json(format!(r#"{{"gitVersion":"{version}"}}"#));
+            }
+            if let Some(refused) = refusal(&seen) {
+                return refused;
+            }
+            let Some(protocol) = seen.header("upgrade") else {
+                return Reply::json("{}");
+            };
+            let (reply, upgrade) = Reply::upgrade(protocol);
+            sender.send(upgrade).unwrap();
+            match seen.header("x-stream-protocol-version") {
+                Some(offer) => reply.header("X-Stream-Protocol-Version", offer),
+                None => reply
+                    .header("Sec-WebSocket-Accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
+                    .header("Sec-WebSocket-Protocol", "v4.channel.k8s.io"),
+            }
+        })
+        .await;
+        Self { api, upgrades }
+    }
+
+    /// The raw connection of the next stream.
+    pub(crate) async fn connection(&mut self) -> Connection {
+        self.upgrades.recv().await.unwrap().connection().await
+    }
+
+    /// The next command, with as many streams as it should have.
+    pub(crate) async fn command(&mut self, streams: usize) -> Node {
+        Node::over(self.connection().await, streams).await
+    }
+
+    /// The requests for streams that have come.
+    pub(crate) fn asked(&self) -> Vec<Seen> {
+        let mut seen = self.api.requests();
+        seen.retain(|seen| seen.path().contains("/pods/"));
+        seen
+    }
+}
+
+/// As nodes refuse a protocol that they do not speak.
+pub(crate) fn refuse_websocket(seen: &Seen) -> Option<Reply> {
+    let websocket = seen.header("upgrade") == Some("websocket");
+    websocket.then(|| Reply::new(403))
+}
+
+/// A node that runs a command: the server side of SPDY.
+pub(crate) struct Node {
+    pub(crate) streams: HashMap<String, Stream>,
+    /// In the order in which they were opened.
+    pub(crate) order: Vec<String>,
+    pub(crate) handle: Handle,
+    pub(crate) driver: JoinHandle<()>,
+}
+
+impl Node {
+    pub(crate) async fn over<T>(io: T, count: usize) -> Self
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (handle, mut incoming, driver) = connection::server(io, Config::default());
+        let driver = tokio::spawn(async move {
+            let _ = driver.await;
+        });
+        let (mut streams, mut order) = (HashMap::new(), Vec::new());
+        while streams.len() < count {
+            let request = incoming.next().await.unwrap();
+            let name = request.headers().get("streamtype").unwrap().to_owned();
+            order.push(name.clone());
+            streams.insert(name, request.accept(Headers::new()).unwrap());
+        }
+        // Kept open: dropping it would end the connection with the last stream.
+        std::mem::forget(incoming);
+        Self {
+            streams,
+            order,
+            handle,
+            driver,
+        }
+    }
+
+    pub(crate) async fn write(&mut self, name: &str, data: impl Into<Bytes>) {
+        let stream = self.streams.get_mut(name).unwrap();
+        stream.sender.write(data.into()).await.unwrap();
+    }
+
+    pub(crate) async fn read(&mut self, name: &str) -> Option<Bytes> {
+        let stream = self.streams.get_mut(name).unwrap();
+        stream.receiver.read().await.unwrap()
+    }
+
+    /// Says how the command ended, and goes away as kubelets do.
+    pub(crate) async fn end(mut self, status: &str) {
+        self.write("error", status.to_owned()).await;
+        for stream in self.streams.values_mut() {
+            let _ = stream.sender.finish();
+        }
+        self.handle.close();
+    }
+
+    /// Is lost without a word.
+    pub(crate) fn kill(self) {
+        self.driver.abort();
+    }
+}
+
+/// Keeps a copy of what is written.
+pub(crate) struct Tap {
+    pub(crate) io: Connection,
+    pub(crate) written: Arc<Mutex<Vec<u8>>>,
+}
+
+impl AsyncRead for Tap {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Tap {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write(cx, buf);
+        if let Poll::Ready(Ok(length)) = &written {
+            let mut copy = self.written.lock().unwrap();
+            copy.extend_from_slice(&buf[..*length]);
+        }
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+/// A client of the bridge by WebSocket.
+pub(crate) struct WebSocket {
+    pub(crate) io: Connection,
+    pub(crate) input: BytesMut,
+    decoder: Decoder,
+    reader: FromServer,
+    writer: ToServer,
+    encoder: Encoder,
+    /// Answers pings, as clients do.
+    pub(crate) polite: bool,
+    pub(crate) pings: usize,
+}
+
+/// What a client is told.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Told {
+    Data(Output, Bytes),
+    Closed(u16, String),
+}
+
+/// The head of a request for a WebSocket.
+pub(crate) fn asking(path: &str, offers: &str, more: &str) -> String {
+    format!(
+        "GET {path} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {KEY}\r\n\
+         Sec-WebSocket-Protocol: {offers}\r\n{more}\r\n"
+    )
+}
+
+impl WebSocket {
+    /// Asks for a stream and gets one.
+    pub(crate) async fn open(
+        client: &TlsClient,
+        bridge: std::net::SocketAddr,
+        path: &str,
+        protocol: Protocol,
+    ) -> Self {
+        let mut http = client.http1(bridge).await.unwrap();
+        http.send(asking(path, protocol.name(), "")).await.unwrap();
+        let head = http.read_head().await.unwrap();
+        assert_eq!(head.status, 101);
+        assert_eq!(head.header("upgrade"), Some("websocket"));
+        assert_eq!(
+            head.header("sec-websocket-accept"),
+            Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
+        );
+        assert_eq!(head.header("sec-websocket-protocol"), Some(protocol.name()));
+        assert_eq!(head.header("x-stream-protocol-version"), None);
+        Self::over(http.into_connection(), protocol)
+    }
+
+    /// After the handshake.
+    pub(crate) fn over(io: Connection, protocol: Protocol) -> Self {
+        let limits = Limits {
+            frame: 1 << 30,
+            message: 1 << 30,
+        };
+        Self {
+            io,
+            input: BytesMut::new(),
+            decoder: Decoder::new(Role::Client, limits),
+            reader: FromServer::new(protocol),
+            writer: ToServer::new(protocol),
+            encoder: Encoder::new(Role::Client),
+            polite: true,
+            pings: 0,
+        }
+    }
+
+    async fn send(&mut self, bytes: BytesMut) -> io::Result<()> {
+        self.io.write_all(&bytes).await?;
+        self.io.flush().await
+    }
+
+    pub(crate) async fn write(&mut self, input: Input, data: &[u8]) -> io::Result<()> {
+        let mut out = BytesMut::new();
+        self.writer.write(input, data, &mut out);
+        self.send(out).await
+    }
+
+    pub(crate) async fn close_stdin(&mut self) {
+        let mut out = BytesMut::new();
+        assert!(self.writer.close(Input::Stdin, &mut out));
+        self.send(out).await.unwrap();
+    }
+
+    pub(crate) async fn binary(&mut self, data: &[u8]) {
+        let mut out = BytesMut::new();
+        self.encoder
+            .write(Frame::Whole(Kind::Binary), &[data], &mut out);
+        self.send(out).await.unwrap();
+    }
+
+    pub(crate) async fn control(&mut self, control: &Control) {
+        let mut out = BytesMut::new();
+        self.encoder.control(control, &mut out);
+        self.send(out).await.unwrap();
+    }
+
+    /// The next event, pings aside.
+    pub(crate) async fn event(&mut self) -> io::Result<Event> {
+        loop {
+            match self.decoder.decode(&mut self.input).unwrap() {
+                Some(Event::Control(Control::Ping(payload))) => {
+                    self.pings += 1;
+                    if self.polite {
+                        self.control(&Control::Pong(payload)).await;
+                    }
+                }
+                Some(event) => return Ok(event),
+                None => {
+                    if self.io.read_buf(&mut self.input).await? == 0 {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) async fn piece(&mut self) -> Piece {
+        match self.event().await.unwrap() {
+            Event::Piece(piece) => piece,
+            Event::Control(control) => panic!("{control:?}"),
+        }
+    }
+
+    /// What is said next on a channel.
+    pub(crate) async fn told(&mut self) -> io::Result<Told> {
+        loop {
+            match self.event().await? {
+                Event::Piece(piece) => match self.reader.piece(piece).unwrap() {
+                    Some(Said::Data(output, data)) => return Ok(Told::Data(output, data)),
+                    Some(Said::Closed(_)) => panic!("servers close no channels"),
+                    None => {}
+                },
+                Event::Control(Control::Close(Some(close))) => {
+                    let reason = close.reason().to_owned();
+                    return Ok(Told::Closed(close.code().number(), reason));
+                }
+                Event::Control(Control::Pong(_)) => {}
+                Event::Control(control) => panic!("{control:?}"),
+            }
+        }
+    }
+
+    /// Everything to the end.
+    pub(crate) async fn all(&mut self) -> Story {
+        let mut story = Story::default();
+        loop {
+            match self.told().await {
+                Ok(Told::Data(Output::Stdout, data)) => story.stdout.extend_from_slice(&data),
+                Ok(Told::Data(Output::Stderr, data)) => story.stderr.extend_from_slice(&data),
+                Ok(Told::Data(Output::Error, data)) => story.error.push_str(text(&data)),
+                Ok(Told::Closed(code, _)) => {
+                    story.code = Some(code);
+                    return story;
+                }
+                Err(_) => return story,
+            }
+        }
+    }
+}
+
+/// All that a client was told.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Story {
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: Vec<u8>,
+    pub(crate) error: String,
+    /// What the connection was closed with, if it was.
+    pub(crate) code: Option<u16>,
+}
+
+impl Story {
+    /// Whether a client could take it for a command that ended well.
+    pub(crate) fn looks_well(&self) -> bool {
+        self.code == Some(1000) && (self.error.is_empty() || self.error.contains("Success"))
+    }
+}
+
+pub(crate) fn text(data: &[u8]) -> &str {
+    std::str::from_utf8(data).unwrap()
+}

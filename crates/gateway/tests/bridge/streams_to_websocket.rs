@@ -1,0 +1,615 @@
+//! Exec and port-forward by SPDY through a bridge whose way to upstream carries only
+//! WebSocket (`--upstream-streams=websocket`).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use skewbridge_channels::{FromClient, Input, Output, Protocol, Said, ToClient};
+use skewbridge_gateway::Handle;
+use skewbridge_gateway::config::{self, UpstreamStreams};
+use skewbridge_spdy::connection::{self, Handle as Spdy, Stream};
+use skewbridge_spdy::{Config, Headers};
+use skewbridge_testkit::upstream::Upgrade;
+use skewbridge_testkit::{
+    ApiServer, ClientAuth, Connection, Options, PATIENCE, Reply, Seen, TlsClient, eventually,
+};
+use skewbridge_websocket::{Close, CloseCode, Control, Decoder, Event, Key, Limits, Role};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::bed::{Bed, start};
+use crate::plain;
+
+const EXEC: &str = "/api/v1/namespaces/n/pods/p/exec?command=sh&stdin=true&stdout=true&stderr=true";
+const FORWARD: &str = "/api/v1/namespaces/n/pods/p/portforward";
+const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+const SUCCESS: &str = r#"{"metadata":{},"status":"Success"}"#;
+
+/// A kube-apiserver that takes streams by WebSocket.
+struct Upstream {
+    api: ApiServer,
+    upgrades: mpsc::UnboundedReceiver<Upgrade>,
+    /// Whether callers may `create`.
+    allows: Arc<AtomicBool>,
+}
+
+impl Upstream {
+    async fn start(bed: &Bed) -> Self {
+        let (sender, upgrades) = mpsc::unbounded_channel();
+        let allows = Arc::new(AtomicBool::new(true));
+        let allowed = allows.clone();
+        let options =
+            Options::new(bed.upstream.clone()).clients(ClientAuth::Accept(&bed.front_proxy_ca));
+        let api = ApiServer::start(options, move |seen| {
+            if seen.path() == "/version" {
+                return Reply::json(r#"{"gitVersion":"v1.34.4"}"#);
+            }
+            if seen.path() == REVIEWS {
+                let allowed = allowed.load(Ordering::Relaxed);
+                let body = format!(r#"{{"status":{{"allowed":{allowed},"reason":"because"}}}}"#);
+                return Reply::json(body).status(201);
+            }
+            if seen.header("upgrade") != Some("websocket") {
+                return Reply::json("{}");
+            }
+            let (reply, upgrade) = Reply::upgrade("websocket");
+            sender.send(upgrade).unwrap();
+            let key = seen.header("sec-websocket-key").unwrap().parse().unwrap();
+            let accept = Key::parse(&key).unwrap().accept();
+            reply
+                .header("Sec-WebSocket-Accept", accept.to_str().unwrap())
+                .header(
+                    "Sec-WebSocket-Protocol",
+                    seen.header("sec-websocket-protocol").unwrap(),
+                )
+        })
+        .await;
+        Self {
+            api,
+            upgrades,
+            allows,
+        }
+    }
+
+    async fn connection(&mut self) -> Connection {
+        self.upgrades.recv().await.unwrap().connection().await
+    }
+
+    fn asked(&self, path: &str) -> Vec<Seen> {
+        let path = path.split('?').next().unwrap();
+        let mut seen = self.api.requests();
+        seen.retain(|seen| seen.path() == path);
+        seen
+    }
+}
+
+async fn bridge(bed: &Bed, upstream: &Upstream) -> Handle {
+    bridge_with(bed, upstream, |_| ()).await
+}
+
+async fn bridge_with(bed: &Bed, upstream: &Upstream, change: fn(&mut config::Config)) -> Handle {
+    let mut config = bed.config(upstream.api.addr());
+    config.streams.upstream = UpstreamStreams::WebSocket;
+    change(&mut config);
+    let bridge = start(&config);
+    let admin = bridge.admin_address();
+    eventually("a bridge that is ready", PATIENCE, async || {
+        plain::get(admin, "/readyz").await.status == 200
+    })
+    .await;
+    bridge
+}
+
+fn asking(path: &str, offers: &str) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
+         X-Stream-Protocol-Version: {offers}\r\nContent-Length: 0\r\n\r\n"
+    )
+}
+
+/// A client of the bridge by SPDY, as kubectl is one.
+struct Client {
+    streams: HashMap<&'static str, Stream>,
+    handle: Spdy,
+    driver: JoinHandle<()>,
+}
+
+impl Client {
+    async fn open(client: &TlsClient, bridge: &Handle, protocol: &str) -> Self {
+        let mut http = client.http1(bridge.address()).await.unwrap();
+        http.send(asking(EXEC, protocol)).await.unwrap();
+        let head = http.read_head().await.unwrap();
+        assert_eq!(head.status, 101);
+        assert_eq!(head.header("upgrade"), Some("SPDY/3.1"));
+        assert_eq!(head.header("x-stream-protocol-version"), Some(protocol));
+        let (handle, incoming, driver) =
+            connection::client(http.into_connection(), Config::default());
+        drop(incoming);
+        let driver = tokio::spawn(async move {
+            let _ = driver.await;
+        });
+        let streams = ["error", "stdin", "stdout", "stderr"].map(|name| {
+            let headers = Headers::new().with("streamtype", name);
+            (name, handle.open(headers).unwrap())
+        });
+        Self {
+            streams: streams.into(),
+            handle,
+            driver,
+        }
+    }
+
+    /// Everything that a stream carries, and whether it ended as it should.
+    async fn all(&mut self, name: &str) -> (String, bool) {
+        let mut all = Vec::new();
+        let receiver = &mut self.streams.get_mut(name).unwrap().receiver;
+        loop {
+            match timeout(Duration::from_secs(15), receiver.read())
+                .await
+                .unwrap()
+            {
+                Ok(Some(data)) => all.extend_from_slice(&data),
+                Ok(None) => return (String::from_utf8(all).unwrap(), true),
+                Err(_) => return (String::from_utf8(all).unwrap(), false),
+            }
+        }
+    }
+}
+
+/// kube-apiserver's own translator, as far as a client sees it.
+struct Server {
+    io: Connection,
+    input: BytesMut,
+    decoder: Decoder,
+    reader: FromClient,
+    writer: ToClient,
+}
+
+impl Server {
+    fn over(io: Connection) -> Self {
+        let limits = Limits {
+            frame: 1 << 30,
+            message: 1 << 30,
+        };
+        Self {
+            io,
+            input: BytesMut::new(),
+            decoder: Decoder::new(Role::Server, limits),
+            reader: FromClient::new(Protocol::V5),
+            writer: ToClient::new(Protocol::V5),
+        }
+    }
+
+    async fn said(&mut self) -> Option<Said<Input>> {
+        loop {
+            match self.decoder.decode(&mut self.input).unwrap() {
+                Some(Event::Piece(piece)) => {
+                    if let Some(said) = self.reader.piece(piece).unwrap() {
+                        return Some(said);
+                    }
+                }
+                Some(Event::Control(Control::Close(_))) => return None,
+                Some(Event::Control(_)) => {}
+                None => {
+                    let read = self.io.read_buf(&mut self.input).await;
+                    if read.unwrap_or_default() == 0 {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn say(&mut self, output: Output, data: &str) {
+        let mut out = BytesMut::new();
+        self.writer.write(output, data.as_bytes(), &mut out);
+        self.io.write_all(&out).await.unwrap();
+        self.io.flush().await.unwrap();
+    }
+
+    async fn close(mut self) {
+        let mut out = BytesMut::new();
+        let close = Close::new(CloseCode::NORMAL, "");
+        self.writer.control(&Control::Close(Some(close)), &mut out);
+        self.io.write_all(&out).await.unwrap();
+        self.io.flush().await.unwrap();
+        // As it does: the client's answer is waited for.
+        let _ = timeout(Duration::from_secs(5), self.said()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_command_by_spdy_runs_over_a_way_that_carries_only_websocket() {
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge(&bed, &upstream).await;
+    let user = bed.user("alice", &["dev"]);
+    let mut client = Client::open(&user, &bridge, "v4.channel.k8s.io").await;
+    let mut server = Server::over(upstream.connection().await);
+    server.say(Output::Stdout, "").await;
+    client
+        .streams
+        .get_mut("stdin")
+        .unwrap()
+        .sender
+        .write("in".into())
+        .await
+        .unwrap();
+    let expected = Said::Data(Input::Stdin, Bytes::from_static(b"in"));
+    assert_eq!(server.said().await, Some(expected));
+    client
+        .streams
+        .get_mut("stdin")
+        .unwrap()
+        .sender
+        .finish()
+        .unwrap();
+    assert_eq!(server.said().await, Some(Said::Closed(Input::Stdin)));
+    server.say(Output::Stdout, "out").await;
+    server.say(Output::Stderr, "err").await;
+    server.say(Output::Error, SUCCESS).await;
+    server.close().await;
+    assert_eq!(client.all("stdout").await, ("out".to_owned(), true));
+    assert_eq!(client.all("stderr").await, ("err".to_owned(), true));
+    assert_eq!(client.all("error").await, (SUCCESS.to_owned(), true));
+
+    let asked = &upstream.asked(EXEC)[0];
+    assert_eq!(asked.method.as_str(), "GET");
+    assert_eq!(asked.target, EXEC);
+    assert_eq!(
+        asked.header("sec-websocket-protocol"),
+        Some("v5.channel.k8s.io")
+    );
+    assert_eq!(asked.header("x-stream-protocol-version"), None);
+    assert_eq!(asked.header("x-remote-user"), Some("alice"));
+    let review = &upstream.asked(REVIEWS)[0];
+    assert_eq!(review.header("x-remote-user"), Some("alice"));
+    assert_eq!(review.header("upgrade"), None);
+    let question: serde_json::Value = serde_json::from_slice(&review.body).unwrap();
+    let attributes = &question["spec"]["resourceAttributes"];
+    assert_eq!(attributes["verb"], "create");
+    assert_eq!(attributes["subresource"], "exec");
+    assert_eq!(attributes["name"], "p");
+}
+
+#[tokio::test]
+async fn who_may_not_create_is_refused_before_anything_is_run() {
+    let bed = Bed::new();
+    let upstream = Upstream::start(&bed).await;
+    let bridge = bridge(&bed, &upstream).await;
+    upstream.allows.store(false, Ordering::Relaxed);
+    for (path, offers) in [(EXEC, "v4.channel.k8s.io"), (FORWARD, "portforward.k8s.io")] {
+        let mut http = bed.client().http1(bridge.address()).await.unwrap();
+        http.send(asking(path, offers)).await.unwrap();
+        let answer = http.read_response().await.unwrap();
+        assert_eq!(answer.status, 403);
+        let text = answer.text();
+        assert!(text.contains(r#""reason":"Forbidden""#), "{text}");
+        assert!(
+            text.contains("cannot create resource") && text.contains("because"),
+            "{text}"
+        );
+        assert!(upstream.asked(path).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn every_version_learns_how_a_command_ended() {
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge(&bed, &upstream).await;
+    let exit = r#"{"metadata":{},"status":"Failure","message":"command terminated with non-zero exit code: command terminated with exit code 3","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"3"}]}}"#;
+    let words = "command terminated with non-zero exit code: command terminated with exit code 3";
+    for (protocol, told) in [
+        ("v4.channel.k8s.io", exit),
+        ("v3.channel.k8s.io", words),
+        ("v2.channel.k8s.io", words),
+        ("channel.k8s.io", words),
+    ] {
+        let mut client = Client::open(&bed.client(), &bridge, protocol).await;
+        let mut server = Server::over(upstream.connection().await);
+        server.say(Output::Error, exit).await;
+        server.close().await;
+        assert_eq!(
+            client.all("error").await,
+            (told.to_owned(), true),
+            "{protocol}"
+        );
+        // What is cut off says so.
+        let mut client = Client::open(&bed.client(), &bridge, protocol).await;
+        let mut server = Server::over(upstream.connection().await);
+        server.say(Output::Stdout, "half").await;
+        assert_eq!(
+            client
+                .streams
+                .get_mut("stdout")
+                .unwrap()
+                .receiver
+                .read()
+                .await
+                .unwrap(),
+            Some("half".into())
+        );
+        drop(server);
+        let (told, _) = client.all("error").await;
+        assert!(told.contains("cut off"), "{protocol}: {told}");
+        // And so does one that is closed as if all were well.
+        let mut client = Client::open(&bed.client(), &bridge, protocol).await;
+        Server::over(upstream.connection().await).close().await;
+        let (told, _) = client.all("error").await;
+        assert!(told.contains("cut off"), "{protocol}: {told}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_takes_its_command_with_it() {
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge(&bed, &upstream).await;
+    let client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
+    let mut server = Server::over(upstream.connection().await);
+    server.say(Output::Stdout, "").await;
+    client.handle.close();
+    drop(client);
+    let left = timeout(Duration::from_secs(10), async {
+        while server.said().await.is_some() {}
+    });
+    left.await.unwrap();
+}
+
+#[tokio::test]
+async fn an_upstream_that_has_no_websocket_is_named() {
+    let bed = Bed::new();
+    let options =
+        Options::new(bed.upstream.clone()).clients(ClientAuth::Accept(&bed.front_proxy_ca));
+    let api = ApiServer::start(options, |seen| match seen.path() {
+        "/version" => Reply::json(r#"{"gitVersion":"v1.28.15"}"#),
+        REVIEWS => Reply::json(r#"{"status":{"allowed":true}}"#).status(201),
+        _ if seen.header("upgrade").is_some() => Reply::new(403),
+        _ => Reply::json("{}"),
+    })
+    .await;
+    let mut config = bed.config(api.addr());
+    config.streams.upstream = UpstreamStreams::WebSocket;
+    let bridge = start(&config);
+    let mut http = bed.client().http1(bridge.address()).await.unwrap();
+    http.send(asking(EXEC, "v4.channel.k8s.io")).await.unwrap();
+    let answer = http.read_response().await.unwrap();
+    assert_eq!(answer.status, 502);
+    assert!(
+        answer.text().contains("--upstream-streams=websocket"),
+        "{}",
+        answer.text()
+    );
+}
+
+#[tokio::test]
+async fn a_port_forward_is_put_into_a_websocket() {
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge(&bed, &upstream).await;
+    let mut http = bed.client().http1(bridge.address()).await.unwrap();
+    http.send(asking(FORWARD, "portforward.k8s.io"))
+        .await
+        .unwrap();
+    let head = http.read_head().await.unwrap();
+    assert_eq!(
+        (head.status, head.header("x-stream-protocol-version")),
+        (101, Some("portforward.k8s.io"))
+    );
+    let mut here = http.into_connection();
+    let mut there = Server::over(upstream.connection().await);
+    assert_eq!(
+        upstream.asked(FORWARD)[0].header("sec-websocket-protocol"),
+        Some("SPDY/3.1+portforward.k8s.io")
+    );
+    here.write_all(b"up").await.unwrap();
+    here.flush().await.unwrap();
+    loop {
+        if let Some(Event::Piece(piece)) = there.decoder.decode(&mut there.input).unwrap() {
+            assert_eq!(piece.bytes, "up");
+            break;
+        }
+        assert!(there.io.read_buf(&mut there.input).await.unwrap() > 0);
+    }
+    let mut out = BytesMut::new();
+    let frame = skewbridge_websocket::Frame::Whole(skewbridge_websocket::Kind::Binary);
+    skewbridge_websocket::Encoder::new(Role::Server).write(frame, &[b"down"], &mut out);
+    there.io.write_all(&out).await.unwrap();
+    there.io.flush().await.unwrap();
+    let mut down = [0; 4];
+    here.read_exact(&mut down).await.unwrap();
+    assert_eq!(&down, b"down");
+    there.close().await;
+    assert_eq!(here.read(&mut down).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_client_by_spdy_is_told_that_it_was_idle() {
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge_with(&bed, &upstream, |config| {
+        config.streams.idle_timeout = Duration::from_millis(500);
+    })
+    .await;
+    let mut client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
+    let _server = Server::over(upstream.connection().await);
+    let (told, _) = client.all("error").await;
+    assert!(
+        told.contains("idle-timeout"),
+        "client-go takes silence for success: {told:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_slow_reader_by_spdy_does_not_kill_its_upstream() {
+    const SIZE: usize = 4 << 20;
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge_with(&bed, &upstream, |config| {
+        config.streams.ping_interval = Duration::from_millis(400);
+    })
+    .await;
+    let mut client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
+    let mut server = Server::over(upstream.connection().await);
+    let serving = tokio::spawn(async move {
+        let data = "y".repeat(SIZE);
+        server.say(Output::Stdout, &data).await;
+        server.say(Output::Error, SUCCESS).await;
+        server.close().await;
+    });
+    // One and a half intervals are 0.6 s.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let (stdout, _) = client.all("stdout").await;
+    let (error, _) = client.all("error").await;
+    assert_eq!((stdout.len(), &*error), (SIZE, SUCCESS));
+    serving.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_process_that_takes_its_time_keeps_its_client_by_spdy() {
+    const SIZE: usize = 16 << 20;
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge_with(&bed, &upstream, |config| {
+        config.streams.ping_interval = Duration::from_millis(300);
+    })
+    .await;
+    let mut http = bed.client().http1(bridge.address()).await.unwrap();
+    http.send(asking(EXEC, "v4.channel.k8s.io")).await.unwrap();
+    assert_eq!(http.read_head().await.unwrap().status, 101);
+    // As moby/spdystream: without windows.
+    let config = Config {
+        flow_control: skewbridge_spdy::FlowControl::Never,
+        ..Config::default()
+    };
+    let (handle, incoming, driver) = connection::client(http.into_connection(), config);
+    drop(incoming);
+    tokio::spawn(driver);
+    let mut streams = ["error", "stdin", "stdout", "stderr"].map(|name| {
+        let headers = Headers::new().with("streamtype", name);
+        handle.open(headers).unwrap()
+    });
+    let mut server = Server::over(upstream.connection().await);
+    let _ = streams[1].sender.send(vec![7; SIZE].into());
+    // Six intervals are 1.8 s.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let mut read = 0;
+    while read < SIZE {
+        match server.said().await {
+            Some(Said::Data(Input::Stdin, data)) => read += data.len(),
+            other => panic!("after {read} of {SIZE}: {other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_reader_by_spdy_that_pauses_at_the_end_loses_nothing() {
+    const SIZE: usize = 400 * 1024;
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge(&bed, &upstream).await;
+    let mut client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
+    let mut server = Server::over(upstream.connection().await);
+    let serving = tokio::spawn(async move {
+        let data = "y".repeat(SIZE);
+        server.say(Output::Stdout, &data).await;
+        server.say(Output::Error, SUCCESS).await;
+        server.close().await;
+    });
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    let (stdout, _) = client.all("stdout").await;
+    let (error, _) = client.all("error").await;
+    assert_eq!((stdout.len(), &*error), (SIZE, SUCCESS));
+    serving.await.unwrap();
+}
+
+#[tokio::test]
+async fn streams_that_nobody_asked_for_are_refused() {
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge(&bed, &upstream).await;
+    let mut client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
+    let _server = Server::over(upstream.connection().await);
+    for stream in client.streams.values_mut() {
+        stream.answered().await.unwrap();
+    }
+    let headers = Headers::new().with("streamtype", "stdin");
+    let mut more = client.handle.open(headers).unwrap();
+    let answered = timeout(Duration::from_secs(5), more.answered()).await;
+    assert!(matches!(answered, Ok(Err(_))), "{answered:?}");
+}
+
+#[tokio::test]
+async fn a_bridge_that_leaves_says_so_by_spdy() {
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let mut bridge = bridge_with(&bed, &upstream, |config| {
+        config.shutdown.delay = Duration::ZERO;
+        config.shutdown.drain = Duration::from_secs(1);
+    })
+    .await;
+    let mut client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
+    let _server = Server::over(upstream.connection().await);
+    let leaving = tokio::spawn(async move { bridge.finish().await });
+    let (told, _) = client.all("error").await;
+    assert!(!told.is_empty(), "client-go takes silence for success");
+    leaving.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_the_midst_of_output_leaves_upstream_too() {
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge(&bed, &upstream).await;
+    let mut client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
+    let mut there = upstream.connection().await;
+    let mut flood = BytesMut::new();
+    let mut writer = ToClient::new(Protocol::V5);
+    writer.write(Output::Stdout, &vec![b'y'; 32 * 1024], &mut flood);
+    let flooding = tokio::spawn(async move {
+        while there.write_all(&flood).await.is_ok() && there.flush().await.is_ok() {}
+    });
+    let stdout = &mut client.streams.get_mut("stdout").unwrap().receiver;
+    assert!(stdout.read().await.unwrap().is_some());
+    client.driver.abort();
+    // kube-apiserver goes on with a command for as long as anybody takes its output.
+    let left = timeout(Duration::from_secs(4), flooding).await;
+    left.expect("nobody takes it any more").unwrap();
+}
+
+#[tokio::test]
+async fn what_upstream_said_before_it_stopped_to_listen_is_heard() {
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge(&bed, &upstream).await;
+    for turn in 0..20 {
+        let mut client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
+        let mut there = upstream.connection().await;
+        let mut stdin = client.streams.remove("stdin").unwrap();
+        let flooding = tokio::spawn(async move {
+            let data = Bytes::from(vec![b'x'; 32 * 1024]);
+            while stdin.sender.write(data.clone()).await.is_ok() {}
+        });
+        // A command that ends well with its input unread: the rest of that is reset.
+        let mut some = [0; 1024];
+        there.read_exact(&mut some).await.unwrap();
+        let mut out = BytesMut::new();
+        let mut writer = ToClient::new(Protocol::V5);
+        writer.write(Output::Stdout, b"out", &mut out);
+        writer.write(Output::Error, SUCCESS.as_bytes(), &mut out);
+        let close = Close::new(CloseCode::NORMAL, "");
+        writer.control(&Control::Close(Some(close)), &mut out);
+        there.write_all(&out).await.unwrap();
+        there.flush().await.unwrap();
+        drop(there);
+        assert_eq!(client.all("stdout").await.0, "out", "{turn}");
+        assert_eq!(client.all("error").await.0, SUCCESS, "{turn}");
+        flooding.abort();
+    }
+}

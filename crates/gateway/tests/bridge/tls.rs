@@ -1,0 +1,337 @@
+//! The handshake on both legs: what is offered, asked for, refused and counted.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use http::Version;
+use rustls::client::{ResolvesClientCert, WantsClientCert};
+use rustls::crypto::aws_lc_rs::{default_provider, sign};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::version::{TLS12, TLS13};
+use rustls::{
+    ClientConfig, ConfigBuilder, HandshakeKind, ProtocolVersion, RootCertStore, SignatureScheme,
+    SupportedProtocolVersion,
+};
+use rustls_pki_types::ServerName;
+use skewbridge_gateway::Handle;
+use skewbridge_gateway::config::TlsVersion;
+use skewbridge_testkit::{
+    ApiServer, Ca, Connection, H1Client, Leaf, Options, PATIENCE, Reply, Response, TlsClient,
+    Validity, eventually,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, TlsStream};
+
+use crate::bed::{Bed, start};
+use crate::claims::{Gateway, claims, owned};
+use crate::plain::scrape;
+
+const GET: &str = "GET /api HTTP/1.1\r\nHost: k\r\n\r\n";
+
+/// A client of rustls' own, for what the testkit's has no words for.
+fn client(
+    roots: RootCertStore,
+    version: &'static SupportedProtocolVersion,
+) -> ConfigBuilder<ClientConfig, WantsClientCert> {
+    ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_protocol_versions(&[version])
+        .unwrap()
+        .with_root_certificates(roots)
+}
+
+fn client_as(bed: &Bed, version: &'static SupportedProtocolVersion, leaf: &Leaf) -> ClientConfig {
+    client(bed.serving_ca.roots(), version)
+        .with_client_auth_cert(leaf.chain_der.clone(), leaf.key_der.clone_key())
+        .unwrap()
+}
+
+async fn connect(config: &Arc<ClientConfig>, address: SocketAddr) -> io::Result<Connection> {
+    let tcp = TcpStream::connect(address).await?;
+    let name = ServerName::try_from("localhost").unwrap();
+    let tls = TlsConnector::from(config.clone())
+        .connect(name, tcp)
+        .await?;
+    Ok(BufReader::new(TlsStream::from(tls)))
+}
+
+/// One request on a connection of its own, and how that connection came about.
+/// With TLS 1.3 a server's refusal shows only when its answer is read.
+async fn ask(
+    config: &Arc<ClientConfig>,
+    address: SocketAddr,
+) -> io::Result<(Response, HandshakeKind, ProtocolVersion)> {
+    let io = connect(config, address).await?;
+    let session = io.get_ref().get_ref().1;
+    let kind = session.handshake_kind().unwrap();
+    let version = session.protocol_version().unwrap();
+    let mut h1 = H1Client::over(io);
+    h1.send(GET).await?;
+    Ok((h1.read_response().await?, kind, version))
+}
+
+/// Waits until as many handshakes have failed for this reason.
+async fn wait_for_failures(bridge: &Handle, reason: &str, count: f64) {
+    let name = "skewbridge_tls_handshake_failures_total";
+    let what = format!("{count} failed handshakes: {reason}");
+    eventually(&what, PATIENCE, async || {
+        let scrape = scrape(bridge.admin_address()).await;
+        scrape.value(name, &[("reason", reason)]) == Some(count)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn http2_and_http1_are_offered_and_http1_is_spoken_without_a_word() {
+    let gateway = Gateway::new().await;
+    for (offered, chosen) in [
+        (&["h2", "http/1.1"][..], Some("h2")),
+        (&["http/1.1", "h2"], Some("h2")),
+        (&["h2"], Some("h2")),
+        (&["spdy/3", "http/1.1"], Some("http/1.1")),
+        (&[], None),
+    ] {
+        let client = gateway.bed.client().alpn(offered);
+        let address = gateway.bridge.address();
+        let io = client.connect(address, "localhost").await.unwrap();
+        let protocol = io.get_ref().get_ref().1.alpn_protocol();
+        assert_eq!(protocol, chosen.map(str::as_bytes), "{offered:?}");
+        if chosen != Some("h2") {
+            let mut h1 = H1Client::over(io);
+            h1.send(GET).await.unwrap();
+            assert_eq!(h1.read_response().await.unwrap().status, 200);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_without_a_common_protocol_is_refused_and_counted() {
+    let gateway = Gateway::new().await;
+    let client = gateway.bed.client().alpn(&["spdy/3", "http/1.0"]);
+    let address = gateway.bridge.address();
+    let error = client.connect(address, "localhost").await.unwrap_err();
+    assert!(
+        error.to_string().contains("NoApplicationProtocol"),
+        "{error}"
+    );
+    wait_for_failures(&gateway.bridge, "no-common-protocol", 1.0).await;
+}
+
+#[tokio::test]
+async fn both_versions_of_tls_carry_a_certificate_user() {
+    let gateway = Gateway::new().await;
+    let alice = gateway.bed.client_ca.client("alice", &[]);
+    for (version, number) in [
+        (&TLS12, ProtocolVersion::TLSv1_2),
+        (&TLS13, ProtocolVersion::TLSv1_3),
+    ] {
+        let config = Arc::new(client_as(&gateway.bed, version, &alice));
+        let (response, _, spoken) = ask(&config, gateway.bridge.address()).await.unwrap();
+        assert_eq!((response.status, spoken), (200, number));
+    }
+    for seen in gateway.seen() {
+        assert_eq!(claims(&seen), owned(&[("x-remote-user", "alice")]));
+    }
+}
+
+#[tokio::test]
+async fn a_minimum_version_refuses_older_clients() {
+    let gateway = Gateway::with(|config| config.serving.min_version = TlsVersion::Tls13).await;
+    let roots = gateway.bed.serving_ca.roots();
+    let address = gateway.bridge.address();
+    let old = Arc::new(client(roots.clone(), &TLS12).with_no_client_auth());
+    assert!(ask(&old, address).await.is_err());
+    wait_for_failures(&gateway.bridge, "incompatible", 1.0).await;
+    let new = Arc::new(client(roots, &TLS13).with_no_client_auth());
+    assert_eq!(ask(&new, address).await.unwrap().0.status, 200);
+}
+
+/// Notes which CAs a server names, and shows nothing.
+#[derive(Debug, Default)]
+struct Hints(Mutex<Option<Vec<Vec<u8>>>>);
+
+impl ResolvesClientCert for Hints {
+    fn resolve(&self, hints: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        let hints = hints.iter().map(|hint| hint.to_vec()).collect();
+        *self.0.lock().unwrap() = Some(hints);
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+/// Which CAs this bridge names to its clients; none if it asks for nothing.
+async fn hints(
+    gateway: &Gateway,
+    version: &'static SupportedProtocolVersion,
+) -> Option<Vec<Vec<u8>>> {
+    let hints = Arc::new(Hints::default());
+    let builder = client(gateway.bed.serving_ca.roots(), version);
+    let config = Arc::new(builder.with_client_cert_resolver(hints.clone()));
+    let (response, ..) = ask(&config, gateway.bridge.address()).await.unwrap();
+    assert_eq!(response.status, 200, "a certificate is not required");
+    hints.0.lock().unwrap().take()
+}
+
+#[tokio::test]
+async fn certificates_of_both_cas_are_asked_for_and_none_is_required() {
+    let gateway = Gateway::new().await;
+    let subject = |ca: &Ca| ca.roots().subjects()[0].as_ref().to_vec();
+    let both = vec![
+        subject(&gateway.bed.client_ca),
+        subject(&gateway.bed.front_proxy_ca),
+    ];
+    for version in [&TLS12, &TLS13] {
+        assert_eq!(hints(&gateway, version).await, Some(both.clone()));
+    }
+}
+
+#[tokio::test]
+async fn without_a_ca_no_certificate_is_asked_for() {
+    let gateway = Gateway::with(|config| {
+        config.callers.client_ca = None;
+        config.callers.request_header = None;
+    })
+    .await;
+    assert_eq!(hints(&gateway, &TLS13).await, None);
+}
+
+#[tokio::test]
+async fn plain_http_is_turned_away_and_counted() {
+    let gateway = Gateway::new().await;
+    let mut tcp = TcpStream::connect(gateway.bridge.address()).await.unwrap();
+    tcp.write_all(GET.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    tcp.read_to_end(&mut answer).await.unwrap();
+    assert!(!answer.starts_with(b"HTTP/1.1 2"), "{answer:?}");
+    wait_for_failures(&gateway.bridge, "not-tls", 1.0).await;
+    assert!(gateway.seen().is_empty());
+}
+
+#[tokio::test]
+async fn clients_that_give_up_on_the_handshake_are_counted() {
+    let gateway = Gateway::new().await;
+    let address = gateway.bridge.address();
+    let distrustful = TlsClient::new(&Ca::new("other"));
+    assert!(distrustful.connect(address, "localhost").await.is_err());
+    wait_for_failures(&gateway.bridge, "refused-by-client", 1.0).await;
+    drop(TcpStream::connect(address).await.unwrap());
+    wait_for_failures(&gateway.bridge, "connection-lost", 1.0).await;
+}
+
+#[tokio::test]
+async fn a_certificate_without_its_key_does_not_get_in() {
+    let gateway = Gateway::new().await;
+    let alice = gateway.bed.client_ca.client("alice", &["system:masters"]);
+    let thief = gateway.bed.client_ca.client("thief", &[]);
+    for version in [&TLS12, &TLS13] {
+        let key = sign::any_supported_type(&thief.key_der).unwrap();
+        let stolen = CertifiedKey::new(alice.chain_der.clone(), key);
+        let config = client(gateway.bed.serving_ca.roots(), version)
+            .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(stolen)));
+        assert!(
+            ask(&Arc::new(config), gateway.bridge.address())
+                .await
+                .is_err()
+        );
+    }
+    wait_for_failures(&gateway.bridge, "tls", 2.0).await;
+    assert!(gateway.seen().is_empty());
+}
+
+#[tokio::test]
+async fn a_resumed_session_is_still_the_same_user() {
+    let gateway = Gateway::new().await;
+    for (version, name) in [(&TLS12, "alice"), (&TLS13, "bob")] {
+        let leaf = gateway.bed.client_ca.client(name, &["dev"]);
+        let config = Arc::new(client_as(&gateway.bed, version, &leaf));
+        for expected in [HandshakeKind::Full, HandshakeKind::Resumed] {
+            let (response, kind, _) = ask(&config, gateway.bridge.address()).await.unwrap();
+            assert_eq!((response.status, kind), (200, expected), "{name}");
+            let claimed = [("x-remote-group", "dev"), ("x-remote-user", name)];
+            assert_eq!(claims(gateway.seen().last().unwrap()), owned(&claimed));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_session_does_not_outlive_the_ca_it_was_begun_under() {
+    let gateway = Gateway::new().await;
+    let address = gateway.bridge.address();
+    let alice = gateway.bed.client_ca.client("alice", &[]);
+    let sessions = [&TLS12, &TLS13].map(|it| Arc::new(client_as(&gateway.bed, it, &alice)));
+    for config in &sessions {
+        assert_eq!(ask(config, address).await.unwrap().0.status, 200);
+    }
+
+    let new_ca = Ca::new("client-ca");
+    gateway.bed.dir.write("client-ca.crt", new_ca.pem());
+    let bob = gateway.bed.client().identity(&new_ca.client("bob", &[]));
+    eventually("the new CA is believed", PATIENCE, async || {
+        gateway
+            .ask(&bob, Version::HTTP_11, &[])
+            .await
+            .response
+            .status
+            == 200
+    })
+    .await;
+    let before = gateway.seen().len();
+    for config in &sessions {
+        let (response, kind, _) = ask(config, address).await.unwrap();
+        assert_eq!((response.status, kind), (401, HandshakeKind::Full));
+    }
+    assert_eq!(gateway.seen().len(), before);
+}
+
+#[tokio::test]
+async fn an_upstream_that_cannot_prove_itself_gets_no_request() {
+    let bed = Bed::new();
+    let good = bed.upstream.clone();
+    for (what, shown, server_name) in [
+        ("for another name", good, "other.example"),
+        (
+            "of another CA",
+            Ca::new("upstream-ca").server(&["localhost"]),
+            "localhost",
+        ),
+        (
+            "that expired",
+            bed.upstream_ca
+                .server_valid(&["localhost"], Validity::Expired),
+            "localhost",
+        ),
+    ] {
+        let upstream = ApiServer::start(Options::new(shown), |_| Reply::json("{}")).await;
+        let mut config = bed.config(upstream.addr());
+        config.upstream.server_name = ServerName::try_from(server_name).unwrap();
+        let bridge = start(&config);
+        for client in [bed.client(), bed.user("alice", &[])] {
+            let mut h1 = client.http1(bridge.address()).await.unwrap();
+            h1.send(GET).await.unwrap();
+            let answers = [
+                h1.read_response().await.unwrap(),
+                client
+                    .http2(bridge.address())
+                    .await
+                    .unwrap()
+                    .get("/api")
+                    .await
+                    .unwrap(),
+            ];
+            for answer in answers {
+                assert_eq!(answer.status, 503, "a certificate {what}");
+                assert!(answer.header("retry-after").is_some());
+                let status: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
+                let message = status["message"].as_str().unwrap();
+                assert_eq!(status["kind"], "Status");
+                assert!(message.contains(&upstream.addr().to_string()), "{message}");
+                assert!(message.contains("TLS: "), "{message}");
+            }
+        }
+        assert!(upstream.requests().is_empty());
+    }
+}

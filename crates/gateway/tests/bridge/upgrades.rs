@@ -1,0 +1,554 @@
+//! A connection that switches protocols becomes a tunnel, after upstream's 101
+//! and not before.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Version};
+use skewbridge_gateway::config::TranslateStreams;
+use skewbridge_testkit::h2frames::{self, code, flag, kind};
+use skewbridge_testkit::upstream::Upgrade;
+use skewbridge_testkit::{ApiServer, ClientAuth, Connection, H1Client, Options, Reply};
+use tokio::io::{AsyncBufRead, AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{Notify, mpsc, oneshot};
+
+use crate::bed::{self, Bed, start};
+use crate::scripted::{next_request, requests, scripted, status};
+
+const EXEC: &str = "/api/v1/namespaces/a/pods/b/exec";
+
+fn spdy(path: &str) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
+         X-Stream-Protocol-Version: v5.channel.k8s.io\r\nContent-Length: 0\r\n\r\n"
+    )
+}
+
+/// An upstream that upgrades whatever it is asked.
+async fn upgrading(bed: &Bed, alpn: &[&'static str]) -> (ApiServer, Tunnels) {
+    let (sender, tunnels) = mpsc::unbounded_channel();
+    let options = Options::new(bed.upstream.clone())
+        .clients(ClientAuth::Accept(&bed.front_proxy_ca))
+        .alpn(alpn);
+    let upstream = ApiServer::start(options, move |seen| {
+        let Some(protocol) = seen.header("upgrade") else {
+            return Reply::json("{}");
+        };
+        let (reply, upgrade) = Reply::upgrade(protocol);
+        sender.send(upgrade).unwrap();
+        reply
+            .header("X-Stream-Protocol-Version", "v5.channel.k8s.io")
+            .header("Sec-WebSocket-Accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
+            .header("Sec-WebSocket-Protocol", "v5.channel.k8s.io")
+    })
+    .await;
+    (upstream, Tunnels(tunnels))
+}
+
+struct Tunnels(mpsc::UnboundedReceiver<Upgrade>);
+
+impl Tunnels {
+    async fn next(&mut self) -> Connection {
+        self.0.recv().await.unwrap().connection().await
+    }
+}
+
+/// Both ends of a tunnel.
+async fn tunnel(client: H1Client, tunnels: &mut Tunnels) -> (Connection, Connection) {
+    let mut client = client;
+    client.send(spdy(EXEC)).await.unwrap();
+    assert_eq!(client.read_head().await.unwrap().status, 101);
+    (client.into_connection(), tunnels.next().await)
+}
+
+async fn say(io: &mut Connection, bytes: &[u8]) {
+    io.write_all(bytes).await.unwrap();
+    io.flush().await.unwrap();
+}
+
+async fn hear(io: &mut Connection, expected: &[u8]) {
+    let mut got = vec![0; expected.len()];
+    io.read_exact(&mut got).await.unwrap();
+    assert_eq!(got, expected);
+}
+
+async fn hear_end(io: &mut Connection) {
+    assert_eq!(io.read(&mut [0]).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn any_protocol_that_is_not_translated_becomes_a_two_way_tunnel() {
+    let bed = Bed::new();
+    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
+    let mut config = bed.config(upstream.addr());
+    config.streams.translate = TranslateStreams::Never;
+    let bridge = start(&config);
+    let websocket = format!(
+        "GET {EXEC}?command=sh HTTP/1.1\r\nHost: k\r\nconnection: keep-alive, upgrade\r\n\
+         Upgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: v5.channel.k8s.io\r\n\r\n"
+    );
+    let rows = [("SPDY/3.1", spdy(EXEC)), ("websocket", websocket)];
+    for (protocol, request) in rows {
+        let mut client = bed.client().http1(bridge.address()).await.unwrap();
+        client.send(request).await.unwrap();
+        let head = client.read_head().await.unwrap();
+        assert_eq!(head.status, 101);
+        for (name, value) in [
+            ("Connection", "Upgrade"),
+            ("Upgrade", protocol),
+            ("X-Stream-Protocol-Version", "v5.channel.k8s.io"),
+            ("Sec-Websocket-Accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="),
+            ("Sec-Websocket-Protocol", "v5.channel.k8s.io"),
+        ] {
+            assert_eq!(head.header(name), Some(value), "{name}");
+        }
+        let (mut client, mut server) = (client.into_connection(), tunnels.next().await);
+        for turn in ["one", "two", "three"] {
+            say(&mut client, turn.as_bytes()).await;
+            hear(&mut server, turn.as_bytes()).await;
+            say(&mut server, turn.as_bytes()).await;
+            hear(&mut client, turn.as_bytes()).await;
+        }
+    }
+    let seen = requests(&upstream);
+    assert_eq!(seen[0].header("upgrade"), Some("SPDY/3.1"));
+    assert_eq!(seen[0].header("connection"), Some("Upgrade"));
+    assert_eq!(
+        seen[0].header("x-stream-protocol-version"),
+        Some("v5.channel.k8s.io")
+    );
+    assert_eq!(seen[1].target, format!("{EXEC}?command=sh"));
+    assert_eq!(
+        seen[1].header("sec-websocket-key"),
+        Some("dGhlIHNhbXBsZSBub25jZQ==")
+    );
+}
+
+#[tokio::test]
+async fn bytes_right_behind_the_101_reach_the_client() {
+    let bed = Bed::new();
+    let upstream = scripted(&bed, async |_, mut conn| {
+        let answer = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\
+                      Upgrade: SPDY/3.1\r\n\r\nfirst, ";
+        conn.write(answer).await;
+        conn.write("second").await;
+        conn.stall().await;
+    })
+    .await;
+    let bridge = bed.bridge(upstream.addr());
+    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    client.send(spdy(EXEC)).await.unwrap();
+    assert_eq!(client.read_head().await.unwrap().status, 101);
+    hear(&mut client.into_connection(), b"first, second").await;
+}
+
+#[tokio::test]
+async fn bytes_before_the_101_wait_for_it() {
+    let bed = Bed::new();
+    let (asked, mut is_asked) = mpsc::unbounded_channel();
+    let go = Arc::new(Notify::new());
+    let (go_on, done) = (go.clone(), Arc::new(Notify::new()));
+    let finished = done.clone();
+    let upstream = scripted(&bed, move |head, mut conn| {
+        let (asked, go, done) = (asked.clone(), go.clone(), done.clone());
+        async move {
+            if !head.contains("Upgrade") {
+                conn.write("HTTP/1.1 204 No Content\r\n\r\n").await;
+                return;
+            }
+            asked.send(()).unwrap();
+            go.notified().await;
+            let readable = poll_fn(|cx| {
+                std::task::Poll::Ready(Pin::new(&mut conn.io).poll_fill_buf(cx).is_ready())
+            });
+            assert!(!readable.await, "bytes came before the 101");
+            conn.write("HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\n\r\n")
+                .await;
+            assert_eq!(conn.read(11).await, b"early, late");
+            done.notify_one();
+        }
+    })
+    .await;
+    let bridge = bed.bridge(upstream.addr());
+    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    client.send(spdy(EXEC) + "early").await.unwrap();
+    is_asked.recv().await.unwrap();
+    // The one worker has answered this, so it has done with the bytes above
+    // whatever it does with them.
+    let mut other = bed.client().http1(bridge.address()).await.unwrap();
+    other
+        .send("GET /api HTTP/1.1\r\nHost: k\r\n\r\n")
+        .await
+        .unwrap();
+    assert_eq!(other.read_response().await.unwrap().status, 204);
+    go_on.notify_one();
+    assert_eq!(client.read_head().await.unwrap().status, 101);
+    client.send(", late").await.unwrap();
+    finished.notified().await;
+}
+
+#[tokio::test]
+async fn each_direction_ends_on_its_own() {
+    let bed = Bed::new();
+    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
+    let bridge = bed.bridge(upstream.addr());
+    for client_first in [true, false] {
+        let client = bed.client().http1(bridge.address()).await.unwrap();
+        let (client, server) = tunnel(client, &mut tunnels).await;
+        let (mut first, mut second) = if client_first {
+            (client, server)
+        } else {
+            (server, client)
+        };
+        say(&mut first, b"my last").await;
+        first.shutdown().await.unwrap();
+        hear(&mut second, b"my last").await;
+        hear_end(&mut second).await;
+        for _ in 0..3 {
+            say(&mut second, b"still here").await;
+            hear(&mut first, b"still here").await;
+        }
+        second.shutdown().await.unwrap();
+        hear_end(&mut first).await;
+    }
+}
+
+#[tokio::test]
+async fn ten_mebibytes_each_way_arrive_unchanged() {
+    let bed = Bed::new();
+    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
+    let bridge = bed.bridge(upstream.addr());
+    let client = bed.client().http1(bridge.address()).await.unwrap();
+    let (client, server) = tunnel(client, &mut tunnels).await;
+    let pattern = |seed: u32| -> Vec<u8> {
+        (0..10u32 << 20)
+            .map(|at| at.wrapping_mul(seed).to_be_bytes()[1])
+            .collect()
+    };
+    let (up, down) = (pattern(2_654_435_761), pattern(40_503));
+    let side = async |io: Connection, sends: &[u8], expects: &[u8]| {
+        let (mut reader, mut writer) = tokio::io::split(io);
+        let write = async {
+            writer.write_all(sends).await.unwrap();
+            writer.shutdown().await.unwrap();
+        };
+        let mut got = Vec::new();
+        let ((), read) = tokio::join!(write, reader.read_to_end(&mut got));
+        read.unwrap();
+        assert!(got == expects, "{} of {}", got.len(), expects.len());
+    };
+    tokio::join!(side(client, &up, &down), side(server, &down, &up));
+}
+
+#[tokio::test]
+async fn a_refusal_is_relayed_whole_and_nothing_behind_it_is_a_request() {
+    const SMUGGLED: &str = "GET /smuggled HTTP/1.1\r\nHost: k\r\n\r\n";
+    let forbidden = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","code":403}"#;
+    let rows = [
+        (403, "application/json", forbidden),
+        (400, "text/plain", "unable to upgrade"),
+        (200, "text/plain", "not today"),
+    ];
+    let bed = Bed::new();
+    for (code, media, body) in rows {
+        for chunked in [false, true] {
+            let options = Options::new(bed.upstream.clone());
+            let upstream = ApiServer::start(options, move |_| {
+                let reply = Reply::new(code)
+                    .header("Content-Type", media)
+                    .header("Audit-Id", "7")
+                    .body(body);
+                if chunked {
+                    reply.trailer("X-Sum", "1")
+                } else {
+                    reply
+                }
+            })
+            .await;
+            let bridge = bed.bridge(upstream.addr());
+            let mut client = bed.client().http1(bridge.address()).await.unwrap();
+            client.send(spdy(EXEC) + SMUGGLED).await.unwrap();
+            let response = client.read_response().await.unwrap();
+            assert_eq!((response.status, response.text()), (code, body.to_owned()));
+            assert_eq!(response.header("content-type"), Some(media));
+            assert_eq!(response.header("audit-id"), Some("7"));
+            assert_eq!(response.header("connection"), Some("close"));
+            // Perhaps it is closed by now; that is as good.
+            let _ = client.send(SMUGGLED).await;
+            client.read_close().await.unwrap();
+            let targets: Vec<_> = requests(&upstream)
+                .into_iter()
+                .map(|seen| seen.target)
+                .collect();
+            assert_eq!(targets, [EXEC], "{code} chunked: {chunked}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_upgrade_goes_up_as_a_plain_request() {
+    let rows = [
+        (
+            "h2c",
+            "1.1",
+            "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n",
+        ),
+        (
+            "h2c in a list",
+            "1.1",
+            "Connection: Upgrade\r\nUpgrade: websocket, H2C\r\n",
+        ),
+        ("no Connection", "1.1", "Upgrade: SPDY/3.1\r\n"),
+        (
+            "Connection lists something else",
+            "1.1",
+            "Connection: keep-alive\r\nUpgrade: websocket\r\n",
+        ),
+        ("no Upgrade", "1.1", "Connection: Upgrade\r\n"),
+        (
+            "HTTP/1.0",
+            "1.0",
+            "Connection: Upgrade\r\nUpgrade: websocket\r\n",
+        ),
+    ];
+    let bed = Bed::new();
+    let (upstream, _tunnels) = upgrading(&bed, &["http/1.1"]).await;
+    let bridge = bed.bridge(upstream.addr());
+    let client = bed.client();
+    for (name, version, fields) in rows {
+        let mut connection = client.connect(bridge.address(), "localhost").await.unwrap();
+        let request =
+            format!("GET {EXEC} HTTP/{version}\r\nHost: k\r\nX-Row: {name}\r\n{fields}\r\n");
+        say(&mut connection, request.as_bytes()).await;
+        let expected = format!("HTTP/{version} 200 OK\r\n");
+        hear(&mut connection, expected.as_bytes()).await;
+        let seen = requests(&upstream).pop().unwrap();
+        assert_eq!(seen.header("x-row"), Some(name));
+        for header in ["upgrade", "http2-settings", "connection"] {
+            assert_eq!(seen.header(header), None, "{name}: {header}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn http2_clients_have_no_upgrade() {
+    let bed = Bed::new();
+    let (upstream, _tunnels) = upgrading(&bed, &["h2", "http/1.1"]).await;
+    let bridge = bed.bridge(upstream.addr());
+    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+    let request = Request::get(format!("https://k{EXEC}"))
+        .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
+        .header("sec-websocket-version", "13")
+        .body(());
+    let response = h2.request(request.unwrap(), "").await.unwrap();
+    assert_eq!(response.status, 200);
+    let seen = requests(&upstream);
+    assert_eq!(
+        (seen[0].version, seen[0].header("upgrade")),
+        (Version::HTTP_2, None)
+    );
+
+    // RFC 9113, 8.2.2 and RFC 8441, which is not announced.
+    let client = bed.client().alpn(&["h2"]);
+    for (method, field, value) in [
+        ("GET", "upgrade", "websocket"),
+        ("CONNECT", ":protocol", "websocket"),
+    ] {
+        let mut io = client.connect(bridge.address(), "localhost").await.unwrap();
+        h2frames::open(&mut io, &[]).await.unwrap();
+        let block = [
+            h2frames::request_block(method, "k", EXEC),
+            h2frames::literal(field, value),
+        ];
+        let request = h2frames::headers(1, flag::END_HEADERS, &block.concat());
+        say(&mut io, &request).await;
+        let reset = h2frames::read_until(&mut io, kind::RST_STREAM).await;
+        assert_eq!(reset.unwrap().error_code(), Some(code::PROTOCOL_ERROR));
+    }
+    assert_eq!(requests(&upstream).len(), 1);
+}
+
+#[tokio::test]
+async fn a_user_is_asserted_over_the_front_proxy_connection() {
+    let bed = Bed::new();
+    let (upstream, mut tunnels) = upgrading(&bed, &["h2", "http/1.1"]).await;
+    let bridge = bed.bridge(upstream.addr());
+    let alice = bed.user("alice", &["dev", "ops"]);
+    let client = alice.http1(bridge.address()).await.unwrap();
+    let (mut client, mut server) = tunnel(client, &mut tunnels).await;
+    say(&mut client, b"hello").await;
+    hear(&mut server, b"hello").await;
+    let seen = requests(&upstream).pop().unwrap();
+    assert_eq!(seen.version, Version::HTTP_11, "upgrades need HTTP/1.1");
+    assert_eq!(
+        seen.client.clone().unwrap().common_name,
+        "front-proxy-client"
+    );
+    assert_eq!(seen.header("x-remote-user"), Some("alice"));
+    assert_eq!(seen.all("x-remote-group"), ["dev", "ops"]);
+}
+
+#[tokio::test]
+async fn an_upstream_of_http2_alone_cannot_upgrade_and_the_client_is_told() {
+    let bed = Bed::new();
+    let (upstream, _tunnels) = upgrading(&bed, &["h2"]).await;
+    let bridge = bed.bridge(upstream.addr());
+    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    client.send(spdy(EXEC)).await.unwrap();
+    status(&client.read_response().await.unwrap(), 503);
+    client.read_close().await.unwrap();
+    assert!(requests(&upstream).is_empty());
+}
+
+#[tokio::test]
+async fn a_101_that_nobody_asked_for_is_a_bad_answer() {
+    let bed = Bed::new();
+    let upstream = scripted(&bed, async |_, mut conn| {
+        conn.write("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
+            .await;
+        conn.read_to_end().await;
+    })
+    .await;
+    let bridge = bed.bridge(upstream.addr());
+    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+    h1.send("GET /api HTTP/1.1\r\nHost: k\r\n\r\n")
+        .await
+        .unwrap();
+    status(&h1.read_response().await.unwrap(), 502);
+    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+    status(&h2.get("/api").await.unwrap(), 502);
+}
+
+#[tokio::test]
+async fn a_request_has_to_be_whole_before_its_101() {
+    let bed = Bed::new();
+    let upstream = scripted(&bed, async |head, mut conn| {
+        if head.starts_with("POST /patient") {
+            assert_eq!(conn.read(5).await, b"hello");
+        }
+        conn.write("HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n")
+            .await;
+        if head.starts_with("POST /patient") {
+            assert_eq!(conn.read(4).await, b"more");
+            conn.write("tunnel").await;
+        }
+        conn.read_to_end().await;
+    })
+    .await;
+    let bridge = bed.bridge(upstream.addr());
+    let head = |path: &str| {
+        format!(
+            "POST {path} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: x\r\n\
+             Content-Length: 5\r\n\r\n"
+        )
+    };
+    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    client
+        .send(head("/patient") + "hello" + "more")
+        .await
+        .unwrap();
+    assert_eq!(client.read_head().await.unwrap().status, 101);
+    hear(&mut client.into_connection(), b"tunnel").await;
+
+    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    client.send(head("/hasty") + "he").await.unwrap();
+    status(&client.read_response().await.unwrap(), 502);
+    client.read_close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_reset_of_one_side_ends_the_other() {
+    let bed = Bed::new();
+    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
+    let bridge = bed.bridge(upstream.addr());
+    for client_resets in [true, false] {
+        let client = bed.client().http1(bridge.address()).await.unwrap();
+        let (client, server) = tunnel(client, &mut tunnels).await;
+        let (resets, mut other) = if client_resets {
+            (client, server)
+        } else {
+            (server, client)
+        };
+        resets.get_ref().get_ref().0.set_zero_linger().unwrap();
+        drop(resets);
+        // An end without TLS's farewell, so that nobody takes it for a whole.
+        assert!(other.read(&mut [0]).await.is_err());
+    }
+}
+
+/// A command that ends before its stdin does: kube-apiserver closes on what it
+/// has not read, and what it said before is still on its way.
+#[tokio::test]
+async fn the_last_words_of_an_upstream_that_no_longer_listens_arrive() {
+    let bed = Bed::new();
+    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
+    let bridge = bed.bridge(upstream.addr());
+    for _ in 0..10 {
+        let client = bed.client().http1(bridge.address()).await.unwrap();
+        let (client, mut server) = tunnel(client, &mut tunnels).await;
+        let (mut output, mut input) = tokio::io::split(client);
+        let (began, is_sending) = oneshot::channel();
+        let sending = tokio::spawn(async move {
+            let piece = vec![b'i'; 64 * 1024];
+            input.write_all(&piece).await.unwrap();
+            began.send(()).unwrap();
+            while input.write_all(&piece).await.is_ok() {}
+        });
+        is_sending.await.unwrap();
+        let said = vec![b'o'; 48 * 1024];
+        server.write_all(&said).await.unwrap();
+        server.flush().await.unwrap();
+        drop(server);
+        let mut heard = Vec::new();
+        // Cut off in the end, and not taken for a whole.
+        assert!(output.read_to_end(&mut heard).await.is_err());
+        assert_eq!(heard.len(), said.len());
+        sending.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_the_101_is_not_waited_for() {
+    let bed = Bed::new();
+    let (asked, mut is_asked) = mpsc::unbounded_channel();
+    let (gone, mut is_gone) = mpsc::unbounded_channel();
+    let upstream = scripted(&bed, move |_, mut conn| {
+        let (asked, gone) = (asked.clone(), gone.clone());
+        async move {
+            asked.send(()).unwrap();
+            assert_eq!(next_request(&mut conn).await, None);
+            gone.send(()).unwrap();
+        }
+    })
+    .await;
+    let bridge = bed.bridge(upstream.addr());
+    let mut client = bed.client().http1(bridge.address()).await.unwrap();
+    client.send(spdy(EXEC)).await.unwrap();
+    is_asked.recv().await.unwrap();
+    drop(client);
+    is_gone.recv().await.unwrap();
+}
+
+#[tokio::test]
+async fn silence_does_not_end_a_tunnel() {
+    let bed = Bed::new();
+    let (upstream, mut tunnels) = upgrading(&bed, &["http/1.1"]).await;
+    let mut config = bed.config(upstream.addr());
+    config.limits.idle_timeout = Duration::from_millis(500);
+    config.limits.read_header_timeout = Duration::from_millis(500);
+    let bridge = bed::start(&config);
+    let client = bed.client().http1(bridge.address()).await.unwrap();
+    let (mut client, mut server) = tunnel(client, &mut tunnels).await;
+    for _ in 0..2 {
+        // Opened after the tunnel fell silent, and closed for being idle.
+        let mut idle = bed.client().http1(bridge.address()).await.unwrap();
+        idle.read_close().await.unwrap();
+    }
+    say(&mut client, b"up").await;
+    hear(&mut server, b"up").await;
+    say(&mut server, b"down").await;
+    hear(&mut client, b"down").await;
+}

@@ -1,0 +1,265 @@
+//! What KEP-4020 leaves to each server, through any bridge: lists for older clients,
+//! the core group, OpenAPI.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde_json::Value;
+use skewbridge_e2e::{
+    Plane, Protocol, Request, Server, Special, User, Via, newest, oldest, planes, versions,
+};
+use skewbridge_testkit::eventually;
+
+/// From the last readiness to when everybody knows everybody.
+const FOUND: Duration = Duration::from_secs(30);
+
+const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
+     application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
+
+#[tokio::test]
+async fn older_clients_and_openapi_see_the_whole_cluster() {
+    for versions in planes() {
+        if newest(&versions) == oldest(&versions) {
+            continue;
+        }
+        println!("plane {versions:?}");
+        let servers = versions.iter().map(|version| Server::of(version).peer());
+        let plane = Plane::start(&servers.collect::<Vec<_>>()).await;
+        let all = 0..versions.len();
+        eventually("all bridges show the same", FOUND, async || {
+            let mut shown = BTreeSet::new();
+            for server in all.clone() {
+                shown.insert(get(&plane, server, "/apis", AGGREGATED).await.to_string());
+            }
+            shown.len() == 1
+        })
+        .await;
+        let whole = documents(&plane, 0).await;
+        for server in all.clone() {
+            assert_eq!(documents(&plane, server).await, whole, "{server}");
+            lists_say_the_same(&plane, server, &whole).await;
+            every_document_of_openapi_is_there(&plane, server, &whole).await;
+        }
+        for special in special(&plane).await {
+            for server in all.clone() {
+                it_is_explained(&plane, server, &special).await;
+                it_is_validated(&plane, server, &special).await;
+            }
+        }
+    }
+}
+
+async fn get(plane: &Plane, server: usize, path: &str, accept: &str) -> Value {
+    let request = Request::get(path).header("Accept", accept);
+    let mut client = plane.raw(server, Via::Bridge, Protocol::H2);
+    let answer = client.send(&request).await.unwrap();
+    assert_eq!(answer.status, 200, "{server} {path}: {}", answer.text());
+    serde_json::from_slice(&answer.body).unwrap()
+}
+
+/// Which of the special APIs only some servers serve.
+async fn special(plane: &Plane) -> Vec<Special> {
+    let mut special = Vec::new();
+    for it in Special::ALL {
+        let mut statuses = BTreeSet::new();
+        for server in 0..plane.servers.len() {
+            statuses.insert(plane.status(server, Via::Server, it.path).await);
+        }
+        if statuses.len() > 1 {
+            special.push(it);
+        }
+    }
+    assert!(!special.is_empty(), "the versions differ by nothing");
+    special
+}
+
+/// By group-version, the names of resources and subresources with their verbs.
+type Whole = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
+
+fn words(list: &Value) -> BTreeSet<String> {
+    let words = list.as_array().into_iter().flatten();
+    words.map(|it| it.as_str().unwrap().to_owned()).collect()
+}
+
+/// As aggregated discovery has it.
+async fn documents(plane: &Plane, server: usize) -> Whole {
+    let mut whole = Whole::new();
+    for (path, prefix) in [("/api", "/api/"), ("/apis", "/apis/")] {
+        let document = get(plane, server, path, AGGREGATED).await;
+        for group in document["items"].as_array().unwrap() {
+            let name = group["metadata"]["name"].as_str().unwrap_or_default();
+            for version in group["versions"].as_array().unwrap() {
+                let version_name = version["version"].as_str().unwrap();
+                let path = match name {
+                    "" => format!("{prefix}{version_name}"),
+                    _ => format!("{prefix}{name}/{version_name}"),
+                };
+                let resources = whole.entry(path).or_default();
+                for resource in version["resources"].as_array().unwrap() {
+                    let name = resource["resource"].as_str().unwrap().to_owned();
+                    let subresources = resource["subresources"].as_array();
+                    for subresource in subresources.into_iter().flatten() {
+                        let sub = subresource["subresource"].as_str().unwrap();
+                        resources.insert(format!("{name}/{sub}"), words(&subresource["verbs"]));
+                    }
+                    if !resource["verbs"].is_null() {
+                        resources.insert(name, words(&resource["verbs"]));
+                    }
+                }
+            }
+        }
+    }
+    whole
+}
+
+/// What clients read that know no aggregated discovery.
+async fn lists_say_the_same(plane: &Plane, server: usize, whole: &Whole) {
+    let groups = get(plane, server, "/apis", "application/json").await;
+    let mut listed = Whole::new();
+    let mut paths = vec!["/api/v1".to_owned()];
+    for group in groups["groups"].as_array().unwrap() {
+        let name = group["name"].as_str().unwrap();
+        let alone = get(plane, server, &format!("/apis/{name}"), "application/json").await;
+        assert_eq!(alone["versions"], group["versions"], "{server} {name}");
+        for version in group["versions"].as_array().unwrap() {
+            let version = version["groupVersion"].as_str().unwrap();
+            paths.push(format!("/apis/{version}"));
+        }
+    }
+    for path in paths {
+        let list = get(plane, server, &path, "application/json").await;
+        let resources = list["resources"].as_array().unwrap().iter();
+        let resources = resources.map(|resource| {
+            let name = resource["name"].as_str().unwrap().to_owned();
+            (name, words(&resource["verbs"]))
+        });
+        listed.insert(path, resources.collect());
+    }
+    assert_eq!(listed, *whole, "{server}");
+
+    // As controllers ask for it.
+    let protobuf = "application/vnd.kubernetes.protobuf";
+    for path in whole.keys().map(String::as_str).chain(["/apis"]) {
+        let request = Request::get(path).header("Accept", protobuf);
+        let mut client = plane.raw(server, Via::Bridge, Protocol::H2);
+        let answer = client.send(&request).await.unwrap();
+        assert_eq!(answer.status, 200, "{path}");
+        assert_eq!(answer.header("content-type"), Some(protobuf));
+        assert!(answer.body.starts_with(b"k8s\0"), "{path}");
+        for name in whole.get(path).into_iter().flatten().map(|(name, _)| name) {
+            assert!(has(&answer.body, name), "{path}: {name}");
+        }
+    }
+}
+
+/// Every document that is listed is there under its hash, and together they have a
+/// path for every resource.
+async fn every_document_of_openapi_is_there(plane: &Plane, server: usize, whole: &Whole) {
+    let mut client = plane.raw(server, Via::Bridge, Protocol::H2);
+    let index = get(plane, server, "/openapi/v3", "*/*").await;
+    let index = index["paths"].as_object().unwrap();
+    for path in whole.keys() {
+        let key = path.strip_prefix('/').unwrap();
+        let url = index[key]["serverRelativeURL"].as_str().unwrap();
+        let answer = client.send(&Request::get(url)).await.unwrap();
+        assert_eq!(answer.status, 200, "{server} {url}");
+        assert_eq!(answer.header("cache-control"), Some("public, immutable"));
+        let etag = answer.header("etag").unwrap().trim_matches('"').to_owned();
+        assert!(url.ends_with(&format!("?hash={etag}")), "{url} {etag}");
+        let document: Value = serde_json::from_slice(&answer.body).unwrap();
+        assert_has_resources(&document, path, &whole[path]);
+        // Who has it is told so; who has an older one is sent to this.
+        let known = Request::get(url).header("If-None-Match", &format!("\"{etag}\""));
+        assert_eq!(client.send(&known).await.unwrap().status, 304);
+        let older = Request::get(&format!("/openapi/v3{path}?hash=00"));
+        let moved = client.send(&older).await.unwrap();
+        assert_eq!(moved.status, 301, "{path}");
+        assert_eq!(moved.header("location"), Some(url));
+    }
+    let everything = get(plane, server, "/openapi/v2", "application/json").await;
+    for (path, resources) in whole {
+        assert_has_resources(&everything, path, resources);
+    }
+    let protobuf = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
+    let request = Request::get("/openapi/v2").header("Accept", protobuf);
+    let answer = client.send(&request).await.unwrap();
+    assert_eq!(answer.status, 200);
+    for (path, resources) in whole {
+        for (name, verbs) in resources.iter().filter(|(name, _)| !name.contains('/')) {
+            let path = format!("{path}/{name}");
+            assert!(
+                !verbs.contains("list") || has(&answer.body, &path),
+                "{path}"
+            );
+        }
+    }
+}
+
+/// Whether a name is somewhere in a message.
+fn has(message: &[u8], name: &str) -> bool {
+    message.windows(name.len()).any(|it| it == name.as_bytes())
+}
+
+fn assert_has_resources(
+    document: &Value,
+    path: &str,
+    resources: &BTreeMap<String, BTreeSet<String>>,
+) {
+    let paths = document["paths"].as_object().unwrap();
+    for (name, verbs) in resources.iter().filter(|(name, _)| !name.contains('/')) {
+        if !verbs.contains("list") {
+            continue;
+        }
+        let cluster = format!("{path}/{name}");
+        assert!(paths.contains_key(&cluster), "{cluster}");
+    }
+}
+
+/// `kubectl explain`, of every version that is there, from both kinds of documents.
+async fn it_is_explained(plane: &Plane, server: usize, special: &Special) {
+    let mut parts = special.kubectl.splitn(3, '.');
+    let (resource, version) = (parts.next().unwrap(), parts.next().unwrap());
+    let api_version = format!("--api-version={}/{version}", parts.next().unwrap());
+    for kubectl in versions() {
+        let mut outputs = vec!["plaintext"];
+        if kubectl.starts_with("1.2") {
+            outputs.push("plaintext-openapiv2");
+        }
+        for output in outputs {
+            let output = format!("--output={output}");
+            let words = ["explain", resource, &api_version, &output];
+            let mut command = plane.kubectl_of(&kubectl, server, Via::Bridge, User::Admin);
+            let said = command.args(words).output().await.unwrap();
+            let text = String::from_utf8_lossy(&said.stdout);
+            let problem = String::from_utf8_lossy(&said.stderr);
+            assert!(said.status.success(), "{kubectl} {words:?}: {problem}");
+            assert!(text.contains("FIELDS:"), "{kubectl} {words:?}: {text}");
+        }
+    }
+}
+
+/// What OpenAPI says is what the server takes: strictly, and without doing it.
+async fn it_is_validated(plane: &Plane, server: usize, special: &Special) {
+    let good = plane.file("good.json", &special.object("dry"));
+    for kubectl in versions() {
+        let run = async |file: &str, validate: &str| {
+            let words = ["create", "--dry-run=server", validate, "-f", file];
+            let mut command = plane.kubectl_of(&kubectl, server, Via::Bridge, User::Admin);
+            command.args(words).output().await.unwrap()
+        };
+        let created = run(&good, "--validate=strict").await;
+        let problem = String::from_utf8_lossy(&created.stderr);
+        assert!(created.status.success(), "{kubectl} {server}: {problem}");
+        let wrong = special
+            .object("dry")
+            .replace("\"metadata\":", "\"wrongField\":1,\"metadata\":");
+        let wrong = plane.file("wrong.json", &wrong);
+        let refused = run(&wrong, "--validate=strict").await;
+        let problem = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success(), "{kubectl} {server}");
+        assert!(
+            problem.contains("wrongField"),
+            "{kubectl} {server}: {problem}"
+        );
+    }
+}

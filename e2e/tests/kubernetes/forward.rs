@@ -1,0 +1,112 @@
+//! Connections through a port-forward.
+
+use std::net::SocketAddr;
+
+use bytes::BytesMut;
+use skewbridge_e2e::{Node, Staying};
+use skewbridge_testkit::Connection;
+use skewbridge_websocket::{Decoder, Encoder, Event, Frame, Kind, Limits, Role};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::streaming::{BOUND, Way};
+
+/// A running `kubectl port-forward`.
+pub(crate) struct Forward {
+    pub(crate) child: Staying,
+    /// In the order of the ports.
+    addresses: Vec<SocketAddr>,
+}
+
+impl Forward {
+    pub(crate) async fn start(way: &Way<'_>, ports: &[u16]) -> Self {
+        let ports: Vec<_> = ports.iter().map(|port| format!(":{port}")).collect();
+        let mut words = vec!["port-forward", "--address=127.0.0.1", Node::POD];
+        words.extend(ports.iter().map(String::as_str));
+        let mut child = Staying::start(&mut way.command(&words));
+        let mut addresses = Vec::new();
+        for _ in &ports {
+            let line = child.line().await;
+            let address = line.strip_prefix("Forwarding from ").expect(&line);
+            let (address, _) = address.split_once(" -> ").expect(&line);
+            addresses.push(address.parse().unwrap());
+        }
+        Self { child, addresses }
+    }
+
+    pub(crate) async fn connect(&mut self, port: usize) -> TcpStream {
+        let connection = TcpStream::connect(self.addresses[port]).await.unwrap();
+        let line = self.child.line().await;
+        assert!(line.starts_with("Handling connection"), "{line}");
+        connection
+    }
+
+    pub(crate) async fn says(&mut self, port: usize, bytes: &[u8]) {
+        let mut connection = self.connect(port).await;
+        says(&mut connection, bytes).await;
+    }
+}
+
+/// Takes bytes out of a WebSocket, and puts them into it.
+pub(crate) async fn pump(mut socket: Connection, mut bytes: DuplexStream) {
+    let limits = Limits {
+        frame: 1 << 20,
+        message: 1 << 20,
+    };
+    let (mut decoder, mut encoder) = (
+        Decoder::new(Role::Client, limits),
+        Encoder::new(Role::Client),
+    );
+    let (mut input, mut output) = (BytesMut::new(), vec![0; 16 << 10]);
+    loop {
+        tokio::select! {
+            read = socket.read_buf(&mut input) => {
+                if !matches!(read, Ok(1..)) {
+                    return;
+                }
+                while let Some(event) = decoder.decode(&mut input).unwrap() {
+                    if let Event::Piece(piece) = event && bytes.write_all(&piece.bytes).await.is_err() {
+                        return;
+                    }
+                }
+            }
+            read = bytes.read(&mut output) => {
+                let Ok(length @ 1..) = read else { return };
+                let mut frame = BytesMut::new();
+                encoder.write(Frame::Whole(Kind::Binary), &[&output[..length]], &mut frame);
+                if socket.write_all(&frame).await.is_err() || socket.flush().await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Sends these bytes while it receives them.
+pub(crate) async fn says(connection: &mut TcpStream, bytes: &[u8]) {
+    let (mut reader, mut writer) = connection.split();
+    let mut heard = vec![0; bytes.len()];
+    let talk = async { tokio::try_join!(writer.write_all(bytes), reader.read_exact(&mut heard)) };
+    let talk = timeout(BOUND, talk).await;
+    talk.expect("an echo in time").unwrap();
+    assert!(heard == bytes, "bytes of another connection");
+}
+
+/// A server that gives back what it gets, while the second half is kept.
+pub(crate) async fn echo() -> (SocketAddr, JoinSet<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut connections = JoinSet::new();
+        while let Ok((mut connection, _)) = listener.accept().await {
+            connections.spawn(async move {
+                let (mut reader, mut writer) = connection.split();
+                let _ = tokio::io::copy(&mut reader, &mut writer).await;
+            });
+        }
+    });
+    (address, tasks)
+}

@@ -1,0 +1,129 @@
+//! Custom resources are the same on every server: when their definition goes,
+//! they are not found, at once and everywhere, however long a peer is known to
+//! have served them.
+
+use std::time::Duration;
+
+use serde_json::json;
+use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Special, Via, told_apart};
+use skewbridge_testkit::eventually;
+
+use crate::pair::{FOUND, NEW, OLD, is_found, is_found_by};
+
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+const THINGS: &str = "/apis/bounce.example.com/v1/things";
+
+/// For a server to start, or to notice a definition.
+const NOTICED: Duration = Duration::from_mins(1);
+
+/// How often each bridge is asked after the definition is gone.
+const ENOUGH: usize = 50;
+
+#[tokio::test]
+async fn a_deleted_custom_resource_is_not_found_and_never_bounces() {
+    let Some(versions) = told_apart() else { return };
+    let servers = versions.map(|version| Server::of(&version).peer());
+    let mut plane = Plane::prepare(&servers);
+    for server in [OLD, NEW] {
+        plane.run_server(server);
+    }
+    for server in [OLD, NEW] {
+        plane.ready("a server", plane.servers[server].address).await;
+    }
+    create(&plane, DEFINITIONS, &definition()).await;
+    for server in [OLD, NEW] {
+        eventually("things are served", NOTICED, async || {
+            plane.status(server, Via::Server, THINGS).await == 200
+        })
+        .await;
+    }
+    // Now that both serve it, each bridge learns that of the other's server.
+    for server in [OLD, NEW] {
+        plane.run_bridge(server);
+    }
+    plane.all_ready().await;
+    is_found(&plane, &Special::POLICIES, FOUND).await;
+    is_found_by(&plane, NEW, &Special::ATTRIBUTES_CLASSES, FOUND).await;
+    let thing = json!({"apiVersion": "bounce.example.com/v1", "kind": "Thing",
+        "metadata": {"name": "thing"}});
+    create(&plane, THINGS, &thing).await;
+    for server in [OLD, NEW] {
+        let path = format!("{THINGS}/thing");
+        assert_eq!(plane.status(server, Via::Bridge, &path).await, 200);
+    }
+
+    let definition = format!("{DEFINITIONS}/things.bounce.example.com");
+    let mut client = plane.raw(OLD, Via::Bridge, Protocol::H2);
+    let deleted = client.send(&Request::new("DELETE", &definition)).await;
+    assert_eq!(deleted.unwrap().status, 200);
+    let mut bridges = [OLD, NEW].map(|server| Watched::new(&plane, server));
+    eventually("things are not found any more", NOTICED, async || {
+        let mut gone = true;
+        for bridge in &mut bridges {
+            let straight = plane.status(bridge.server, Via::Server, THINGS).await;
+            let status = bridge.ask().await;
+            // The bridge was asked after its server.
+            assert!(straight != 404 || status == 404, "{status} after 404");
+            gone &= status == 404;
+        }
+        gone
+    })
+    .await;
+    for _ in 0..ENOUGH {
+        for bridge in &mut bridges {
+            assert_eq!(bridge.ask().await, 404);
+        }
+    }
+    for server in [OLD, NEW] {
+        let metrics = plane.admin(server, "/metrics").await;
+        assert!(!metrics.contains("bounce.example.com"), "{metrics}");
+    }
+}
+
+/// A bridge that is asked again and again for things.
+struct Watched {
+    server: usize,
+    client: Raw,
+    gone: bool,
+}
+
+impl Watched {
+    fn new(plane: &Plane, server: usize) -> Self {
+        Self {
+            server,
+            client: plane.raw(server, Via::Bridge, Protocol::H2),
+            gone: false,
+        }
+    }
+
+    /// Found until it is not found.
+    async fn ask(&mut self) -> u16 {
+        let response = self.client.send(&Request::get(THINGS)).await.unwrap();
+        let status = response.status;
+        let expected: &[u16] = if self.gone { &[404] } else { &[200, 404] };
+        assert!(
+            expected.contains(&status),
+            "{status} from the bridge of {}: {}",
+            self.server,
+            response.text()
+        );
+        self.gone = status == 404;
+        status
+    }
+}
+
+async fn create(plane: &Plane, path: &str, object: &serde_json::Value) {
+    let request = Request::new("POST", path).body("application/json", &object.to_string());
+    let mut client = plane.raw(OLD, Via::Server, Protocol::H2);
+    let created = client.send(&request).await.unwrap();
+    assert_eq!(created.status, 201, "{}", created.text());
+}
+
+fn definition() -> serde_json::Value {
+    json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "things.bounce.example.com"},
+        "spec": {"group": "bounce.example.com", "scope": "Cluster",
+            "names": {"plural": "things", "singular": "thing", "kind": "Thing"},
+            "versions": [{"name": "v1", "served": true, "storage": true,
+                "schema": {"openAPIV3Schema": {"type": "object"}}}]}})
+}

@@ -1,0 +1,85 @@
+//! Servers that keep no identity Lease, and bridges that do not know the name of
+//! theirs.
+
+use std::time::Duration;
+
+use skewbridge_e2e::{Plane, Server, Special, Via, newest, oldest, told_apart, versions};
+use skewbridge_testkit::eventually;
+
+use crate::pair::{
+    FOUND, NEW, OLD, debug_peers, identity, is_found, is_found_by, lease_of, lease_path,
+};
+
+/// For a bridge to see that its server keeps no Lease, and to renew its own.
+const KEPT: Duration = Duration::from_mins(1);
+
+#[tokio::test]
+async fn where_a_server_keeps_no_lease_its_bridge_does() {
+    let Some([old, new]) = told_apart() else {
+        return;
+    };
+    let servers = [
+        Server::of(&old).peer().gate("APIServerIdentity", false),
+        Server::of(&new).peer(),
+    ];
+    let mut plane = Plane::start(&servers).await;
+    let path = lease_path(&plane, OLD);
+    eventually("the Lease is there", KEPT, async || {
+        plane.status(NEW, Via::Server, &path).await == 200
+    })
+    .await;
+    let lease = lease_of(&plane, OLD).await;
+    let labels = &lease["metadata"]["labels"];
+    assert_eq!(labels["apiserver.kubernetes.io/identity"], "kube-apiserver");
+    assert_eq!(labels["kubernetes.io/hostname"], plane.servers[OLD].host);
+    let holder = lease["spec"]["holderIdentity"].as_str().unwrap();
+    let expected = format!("{}_", identity(&plane, OLD));
+    assert!(holder.starts_with(&expected), "{lease}");
+    assert_eq!(lease["spec"]["leaseDurationSeconds"], 3600, "{lease}");
+
+    is_found(&plane, &Special::POLICIES, FOUND).await;
+    is_found_by(&plane, NEW, &Special::ATTRIBUTES_CLASSES, FOUND).await;
+    eventually("the Lease is renewed", KEPT, async || {
+        lease_of(&plane, OLD).await["spec"]["renewTime"] != lease["spec"]["renewTime"]
+    })
+    .await;
+    let kept_by = async |server: usize| {
+        let view = debug_peers(&plane, server).await;
+        assert!(view["local"]["problem"].is_null(), "{view:#}");
+        view["local"]["leaseKeptBy"].clone()
+    };
+    assert_eq!(kept_by(OLD).await, "skewbridge");
+    assert_eq!(kept_by(NEW).await, "kube-apiserver");
+
+    plane.end_bridge(OLD, "TERM");
+    assert_eq!(plane.status(NEW, Via::Server, &path).await, 404);
+    plane.end_bridge(NEW, "TERM");
+    let lease = lease_path(&plane, NEW);
+    assert_eq!(plane.status(NEW, Via::Server, &lease).await, 200);
+}
+
+/// As it is where a bridge does not see the host name of its server.
+#[tokio::test]
+#[ignore = "long: cargo xtask e2e --all"]
+async fn an_identity_that_no_server_has_is_doubted() {
+    let versions = versions();
+    for version in [oldest(&versions), newest(&versions)] {
+        let server = Server::of(version)
+            .peer()
+            .bridge_flag("--apiserver-identity=apiserver-of-nobody");
+        let plane = Plane::start(&[server]).await;
+        eventually("it is doubted", KEPT, async || {
+            debug_peers(&plane, 0).await["local"]["problem"].is_string()
+        })
+        .await;
+        let view = debug_peers(&plane, 0).await;
+        let problem = view["local"]["problem"].as_str().unwrap();
+        println!("{version}: {problem}");
+        let own = format!("{} ({})", identity(&plane, 0), plane.servers[0].host);
+        for part in ["--apiserver-identity", "apiserver-of-nobody", &own] {
+            assert!(problem.contains(part), "{part}: {problem}");
+        }
+        let ready = plane.admin(0, "/readyz?verbose").await;
+        assert!(ready.contains(problem), "{ready}");
+    }
+}

@@ -1,0 +1,110 @@
+//! Addresses that are not kept in etcd: in annotations of identity Leases, and in
+//! a file.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use skewbridge_e2e::{Plane, Server, Special, Via, told_apart};
+use skewbridge_testkit::eventually;
+
+use crate::pair::{FOUND, NEW, OLD, etcd, identity, is_found, is_found_by, keys, lease_of};
+
+/// Two renewals of a Lease.
+const RENEWED: Duration = Duration::from_secs(30);
+
+const OF_THE_SERVER: &str = "kubernetes.io/peer-advertise-address";
+const OF_THE_BRIDGE: &str = "skewbridge.io/peer-advertise-address";
+
+fn servers(registry: &str) -> Option<[Server; 2]> {
+    let registry = format!("--peer-registry={registry}");
+    let server = |version: String| {
+        Server::of(&version)
+            .peer()
+            .bridge_flag(&registry)
+            .bridge_flag("--peer-cidrs=127.0.0.0/8")
+    };
+    Some(told_apart()?.map(server))
+}
+
+async fn they_reach_each_other(plane: &Plane) {
+    for special in [Special::POLICIES, Special::TAINT_RULES] {
+        assert_eq!(plane.status(OLD, Via::Server, special.path).await, 404);
+        is_found(plane, &special, FOUND).await;
+    }
+    let special = Special::ATTRIBUTES_CLASSES;
+    assert_eq!(plane.status(NEW, Via::Server, special.path).await, 404);
+    is_found_by(plane, NEW, &special, FOUND).await;
+}
+
+async fn nothing_of_theirs_is_in_etcd(plane: &mut Plane) {
+    let etcd = etcd(plane);
+    for server in [OLD, NEW] {
+        let [_, of_the_bridge] = keys(plane, server);
+        let value = etcd.get(of_the_bridge.as_bytes()).await.unwrap();
+        assert!(value.is_none(), "{of_the_bridge}");
+    }
+}
+
+#[tokio::test]
+async fn peers_are_found_by_their_leases() {
+    let Some(servers) = servers("leases") else {
+        return;
+    };
+    let mut plane = Plane::start(&servers).await;
+    they_reach_each_other(&plane).await;
+    nothing_of_theirs_is_in_etcd(&mut plane).await;
+
+    // The new server writes where it is itself, and that does not bring the
+    // two into a circle.
+    let renewals = async |plane: &Plane| {
+        let lease = lease_of(plane, NEW).await;
+        let annotations = &lease["metadata"]["annotations"];
+        let [server, bridge] = [OF_THE_SERVER, OF_THE_BRIDGE].map(|it| annotations[it].clone());
+        assert_eq!(server, plane.servers[NEW].address.to_string(), "{lease}");
+        assert_eq!(bridge, plane.servers[NEW].bridge.to_string(), "{lease}");
+        lease["spec"]["renewTime"].clone()
+    };
+    let mut seen = vec![renewals(&plane).await];
+    eventually("the Lease is renewed twice", RENEWED, async || {
+        let renewed = renewals(&plane).await;
+        if !seen.contains(&renewed) {
+            seen.push(renewed);
+        }
+        seen.len() > 2
+    })
+    .await;
+
+    // What the bridge has written goes with it, and the server is asked itself.
+    plane.end_bridge(NEW, "TERM");
+    let lease = lease_of(&plane, NEW).await;
+    let annotations = &lease["metadata"]["annotations"];
+    assert_eq!(annotations[OF_THE_BRIDGE], Value::Null, "{lease}");
+    is_found(&plane, &Special::POLICIES, FOUND).await;
+}
+
+#[tokio::test]
+async fn peers_are_found_by_a_file() {
+    let Some(servers) = servers("file:peers.yaml") else {
+        return;
+    };
+    let mut plane = Plane::prepare(&servers);
+    plane.file("peers.yaml", "peers: []\n");
+    plane.run_all();
+    plane.all_ready().await;
+    assert_ne!(
+        plane.status(OLD, Via::Bridge, Special::POLICIES.path).await,
+        200
+    );
+
+    // Everybody reads the same file.
+    let entries = [OLD, NEW].map(|server| {
+        let address = plane.servers[server].bridge;
+        format!(
+            "- identity: {}\n  address: {address}\n",
+            identity(&plane, server)
+        )
+    });
+    plane.file("peers.yaml", &format!("peers:\n{}", entries.concat()));
+    they_reach_each_other(&plane).await;
+    nothing_of_theirs_is_in_etcd(&mut plane).await;
+}

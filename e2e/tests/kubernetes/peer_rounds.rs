@@ -1,0 +1,104 @@
+//! All servers and bridges are started at once, again and again: no order loses
+//! a peer.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use skewbridge_e2e::{Plane, Server, Special, Via, told_apart};
+use skewbridge_testkit::eventually;
+
+const ROUNDS: u32 = 10;
+
+/// Repeats what was seen before.
+const SEED: &str = "SKEWBRIDGE_E2E_SEED";
+
+/// From the last readiness to when everybody knows everybody.
+const FOUND: Duration = Duration::from_secs(30);
+
+const APIS: [Special; 3] = [
+    Special::POLICIES,
+    Special::TAINT_RULES,
+    Special::ATTRIBUTES_CLASSES,
+];
+
+#[tokio::test]
+async fn no_order_of_starting_loses_a_peer() {
+    let Some(versions) = told_apart() else { return };
+    let mut chance = Chance::new();
+    println!("{SEED}={}", chance.0);
+    for round in 1..=ROUNDS {
+        let began = Instant::now();
+        let servers = versions.each_ref().map(|it| Server::of(it).peer());
+        let mut plane = Plane::prepare(&servers);
+        let mut order = [
+            Start::Server(0),
+            Start::Bridge(0),
+            Start::Server(1),
+            Start::Bridge(1),
+        ];
+        chance.shuffle(&mut order);
+        for start in order {
+            match start {
+                Start::Server(number) => plane.run_server(number),
+                Start::Bridge(number) => plane.run_bridge(number),
+            }
+        }
+        plane.all_ready().await;
+        let ready = Instant::now();
+        let found = eventually("every bridge reaches every API", FOUND, async || {
+            everything_is_reached(&plane).await
+        });
+        found.await;
+        println!(
+            "round {round}: {order:?}: ready after {:.1?}, found {:.1?} later",
+            ready - began,
+            ready.elapsed()
+        );
+    }
+}
+
+async fn everything_is_reached(plane: &Plane) -> bool {
+    for server in 0..plane.servers.len() {
+        for special in APIS {
+            if plane.status(server, Via::Bridge, special.path).await != 200 {
+                return false;
+            }
+        }
+    }
+    true
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Start {
+    Server(usize),
+    Bridge(usize),
+}
+
+/// A generator that is good enough to shuffle (`SplitMix64`).
+struct Chance(u64);
+
+impl Chance {
+    /// As told, else from the clock.
+    fn new() -> Self {
+        if let Ok(seed) = std::env::var(SEED) {
+            return Self(seed.parse().expect("SKEWBRIDGE_E2E_SEED is a number"));
+        }
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        Self(u64::from(now.unwrap().subsec_nanos()))
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            let below = u64::try_from(last + 1).unwrap();
+            let pick = usize::try_from(self.next() % below).unwrap();
+            items.swap(last, pick);
+        }
+    }
+}

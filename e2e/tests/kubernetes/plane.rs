@@ -1,0 +1,57 @@
+//! The harness itself: control planes start soon, are whole, and leave nothing
+//! behind.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Via, newest, oldest, planes};
+
+/// Well under it on two cores that others use too.
+const SOON: Duration = Duration::from_mins(1);
+
+const IDENTITIES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases\
+     ?labelSelector=apiserver.kubernetes.io%2Fidentity%3Dkube-apiserver";
+
+#[tokio::test]
+async fn a_plane_of_three_is_ready_soon_and_leaves_nothing_behind() {
+    let versions = planes().swap_remove(0);
+    let versions = [oldest(&versions), newest(&versions), newest(&versions)];
+    let start = Instant::now();
+    let plane = Plane::start(&versions.map(Server::of)).await;
+    let took = start.elapsed();
+    println!("{versions:?} were ready after {:.1} s", took.as_secs_f64());
+    assert!(took < SOON, "{took:?}");
+
+    each_server_has_an_identity_of_its_own(&plane).await;
+
+    let processes: Vec<_> = plane.process_ids().into_iter().map(directory).collect();
+    // etcd, and each server with its bridge.
+    assert_eq!(processes.len(), 1 + 2 * versions.len());
+    for process in &processes {
+        assert!(process.exists(), "{process:?} has ended");
+    }
+    drop(plane);
+    for process in &processes {
+        assert!(!process.exists(), "{process:?} is still there");
+    }
+}
+
+async fn each_server_has_an_identity_of_its_own(plane: &Plane) {
+    for server in &plane.servers {
+        let mut client = Raw::new(plane.client("admin"), server.at(Via::Bridge), Protocol::H2);
+        let answer = client.send(&Request::get(IDENTITIES)).await.unwrap();
+        let list: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
+        let leases = list["items"].as_array().unwrap();
+        let holders: BTreeSet<_> = leases
+            .iter()
+            .map(|lease| lease["spec"]["holderIdentity"].as_str().unwrap())
+            .collect();
+        let all = plane.servers.len();
+        assert_eq!((leases.len(), holders.len()), (all, all), "{list}");
+    }
+}
+
+fn directory(id: u32) -> PathBuf {
+    PathBuf::from(format!("/proc/{id}"))
+}

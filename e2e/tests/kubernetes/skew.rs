@@ -1,0 +1,166 @@
+//! `skewbridge skew` against real servers.
+
+use serde_json::{Value, json};
+use skewbridge_e2e::{Output, Plane, Server};
+
+const OLD: &str = "1.34.4";
+const NEW: &str = "1.36.4";
+
+/// Runs it with this kubeconfig on these contexts.
+async fn skew(plane: &Plane, config: &str, contexts: &[&str], words: &[&str]) -> Output {
+    let contexts = contexts
+        .iter()
+        .map(|context| format!("--context={context}"));
+    let contexts: Vec<_> = contexts.collect();
+    let mut line = vec!["skew"];
+    line.extend(contexts.iter().map(String::as_str));
+    line.extend(words);
+    let output = plane.skewbridge(config, &line).await;
+    println!(
+        "$ skewbridge {}\n{}{}",
+        line.join(" "),
+        output.stdout,
+        output.stderr
+    );
+    output
+}
+
+/// Whom a difference in all of a resource is on.
+fn on<'a>(report: &'a Value, group: &str, version: &str, resource: &str) -> &'a Value {
+    let mut differences = report["differences"].as_array().unwrap().iter();
+    let found = differences.find(|it| {
+        (&it["group"], &it["version"], &it["resource"])
+            == (&json!(group), &json!(version), &json!(resource))
+            && it.get("subresource").is_none()
+    });
+    &found.expect(resource)["on"]
+}
+
+#[tokio::test]
+async fn servers_of_two_versions_are_compared_without_a_bridge() {
+    let mut plane = Plane::start(&[Server::of(OLD), Server::of(NEW), Server::of(NEW)]).await;
+    let address = |server: usize| plane.servers[server].address;
+    let config = plane.kubeconfig_of(&[
+        ("old", address(0)),
+        ("new", address(1)),
+        ("other", address(2)),
+        ("same", address(1)),
+    ]);
+
+    let ran = skew(&plane, &config, &["old", "new"], &[]).await;
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert_eq!(ran.stderr, "");
+    for expected in [
+        "old      v1.34.4",
+        "new      v1.36.4",
+        "mutatingadmissionpolicies ",
+        "storage.k8s.io/v1alpha1 (all of it)",
+        "volumeattributesclasses",
+        "A client pinned to new would miss ",
+    ] {
+        assert!(ran.stdout.contains(expected), "no {expected:?}");
+    }
+    assert!(!ran.stdout.contains('\u{1b}'));
+    assert!(ran.stdout.lines().all(|line| line.len() <= 120));
+
+    let ran = skew(&plane, &config, &["old", "new"], &["-o=json"]).await;
+    assert_eq!(ran.code, Some(2));
+    let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(report["complete"], true);
+    assert_eq!(report["servers"][0]["version"], "v1.34.4");
+    let group = "admissionregistration.k8s.io";
+    let policies = on(&report, group, "v1", "mutatingadmissionpolicies");
+    assert_eq!(policies, &json!(["new"]));
+    let classes = on(
+        &report,
+        "storage.k8s.io",
+        "v1alpha1",
+        "volumeattributesclasses",
+    );
+    assert_eq!(classes, &json!(["old"]));
+
+    for contexts in [["new", "same"], ["new", "other"]] {
+        let ran = skew(&plane, &config, &contexts, &["-o=wide"]).await;
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        assert!(ran.stdout.contains("No skew"), "{ran:?}");
+    }
+
+    let servers = [0, 1].map(|server| format!("--server=https://{}", address(server)));
+    let ran = skew(&plane, &config, &[], &[&servers[0], &servers[1]]).await;
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+
+    // Straight at a server, nobody knows of the others.
+    let ran = skew(&plane, &config, &["old"], &[]).await;
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.stderr.contains("has no bridge"), "{ran:?}");
+
+    plane.end_server(2, "KILL");
+    let ran = skew(&plane, &config, &["old", "new", "other"], &[]).await;
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.stderr.starts_with("skewbridge: other: "), "{ran:?}");
+    assert!(ran.stdout.contains("mutatingadmissionpolicies "), "{ran:?}");
+}
+
+#[tokio::test]
+async fn clusters_that_have_nothing_to_do_with_each_other_are_compared_too() {
+    let old = Plane::start(&[Server::of("1.28.15")]).await;
+    let new = Plane::start(&[Server::of(NEW)]).await;
+    let config = [
+        old.kubeconfig_of(&[("old", old.servers[0].address)]),
+        new.kubeconfig_of(&[("new", new.servers[0].address)]),
+    ];
+    let config = config.join(":");
+    let ran = skew(&old, &config, &["old", "new"], &["-o=json"]).await;
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+    let flows = on(&report, "flowcontrol.apiserver.k8s.io", "v1", "flowschemas");
+    assert_eq!(flows, &json!(["new"]));
+    // The current context of the first file. It does not know the form in which a
+    // bridge would answer.
+    let ran = skew(&old, &config, &[], &[]).await;
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.stderr.contains("old: the server "), "{ran:?}");
+    assert!(ran.stderr.contains("has no bridge"), "{ran:?}");
+}
+
+/// From the last readiness to when everybody knows everybody.
+const FOUND: std::time::Duration = std::time::Duration::from_secs(30);
+
+#[tokio::test]
+async fn a_bridge_tells_of_all_servers_of_its_cluster() {
+    let servers = [OLD, NEW].map(|version| Server::of(version).peer());
+    let plane = Plane::start(&servers).await;
+    let contexts = ["old", "new"].map(|name| (name, usize::from(name == "new")));
+    let contexts = contexts.map(|(name, it)| (name, plane.servers[it].bridge));
+    let config = plane.kubeconfig_of(&contexts);
+    for context in ["old", "new"] {
+        skewbridge_testkit::eventually("both servers are known", FOUND, async || {
+            skew(&plane, &config, &[context], &[]).await.code == Some(2)
+        })
+        .await;
+        let ran = skew(&plane, &config, &[context], &["-o=json"]).await;
+        let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert_eq!(report["complete"], true, "{ran:?}");
+        let servers = report["servers"].as_array().unwrap();
+        assert_eq!(servers.len(), 2);
+        let identity = |version: &str| {
+            let mut servers = servers.iter();
+            let found = servers.find(|it| it["version"] == version);
+            found.expect(version)["name"].clone()
+        };
+        let policies = on(
+            &report,
+            "admissionregistration.k8s.io",
+            "v1",
+            "mutatingadmissionpolicies",
+        );
+        assert_eq!(policies, &json!([identity("v1.36.4")]));
+        let classes = on(
+            &report,
+            "storage.k8s.io",
+            "v1alpha1",
+            "volumeattributesclasses",
+        );
+        assert_eq!(classes, &json!([identity("v1.34.4")]));
+    }
+}

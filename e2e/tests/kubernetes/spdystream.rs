@@ -1,0 +1,297 @@
+//! `skewbridge-spdy` with moby/spdystream, the SPDY of all of Kubernetes, in both
+//! roles.
+
+use std::future::IntoFuture;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use skewbridge_e2e::Spdystream;
+use skewbridge_spdy::connection::{
+    self, Driver, Handle, Incoming, Receiver, Request, Sender, Stream,
+};
+use skewbridge_spdy::frame::ResetStatus;
+use skewbridge_spdy::{Config, Error, Headers, StreamError};
+use skewbridge_testkit::{ScratchDir, eventually};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+
+const READY: Duration = Duration::from_secs(20);
+
+/// What exec and cp are tried with.
+const BULK: usize = 200 << 20;
+
+/// Bytes whose places can be told from each other, as the program has them.
+static PATTERN: LazyLock<Bytes> = LazyLock::new(|| {
+    let mut noise = 1u32;
+    let next = |_| {
+        noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        noise.to_be_bytes()[0]
+    };
+    (0..1_000_003).map(next).collect()
+});
+
+async fn send(mut sender: Sender, bytes: usize) -> Result<Sender, StreamError> {
+    let mut sent = 0;
+    while sent < bytes {
+        let piece = PATTERN.slice(sent % PATTERN.len()..);
+        let piece = piece.slice(..piece.len().min(bytes - sent).min(32 * 1024));
+        sent += piece.len();
+        sender.write(piece).await?;
+    }
+    sender.finish()?;
+    Ok(sender)
+}
+
+/// Reads to the end; gives how much came. All of it has to be the pattern.
+async fn receive(mut receiver: Receiver) -> Result<usize, StreamError> {
+    let mut bytes = 0;
+    while let Some(data) = receiver.read().await? {
+        let mut piece = &data[..];
+        while !piece.is_empty() {
+            let expected = &PATTERN[bytes % PATTERN.len()..];
+            let length = piece.len().min(expected.len());
+            assert!(piece[..length] == expected[..length], "at {bytes}");
+            piece = &piece[length..];
+            bytes += length;
+        }
+    }
+    Ok(bytes)
+}
+
+async fn text(receiver: &mut Receiver) -> Result<String, StreamError> {
+    let mut text = Vec::new();
+    while let Some(data) = within(receiver.read()).await? {
+        text.extend_from_slice(&data);
+    }
+    Ok(String::from_utf8(text).unwrap())
+}
+
+async fn within<F: IntoFuture>(future: F) -> F::Output {
+    let limit = Duration::from_mins(2);
+    tokio::time::timeout(limit, future).await.unwrap()
+}
+
+/// Our client, and its server.
+struct Client {
+    handle: Handle,
+    driver: JoinHandle<Result<(), Error>>,
+    _server: Spdystream,
+    _directory: ScratchDir,
+}
+
+impl Client {
+    async fn start() -> Self {
+        let directory = ScratchDir::new();
+        let server = Spdystream::serve(directory.path());
+        let address = server.address;
+        eventually("spdystream listens", READY, async || {
+            TcpStream::connect(address).await.is_ok()
+        })
+        .await;
+        let socket = TcpStream::connect(address).await.unwrap();
+        let (handle, _, driver) = connection::client(socket, Config::default());
+        Self {
+            handle,
+            driver: tokio::spawn(driver),
+            _server: server,
+            _directory: directory,
+        }
+    }
+
+    async fn open(&self, task: &str, bytes: usize) -> Stream {
+        let headers = Headers::new().with("task", task);
+        let headers = headers.with("bytes", bytes.to_string());
+        let mut stream = self.handle.open(headers).unwrap();
+        within(stream.answered()).await.unwrap();
+        stream
+    }
+}
+
+#[tokio::test]
+async fn headers_go_there_and_back() {
+    let client = Client::start().await;
+    for round in 0..50 {
+        let sent = Headers::new()
+            .with("task", "headers")
+            .with("round", round.to_string())
+            .with("many", "one")
+            .with("many", "two");
+        let mut stream = client.handle.open(sent.clone()).unwrap();
+        let reply = within(stream.answered()).await.unwrap();
+        assert_eq!(reply.len(), sent.len());
+        for (name, value) in sent.iter() {
+            assert!(reply.get_all(name).any(|it| it == value), "{name}");
+        }
+        stream.sender.finish().unwrap();
+        assert_eq!(text(&mut stream.receiver).await.unwrap(), "");
+    }
+}
+
+#[tokio::test]
+async fn streams_share_a_connection_to_it() {
+    let client = Client::start().await;
+    let mut echoes = JoinSet::new();
+    for index in 0..40 {
+        let bytes = index * 10_000;
+        // Not waited for: what is written is kept until it is answered.
+        let headers = Headers::new().with("task", "echo");
+        let stream = client.handle.open(headers).unwrap();
+        echoes.spawn(async move {
+            let sending = tokio::spawn(send(stream.sender, bytes));
+            assert_eq!(receive(stream.receiver).await.unwrap(), bytes);
+            sending.await.unwrap().unwrap();
+        });
+    }
+    within(echoes.join_all()).await;
+    client.handle.close();
+    within(client.driver).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn much_goes_to_it_and_comes_from_it() {
+    let client = Client::start().await;
+    let start = Instant::now();
+    let mut stream = client.open("receive", BULK).await;
+    stream.sender = within(send(stream.sender, BULK)).await.unwrap();
+    let answer = text(&mut stream.receiver).await.unwrap();
+    assert_eq!(answer, BULK.to_string());
+    let sent = start.elapsed();
+
+    let start = Instant::now();
+    let stream = client.open("send", BULK).await;
+    assert_eq!(within(receive(stream.receiver)).await.unwrap(), BULK);
+    let received = start.elapsed();
+
+    let start = Instant::now();
+    let stream = client.open("both", BULK).await;
+    let sending = tokio::spawn(send(stream.sender, BULK));
+    assert_eq!(within(receive(stream.receiver)).await.unwrap(), BULK);
+    within(sending).await.unwrap().unwrap();
+    let both = start.elapsed();
+    println!("{BULK} bytes to it {sent:?}, from it {received:?}, both {both:?}");
+    within(client.handle.ping()).await.unwrap();
+}
+
+#[tokio::test]
+async fn its_resets_and_refusals_are_understood() {
+    let client = Client::start().await;
+    let mut stream = client.open("reset", 0).await;
+    let before = within(stream.receiver.read()).await.unwrap();
+    assert_eq!(before, Some("before".into()));
+    let end = within(stream.receiver.read()).await;
+    assert!(
+        matches!(end, Err(StreamError::ResetByPeer(ResetStatus::Cancel))),
+        "{end:?}"
+    );
+    let headers = Headers::new().with("task", "refuse");
+    let mut stream = client.handle.open(headers).unwrap();
+    let answer = within(stream.answered()).await;
+    assert!(matches!(answer, Err(StreamError::Refused)), "{answer:?}");
+    for _ in 0..10 {
+        within(client.handle.ping()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn it_hears_nothing_more_while_one_of_its_streams_is_not_read() {
+    let client = Client::start().await;
+    let mut stream = client.open("ignore", 0).await;
+    within(client.handle.ping()).await.unwrap();
+    let filling =
+        tokio::spawn(async move { while stream.sender.write(PATTERN.clone()).await.is_ok() {} });
+    // Not by time: until the writer stands still, pings come back.
+    eventually("a ping without an answer", READY, async || {
+        let ping = client.handle.ping();
+        tokio::time::timeout(Duration::from_secs(1), ping)
+            .await
+            .is_err()
+    })
+    .await;
+    assert!(!filling.is_finished());
+    filling.abort();
+}
+
+/// Does for a stream of its client what the program does as a server. `cancelled`
+/// is how the last ignored stream ended.
+async fn oblige(handle: Handle, request: Request, cancelled: watch::Sender<String>) {
+    let task = request.headers().get("task").unwrap().to_owned();
+    let bytes = request.headers().get("bytes").unwrap().parse().unwrap();
+    if task == "refuse" {
+        return request.refuse(ResetStatus::RefusedStream);
+    }
+    let mut stream = request.accept(Headers::new()).unwrap();
+    match &*task {
+        "echo" => {
+            while let Some(data) = stream.receiver.read().await.unwrap() {
+                stream.sender.write(data).await.unwrap();
+            }
+        }
+        "send" => {
+            send(stream.sender, bytes).await.unwrap();
+            return;
+        }
+        "receive" => {
+            assert_eq!(receive(stream.receiver).await.unwrap(), bytes);
+            stream.sender.write(bytes.to_string().into()).await.unwrap();
+            stream.sender.finish().unwrap();
+            return;
+        }
+        "both" => {
+            let sending = tokio::spawn(send(stream.sender, bytes));
+            assert_eq!(receive(stream.receiver).await.unwrap(), bytes);
+            sending.await.unwrap().unwrap();
+            return;
+        }
+        "reset" => {
+            stream.sender.write("before".into()).await.unwrap();
+            // What waits would be thrown away with the stream; it has left with the ping.
+            handle.ping().await.unwrap();
+            return stream.reset(ResetStatus::Cancel);
+        }
+        "ignore" => {
+            let mut end = stream.receiver.read().await;
+            while let Ok(Some(_)) = end {
+                end = stream.receiver.read().await;
+            }
+            if let Err(StreamError::ResetByPeer(status)) = end {
+                cancelled.send_replace(format!("{status:?}"));
+            }
+        }
+        "cancelled" => {
+            let mut reset = cancelled.subscribe();
+            let answer = within(reset.wait_for(|status| !status.is_empty())).await;
+            let answer = answer.unwrap().clone();
+            stream.sender.write(answer.into()).await.unwrap();
+        }
+        other => panic!("{other}"),
+    }
+    let _ = stream.sender.finish();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn its_client_finds_all_it_asks_for() {
+    let directory = ScratchDir::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut client = Spdystream::call(address, directory.path());
+    let (socket, _) = within(listener.accept()).await.unwrap();
+    let (handle, mut incoming, driver): (Handle, Incoming, Driver<_>) =
+        connection::server(socket, Config::default());
+    let driver = tokio::spawn(driver);
+    let (cancelled, _) = watch::channel(String::new());
+    let mut obliging = JoinSet::new();
+    while let Some(request) = within(incoming.next()).await {
+        obliging.spawn(oblige(handle.clone(), request, cancelled.clone()));
+    }
+    // It has gone away, after a reset, and is waited for by nobody.
+    within(obliging.join_all()).await;
+    drop((handle, incoming));
+    within(driver).await.unwrap().unwrap();
+    let status = tokio::task::spawn_blocking(move || (client.process.wait(), client))
+        .await
+        .unwrap();
+    print!("{}", status.1.process.log());
+    assert!(status.0.success());
+}

@@ -1,0 +1,171 @@
+//! The suites of the test program that cargo has built, and which of them go first.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::step::{Failed, cargo};
+
+/// Those that take longest, from the longest: one of them that begins late would
+/// end alone. A wrong order costs time, no more.
+const LONGEST: [&str; 9] = [
+    "peer_rounds",
+    "peer_upgrade",
+    "peer_etcd",
+    "translate",
+    "streams",
+    "replay",
+    "stories",
+    "rolling",
+    "etcd",
+];
+
+/// The program of all tests: one, since each would be a link of everything.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Program(PathBuf);
+
+/// The tests of one of its modules, run in a process of their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Suite {
+    /// As the file of the tests is called.
+    pub(super) name: String,
+    pub(super) program: PathBuf,
+    /// Their whole names.
+    pub(super) tests: Vec<String>,
+}
+
+impl Program {
+    /// Builds the bridge and the tests in the folder of this source.
+    ///
+    /// As parts of the workspace: cargo takes of every dependency what the chosen packages
+    /// need of it together, and would build half of them once more for other packages than
+    /// those of the other tests.
+    pub(super) fn build(sources: &Path) -> Result<Self, Failed> {
+        let mut build = cargo("test --locked --workspace --features skewbridge-e2e/kubernetes");
+        build.args(["--no-run", "--message-format=json-render-diagnostics"]);
+        // A test of the bridge itself: for such a one cargo builds the bridge.
+        build.args(["--test", "serve", "--test", "kubernetes"]);
+        let ended = match build.stderr(Stdio::inherit()).output() {
+            Ok(ended) if ended.status.success() => ended,
+            Ok(ended) => return Err(Failed(format!("cargo test --no-run: {}", ended.status))),
+            Err(error) => return Err(Failed(format!("cargo did not start: {error}"))),
+        };
+        let messages = String::from_utf8_lossy(&ended.stdout);
+        let tests = sources.join("tests");
+        let program = messages.lines().find_map(|it| announced(it, &tests));
+        program.ok_or_else(|| Failed("cargo has built no tests of e2e".to_owned()))
+    }
+
+    /// What is meant by these arguments, in the order in which to begin.
+    pub(super) fn suites(&self, arguments: &[&str]) -> Result<VecDeque<Suite>, Failed> {
+        let mut list = Command::new(&self.0);
+        list.args(["--list", "--format=terse"]).args(arguments);
+        let list = match list.stdin(Stdio::null()).stderr(Stdio::inherit()).output() {
+            Ok(list) if list.status.success() => list.stdout,
+            Ok(list) => return Err(Failed(format!("the tests' --list: {}", list.status))),
+            Err(error) => return Err(Failed(format!("the tests' --list: {error}"))),
+        };
+        let suites = self.by_module(&String::from_utf8_lossy(&list));
+        if suites.is_empty() {
+            let arguments = arguments.join(" ");
+            return Err(Failed(format!("there is no test for `{arguments}`")));
+        }
+        Ok(sorted(suites, &LONGEST))
+    }
+
+    fn by_module(&self, list: &str) -> Vec<Suite> {
+        let mut modules = BTreeMap::<_, Vec<_>>::new();
+        for test in list.lines().filter_map(|line| line.strip_suffix(": test")) {
+            let module = test.split("::").next().unwrap_or(test);
+            modules.entry(module).or_default().push(test.to_owned());
+        }
+        let suite = |(name, tests): (&str, _)| Suite {
+            name: name.to_owned(),
+            program: self.0.clone(),
+            tests,
+        };
+        modules.into_iter().map(suite).collect()
+    }
+}
+
+/// The program of the tests below this folder, if a message of cargo is about it. Other
+/// packages have tests too.
+fn announced(message: &str, tests: &Path) -> Option<Program> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    if !Path::new(message["target"]["src_path"].as_str()?).starts_with(tests) {
+        return None;
+    }
+    Some(Program(message["executable"].as_str()?.into()))
+}
+
+fn sorted(mut suites: Vec<Suite>, longest: &[&str]) -> VecDeque<Suite> {
+    let place = |name: &str| longest.iter().position(|it| *it == name);
+    suites.sort_by_key(|it| (place(&it.name).unwrap_or(longest.len()), it.name.clone()));
+    suites.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program() -> Program {
+        Program("/target/kubernetes-0a1b".into())
+    }
+
+    #[test]
+    fn the_program_of_the_tests_is_told_from_all_else_that_cargo_says() {
+        let rows = [
+            (
+                r#"{"reason":"compiler-artifact","target":{"kind":["test"],"name":"kubernetes",
+                "src_path":"/e2e/tests/kubernetes/main.rs"},
+                "executable":"/target/kubernetes-0a1b"}"#,
+                Some(program()),
+            ),
+            (
+                r#"{"reason":"compiler-artifact","target":{"kind":["test"],"name":"serve",
+                "src_path":"/skewbridge/tests/serve.rs"},"executable":"/target/serve-2c3d"}"#,
+                None,
+            ),
+            (
+                r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"e2e",
+                "src_path":"/e2e/src/lib.rs"},"executable":null}"#,
+                None,
+            ),
+            (r#"{"reason":"build-finished","success":true}"#, None),
+            ("not JSON", None),
+        ];
+        for (message, expected) in rows {
+            let announced = announced(message, Path::new("/e2e/tests"));
+            assert_eq!(announced, expected, "{message}");
+        }
+    }
+
+    #[test]
+    fn a_suite_is_the_tests_of_a_module() {
+        let list = "peers::all: test\nplane::ready: test\npeers::deep::one: test\n\n3 tests";
+        let suites = program().by_module(list);
+        let named = |suite: &Suite| (suite.name.clone(), suite.tests.clone());
+        let owned = |tests: &[&str]| tests.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
+        assert_eq!(
+            suites.iter().map(named).collect::<Vec<_>>(),
+            [
+                (
+                    "peers".to_owned(),
+                    owned(&["peers::all", "peers::deep::one"])
+                ),
+                ("plane".to_owned(), owned(&["plane::ready"])),
+            ]
+        );
+    }
+
+    #[test]
+    fn the_longest_begin() {
+        let suites =
+            program().by_module("etcd::a: test\nwatched::a: test\nplane::a: test\nreplay::a: test");
+        let order = sorted(suites, &["replay", "gone", "plane"]);
+        let order: Vec<_> = order.iter().map(|it| it.name.as_str()).collect();
+        assert_eq!(order, ["replay", "plane", "etcd", "watched"]);
+    }
+}
