@@ -2,6 +2,7 @@
 
 mod advisories;
 mod bench;
+mod beside;
 mod debian;
 mod e2e;
 mod step;

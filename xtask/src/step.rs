@@ -1,7 +1,9 @@
 //! Running other programs, one announced step after the other.
 
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
+
+use crate::beside::Ended;
 
 /// Why a command stops: one line for the reader.
 #[derive(Debug)]
@@ -23,18 +25,34 @@ impl Steps {
         println!("\n==> {name}");
         let start = Instant::now();
         let outcome = step();
-        let took = start.elapsed();
-        match outcome {
-            Ok(()) => {
-                println!("<== {name}: passed in {:.1} s", took.as_secs_f64());
-                self.done.push((name, took));
-                Ok(())
-            }
-            Err(Failed(why)) => {
-                let seconds = took.as_secs_f64();
-                Err(Failed(format!("{name} failed after {seconds:.1} s: {why}")))
-            }
+        self.judge(name, start.elapsed(), outcome)
+    }
+
+    /// Shows what a step has said that ran beside others, and how it ended.
+    pub(crate) fn ended(&mut self, ended: Ended) -> Result<(), Failed> {
+        let Ended {
+            name,
+            took,
+            said,
+            outcome,
+        } = ended;
+        println!("\n==> {name} (beside the others)\n{said}");
+        self.judge(name, took, outcome)
+    }
+
+    fn judge(
+        &mut self,
+        name: &'static str,
+        took: Duration,
+        outcome: Result<(), Failed>,
+    ) -> Result<(), Failed> {
+        let seconds = took.as_secs_f64();
+        if let Err(Failed(why)) = outcome {
+            return Err(Failed(format!("{name} failed after {seconds:.1} s: {why}")));
         }
+        println!("<== {name}: passed in {seconds:.1} s");
+        self.done.push((name, took));
+        Ok(())
     }
 
     /// Lists what has passed.
@@ -51,10 +69,17 @@ pub(crate) fn run(command: &mut Command) -> Result<(), Failed> {
     let line = describe(command);
     println!("$ {line}");
     match command.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(Failed(format!("`{line}` ended with {status}"))),
+        Ok(status) => judged(&line, status),
         Err(error) => Err(Failed(format!("`{line}` did not start: {error}"))),
     }
+}
+
+/// Anything but success is a failure of this command line.
+pub(crate) fn judged(line: &str, status: ExitStatus) -> Result<(), Failed> {
+    if status.success() {
+        return Ok(());
+    }
+    Err(Failed(format!("`{line}` ended with {status}")))
 }
 
 /// Whether a program starts and succeeds, without a word.
@@ -78,10 +103,15 @@ pub(crate) fn cargo(words: &str) -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(words.split_whitespace());
+    // What is built once needs no notes for the next time.
+    if std::env::var_os("CI").is_some_and(|ci| ci == "true") {
+        command.env("CARGO_INCREMENTAL", "0");
+    }
     command
 }
 
-fn describe(command: &Command) -> String {
+/// A command as one would type it.
+pub(crate) fn describe(command: &Command) -> String {
     let program = std::path::Path::new(command.get_program());
     let name = program.file_name().unwrap_or(command.get_program());
     std::iter::once(name)

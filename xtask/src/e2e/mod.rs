@@ -9,6 +9,7 @@ mod version;
 
 use std::process::Command;
 
+use crate::beside::{self, Quiet};
 use crate::debian::{self, Need};
 use crate::step::{self, Failed, Steps};
 
@@ -49,13 +50,18 @@ const BINARIES: &str = "SKEWBRIDGE_E2E_BINARIES";
 
 pub(crate) fn run(extent: Extent, filter: &[&str]) -> Result<(), Failed> {
     let mut steps = Steps::default();
-    self::steps(&mut steps, extent, filter)?;
+    self::steps(&mut steps, extent, filter, Vec::new())?;
     steps.summarize();
     Ok(())
 }
 
-/// The same, as part of a longer run.
-pub(crate) fn steps(steps: &mut Steps, extent: Extent, filter: &[&str]) -> Result<(), Failed> {
+/// The same, as part of a longer run: with what runs beside the tests themselves.
+pub(crate) fn steps(
+    steps: &mut Steps,
+    extent: Extent,
+    filter: &[&str],
+    quiet: Vec<Quiet>,
+) -> Result<(), Failed> {
     let planes = Planes::choose(extent)?;
     steps.run("programs for real Kubernetes", needs)?;
     let shelf = Shelf::open()?;
@@ -77,9 +83,11 @@ pub(crate) fn steps(steps: &mut Steps, extent: Extent, filter: &[&str]) -> Resul
         program = Some(Program::build(shelf.sources())?);
         Ok(())
     })?;
-    steps.run("tests against real Kubernetes", || match &program {
-        Some(program) => test(program, &shelf, &planes, extent, filter),
-        None => Ok(()),
+    beside::run(steps, quiet, |steps| {
+        steps.run("tests against real Kubernetes", || match &program {
+            Some(program) => test(program, &shelf, &planes, extent, filter),
+            None => Ok(()),
+        })
     })
 }
 
