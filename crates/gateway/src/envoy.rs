@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Uri};
 use skewbridge_api::identity::User;
@@ -23,6 +23,9 @@ use crate::upstream::{Pools, Prefer, SendError};
 /// Said by a bridge to a peer that passed a request on: nothing has been done
 /// with it, so it may be given to another server, writes included.
 const NOT_PROCESSED: HeaderName = HeaderName::from_static("x-skewbridge-not-processed");
+
+/// The mark of kube-apiserver's priority and fairness.
+const LET_IN: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
 
 /// What kube-apiserver says of a path that it does not know. A missing object is
 /// told with its name instead. The words are the same in JSON, protobuf and CBOR.
@@ -114,9 +117,25 @@ pub(crate) fn not_processed(headers: &mut HeaderMap) {
     headers.insert(NOT_PROCESSED, HeaderValue::from_static("true"));
 }
 
-/// Whether a peer has told so.
-pub(crate) fn is_not_processed(headers: &HeaderMap) -> bool {
-    headers.contains_key(NOT_PROCESSED)
+/// Whether it is certain that a peer has done nothing with a request: a bridge says so,
+/// and a kube-apiserver that is about to end refuses before it has looked.
+pub(crate) fn is_not_processed(status: StatusCode, headers: &HeaderMap) -> bool {
+    (status == StatusCode::SERVICE_UNAVAILABLE && headers.contains_key(NOT_PROCESSED))
+        || is_shutting_down(status, headers)
+}
+
+/// Whether these are the words of a kube-apiserver that is about to end: 503 with "apiserver
+/// is shutting down", or 429 with `--shutdown-send-retry-after`. Both are written outside of
+/// priority and fairness, whose mark every request bears that was let in, also one that was
+/// refused later or by a server behind this one.
+fn is_shutting_down(status: StatusCode, headers: &HeaderMap) -> bool {
+    let after = match status {
+        StatusCode::SERVICE_UNAVAILABLE => "1",
+        StatusCode::TOO_MANY_REQUESTS => "5",
+        _ => return false,
+    };
+    let is = |name: HeaderName, value: &str| headers.get(name).is_some_and(|it| it == value);
+    is(RETRY_AFTER, after) && is(X_CONTENT_TYPE_OPTIONS, "nosniff") && !headers.contains_key(LET_IN)
 }
 
 /// That is between bridges.

@@ -153,9 +153,8 @@ async fn send(
     let declines = |status: StatusCode, headers: &_| {
         envoy.subject.is_unknown(status, headers)
             || (status == StatusCode::BAD_GATEWAY && harmless)
-            || (status == StatusCode::SERVICE_UNAVAILABLE
-                && !last
-                && (harmless || is_not_processed(headers)))
+            || (status == StatusCode::SERVICE_UNAVAILABLE && harmless && !last)
+            || (is_not_processed(status, headers) && !last)
     };
     let burden = peer.standing.burden();
     let began = Instant::now();

@@ -128,6 +128,48 @@ async fn a_write_that_a_peer_refused_unseen_goes_to_the_next() {
     assert_eq!(bodies, expected, "each once, whole");
 }
 
+/// As kube-apiserver refuses before it has looked, when it is about to end.
+fn shutting_down() -> Reply {
+    let told = r#"{"kind":"Status","status":"Failure","message":"apiserver is shutting down","reason":"ServiceUnavailable","code":503}"#;
+    let reply = Reply::new(503).body(told);
+    let reply = reply.header("content-type", "application/json");
+    let reply = reply.header("retry-after", "1");
+    reply.header("x-content-type-options", "nosniff")
+}
+
+#[tokio::test]
+async fn a_write_to_a_server_that_is_about_to_end_goes_to_the_next() {
+    let (cluster, [b, c], bridge) = two_peers().await;
+    always(&b, shutting_down);
+    for turn in 0..TURNS {
+        let answer = cluster.post(&bridge, NEW_PATH, format!("{turn}")).await;
+        assert_eq!(served_by(&answer), C);
+    }
+    let bodies: Vec<_> = c.seen().iter().map(|seen| seen.body.clone()).collect();
+    let expected: Vec<_> = (0..TURNS).map(|turn| turn.to_string()).collect();
+    assert_eq!(bodies, expected, "each once, whole");
+    assert!(!b.seen().is_empty(), "it was never asked");
+
+    // If all of them are, the client is told in their words.
+    always(&c, shutting_down);
+    let answer = cluster.post(&bridge, NEW_PATH, "{}").await;
+    assert_eq!(refusal(&answer, 503), "apiserver is shutting down");
+    assert_eq!(answer.header("retry-after"), Some("1"));
+}
+
+#[tokio::test]
+async fn a_write_that_a_server_let_in_and_refused_is_not_sent_again() {
+    let (cluster, servers, bridge) = two_peers().await;
+    for server in &servers {
+        always(server, || {
+            shutting_down().header("x-kubernetes-pf-flowschema-uid", "a-flow")
+        });
+    }
+    let answer = cluster.post(&bridge, NEW_PATH, "{}").await;
+    assert_eq!(refusal(&answer, 503), "apiserver is shutting down");
+    assert_eq!(servers.iter().map(|it| it.seen().len()).sum::<usize>(), 1);
+}
+
 #[tokio::test]
 async fn a_peer_that_keeps_failing_is_asked_less_and_less() {
     let (cluster, [b, _c], bridge) = two_peers().await;
