@@ -29,6 +29,7 @@ mod exec;
 pub mod kubeconfig;
 mod proxy;
 mod secret;
+pub mod streams;
 mod tls;
 
 pub use connection::{Connection, Request, Response, Stream};
@@ -36,3 +37,7 @@ pub use endpoint::Endpoint;
 pub use error::{Entry, Error};
 pub use kubeconfig::{Kubeconfig, Target};
 pub use secret::Secret;
+pub use streams::{
+    AttachRequest, ExecRequest, Executor, ExitStatus, FallbackExecutor, RemoteProcess,
+    SpdyExecutor, WebSocketExecutor,
+};
