@@ -22,6 +22,7 @@
 
 mod address;
 pub mod connection;
+pub mod copy;
 mod credential;
 mod endpoint;
 mod error;
