@@ -35,7 +35,7 @@ mod tls;
 
 pub use connection::{Connection, Request, Response, Stream};
 pub use endpoint::Endpoint;
-pub use error::{Entry, Error};
+pub use error::{Entry, Error, Refusal};
 pub use kubeconfig::{Kubeconfig, Target};
 pub use secret::Secret;
 pub use streams::{

@@ -185,6 +185,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Node<T> {
         }
     }
 
+    /// Whether nobody listens to an input.
+    pub fn is_closed(&self, input: Input) -> bool {
+        match input {
+            Input::Stdin => self.stdin.is_none(),
+            Input::Resize => self.resize.is_none(),
+        }
+    }
+
     /// Ends an input.
     pub fn close(&mut self, input: Input) {
         if let Some(mut sender) = self.sender(input).take() {

@@ -5,13 +5,20 @@
 //! [`SpdyExecutor`] the fourth by SPDY, and [`FallbackExecutor`] the one where it can
 //! and the other where it must. None of them needs a bridge on the way.
 
+mod by_spdy;
+mod by_websocket;
+mod clock;
 mod executor;
+mod keep_alive;
 mod process;
 mod request;
 mod shared;
+mod upgrade;
 
 pub use executor::{Executor, FallbackExecutor, SpdyExecutor, Starting, WebSocketExecutor};
+pub use keep_alive::KeepAlive;
 pub use process::{
     Cut, ExitStatus, ProcessOutput, ProcessStdin, RemoteProcess, Resizer, Transport,
 };
 pub use request::{AttachRequest, ExecRequest, Opening};
+pub use skewbridge_channels::{ExitCode, Failure, TerminalSize};

@@ -181,7 +181,6 @@ impl Shared {
 }
 
 /// The driver's side.
-#[allow(dead_code)]
 impl Shared {
     /// To be woken when there is something to do.
     pub(crate) fn drives(&self, cx: &mut Context<'_>) {
