@@ -379,6 +379,7 @@ fn poll_next(receiver: &mut Receiver, cx: &Context<'_>) -> Poll<io::Result<Optio
     })
 }
 
+#[allow(clippy::needless_pass_by_value)] // as it is used
 fn failed(error: StreamError) -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, error.to_string())
 }
