@@ -39,6 +39,6 @@ pub use error::{Entry, Error, Refusal};
 pub use kubeconfig::{Kubeconfig, Target};
 pub use secret::Secret;
 pub use streams::{
-    AttachRequest, ExecRequest, Executor, ExitStatus, FallbackExecutor, RemoteProcess,
-    SpdyExecutor, WebSocketExecutor,
+    AttachRequest, ExecRequest, Executor, ExitStatus, FallbackExecutor, PortForwarder,
+    RemoteProcess, SpdyExecutor, WebSocketExecutor,
 };

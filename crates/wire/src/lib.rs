@@ -1,6 +1,6 @@
 //! Connections as those who pass streams on need them: a byte stream with its two
 //! buffers ([`Buffered`]), a WebSocket on it ([`Socket`]), a remote command by SPDY
-//! ([`Node`]), and whether the other end still lives ([`Pulse`], [`Pings`]).
+//! ([`Node`]), SPDY inside a WebSocket ([`Tunnel`]), and whether the other end still lives ([`Pulse`], [`Pings`]).
 //!
 //! Nothing here has a task of its own: its owner polls it.
 //!
@@ -31,6 +31,7 @@ mod prefixed;
 mod pulse;
 mod socket;
 mod stall;
+mod tunnel;
 
 pub use buffered::Buffered;
 pub use node::{Node, Said, Verdict};
@@ -39,3 +40,4 @@ pub use prefixed::Prefixed;
 pub use pulse::{Beat, Mark, Pulse};
 pub use socket::{Left, Socket};
 pub use stall::Stall;
+pub use tunnel::Tunnel;

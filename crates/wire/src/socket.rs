@@ -129,6 +129,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
         self.pulse.sent(Instant::now(), bytes);
     }
 
+    /// Writes a binary message from these parts, by copying them.
+    pub fn binary_from(&mut self, parts: &[&[u8]]) {
+        let frame = Frame::Whole(Kind::Binary);
+        self.encoder.write(frame, parts, &mut self.wire.output);
+        let bytes = parts.iter().map(|part| part.len()).sum();
+        self.pulse.sent(Instant::now(), bytes);
+    }
+
     /// Sends what has been written. Only the last of several pings is answered (RFC
     /// 6455, 5.5.3), so that who asks and takes no answers does not fill our memory.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -10,6 +10,7 @@ mod by_websocket;
 mod clock;
 mod executor;
 mod keep_alive;
+mod port_forward;
 mod process;
 mod request;
 mod shared;
@@ -17,8 +18,10 @@ mod upgrade;
 
 pub use executor::{Executor, FallbackExecutor, SpdyExecutor, Starting, WebSocketExecutor};
 pub use keep_alive::KeepAlive;
+pub use port_forward::{PortForwarder, PortStream};
 pub use process::{
     Cut, ExitStatus, ProcessOutput, ProcessStdin, RemoteProcess, Resizer, Transport,
 };
 pub use request::{AttachRequest, ExecRequest, Opening};
+pub use skewbridge_channels::port_forward::Port;
 pub use skewbridge_channels::{ExitCode, Failure, TerminalSize};

@@ -12,6 +12,7 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
 
 /// A command to run in a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)] // as the API has them
 pub struct ExecRequest {
     /// Of the pod.
     pub namespace: String,
@@ -33,6 +34,7 @@ pub struct ExecRequest {
 
 /// The process of a container that already runs, to be joined.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools)] // as the API has them
 pub struct AttachRequest {
     /// Of the pod.
     pub namespace: String,

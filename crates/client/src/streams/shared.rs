@@ -170,13 +170,11 @@ impl Shared {
 
     pub(crate) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<ExitStatus> {
         let mut state = self.lock();
-        match &state.ended {
-            Some(ended) => Poll::Ready(ended.clone()),
-            None => {
-                wait(&mut state.waits, cx);
-                Poll::Pending
-            }
+        if let Some(ended) = &state.ended {
+            return Poll::Ready(ended.clone());
         }
+        wait(&mut state.waits, cx);
+        Poll::Pending
     }
 }
 

@@ -104,7 +104,7 @@ pub(crate) async fn spdy(
 /// Why SPDY is to be tried when a WebSocket has failed so; `None` if it is not.
 ///
 /// As client-go has it (`IsUpgradeFailure`, `IsHTTPSProxyError`): every answer but a 101
-/// that grants what was asked for. What is no answer says nothing of WebSockets, unless
+/// that grants what was asked for. What is no answer says nothing of them, unless
 /// there is a proxy on the way that is spoken to by TLS, which may have broken it.
 pub(crate) fn instead(error: &Error, behind_https_proxy: bool) -> Option<String> {
     match error {
