@@ -81,6 +81,12 @@ pub fn shown(name: &[u8]) -> String {
     }
 }
 
+/// The same for several lines.
+pub fn shown_lines(text: &[u8]) -> String {
+    let lines = text.split(|&byte| byte == b'\n').map(shown);
+    lines.collect::<Vec<_>>().join("\n").trim_end().to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -26,17 +26,16 @@ pub enum Error {
         /// What the system said.
         cause: io::Error,
     },
-    /// A file changed while it was read.
+    /// A file became smaller while it was read.
     #[error(
-        "{} {} while it was read: {read} of {size} bytes were there; copy it again when nothing \
-         writes to it",
-        path.display(),
-        if read < size { "shrank" } else { "grew" }
+        "{} shrank while it was read: {read} of {size} bytes were there; copy it again when \
+         nothing writes to it",
+        path.display()
     )]
-    Changed {
+    Shrank {
         /// Which one.
         path: PathBuf,
-        /// How large it was said to be.
+        /// How large it was.
         size: u64,
         /// How much there was.
         read: u64,
@@ -129,6 +128,16 @@ pub struct Skipped(pub u64);
 /// How often something was tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tries(pub u32);
+
+impl Skipped {
+    /// An error, unless it is none.
+    pub(super) fn result(count: u64) -> Result<(), Error> {
+        match count {
+            0 => Ok(()),
+            count => Err(Error::Skipped(Self(count))),
+        }
+    }
+}
 
 impl std::fmt::Display for Skipped {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -106,10 +106,7 @@ impl Extractor {
             Some(Ground::Directory(tree)) => tree.finish()?,
             Some(Ground::File(..)) => {}
         }
-        match self.skipped {
-            0 => Ok(()),
-            count => Err(Error::Skipped(Skipped(count))),
-        }
+        Skipped::result(self.skipped)
     }
 
     fn entry(&mut self, entry: &Entry) -> Result<(), Error> {

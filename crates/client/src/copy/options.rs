@@ -56,8 +56,12 @@ pub enum Notice {
         /// What it is.
         kind: Kind,
     },
-    /// A socket, which cannot be archived.
-    Socket(PathBuf),
+    /// Something here that is neither file, directory nor symlink.
+    NoFile(PathBuf),
+    /// Something here was removed before it was read.
+    Vanished(PathBuf),
+    /// A file here grew while it was read; what it was before has been copied.
+    Grew(PathBuf),
     /// The connection was lost, and the copy goes on.
     Again {
         /// Why.
@@ -134,7 +138,21 @@ impl fmt::Display for Notice {
             Self::Special { path, kind } => {
                 write!(f, "warning: skipping {kind}: {:?}", path.display())
             }
-            Self::Socket(path) => write!(f, "warning: skipping socket: {:?}", path.display()),
+            Self::NoFile(path) => write!(
+                f,
+                "warning: skipping {:?}: it is no file, directory or symlink",
+                path.display()
+            ),
+            Self::Vanished(path) => write!(
+                f,
+                "warning: skipping {:?}: it was removed before it was read",
+                path.display()
+            ),
+            Self::Grew(path) => write!(
+                f,
+                "warning: {:?} grew while it was read; what it was before has been copied",
+                path.display()
+            ),
             Self::Again { cause, from } => {
                 write!(f, "the connection was lost ({cause}), ")?;
                 match from {

@@ -30,6 +30,11 @@ impl Tally {
         Some(self.total.load(Ordering::Relaxed)).filter(|total| *total > 0)
     }
 
+    /// Says how many bytes it will be.
+    pub fn expect(&self, total: u64) {
+        self.total.store(total, Ordering::Relaxed);
+    }
+
     /// How often a broken connection was replaced.
     pub fn retries(&self) -> u64 {
         self.retries.load(Ordering::Relaxed)
@@ -50,10 +55,6 @@ impl Tally {
 
     pub(super) fn moved(&self, bytes: usize) {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-
-    pub(super) fn expect(&self, total: u64) {
-        self.total.store(total, Ordering::Relaxed);
     }
 
     pub(super) fn again(&self, bytes: u64) {
