@@ -69,9 +69,7 @@ async fn attempt(
     if !way.has_tar() {
         return Err(no_tar(" that is copied to"));
     }
-    let into = container
-        .run(way.command(options.preserve), Stdin::Piped)
-        .await?;
+    let into = container.run(way.command(options), Stdin::Piped).await?;
     let Process {
         stdin,
         stdout: mut answer,

@@ -2,7 +2,7 @@
 //! and never look like flags. `tar` is all that is needed; where there is a shell too,
 //! broken copies go on where they stopped, and what is not whole has no name.
 
-use super::options::Preserve;
+use super::options::{Options, Preserve, Retries};
 use super::place::RemotePath;
 
 /// What everything that goes into a pod is below until it is whole.
@@ -36,13 +36,15 @@ tar -c -f - -C \"$1\" \"$2\" 2>/dev/null | tail -c +\"$3\" | head -c \"$4\"
 s=$({ { tar -c -f - -C \"$1\" \"$2\" 4>&-; echo $? >&3; } | tail -c +\"$5\" >&4; } 3>&1)
 exit \"${s:-1}\"";
 
-/// Extracts beside the target, and renames when all is there.
+/// Extracts beside the target, and renames when all is there. What is not whole is
+/// removed there, if nobody will go on with it: who has lost the connection cannot.
 const UNPACK_STAGED: &str = "\
-d=$1 s=$2 t=$3; shift 3
-tar -x -f - -C \"$d\" \"$@\" || exit
-[ -e \"$d/$s/whole\" ] || { echo 'the archive was cut off' >&2; exit 1; }
-if [ -d \"$t\" ] && [ ! -L \"$t\" ]; then echo \"$t is a directory now\" >&2; exit 1; fi
-mv -f \"$d/$s/it\" \"$t\" || exit
+d=$1 s=$2 t=$3 k=$4; shift 4
+end() { c=$?; [ $k = keep ] || rm -rf \"$d/$s\"; exit $c; }
+tar -x -f - -C \"$d\" \"$@\" || end
+[ -e \"$d/$s/whole\" ] || { echo 'the archive was cut off' >&2; false; } || end
+if [ -d \"$t\" ] && [ ! -L \"$t\" ]; then echo \"$t is a directory now\" >&2; false; fi || end
+mv -f \"$d/$s/it\" \"$t\" || end
 rm -rf \"$d/$s\"
 exit 0";
 
@@ -119,10 +121,14 @@ pub(super) fn unpack_staged(
     directory: &str,
     stage: &str,
     target: &str,
-    preserve: Preserve,
+    options: &Options,
 ) -> Vec<String> {
-    let mut all = script(UNPACK_STAGED, [directory, stage, target]);
-    all.extend(flags(preserve));
+    let keep = match options.retries {
+        Retries::AtMost(0) => "drop",
+        _ => "keep",
+    };
+    let mut all = script(UNPACK_STAGED, [directory, stage, target, keep]);
+    all.extend(flags(options.preserve));
     all
 }
 

@@ -96,8 +96,9 @@ mod tests {
     #[test]
     fn names_stay_below_what_was_asked_for() {
         use Escape::{Absolute, Elsewhere, Parent};
+        type Row<'a> = (&'a Top, &'a str, Result<&'a [&'a str], Escape>);
         let named = Top::Named(b"top".to_vec());
-        let rows: [(&Top, &str, Result<&[&str], Escape>); 22] = [
+        let rows: [Row<'_>; 22] = [
             (&named, "top", Ok(&[])),
             (&named, "top/", Ok(&[])),
             (&named, "./top", Ok(&[])),

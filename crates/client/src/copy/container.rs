@@ -73,8 +73,8 @@ impl Container for Pod {
             let (stdout, stderr) = (process.stdout.take(), process.stderr.take());
             Ok(Process {
                 stdin: stdin.map(|stdin| Box::new(stdin) as _),
-                stdout: stdout.map_or_else(|| nothing(), |stdout| Box::new(stdout)),
-                stderr: stderr.map_or_else(|| nothing(), |stderr| Box::new(stderr)),
+                stdout: stdout.map_or_else(nothing, |stdout| Box::new(stdout)),
+                stderr: stderr.map_or_else(nothing, |stderr| Box::new(stderr)),
                 ended: Box::pin(async move { process.wait().await }),
             })
         })
@@ -132,16 +132,18 @@ fn speaks_of_absence(text: &str) -> bool {
 
 /// Whether a server that did not answer may do so soon.
 pub(super) fn may_pass(error: &crate::Error) -> bool {
-    use crate::Error::{BrokeOff, NotHttp, Proxy, TimedOut, Tls, Unreachable};
-    matches!(
-        error,
+    use crate::Error::{BrokeOff, NotHttp, Proxy, Refused, TimedOut, Tls, Unreachable};
+    match error {
+        // Overloaded, or a load balancer whose servers restart.
+        Refused { refusal, .. } => matches!(refusal.code, 429 | 502..=504),
         Unreachable { .. }
-            | BrokeOff { .. }
-            | TimedOut { .. }
-            | Proxy { .. }
-            | Tls { .. }
-            | NotHttp { .. }
-    )
+        | BrokeOff { .. }
+        | TimedOut { .. }
+        | Proxy { .. }
+        | Tls { .. }
+        | NotHttp { .. } => true,
+        _ => false,
+    }
 }
 
 /// What a short command said.

@@ -237,7 +237,7 @@ async fn is_the_same(
 /// Reads here, and writes on a thread that may wait for the disk.
 async fn extract(mut stdout: impl AsyncRead + Unpin, state: Box<State>) -> (Box<State>, Came) {
     let (pieces, mut waiting) = mpsc::channel::<Bytes>(WAITING);
-    let writing: JoinHandle<(Box<State>, Result<(), Error>)> =
+    let disk: JoinHandle<(Box<State>, Result<(), Error>)> =
         tokio::task::spawn_blocking(move || {
             let mut state = state;
             let State { reader, extractor } = &mut *state;
@@ -263,7 +263,7 @@ async fn extract(mut stdout: impl AsyncRead + Unpin, state: Box<State>) -> (Box<
         }
     };
     drop(pieces);
-    match writing.await {
+    match disk.await {
         Ok((state, Ok(()))) => (state, came),
         Ok((state, Err(error))) => (state, Came::Wrong(error)),
         Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),

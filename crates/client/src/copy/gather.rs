@@ -325,9 +325,9 @@ mod tests {
         };
         let tally = Arc::new(Tally::default());
         let gatherer = Gatherer::new(&options, &tally, &|_, _, _| false, sink);
-        let gathered = gatherer.gather(source, b"top", &[], &[]);
+        let outcome = gatherer.gather(source, b"top", &[], &[]);
         let notices = notices.lock().unwrap().clone();
-        (gathered, notices)
+        (outcome, notices)
     }
 
     #[test]

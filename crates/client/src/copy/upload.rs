@@ -216,10 +216,10 @@ impl Way {
         self.has_tar
     }
 
-    pub(super) fn command(&self, preserve: Preserve) -> Vec<String> {
+    pub(super) fn command(&self, options: &Options) -> Vec<String> {
         match &self.stage {
-            None => commands::unpack(&self.directory, preserve),
-            Some(stage) => commands::unpack_staged(&self.directory, stage, &self.target, preserve),
+            None => commands::unpack(&self.directory, options.preserve),
+            Some(stage) => commands::unpack_staged(&self.directory, stage, &self.target, options),
         }
     }
 
@@ -330,7 +330,7 @@ async fn attempt(
     options: &Options,
     tally: &Arc<Tally>,
 ) -> Result<Verdict, Error> {
-    let command = way.command(options.preserve);
+    let command = way.command(options);
     let process = container.run(command, Stdin::Piped).await?;
     let Process {
         stdin,

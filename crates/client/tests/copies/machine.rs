@@ -61,6 +61,14 @@ impl Machine {
         }
     }
 
+    /// Gives it a program that is none of this machine's.
+    pub(crate) fn pretend(&self, program: &str, script: &str) {
+        use std::os::unix::fs::PermissionsExt as _;
+        let path = self.scratch.path().join("bin").join(program);
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
     /// Where its commands begin.
     pub(crate) fn root(&self) -> PathBuf {
         self.scratch.path().join("root")

@@ -13,11 +13,11 @@ struct Archive(Vec<u8>);
 impl Archive {
     /// That begins with the directory `top`.
     fn of_top() -> Self {
-        Self::default().add(Entry::new("top/", Kind::Directory))
+        Self::default().add(&Entry::new("top/", Kind::Directory))
     }
 
-    fn add(mut self, entry: Entry) -> Self {
-        write_entry(&entry, &mut self.0);
+    fn add(mut self, entry: &Entry) -> Self {
+        write_entry(entry, &mut self.0);
         self
     }
 
@@ -33,7 +33,7 @@ impl Archive {
     }
 
     fn link(self, kind: Kind, name: &str, target: &str) -> Self {
-        self.add(Entry {
+        self.add(&Entry {
             link: target.into(),
             ..Entry::new(name, kind)
         })
@@ -50,12 +50,12 @@ struct Outcome {
     notices: Vec<Notice>,
 }
 
-fn extract(target: &Path, archive: &[u8], options: Options) -> Outcome {
+fn extract(target: &Path, archive: &[u8], options: &Options) -> Outcome {
     let notices = Arc::new(Mutex::new(Vec::new()));
     let kept = notices.clone();
     let options = Options {
         notices: Some(Arc::new(move |notice| kept.lock().unwrap().push(notice))),
-        ..options
+        ..options.clone()
     };
     let top = Top::Named(b"top".to_vec());
     let tally = Arc::new(Tally::default());
@@ -108,18 +108,18 @@ fn a_tree_comes_with_its_permissions_times_and_links() {
     let scratch = ScratchDir::new();
     let target = scratch.path().join("new/target");
     let archive = Archive::default()
-        .add(Entry {
+        .add(&Entry {
             mode: 0o750,
             mtime: 1_000_000_000,
             ..Entry::new("./top", Kind::Directory)
         })
-        .add(Entry {
+        .add(&Entry {
             mode: 0o500,
             mtime: 1_100_000_000,
             ..Entry::new("top/closed/", Kind::Directory)
         })
         .file("top/closed/file", b"contents")
-        .add(Entry {
+        .add(&Entry {
             mode: 0o6751,
             mtime: 1_200_000_000,
             ..Entry::new("top/program", Kind::File)
@@ -128,7 +128,7 @@ fn a_tree_comes_with_its_permissions_times_and_links() {
         .link(Kind::Symlink, "top/closed/up", "../program")
         .link(Kind::HardLink, "top/same", "top/closed/file")
         .end();
-    let outcome = extract(&target, &archive, Options::default());
+    let outcome = extract(&target, &archive, &Options::default());
     outcome.result.unwrap();
     expect(
         &target,
@@ -160,7 +160,7 @@ fn without_preserving_files_are_as_new_ones() {
     let scratch = ScratchDir::new();
     let target = scratch.path().join("target");
     let archive = Archive::of_top()
-        .add(Entry {
+        .add(&Entry {
             mode: 0o400,
             ..Entry::new("top/file", Kind::File)
         })
@@ -169,7 +169,7 @@ fn without_preserving_files_are_as_new_ones() {
         preserve: Preserve::No,
         ..Options::default()
     };
-    extract(&target, &archive, options).result.unwrap();
+    extract(&target, &archive, &options).result.unwrap();
     let status = target.join("file").metadata().unwrap();
     assert_eq!(status.permissions().mode() & 0o700, 0o600);
     assert!(status.mtime() > 1_700_000_000);
@@ -213,7 +213,7 @@ fn what_leads_out_is_refused_and_nothing_is_written_there() {
             "a directory through a symlink",
             Archive::of_top()
                 .link(Kind::Symlink, "top/link", "inside")
-                .add(Entry::new("top/link/", Kind::Directory)),
+                .add(&Entry::new("top/link/", Kind::Directory)),
             "not followed",
         ),
         (
@@ -256,7 +256,7 @@ fn what_leads_out_is_refused_and_nothing_is_written_there() {
         std::fs::create_dir(scratch.path().join("outside")).unwrap();
         std::fs::write(scratch.path().join("outside/secret"), "secret").unwrap();
         symlink(scratch.path().join("outside"), target.join("was")).unwrap();
-        let outcome = extract(&target, &archive.end(), Options::default());
+        let outcome = extract(&target, &archive.end(), &Options::default());
         let error = outcome.result.expect_err(what).to_string();
         assert!(error.contains(expected), "{what}: {error}");
         let around: Vec<_> = listing(scratch.path())
@@ -286,12 +286,12 @@ fn symlinks_that_lead_out_and_devices_are_left_out_and_told() {
         .link(Kind::Symlink, "top/absolute", "/etc/passwd")
         .link(Kind::Symlink, "top/up", "../x")
         .link(Kind::Symlink, "top/d/walk", "l/..")
-        .add(Entry::new("top/null", Kind::Character))
-        .add(Entry::new("top/disk", Kind::Block))
-        .add(Entry::new("top/pipe", Kind::Fifo))
+        .add(&Entry::new("top/null", Kind::Character))
+        .add(&Entry::new("top/disk", Kind::Block))
+        .add(&Entry::new("top/pipe", Kind::Fifo))
         .file("top/rest", b"is there")
         .end();
-    let outcome = extract(&target, &archive, Options::default());
+    let outcome = extract(&target, &archive, &Options::default());
     let error = outcome.result.unwrap_err();
     assert!(matches!(error, Error::Skipped(Skipped(6))), "{error}");
     assert_eq!(outcome.notices.len(), 6);
@@ -314,7 +314,7 @@ fn the_last_of_several_entries_counts_and_links_are_replaced_not_followed() {
         .file("top/a", b"second")
         .file("top/b", b"new")
         .end();
-    extract(&target, &archive, Options::default())
+    extract(&target, &archive, &Options::default())
         .result
         .unwrap();
     expect(&target, &[("a", "second"), ("b", "new")]);
@@ -334,7 +334,7 @@ fn a_file_goes_where_kubectl_puts_it() {
         let scratch = ScratchDir::new();
         std::fs::create_dir(scratch.path().join("there")).unwrap();
         let archive = Archive::default().file("./top", b"contents").end();
-        let outcome = extract(&scratch.path().join(target), &archive, Options::default());
+        let outcome = extract(&scratch.path().join(target), &archive, &Options::default());
         outcome.result.unwrap();
         let found = std::fs::read_to_string(scratch.path().join(expected));
         assert_eq!(found.unwrap(), "contents", "{target}");
@@ -356,7 +356,7 @@ fn only_what_was_asked_for_comes() {
         ),
         (
             "a device",
-            Archive::default().add(Entry::new("top", Kind::Character)),
+            Archive::default().add(&Entry::new("top", Kind::Character)),
             "is a character device",
         ),
         ("nothing", Archive::default(), "nothing in it"),
@@ -369,7 +369,7 @@ fn only_what_was_asked_for_comes() {
     for (what, archive, expected) in rows {
         let scratch = ScratchDir::new();
         let target = scratch.path().join("target");
-        let outcome = extract(&target, &archive.end(), Options::default());
+        let outcome = extract(&target, &archive.end(), &Options::default());
         let error = outcome.result.expect_err(what).to_string();
         assert!(error.contains(expected), "{what}: {error}");
     }
@@ -390,7 +390,7 @@ fn more_than_there_is_room_for_is_refused_before_it_is_written() {
         max_bytes: Some(1 << 20),
         ..Options::default()
     };
-    let error = extract(&target, &zeros, options).result.unwrap_err();
+    let error = extract(&target, &zeros, &options).result.unwrap_err();
     let Error::NoRoom { size, limit, .. } = &error else {
         panic!("{error}");
     };
@@ -404,7 +404,7 @@ fn more_than_there_is_room_for_is_refused_before_it_is_written() {
         ..Entry::new("top/large", Kind::File)
     };
     write_entry(&entry, &mut large);
-    let error = extract(&target, &large, Options::default())
+    let error = extract(&target, &large, &Options::default())
         .result
         .unwrap_err();
     assert!(error.to_string().contains("what is free"), "{error}");
@@ -423,7 +423,7 @@ fn a_device_here_is_not_replaced() {
     )
     .unwrap();
     let archive = Archive::default().file("top", b"x").end();
-    let error = extract(&pipe, &archive, Options::default())
+    let error = extract(&pipe, &archive, &Options::default())
         .result
         .unwrap_err();
     assert!(error.to_string().contains("it is no file"), "{error}");

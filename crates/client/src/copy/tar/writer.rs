@@ -54,8 +54,8 @@ pub fn write_entry(entry: &Entry, archive: &mut Vec<u8>) {
 
 /// What comes after contents of this size.
 pub fn padding(size: u64) -> &'static [u8] {
-    let over = (size % BLOCK as u64) as usize;
-    &ZEROS[..(BLOCK - over) % BLOCK]
+    let missing = size.wrapping_neg() % BLOCK as u64;
+    &ZEROS[..usize::try_from(missing).unwrap_or_default()]
 }
 
 /// Writes the end, without which an archive is one that was cut off.
