@@ -108,7 +108,7 @@ impl Machine {
             Ok(child) => child,
             Err(error) => return absent(&command[0], &error),
         };
-        let lost = Arc::new(Lost::default());
+        let signal = Arc::new(Lost::default());
         let of = |wanted: fn(Loss) -> Option<u64>| loss.and_then(wanted).unwrap_or(u64::MAX);
         let stdout = Output {
             inner: child.stdout.take().unwrap(),
@@ -116,7 +116,7 @@ impl Machine {
                 Loss::OfOutput(bytes) => Some(bytes),
                 Loss::OfInput(_) => None,
             }),
-            lost: lost.clone(),
+            lost: signal.clone(),
         };
         let left = of(|loss| match loss {
             Loss::OfInput(bytes) => Some(bytes),
@@ -125,7 +125,7 @@ impl Machine {
         let stdin = child.stdin.take().map(|inner| Input {
             inner: Some(inner),
             left,
-            lost: lost.clone(),
+            lost: signal.clone(),
         });
         let stderr = child.stderr.take().unwrap();
         Process {
@@ -135,7 +135,7 @@ impl Machine {
             ended: Box::pin(async move {
                 let ended = tokio::select! {
                     ended = child.wait() => Some(ended.unwrap()),
-                    () = lost.notify.notified() => None,
+                    () = signal.notify.notified() => None,
                 };
                 let Some(ended) = ended else {
                     // What it was sent has an end now, as it would in a pod; and nobody

@@ -3,6 +3,7 @@
 
 mod hostile;
 mod machine;
+mod pods;
 mod tree;
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -261,7 +262,7 @@ async fn a_source_that_changed_between_two_tries_is_copied_from_its_beginning() 
     options.notices = Some(Arc::new(move |notice| {
         // It is the same size, and has another time.
         std::fs::write(&path, &bytes).unwrap();
-        let later = std::time::SystemTime::now() + std::time::Duration::from_secs(60);
+        let later = std::time::SystemTime::now() + std::time::Duration::from_mins(1);
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         file.set_modified(later).unwrap();
         kept.lock().unwrap().push(notice);
