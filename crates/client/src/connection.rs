@@ -173,6 +173,16 @@ impl Connection {
         (self.stream, self.buffer.freeze())
     }
 
+    /// The same, for a reader that goes on with the buffer.
+    pub(crate) fn into_buffered(self) -> (Stream, BytesMut) {
+        (self.stream, self.buffer)
+    }
+
+    /// `HOST:PORT`
+    pub(crate) fn server(&self) -> &str {
+        &self.server
+    }
+
     async fn exchange(&mut self, request: &Request) -> Result<Response, Error> {
         let head = self.head_of(request)?;
         // A server that answers and closes before it has read everything may

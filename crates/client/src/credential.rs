@@ -10,7 +10,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
 use crate::error::{Entry, Error};
 use crate::exec;
-use crate::kubeconfig::{Impersonation, Material, Target};
+use crate::kubeconfig::{Impersonation, Material, Target, User};
 use crate::secret::Secret;
 
 /// The largest certificate, key or token that is read from a file.
@@ -112,6 +112,13 @@ impl Credential {
     }
 }
 
+/// The token of a user who has it in a file, as it is there now: kubelets write a new
+/// one before the old one runs out. None if it cannot be read, or is of no use.
+pub(crate) fn token_from_file(user: &User) -> Option<HeaderValue> {
+    let path = user.token_file.as_ref()?;
+    bearer(&trimmed(&read_file(path).ok()?))
+}
+
 /// What is in a file, or here.
 pub(crate) fn read(material: &Material) -> Result<Secret, Error> {
     match material {
@@ -189,7 +196,7 @@ mod tests {
     use skewbridge_testkit::ScratchDir;
 
     use super::*;
-    use crate::kubeconfig::{Cluster, User};
+    use crate::kubeconfig::Cluster;
 
     fn target(user: User) -> Target {
         Target {

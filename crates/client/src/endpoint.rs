@@ -1,11 +1,11 @@
 //! A server and all that a connection to it needs.
 
 use std::fmt;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use http::header::{HOST, USER_AGENT};
+use http::header::{AUTHORIZATION, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderValue};
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::address::{Address, Scheme};
-use crate::connection::{Connection, Stream};
+use crate::connection::{Connection, Request, Response, Stream};
 use crate::credential::{self, Credential};
 use crate::error::{Entry, Error};
 use crate::kubeconfig::Target;
@@ -38,7 +38,27 @@ pub struct Endpoint {
     /// On every request.
     headers: HeaderMap,
     timeout: Option<Duration>,
+    /// What it was made of.
+    target: Arc<Target>,
+    /// The connection of the last request, until the next one. Clones share it.
+    idle: Arc<Mutex<Option<Idle>>>,
 }
+
+/// A connection that nobody uses just now.
+struct Idle {
+    connection: Connection,
+    since: Instant,
+}
+
+impl fmt::Debug for Idle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.connection.fmt(f)
+    }
+}
+
+/// How long a connection is kept: a server, or what is on the way, ends it some time,
+/// and of a request that meets that nobody can say what became of it.
+const IDLE: Duration = Duration::from_secs(3);
 
 #[derive(Clone)]
 struct Secured {
@@ -139,7 +159,56 @@ impl Endpoint {
             proxy,
             headers,
             timeout,
+            target: Arc::new(target.clone()),
+            idle: Arc::default(),
         })
+    }
+
+    /// The same with everything read again, and a new credential from its plugin: for
+    /// a server that has answered 401, or after a long time.
+    pub async fn renewed(&self) -> Result<Self, Error> {
+        Self::prepare(&self.target, self.timeout).await
+    }
+
+    /// Sends a request, on the connection of the last one if that is fresh, and reads
+    /// its answer.
+    pub async fn send(&self, request: &Request) -> Result<Response, Error> {
+        let mut connection = self.connection().await?;
+        let response = connection.send(request).await?;
+        if connection.is_ready() {
+            let since = Instant::now();
+            *self.lock_idle() = Some(Idle { connection, since });
+        }
+        Ok(response)
+    }
+
+    /// A connection that can take a request.
+    pub(crate) async fn connection(&self) -> Result<Connection, Error> {
+        let idle = self.lock_idle().take();
+        match idle.filter(|idle| idle.since.elapsed() < IDLE) {
+            Some(idle) => Ok(idle.connection),
+            None => self.connect().await,
+        }
+    }
+
+    fn lock_idle(&self) -> MutexGuard<'_, Option<Idle>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there is a proxy on the way that is spoken to by TLS.
+    pub(crate) fn is_behind_https_proxy(&self) -> bool {
+        self.proxy.as_ref().is_some_and(|way| way.tls.is_some())
+    }
+
+    /// The headers of a request, with the token as it is in its file now.
+    fn headers_now(&self) -> HeaderMap {
+        let mut headers = self.headers.clone();
+        if self.tls.is_some()
+            && let Some(fresh) = credential::token_from_file(&self.target.user)
+        {
+            headers.insert(AUTHORIZATION, fresh);
+        }
+        headers
     }
 
     /// `HOST:PORT`
@@ -160,7 +229,7 @@ impl Endpoint {
                     early,
                     self.server(),
                     self.address.prefix.clone(),
-                    self.headers.clone(),
+                    self.headers_now(),
                     self.timeout,
                 ))
             }

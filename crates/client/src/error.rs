@@ -135,9 +135,94 @@ pub enum Error {
         /// What would have been read.
         limit: usize,
     },
+    /// The server answered, and not with what was asked for.
+    #[error("the server {server} refused: {refusal}")]
+    Refused {
+        /// Which one.
+        server: String,
+        /// What it said.
+        refusal: Box<Refusal>,
+    },
+    /// The server switched to another protocol, and not to the one that was asked for.
+    #[error("the server {server} switched protocols, but {cause}")]
+    Unswitched {
+        /// Which one.
+        server: String,
+        /// In words.
+        cause: String,
+    },
     /// The request cannot be written: a path or a header that is none.
     #[error("{0} cannot be sent in a request")]
     Unsendable(String),
+}
+
+/// An answer that is a refusal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The HTTP status code.
+    pub code: u16,
+    /// Of the Status, for programs; empty if the answer was none.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+}
+
+/// How much of an answer that is no Status is told.
+const MOST_WORDS: usize = 1024;
+
+impl Refusal {
+    /// From an answer: a `metav1.Status`, or words.
+    pub fn read(code: u16, body: &[u8]) -> Self {
+        #[derive(serde::Deserialize)]
+        struct Status {
+            kind: String,
+            #[serde(default)]
+            reason: String,
+            #[serde(default)]
+            message: String,
+        }
+        match serde_json::from_slice::<Status>(body) {
+            Ok(status) if status.kind == "Status" => Self {
+                code,
+                reason: status.reason,
+                message: status.message,
+            },
+            _ => {
+                let text = String::from_utf8_lossy(body);
+                let text = text.trim();
+                let end = text.floor_char_boundary(MOST_WORDS);
+                Self {
+                    code,
+                    reason: String::new(),
+                    message: text[..end].to_owned(),
+                }
+            }
+        }
+    }
+
+    /// Whether the server said so by a Status, and not somebody on the way.
+    pub fn is_status(&self) -> bool {
+        !self.reason.is_empty()
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            code,
+            reason,
+            message,
+        } = self;
+        match (reason.is_empty(), message.is_empty()) {
+            (false, _) => write!(f, "{message} ({reason})"),
+            (true, false) => write!(f, "{message} ({code})"),
+            (true, true) => {
+                let phrase = http::StatusCode::from_u16(*code).ok();
+                let phrase = phrase.and_then(|code| code.canonical_reason());
+                write!(f, "{code} {}", phrase.unwrap_or("without a word"))
+            }
+        }
+    }
 }
 
 /// What a kubeconfig is made of, in kubectl's words.

@@ -22,6 +22,7 @@
 
 mod address;
 pub mod connection;
+pub mod copy;
 mod credential;
 mod endpoint;
 mod error;
@@ -29,10 +30,15 @@ mod exec;
 pub mod kubeconfig;
 mod proxy;
 mod secret;
+pub mod streams;
 mod tls;
 
 pub use connection::{Connection, Request, Response, Stream};
 pub use endpoint::Endpoint;
-pub use error::{Entry, Error};
+pub use error::{Entry, Error, Refusal};
 pub use kubeconfig::{Kubeconfig, Target};
 pub use secret::Secret;
+pub use streams::{
+    AttachRequest, ExecRequest, Executor, ExitStatus, FallbackExecutor, PortForwarder,
+    RemoteProcess, SpdyExecutor, WebSocketExecutor,
+};

@@ -19,7 +19,6 @@
 mod admin;
 pub mod body;
 mod bridge;
-mod buffered;
 pub mod caller;
 pub mod cluster;
 pub mod config;
@@ -41,7 +40,6 @@ mod own;
 mod peer;
 mod peer_metrics;
 mod peering;
-mod prefixed;
 mod probe;
 mod process_metrics;
 pub mod record;

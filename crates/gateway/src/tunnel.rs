@@ -5,11 +5,11 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use skewbridge_wire::Prefixed;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, split};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use crate::prefixed::Prefixed;
 use crate::record::Record;
 use crate::serve::ClientIo;
 use crate::streams::{Ended, Tally};

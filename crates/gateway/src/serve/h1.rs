@@ -15,13 +15,12 @@ use skewbridge_h1::{
     Decoder, Encoder, Framing, HeadEnd, HeadError, Piece, RequestHead, parse_request,
     write_headers, write_status_line,
 };
+use skewbridge_wire::{Buffered, Stall};
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::stall::Stall;
 use super::{Answer, ClientIo, Service};
 use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody};
-use crate::buffered::Buffered;
 use crate::drain::Drain;
 use crate::record::Record;
 use crate::respond;

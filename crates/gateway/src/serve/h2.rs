@@ -16,10 +16,10 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use skewbridge_api::media::negotiate_error_format;
 use skewbridge_api::status::Status;
 use skewbridge_h1::MAX_FIELDS;
+use skewbridge_wire::Stall;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::h1::{Patience, expects_continue};
-use super::stall::Stall;
 use super::{Answer, ClientIo, Service};
 use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody, poll_stream};
 use crate::drain::Drain;

@@ -4,14 +4,12 @@
 pub mod h1;
 pub mod h2;
 mod io;
-mod stall;
 
 use std::future::Future;
 
 use http::{Request, Response, StatusCode};
 
 pub use io::ClientIo;
-pub(crate) use stall::Stall;
 
 use crate::body::{RequestBody, ResponseBody};
 use crate::record::Record;

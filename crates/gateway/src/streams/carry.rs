@@ -9,10 +9,10 @@ use skewbridge_api::status::Status;
 use skewbridge_channels::port_forward::tunnel::{PORT_FORWARD, TUNNELLED_PORT_FORWARD, tunnelled};
 use skewbridge_channels::{Options, Protocol, SpdyProtocol, SpdyRefusal, Words, negotiate_spdy};
 use skewbridge_websocket::{Key, check_response};
+use skewbridge_wire::Node;
 
 use super::command::Command;
 use super::metrics::Tally;
-use super::node::Node;
 use super::plan::{ByWebSocket, Kind, Plan, ToSpdy, ToWebSocket, Translation};
 use super::port_forward::{PortForward, PortForwardToWebSocket};
 use super::to_websocket::CommandToWebSocket;
@@ -158,8 +158,9 @@ impl Asking<'_> {
         match &asked.stream {
             ByWebSocket::Command(agreement) => {
                 let spoken = heads::switched_to_command(response.headers()).map_err(unasked)?;
-                let opened = Node::open(upstream, options, spoken);
-                let (node, slot) = opened.map_err(|error| {
+                let Upgraded { io, input, slot } = upstream;
+                let opened = Node::open(io, input, options, spoken);
+                let node = opened.map_err(|error| {
                     self.bad_gateway(format!("upstream takes no streams: {error}"))
                 })?;
                 let command = Command {

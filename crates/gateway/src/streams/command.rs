@@ -11,20 +11,18 @@ use skewbridge_channels::{
     FromClient, Input, Options, Outcome, Output, Protocol, ReaderError, Said as Heard, ToClient,
 };
 use skewbridge_websocket::{Close, CloseCode, Role};
+use skewbridge_wire::{Left, Node, Pings, Said, Socket, Verdict};
 use tokio::time::{Instant, timeout};
 
 use super::clock::{Clock, Due};
 use super::metrics::{Ended, Tally};
-use super::node::{Node, Said, Verdict};
-use super::pings::Pings;
 use super::plan::Kind;
-use super::socket::{Left, Socket};
 use super::{Care, farewell};
 use crate::drain::Drain;
 use crate::metrics::Metrics;
 use crate::record::Record;
 use crate::serve::ClientIo;
-use crate::upstream::Slot;
+use crate::upstream::{Slot, UpstreamIo};
 
 /// How long what a client has sent may take to reach the node when it has left.
 const LEAVING: Duration = Duration::from_secs(5);
@@ -35,7 +33,7 @@ pub(crate) struct Command {
     pub(crate) kind: Kind,
     pub(crate) protocol: Protocol,
     pub(crate) options: Options,
-    pub(crate) node: Node,
+    pub(crate) node: Node<UpstreamIo>,
     /// Counted as a connection of upstream's while it lasts.
     pub(crate) slot: Slot,
     pub(crate) care: Care,
@@ -193,7 +191,7 @@ struct Exchange<'a> {
     writer: ToClient,
     /// What the client said and there is no room for above.
     waiting: Option<Heard<Input>>,
-    node: Node,
+    node: Node<UpstreamIo>,
     pings: Pings,
     idle: Duration,
     /// When something was last said that is no ping.

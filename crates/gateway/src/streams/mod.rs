@@ -11,14 +11,10 @@ mod command;
 mod farewell;
 mod heads;
 mod metrics;
-mod node;
 mod permission;
-mod pings;
 mod plan;
 mod port_forward;
-mod pulse;
 mod relay;
-mod socket;
 mod to_websocket;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,6 +23,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use skewbridge_api::request_info::RequestInfo;
 use skewbridge_api::version::Version;
+use skewbridge_wire::Pulse;
 use tokio::time::Instant;
 
 pub(crate) use carry::{Carried, carry};
@@ -41,7 +38,6 @@ use crate::upstream::h1::Upgraded;
 use command::Command;
 use plan::{Age, Kind, Known, Plan, Rules};
 use port_forward::{PortForward, PortForwardToWebSocket};
-use pulse::Pulse;
 use to_websocket::CommandToWebSocket;
 
 /// How long it is remembered that upstream refused what its version should know: it

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use skewbridge_websocket::{CloseCode, Role};
+use skewbridge_wire::{Left, Socket};
 use tokio::io::{AsyncWrite as _, AsyncWriteExt as _};
 use tokio::time::{Instant, timeout};
 
 use super::Care;
 use super::metrics::{Ended, Tally};
 use super::relay::{Over, Relay, Went, close_for};
-use super::socket::{Left, Socket};
 use crate::drain::Drain;
 use crate::record::Record;
 use crate::serve::ClientIo;

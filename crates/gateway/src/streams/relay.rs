@@ -8,12 +8,11 @@ use std::time::Duration;
 use bytes::BytesMut;
 use skewbridge_channels::port_forward::tunnel::carried;
 use skewbridge_websocket::{Close, CloseCode};
+use skewbridge_wire::{Buffered, Left, Socket};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use super::clock::{Clock, Due};
-use super::socket::{Left, Socket};
-use crate::buffered::Buffered;
 use crate::drain::Drain;
 
 /// Two TLS records at once.

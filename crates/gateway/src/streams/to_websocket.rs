@@ -15,15 +15,13 @@ use skewbridge_spdy::connection::{self, Driver, Incoming, Receiver, Sender};
 use skewbridge_spdy::frame::ResetStatus;
 use skewbridge_spdy::{Config, Headers, StreamError};
 use skewbridge_websocket::{CloseCode, Role};
+use skewbridge_wire::{Left, Pings, Prefixed, Socket};
 use tokio::time::{Instant, timeout};
 
 use super::clock::{Clock, Due};
 use super::metrics::{Ended, Tally};
-use super::pings::Pings;
-use super::socket::{Left, Socket};
 use super::{Care, farewell};
 use crate::drain::Drain;
-use crate::prefixed::Prefixed;
 use crate::record::Record;
 use crate::serve::ClientIo;
 use crate::upstream::UpstreamIo;

@@ -14,13 +14,13 @@ use skewbridge_h1::{
     Decoder, Encoder, Framing, HeadEnd, Piece, ResponseHead, parse_response, write_headers,
     write_request_line,
 };
+use skewbridge_wire::Buffered;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::{Duration, Sleep, sleep};
 
 use super::pool::{Pool, Slot};
 use super::{Prefer, Repeat, Replay, Reply, SendError, UpstreamIo};
 use crate::body::{BodyError, Frame, PollFrame, ResponseBody};
-use crate::buffered::Buffered;
 use crate::serve::h1::expects_continue;
 
 /// Answers are larger than requests: two TLS records at once.

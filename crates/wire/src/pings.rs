@@ -9,15 +9,16 @@ use std::time::Duration;
 use skewbridge_spdy::connection::{Handle, PingError};
 use tokio::time::Instant;
 
-use super::pulse::{Beat, Mark, Pulse};
+use crate::pulse::{Beat, Mark, Pulse};
 
 /// So many are waited for: the other end may be slow, but not for ever.
 const MOST: usize = 8;
 
 /// Pings over SPDY.
-pub(crate) struct Pings {
+pub struct Pings {
     handle: Handle,
-    pub(crate) pulse: Pulse,
+    /// How the other end is heard.
+    pub pulse: Pulse,
     asked: Vec<(Mark, Asked)>,
 }
 
@@ -31,7 +32,7 @@ impl fmt::Debug for Pings {
 
 impl Pings {
     /// Of this connection.
-    pub(crate) fn new(handle: Handle, pulse: Pulse) -> Self {
+    pub fn new(handle: Handle, pulse: Pulse) -> Self {
         Self {
             handle,
             pulse,
@@ -40,7 +41,7 @@ impl Pings {
     }
 
     /// Hears an answer.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) {
+    pub fn poll(&mut self, cx: &mut Context<'_>) {
         let pulse = &mut self.pulse;
         self.asked.retain_mut(|(mark, asked)| {
             let Poll::Ready(answer) = asked.as_mut().poll(cx) else {
@@ -56,7 +57,7 @@ impl Pings {
     }
 
     /// Asks, when it is time; `false` if nobody is there.
-    pub(crate) fn look(&mut self, now: Instant) -> bool {
+    pub fn look(&mut self, now: Instant) -> bool {
         match self.pulse.look(now) {
             Beat::Rest => {}
             Beat::Dead => return false,

@@ -15,9 +15,9 @@ use skewbridge_websocket::{
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout};
 
-use super::pulse::{Beat, Mark, Pulse};
 use crate::buffered::Buffered;
-use crate::serve::Stall;
+use crate::pulse::{Beat, Mark, Pulse};
+use crate::stall::Stall;
 
 /// Two TLS records at once.
 const READ_CHUNK: usize = 32 * 1024;
@@ -31,7 +31,7 @@ const LIMITS: Limits = Limits {
 
 /// One end of a WebSocket.
 #[derive(Debug)]
-pub(crate) struct Socket<T> {
+pub struct Socket<T> {
     wire: Buffered<T>,
     role: Role,
     decoder: Decoder,
@@ -45,7 +45,7 @@ pub(crate) struct Socket<T> {
 
 /// How the other end left.
 #[derive(Debug)]
-pub(crate) enum Left {
+pub enum Left {
     /// It has said so.
     Closed(Option<Close>),
     /// The connection ended without a word.
@@ -56,7 +56,7 @@ pub(crate) enum Left {
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
     /// After the handshake; these bytes have been read already.
-    pub(crate) fn new(io: T, input: BytesMut, role: Role, pulse: Pulse) -> Self {
+    pub fn new(io: T, input: BytesMut, role: Role, pulse: Pulse) -> Self {
         let mut wire = Buffered::new(io, READ_CHUNK);
         wire.input = input;
         Self {
@@ -72,7 +72,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
 
     /// The next piece of a message. Whoever asks has room for it: until then the
     /// other end waits.
-    pub(crate) fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Result<Piece, Left>> {
+    pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Result<Piece, Left>> {
         loop {
             match self.decoder.decode(&mut self.wire.input) {
                 Ok(Some(Event::Piece(piece))) => return Poll::Ready(Ok(piece)),
@@ -99,13 +99,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
     }
 
     /// Whether more may be written.
-    pub(crate) fn has_room(&self) -> bool {
+    pub fn has_room(&self) -> bool {
         self.wire.has_room()
     }
 
     /// Writes a message by what encodes it: that gives back what is to follow as it
     /// is.
-    pub(crate) fn write(&mut self, encode: impl FnOnce(&mut BytesMut) -> Option<Bytes>) {
+    pub fn write(&mut self, encode: impl FnOnce(&mut BytesMut) -> Option<Bytes>) {
         let before = self.wire.unsent();
         if let Some(data) = encode(&mut self.wire.output) {
             self.wire.push_data(data);
@@ -115,7 +115,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
     }
 
     /// Writes a binary message.
-    pub(crate) fn binary(&mut self, data: Bytes) {
+    pub fn binary(&mut self, data: Bytes) {
         let bytes = data.len();
         let (frame, output) = (Frame::Whole(Kind::Binary), &mut self.wire.output);
         match self.role {
@@ -129,9 +129,17 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
         self.pulse.sent(Instant::now(), bytes);
     }
 
+    /// Writes a binary message from these parts, by copying them.
+    pub fn binary_from(&mut self, parts: &[&[u8]]) {
+        let frame = Frame::Whole(Kind::Binary);
+        self.encoder.write(frame, parts, &mut self.wire.output);
+        let bytes = parts.iter().map(|part| part.len()).sum();
+        self.pulse.sent(Instant::now(), bytes);
+    }
+
     /// Sends what has been written. Only the last of several pings is answered (RFC
     /// 6455, 5.5.3), so that who asks and takes no answers does not fill our memory.
-    pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.owes_pong && self.wire.has_room() {
             self.owes_pong = false;
             let pong = Control::Pong(self.echo.clone());
@@ -141,7 +149,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
     }
 
     /// When to look after it again.
-    pub(crate) fn next_look(&self) -> Instant {
+    pub fn next_look(&self) -> Instant {
         self.pulse.next()
     }
 
@@ -149,7 +157,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
     /// asked itself is answered once more if it is not `heeded`: it may wait for an
     /// answer to what lies behind data that nobody takes (RFC 6455, 5.5.3, has pongs
     /// that were not asked for).
-    pub(crate) fn look(&mut self, now: Instant, heeded: bool) -> bool {
+    pub fn look(&mut self, now: Instant, heeded: bool) -> bool {
         if !heeded {
             self.pulse.excuse();
         }
@@ -170,7 +178,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
     }
 
     /// Says the last word.
-    pub(crate) fn close(&mut self, close: Close) {
+    pub fn close(&mut self, close: Close) {
         let close = Control::Close(Some(close));
         self.encoder.control(&close, &mut self.wire.output);
     }
@@ -179,7 +187,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
     /// its own close, or leaves. One that is closed upon while it still sends would
     /// lose what is on its way to it, and a slow one has much of that. It may take
     /// its time as long as it takes anything; then there is a limit.
-    pub(crate) async fn finish(mut self, limit: Duration) -> io::Result<()> {
+    pub async fn finish(mut self, limit: Duration) -> io::Result<()> {
         let mut stall = Stall::new(limit);
         let mut hears = true;
         poll_fn(|cx| {

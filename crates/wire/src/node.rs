@@ -4,24 +4,24 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use skewbridge_channels::{
     Channel, End, ErrorChannel, Input, Options, Outcome, Output, STREAM_TYPE, SpdyProtocol,
 };
 use skewbridge_spdy::connection::{self, Driver, Handle, Receiver, Sender};
 use skewbridge_spdy::frame::ResetStatus;
 use skewbridge_spdy::{Config, Headers, OpenError, StreamError};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::prefixed::Prefixed;
-use crate::upstream::UpstreamIo;
-use crate::upstream::h1::Upgraded;
 
 /// The streams of a command.
 #[derive(Debug)]
-pub(crate) struct Node {
-    pub(crate) handle: Handle,
+pub struct Node<T> {
+    /// For pings.
+    pub handle: Handle,
     /// Moves the bytes, until the connection has ended.
-    driver: Option<Driver<Prefixed<UpstreamIo>>>,
+    driver: Option<Driver<Prefixed<T>>>,
     stdin: Option<Sender>,
     resize: Option<Sender>,
     stdout: Option<Receiver>,
@@ -48,7 +48,8 @@ enum Half {
 
 /// What comes from the command.
 #[derive(Debug)]
-pub(crate) enum Said {
+pub enum Said {
+    /// It has written this.
     Data(Output, Bytes),
     /// All is said.
     End(Verdict),
@@ -56,20 +57,22 @@ pub(crate) enum Said {
 
 /// How a command ended.
 #[derive(Debug)]
-pub(crate) struct Verdict {
-    pub(crate) outcome: Outcome,
+pub struct Verdict {
+    /// What it comes to.
+    pub outcome: Outcome,
     /// What the node told of it, word for word.
-    pub(crate) words: Bytes,
+    pub words: Bytes,
 }
 
-impl Node {
-    /// Opens the streams of a command, in the order of Kubernetes' own clients.
-    pub(crate) fn open(
-        upstream: Upgraded,
+impl<T: AsyncRead + AsyncWrite + Unpin> Node<T> {
+    /// Opens the streams of a command, in the order of Kubernetes' own clients, on a
+    /// connection of which these bytes have been read already.
+    pub fn open(
+        io: T,
+        input: BytesMut,
         options: Options,
         protocol: SpdyProtocol,
-    ) -> Result<(Self, crate::upstream::Slot), OpenError> {
-        let Upgraded { io, input, slot } = upstream;
+    ) -> Result<Self, OpenError> {
         let io = Prefixed { prefix: input, io };
         let (handle, incoming, driver) = connection::client(io, Config::default());
         // Nodes open none.
@@ -116,11 +119,11 @@ impl Node {
             };
             node.halves.push(half);
         }
-        Ok((node, slot))
+        Ok(node)
     }
 
     /// Moves bytes both ways, as far as it goes now.
-    pub(crate) fn drive(&mut self, cx: &mut Context<'_>) {
+    pub fn drive(&mut self, cx: &mut Context<'_>) {
         if let Some(driver) = &mut self.driver
             && let Poll::Ready(ended) = Pin::new(driver).poll(cx)
         {
@@ -133,7 +136,7 @@ impl Node {
 
     /// The client has left: sends what it has written, and resets the streams. They
     /// are not ended, or an upload that was interrupted would look complete.
-    pub(crate) async fn leave(self) {
+    pub async fn leave(self) {
         let Self {
             handle,
             driver: Some(mut driver),
@@ -161,7 +164,7 @@ impl Node {
     }
 
     /// Whether an input has room. What nobody listens to has.
-    pub(crate) fn poll_ready(&mut self, input: Input, cx: &Context<'_>) -> Poll<()> {
+    pub fn poll_ready(&mut self, input: Input, cx: &Context<'_>) -> Poll<()> {
         let sender = self.sender(input);
         match sender.as_mut().map(|sender| sender.poll_ready(cx)) {
             Some(Poll::Pending) => Poll::Pending,
@@ -175,15 +178,23 @@ impl Node {
     }
 
     /// Writes to an input, after [`Node::poll_ready`].
-    pub(crate) fn write(&mut self, input: Input, data: Bytes) {
+    pub fn write(&mut self, input: Input, data: Bytes) {
         let sender = self.sender(input);
         if sender.as_mut().is_some_and(|it| it.send(data).is_err()) {
             *sender = None;
         }
     }
 
+    /// Whether nobody listens to an input.
+    pub fn is_closed(&self, input: Input) -> bool {
+        match input {
+            Input::Stdin => self.stdin.is_none(),
+            Input::Resize => self.resize.is_none(),
+        }
+    }
+
     /// Ends an input.
-    pub(crate) fn close(&mut self, input: Input) {
+    pub fn close(&mut self, input: Input) {
         if let Some(mut sender) = self.sender(input).take() {
             // If it is over already, so is the input.
             let _ = sender.finish();
@@ -199,7 +210,7 @@ impl Node {
 
     /// What the command says next. How it ended is told when all it has written is:
     /// whoever hears the end has heard everything.
-    pub(crate) fn poll_said(&mut self, cx: &Context<'_>) -> Poll<Said> {
+    pub fn poll_said(&mut self, cx: &Context<'_>) -> Poll<Said> {
         self.stderr_first = !self.stderr_first;
         let mut outputs = [
             (Output::Stdout, &mut self.stdout),

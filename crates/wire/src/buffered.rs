@@ -25,15 +25,16 @@ const MAX_SLICES: usize = 16;
 
 /// A byte stream with its buffers.
 #[derive(Debug)]
-pub(crate) struct Buffered<T> {
-    pub(crate) io: T,
+pub struct Buffered<T> {
+    /// What is read and written.
+    pub io: T,
     /// Read and not understood.
-    pub(crate) input: BytesMut,
+    pub input: BytesMut,
     /// Written and not sent, in front of `output`.
     queue: VecDeque<Bytes>,
     queued: usize,
     /// Written and not sent.
-    pub(crate) output: BytesMut,
+    pub output: BytesMut,
     /// How much is asked for at once.
     chunk: usize,
     flushed: bool,
@@ -41,7 +42,8 @@ pub(crate) struct Buffered<T> {
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
-    pub(crate) fn new(io: T, chunk: usize) -> Self {
+    /// Reads as much as `chunk` at once.
+    pub fn new(io: T, chunk: usize) -> Self {
         Self {
             io,
             input: BytesMut::new(),
@@ -55,7 +57,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
     }
 
     /// Reads some bytes into `input`; 0 is the end.
-    pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+    pub fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.input.capacity() - self.input.len() < self.chunk / 4 {
             self.input.reserve(self.chunk);
         }
@@ -63,11 +65,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
     }
 
     /// Writes a piece of a body.
-    pub(crate) fn write_data(
-        &mut self,
-        encoder: &mut Encoder,
-        data: Bytes,
-    ) -> Result<(), BodyError> {
+    pub fn write_data(&mut self, encoder: &mut Encoder, data: Bytes) -> Result<(), BodyError> {
         if data.len() < COPY_BELOW {
             return encoder.write_data(&mut self.output, &data);
         }
@@ -78,7 +76,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
     }
 
     /// Writes these bytes, from where they lie if there are many.
-    pub(crate) fn push_data(&mut self, data: Bytes) {
+    pub fn push_data(&mut self, data: Bytes) {
         if data.len() < COPY_BELOW {
             self.output.extend_from_slice(&data);
             return;
@@ -96,27 +94,27 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
     }
 
     /// How much has been written and not sent.
-    pub(crate) fn unsent(&self) -> usize {
+    pub fn unsent(&self) -> usize {
         self.queued + self.output.len()
     }
 
     /// Whether all of it has left, TLS's own buffer included.
-    pub(crate) fn is_flushed(&self) -> bool {
+    pub fn is_flushed(&self) -> bool {
         self.flushed && self.unsent() == 0
     }
 
     /// How much has been sent so far.
-    pub(crate) fn sent(&self) -> u64 {
+    pub fn sent(&self) -> u64 {
         self.sent
     }
 
     /// Whether the source may be asked for more.
-    pub(crate) fn has_room(&self) -> bool {
+    pub fn has_room(&self) -> bool {
         self.unsent() < HIGH_WATER
     }
 
     /// Sends all that has been written.
-    pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.unsent() > 0 {
             self.flushed = false;
             let sent = ready!(self.poll_write(cx))?;
@@ -163,7 +161,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
     }
 
     /// An idle connection keeps no buffers.
-    pub(crate) fn release(&mut self) {
+    pub fn release(&mut self) {
         if self.input.is_empty() {
             self.input = BytesMut::new();
         }

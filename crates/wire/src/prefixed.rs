@@ -9,9 +9,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Gives the bytes before those that are still to come.
 #[derive(Debug)]
-pub(crate) struct Prefixed<T> {
-    pub(crate) prefix: BytesMut,
-    pub(crate) io: T,
+pub struct Prefixed<T> {
+    /// Read already.
+    pub prefix: BytesMut,
+    /// The rest.
+    pub io: T,
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for Prefixed<T> {

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 /// things were sent, so an answer shows that all before it has been taken. A few
 /// bytes are taken whether anybody reads them or not.
 #[derive(Debug)]
-pub(crate) struct Pulse {
+pub struct Pulse {
     interval: Duration,
     /// How long it may take to answer.
     patience: Duration,
@@ -34,7 +34,7 @@ const SLACK: u64 = 2 * 1024;
 
 /// What to do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Beat {
+pub enum Beat {
     /// Nothing.
     Rest,
     /// Ask, and bring the mark back with the answer.
@@ -45,11 +45,11 @@ pub(crate) enum Beat {
 
 /// What had been sent when a ping was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Mark(pub(crate) u64);
+pub struct Mark(pub u64);
 
 impl Pulse {
     /// It has just been heard.
-    pub(crate) fn new(now: Instant, interval: Duration, patience: Duration) -> Self {
+    pub fn new(now: Instant, interval: Duration, patience: Duration) -> Self {
         Self {
             interval,
             patience,
@@ -63,30 +63,30 @@ impl Pulse {
     }
 
     /// Something came from it.
-    pub(crate) fn heard(&mut self, now: Instant) {
+    pub fn heard(&mut self, now: Instant) {
         self.heard = now;
         self.waiting = None;
     }
 
     /// Nobody here listens to it just now: its silence is ours.
-    pub(crate) fn excuse(&mut self) {
+    pub fn excuse(&mut self) {
         self.waiting = None;
     }
 
     /// It was sent something that it may be slow to take.
-    pub(crate) fn sent(&mut self, now: Instant, bytes: usize) {
+    pub fn sent(&mut self, now: Instant, bytes: usize) {
         self.said = now;
         self.sent += bytes as u64;
     }
 
     /// It has answered a ping.
-    pub(crate) fn answered(&mut self, mark: Mark) {
+    pub fn answered(&mut self, mark: Mark) {
         // Nobody has taken what was not sent.
         self.taken = self.taken.max(mark.0.min(self.sent));
     }
 
     /// When to look again.
-    pub(crate) fn next(&self) -> Instant {
+    pub fn next(&self) -> Instant {
         let ping = self.due();
         self.death().map_or(ping, |death| ping.min(death))
     }
@@ -104,7 +104,7 @@ impl Pulse {
     }
 
     /// What to do now.
-    pub(crate) fn look(&mut self, now: Instant) -> Beat {
+    pub fn look(&mut self, now: Instant) -> Beat {
         if self.death().is_some_and(|death| death <= now) {
             return Beat::Dead;
         }

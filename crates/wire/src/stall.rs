@@ -9,14 +9,15 @@ use tokio::time::{Instant, Sleep, sleep};
 /// Notices that nothing is taken for too long. It costs nothing until something
 /// has to wait.
 #[derive(Debug)]
-pub(crate) struct Stall {
+pub struct Stall {
     limit: Duration,
     taken: u64,
     until: Option<Pin<Box<Sleep>>>,
 }
 
 impl Stall {
-    pub(crate) fn new(limit: Duration) -> Self {
+    /// With this patience.
+    pub fn new(limit: Duration) -> Self {
         Self {
             limit,
             taken: 0,
@@ -26,7 +27,7 @@ impl Stall {
 
     /// To be asked while something waits to be taken: ready when as much had
     /// been taken all the time.
-    pub(crate) fn poll_too_long(&mut self, taken: u64, cx: &mut Context<'_>) -> Poll<()> {
+    pub fn poll_too_long(&mut self, taken: u64, cx: &mut Context<'_>) -> Poll<()> {
         let limit = self.limit;
         let until = self.until.get_or_insert_with(|| Box::pin(sleep(limit)));
         if taken != self.taken {
@@ -37,7 +38,7 @@ impl Stall {
     }
 
     /// Nothing waits any more.
-    pub(crate) fn over(&mut self) {
+    pub fn over(&mut self) {
         self.until = None;
     }
 }

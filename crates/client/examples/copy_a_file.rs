@@ -1,0 +1,51 @@
+//! Copies a file or a directory out of a pod of the current context:
+//!
+//! ```sh
+//! cargo run -p skewbridge-client --example copy_a_file -- web-0 /etc/hostname ./hostname
+//! ```
+
+use std::error::Error;
+use std::path::Path;
+use std::sync::Arc;
+
+use skewbridge_client::copy::{Options, Pod, Retries, Tally, copy_from};
+use skewbridge_client::streams::FallbackExecutor;
+use skewbridge_client::{Endpoint, Kubeconfig};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let words: Vec<_> = std::env::args().skip(1).collect();
+    let [pod, from, to] = &words[..] else {
+        return Err("usage: copy_a_file POD PATH TARGET".into());
+    };
+    let bytes = copy(&Kubeconfig::load(None)?, pod, from, Path::new(to)).await?;
+    println!("{bytes} bytes");
+    Ok(())
+}
+
+/// Copies, and says how much.
+pub async fn copy(
+    config: &Kubeconfig,
+    pod: &str,
+    from: &str,
+    to: &Path,
+) -> Result<u64, Box<dyn Error>> {
+    let target = config.target(None)?;
+    let endpoint = Endpoint::prepare(&target, None).await?;
+    let pod = Pod {
+        executor: Arc::new(FallbackExecutor::new(endpoint)),
+        namespace: target.namespace.unwrap_or_else(|| "default".to_owned()),
+        pod: pod.to_owned(),
+        container: None,
+    };
+    let options = Options {
+        // A connection that is lost is replaced, and the copy goes on where it was.
+        retries: Retries::AtMost(5),
+        notices: Some(Arc::new(|notice| eprintln!("{notice}"))),
+        ..Options::default()
+    };
+    // Another task could look at this, and draw a bar.
+    let tally = Arc::new(Tally::default());
+    copy_from(&pod, from, to, &options, &tally).await?;
+    Ok(tally.bytes())
+}

@@ -1,0 +1,177 @@
+//! One file into a container without tar: by its shell.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::mpsc;
+
+use super::container::{Container, Ended, Process, Stdin, complaint};
+use super::error::Error;
+use super::gather::{self, PIECE};
+use super::options::Options;
+use super::place::RemotePath;
+use super::retry::Patience;
+use super::tally::Tally;
+use super::{commands, options::Preserve};
+
+/// How many pieces wait for the connection.
+const WAITING: usize = 4;
+
+/// A name that nobody else has.
+pub(super) fn temporary() -> String {
+    let number = RandomState::new().hash_one(std::process::id());
+    format!(".skewbridge-{number:016x}")
+}
+
+pub(super) async fn upload(
+    container: &dyn Container,
+    from: &Path,
+    target: &str,
+    options: &Options,
+    tally: &Arc<Tally>,
+) -> Result<(), Error> {
+    let status = from.metadata().map_err(|cause| Error::Local {
+        doing: "read",
+        path: from.to_path_buf(),
+        cause,
+    })?;
+    let directory = RemotePath::new(target).directory;
+    let place = format!("{}/{}", directory.trim_end_matches('/'), temporary());
+    let mode = match options.preserve {
+        Preserve::Yes => status.mode() & 0o777,
+        Preserve::No => 0o644,
+    };
+    let mut patience = Patience::new(options);
+    loop {
+        let command = commands::unpack_cat(&place, target, status.len(), mode);
+        let (ended, stderr) = match send(container, command, from, 0, status.len(), tally).await {
+            Ok(ended) => ended,
+            Err(error) => (Ended::Cut(patience.cause(error)?), String::new()),
+        };
+        match ended {
+            Ended::Well => return Ok(()),
+            Ended::Cut(cause) => {
+                patience.again(&cause, tally.bytes()).await?;
+                tally.again(0);
+            }
+            Ended::Missing => {
+                return Err(Error::Missing {
+                    program: "tar",
+                    needed: ", and cat and wc to do without it are not there either",
+                });
+            }
+            Ended::Badly(how) => {
+                return Err(Error::Remote {
+                    program: "cat",
+                    how,
+                    stderr,
+                });
+            }
+        }
+    }
+}
+
+/// Runs a command with a part of a file as its input.
+pub(super) async fn send(
+    container: &dyn Container,
+    command: Vec<String>,
+    from: &Path,
+    start: u64,
+    end: u64,
+    tally: &Arc<Tally>,
+) -> Result<(Ended, String), Error> {
+    let process = container.run(command, Stdin::Piped).await?;
+    let Process {
+        stdin,
+        mut stdout,
+        stderr,
+        ended,
+    } = process;
+    let feeding = async {
+        match stdin {
+            None => Ok(()),
+            Some(stdin) => feed(stdin, from, start, end, tally).await,
+        }
+    };
+    let muted = async {
+        let _ = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
+        Ok(())
+    };
+    let ((), (), stderr, status) = tokio::try_join!(
+        feeding,
+        muted,
+        async { Ok(complaint(stderr).await) },
+        async { Ok(ended.await) }
+    )?;
+    Ok((Ended::of(&status, &stderr), stderr))
+}
+
+async fn feed(
+    mut stdin: impl AsyncWrite + Unpin,
+    from: &Path,
+    start: u64,
+    end: u64,
+    tally: &Arc<Tally>,
+) -> Result<(), Error> {
+    let (pieces, mut waiting) = mpsc::channel::<Vec<u8>>(WAITING);
+    let path = from.to_path_buf();
+    let reading = tokio::task::spawn_blocking(move || {
+        each_piece(&path, start, end, |piece| {
+            pieces.blocking_send(piece).is_ok()
+        })
+    });
+    while let Some(piece) = waiting.recv().await {
+        // How the command ended says why.
+        if stdin.write_all(&piece).await.is_err() {
+            break;
+        }
+        tally.moved(piece.len());
+    }
+    drop(waiting);
+    match reading.await {
+        Ok(read) => read?,
+        Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
+    }
+    let _ = stdin.shutdown().await;
+    Ok(())
+}
+
+/// Reads a part of a file, as long as somebody wants it.
+pub(super) fn each_piece(
+    path: &Path,
+    start: u64,
+    end: u64,
+    mut tell: impl FnMut(Vec<u8>) -> bool,
+) -> Result<(), Error> {
+    use std::io::Seek as _;
+    let local = |cause| Error::Local {
+        doing: "read",
+        path: path.to_path_buf(),
+        cause,
+    };
+    let mut file = gather::open(path).map_err(local)?;
+    file.seek(std::io::SeekFrom::Start(start)).map_err(local)?;
+    let mut at = start;
+    while at < end {
+        let wanted = (end - at).min(PIECE as u64);
+        let mut piece = Vec::with_capacity(PIECE);
+        let read = (&mut file).take(wanted).read_to_end(&mut piece);
+        let read = read.map_err(local)? as u64;
+        at += read;
+        if read < wanted {
+            return Err(Error::Shrank {
+                path: path.to_path_buf(),
+                size: end,
+                read: at,
+            });
+        }
+        if !tell(piece) {
+            break;
+        }
+    }
+    Ok(())
+}

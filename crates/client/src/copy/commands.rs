@@ -1,0 +1,195 @@
+//! The commands of a copy, word by word. Names are arguments, never text of a script,
+//! and never look like flags. `tar` is all that is needed; where there is a shell too,
+//! broken copies go on where they stopped, and what is not whole has no name.
+
+use super::options::{Options, Preserve, Retries};
+use super::place::RemotePath;
+
+/// What everything that goes into a pod is below until it is whole.
+pub(super) const STAGED: &str = "it";
+
+/// The last entry of such an archive. A tar that is cut off between two entries takes
+/// that for the end; what comes without this is not put in place.
+pub(super) const WHOLE: &str = "whole";
+
+/// The words that [`PROBE`] answers.
+pub(super) mod word {
+    /// There is a tar.
+    pub(in super::super) const TAR: &str = "tar";
+    /// The first path is a directory.
+    pub(in super::super) const DIRECTORY: &str = "directory";
+    /// What would be in it is one too.
+    pub(in super::super) const INNER: &str = "inner";
+}
+
+const PROBE: &str = "\
+command -v tar >/dev/null 2>&1 && echo tar
+[ -d \"$1\" ] && echo directory
+[ -d \"$2\" ] && echo inner
+exit 0";
+
+/// An archive from a byte on, behind the header by which it is known again. What tar
+/// ended with is what counts, not what tail did: hence the third and fourth handles.
+const GO_ON: &str = "\
+exec 4>&1
+tar -c -f - -C \"$1\" \"$2\" 2>/dev/null | tail -c +\"$3\" | head -c \"$4\"
+s=$({ { tar -c -f - -C \"$1\" \"$2\" 4>&-; echo $? >&3; } | tail -c +\"$5\" >&4; } 3>&1)
+exit \"${s:-1}\"";
+
+/// Extracts beside the target, and renames when all is there. What is not whole is
+/// removed there, if nobody will go on with it: who has lost the connection cannot.
+const UNPACK_STAGED: &str = "\
+d=$1 s=$2 t=$3 k=$4; shift 4
+end() { c=$?; [ $k = keep ] || rm -rf \"$d/$s\"; exit $c; }
+tar -x -f - -C \"$d\" \"$@\" || end
+[ -e \"$d/$s/whole\" ] || { echo 'the archive was cut off' >&2; false; } || end
+if [ -d \"$t\" ] && [ ! -L \"$t\" ]; then echo \"$t is a directory now\" >&2; false; fi || end
+mv -f \"$d/$s/it\" \"$t\" || end
+rm -rf \"$d/$s\"
+exit 0";
+
+/// One file without a tar: a shell cannot tell a cut from an end, so it is counted.
+const UNPACK_CAT: &str = "\
+cat >\"$1\" || exit
+n=$(wc -c <\"$1\") || exit
+if [ \"$n\" -ne \"$3\" ]; then rm -f \"$1\"; echo \"only $n of $3 bytes came\" >&2; exit 1; fi
+chmod \"$4\" \"$1\" 2>/dev/null
+mv -f \"$1\" \"$2\"";
+
+/// Goes on with a file.
+const APPEND: &str = "\
+cat >>\"$1\" || exit
+n=$(wc -c <\"$1\") || exit
+if [ \"$n\" -ne \"$2\" ]; then echo \"$n instead of $2 bytes are there\" >&2; exit 1; fi
+exit 0";
+
+/// What a file that was gone on with should have had from its archive.
+const DRESS: &str = "\
+chown \"$2\" \"$1\" 2>/dev/null
+chmod \"$3\" \"$1\" 2>/dev/null
+touch -d \"@$4\" \"$1\" 2>/dev/null
+cksum <\"$1\"";
+
+fn words<const N: usize>(words: [&str; N]) -> Vec<String> {
+    words.map(str::to_owned).to_vec()
+}
+
+fn script<const N: usize>(script: &str, arguments: [&str; N]) -> Vec<String> {
+    let mut all = words(["sh", "-c", script, "sh"]);
+    all.extend(arguments.map(str::to_owned));
+    all
+}
+
+/// An archive of a path.
+pub(super) fn pack(path: &RemotePath) -> Vec<String> {
+    words(["tar", "-c", "-f", "-", "-C", &path.directory, &path.word()])
+}
+
+/// The same from a byte on (counted from zero), behind so many bytes of another place.
+pub(super) fn go_on(path: &RemotePath, header_at: u64, header: usize, at: u64) -> Vec<String> {
+    script(
+        GO_ON,
+        [
+            &path.directory,
+            &path.word(),
+            &(header_at + 1).to_string(),
+            &header.to_string(),
+            &(at + 1).to_string(),
+        ],
+    )
+}
+
+/// What is at a path, and at one inside it.
+pub(super) fn probe(path: &str, inner: &str) -> Vec<String> {
+    script(PROBE, [path, inner])
+}
+
+/// The same without a shell.
+pub(super) fn is_directory(path: &str) -> Vec<String> {
+    words(["test", "-d", path])
+}
+
+/// Extracts into a directory.
+pub(super) fn unpack(directory: &str, preserve: Preserve) -> Vec<String> {
+    let mut all = words(["tar", "-x", "-f", "-", "-C", directory]);
+    all.extend(flags(preserve));
+    all
+}
+
+/// Extracts into a directory below a name, and renames what is there when it is whole.
+pub(super) fn unpack_staged(
+    directory: &str,
+    stage: &str,
+    target: &str,
+    options: &Options,
+) -> Vec<String> {
+    let keep = match options.retries {
+        Retries::AtMost(0) => "drop",
+        _ => "keep",
+    };
+    let mut all = script(UNPACK_STAGED, [directory, stage, target, keep]);
+    all.extend(flags(options.preserve));
+    all
+}
+
+/// As kubectl asks for it. The times are kept otherwise, which kubectl does not.
+fn flags(preserve: Preserve) -> Vec<String> {
+    match preserve {
+        Preserve::Yes => Vec::new(),
+        Preserve::No => words(["--no-same-permissions", "--no-same-owner", "-m"]),
+    }
+}
+
+/// Writes a file, and renames it when it is whole.
+pub(super) fn unpack_cat(temporary: &str, target: &str, size: u64, mode: u32) -> Vec<String> {
+    script(
+        UNPACK_CAT,
+        [temporary, target, &size.to_string(), &format!("{mode:o}")],
+    )
+}
+
+/// The sizes and times of all files of a tree.
+pub(super) fn list(path: &str) -> Vec<String> {
+    words([
+        "find", path, "-type", "f", "-exec", "stat", "-c", "%s %Y %n", "{}", "+",
+    ])
+}
+
+/// The checksum of a file, as POSIX has it.
+pub(super) fn checksum(path: &str) -> Vec<String> {
+    script("cksum <\"$1\"", [path])
+}
+
+/// Goes on with a file that is to be so large.
+pub(super) fn append(path: &str, size: u64) -> Vec<String> {
+    script(APPEND, [path, &size.to_string()])
+}
+
+/// Gives a file its owner, permissions and time where that can be done, and says its
+/// checksum.
+pub(super) fn dress(path: &str, owner: (u64, u64), mode: u32, time: i64) -> Vec<String> {
+    script(
+        DRESS,
+        [
+            path,
+            &format!("{}:{}", owner.0, owner.1),
+            &format!("{mode:o}"),
+            &time.to_string(),
+        ],
+    )
+}
+
+/// Removes what nobody needs any more.
+pub(super) fn remove(path: &str) -> Vec<String> {
+    words(["rm", "-rf", path])
+}
+
+/// One file.
+pub(super) fn cat(path: &str) -> Vec<String> {
+    words(["cat", path])
+}
+
+/// How large it is.
+pub(super) fn count(path: &str) -> Vec<String> {
+    words(["wc", "-c", path])
+}

@@ -1,0 +1,375 @@
+//! From a pod to here.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::commands;
+use super::container::{Container, Ended, Process, Stdin, ask, complaint};
+use super::error::Error;
+use super::extract::Extractor;
+use super::options::{Again, Notice, Options};
+use super::place::{Landing, RemotePath};
+use super::retry::Patience;
+use super::tally::Tally;
+use super::tar::{self, Entry, Kind, Reader};
+
+/// In what pieces it is read: a call for each costs less than the copy of it.
+const PIECE: usize = 128 << 10;
+
+/// How many pieces wait for the disk.
+const WAITING: usize = 8;
+
+/// How long the answer of a program that counts bytes may be.
+const COUNT: u64 = 64 << 10;
+
+/// Copies a file, or what is in a directory, from a container.
+///
+/// A directory's contents go into `to`, which is made if it is not there; a file goes
+/// to `to`, or into it if that is a directory, or ends with a slash.
+///
+/// It has succeeded only if the archive came to its end, and the container's `tar`
+/// did so without a complaint.
+pub async fn copy_from(
+    container: &dyn Container,
+    from: &str,
+    to: &Path,
+    options: &Options,
+    tally: &Arc<Tally>,
+) -> Result<(), Error> {
+    let path = RemotePath::new(from);
+    let extractor = Extractor::new(path.top(), Landing::new(to), options.clone(), tally.clone());
+    let mut state = Box::new(State {
+        reader: Reader::new(),
+        extractor,
+    });
+    let mut patience = Patience::new(options);
+    let mut plan = Plan::Whole;
+    loop {
+        let verdict = attempt(container, &path, plan, state).await;
+        let (back, verdict) = match verdict {
+            Ok(verdict) => verdict,
+            Err((back, error)) => (back, Verdict::Cut(patience.cause(error)?)),
+        };
+        state = back;
+        let cause = match verdict {
+            Verdict::Whole => return state.extractor.finish(),
+            Verdict::Failed(error) => {
+                // What came is there, with its times.
+                let _ = state.extractor.finish();
+                return Err(error);
+            }
+            Verdict::NoTar => return by_cat(container, &path, *state, options).await,
+            Verdict::CannotGoOn => {
+                plan = Plan::Whole;
+                "it cannot be gone on with".to_owned()
+            }
+            Verdict::Cut(cause) => {
+                plan = state.plan();
+                cause
+            }
+        };
+        patience.again(&cause, state.reader.offset()).await?;
+        let from = match plan {
+            Plan::Whole => Again::Beginning,
+            Plan::From { at, .. } => Again::At(at),
+        };
+        options.tell(Notice::Again { cause, from });
+        tally.again(match from {
+            Again::At(_) => tally.bytes(),
+            _ => 0,
+        });
+        if plan == Plan::Whole {
+            state.reader = Reader::new();
+            state.extractor.begin_again();
+        }
+    }
+}
+
+/// What goes to the thread that writes, and comes back.
+struct State {
+    reader: Reader,
+    extractor: Extractor,
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Plan {
+    Whole,
+    From {
+        header_at: u64,
+        header: usize,
+        at: u64,
+    },
+}
+
+enum Verdict {
+    Whole,
+    Cut(String),
+    /// The source is another one now, or the container has no programs for it.
+    CannotGoOn,
+    NoTar,
+    Failed(Error),
+}
+
+impl State {
+    fn plan(&mut self) -> Plan {
+        match self.reader.rewind() {
+            None => Plan::Whole,
+            Some(checkpoint) => Plan::From {
+                header_at: checkpoint.header_at,
+                header: checkpoint.header.len(),
+                at: checkpoint.resume_at,
+            },
+        }
+    }
+}
+
+async fn attempt(
+    container: &dyn Container,
+    path: &RemotePath,
+    plan: Plan,
+    mut state: Box<State>,
+) -> Result<(Box<State>, Verdict), (Box<State>, Error)> {
+    let command = match plan {
+        Plan::Whole => commands::pack(path),
+        Plan::From {
+            header_at,
+            header,
+            at,
+        } => commands::go_on(path, header_at, header, at),
+    };
+    let process = match container.run(command, Stdin::Null).await {
+        Ok(process) => process,
+        Err(error) => return Err((state, error.into())),
+    };
+    let Process {
+        stdout,
+        stderr,
+        ended,
+        ..
+    } = process;
+    let mut stdout = stdout;
+    let reading = async {
+        if let Plan::From { header, .. } = plan {
+            match is_the_same(&mut stdout, &mut state, header).await {
+                Ok(true) => {}
+                Ok(false) => return (state, Came::Other),
+                Err(_) => return (state, Came::Cut),
+            }
+        }
+        extract(stdout, state).await
+    };
+    let ending = async { tokio::join!(complaint(stderr), ended) };
+    tokio::pin!(ending);
+    // A command whose output nobody wants any more is left, not waited for.
+    let mut finished = None;
+    let (state, came) = {
+        tokio::pin!(reading);
+        loop {
+            tokio::select! {
+                done = &mut reading => break done,
+                end = &mut ending, if finished.is_none() => finished = Some(end),
+            }
+        }
+    };
+    let verdict = match came {
+        Came::Wrong(error) => Verdict::Failed(error),
+        Came::Other if plan != Plan::Whole => Verdict::CannotGoOn,
+        Came::Other | Came::All | Came::Cut => {
+            let (stderr, status) = match finished {
+                Some(end) => end,
+                None => ending.await,
+            };
+            let nothing = state.reader.offset() == 0;
+            match (Ended::of(&status, &stderr), came) {
+                (Ended::Well, Came::All) if state.reader.is_whole() => Verdict::Whole,
+                (Ended::Well, _) => Verdict::Cut("the archive has no end".to_owned()),
+                (Ended::Cut(cause), _) => Verdict::Cut(cause),
+                (Ended::Missing, _) if plan != Plan::Whole => Verdict::CannotGoOn,
+                (Ended::Missing, _) if nothing => Verdict::NoTar,
+                (Ended::Missing, _) => Verdict::Failed(Error::Missing {
+                    program: "tar",
+                    needed: "",
+                }),
+                (Ended::Badly(how), _) => Verdict::Failed(Error::Remote {
+                    program: "tar",
+                    how,
+                    stderr,
+                }),
+            }
+        }
+    };
+    Ok((state, verdict))
+}
+
+enum Came {
+    All,
+    Cut,
+    /// Not what was there before.
+    Other,
+    Wrong(Error),
+}
+
+/// Whether the archive still has the header after which it is gone on with.
+async fn is_the_same(
+    stdout: &mut (impl AsyncRead + Unpin),
+    state: &mut State,
+    length: usize,
+) -> io::Result<bool> {
+    let mut header = Vec::with_capacity(length);
+    while header.len() < length {
+        let mut rest = (&mut *stdout).take((length - header.len()) as u64);
+        // At its end there is no such place any more, or no program to find it.
+        if rest.read_buf(&mut header).await? == 0 {
+            return Ok(false);
+        }
+    }
+    let known = state.reader.rewind();
+    Ok(known.is_some_and(|checkpoint| checkpoint.header == header))
+}
+
+/// Reads here, and writes on a thread that may wait for the disk.
+async fn extract(mut stdout: impl AsyncRead + Unpin, state: Box<State>) -> (Box<State>, Came) {
+    let (pieces, mut waiting) = mpsc::channel::<Bytes>(WAITING);
+    let disk: JoinHandle<(Box<State>, Result<(), Error>)> =
+        tokio::task::spawn_blocking(move || {
+            let mut state = state;
+            let State { reader, extractor } = &mut *state;
+            while let Some(piece) = waiting.blocking_recv() {
+                if let Err(error) = extractor.take(reader, &piece) {
+                    return (state, Err(error));
+                }
+            }
+            (state, Ok(()))
+        });
+    let mut buffer = BytesMut::new();
+    let came = loop {
+        match fill(&mut stdout, &mut buffer).await {
+            Ok(Filled::Some) => {
+                if pieces.send(buffer.split().freeze()).await.is_err() {
+                    // It will say why.
+                    break Came::All;
+                }
+            }
+            Ok(Filled::End) => break Came::All,
+            // How the command ended says why.
+            Err(_) => break Came::Cut,
+        }
+    };
+    drop(pieces);
+    match disk.await {
+        Ok((state, Ok(()))) => (state, came),
+        Ok((state, Err(error))) => (state, Came::Wrong(error)),
+        Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
+    }
+}
+
+enum Filled {
+    Some,
+    End,
+}
+
+/// Waits for something, and takes all that is there with it.
+async fn fill(stdout: &mut (impl AsyncRead + Unpin), buffer: &mut BytesMut) -> io::Result<Filled> {
+    buffer.reserve(PIECE);
+    if stdout.read_buf(buffer).await? == 0 {
+        return Ok(Filled::End);
+    }
+    while buffer.len() < PIECE {
+        let more = stdout.read_buf(buffer);
+        tokio::pin!(more);
+        // Polled once: what is not there yet is not waited for.
+        let once = std::future::poll_fn(|cx| {
+            use std::future::Future as _;
+            std::task::Poll::Ready(more.as_mut().poll(cx))
+        });
+        match once.await {
+            std::task::Poll::Ready(Ok(0) | Err(_)) | std::task::Poll::Pending => break,
+            std::task::Poll::Ready(Ok(_)) => {}
+        }
+    }
+    Ok(Filled::Some)
+}
+
+/// One file, where there is no tar. Its size is asked for, so that a cut is seen.
+async fn by_cat(
+    container: &dyn Container,
+    path: &RemotePath,
+    mut state: State,
+    options: &Options,
+) -> Result<(), Error> {
+    const NEEDED: &str = ": without it only single files can be copied from there, by cat and wc";
+    let missing = || Error::Missing {
+        program: "tar",
+        needed: NEEDED,
+    };
+    let Some(base) = &path.base else {
+        return Err(missing());
+    };
+    let counted = ask(container, commands::count(&path.whole()), COUNT).await?;
+    let size = match counted.ended {
+        Ended::Well => String::from_utf8_lossy(&counted.stdout)
+            .split_whitespace()
+            .next()
+            .and_then(|size| size.parse().ok()),
+        Ended::Missing => return Err(missing()),
+        Ended::Badly(how) => {
+            return Err(Error::Remote {
+                program: "wc (there is no tar)",
+                how,
+                stderr: counted.stderr,
+            });
+        }
+        Ended::Cut(_) => None,
+    };
+    let size: u64 = size.ok_or_else(missing)?;
+    options.tell(Notice::Instead(
+        "there is no tar in the container: copying by cat, without times and permissions",
+    ));
+    let process = container
+        .run(commands::cat(&path.whole()), Stdin::Null)
+        .await?;
+    let mut header = Vec::new();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let entry = Entry {
+        size,
+        mtime: now.map_or(0, |now| now.as_secs().cast_signed()),
+        ..Entry::new(base.clone(), Kind::File)
+    };
+    tar::write_entry(&entry, &mut header);
+    let mut end = tar::padding(size).to_vec();
+    tar::write_end(&mut end);
+    // The file as an archive of one: neither less nor more than it is said to be.
+    state.reader = Reader::new();
+    let archive = io::Cursor::new(header)
+        .chain(process.stdout)
+        .chain(io::Cursor::new(end));
+    let reading = extract(archive, Box::new(state));
+    let ((state, came), stderr, status) =
+        tokio::join!(reading, complaint(process.stderr), process.ended);
+    match (came, Ended::of(&status, &stderr)) {
+        (_, Ended::Badly(how)) => Err(Error::Remote {
+            program: "cat",
+            how,
+            stderr,
+        }),
+        (_, Ended::Missing) => Err(missing()),
+        (_, Ended::Cut(cause)) => {
+            Patience::new(&Options::default())
+                .again(&cause, state.reader.offset())
+                .await
+        }
+        (Came::All, Ended::Well) if state.reader.is_whole() => state.extractor.finish(),
+        // What is wrong then is the size.
+        _ => Err(Error::Unexpected(format!(
+            "{} is not as large as it was said to be ({size} bytes): does something write to it?",
+            path.whole()
+        ))),
+    }
+}

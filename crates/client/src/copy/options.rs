@@ -1,0 +1,169 @@
+//! What a copy can be told, and what it tells on its way.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::tar::Kind;
+
+/// How to copy.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// Whether permissions and times are those of the source, and owners in a pod.
+    pub preserve: Preserve,
+    /// How often a broken connection is replaced, and the copy gone on with.
+    pub retries: Retries,
+    /// Refuses, before it is written, what would be more than this. Without it,
+    /// more than is free.
+    pub max_bytes: Option<u64>,
+    /// Is told what people should know of.
+    pub notices: Option<Arc<dyn Fn(Notice) + Send + Sync>>,
+}
+
+/// Whether permissions and times are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Preserve {
+    /// As the source has them.
+    #[default]
+    Yes,
+    /// As new files have them.
+    No,
+}
+
+/// How often to try again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retries {
+    /// This often.
+    AtMost(u32),
+    /// Until it is done.
+    Forever,
+}
+
+/// What people should know of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// A symlink that leads out of the target was left out.
+    Symlink {
+        /// Where it would have been.
+        path: PathBuf,
+        /// What it points to.
+        target: String,
+    },
+    /// A device or a pipe was left out.
+    Special {
+        /// Where it would have been.
+        path: PathBuf,
+        /// What it is.
+        kind: Kind,
+    },
+    /// Something here that is neither file, directory nor symlink.
+    NoFile(PathBuf),
+    /// Something here was removed before it was read.
+    Vanished(PathBuf),
+    /// A file here grew while it was read; what it was before has been copied.
+    Grew(PathBuf),
+    /// The connection was lost, and the copy goes on.
+    Again {
+        /// Why.
+        cause: String,
+        /// From where.
+        from: Again,
+    },
+    /// Something is done in another way, for lack of a program in the container.
+    Instead(&'static str),
+}
+
+/// Where a copy is gone on with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Again {
+    /// From this byte of the archive.
+    At(u64),
+    /// After this many entries that are there.
+    Without(u64),
+    /// From its beginning.
+    Beginning,
+}
+
+impl Default for Retries {
+    fn default() -> Self {
+        Self::AtMost(0)
+    }
+}
+
+impl Retries {
+    /// kubectl's number: zero is none, and less than that is for ever.
+    pub fn from_number(number: i64) -> Self {
+        match u32::try_from(number) {
+            Ok(number) => Self::AtMost(number),
+            Err(_) if number < 0 => Self::Forever,
+            Err(_) => Self::AtMost(u32::MAX),
+        }
+    }
+
+    /// Whether another try is allowed after this many.
+    pub(super) fn allow(self, tries: u32) -> bool {
+        match self {
+            Self::AtMost(most) => tries <= most,
+            Self::Forever => true,
+        }
+    }
+}
+
+impl Options {
+    pub(super) fn tell(&self, notice: Notice) {
+        if let Some(notices) = &self.notices {
+            notices(notice);
+        }
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("preserve", &self.preserve)
+            .field("retries", &self.retries)
+            .field("max_bytes", &self.max_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Symlink { path, target } => write!(
+                f,
+                "warning: skipping symlink: {:?} -> {target:?} (it leads out of the target)",
+                path.display()
+            ),
+            Self::Special { path, kind } => {
+                write!(f, "warning: skipping {kind}: {:?}", path.display())
+            }
+            Self::NoFile(path) => write!(
+                f,
+                "warning: skipping {:?}: it is no file, directory or symlink",
+                path.display()
+            ),
+            Self::Vanished(path) => write!(
+                f,
+                "warning: skipping {:?}: it was removed before it was read",
+                path.display()
+            ),
+            Self::Grew(path) => write!(
+                f,
+                "warning: {:?} grew while it was read; what it was before has been copied",
+                path.display()
+            ),
+            Self::Again { cause, from } => {
+                write!(f, "the connection was lost ({cause}), ")?;
+                match from {
+                    Again::At(byte) => write!(f, "going on at byte {byte}"),
+                    Again::Without(entries) => {
+                        write!(f, "going on without {entries} files that are there")
+                    }
+                    Again::Beginning => f.write_str("beginning again"),
+                }
+            }
+            Self::Instead(text) => f.write_str(text),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Entries as bytes, so that every tar reads them: ustar, with GNU's long names and
+//! large numbers where they do not fit.
+
+use super::block::{self, Bytes};
+use super::{BLOCK, Entry, Kind};
+
+/// tar programs read twenty blocks at a time, and some complain of less.
+const RECORD: usize = 20 * BLOCK;
+
+static ZEROS: [u8; RECORD] = [0; RECORD];
+
+/// The name that GNU gives to what is only a longer name.
+const LONG: &[u8] = b"././@LongLink";
+
+/// Writes what comes before the contents. They follow, [`padding`] after them.
+pub fn write_entry(entry: &Entry, archive: &mut Vec<u8>) {
+    if entry.name.len() > block::NAME.len() {
+        write_long(b'L', &entry.name, archive);
+    }
+    if entry.link.len() > block::LINK.len() {
+        write_long(b'K', &entry.link, archive);
+    }
+    let mut header = blank(
+        &entry.name,
+        match entry.kind {
+            Kind::File => b'0',
+            Kind::HardLink => b'1',
+            Kind::Symlink => b'2',
+            Kind::Character => b'3',
+            Kind::Block => b'4',
+            Kind::Directory => b'5',
+            Kind::Fifo => b'6',
+        },
+    );
+    let size = if entry.kind == Kind::File {
+        entry.size
+    } else {
+        0
+    };
+    fill(
+        &mut header,
+        block::LINK.start,
+        block::LINK.len(),
+        &entry.link,
+    );
+    block::write_number(&mut header[block::MODE], i64::from(entry.mode & 0o7777));
+    block::write_number(&mut header[block::UID], owner(entry.uid));
+    block::write_number(&mut header[block::GID], owner(entry.gid));
+    block::write_number(&mut header[block::SIZE], size.cast_signed());
+    block::write_number(&mut header[block::MTIME], entry.mtime);
+    block::seal(&mut header);
+    archive.extend_from_slice(&header);
+}
+
+/// What comes after contents of this size.
+pub fn padding(size: u64) -> &'static [u8] {
+    let missing = size.wrapping_neg() % BLOCK as u64;
+    &ZEROS[..usize::try_from(missing).unwrap_or_default()]
+}
+
+/// Writes the end, without which an archive is one that was cut off.
+pub fn write_end(archive: &mut Vec<u8>) {
+    archive.extend_from_slice(&ZEROS);
+}
+
+/// Numbers of owners have 32 bits.
+fn owner(number: u64) -> i64 {
+    u32::try_from(number).unwrap_or(u32::MAX).into()
+}
+
+fn write_long(kind: u8, name: &[u8], archive: &mut Vec<u8>) {
+    let size = name.len() as u64 + 1;
+    let mut header = blank(LONG, kind);
+    block::write_number(&mut header[block::SIZE], size.cast_signed());
+    block::seal(&mut header);
+    archive.extend_from_slice(&header);
+    archive.extend_from_slice(name);
+    archive.push(0);
+    archive.extend_from_slice(padding(size));
+}
+
+fn blank(name: &[u8], kind: u8) -> Bytes {
+    let mut header = [0; BLOCK];
+    fill(&mut header, block::NAME.start, block::NAME.len(), name);
+    header[block::TYPE] = kind;
+    header[block::MAGIC].copy_from_slice(block::GNU);
+    for field in [block::MODE, block::UID, block::GID, block::MTIME] {
+        block::write_number(&mut header[field], 0);
+    }
+    header
+}
+
+fn fill(header: &mut Bytes, start: usize, room: usize, text: &[u8]) {
+    let length = text.len().min(room);
+    header[start..start + length].copy_from_slice(&text[..length]);
+}

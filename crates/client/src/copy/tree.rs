@@ -1,0 +1,209 @@
+//! Directories below a target by their handles. No symlink is ever followed, neither
+//! one that was there nor one that appears at this moment: each step is one `openat`
+//! with `O_NOFOLLOW` from the handle before it.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{self, AtFlags, Mode, OFlags, Timespec, Timestamps};
+use rustix::io::Errno;
+
+use super::error::Error;
+
+/// How deep a tree may be: a handle is open for each directory on the way, and a
+/// process has 1024 of them by default.
+const MAX_DEPTH: usize = 512;
+
+/// Of how many directories the times and permissions are kept until the end. Further
+/// ones have the time at which they were made.
+const MAX_MADE: usize = 1 << 20;
+
+const DIRECTORY: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
+/// The directories below a target.
+#[derive(Debug)]
+pub(super) struct Tree {
+    path: PathBuf,
+    root: Arc<OwnedFd>,
+    /// Where we are: names and handles, from the root.
+    open: Vec<(Vec<u8>, Arc<OwnedFd>)>,
+    /// Those that we have made, and how they are to be in the end.
+    made: Vec<(Vec<u8>, Finish)>,
+}
+
+/// How a directory is to be when everything is in it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Finish {
+    pub(super) mode: u32,
+    pub(super) time: Timespec,
+}
+
+impl Tree {
+    /// Below this directory, which is the user's word: symlinks to it are followed.
+    /// It is made if it is not there. Also whether it was.
+    pub(super) fn open(path: &Path) -> Result<(Self, bool), Error> {
+        let local = |doing, cause| Error::Local {
+            doing,
+            path: path.to_path_buf(),
+            cause,
+        };
+        let existed = path.is_dir();
+        if !existed {
+            std::fs::create_dir_all(path).map_err(|cause| local("make the directory", cause))?;
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = fs::open(path, flags, Mode::empty())
+            .map_err(|errno| local("open the directory", errno.into()))?;
+        let tree = Self {
+            path: path.to_path_buf(),
+            root: Arc::new(root),
+            open: Vec::new(),
+            made: Vec::new(),
+        };
+        Ok((tree, existed))
+    }
+
+    /// Where a name below the target is, for people.
+    pub(super) fn shown(&self, parts: &[&[u8]]) -> PathBuf {
+        let mut path = self.path.clone();
+        path.extend(parts.iter().map(|part| OsStr::from_bytes(part)));
+        path
+    }
+
+    /// The handle of the target.
+    pub(super) fn root(&self) -> &Arc<OwnedFd> {
+        &self.root
+    }
+
+    /// The handle of a directory, made with those above it where there is none. With
+    /// a finish it is the archive's word, and kept if the directory is new.
+    pub(super) fn enter(
+        &mut self,
+        parts: &[&[u8]],
+        finish: Option<Finish>,
+    ) -> Result<Arc<OwnedFd>, Error> {
+        if parts.len() > MAX_DEPTH {
+            return Err(Error::Unexpected(format!(
+                "a name is more than {MAX_DEPTH} directories deep"
+            )));
+        }
+        let common = self.open.iter().zip(parts);
+        let common = common.take_while(|((name, _), part)| name == *part).count();
+        self.open.truncate(common);
+        for depth in common..parts.len() {
+            let wish = finish.filter(|_| depth + 1 == parts.len());
+            let handle = self.step(&parts[..=depth], wish)?;
+            self.open.push((parts[depth].to_vec(), handle));
+        }
+        Ok(self.here())
+    }
+
+    fn here(&self) -> Arc<OwnedFd> {
+        self.open
+            .last()
+            .map_or_else(|| self.root.clone(), |(_, handle)| handle.clone())
+    }
+
+    /// One directory further.
+    fn step(&mut self, parts: &[&[u8]], finish: Option<Finish>) -> Result<Arc<OwnedFd>, Error> {
+        let parent = self.here();
+        let name = parts[parts.len() - 1];
+        let open = || fs::openat(&parent, name, DIRECTORY, Mode::empty());
+        match open() {
+            Ok(handle) => return Ok(Arc::new(handle)),
+            Err(Errno::NOENT) => {}
+            Err(errno) => return Err(self.refused(parts, errno)),
+        }
+        // While we fill it we have to be able to.
+        let mode = finish.map_or(0o777, |finish| finish.mode) | 0o700;
+        match fs::mkdirat(&parent, name, Mode::from_raw_mode(mode)) {
+            Ok(()) => {
+                if let Some(finish) = finish {
+                    self.keep(parts, finish);
+                }
+            }
+            Err(Errno::EXIST) => {}
+            Err(errno) => return Err(self.local("make the directory", parts, errno.into())),
+        }
+        match open() {
+            Ok(handle) => Ok(Arc::new(handle)),
+            Err(errno) => Err(self.refused(parts, errno)),
+        }
+    }
+
+    fn keep(&mut self, parts: &[&[u8]], finish: Finish) {
+        if self.made.len() < MAX_MADE {
+            self.made.push((parts.join(&b'/'), finish));
+        }
+    }
+
+    /// The same for the target itself.
+    pub(super) fn keep_root(&mut self, finish: Finish) {
+        self.keep(&[], finish);
+    }
+
+    /// Sets times and permissions of what was made, the deepest first: writing into a
+    /// directory changes its time.
+    pub(super) fn finish(&mut self) -> Result<(), Error> {
+        for (name, finish) in std::mem::take(&mut self.made).into_iter().rev() {
+            let parts: Vec<_> = name
+                .split(|&byte| byte == b'/')
+                .filter(|part| !part.is_empty())
+                .collect();
+            let handle = self.enter(&parts, None)?;
+            let set = || -> io::Result<()> {
+                // What it has now went through the umask.
+                let now = fs::fstat(&handle)?.st_mode & 0o777;
+                if now & finish.mode != now {
+                    fs::fchmod(&handle, Mode::from_raw_mode(now & finish.mode))?;
+                }
+                Ok(fs::futimens(&handle, &at(finish.time))?)
+            };
+            set().map_err(|cause| self.local("set the times of", &parts, cause))?;
+        }
+        Ok(())
+    }
+
+    /// Something that is no directory, where one has to be.
+    fn refused(&self, parts: &[&[u8]], errno: Errno) -> Error {
+        match errno {
+            // Linux says the one of a symlink to a directory, others the other.
+            Errno::NOTDIR | Errno::LOOP | Errno::MLINK => Error::Through(self.shown(parts)),
+            errno => self.local("open the directory", parts, errno.into()),
+        }
+    }
+
+    pub(super) fn local(&self, doing: &'static str, parts: &[&[u8]], cause: io::Error) -> Error {
+        Error::Local {
+            doing,
+            path: self.shown(parts),
+            cause,
+        }
+    }
+}
+
+/// Changed then, and not read since.
+pub(super) fn at(time: Timespec) -> Timestamps {
+    Timestamps {
+        last_access: Timespec {
+            tv_sec: 0,
+            tv_nsec: fs::UTIME_OMIT,
+        },
+        last_modification: time,
+    }
+}
+
+/// Removes a name, if it is there and no directory.
+pub(super) fn remove(directory: &OwnedFd, name: &[u8]) -> io::Result<()> {
+    match fs::unlinkat(directory, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}

@@ -1,0 +1,174 @@
+//! A container whose tar says whatever it likes.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use skewbridge_client::copy::tar::{Entry, Kind, padding, write_end, write_entry};
+use skewbridge_client::copy::{Error, Options, Tally, copy_between, copy_from};
+use skewbridge_testkit::ScratchDir;
+
+use crate::machine::Machine;
+use crate::tree::listing;
+
+fn entry(archive: &mut Vec<u8>, name: &str, kind: Kind, link: &str) {
+    let entry = Entry {
+        link: link.into(),
+        ..Entry::new(name, kind)
+    };
+    write_entry(&entry, archive);
+}
+
+fn file(archive: &mut Vec<u8>, name: &str, contents: &[u8]) {
+    let size = contents.len() as u64;
+    let entry = Entry {
+        size,
+        ..Entry::new(name, Kind::File)
+    };
+    write_entry(&entry, archive);
+    archive.extend_from_slice(contents);
+    archive.extend_from_slice(padding(size));
+}
+
+/// A machine that sends this archive of `top`, and then what a script writes.
+fn liar(archive: &[u8], after: &str) -> Machine {
+    let machine = Machine::with(&["cat", "sh"]);
+    std::fs::write(machine.root().join("archive"), archive).unwrap();
+    machine.pretend("tar", &format!("cat archive\n{after}"));
+    machine
+}
+
+fn archives() -> Vec<(&'static str, Vec<u8>, &'static str)> {
+    let attack = |act: &dyn Fn(&mut Vec<u8>)| {
+        let mut archive = Vec::new();
+        entry(&mut archive, "./top/", Kind::Directory, "");
+        act(&mut archive);
+        write_end(&mut archive);
+        archive
+    };
+    vec![
+        (
+            "a parent",
+            attack(&|it| file(it, "./top/../../evil", b"x")),
+            "leads out of the target",
+        ),
+        (
+            "an absolute name",
+            attack(&|it| file(it, "/tmp/skewbridge-evil", b"x")),
+            "is absolute",
+        ),
+        (
+            "a file through a symlink",
+            attack(&|it| {
+                entry(it, "top/link", Kind::Symlink, "deeper");
+                file(it, "top/link/evil", b"x");
+            }),
+            "not followed",
+        ),
+        (
+            "a symlink to the outside, and a hard link to it",
+            attack(&|it| {
+                entry(it, "top/link", Kind::Symlink, "/etc/passwd");
+                entry(it, "top/hard", Kind::HardLink, "top/../../evil");
+            }),
+            "leads out of the target",
+        ),
+        (
+            "devices",
+            attack(&|it| {
+                entry(it, "top/null", Kind::Character, "");
+                entry(it, "top/disk", Kind::Block, "");
+                entry(it, "top/pipe", Kind::Fifo, "");
+                entry(it, "top/out", Kind::Symlink, "../../evil");
+            }),
+            "4 entries were not copied",
+        ),
+        (
+            "rubbish",
+            b"this is no archive at all".repeat(100),
+            "tar contents corrupted",
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn whatever_an_archive_says_nothing_is_written_outside() {
+    for (what, archive, expected) in archives() {
+        let scratch = ScratchDir::new();
+        let to = scratch.path().join("a/b/target");
+        let machine = liar(&archive, "");
+        let tally = Arc::new(Tally::default());
+        let result = copy_from(&machine, "top", &to, &Options::default(), &tally).await;
+        let error = result.expect_err(what).to_string();
+        assert!(error.contains(expected), "{what}: {error}");
+        for (name, _) in listing(scratch.path()) {
+            assert!(!name.contains("evil"), "{what}: {name}");
+            assert!(!name.contains(".part"), "{what}: {name}");
+        }
+        assert!(!Path::new("/tmp/skewbridge-evil").exists());
+    }
+}
+
+#[tokio::test]
+async fn another_pod_is_not_given_what_we_would_not_take() {
+    for (what, archive, expected) in archives() {
+        let other = Machine::new();
+        let machine = liar(&archive, "");
+        let (options, tally) = (Options::default(), Arc::new(Tally::default()));
+        let result = copy_between((&machine, "top"), (&other, "new"), &options, &tally).await;
+        let error = result.expect_err(what).to_string();
+        assert!(error.contains(expected), "{what}: {error}");
+        for (name, _) in listing(&other.root()) {
+            assert!(!name.contains("evil"), "{what}: {name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn zeros_without_end_are_refused_before_the_disk_is_full() {
+    let mut archive = Vec::new();
+    let zeros = Entry {
+        size: 10 << 30,
+        ..Entry::new("top", Kind::File)
+    };
+    write_entry(&zeros, &mut archive);
+    let scratch = ScratchDir::new();
+    let machine = liar(&archive, "exec cat /dev/zero");
+    let options = Options {
+        max_bytes: Some(1 << 30),
+        ..Options::default()
+    };
+    let tally = Arc::new(Tally::default());
+    let to = scratch.path().join("zeros");
+    let error = copy_from(&machine, "top", &to, &options, &tally)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::NoRoom { .. }), "{error}");
+    assert_eq!(tally.bytes(), 0);
+    assert!(listing(scratch.path()).is_empty());
+}
+
+#[tokio::test]
+async fn an_archive_that_ends_well_without_its_end_is_no_success() {
+    let mut archive = Vec::new();
+    file(&mut archive, "top", b"contents");
+    let machine = liar(&archive, "exit 0");
+    let scratch = ScratchDir::new();
+    let (options, tally) = (Options::default(), Arc::new(Tally::default()));
+    let to = scratch.path().join("to");
+    let error = copy_from(&machine, "top", &to, &options, &tally)
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("has no end"), "{error}");
+    // And a tar that complains is heard, though everything seems to be there.
+    write_end(&mut archive);
+    let machine = liar(
+        &archive,
+        "echo 'tar: top: file changed as we read it' >&2; exit 1",
+    );
+    let error = copy_from(&machine, "top", &to, &options, &tally)
+        .await
+        .unwrap_err();
+    let expected =
+        "tar in the container ended with exit code 1: tar: top: file changed as we read it";
+    assert_eq!(error.to_string(), expected);
+}

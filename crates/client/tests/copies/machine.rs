@@ -1,0 +1,257 @@
+//! A container that is a directory of this machine, with its real tar, behind a
+//! connection that can be cut at any byte.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, ready};
+
+use skewbridge_channels::{ExitCode, Failure};
+use skewbridge_client::copy::{Container, Process, Running, Stdin};
+use skewbridge_client::streams::{Cut, ExitStatus};
+use skewbridge_testkit::ScratchDir;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::process::Command;
+use tokio::sync::Notify;
+
+/// After how many bytes a connection is lost.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Loss {
+    OfOutput(u64),
+    OfInput(u64),
+}
+
+pub(crate) struct Machine {
+    scratch: ScratchDir,
+    losses: Mutex<VecDeque<Option<Loss>>>,
+    commands: Mutex<Vec<Vec<String>>>,
+}
+
+impl Machine {
+    /// With all the programs that copies know of.
+    pub(crate) fn new() -> Self {
+        Self::with(&[
+            "cat", "chmod", "chown", "cksum", "find", "head", "mv", "rm", "sh", "stat", "tail",
+            "tar", "test", "touch", "wc",
+        ])
+    }
+
+    /// With these programs alone.
+    pub(crate) fn with(programs: &[&str]) -> Self {
+        let scratch = ScratchDir::new();
+        for directory in ["bin", "root"] {
+            std::fs::create_dir(scratch.path().join(directory)).unwrap();
+        }
+        for program in programs {
+            let found = ["/usr/bin", "/bin"]
+                .iter()
+                .map(|directory| Path::new(directory).join(program))
+                .find(|path| path.exists())
+                .unwrap_or_else(|| panic!("this machine has no {program}"));
+            symlink(found, scratch.path().join("bin").join(program)).unwrap();
+        }
+        Self {
+            scratch,
+            losses: Mutex::default(),
+            commands: Mutex::default(),
+        }
+    }
+
+    /// Gives it a program that is none of this machine's.
+    pub(crate) fn pretend(&self, program: &str, script: &str) {
+        use std::os::unix::fs::PermissionsExt as _;
+        let path = self.scratch.path().join("bin").join(program);
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// Where its commands begin.
+    pub(crate) fn root(&self) -> PathBuf {
+        self.scratch.path().join("root")
+    }
+
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.root().join(name).display().to_string()
+    }
+
+    /// Loses the connections of the next commands, one after the other.
+    pub(crate) fn lose(&self, losses: &[Option<Loss>]) {
+        self.losses.lock().unwrap().extend(losses);
+    }
+
+    /// What was run, with scripts left out.
+    pub(crate) fn commands(&self) -> Vec<Vec<String>> {
+        self.commands.lock().unwrap().clone()
+    }
+
+    fn start(&self, command: &[String], stdin: Stdin) -> Process {
+        self.commands.lock().unwrap().push(command.to_vec());
+        let loss = self.losses.lock().unwrap().pop_front().flatten();
+        let child = Command::new(&command[0])
+            .args(&command[1..])
+            .current_dir(self.root())
+            .env("PATH", self.scratch.path().join("bin"))
+            .env("LC_ALL", "C")
+            .stdin(match stdin {
+                Stdin::Piped => Stdio::piped(),
+                Stdin::Null => Stdio::null(),
+            })
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn();
+        let mut child = match child {
+            Ok(child) => child,
+            Err(error) => return absent(&command[0], &error),
+        };
+        let signal = Arc::new(Lost::default());
+        let of = |wanted: fn(Loss) -> Option<u64>| loss.and_then(wanted).unwrap_or(u64::MAX);
+        let stdout = Output {
+            inner: child.stdout.take().unwrap(),
+            left: of(|loss| match loss {
+                Loss::OfOutput(bytes) => Some(bytes),
+                Loss::OfInput(_) => None,
+            }),
+            lost: signal.clone(),
+        };
+        let left = of(|loss| match loss {
+            Loss::OfInput(bytes) => Some(bytes),
+            Loss::OfOutput(_) => None,
+        });
+        let stdin = child.stdin.take().map(|inner| Input {
+            inner: Some(inner),
+            left,
+            lost: signal.clone(),
+        });
+        let stderr = child.stderr.take().unwrap();
+        Process {
+            stdin: stdin.map(|stdin| Box::new(stdin) as _),
+            stdout: Box::new(stdout),
+            stderr: Box::new(stderr),
+            ended: Box::pin(async move {
+                let ended = tokio::select! {
+                    ended = child.wait() => Some(ended.unwrap()),
+                    () = signal.notify.notified() => None,
+                };
+                let Some(ended) = ended else {
+                    // What it was sent has an end now, as it would in a pod; and nobody
+                    // hears it any more.
+                    let _ = child.wait().await;
+                    return cut();
+                };
+                match ended.code() {
+                    Some(0) => ExitStatus::Success,
+                    Some(code) => {
+                        ExitStatus::Code(ExitCode::new(u8::try_from(code).unwrap()).unwrap())
+                    }
+                    None => cut(),
+                }
+            }),
+        }
+    }
+}
+
+impl Container for Machine {
+    fn run(&self, command: Vec<String>, stdin: Stdin) -> Running<'_> {
+        Box::pin(async move { Ok(self.start(&command, stdin)) })
+    }
+}
+
+fn cut() -> ExitStatus {
+    ExitStatus::Cut(Cut {
+        cause: "connection reset by peer".to_owned(),
+        sent: 0,
+        unsent: 0,
+        received: 0,
+    })
+}
+
+fn absent(program: &str, error: &io::Error) -> Process {
+    assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    let message = format!("exec: \"{program}\": executable file not found in $PATH");
+    Process {
+        stdin: None,
+        stdout: Box::new(tokio::io::empty()),
+        stderr: Box::new(tokio::io::empty()),
+        ended: Box::pin(async move {
+            ExitStatus::Failed(Failure {
+                code: Some(500),
+                reason: "InternalError".to_owned(),
+                message,
+            })
+        }),
+    }
+}
+
+#[derive(Default)]
+struct Lost {
+    notify: Notify,
+}
+
+struct Output {
+    inner: tokio::process::ChildStdout,
+    left: u64,
+    lost: Arc<Lost>,
+}
+
+impl AsyncRead for Output {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.left == 0 {
+            self.lost.notify.notify_one();
+            return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+        }
+        let room = usize::try_from(self.left).map_or(buf.remaining(), |it| it.min(buf.remaining()));
+        let mut part = buf.take(room);
+        ready!(Pin::new(&mut self.inner).poll_read(cx, &mut part))?;
+        let read = part.filled().len();
+        // It was read into the memory of the buffer that it is a part of.
+        let filled = part.filled().to_vec();
+        buf.put_slice(&filled);
+        self.left -= read as u64;
+        Poll::Ready(Ok(()))
+    }
+}
+
+struct Input {
+    inner: Option<tokio::process::ChildStdin>,
+    left: u64,
+    lost: Arc<Lost>,
+}
+
+impl AsyncWrite for Input {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.left == 0 {
+            self.inner = None;
+            self.lost.notify.notify_one();
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        let length = usize::try_from(self.left).map_or(bytes.len(), |it| it.min(bytes.len()));
+        let Some(inner) = &mut self.inner else {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        };
+        let written = ready!(Pin::new(inner).poll_write(cx, &bytes[..length]))?;
+        self.left -= written as u64;
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.inner = None;
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,103 @@
+//! The same through the protocols of pods, with connections that are cut.
+
+use std::sync::Arc;
+
+use skewbridge_client::copy::{Error, Pod, Tally, copy_from, copy_to};
+use skewbridge_client::streams::{Executor, FallbackExecutor, SpdyExecutor, WebSocketExecutor};
+use skewbridge_client::{Endpoint, Kubeconfig};
+use skewbridge_testkit::{Pods, ScratchDir};
+
+use crate::tree::{Shape, listing, plant};
+use crate::{options, tally};
+
+/// The example of the documentation.
+#[path = "../../examples/copy_a_file.rs"]
+#[allow(dead_code, unreachable_pub, clippy::print_stdout, clippy::print_stderr)]
+mod copy_a_file;
+
+fn config(pods: &Pods) -> Kubeconfig {
+    Kubeconfig::parse(&pods.kubeconfig(), "/nonexistent/config".as_ref()).unwrap()
+}
+
+async fn executors(pods: &Pods) -> Vec<Arc<dyn Executor>> {
+    let target = config(pods).target(None).unwrap();
+    let endpoint = Endpoint::prepare(&target, None).await.unwrap();
+    vec![
+        Arc::new(WebSocketExecutor::new(endpoint.clone())),
+        Arc::new(SpdyExecutor::new(endpoint.clone())),
+        Arc::new(FallbackExecutor::new(endpoint)),
+    ]
+}
+
+fn pod(executor: Arc<dyn Executor>) -> Pod {
+    Pod {
+        executor,
+        namespace: "default".to_owned(),
+        pod: "web".to_owned(),
+        container: None,
+    }
+}
+
+#[tokio::test]
+async fn trees_go_in_and_come_out_by_both_protocols() {
+    let pods = Pods::start().await;
+    for executor in executors(&pods).await {
+        let (pod, scratch) = (pod(executor), ScratchDir::new());
+        let from = scratch.path().join("from");
+        plant(&from, Shape::Small);
+        let there = scratch.path().join("there");
+        let (options, _) = options(0);
+        let place = there.display().to_string();
+        copy_to(&pod, &from, &place, &options, &tally())
+            .await
+            .unwrap();
+        assert_eq!(listing(&there), listing(&from));
+        let back = scratch.path().join("back");
+        copy_from(&pod, &place, &back, &options, &tally())
+            .await
+            .unwrap();
+        assert_eq!(listing(&back), listing(&from));
+    }
+}
+
+#[tokio::test]
+async fn a_download_survives_connections_that_are_cut_again_and_again() {
+    let pods = Pods::start().await;
+    let scratch = ScratchDir::new();
+    let from = scratch.path().join("from");
+    plant(&from, Shape::Small);
+    let place = from.display().to_string();
+    for executor in executors(&pods).await {
+        let pod = pod(executor);
+        let to = scratch.path().join("to");
+        // Each connection carries less than a third of it.
+        pods.cut_after(Some(1 << 20));
+        let (patient, notices) = options(20);
+        let tally = Arc::new(Tally::default());
+        copy_from(&pod, &place, &to, &patient, &tally)
+            .await
+            .unwrap();
+        assert_eq!(listing(&to), listing(&from));
+        assert!(notices.lock().unwrap().len() >= 3);
+        assert!(tally.retries() >= 3);
+        std::fs::remove_dir_all(&to).unwrap();
+        // Without a retry it is no success.
+        let (impatient, _) = options(0);
+        let error = copy_from(&pod, &place, &to, &impatient, &tally).await;
+        assert!(matches!(error, Err(Error::Cut { .. })), "{error:?}");
+        std::fs::remove_dir_all(&to).unwrap();
+        pods.cut_after(None);
+    }
+}
+
+#[tokio::test]
+async fn the_example_copies_a_file() {
+    let pods = Pods::start().await;
+    let scratch = ScratchDir::new();
+    let from = scratch.write("file", "contents");
+    let to = scratch.path().join("copy");
+    let from = from.display().to_string();
+    let bytes = copy_a_file::copy(&config(&pods), "web", &from, &to).await;
+    assert_eq!(bytes.unwrap(), 8);
+    assert_eq!(std::fs::read_to_string(to).unwrap(), "contents");
+}

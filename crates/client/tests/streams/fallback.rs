@@ -1,0 +1,71 @@
+//! SPDY where a WebSocket is refused, and only there.
+
+use skewbridge_client::streams::Transport;
+use skewbridge_client::{Error, Executor, ExitStatus, FallbackExecutor};
+use skewbridge_testkit::{Grant, Pods};
+
+use super::{endpoint, shell};
+
+const NOT_FOUND: &str = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"pods \"web\" not found","reason":"NotFound","code":404}"#;
+
+async fn transport(pods: &Pods) -> Result<Transport, Error> {
+    let executor = FallbackExecutor::new(endpoint(pods).await);
+    let mut process = executor.start(&shell("true")).await?;
+    assert_eq!(process.wait().await, ExitStatus::Success);
+    Ok(process.transport().clone())
+}
+
+#[tokio::test]
+async fn a_websocket_is_tried_first() {
+    let pods = Pods::start().await;
+    assert_eq!(transport(&pods).await.unwrap(), Transport::WebSocket);
+    assert_eq!(pods.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn any_answer_but_101_leads_to_spdy_and_the_reason_is_kept() {
+    let pods = Pods::start().await;
+    for (status, body, reason) in [
+        (400, "upgrade required", "upgrade required (400)"),
+        (403, "", "403 Forbidden"),
+        (200, "{}", "{} (200)"),
+        (404, NOT_FOUND, "pods \"web\" not found (NotFound)"),
+    ] {
+        pods.websocket(Grant::No(status, body.to_owned()));
+        let instead = Some(reason.to_owned());
+        let expected = Transport::Spdy { instead };
+        assert_eq!(transport(&pods).await.unwrap(), expected);
+    }
+}
+
+#[tokio::test]
+async fn what_both_refuse_is_told_as_the_second_said_it() {
+    let pods = Pods::start().await;
+    pods.websocket(Grant::No(400, "no WebSockets".to_owned()));
+    pods.spdy(Grant::No(404, NOT_FOUND.to_owned()));
+    let Err(Error::Refused { refusal, .. }) = transport(&pods).await else {
+        panic!("it was not refused")
+    };
+    assert_eq!((refusal.code, &*refusal.reason), (404, "NotFound"));
+    assert_eq!(refusal.message, "pods \"web\" not found");
+}
+
+#[tokio::test]
+async fn what_is_no_answer_is_not_tried_again() {
+    let pods = Pods::start().await;
+    pods.websocket(Grant::Hangup);
+    let error = transport(&pods).await.unwrap_err();
+    assert!(matches!(error, Error::BrokeOff { .. }), "{error:?}");
+    assert_eq!(pods.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn a_stream_that_has_begun_is_never_begun_again() {
+    let pods = Pods::start().await;
+    pods.cut_after(Some(0));
+    let executor = FallbackExecutor::new(endpoint(&pods).await);
+    let mut process = executor.start(&shell("echo once")).await.unwrap();
+    let status = process.wait().await;
+    assert!(matches!(status, ExitStatus::Cut(_)), "{status:?}");
+    assert_eq!(pods.seen().len(), 1);
+}

@@ -1,0 +1,43 @@
+//! Commands and ports of pods, over loopback: with stand-ins that behave, and with some
+//! that do not.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test ends where it cannot go on
+
+mod commands;
+mod cuts;
+mod fallback;
+mod ports;
+
+use std::net::SocketAddr;
+
+use skewbridge_client::{Endpoint, ExecRequest, Kubeconfig};
+use skewbridge_testkit::Pods;
+
+/// How to reach a stand-in.
+async fn endpoint(pods: &Pods) -> Endpoint {
+    endpoint_at(pods.addr()).await
+}
+
+/// How to reach a server by plain HTTP.
+async fn endpoint_at(addr: SocketAddr) -> Endpoint {
+    let text = format!(
+        "current-context: c\ncontexts: [{{name: c, context: {{cluster: k}}}}]\n\
+         clusters: [{{name: k, cluster: {{server: 'http://{addr}'}}}}]\n"
+    );
+    let config = Kubeconfig::parse(&text, "/nonexistent/config".as_ref()).unwrap();
+    let target = config.target(None).unwrap();
+    Endpoint::prepare(&target, None).await.unwrap()
+}
+
+/// A command of a shell, that reads and writes.
+fn shell(script: &str) -> ExecRequest {
+    ExecRequest {
+        namespace: "default".to_owned(),
+        pod: "web".to_owned(),
+        command: ["sh", "-c", script].map(str::to_owned).to_vec(),
+        stdin: true,
+        stdout: true,
+        stderr: true,
+        ..ExecRequest::default()
+    }
+}

@@ -1,0 +1,184 @@
+//! Streams by SPDY, as kubelets have them.
+
+use bytes::{Bytes, BytesMut};
+use skewbridge_channels::port_forward::{Stream as Kind, pair};
+use skewbridge_channels::{Channel, Options, STREAM_TYPE, SpdyProtocol};
+use skewbridge_spdy::connection::{self, Receiver, Sender};
+use skewbridge_spdy::{Config, Headers};
+use skewbridge_wire::Prefixed;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::cut::Cut;
+use super::process::Process;
+use crate::task::Owned;
+
+type Io = Cut<TcpStream>;
+
+pub(super) async fn command(io: Io, prefix: BytesMut, options: Options, words: &[String]) {
+    let io = Prefixed { prefix, io };
+    let (handle, mut incoming, driver) = connection::server(io, Config::default());
+    let running = async {
+        let mut process = Process::start(words, options);
+        let (mut stdin, mut resize) = (None, None);
+        let (mut stdout, mut stderr, mut error) = (None, None, None);
+        let mut idle = Vec::new();
+        for _ in options.streams(SpdyProtocol::V4) {
+            let request = incoming.next().await?;
+            let channel = Channel::from_stream_type(request.headers().get(STREAM_TYPE)?)?;
+            let stream = request.accept(Headers::new()).ok()?;
+            let (sender, receiver) = (stream.sender, stream.receiver);
+            match channel {
+                Channel::Stdin => {
+                    stdin = Some(receiver);
+                    idle.push(sender);
+                }
+                Channel::Resize => {
+                    resize = Some(receiver);
+                    idle.push(sender);
+                }
+                Channel::Stdout => stdout = Some(sender),
+                Channel::Stderr => stderr = Some(sender),
+                Channel::Error => error = Some(sender),
+            }
+        }
+        let to_stdin = process.stdin.take();
+        let (ended, end_of_input) = tokio::sync::oneshot::channel();
+        let _writing = Owned::spawn(async move {
+            write_all(stdin, to_stdin).await;
+            let _ = ended.send(());
+        });
+        let output = std::mem::replace(&mut process.stdout, Box::new(tokio::io::empty()));
+        let errors = std::mem::replace(&mut process.stderr, Box::new(tokio::io::empty()));
+        let sizes = async {
+            while let Some(receiver) = &mut resize
+                && let Ok(Some(data)) = receiver.read().await
+            {
+                process.resize(&data).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        {
+            let outputs = async {
+                tokio::join!(read_all(output, &mut stdout), read_all(errors, &mut stderr))
+            };
+            let mut outputs = std::pin::pin!(outputs);
+            let until = tokio::select! {
+                _ = &mut outputs => true,
+                _ = end_of_input => false,
+                () = sizes => unreachable!(),
+            };
+            if !until {
+                process.end_of_input();
+                outputs.await;
+            }
+        }
+        let words = process.wait().await.encode(SpdyProtocol::V4.version());
+        let mut error = error?;
+        error.write(words).await.ok()?;
+        for sender in [&mut stdout, &mut stderr, &mut Some(error)]
+            .into_iter()
+            .flatten()
+        {
+            let _ = sender.finish();
+            sender.sent().await;
+        }
+        for mut sender in idle {
+            let _ = sender.finish();
+        }
+        handle.close();
+        Some(())
+    };
+    let mut driver = std::pin::pin!(driver);
+    tokio::select! {
+        _ = &mut driver => return,
+        _ = running => {}
+    }
+    let _ = driver.await;
+}
+
+async fn write_all(from: Option<Receiver>, to: Option<Box<dyn AsyncWrite + Send + Unpin>>) {
+    let (Some(mut from), Some(mut to)) = (from, to) else {
+        return std::future::pending().await;
+    };
+    while let Ok(Some(data)) = from.read().await {
+        if to.write_all(&data).await.and(to.flush().await).is_err() {
+            return;
+        }
+    }
+}
+
+async fn read_all(mut from: impl AsyncRead + Unpin, to: &mut Option<Sender>) {
+    let mut buffer = BytesMut::new();
+    while let Ok(1..) = from.read_buf(&mut buffer).await {
+        let data = buffer.split().freeze();
+        if let Some(to) = to
+            && to.write(data).await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+pub(super) async fn port_forward(io: Io, prefix: BytesMut) {
+    forward(Prefixed { prefix, io }).await;
+}
+
+/// Connects pairs of streams with ports of this machine. Port 1 says something wrong.
+pub(super) async fn forward<T: AsyncRead + AsyncWrite + Unpin>(io: T) {
+    let (_handle, mut incoming, driver) = connection::server(io, Config::default());
+    let accepting = async {
+        let mut connections: Vec<Owned<()>> = Vec::new();
+        let mut errors: Vec<(String, Sender)> = Vec::new();
+        while let Some(request) = incoming.next().await {
+            let headers = pair::Headers::parse(|name| request.headers().get(name), 1).unwrap();
+            let Ok(stream) = request.accept(Headers::new()) else {
+                continue;
+            };
+            if headers.stream == Kind::Error {
+                errors.push((headers.request, stream.sender));
+                continue;
+            }
+            let at = errors
+                .iter()
+                .position(|(it, _)| *it == headers.request)
+                .unwrap();
+            let (_, error) = errors.swap_remove(at);
+            let port = headers.port.number();
+            connections.push(Owned::spawn(connect(
+                port,
+                stream.sender,
+                stream.receiver,
+                error,
+            )));
+        }
+    };
+    tokio::select! {
+        _ = driver => {}
+        () = accepting => {}
+    }
+}
+
+async fn connect(port: u16, mut to: Sender, from: Receiver, mut error: Sender) {
+    match TcpStream::connect(("127.0.0.1", port)).await {
+        Ok(tcp) => {
+            let (read, write) = tcp.into_split();
+            let mut sender = Some(to);
+            let down = read_all(read, &mut sender);
+            tokio::join!(write_all(Some(from), Some(Box::new(write))), down);
+            if let Some(mut to) = sender {
+                let _ = to.finish();
+                to.sent().await;
+            }
+            let _ = error.finish();
+        }
+        Err(cause) => {
+            let words = format!("error forwarding port {port} to pod: {cause}");
+            let _ = error.write(Bytes::from(words)).await;
+            let _ = error.finish();
+            error.sent().await;
+            let _ = to.finish();
+            to.sent().await;
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Connections as those who pass streams on need them: a byte stream with its two
+//! buffers ([`Buffered`]), a WebSocket on it ([`Socket`]), a remote command by SPDY
+//! ([`Node`]), SPDY inside a WebSocket ([`Tunnel`]), and whether the other end still lives ([`Pulse`], [`Pings`]).
+//!
+//! Nothing here has a task of its own: its owner polls it.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() {
+//! use std::{future::poll_fn, time::Duration};
+//! use bytes::{Bytes, BytesMut};
+//! use skewbridge_websocket::Role;
+//! use skewbridge_wire::{Pulse, Socket};
+//! use tokio::time::Instant;
+//!
+//! let (here, there) = tokio::io::duplex(4096);
+//! let pulse = || Pulse::new(Instant::now(), Duration::from_secs(10), Duration::from_secs(5));
+//! let mut client = Socket::new(here, BytesMut::new(), Role::Client, pulse());
+//! let mut server = Socket::new(there, BytesMut::new(), Role::Server, pulse());
+//!
+//! client.binary(Bytes::from_static(b"ls"));
+//! poll_fn(|cx| client.poll_flush(cx)).await.unwrap();
+//! let piece = poll_fn(|cx| server.poll_piece(cx)).await.unwrap();
+//! assert_eq!(piece.bytes, "ls");
+//! # }
+//! ```
+
+mod buffered;
+mod node;
+mod pings;
+mod prefixed;
+mod pulse;
+mod socket;
+mod stall;
+mod tunnel;
+
+pub use buffered::Buffered;
+pub use node::{Node, Said, Verdict};
+pub use pings::Pings;
+pub use prefixed::Prefixed;
+pub use pulse::{Beat, Mark, Pulse};
+pub use socket::{Left, Socket};
+pub use stall::Stall;
+pub use tunnel::Tunnel;

@@ -1,0 +1,188 @@
+//! A WebSocket as a byte stream: what is written becomes binary messages, and what is in
+//! binary messages is read. Port-forward by WebSocket has its SPDY inside one.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf as _, Bytes};
+use skewbridge_channels::port_forward::tunnel::carried;
+use skewbridge_websocket::{Close, CloseCode};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::socket::{Left, Socket};
+
+/// The longest message: what is inside is cut anywhere, so none need be longer than what
+/// is sent at once.
+const LONGEST: usize = 32 * 1024;
+
+/// A WebSocket as a byte stream. What looks after its other end has to be inside: there
+/// are no pings of its own, but those of the other end are answered.
+#[derive(Debug)]
+pub struct Tunnel<T> {
+    socket: Socket<T>,
+    /// Come, and not read.
+    piece: Bytes,
+    closed: bool,
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Tunnel<T> {
+    /// Inside this WebSocket.
+    pub fn new(socket: Socket<T>) -> Self {
+        Self {
+            socket,
+            piece: Bytes::new(),
+            closed: false,
+        }
+    }
+
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.socket.has_room() {
+            return Poll::Ready(Ok(()));
+        }
+        self.socket.poll_flush(cx)
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Tunnel<T> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        while this.piece.is_empty() {
+            let piece = match this.socket.poll_piece(cx) {
+                Poll::Pending => {
+                    // Pings that came are answered, whether or not there is anything else.
+                    let _ = this.socket.poll_flush(cx)?;
+                    return Poll::Pending;
+                }
+                Poll::Ready(Ok(piece)) => piece,
+                Poll::Ready(Err(Left::Closed(close))) => {
+                    let clean = close.is_none_or(|close| close.code() == CloseCode::NORMAL);
+                    return Poll::Ready(if clean {
+                        Ok(())
+                    } else {
+                        Err(io::ErrorKind::ConnectionAborted.into())
+                    });
+                }
+                Poll::Ready(Err(Left::Cut(error))) => return Poll::Ready(Err(error)),
+                Poll::Ready(Err(Left::Broke(violation))) => {
+                    return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, violation)));
+                }
+            };
+            this.piece = carried(piece)
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        }
+        let length = this.piece.len().min(buf.remaining());
+        buf.put_slice(&this.piece[..length]);
+        this.piece.advance(length);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Tunnel<T> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        ready!(this.poll_room(cx))?;
+        let length = bytes.len().min(LONGEST);
+        this.socket.binary_from(&[&bytes[..length]]);
+        Poll::Ready(Ok(length))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        /// Slices that make one message.
+        const MOST: usize = 16;
+        let this = self.get_mut();
+        ready!(this.poll_room(cx))?;
+        let mut parts: [&[u8]; MOST] = [&[]; MOST];
+        let (mut count, mut length) = (0, 0);
+        for slice in slices.iter().take(MOST) {
+            let part = slice.len().min(LONGEST - length);
+            parts[count] = &slice[..part];
+            (count, length) = (count + 1, length + part);
+        }
+        this.socket.binary_from(&parts[..count]);
+        Poll::Ready(Ok(length))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().socket.poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if !this.closed {
+            this.closed = true;
+            this.socket.close(Close::new(CloseCode::NORMAL, ""));
+        }
+        this.socket.poll_flush(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::BytesMut;
+    use skewbridge_websocket::Role;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::pulse::Pulse;
+
+    fn end(io: tokio::io::DuplexStream, role: Role) -> Tunnel<tokio::io::DuplexStream> {
+        let pulse = Pulse::new(
+            Instant::now(),
+            Duration::from_secs(10),
+            Duration::from_secs(5),
+        );
+        Tunnel::new(Socket::new(io, BytesMut::new(), role, pulse))
+    }
+
+    #[tokio::test]
+    async fn bytes_come_out_as_they_went_in_and_end_with_a_close() {
+        let (here, there) = tokio::io::duplex(1000);
+        let mut client = end(here, Role::Client);
+        let mut server = end(there, Role::Server);
+        let sent: Vec<u8> = (0..200_000u32).map(|it| (it % 251) as u8).collect();
+        let all = sent.clone();
+        let writing = async move {
+            client.write_all(&all).await?;
+            client.shutdown().await
+        };
+        let mut came = Vec::new();
+        let (written, read) = tokio::join!(writing, server.read_to_end(&mut came));
+        written.unwrap();
+        read.unwrap();
+        assert!(came == sent);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_ends_without_a_close_is_no_end() {
+        let (here, there) = tokio::io::duplex(1000);
+        let mut client = end(here, Role::Client);
+        let mut server = end(there, Role::Server);
+        client.write_all(b"x").await.unwrap();
+        client.flush().await.unwrap();
+        drop(client);
+        let mut came = Vec::new();
+        let error = server.read_to_end(&mut came).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(came, b"x");
+    }
+}
