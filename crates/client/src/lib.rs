@@ -25,14 +25,14 @@ pub mod connection;
 mod credential;
 mod endpoint;
 mod error;
-mod exec;
+pub mod exec;
 pub mod kubeconfig;
 mod proxy;
 mod secret;
 mod tls;
 
 pub use connection::{Connection, Request, Response, Stream};
-pub use endpoint::Endpoint;
+pub use endpoint::{Endpoint, Limits};
 pub use error::{Entry, Error};
 pub use kubeconfig::{Kubeconfig, Target};
 pub use secret::Secret;
