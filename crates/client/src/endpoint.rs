@@ -89,8 +89,8 @@ impl fmt::Debug for Secured {
 
 /// The way through a proxy.
 #[derive(Debug, Clone)]
-struct Way {
-    proxy: Proxy,
+pub(crate) struct Way {
+    pub(crate) proxy: Proxy,
     tls: Option<Secured>,
 }
 
@@ -399,7 +399,7 @@ fn misconfigured(cluster: &str, user: &str, cause: String) -> Error {
 }
 
 impl Way {
-    fn through(url: &str) -> Result<Self, String> {
+    pub(crate) fn through(url: &str) -> Result<Self, String> {
         let proxy = Proxy::parse(url)?;
         let tls = match proxy.address.scheme {
             Scheme::Http => None,
@@ -412,7 +412,7 @@ impl Way {
         Ok(Self { proxy, tls })
     }
 
-    async fn open(&self, to: &str) -> Result<(Stream, BytesMut), String> {
+    pub(crate) async fn open(&self, to: &str) -> Result<(Stream, BytesMut), String> {
         let tcp = tcp(&self.proxy.address).await;
         let tcp = tcp.map_err(|error| format!("cannot be reached: {error}"))?;
         let mut stream: Stream = match &self.tls {
@@ -440,7 +440,7 @@ impl Secured {
     }
 }
 
-async fn tcp(address: &Address) -> std::io::Result<TcpStream> {
+pub(crate) async fn tcp(address: &Address) -> std::io::Result<TcpStream> {
     let tcp = TcpStream::connect((address.host.as_str(), address.port)).await?;
     // A socket that refuses the option still works.
     let _ = tcp.set_nodelay(true);

@@ -23,6 +23,7 @@
 mod address;
 pub mod connection;
 mod credential;
+mod dial;
 mod endpoint;
 mod error;
 pub mod exec;
@@ -32,6 +33,7 @@ mod secret;
 mod tls;
 
 pub use connection::{Connection, Request, Response, Stream};
+pub use dial::Dialer;
 pub use endpoint::{Endpoint, Limits};
 pub use error::{Entry, Error};
 pub use kubeconfig::{Kubeconfig, Target};

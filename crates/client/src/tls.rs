@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WantsClientCert, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore,
-    SignatureScheme,
+    CertificateError, ClientConfig, ConfigBuilder, DigitallySignedStruct, Error as TlsError,
+    RootCertStore, SignatureScheme,
 };
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
@@ -38,16 +38,15 @@ pub(crate) enum Trust<'a> {
     Anybody,
 }
 
-/// What a handshake needs. An error says what to do.
-pub(crate) fn config(
+/// The beginning of a configuration: whom it believes. An error says what to do.
+pub(crate) fn builder(
     trust: &Trust<'_>,
-    certificate: Option<&Certificate>,
-) -> Result<Arc<ClientConfig>, String> {
+) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>, String> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?;
-    let builder = match trust {
+    Ok(match trust {
         Trust::Authorities(pem) => builder.with_root_certificates(authorities(pem)?),
         Trust::AuthoritiesOfAnyName(pem) => {
             let roots = Arc::new(authorities(pem)?);
@@ -62,7 +61,15 @@ pub(crate) fn config(
         Trust::Anybody => builder
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(Believing(provider))),
-    };
+    })
+}
+
+/// What a handshake needs. An error says what to do.
+pub(crate) fn config(
+    trust: &Trust<'_>,
+    certificate: Option<&Certificate>,
+) -> Result<Arc<ClientConfig>, String> {
+    let builder = builder(trust)?;
     let mut config = match certificate {
         None => builder.with_no_client_auth(),
         Some(Certificate { chain, key }) => {
