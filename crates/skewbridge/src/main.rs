@@ -1,6 +1,7 @@
 //! The command line of Skewbridge: parse, build, run.
 
 mod logs;
+mod run;
 mod serve;
 mod skew;
 
@@ -17,6 +18,7 @@ fn main() -> ExitCode {
         Ok(cli) => match cli.command {
             Command::Serve(flags) => serve::run(&flags),
             Command::Skew(flags) => skew::run(&flags),
+            Command::Run(flags) => run::run(&flags),
             Command::Version => version(),
         },
         Err(error) => usage(&error),
@@ -43,6 +45,8 @@ enum Command {
     Serve(Box<serve::Flags>),
     /// Show what differs between servers, and what a client of each would miss.
     Skew(skew::Flags),
+    /// Run a command whose requests go through a credential plugin.
+    Run(run::Flags),
     /// Print the version.
     Version,
 }

@@ -12,7 +12,6 @@ use rustls::{CertificateError, ClientConfig, Error as TlsError};
 use rustls_pki_types::ServerName;
 use skewbridge_api::exec_credential::ProxyConfig;
 use tokio::net::{TcpStream, UnixStream};
-use tokio_rustls::TlsConnector;
 
 use crate::address::{Address, Scheme};
 use crate::connection::Stream;
@@ -84,8 +83,11 @@ impl Wire {
         &self.proxy.url
     }
 
-    /// Opens a connection.
-    pub(crate) async fn open(&self) -> Result<Stream, Refused> {
+    /// Opens a connection, and says which of the protocols the proxy has chosen.
+    pub(crate) async fn open(
+        &self,
+        alpn: &[Vec<u8>],
+    ) -> Result<(Stream, Option<Vec<u8>>), Refused> {
         let connected: Result<Stream, io::Error> = match &self.place {
             Place::Unix(path) => UnixStream::connect(path)
                 .await
@@ -107,9 +109,12 @@ impl Wire {
             }
             _ => Refused::Unusable(format!("cannot be reached: {error}")),
         })?;
-        let connector = TlsConnector::from(self.config.clone());
+        let connector = tls::connector(&self.config, alpn);
         match connector.connect(self.name.clone(), stream).await {
-            Ok(stream) => Ok(Box::new(stream)),
+            Ok(stream) => {
+                let chosen = stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
+                Ok((Box::new(stream), chosen))
+            }
             Err(error) => Err(Refused::Unusable(explain(&error))),
         }
     }
