@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use http::header::{HOST, USER_AGENT};
+use http::header::{AUTHORIZATION, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderValue};
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
@@ -14,11 +14,13 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::address::{Address, Scheme};
-use crate::connection::{Connection, Stream};
-use crate::credential::{self, Credential};
+use crate::connection::{Connection, Kept, Stream};
+use crate::credential::{self, Certificate, Credential};
 use crate::error::{Entry, Error};
+use crate::exec::{self, Gate, PLUGIN_PATIENCE, Plugin, Refused};
 use crate::kubeconfig::Target;
 use crate::proxy::Proxy;
+use crate::secret::Secret;
 use crate::tls::{self, Trust};
 
 /// TCP, proxy and TLS together; Go's dialer has the same patience.
@@ -32,12 +34,44 @@ const USER_AGENT_VALUE: &str = concat!("skewbridge/", env!("CARGO_PKG_VERSION"))
 #[derive(Debug, Clone)]
 pub struct Endpoint {
     address: Address,
-    /// None over plain HTTP.
-    tls: Option<Secured>,
+    security: Security,
     proxy: Option<Way>,
     /// On every request.
     headers: HeaderMap,
-    timeout: Option<Duration>,
+    limits: Limits,
+}
+
+/// How long things may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// A request with its answer; none is for ever.
+    pub request: Option<Duration>,
+    /// A credential plugin, until it has given a credential.
+    pub plugin: Duration,
+}
+
+/// How we prove who we are, and the server who it is.
+#[derive(Debug, Clone)]
+enum Security {
+    /// Not at all: plain HTTP.
+    None,
+    /// Always in the same way.
+    Fixed(Secured),
+    /// As a plugin says.
+    Plugin(Box<ByPlugin>),
+}
+
+/// What is known beside what a plugin knows.
+#[derive(Debug, Clone)]
+struct ByPlugin {
+    plugin: Arc<Plugin>,
+    /// For a plugin that gives a token alone.
+    certificate: Option<Certificate>,
+    authority: Option<Secret>,
+    believes_anybody: bool,
+    name: ServerName<'static>,
+    cluster: String,
+    user: String,
 }
 
 #[derive(Clone)]
@@ -64,6 +98,15 @@ impl Endpoint {
     /// Reads what the target names, and runs its credential plugin. A request
     /// that takes longer than `timeout` fails; none is for ever.
     pub async fn prepare(target: &Target, timeout: Option<Duration>) -> Result<Self, Error> {
+        let limits = Limits {
+            request: timeout,
+            ..Limits::default()
+        };
+        Self::prepare_within(target, limits).await
+    }
+
+    /// As [`Endpoint::prepare`], with all limits.
+    pub async fn prepare_within(target: &Target, limits: Limits) -> Result<Self, Error> {
         let cluster = &target.cluster;
         let wrong = |cause: String| Error::Invalid {
             entry: Entry::Cluster,
@@ -83,44 +126,13 @@ impl Endpoint {
         }
         let address = Address::parse(&cluster.server, otherwise).map_err(wrong)?;
         let mut headers = HeaderMap::new();
-        let tls = match address.scheme {
+        let security = match address.scheme {
             // As kubectl: nobody shows a credential to all the world.
-            Scheme::Http => None,
+            Scheme::Http => Security::None,
             Scheme::Https => {
-                let credential = Credential::of(target).await?;
-                headers.extend(credential.headers);
-                let authority = match &cluster.certificate_authority {
-                    Some(material) => Some(credential::read(material)?),
-                    None => None,
-                };
-                let trust = match (&authority, cluster.insecure_skip_tls_verify) {
-                    (Some(_), true) => {
-                        return Err(wrong(
-                            "specifying a root certificates file with the insecure flag is not \
-                             allowed"
-                                .to_owned(),
-                        ));
-                    }
-                    (Some(pem), false) => Trust::Authorities(pem.expose()),
-                    (None, true) => Trust::Anybody,
-                    (None, false) => Trust::System,
-                };
-                let config =
-                    tls::config(&trust, credential.certificate.as_ref()).map_err(|cause| {
-                        if cause.starts_with("client-") {
-                            Error::Invalid {
-                                entry: Entry::User,
-                                name: target.user_name.clone(),
-                                cause,
-                            }
-                        } else {
-                            wrong(cause)
-                        }
-                    })?;
-                let name = cluster.tls_server_name.as_ref().unwrap_or(&address.host);
-                let name = ServerName::try_from(name.clone())
-                    .map_err(|_| wrong(format!("tls-server-name {name:?} is not a name")))?;
-                Some(Secured { config, name })
+                let credential = Credential::of(target)?;
+                headers.extend(credential.headers.clone());
+                Security::of(target, &address, credential)?
             }
         };
         let proxy = match &cluster.proxy_url {
@@ -133,13 +145,22 @@ impl Endpoint {
         let host = HeaderValue::try_from(&*address.authority)
             .map_err(|_| wrong("its host cannot stand in a header".to_owned()))?;
         headers.insert(HOST, host);
-        Ok(Self {
+        let endpoint = Self {
             address,
-            tls,
+            security,
             proxy,
             headers,
-            timeout,
-        })
+            limits,
+        };
+        // KEP-2718, "Proxy Proposal": executed the first time it is needed, on
+        // transport set-up.
+        if let Security::Plugin(by) = &endpoint.security {
+            let issued = by.plugin.current(limits.plugin).await?;
+            if let exec::Way::Straight(straight) = issued.way() {
+                by.secured(straight)?;
+            }
+        }
+        Ok(endpoint)
     }
 
     /// `HOST:PORT`
@@ -147,22 +168,94 @@ impl Endpoint {
         self.address.host_and_port()
     }
 
-    /// Opens a connection.
+    /// Opens a connection: to the server, or to the proxy of the credential plugin.
+    /// The plugin is run again if what it gave has expired, or nobody listens where it
+    /// said.
     pub async fn connect(&self) -> Result<Connection, Error> {
-        let patience = self
-            .timeout
-            .map_or(CONNECT_PATIENCE, |timeout| timeout.min(CONNECT_PATIENCE));
-        match tokio::time::timeout(patience, self.open()).await {
+        let opened = match &self.security {
+            Security::None => self.open_straight(None).await?,
+            Security::Fixed(tls) => self.open_straight(Some(tls)).await?,
+            Security::Plugin(by) => self.open_by(by).await?,
+        };
+        let mut headers = self.headers.clone();
+        if let Some(authorization) = opened.authorization {
+            headers.insert(AUTHORIZATION, authorization);
+        }
+        Ok(Connection::new(
+            opened.stream,
+            opened.early,
+            opened.server,
+            self.address.prefix.clone(),
+            headers,
+            self.limits.request,
+        ))
+    }
+
+    async fn open_by(&self, by: &ByPlugin) -> Result<Opened, Error> {
+        let plugin = &by.plugin;
+        let patience = self.limits.plugin;
+        let mut issued = plugin.current(patience).await?;
+        let mut is_second = false;
+        loop {
+            let wire = match issued.way() {
+                exec::Way::Straight(straight) => {
+                    let tls = by.secured(straight)?;
+                    let mut opened = self.open_straight(Some(&tls)).await?;
+                    opened.authorization = issued.authorization().cloned();
+                    return Ok(opened);
+                }
+                exec::Way::Proxy(wire) => wire,
+            };
+            let patience_here = self.connect_patience();
+            let cause = match tokio::time::timeout(patience_here, wire.open()).await {
+                Ok(Ok(stream)) => {
+                    return Ok(Opened {
+                        server: format!("{} (through the plugin's proxy)", self.server()),
+                        authorization: issued.authorization().cloned(),
+                        stream: Box::new(Kept::new(stream, (plugin.clone(), issued))),
+                        early: BytesMut::new(),
+                    });
+                }
+                // KEP-2718, "Proxy Proposal": if no one is listening, the plugin is
+                // executed again.
+                Ok(Err(Refused::NobodyListens(_))) if !is_second => {
+                    is_second = true;
+                    issued = plugin.instead_of(&issued, patience).await?;
+                    continue;
+                }
+                Ok(Err(Refused::NobodyListens(error))) => {
+                    format!("is not there: nobody listens ({error})")
+                }
+                Ok(Err(Refused::Unusable(cause))) => cause,
+                Err(_) => format!(
+                    "did not accept a connection within {} s",
+                    patience_here.as_secs_f64()
+                ),
+            };
+            return Err(plugin.error(format!(
+                "its proxy at {} {cause}{}",
+                wire.url(),
+                issued.said()
+            )));
+        }
+    }
+
+    fn connect_patience(&self) -> Duration {
+        let request = self.limits.request;
+        request.map_or(CONNECT_PATIENCE, |limit| limit.min(CONNECT_PATIENCE))
+    }
+
+    async fn open_straight(&self, tls: Option<&Secured>) -> Result<Opened, Error> {
+        let patience = self.connect_patience();
+        match tokio::time::timeout(patience, self.dial(tls)).await {
             Ok(opened) => {
                 let (stream, early) = opened?;
-                Ok(Connection::new(
+                Ok(Opened {
                     stream,
                     early,
-                    self.server(),
-                    self.address.prefix.clone(),
-                    self.headers.clone(),
-                    self.timeout,
-                ))
+                    server: self.server(),
+                    authorization: None,
+                })
             }
             Err(_) => Err(Error::TimedOut {
                 server: self.server(),
@@ -172,7 +265,7 @@ impl Endpoint {
         }
     }
 
-    async fn open(&self) -> Result<(Stream, BytesMut), Error> {
+    async fn dial(&self, tls: Option<&Secured>) -> Result<(Stream, BytesMut), Error> {
         let server = self.server();
         let (stream, early): (Stream, BytesMut) = match &self.proxy {
             None => {
@@ -189,7 +282,7 @@ impl Endpoint {
                 cause,
             })?,
         };
-        let Some(tls) = &self.tls else {
+        let Some(tls) = tls else {
             return Ok((stream, early));
         };
         if !early.is_empty() {
@@ -202,6 +295,106 @@ impl Endpoint {
             Ok(stream) => Ok((stream, BytesMut::new())),
             Err(cause) => Err(Error::Tls { server, cause }),
         }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            request: None,
+            plugin: PLUGIN_PATIENCE,
+        }
+    }
+}
+
+/// A way to the cluster, ready for requests.
+struct Opened {
+    stream: Stream,
+    early: BytesMut,
+    /// For errors.
+    server: String,
+    authorization: Option<HeaderValue>,
+}
+
+impl Security {
+    fn of(target: &Target, address: &Address, credential: Credential) -> Result<Self, Error> {
+        let cluster = &target.cluster;
+        let wrong = |cause: String| Error::Invalid {
+            entry: Entry::Cluster,
+            name: target.cluster_name.clone(),
+            cause,
+        };
+        let authority = match &cluster.certificate_authority {
+            Some(material) => Some(credential::read(material)?),
+            None => None,
+        };
+        let believes_anybody = cluster.insecure_skip_tls_verify;
+        if authority.is_some() && believes_anybody {
+            return Err(wrong(
+                "specifying a root certificates file with the insecure flag is not allowed"
+                    .to_owned(),
+            ));
+        }
+        let name = cluster.tls_server_name.as_ref().unwrap_or(&address.host);
+        let name = ServerName::try_from(name.clone())
+            .map_err(|_| wrong(format!("tls-server-name {name:?} is not a name")))?;
+        if let Some(exec) = &credential.plugin {
+            let gate = Gate::from_environment(|name| std::env::var(name).ok());
+            let gate = gate.map_err(|cause| Error::Invalid {
+                entry: Entry::User,
+                name: target.user_name.clone(),
+                cause,
+            })?;
+            return Ok(Self::Plugin(Box::new(ByPlugin {
+                plugin: exec::plugin_of(target, exec, gate),
+                certificate: credential.certificate,
+                authority,
+                believes_anybody,
+                name,
+                cluster: target.cluster_name.clone(),
+                user: target.user_name.clone(),
+            })));
+        }
+        let trust = trust(authority.as_ref(), believes_anybody);
+        let config = tls::config(&trust, credential.certificate.as_ref())
+            .map_err(|cause| misconfigured(&target.cluster_name, &target.user_name, cause))?;
+        Ok(Self::Fixed(Secured { config, name }))
+    }
+}
+
+impl ByPlugin {
+    fn secured(&self, straight: &exec::Straight) -> Result<Secured, Error> {
+        let config = straight.config(|certificate| {
+            let trust = trust(self.authority.as_ref(), self.believes_anybody);
+            tls::config(&trust, certificate.or(self.certificate.as_ref()))
+        });
+        let config = config.map_err(|cause| misconfigured(&self.cluster, &self.user, cause))?;
+        Ok(Secured {
+            config,
+            name: self.name.clone(),
+        })
+    }
+}
+
+fn trust(authority: Option<&Secret>, believes_anybody: bool) -> Trust<'_> {
+    match (authority, believes_anybody) {
+        (Some(pem), _) => Trust::Authorities(pem.expose()),
+        (None, true) => Trust::Anybody,
+        (None, false) => Trust::System,
+    }
+}
+
+/// What is wrong with a client's certificate is the user's, the rest the cluster's.
+fn misconfigured(cluster: &str, user: &str, cause: String) -> Error {
+    let (entry, name) = if cause.starts_with("client-") {
+        (Entry::User, user)
+    } else {
+        (Entry::Cluster, cluster)
+    };
+    Error::Invalid {
+        entry,
+        name: name.to_owned(),
+        cause,
     }
 }
 

@@ -26,7 +26,7 @@ mod credential;
 mod dial;
 mod endpoint;
 mod error;
-mod exec;
+pub mod exec;
 pub mod kubeconfig;
 mod proxy;
 mod secret;
@@ -34,7 +34,7 @@ mod tls;
 
 pub use connection::{Connection, Request, Response, Stream};
 pub use dial::Dialer;
-pub use endpoint::Endpoint;
+pub use endpoint::{Endpoint, Limits};
 pub use error::{Entry, Error};
 pub use kubeconfig::{Kubeconfig, Target};
 pub use secret::Secret;

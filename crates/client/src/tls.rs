@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rustls::client::WantsClientCert;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WantsClientCert, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
 use rustls::{
     CertificateError, ClientConfig, ConfigBuilder, DigitallySignedStruct, Error as TlsError,
@@ -30,6 +30,8 @@ const SYSTEM_BUNDLES: [&str; 7] = [
 pub(crate) enum Trust<'a> {
     /// These, in PEM.
     Authorities(&'a [u8]),
+    /// These, in PEM, for whatever name: they sign for one server alone.
+    AuthoritiesOfAnyName(&'a [u8]),
     /// Those of the system.
     System,
     /// Anybody at all.
@@ -46,6 +48,15 @@ pub(crate) fn builder(
         .map_err(|error| error.to_string())?;
     Ok(match trust {
         Trust::Authorities(pem) => builder.with_root_certificates(authorities(pem)?),
+        Trust::AuthoritiesOfAnyName(pem) => {
+            let roots = Arc::new(authorities(pem)?);
+            let inner = WebPkiServerVerifier::builder_with_provider(roots, provider.clone())
+                .build()
+                .map_err(|error| error.to_string())?;
+            builder
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(OfAnyName(inner)))
+        }
         Trust::System => builder.with_root_certificates(system_authorities()?),
         Trust::Anybody => builder
             .dangerous()
@@ -182,5 +193,53 @@ impl ServerCertVerifier for Believing {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Believes those whom certain CAs vouch for, whatever they are called.
+#[derive(Debug)]
+struct OfAnyName(Arc<WebPkiServerVerifier>);
+
+impl ServerCertVerifier for OfAnyName {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, TlsError> {
+        let verified =
+            self.0
+                .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+        match verified {
+            // Names are looked at when everything else has been found right.
+            Err(TlsError::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) => Ok(ServerCertVerified::assertion()),
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        self.0.verify_tls12_signature(message, cert, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        self.0.verify_tls13_signature(message, cert, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
     }
 }
