@@ -1,5 +1,6 @@
 //! The command line of Skewbridge: parse, build, run.
 
+mod agent;
 mod logs;
 mod serve;
 mod skew;
@@ -15,6 +16,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     match Cli::try_parse() {
         Ok(cli) => match cli.command {
+            Command::Agent(flags) => agent::run(&flags),
             Command::Serve(flags) => serve::run(&flags),
             Command::Skew(flags) => skew::run(&flags),
             Command::Version => version(),
@@ -39,6 +41,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Be a credential plugin that proxies requests, named in a kubeconfig.
+    Agent(Box<agent::Flags>),
     /// Run the gateway beside one kube-apiserver.
     Serve(Box<serve::Flags>),
     /// Show what differs between servers, and what a client of each would miss.
