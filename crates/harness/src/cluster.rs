@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::uri::Authority;
 use rustls::client::ResolvesClientCert;
 use rustls_pki_types::ServerName;
-use skewbridge_api::exec_credential;
+use skewbridge_api::exec_credential::{self, Sensitive};
 use skewbridge_client::{Dialer, Stream};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -42,7 +42,7 @@ impl Cluster {
         key: Option<Arc<dyn ClientKey>>,
     ) -> Result<Self, Error> {
         let wrong = Error::Cluster;
-        let proxy = cluster.proxy_url.as_ref().map(|url| url.expose());
+        let proxy = cluster.proxy_url.as_ref().map(Sensitive::expose);
         let dialer = Dialer::new(&cluster.server, proxy).map_err(wrong)?;
         let authority = Authority::try_from(dialer.authority())
             .map_err(|_| Error::Cluster("its server has no host".to_owned()))?;

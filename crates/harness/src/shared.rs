@@ -276,5 +276,6 @@ async fn answer(
 fn is_private(path: &Path) -> bool {
     let ours = rustix::process::geteuid().as_raw();
     fs::symlink_metadata(path)
+        // Six bits for group and others, none of them set.
         .is_ok_and(|it| it.is_dir() && it.uid() == ours && it.mode().trailing_zeros() >= 6)
 }

@@ -118,30 +118,29 @@ impl Forwarder {
         hygiene::remove_hop_by_hop(&mut head.headers);
         // The body tells the client to go on when it is asked for.
         head.headers.remove(EXPECT);
-        let mut body = Body::of(&head, body).await?;
-        body = self.modify(&mut head, body, upgrade.as_ref()).await?;
+        let body = Body::of(&head, body).await?;
+        // As it came, should it have to be signed anew.
+        let unsigned = (!self.modifiers.is_empty()).then(|| head.headers.clone());
+        let body = self.modify(&mut head, body, upgrade.as_ref()).await?;
         let repeat = Repeat::of(&head, upgrade.is_some());
-        let offer = match &upgrade {
+        let offer = match upgrade {
             None => Offer::Either,
-            Some(protocol) => {
-                let connection = HeaderValue::from_static("Upgrade");
-                head.headers.insert(CONNECTION, connection);
-                head.headers.insert(UPGRADE, protocol.clone());
-                Offer::Http1
-            }
+            Some(_) => Offer::Http1,
         };
         let reply = match body {
             Body::Held(bytes) => {
-                let send = || {
-                    let body = Box::new(Whole(bytes.clone()));
-                    self.pool.send(&head, body, repeat, offer)
-                };
-                match send().await {
+                let whole = || Box::new(Whole(bytes.clone()));
+                match self.pool.send(&head, whole(), repeat, offer).await {
                     Err(Refusal::NotProcessed(cause)) => {
                         tracing::debug!(%cause, "a request is sent once more");
+                        if let Some(headers) = unsigned {
+                            head.headers = headers;
+                            let again = Body::Held(bytes.clone());
+                            self.modify(&mut head, again, upgrade.as_ref()).await?;
+                        }
                         // Boxed: it happens seldom, and each watch would have
                         // room for it.
-                        Box::pin(send()).await
+                        Box::pin(self.pool.send(&head, whole(), repeat, offer)).await
                     }
                     answered => answered,
                 }
@@ -215,6 +214,16 @@ impl Forwarder {
             hygiene::remove_hop_by_hop(&mut head.headers);
             head.headers.remove(EXPECT);
             head.headers.insert(HOST, self.host.clone());
+        }
+        if let Body::Held(bytes) = &body
+            && (!bytes.is_empty() || head.headers.contains_key(CONTENT_LENGTH))
+        {
+            head.headers.insert(CONTENT_LENGTH, bytes.len().into());
+        }
+        if let Some(protocol) = upgrade {
+            let connection = HeaderValue::from_static("Upgrade");
+            head.headers.insert(CONNECTION, connection);
+            head.headers.insert(UPGRADE, protocol.clone());
         }
         Ok(body)
     }
