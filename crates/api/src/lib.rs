@@ -13,6 +13,7 @@
 //! ```
 
 pub mod cbor;
+pub mod exec_credential;
 pub mod hygiene;
 pub mod identity;
 pub mod media;

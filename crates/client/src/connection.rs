@@ -1,6 +1,9 @@
 //! One connection: a request, its answer, and so on; or a raw stream after an
 //! upgrade.
 
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -9,7 +12,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use skewbridge_h1::{
     HeadEnd, Piece, ResponseHead, parse_response, write_headers, write_request_line,
 };
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
 use crate::error::Error;
 
@@ -30,6 +33,49 @@ pub type Stream = Box<dyn Io>;
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// A stream that keeps something alive which it needs.
+pub(crate) struct Kept<T> {
+    stream: Stream,
+    _alive: T,
+}
+
+impl<T> Kept<T> {
+    pub(crate) fn new(stream: Stream, alive: T) -> Self {
+        Self {
+            stream,
+            _alive: alive,
+        }
+    }
+}
+
+impl<T: Unpin> AsyncRead for Kept<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl<T: Unpin> AsyncWrite for Kept<T> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
 
 /// A connection to a server. It carries one request at a time.
 pub struct Connection {

@@ -9,8 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
 use crate::error::{Entry, Error};
-use crate::exec;
-use crate::kubeconfig::{Impersonation, Material, Target, User};
+use crate::kubeconfig::{Exec, Impersonation, Material, Target, User};
 use crate::secret::Secret;
 
 /// The largest certificate, key or token that is read from a file.
@@ -41,19 +40,20 @@ pub(crate) struct Credential {
     pub(crate) headers: HeaderMap,
     /// In the handshake.
     pub(crate) certificate: Option<Certificate>,
+    /// The program that knows the rest, if nothing here says who the user is.
+    pub(crate) plugin: Option<Exec>,
 }
 
 /// A certificate with its key, both in PEM.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Certificate {
     pub(crate) chain: Secret,
     pub(crate) key: Secret,
 }
 
 impl Credential {
-    /// Reads what is in files, and runs the plugin if there is one and nothing
-    /// else.
-    pub(crate) async fn of(target: &Target) -> Result<Self, Error> {
+    /// Reads what is in files.
+    pub(crate) fn of(target: &Target) -> Result<Self, Error> {
         let user = &target.user;
         let wrong = |cause: &str| Error::Invalid {
             entry: Entry::User,
@@ -72,6 +72,7 @@ impl Credential {
         let mut credential = Self {
             headers: HeaderMap::new(),
             certificate,
+            plugin: None,
         };
         let token = match (&user.token_file, &user.token) {
             (Some(path), None) => Some(trimmed(&read_file(path)?)),
@@ -97,14 +98,7 @@ impl Credential {
                 let header = basic(name, password).ok_or_else(unusable)?;
                 credential.headers.insert(AUTHORIZATION, header);
             }
-            (None, None, Some(plugin)) => {
-                let given = exec::run(plugin, &target.cluster).await?;
-                if let Some(token) = given.token {
-                    let header = bearer(&token).ok_or_else(unusable)?;
-                    credential.headers.insert(AUTHORIZATION, header);
-                }
-                credential.certificate = given.certificate.or(credential.certificate);
-            }
+            (None, None, Some(exec)) => credential.plugin = Some(exec.clone()),
             (None, None, None) => {}
         }
         impersonate(&user.impersonate, &mut credential.headers).map_err(wrong)?;
@@ -147,7 +141,8 @@ fn trimmed(secret: &Secret) -> Secret {
     Secret::new(secret.expose().trim_ascii())
 }
 
-fn bearer(token: &Secret) -> Option<HeaderValue> {
+/// The header for a token.
+pub(crate) fn bearer(token: &Secret) -> Option<HeaderValue> {
     secret_header(&[b"Bearer ", token.expose()].concat())
 }
 
@@ -209,8 +204,8 @@ mod tests {
         }
     }
 
-    async fn headers(user: User) -> Result<Vec<(String, String)>, String> {
-        match Credential::of(&target(user)).await {
+    fn headers(user: User) -> Result<Vec<(String, String)>, String> {
+        match Credential::of(&target(user)) {
             Ok(credential) => {
                 let shown = format!("{credential:?}");
                 assert!(!shown.contains("secret"), "{shown}");
@@ -234,8 +229,8 @@ mod tests {
         vec![("authorization".to_owned(), text.to_owned())]
     }
 
-    #[tokio::test]
-    async fn a_token_file_counts_before_the_token_if_it_can_be_read() {
+    #[test]
+    fn a_token_file_counts_before_the_token_if_it_can_be_read() {
         let dir = ScratchDir::new();
         let file = dir.write("token", "secret-in-file\n");
         let user = |token: Option<&str>, file: Option<&Path>| User {
@@ -251,51 +246,51 @@ mod tests {
             (user(Some("secret"), Some(&absent)), "Bearer secret"),
         ];
         for (user, expected) in rows {
-            assert_eq!(headers(user).await.unwrap(), authorization(expected));
+            assert_eq!(headers(user).unwrap(), authorization(expected));
         }
-        let error = headers(user(None, Some(&absent))).await.unwrap_err();
+        let error = headers(user(None, Some(&absent))).unwrap_err();
         assert!(error.contains("absent: cannot be read"), "{error}");
-        let error = headers(user(Some("secret\nX: y"), None)).await.unwrap_err();
+        let error = headers(user(Some("secret\nX: y"), None)).unwrap_err();
         assert!(error.contains("line break"), "{error}");
     }
 
-    #[tokio::test]
-    async fn a_password_goes_with_its_name_and_never_with_a_token() {
+    #[test]
+    fn a_password_goes_with_its_name_and_never_with_a_token() {
         let mut user = User {
             username: Some("me".to_owned()),
             password: Some(Secret::new("secret")),
             ..User::default()
         };
         assert_eq!(
-            headers(user.clone()).await.unwrap(),
+            headers(user.clone()).unwrap(),
             authorization("Basic bWU6c2VjcmV0")
         );
         user.token = Some(Secret::new("secret"));
-        let error = headers(user).await.unwrap_err();
+        let error = headers(user).unwrap_err();
         assert!(error.contains("but not both"), "{error}");
     }
 
-    #[tokio::test]
-    async fn half_a_certificate_is_refused() {
+    #[test]
+    fn half_a_certificate_is_refused() {
         let user = User {
             client_key: Some(Material::Data(Secret::new("secret"))),
             ..User::default()
         };
         assert_eq!(
-            headers(user).await,
+            headers(user),
             Err("user \"u\": client-key without client-certificate".to_owned())
         );
     }
 
-    #[tokio::test]
-    async fn somebody_else_is_asserted_by_headers() {
+    #[test]
+    fn somebody_else_is_asserted_by_headers() {
         let mut user = User::default();
         user.impersonate.groups = vec!["a".to_owned(), "b".to_owned()];
         user.impersonate.extra = [("Acme.com/x y".to_owned(), vec!["1".to_owned()])].into();
-        let error = headers(user.clone()).await.unwrap_err();
+        let error = headers(user.clone()).unwrap_err();
         assert!(error.contains("without impersonating a user"), "{error}");
         user.impersonate.user = Some("you".to_owned());
-        let mut found = headers(user).await.unwrap();
+        let mut found = headers(user).unwrap();
         found.sort();
         let expected = [
             ("impersonate-extra-acme.com%2fx%20y", "1"),

@@ -9,16 +9,16 @@ use http::header::{AUTHORIZATION, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderValue};
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 
 use crate::address::{Address, Scheme};
-use crate::connection::{Connection, Request, Response, Stream};
-use crate::credential::{self, Credential};
+use crate::connection::{Connection, Kept, Request, Response, Stream};
+use crate::credential::{self, Certificate, Credential};
 use crate::error::{Entry, Error};
+use crate::exec::{self, Gate, PLUGIN_PATIENCE, Plugin, Refused};
 use crate::kubeconfig::Target;
 use crate::proxy::Proxy;
+use crate::secret::Secret;
 use crate::tls::{self, Trust};
 
 /// TCP, proxy and TLS together; Go's dialer has the same patience.
@@ -32,16 +32,48 @@ const USER_AGENT_VALUE: &str = concat!("skewbridge/", env!("CARGO_PKG_VERSION"))
 #[derive(Debug, Clone)]
 pub struct Endpoint {
     address: Address,
-    /// None over plain HTTP.
-    tls: Option<Secured>,
+    security: Security,
     proxy: Option<Way>,
     /// On every request.
     headers: HeaderMap,
-    timeout: Option<Duration>,
+    limits: Limits,
     /// What it was made of.
     target: Arc<Target>,
     /// The connection of the last request, until the next one. Clones share it.
     idle: Arc<Mutex<Option<Idle>>>,
+}
+
+/// How long things may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// A request with its answer; none is for ever.
+    pub request: Option<Duration>,
+    /// A credential plugin, until it has given a credential.
+    pub plugin: Duration,
+}
+
+/// How we prove who we are, and the server who it is.
+#[derive(Debug, Clone)]
+enum Security {
+    /// Not at all: plain HTTP.
+    None,
+    /// Always in the same way.
+    Fixed(Secured),
+    /// As a plugin says.
+    Plugin(Box<ByPlugin>),
+}
+
+/// What is known beside what a plugin knows.
+#[derive(Debug, Clone)]
+struct ByPlugin {
+    plugin: Arc<Plugin>,
+    /// For a plugin that gives a token alone.
+    certificate: Option<Certificate>,
+    authority: Option<Secret>,
+    believes_anybody: bool,
+    name: ServerName<'static>,
+    cluster: String,
+    user: String,
 }
 
 /// A connection that nobody uses just now.
@@ -75,8 +107,8 @@ impl fmt::Debug for Secured {
 
 /// The way through a proxy.
 #[derive(Debug, Clone)]
-struct Way {
-    proxy: Proxy,
+pub(crate) struct Way {
+    pub(crate) proxy: Proxy,
     tls: Option<Secured>,
 }
 
@@ -84,6 +116,15 @@ impl Endpoint {
     /// Reads what the target names, and runs its credential plugin. A request
     /// that takes longer than `timeout` fails; none is for ever.
     pub async fn prepare(target: &Target, timeout: Option<Duration>) -> Result<Self, Error> {
+        let limits = Limits {
+            request: timeout,
+            ..Limits::default()
+        };
+        Self::prepare_within(target, limits).await
+    }
+
+    /// As [`Endpoint::prepare`], with all limits.
+    pub async fn prepare_within(target: &Target, limits: Limits) -> Result<Self, Error> {
         let cluster = &target.cluster;
         let wrong = |cause: String| Error::Invalid {
             entry: Entry::Cluster,
@@ -103,44 +144,13 @@ impl Endpoint {
         }
         let address = Address::parse(&cluster.server, otherwise).map_err(wrong)?;
         let mut headers = HeaderMap::new();
-        let tls = match address.scheme {
+        let security = match address.scheme {
             // As kubectl: nobody shows a credential to all the world.
-            Scheme::Http => None,
+            Scheme::Http => Security::None,
             Scheme::Https => {
-                let credential = Credential::of(target).await?;
-                headers.extend(credential.headers);
-                let authority = match &cluster.certificate_authority {
-                    Some(material) => Some(credential::read(material)?),
-                    None => None,
-                };
-                let trust = match (&authority, cluster.insecure_skip_tls_verify) {
-                    (Some(_), true) => {
-                        return Err(wrong(
-                            "specifying a root certificates file with the insecure flag is not \
-                             allowed"
-                                .to_owned(),
-                        ));
-                    }
-                    (Some(pem), false) => Trust::Authorities(pem.expose()),
-                    (None, true) => Trust::Anybody,
-                    (None, false) => Trust::System,
-                };
-                let config =
-                    tls::config(&trust, credential.certificate.as_ref()).map_err(|cause| {
-                        if cause.starts_with("client-") {
-                            Error::Invalid {
-                                entry: Entry::User,
-                                name: target.user_name.clone(),
-                                cause,
-                            }
-                        } else {
-                            wrong(cause)
-                        }
-                    })?;
-                let name = cluster.tls_server_name.as_ref().unwrap_or(&address.host);
-                let name = ServerName::try_from(name.clone())
-                    .map_err(|_| wrong(format!("tls-server-name {name:?} is not a name")))?;
-                Some(Secured { config, name })
+                let credential = Credential::of(target)?;
+                headers.extend(credential.headers.clone());
+                Security::of(target, &address, credential)?
             }
         };
         let proxy = match &cluster.proxy_url {
@@ -153,21 +163,34 @@ impl Endpoint {
         let host = HeaderValue::try_from(&*address.authority)
             .map_err(|_| wrong("its host cannot stand in a header".to_owned()))?;
         headers.insert(HOST, host);
-        Ok(Self {
+        let endpoint = Self {
             address,
-            tls,
+            security,
             proxy,
             headers,
-            timeout,
+            limits,
             target: Arc::new(target.clone()),
             idle: Arc::default(),
-        })
+        };
+        // KEP-2718, "Proxy Proposal": executed the first time it is needed, on
+        // transport set-up.
+        if let Security::Plugin(by) = &endpoint.security {
+            let issued = by.plugin.current(limits.plugin).await?;
+            if let exec::Way::Straight(straight) = issued.way() {
+                by.secured(straight)?;
+            }
+        }
+        Ok(endpoint)
     }
 
     /// The same with everything read again, and a new credential from its plugin: for
     /// a server that has answered 401, or after a long time.
     pub async fn renewed(&self) -> Result<Self, Error> {
-        Self::prepare(&self.target, self.timeout).await
+        if let Security::Plugin(by) = &self.security {
+            let refused = by.plugin.current(self.limits.plugin).await?;
+            by.plugin.instead_of(&refused, self.limits.plugin).await?;
+        }
+        Self::prepare_within(&self.target, self.limits).await
     }
 
     /// Sends a request, on the connection of the last one if that is fresh, and reads
@@ -203,7 +226,7 @@ impl Endpoint {
     /// The headers of a request, with the token as it is in its file now.
     fn headers_now(&self) -> HeaderMap {
         let mut headers = self.headers.clone();
-        if self.tls.is_some()
+        if !matches!(self.security, Security::None)
             && let Some(fresh) = credential::token_from_file(&self.target.user)
         {
             headers.insert(AUTHORIZATION, fresh);
@@ -216,23 +239,137 @@ impl Endpoint {
         self.address.host_and_port()
     }
 
-    /// Opens a connection.
+    /// Opens a connection: to the server, or to the proxy of the credential plugin.
+    /// The plugin is run again if what it gave has expired, or nobody listens where it
+    /// said.
     pub async fn connect(&self) -> Result<Connection, Error> {
-        let patience = self
-            .timeout
-            .map_or(CONNECT_PATIENCE, |timeout| timeout.min(CONNECT_PATIENCE));
-        match tokio::time::timeout(patience, self.open()).await {
-            Ok(opened) => {
-                let (stream, early) = opened?;
-                Ok(Connection::new(
-                    stream,
-                    early,
-                    self.server(),
-                    self.address.prefix.clone(),
-                    self.headers_now(),
-                    self.timeout,
-                ))
+        let opened = self.open_speaking(&tls::HTTP1).await?;
+        let mut headers = self.headers_now();
+        if let Some(authorization) = opened.authorization {
+            headers.insert(AUTHORIZATION, authorization);
+        }
+        Ok(Connection::new(
+            opened.stream,
+            opened.early,
+            opened.server,
+            self.address.prefix.clone(),
+            headers,
+            self.limits.request,
+        ))
+    }
+
+    /// Opens a stream for whoever speaks on it themselves, in one of these protocols
+    /// of ALPN, and says which the other end has chosen. It leads where
+    /// [`Endpoint::connect`] does.
+    pub async fn open(&self, alpn: &[Vec<u8>]) -> Result<(Stream, Option<Vec<u8>>), Error> {
+        let opened = self.open_speaking(alpn).await?;
+        if opened.early.is_empty() {
+            Ok((opened.stream, opened.chosen))
+        } else {
+            Err(Error::NotHttp {
+                server: opened.server,
+                cause: "it speaks before it is asked".to_owned(),
+            })
+        }
+    }
+
+    /// What goes along with each request on such a stream and says who sends it. The
+    /// plugin is run again if what it gave has expired.
+    pub async fn credential_headers(&self) -> Result<HeaderMap, Error> {
+        let mut headers = self.headers.clone();
+        headers.remove(HOST);
+        headers.remove(USER_AGENT);
+        if let Security::Plugin(by) = &self.security {
+            let issued = by.plugin.current(self.limits.plugin).await?;
+            if let Some(authorization) = issued.authorization() {
+                headers.insert(AUTHORIZATION, authorization.clone());
             }
+        }
+        Ok(headers)
+    }
+
+    /// `HOST[:PORT]` as the kubeconfig has it.
+    pub fn authority(&self) -> &str {
+        &self.address.authority
+    }
+
+    /// What stands before every path, as the kubeconfig has it: empty, or
+    /// `/k8s/clusters/c-1`.
+    pub fn path_prefix(&self) -> &str {
+        &self.address.prefix
+    }
+
+    async fn open_speaking(&self, alpn: &[Vec<u8>]) -> Result<Opened, Error> {
+        match &self.security {
+            Security::None => self.open_straight(None, alpn).await,
+            Security::Fixed(tls) => self.open_straight(Some(tls), alpn).await,
+            Security::Plugin(by) => self.open_by(by, alpn).await,
+        }
+    }
+
+    async fn open_by(&self, by: &ByPlugin, alpn: &[Vec<u8>]) -> Result<Opened, Error> {
+        let plugin = &by.plugin;
+        let patience = self.limits.plugin;
+        let mut issued = plugin.current(patience).await?;
+        let mut is_second = false;
+        loop {
+            let wire = match issued.way() {
+                exec::Way::Straight(straight) => {
+                    let tls = by.secured(straight)?;
+                    let mut opened = self.open_straight(Some(&tls), alpn).await?;
+                    opened.authorization = issued.authorization().cloned();
+                    return Ok(opened);
+                }
+                exec::Way::Proxy(wire) => wire,
+            };
+            let patience_here = self.connect_patience();
+            let cause = match tokio::time::timeout(patience_here, wire.open(alpn)).await {
+                Ok(Ok((stream, chosen))) => {
+                    return Ok(Opened {
+                        chosen,
+                        server: format!("{} (through the plugin's proxy)", self.server()),
+                        authorization: issued.authorization().cloned(),
+                        stream: Box::new(Kept::new(stream, (plugin.clone(), issued))),
+                        early: BytesMut::new(),
+                    });
+                }
+                // KEP-2718, "Proxy Proposal": if no one is listening, the plugin is
+                // executed again.
+                Ok(Err(Refused::NobodyListens(_))) if !is_second => {
+                    is_second = true;
+                    issued = plugin.instead_of(&issued, patience).await?;
+                    continue;
+                }
+                Ok(Err(Refused::NobodyListens(error))) => {
+                    format!("is not there: nobody listens ({error})")
+                }
+                Ok(Err(Refused::Unusable(cause))) => cause,
+                Err(_) => format!(
+                    "did not accept a connection within {} s",
+                    patience_here.as_secs_f64()
+                ),
+            };
+            return Err(plugin.error(format!(
+                "its proxy at {} {cause}{}",
+                wire.url(),
+                issued.said()
+            )));
+        }
+    }
+
+    fn connect_patience(&self) -> Duration {
+        let request = self.limits.request;
+        request.map_or(CONNECT_PATIENCE, |limit| limit.min(CONNECT_PATIENCE))
+    }
+
+    async fn open_straight(
+        &self,
+        tls: Option<&Secured>,
+        alpn: &[Vec<u8>],
+    ) -> Result<Opened, Error> {
+        let patience = self.connect_patience();
+        match tokio::time::timeout(patience, self.dial(tls, alpn)).await {
+            Ok(opened) => opened,
             Err(_) => Err(Error::TimedOut {
                 server: self.server(),
                 what: "accept a connection",
@@ -241,7 +378,7 @@ impl Endpoint {
         }
     }
 
-    async fn open(&self) -> Result<(Stream, BytesMut), Error> {
+    async fn dial(&self, tls: Option<&Secured>, alpn: &[Vec<u8>]) -> Result<Opened, Error> {
         let server = self.server();
         let (stream, early): (Stream, BytesMut) = match &self.proxy {
             None => {
@@ -258,24 +395,133 @@ impl Endpoint {
                 cause,
             })?,
         };
-        let Some(tls) = &self.tls else {
-            return Ok((stream, early));
+        let (stream, chosen) = match tls {
+            None => (stream, None),
+            Some(_) if !early.is_empty() => {
+                return Err(Error::NotHttp {
+                    server,
+                    cause: "it speaks before it is asked".to_owned(),
+                });
+            }
+            Some(tls) => match tls.handshake(stream, alpn).await {
+                Ok(shaken) => shaken,
+                Err(cause) => return Err(Error::Tls { server, cause }),
+            },
         };
-        if !early.is_empty() {
-            return Err(Error::NotHttp {
-                server,
-                cause: "it speaks before it is asked".to_owned(),
-            });
-        }
-        match tls.handshake(stream).await {
-            Ok(stream) => Ok((stream, BytesMut::new())),
-            Err(cause) => Err(Error::Tls { server, cause }),
+        Ok(Opened {
+            stream,
+            early,
+            chosen,
+            server,
+            authorization: None,
+        })
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            request: None,
+            plugin: PLUGIN_PATIENCE,
         }
     }
 }
 
+/// A way to the cluster, ready for requests.
+struct Opened {
+    stream: Stream,
+    early: BytesMut,
+    /// By ALPN.
+    chosen: Option<Vec<u8>>,
+    /// For errors.
+    server: String,
+    authorization: Option<HeaderValue>,
+}
+
+impl Security {
+    fn of(target: &Target, address: &Address, credential: Credential) -> Result<Self, Error> {
+        let cluster = &target.cluster;
+        let wrong = |cause: String| Error::Invalid {
+            entry: Entry::Cluster,
+            name: target.cluster_name.clone(),
+            cause,
+        };
+        let authority = match &cluster.certificate_authority {
+            Some(material) => Some(credential::read(material)?),
+            None => None,
+        };
+        let believes_anybody = cluster.insecure_skip_tls_verify;
+        if authority.is_some() && believes_anybody {
+            return Err(wrong(
+                "specifying a root certificates file with the insecure flag is not allowed"
+                    .to_owned(),
+            ));
+        }
+        let name = cluster.tls_server_name.as_ref().unwrap_or(&address.host);
+        let name = ServerName::try_from(name.clone())
+            .map_err(|_| wrong(format!("tls-server-name {name:?} is not a name")))?;
+        if let Some(exec) = &credential.plugin {
+            let gate = Gate::from_environment(|name| std::env::var(name).ok());
+            let gate = gate.map_err(|cause| Error::Invalid {
+                entry: Entry::User,
+                name: target.user_name.clone(),
+                cause,
+            })?;
+            return Ok(Self::Plugin(Box::new(ByPlugin {
+                plugin: exec::plugin_of(target, exec, gate),
+                certificate: credential.certificate,
+                authority,
+                believes_anybody,
+                name,
+                cluster: target.cluster_name.clone(),
+                user: target.user_name.clone(),
+            })));
+        }
+        let trust = trust(authority.as_ref(), believes_anybody);
+        let config = tls::config(&trust, credential.certificate.as_ref())
+            .map_err(|cause| misconfigured(&target.cluster_name, &target.user_name, cause))?;
+        Ok(Self::Fixed(Secured { config, name }))
+    }
+}
+
+impl ByPlugin {
+    fn secured(&self, straight: &exec::Straight) -> Result<Secured, Error> {
+        let config = straight.config(|certificate| {
+            let trust = trust(self.authority.as_ref(), self.believes_anybody);
+            tls::config(&trust, certificate.or(self.certificate.as_ref()))
+        });
+        let config = config.map_err(|cause| misconfigured(&self.cluster, &self.user, cause))?;
+        Ok(Secured {
+            config,
+            name: self.name.clone(),
+        })
+    }
+}
+
+fn trust(authority: Option<&Secret>, believes_anybody: bool) -> Trust<'_> {
+    match (authority, believes_anybody) {
+        (Some(pem), _) => Trust::Authorities(pem.expose()),
+        (None, true) => Trust::Anybody,
+        (None, false) => Trust::System,
+    }
+}
+
+/// What is wrong with a client's certificate is the user's, the rest the cluster's.
+fn misconfigured(cluster: &str, user: &str, cause: String) -> Error {
+    let (entry, name) = if cause.starts_with("client-") {
+        (Entry::User, user)
+    } else {
+        (Entry::Cluster, cluster)
+    };
+    Error::Invalid {
+        entry,
+        name: name.to_owned(),
+        cause,
+    }
+}
+
 impl Way {
-    fn through(url: &str) -> Result<Self, String> {
+    pub(crate) fn through(url: &str) -> Result<Self, String> {
         let proxy = Proxy::parse(url)?;
         let tls = match proxy.address.scheme {
             Scheme::Http => None,
@@ -288,14 +534,15 @@ impl Way {
         Ok(Self { proxy, tls })
     }
 
-    async fn open(&self, to: &str) -> Result<(Stream, BytesMut), String> {
+    pub(crate) async fn open(&self, to: &str) -> Result<(Stream, BytesMut), String> {
         let tcp = tcp(&self.proxy.address).await;
         let tcp = tcp.map_err(|error| format!("cannot be reached: {error}"))?;
         let mut stream: Stream = match &self.tls {
             None => Box::new(tcp),
             Some(tls) => {
-                let handshake = tls.handshake(Box::new(tcp)).await;
-                handshake.map_err(|cause| format!("cannot be trusted: {cause}"))?
+                let handshake = tls.handshake(Box::new(tcp), &tls::HTTP1).await;
+                let shaken = handshake.map_err(|cause| format!("cannot be trusted: {cause}"))?;
+                shaken.0
             }
         };
         let early = self.proxy.tunnel(&mut stream, to).await?;
@@ -306,17 +553,21 @@ impl Way {
 impl Secured {
     async fn handshake(
         &self,
-        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    ) -> Result<Stream, String> {
-        let connector = TlsConnector::from(self.config.clone());
+        stream: Stream,
+        alpn: &[Vec<u8>],
+    ) -> Result<(Stream, Option<Vec<u8>>), String> {
+        let connector = tls::connector(&self.config, alpn);
         match connector.connect(self.name.clone(), stream).await {
-            Ok(stream) => Ok(Box::new(stream)),
+            Ok(stream) => {
+                let chosen = stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
+                Ok((Box::new(stream), chosen))
+            }
             Err(error) => Err(tls::explain(&error)),
         }
     }
 }
 
-async fn tcp(address: &Address) -> std::io::Result<TcpStream> {
+pub(crate) async fn tcp(address: &Address) -> std::io::Result<TcpStream> {
     let tcp = TcpStream::connect((address.host.as_str(), address.port)).await?;
     // A socket that refuses the option still works.
     let _ = tcp.set_nodelay(true);

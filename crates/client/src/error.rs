@@ -60,11 +60,16 @@ pub enum Error {
         /// In words, with what to do.
         cause: String,
     },
-    /// A credential plugin did not give a credential.
-    #[error("getting credentials: exec: {command}: {cause}{}", advice(hint.as_ref()))]
+    /// A credential plugin did not give a credential, or its proxy cannot be used.
+    #[error(
+        "getting credentials: exec: {command} (user {user:?}): {cause}{}",
+        advice(hint.as_ref())
+    )]
     Exec {
         /// The program.
         command: String,
+        /// The kubeconfig's user who has it.
+        user: String,
         /// In words.
         cause: String,
         /// What the kubeconfig advises.

@@ -17,6 +17,11 @@ impl Secret {
     pub fn expose(&self) -> &[u8] {
         &self.0
     }
+
+    /// Gives away what was text when it was read.
+    pub(crate) fn to_text(&self) -> String {
+        String::from_utf8_lossy(&self.0).into_owned()
+    }
 }
 
 impl fmt::Debug for Secret {

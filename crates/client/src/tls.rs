@@ -1,16 +1,18 @@
 //! Whom a connection believes, and what it shows.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WantsClientCert, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore,
-    SignatureScheme,
+    CertificateError, ClientConfig, ConfigBuilder, DigitallySignedStruct, Error as TlsError,
+    RootCertStore, SignatureScheme,
 };
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::TlsConnector;
 
 use crate::credential::Certificate;
 
@@ -29,10 +31,38 @@ const SYSTEM_BUNDLES: [&str; 7] = [
 pub(crate) enum Trust<'a> {
     /// These, in PEM.
     Authorities(&'a [u8]),
+    /// These, in PEM, for whatever name: they sign for one server alone.
+    AuthoritiesOfAnyName(&'a [u8]),
     /// Those of the system.
     System,
     /// Anybody at all.
     Anybody,
+}
+
+/// The beginning of a configuration: whom it believes. An error says what to do.
+pub(crate) fn builder(
+    trust: &Trust<'_>,
+) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>, String> {
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    Ok(match trust {
+        Trust::Authorities(pem) => builder.with_root_certificates(authorities(pem)?),
+        Trust::AuthoritiesOfAnyName(pem) => {
+            let roots = Arc::new(authorities(pem)?);
+            let inner = WebPkiServerVerifier::builder_with_provider(roots, provider.clone())
+                .build()
+                .map_err(|error| error.to_string())?;
+            builder
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(OfAnyName(inner)))
+        }
+        Trust::System => builder.with_root_certificates(system_authorities()?),
+        Trust::Anybody => builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Believing(provider))),
+    })
 }
 
 /// What a handshake needs. An error says what to do.
@@ -40,17 +70,7 @@ pub(crate) fn config(
     trust: &Trust<'_>,
     certificate: Option<&Certificate>,
 ) -> Result<Arc<ClientConfig>, String> {
-    let provider = Arc::new(aws_lc_rs::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?;
-    let builder = match trust {
-        Trust::Authorities(pem) => builder.with_root_certificates(authorities(pem)?),
-        Trust::System => builder.with_root_certificates(system_authorities()?),
-        Trust::Anybody => builder
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Believing(provider))),
-    };
+    let builder = builder(trust)?;
     let mut config = match certificate {
         None => builder.with_no_client_auth(),
         Some(Certificate { chain, key }) => {
@@ -69,8 +89,22 @@ pub(crate) fn config(
                 })?
         }
     };
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.alpn_protocols.clone_from(&HTTP1);
     Ok(Arc::new(config))
+}
+
+/// HTTP/1.1 alone, as ALPN has it.
+pub(crate) static HTTP1: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| vec![b"http/1.1".to_vec()]);
+
+/// The same configuration, for these protocols of ALPN.
+pub(crate) fn connector(config: &Arc<ClientConfig>, alpn: &[Vec<u8>]) -> TlsConnector {
+    if config.alpn_protocols == alpn {
+        return TlsConnector::from(config.clone());
+    }
+    // Keys, trust and sessions are shared by the copy.
+    let mut config = ClientConfig::clone(config);
+    config.alpn_protocols = alpn.to_vec();
+    TlsConnector::from(Arc::new(config))
 }
 
 /// What a failed handshake means, in the words that Go has for it.
@@ -174,5 +208,53 @@ impl ServerCertVerifier for Believing {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Believes those whom certain CAs vouch for, whatever they are called.
+#[derive(Debug)]
+struct OfAnyName(Arc<WebPkiServerVerifier>);
+
+impl ServerCertVerifier for OfAnyName {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, TlsError> {
+        let verified =
+            self.0
+                .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+        match verified {
+            // Names are looked at when everything else has been found right.
+            Err(TlsError::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) => Ok(ServerCertVerified::assertion()),
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        self.0.verify_tls12_signature(message, cert, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, TlsError> {
+        self.0.verify_tls13_signature(message, cert, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
     }
 }

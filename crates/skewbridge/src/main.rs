@@ -1,6 +1,8 @@
 //! The command line of Skewbridge: parse, build, run.
 
+mod agent;
 mod logs;
+mod run;
 mod serve;
 mod skew;
 
@@ -15,8 +17,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     match Cli::try_parse() {
         Ok(cli) => match cli.command {
+            Command::Agent(flags) => agent::run(&flags),
             Command::Serve(flags) => serve::run(&flags),
             Command::Skew(flags) => skew::run(&flags),
+            Command::Run(flags) => run::run(&flags),
             Command::Version => version(),
         },
         Err(error) => usage(&error),
@@ -39,10 +43,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Be a credential plugin that proxies requests, named in a kubeconfig.
+    Agent(Box<agent::Flags>),
     /// Run the gateway beside one kube-apiserver.
     Serve(Box<serve::Flags>),
     /// Show what differs between servers, and what a client of each would miss.
     Skew(skew::Flags),
+    /// Run a command whose requests go through a credential plugin.
+    Run(run::Flags),
     /// Print the version.
     Version,
 }

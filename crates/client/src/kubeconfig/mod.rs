@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
+pub use skewbridge_api::exec_credential::Version as ExecVersion;
+
 use crate::error::{Entry, Error};
 use crate::secret::Secret;
 
@@ -108,15 +110,6 @@ pub struct Exec {
     pub provide_cluster_info: bool,
     /// Whether it may ask the user.
     pub interactive_mode: InteractiveMode,
-}
-
-/// A version of `client.authentication.k8s.io`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExecVersion {
-    /// Since Kubernetes 1.22.
-    V1,
-    /// Since Kubernetes 1.11.
-    V1Beta1,
 }
 
 /// Whether a credential plugin reads from the terminal.
@@ -265,15 +258,5 @@ impl Target {
         server.clone_into(&mut self.cluster.server);
         self.cluster.tls_server_name = tls_server_name.map(str::to_owned);
         self
-    }
-}
-
-impl ExecVersion {
-    /// `client.authentication.k8s.io/v1`
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::V1 => "client.authentication.k8s.io/v1",
-            Self::V1Beta1 => "client.authentication.k8s.io/v1beta1",
-        }
     }
 }

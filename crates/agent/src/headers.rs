@@ -1,0 +1,266 @@
+//! Headers that a front proxy demands, from a file or a command.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE,
+};
+use http::{HeaderName, HeaderValue};
+use skewbridge_harness::forward::BoxFuture;
+use skewbridge_harness::{ModifyError, Outgoing, RequestModifier};
+use tokio::io::AsyncReadExt as _;
+use tokio::process::Command;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout};
+use zeroize::Zeroizing;
+
+use crate::secret_file;
+
+/// How often a file is read again while requests come.
+const FILE_AGE: Duration = Duration::from_secs(1);
+
+/// How long a command may take.
+const COMMAND_PATIENCE: Duration = Duration::from_secs(30);
+
+/// More than any list of headers.
+const MAX_OUTPUT: u64 = 64 * 1024;
+
+/// More headers than anybody demands.
+const MAX_HEADERS: usize = 64;
+
+/// Where headers come from: lines of `NAME: VALUE`. Empty ones, and those that begin
+/// with `#`, do not count.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// A file, read again within a second of being changed.
+    File(PathBuf),
+    /// What a program prints.
+    Command {
+        /// The program.
+        program: OsString,
+        /// Its arguments.
+        arguments: Vec<OsString>,
+        /// How long what it has printed counts.
+        every: Duration,
+    },
+}
+
+/// Names and values, in order.
+type List = Vec<(HeaderName, HeaderValue)>;
+
+/// Sets headers on each request, in place of what the client has under their names.
+#[derive(Debug)]
+pub struct Headers {
+    source: Source,
+    last: Mutex<Option<(Instant, List)>>,
+}
+
+impl Headers {
+    /// From there.
+    pub fn new(source: Source) -> Self {
+        Self {
+            source,
+            last: Mutex::new(None),
+        }
+    }
+
+    /// The headers as they are now. However many ask, one looks.
+    pub async fn current(&self) -> Result<List, String> {
+        let mut last = self.last.lock().await;
+        let age = match &self.source {
+            Source::File(_) => FILE_AGE,
+            Source::Command { every, .. } => *every,
+        };
+        if let Some((since, headers)) = &*last
+            && since.elapsed() < age
+        {
+            return Ok(headers.clone());
+        }
+        let headers = match &self.source {
+            Source::File(path) => {
+                let text = secret_file::read(path)?;
+                parse(&text).map_err(|cause| format!("{}: {cause}", path.display()))?
+            }
+            Source::Command {
+                program, arguments, ..
+            } => {
+                let text = run(program, arguments).await;
+                let headers = text.and_then(|text| parse(&text));
+                headers.map_err(|cause| format!("{}: {cause}", program.display()))?
+            }
+        };
+        *last = Some((Instant::now(), headers.clone()));
+        Ok(headers)
+    }
+}
+
+impl RequestModifier for Headers {
+    fn name(&self) -> &'static str {
+        "headers"
+    }
+
+    fn modify<'a>(&'a self, request: Outgoing<'a>) -> BoxFuture<'a, Result<(), ModifyError>> {
+        Box::pin(async move {
+            let headers = self.current().await.map_err(ModifyError::new)?;
+            for (name, _) in &headers {
+                request.headers.remove(name);
+            }
+            for (name, value) in headers {
+                request.headers.append(name, value);
+            }
+            Ok(())
+        })
+    }
+}
+
+async fn run(program: &OsString, arguments: &[OsString]) -> Result<Zeroizing<Vec<u8>>, String> {
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| error.to_string())?;
+    let mut printed = Zeroizing::new(Vec::new());
+    let running = async {
+        if let Some(stdout) = child.stdout.take() {
+            let mut limited = stdout.take(MAX_OUTPUT + 1);
+            limited.read_to_end(&mut printed).await?;
+        }
+        child.wait().await
+    };
+    let ended = match timeout(COMMAND_PATIENCE, running).await {
+        Err(_) => {
+            let seconds = COMMAND_PATIENCE.as_secs();
+            return Err(format!("did not end within {seconds} s"));
+        }
+        Ok(ended) => ended.map_err(|error| error.to_string())?,
+    };
+    if !ended.success() {
+        return Err(format!("failed with {ended}"));
+    }
+    if printed.len() as u64 > MAX_OUTPUT {
+        return Err("prints more than headers".to_owned());
+    }
+    Ok(printed)
+}
+
+/// What concerns the connection or the message's length is not for a list to say.
+fn is_reserved(name: &HeaderName) -> bool {
+    const OTHERS: [&str; 3] = ["keep-alive", "proxy-connection", "http2-settings"];
+    [
+        CONNECTION,
+        CONTENT_LENGTH,
+        EXPECT,
+        HOST,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+        TE,
+        TRAILER,
+        TRANSFER_ENCODING,
+        UPGRADE,
+    ]
+    .contains(name)
+        || OTHERS.contains(&name.as_str())
+}
+
+/// Reads lines of `NAME: VALUE`. An error names the line, and never the value.
+fn parse(text: &[u8]) -> Result<List, String> {
+    let mut headers = Vec::new();
+    for (at, line) in text.split(|byte| *byte == b'\n').enumerate() {
+        let line = line.trim_ascii();
+        if line.is_empty() || line.starts_with(b"#") {
+            continue;
+        }
+        let at = at + 1;
+        let Some(colon) = line.iter().position(|byte| *byte == b':') else {
+            return Err(format!("line {at} is not NAME: VALUE"));
+        };
+        let name = HeaderName::from_bytes(&line[..colon])
+            .map_err(|_| format!("line {at} does not begin with the name of a header"))?;
+        if is_reserved(&name) {
+            return Err(format!("line {at}: {name} belongs to the connection"));
+        }
+        let mut value = HeaderValue::from_bytes(line[colon + 1..].trim_ascii())
+            .map_err(|_| format!("line {at}: what {name} is set to cannot stand in a header"))?;
+        value.set_sensitive(true);
+        if headers.len() == MAX_HEADERS {
+            return Err(format!("there are more than {MAX_HEADERS} headers"));
+        }
+        headers.push((name, value));
+    }
+    if headers.is_empty() {
+        return Err("there is no header".to_owned());
+    }
+    Ok(headers)
+}
+
+#[cfg(test)]
+mod tests {
+    use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
+
+    use super::*;
+
+    #[test]
+    fn lines_are_headers_and_what_belongs_to_the_connection_is_refused() {
+        let headers = parse(b"# for the front proxy\n\nX-Badge: 4711 \r\nx-badge:12\n").unwrap();
+        let told: Vec<_> = headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
+            .collect();
+        assert_eq!(told, [("x-badge", "4711"), ("x-badge", "12")]);
+        let rows = [
+            ("", "there is no header"),
+            ("hunter2", "line 1 is not NAME: VALUE"),
+            ("\nx y: hunter2", "line 2 does not begin with the name"),
+            ("x: hunter2\x01", "line 1: what x is set to"),
+            ("Connection: close", "line 1: connection belongs"),
+            ("Transfer-Encoding: chunked", "belongs"),
+            ("Content-Length: 0", "belongs"),
+            ("Host: k", "belongs"),
+            ("Keep-Alive: 1", "belongs"),
+            ("Upgrade: x", "belongs"),
+        ];
+        for (text, expected) in rows {
+            let error = parse(text.as_bytes()).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_is_read_again_and_a_command_is_run() {
+        let dir = ScratchDir::new();
+        let path = dir.write("badge", "X-Badge: 1");
+        let headers = Headers::new(Source::File(path.clone()));
+        assert_eq!(headers.current().await.unwrap()[0].1, "1");
+        dir.write("badge", "X-Badge: 2");
+        eventually("the new badge", PATIENCE, async || {
+            headers.current().await.unwrap()[0].1 == "2"
+        })
+        .await;
+        let command = |script: &str| {
+            Headers::new(Source::Command {
+                program: "sh".into(),
+                arguments: vec!["-c".into(), script.into()],
+                every: Duration::from_mins(1),
+            })
+        };
+        let printed = command("echo X-Badge: 3").current().await.unwrap();
+        assert_eq!(printed[0].1, "3");
+        let error = command("exit 3").current().await.unwrap_err();
+        assert!(
+            error.starts_with("sh: failed with exit status: 3"),
+            "{error}"
+        );
+        std::fs::remove_file(path).unwrap();
+        eventually("an error", PATIENCE, async || {
+            headers.current().await.is_err()
+        })
+        .await;
+    }
+}

@@ -1,0 +1,34 @@
+//! Signers of the reference plugin: what is put into the harness.
+//!
+//! [`FileKey`] is a TLS key from files; [`Headers`] come from a file or a command;
+//! [`SigV4`] and [`HttpSignature`] sign each request. Keys in hardware have a crate
+//! of their own, for their library.
+//!
+//! ```
+//! use skewbridge_agent::{Headers, Source};
+//! use skewbridge_harness::Harness;
+//!
+//! let badge = Headers::new(Source::File("/run/badge".into()));
+//! let harness = Harness::new().modifier(badge);
+//! # let _ = harness;
+//! ```
+
+mod file_key;
+mod headers;
+mod http_signature;
+mod secret_file;
+mod sigv4;
+
+pub use file_key::FileKey;
+pub use headers::{Headers, Source};
+pub use http_signature::{HttpSignature, KeyFile};
+pub use sigv4::SigV4;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}

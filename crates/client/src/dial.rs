@@ -1,0 +1,130 @@
+//! A server for whoever brings a TLS key and a protocol of their own: the way to it
+//! and whom to believe there.
+
+use std::sync::Arc;
+
+use rustls::ClientConfig;
+use rustls::client::ResolvesClientCert;
+use rustls_pki_types::ServerName;
+
+use crate::address::{Address, Scheme};
+use crate::connection::Stream;
+use crate::endpoint::{Way, tcp};
+use crate::error::Error;
+use crate::proxy::Proxy;
+use crate::tls::{self, Trust};
+
+/// A server that is reached by HTTPS, straight or through a proxy.
+///
+/// ```
+/// use skewbridge_client::Dialer;
+///
+/// let dialer = Dialer::new("https://k.example:6443", None).unwrap();
+/// assert_eq!(dialer.authority(), "k.example:6443");
+/// ```
+#[derive(Debug, Clone)]
+pub struct Dialer {
+    address: Address,
+    proxy: Option<Way>,
+}
+
+impl Dialer {
+    /// To the server of this URL: through the proxy of that URL, or the one that
+    /// `HTTPS_PROXY` and `NO_PROXY` lead to. An error does not repeat a password.
+    pub fn new(server: &str, proxy_url: Option<&str>) -> Result<Self, String> {
+        let address = Address::parse(server, Scheme::Https)?;
+        if address.scheme != Scheme::Https {
+            return Err(format!(
+                "server {server:?} is not https; nobody shows a credential to all the world"
+            ));
+        }
+        let proxy = match proxy_url {
+            Some(url) => Some(url.to_owned()),
+            None => Proxy::from_environment(&address, |name| std::env::var(name).ok()),
+        };
+        let proxy = proxy.map(|url| Way::through(&url)).transpose();
+        let proxy = proxy.map_err(|cause| format!("proxy-url: {cause}"))?;
+        Ok(Self { address, proxy })
+    }
+
+    /// `HOST[:PORT]` as it stands in the URL.
+    pub fn authority(&self) -> &str {
+        &self.address.authority
+    }
+
+    /// The host, without the brackets of an IPv6 address.
+    pub fn host(&self) -> &str {
+        &self.address.host
+    }
+
+    /// `HOST:PORT`
+    pub fn server(&self) -> String {
+        self.address.host_and_port()
+    }
+
+    /// Opens a byte stream on which the server waits for TLS. Whoever asks sets a
+    /// time limit.
+    pub async fn dial(&self) -> Result<Stream, Error> {
+        let server = self.server();
+        let Some(way) = &self.proxy else {
+            return match tcp(&self.address).await {
+                Ok(tcp) => Ok(Box::new(tcp)),
+                Err(cause) => Err(Error::Unreachable { server, cause }),
+            };
+        };
+        let opened = way.open(&server).await.map_err(|cause| Error::Proxy {
+            proxy: way.proxy.to_string(),
+            server: server.clone(),
+            cause,
+        });
+        match opened? {
+            (stream, early) if early.is_empty() => Ok(stream),
+            _ => Err(Error::NotHttp {
+                server,
+                cause: "it speaks before it is asked".to_owned(),
+            }),
+        }
+    }
+
+    /// Whom to believe in the handshake: these CAs in PEM, those of the system if
+    /// there are none, or anybody. What is shown is `certificate`'s to say; without
+    /// ALPN.
+    pub fn tls(
+        authorities: Option<&[u8]>,
+        anybody: bool,
+        certificate: Option<Arc<dyn ResolvesClientCert>>,
+    ) -> Result<ClientConfig, String> {
+        let trust = match (authorities, anybody) {
+            (Some(_), true) => {
+                return Err(
+                    "specifying a root certificates file with the insecure flag is not allowed"
+                        .to_owned(),
+                );
+            }
+            (Some(pem), false) => Trust::Authorities(pem),
+            (None, true) => Trust::Anybody,
+            (None, false) => Trust::System,
+        };
+        let builder = tls::builder(&trust)?;
+        Ok(match certificate {
+            Some(resolver) => builder.with_client_cert_resolver(resolver),
+            None => builder.with_no_client_auth(),
+        })
+    }
+
+    /// The name that the server's certificate has to be for: this one, or the
+    /// host's.
+    pub fn server_name(&self, name: Option<&str>) -> Result<ServerName<'static>, String> {
+        let name = name.unwrap_or(&self.address.host);
+        ServerName::try_from(name.to_owned())
+            .map_err(|_| format!("tls-server-name {name:?} is not a name"))
+    }
+
+    /// What a failed handshake means, in the words that Go has for it.
+    pub fn explain(&self, error: &std::io::Error) -> Error {
+        Error::Tls {
+            server: self.server(),
+            cause: tls::explain(error),
+        }
+    }
+}

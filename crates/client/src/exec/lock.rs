@@ -1,0 +1,168 @@
+//! The file that says whether we live (KEP-2718, "Proxy Shutdown"): locked by us until
+//! we end, however that comes, so that a plugin which gets the lock knows that it is
+//! alone.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How our directories begin; then come our process and a number.
+const PREFIX: &str = "skewbridge-exec-";
+
+/// The file in each.
+const FILE: &str = "lock";
+
+/// How many names are tried: they are taken by dead processes of our number at most.
+const ATTEMPTS: usize = 64;
+
+/// How many directories of dead processes are looked at: enough to keep up with
+/// crashes, and bounded on a machine where somebody else makes them.
+const SWEPT: usize = 256;
+
+/// A locked file in a directory that only we can enter. Both go when it is dropped.
+#[derive(Debug)]
+pub(super) struct LockFile {
+    path: PathBuf,
+    /// The lock goes with it, by the kernel's hand if need be.
+    _held: File,
+}
+
+impl LockFile {
+    /// Makes a directory and takes a lock in it, where runtime files of this user
+    /// are.
+    pub(super) fn take() -> io::Result<Self> {
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let runtime = runtime.filter(|path| path.is_absolute() && path.is_dir());
+        if let Some(taken) = runtime.and_then(|beside| Self::take_in(&beside).ok()) {
+            return Ok(taken);
+        }
+        Self::take_in(&std::env::temp_dir())
+    }
+
+    fn take_in(beside: &Path) -> io::Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        sweep(beside);
+        let mut last = io::Error::from(io::ErrorKind::AlreadyExists);
+        for _ in 0..ATTEMPTS {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("{PREFIX}{}-{number}", std::process::id());
+            match Self::make(&beside.join(name)) {
+                Ok(taken) => return Ok(taken),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn make(directory: &Path) -> io::Result<Self> {
+        DirBuilder::new().mode(0o700).create(directory)?;
+        let path = directory.join(FILE);
+        let opened = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path);
+        let held = opened.inspect_err(|_| {
+            let _ = fs::remove_dir(directory);
+        })?;
+        held.try_lock()?;
+        // Between the two somebody may have taken it for a dead one's.
+        let there = fs::symlink_metadata(&path)?;
+        let ours = held.metadata()?;
+        if (there.dev(), there.ino()) != (ours.dev(), ours.ino()) {
+            return Err(io::Error::from(io::ErrorKind::AlreadyExists));
+        }
+        Ok(Self { path, _held: held })
+    }
+
+    /// What the plugin is told.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        remove(&self.path);
+    }
+}
+
+fn remove(path: &Path) {
+    let _ = fs::remove_file(path);
+    if let Some(directory) = path.parent() {
+        let _ = fs::remove_dir(directory);
+    }
+}
+
+/// Removes what clients left that were killed, if their plugins have not: locks of
+/// ours that nobody holds.
+fn sweep(beside: &Path) {
+    let Ok(entries) = fs::read_dir(beside) else {
+        return;
+    };
+    let ours = entries.filter_map(Result::ok).filter(|entry| {
+        let name = entry.file_name();
+        name.to_str().is_some_and(|name| name.starts_with(PREFIX))
+    });
+    for entry in ours.take(SWEPT) {
+        let path = entry.path().join(FILE);
+        // Of other users nothing can be opened, and a link is none of ours.
+        let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if !is_directory {
+            continue;
+        }
+        match File::open(&path) {
+            Ok(file) => match file.try_lock() {
+                Ok(()) => remove(&path),
+                Err(TryLockError::WouldBlock | TryLockError::Error(_)) => {}
+            },
+            // Killed between two steps, or about to take the second: then it tries
+            // another name.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let _ = fs::remove_dir(entry.path());
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use skewbridge_testkit::ScratchDir;
+
+    use super::*;
+
+    #[test]
+    fn the_lock_is_held_in_a_private_directory_and_both_go_with_it() {
+        let dir = ScratchDir::new();
+        let lock = LockFile::take_in(dir.path()).unwrap();
+        let path = lock.path().to_owned();
+        let directory = path.parent().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(directory), mode(&path)), (0o700, 0o600));
+        let other = File::open(&path).unwrap();
+        assert!(matches!(other.try_lock(), Err(TryLockError::WouldBlock)));
+        drop(lock);
+        other.try_lock().unwrap();
+        assert!(!directory.exists());
+    }
+
+    #[test]
+    fn what_the_dead_left_is_swept_and_what_lives_is_not() {
+        let dir = ScratchDir::new();
+        let living = LockFile::take_in(dir.path()).unwrap();
+        let dead = dir.path().join(format!("{PREFIX}1-0"));
+        fs::create_dir(&dead).unwrap();
+        fs::write(dead.join(FILE), "").unwrap();
+        let foreign = dir.path().join("somebody-else");
+        fs::create_dir(&foreign).unwrap();
+        let second = LockFile::take_in(dir.path()).unwrap();
+        assert!(!dead.exists());
+        assert!(foreign.exists() && living.path().exists() && second.path().exists());
+        assert_ne!(living.path(), second.path());
+    }
+}

@@ -1,0 +1,232 @@
+//! The way to a plugin's proxy: a socket of this machine, and TLS by which both prove
+//! that they belong together (KEP-2718, "Authentication to Proxy", option 1).
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use percent_encoding::percent_decode_str;
+use rustls::{CertificateError, ClientConfig, Error as TlsError};
+use rustls_pki_types::ServerName;
+use skewbridge_api::exec_credential::ProxyConfig;
+use tokio::net::{TcpStream, UnixStream};
+
+use crate::address::{Address, Scheme};
+use crate::connection::Stream;
+use crate::credential::Certificate;
+use crate::tls::{self, Trust};
+
+/// The name that is asked for on a Unix socket, which has none.
+const UNIX_NAME: &str = "localhost";
+
+/// Where a proxy listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Place {
+    Unix(PathBuf),
+    Tcp { host: String, port: u16 },
+}
+
+/// A proxy with all that a connection to it needs. TLS sessions are remembered in it,
+/// so it is kept for as long as the plugin gives the same.
+pub(crate) struct Wire {
+    proxy: ProxyConfig,
+    certificate: Certificate,
+    place: Place,
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// The plugin has to be run again.
+    NobodyListens(io::Error),
+    /// That would not help. In words.
+    Unusable(String),
+}
+
+impl Wire {
+    /// Reads what a plugin has given.
+    pub(super) fn new(proxy: ProxyConfig, certificate: Certificate) -> Result<Self, String> {
+        let place = Place::parse(&proxy.url)?;
+        let authority = &proxy.certificate_authority_data;
+        let (trust, name) = match &place {
+            Place::Unix(_) => (Trust::AuthoritiesOfAnyName(authority), UNIX_NAME),
+            Place::Tcp { host, .. } => (Trust::Authorities(authority), host.as_str()),
+        };
+        let name = ServerName::try_from(name.to_owned())
+            .map_err(|_| "its host is not a name".to_owned())?;
+        let config = tls::config(&trust, Some(&certificate)).map_err(|cause| {
+            // In the words of the kubeconfig there, and of the plugin here.
+            let cause = cause.replace("certificate-authority ", "certificate-authority-data ");
+            let cause = cause.replace("client-certificate", "clientCertificateData");
+            cause.replace("client-key", "clientKeyData")
+        })?;
+        Ok(Self {
+            proxy,
+            certificate,
+            place,
+            config,
+            name,
+        })
+    }
+
+    /// Whether it leads where this would, by the same means.
+    pub(super) fn is(&self, proxy: &ProxyConfig, certificate: &Certificate) -> bool {
+        self.proxy == *proxy && self.certificate == *certificate
+    }
+
+    /// Where the proxy listens, as the plugin said it.
+    pub(crate) fn url(&self) -> &str {
+        &self.proxy.url
+    }
+
+    /// Opens a connection, and says which of the protocols the proxy has chosen.
+    pub(crate) async fn open(
+        &self,
+        alpn: &[Vec<u8>],
+    ) -> Result<(Stream, Option<Vec<u8>>), Refused> {
+        let connected: Result<Stream, io::Error> = match &self.place {
+            Place::Unix(path) => UnixStream::connect(path)
+                .await
+                .map(|stream| Box::new(stream) as Stream),
+            Place::Tcp { host, port } => {
+                TcpStream::connect((host.as_str(), *port))
+                    .await
+                    .map(|stream| {
+                        // A socket that refuses the option still works.
+                        let _ = stream.set_nodelay(true);
+                        Box::new(stream) as Stream
+                    })
+            }
+        };
+        let stream = connected.map_err(|error| match error.kind() {
+            // A socket that is gone, or that its owner has left.
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                Refused::NobodyListens(error)
+            }
+            _ => Refused::Unusable(format!("cannot be reached: {error}")),
+        })?;
+        let connector = tls::connector(&self.config, alpn);
+        match connector.connect(self.name.clone(), stream).await {
+            Ok(stream) => {
+                let chosen = stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
+                Ok((Box::new(stream), chosen))
+            }
+            Err(error) => Err(Refused::Unusable(explain(&error))),
+        }
+    }
+}
+
+fn explain(error: &io::Error) -> String {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+    match inner {
+        Some(TlsError::InvalidCertificate(
+            CertificateError::UnknownIssuer | CertificateError::BadSignature,
+        )) => "cannot be trusted: its certificate is not signed by the plugin's \
+               certificate-authority-data"
+            .to_owned(),
+        Some(TlsError::InvalidCertificate(_)) => {
+            format!("cannot be trusted: {}", tls::explain(error))
+        }
+        _ => format!("does not speak TLS with us: {}", tls::explain(error)),
+    }
+}
+
+impl Place {
+    /// Reads `unix:///PATH` or `https://LOOPBACK:PORT`.
+    fn parse(url: &str) -> Result<Self, String> {
+        let wrong = |what: &str| {
+            Err(format!(
+                "plugin returned the proxy URL {:?}, which {what}; it is like unix:///PATH or \
+                 https://127.0.0.1:PORT",
+                // A wrong one may hold anything.
+                without_user(url)
+            ))
+        };
+        if let Some(path) = url.strip_prefix("unix://") {
+            let path: Vec<u8> = percent_decode_str(path).collect();
+            let path = PathBuf::from(std::ffi::OsString::from(
+                String::from_utf8_lossy(&path).into_owned(),
+            ));
+            return if path.is_absolute() {
+                Ok(Self::Unix(path))
+            } else {
+                wrong("has no absolute path")
+            };
+        }
+        let Ok(address) = Address::parse(url, Scheme::Https) else {
+            return wrong("is not understood");
+        };
+        if address.scheme != Scheme::Https {
+            return wrong("is not secured");
+        }
+        if !address.prefix.is_empty() {
+            return wrong("has a path");
+        }
+        let here = address.host == "localhost"
+            || address
+                .host
+                .parse::<IpAddr>()
+                .is_ok_and(|ip| ip.is_loopback());
+        if !here {
+            return wrong("is not on this machine");
+        }
+        Ok(Self::Tcp {
+            host: address.host,
+            port: address.port,
+        })
+    }
+}
+
+fn without_user(url: &str) -> String {
+    let rest = url.rsplit_once('@').map_or(url, |(_, rest)| rest);
+    rest.chars().take(200).collect()
+}
+
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Wire").field(&self.proxy.url).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proxy_listens_on_this_machine() {
+        let tcp = |host: &str, port| {
+            Ok(Place::Tcp {
+                host: host.to_owned(),
+                port,
+            })
+        };
+        let rows = [
+            ("unix:///run/s", Ok(Place::Unix("/run/s".into()))),
+            ("unix:///a%20b/s", Ok(Place::Unix("/a b/s".into()))),
+            ("https://127.0.0.1:1234", tcp("127.0.0.1", 1234)),
+            ("https://[::1]:1234/", tcp("::1", 1234)),
+            ("https://localhost:1", tcp("localhost", 1)),
+            ("unix://run/s", Err("has no absolute path")),
+            ("http://127.0.0.1:1", Err("is not secured")),
+            ("https://10.0.0.1:1", Err("is not on this machine")),
+            ("https://k.example", Err("is not on this machine")),
+            ("https://127.0.0.1:1/path", Err("has a path")),
+            ("https://me:secret@127.0.0.1:1", Err("is not understood")),
+            ("tcp://127.0.0.1:1", Err("is not understood")),
+        ];
+        for (url, expected) in rows {
+            match (Place::parse(url), expected) {
+                (Ok(found), Ok(expected)) => assert_eq!(found, expected, "{url}"),
+                (Err(error), Err(expected)) => {
+                    assert!(error.contains(expected), "{error}");
+                    assert!(!error.contains("secret"), "{error}");
+                }
+                (found, _) => panic!("{url}: {found:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! KEP-2718, "Caching": who shares a plugin, and for how long.
+
+use serde_json::json;
+use skewbridge_client::Endpoint;
+
+use crate::stage::{Kind, LIMITS, NAME, Stage, ask};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn fifty_clients_at_once_are_one_exec() {
+    for kind in [Kind::Itself, Kind::Starter] {
+        let stage = Stage::new(kind).await;
+        let clients: Vec<_> = (0..50)
+            .map(|number| {
+                let target = stage.target();
+                tokio::spawn(async move {
+                    let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+                    let answer = ask(&endpoint, &format!("/{number}")).await.unwrap();
+                    // Kept, so that nobody finds the plugin let go.
+                    (endpoint, answer)
+                })
+            })
+            .collect();
+        let mut kept = Vec::new();
+        for (number, client) in clients.into_iter().enumerate() {
+            let (endpoint, answer) = client.await.unwrap();
+            assert_eq!(answer, format!("{NAME} /{number}"));
+            kept.push(endpoint);
+        }
+        assert_eq!(stage.execs(), 1, "{kind:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn all_who_waited_for_a_plugin_that_failed_are_told_so_by_one_exec() {
+    let stage = Stage::new(Kind::Itself).await;
+    let count = stage.dir.path().join("count");
+    let go = stage.dir.path().join("go");
+    let script = format!(
+        "echo x >> {}; while [ ! -e {} ]; do sleep 0.1; done; exit 1",
+        count.display(),
+        go.display()
+    );
+    let plugin = Stage::script(&script);
+    let (waiting, mut arrived) = tokio::sync::mpsc::unbounded_channel();
+    let clients: Vec<_> = (0..20)
+        .map(|_| {
+            let target = stage.target_of("u", &plugin);
+            let waiting = waiting.clone();
+            tokio::spawn(async move {
+                let preparing = Endpoint::prepare_within(&target, LIMITS);
+                tokio::pin!(preparing);
+                // It has asked for its turn when it was polled once.
+                tokio::select! {
+                    biased;
+                    prepared = &mut preparing => return prepared.unwrap_err().to_string(),
+                    () = std::future::ready(()) => waiting.send(()).unwrap(),
+                }
+                preparing.await.unwrap_err().to_string()
+            })
+        })
+        .collect();
+    for _ in 0..20 {
+        arrived.recv().await.unwrap();
+    }
+    std::fs::write(go, "").unwrap();
+    for client in clients {
+        let error = client.await.unwrap();
+        assert!(error.contains("exit status: 1"), "{error}");
+    }
+    let count = std::fs::read_to_string(count).unwrap();
+    assert_eq!(count.lines().count(), 1);
+}
+
+#[tokio::test]
+async fn the_same_cluster_and_user_share_a_proxy_and_others_do_not() {
+    let stage = Stage::new(Kind::Itself).await;
+    let _first = stage.endpoint().await;
+    let _same = stage.endpoint().await;
+    assert_eq!(stage.execs(), 1);
+    let other_user = stage.target_of("somebody-else", &stage.plugin());
+    let _other = Endpoint::prepare_within(&other_user, LIMITS).await.unwrap();
+    assert_eq!(stage.execs(), 2);
+    let mut other_cluster = stage.target();
+    other_cluster.cluster.tls_server_name = Some("another".to_owned());
+    let _other = Endpoint::prepare_within(&other_cluster, LIMITS)
+        .await
+        .unwrap();
+    assert_eq!(stage.execs(), 3);
+}
+
+#[tokio::test]
+async fn what_has_expired_is_asked_for_again_and_what_has_not_is_kept() {
+    for (until, execs) in [("2001-01-01T00:00:00Z", 3), ("2999-01-01T00:00:00Z", 1)] {
+        let mut stage = Stage::new(Kind::Itself).await;
+        stage.extra = json!({"expirationTimestamp": until});
+        let endpoint = stage.endpoint().await;
+        for path in ["/one", "/two"] {
+            let answer = ask(&endpoint, path).await.unwrap();
+            assert_eq!(answer, format!("{NAME} {path}"));
+        }
+        assert_eq!(stage.execs(), execs, "{until}");
+    }
+}

@@ -1,0 +1,191 @@
+//! Plugins that do not do what they are there for: each is a clear error that names
+//! the plugin and the kubeconfig's user, within its time limit.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use skewbridge_client::{Endpoint, Limits};
+use skewbridge_testkit::{Ca, PATIENCE, eventually};
+
+use crate::client_process;
+use crate::stage::{Kind, LIMITS, Stage, ask};
+
+async fn error_of(stage: &Stage, plugin: &Value, limits: Limits) -> String {
+    let target = stage.target_of("alice", plugin);
+    let asked = async {
+        let endpoint = Endpoint::prepare_within(&target, limits).await?;
+        ask(&endpoint, "/").await
+    };
+    let error = asked.await.unwrap_err().to_string();
+    let named = format!(
+        "getting credentials: exec: {} (user \"alice\"): ",
+        plugin["command"].as_str().unwrap()
+    );
+    assert!(error.starts_with(&named), "{error}");
+    assert!(!error.contains("hunter2"), "{error}");
+    error
+}
+
+fn document(status: &Value) -> String {
+    json!({
+        "kind": "ExecCredential",
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "status": status,
+    })
+    .to_string()
+}
+
+#[tokio::test]
+async fn a_plugin_that_gives_nothing_is_named_with_its_user() {
+    let stage = Stage::new(Kind::Itself).await;
+    let rows = [
+        (
+            "printf hunter2",
+            "does not print an ExecCredential: it is not JSON from line 1",
+        ),
+        (
+            "printf '{\"hunter2\"'",
+            "does not print an ExecCredential: it ends before",
+        ),
+        (
+            "echo hunter2; exec sleep 300",
+            "does not print an ExecCredential",
+        ),
+        ("true", "ended without printing an ExecCredential"),
+        ("exit 1", "failed with exit status: 1"),
+        (
+            "echo 'no card in the reader' >&2; exit 1",
+            "failed with exit status: 1; it said: no card in the reader",
+        ),
+        ("echo oops; exit 2", "failed with exit status: 2"),
+        ("exec yes", "does not print an ExecCredential"),
+        (
+            "printf '{\"'; yes | tr -d '\\n'",
+            "prints more than a credential",
+        ),
+        ("kill -9 $$", "failed with signal: 9"),
+    ];
+    for (script, expected) in rows {
+        let error = error_of(&stage, &Stage::script(script), LIMITS).await;
+        assert!(error.contains(expected), "{script}: {error}");
+    }
+    let mut absent = Stage::script("");
+    absent["command"] = json!("/nonexistent/login");
+    absent["installHint"] = json!("ask somebody\n");
+    let error = error_of(&stage, &absent, LIMITS).await;
+    assert!(
+        error.ends_with("executable not found\nask somebody"),
+        "{error}"
+    );
+    assert!(stage.server.requests().is_empty());
+}
+
+#[tokio::test]
+async fn a_plugin_that_hangs_is_ended_at_its_time_limit() {
+    let stage = Stage::new(Kind::Itself).await;
+    let hasty = Limits {
+        plugin: Duration::from_millis(300),
+        ..LIMITS
+    };
+    let pid = stage.dir.path().join("hanging");
+    let token = document(&json!({"token": "hunter2"}));
+    let rows = [
+        (String::new(), "did not give a credential within 0.3 s"),
+        (
+            format!("echo '{token}';"),
+            "printed a credential, but did not end within 0.3 s",
+        ),
+    ];
+    for (first, expected) in rows {
+        let script = format!("{first} echo $$ > {}; sleep 300", pid.display());
+        // Under load the limit may pass before the script has begun.
+        let _ = std::fs::remove_file(&pid);
+        let error = error_of(&stage, &Stage::script(&script), hasty).await;
+        assert!(
+            error.contains(expected) || error.contains("did not give a credential"),
+            "{error}"
+        );
+        if let Ok(pid) = std::fs::read_to_string(&pid) {
+            let pid = pid.trim().parse().unwrap();
+            eventually("its end", PATIENCE, async || crate::stage::is_gone(pid)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_where_nobody_listens_is_looked_for_twice_and_then_told() {
+    let stage = Stage::new(Kind::Itself).await;
+    let status = |url: &str| {
+        json!({
+            "clientCertificateData": stage.told("client.crt"),
+            "clientKeyData": stage.told("client.key"),
+            "proxyConfig": {
+                "url": url,
+                "certificate-authority-data": STANDARD.encode(stage.told("plugin-ca.crt")),
+            },
+        })
+    };
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    for url in [
+        format!("unix://{}/nobody", stage.dir.path().display()),
+        format!("https://127.0.0.1:{port}"),
+    ] {
+        let file = stage.dir.write("document", document(&status(&url)));
+        let count = stage.dir.write("count", "");
+        let script = format!(
+            "echo x >> {}; cat {}; echo 'I am tired' >&2",
+            count.display(),
+            file.display()
+        );
+        let error = error_of(&stage, &Stage::script(&script), LIMITS).await;
+        let expected = format!("its proxy at {url} is not there: nobody listens");
+        assert!(error.contains(&expected), "{error}");
+        let count = std::fs::read_to_string(count).unwrap();
+        assert_eq!(count.lines().count(), 2);
+    }
+    for (url, expected) in [
+        ("https://10.0.0.1:1", "not on this machine"),
+        ("http://127.0.0.1:1", "is not secured"),
+        ("unix://relative", "has no absolute path"),
+    ] {
+        let file = stage.dir.write("document", document(&status(url)));
+        let script = format!("cat {}", file.display());
+        let error = error_of(&stage, &Stage::script(&script), LIMITS).await;
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_ca_that_does_not_match_is_told() {
+    let mut stage = Stage::new(Kind::Itself).await;
+    let other = Ca::new("plugin");
+    let url = format!("unix://{}", stage.socket_path().display());
+    stage.extra = json!({"proxyConfig": {
+        "url": url,
+        "certificate-authority-data": STANDARD.encode(other.pem()),
+    }});
+    let error = error_of(&stage, &stage.plugin(), LIMITS).await;
+    let expected = format!(
+        "its proxy at {url} cannot be trusted: its certificate is not signed by the plugin's \
+         certificate-authority-data"
+    );
+    assert!(error.contains(&expected), "{error}");
+}
+
+#[tokio::test]
+async fn a_proxy_is_refused_when_the_feature_is_off_and_the_plugin_is_told_no_lock() {
+    let stage = Stage::new(Kind::Itself).await;
+    let off = [("KUBE_FEATURE_ClientExecProxy", "false")];
+    let mut client = client_process::start(&stage, &off);
+    client.wait().unwrap();
+    let said = stage.told("client-said");
+    assert!(
+        said.contains("turned off by $KUBE_FEATURE_ClientExecProxy"),
+        "{said}"
+    );
+    assert!(!stage.told("question").contains("lockFilePath"));
+}

@@ -1,0 +1,182 @@
+//! KEP-2718, "Proxy Proposal" and "Authentication to Proxy".
+
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+use skewbridge_client::{Endpoint, Request};
+use skewbridge_testkit::{PATIENCE, Reply, eventually};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::stage::{Kind, LIMITS, NAME, Socket, Stage, ask, is_gone};
+
+#[tokio::test]
+async fn the_plugin_is_executed_by_the_client_on_first_use() {
+    let stage = Stage::new(Kind::Itself).await;
+    let target = stage.target();
+    assert_eq!(stage.execs(), 0);
+    let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    assert_eq!(stage.execs(), 1);
+    for path in ["/one", "/two"] {
+        let answer = ask(&endpoint, path).await.unwrap();
+        assert_eq!(answer, format!("{NAME} {path}"));
+    }
+    assert_eq!(stage.execs(), 1);
+}
+
+#[tokio::test]
+async fn a_plugin_binary_may_itself_be_the_proxy_process() {
+    let stage = Stage::new(Kind::Itself).await;
+    let endpoint = stage.endpoint().await;
+    assert_eq!(ask(&endpoint, "/x").await.unwrap(), format!("{NAME} /x"));
+    let executed = stage.told("execs");
+    assert_eq!(executed.trim(), stage.proxy().to_string());
+}
+
+#[tokio::test]
+async fn a_plugin_binary_may_complete_and_have_started_a_proxy_process() {
+    let stage = Stage::new(Kind::Starter).await;
+    let endpoint = stage.endpoint().await;
+    assert_eq!(ask(&endpoint, "/x").await.unwrap(), format!("{NAME} /x"));
+    let executed = stage.told("execs").trim().parse().unwrap();
+    assert_ne!(executed, stage.proxy());
+    eventually("the end of the plugin", PATIENCE, async || {
+        is_gone(executed)
+    })
+    .await;
+    assert_eq!(ask(&endpoint, "/y").await.unwrap(), format!("{NAME} /y"));
+    assert_eq!(stage.execs(), 1);
+}
+
+#[tokio::test]
+async fn a_proxy_may_listen_on_a_loopback_port() {
+    let mut stage = Stage::new(Kind::Itself).await;
+    stage.socket = Socket::Tcp;
+    let endpoint = stage.endpoint().await;
+    assert_eq!(ask(&endpoint, "/x").await.unwrap(), format!("{NAME} /x"));
+}
+
+#[tokio::test]
+async fn the_plugin_is_told_the_cluster_and_finds_the_existing_proxy_configuration() {
+    let stage = Stage::new(Kind::Itself).await;
+    let mut plugin = stage.plugin();
+    let variables = plugin["env"].as_array_mut().unwrap();
+    variables.push(json!({"name": "HTTPS_PROXY", "value": "http://p.invalid:1"}));
+    let target = stage.target_of("u", &plugin);
+    let _endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    let question: Value = serde_json::from_str(&stage.told("question")).unwrap();
+    let server = format!("https://{}", stage.server.addr());
+    assert_eq!(question["kind"], "ExecCredential");
+    assert_eq!(question["apiVersion"], "client.authentication.k8s.io/v1");
+    let cluster = &question["spec"]["cluster"];
+    assert_eq!(cluster["server"], *server);
+    assert_eq!(cluster["proxy-url"], "http://proxy.invalid:3128");
+    assert!(cluster["certificate-authority-data"].is_string());
+    assert_eq!(question["spec"]["interactive"], false);
+    assert_eq!(stage.told("https_proxy"), "http://p.invalid:1");
+}
+
+#[tokio::test]
+async fn all_requests_go_over_the_proxy_watches_and_upgrades_too() {
+    let (watch, events) = Reply::stream();
+    let (spdy, spdy_stream) = Reply::upgrade("SPDY/3.1");
+    let (websocket, websocket_stream) = Reply::upgrade("websocket");
+    let replies = std::sync::Mutex::new([Some(watch), Some(spdy), Some(websocket)]);
+    let stage = Stage::with(Kind::Itself, move |seen| {
+        assert_eq!(seen.client.as_ref().unwrap().common_name, NAME);
+        let place = match seen.path() {
+            "/watch" => 0,
+            "/spdy" => 1,
+            "/websocket" => 2,
+            _ => return Reply::json(seen.header("authorization").unwrap_or("none").to_owned()),
+        };
+        replies.lock().unwrap()[place].take().unwrap()
+    })
+    .await;
+    let mut stage = stage;
+    stage.extra = json!({"token": "from-the-plugin"});
+    let endpoint = stage.endpoint().await;
+    assert_eq!(ask(&endpoint, "/").await.unwrap(), "Bearer from-the-plugin");
+
+    let mut connection = endpoint.connect().await.unwrap();
+    let watch = async {
+        let answer = connection.send(&Request::get("/watch")).await.unwrap();
+        assert_eq!(answer.body, "one\ntwo\n");
+    };
+    let told = async {
+        events.send("one\n").await.unwrap();
+        events.send("two\n").await.unwrap();
+        events.finish().await.unwrap();
+    };
+    tokio::join!(watch, told);
+
+    for (path, protocol, far) in [
+        ("/spdy", "SPDY/3.1", spdy_stream),
+        ("/websocket", "websocket", websocket_stream),
+    ] {
+        let mut connection = endpoint.connect().await.unwrap();
+        let request = Request::new(Method::POST, path)
+            .header("connection", "Upgrade")
+            .header("upgrade", protocol);
+        let answer = connection.send(&request).await.unwrap();
+        assert_eq!(answer.status, StatusCode::SWITCHING_PROTOCOLS);
+        let (mut near, early) = connection.into_parts();
+        assert!(early.is_empty());
+        let mut far = far.connection().await;
+        near.write_all(b"ping").await.unwrap();
+        near.flush().await.unwrap();
+        let mut heard = [0; 4];
+        far.read_exact(&mut heard).await.unwrap();
+        assert_eq!(&heard, b"ping");
+        far.write_all(b"pong").await.unwrap();
+        far.flush().await.unwrap();
+        near.read_exact(&mut heard).await.unwrap();
+        assert_eq!(&heard, b"pong");
+    }
+    assert_eq!(stage.execs(), 1);
+}
+
+#[tokio::test]
+async fn the_plugin_is_executed_again_when_no_one_is_listening() {
+    for kind in [Kind::Itself, Kind::Starter] {
+        let stage = Stage::new(kind).await;
+        let endpoint = stage.endpoint().await;
+        ask(&endpoint, "/").await.unwrap();
+        let first = stage.proxy();
+        let pid = rustix::process::Pid::from_raw(first).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        eventually("the end of the proxy", PATIENCE, async || is_gone(first)).await;
+        assert_eq!(ask(&endpoint, "/x").await.unwrap(), format!("{NAME} /x"));
+        assert_eq!(stage.execs(), 2, "{kind:?}");
+        assert_ne!(stage.proxy(), first);
+    }
+}
+
+#[tokio::test]
+async fn the_proxy_lets_in_nobody_without_the_certificate_that_it_gave() {
+    let stage = Stage::new(Kind::Itself).await;
+    let _endpoint = stage.endpoint().await;
+    let socket = tokio::net::UnixStream::connect(stage.socket_path())
+        .await
+        .unwrap();
+    let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut roots = rustls::RootCertStore::empty();
+    let pem = stage.told("plugin-ca.crt");
+    let found = rustls_pki_types::pem::PemObject::from_pem_slice(pem.as_bytes());
+    roots.add(found.unwrap()).unwrap();
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(config));
+    let name = rustls_pki_types::ServerName::try_from("plugin.invalid").unwrap();
+    // In TLS 1.3 a client hears of it when it reads.
+    let refused = async {
+        let mut stream = connector.connect(name, socket).await?;
+        stream
+            .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            .await?;
+        stream.read_u8().await
+    };
+    assert!(refused.await.is_err());
+    assert!(stage.server.requests().is_empty());
+}

@@ -1,0 +1,142 @@
+//! The way to the cluster: through the proxies that are configured, with the
+//! client's key in the handshake.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::uri::Authority;
+use rustls::client::ResolvesClientCert;
+use rustls_pki_types::ServerName;
+use skewbridge_api::exec_credential::{self, Sensitive};
+use skewbridge_client::{Dialer, Stream};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use crate::Error;
+use crate::forward::{BoxFuture, Dial, DialError, Dialled, Offer, Protocol};
+use crate::key::{Bridge, ClientKey, Resolver};
+
+/// TCP, proxy and TLS together: Go's dialer has the same patience.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
+
+/// The same, where a key is elsewhere: it may want to be touched by its user.
+const KEY_PATIENCE: Duration = Duration::from_secs(90);
+
+/// Opens connections to a cluster, as its user.
+#[derive(Debug)]
+pub struct Cluster {
+    dialer: Dialer,
+    authority: Authority,
+    name: ServerName<'static>,
+    authorities: Option<Vec<u8>>,
+    anybody: bool,
+    key: Option<Arc<dyn ClientKey>>,
+}
+
+impl Cluster {
+    /// The cluster that a client has told of, for the owner of `key` if there is
+    /// one. The way to it is its `proxy-url`, or else what `HTTPS_PROXY` and
+    /// `NO_PROXY` say.
+    pub fn new(
+        cluster: &exec_credential::Cluster,
+        key: Option<Arc<dyn ClientKey>>,
+    ) -> Result<Self, Error> {
+        let wrong = Error::Cluster;
+        let proxy = cluster.proxy_url.as_ref().map(Sensitive::expose);
+        let dialer = Dialer::new(&cluster.server, proxy).map_err(wrong)?;
+        let authority = Authority::try_from(dialer.authority())
+            .map_err(|_| Error::Cluster("its server has no host".to_owned()))?;
+        let name = dialer
+            .server_name(cluster.tls_server_name.as_deref())
+            .map_err(wrong)?;
+        let authorities = Some(cluster.certificate_authority_data.clone());
+        let cluster = Self {
+            dialer,
+            authority,
+            name,
+            authorities: authorities.filter(|pem| !pem.is_empty()),
+            anybody: cluster.insecure_skip_tls_verify,
+            key,
+        };
+        // What is wrong with the CAs is said at once and not on the first request.
+        cluster.tls(None).map_err(wrong)?;
+        Ok(cluster)
+    }
+
+    /// `HOST[:PORT]`, as requests name it.
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    fn tls(
+        &self,
+        certificate: Option<Arc<dyn ResolvesClientCert>>,
+    ) -> Result<rustls::ClientConfig, String> {
+        Dialer::tls(self.authorities.as_deref(), self.anybody, certificate)
+    }
+
+    async fn connect(&self, offer: Offer) -> Result<Dialled, DialError> {
+        let failed = |cause: &dyn std::fmt::Display| DialError::new(cause.to_string());
+        let stream = timeout(CONNECT_PATIENCE, self.dialer.dial()).await;
+        let stream = stream
+            .map_err(|_| self.too_slow(CONNECT_PATIENCE))?
+            .map_err(|error| failed(&error))?;
+        // A bridge for each handshake: its failure is nobody else's.
+        let bridge = self.key.clone().map(Bridge::new);
+        let resolver = (bridge.clone())
+            .map(|bridge| Arc::new(Resolver(bridge)) as Arc<dyn ResolvesClientCert>);
+        let mut config = self.tls(resolver).map_err(|cause| failed(&cause))?;
+        config.alpn_protocols = offer.alpn();
+        let connector = TlsConnector::from(Arc::new(config));
+        let (limit, shaken) = if bridge.is_none() {
+            let handshake = connector.connect(self.name.clone(), stream);
+            (CONNECT_PATIENCE, timeout(CONNECT_PATIENCE, handshake).await)
+        } else {
+            let handshake = elsewhere(connector, self.name.clone(), stream);
+            (KEY_PATIENCE, timeout(KEY_PATIENCE, handshake).await)
+        };
+        // A key that is not there is more to the point than what the server says
+        // to a client without a certificate.
+        if let Some(error) = bridge.and_then(|bridge| bridge.failure()) {
+            return Err(failed(&error));
+        }
+        let tls = shaken
+            .map_err(|_| self.too_slow(limit))?
+            .map_err(|error| failed(&self.dialer.explain(&error)))?;
+        let protocol = Protocol::from_alpn(tls.get_ref().1.alpn_protocol());
+        Ok(Dialled {
+            stream: Box::new(tls),
+            protocol,
+        })
+    }
+
+    fn too_slow(&self, limit: Duration) -> DialError {
+        DialError::new(format!(
+            "the server {} did not accept a connection within {} s; is it reachable from here?",
+            self.dialer.server(),
+            limit.as_secs()
+        ))
+    }
+}
+
+/// A handshake on a thread where it may block: keys in hardware take their time.
+async fn elsewhere(
+    connector: TlsConnector,
+    name: ServerName<'static>,
+    stream: Stream,
+) -> std::io::Result<tokio_rustls::client::TlsStream<Stream>> {
+    let runtime = tokio::runtime::Handle::current();
+    let shaken = tokio::task::spawn_blocking(move || {
+        let handshake = timeout(KEY_PATIENCE, connector.connect(name, stream));
+        runtime
+            .block_on(handshake)
+            .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+    });
+    shaken.await.unwrap_or_else(|error| Err(error.into()))
+}
+
+impl Dial for Cluster {
+    fn dial(&self, offer: Offer) -> BoxFuture<'_, Result<Dialled, DialError>> {
+        Box::pin(self.connect(offer))
+    }
+}

@@ -1,0 +1,366 @@
+//! The forwarding engine: requests of clients, changed by modifiers, on their way
+//! to one upstream.
+//!
+//! It knows nothing of plugins. A [`Forwarder`] has where requests go ([`Dial`]),
+//! as which host, and what is done to them; [`serve`] accepts clients for it.
+//! HTTP/1.1, HTTP/2 and upgrades pass, bodies and watches as they come. Nothing is
+//! sent twice that could have an effect, and an answer that is cut is cut for the
+//! client as well.
+
+mod activity;
+mod body;
+mod client_h1;
+mod client_h2;
+mod dial;
+mod pool;
+mod refusal;
+mod serve;
+mod tunnel;
+mod upstream_h1;
+mod upstream_h2;
+mod wire;
+
+use std::sync::Arc;
+
+use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::request::Parts;
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, Version};
+use skewbridge_api::hygiene;
+
+pub use activity::Activity;
+pub use dial::{BoxFuture, Dial, DialError, Dialled, Offer, Protocol};
+pub(crate) use serve::is_same_user;
+pub use serve::{Listener, serve};
+
+use crate::modifier::{NeedsBody, Outgoing, RequestModifier};
+use activity::Busy;
+use body::{AnyBody, Uncollected, Whole, collect};
+use pool::Pool;
+use refusal::Refusal;
+use tunnel::Upgraded;
+
+/// Bodies that modifiers see are held in memory, up to this unless
+/// [`Forwarder::body_limit`] says otherwise: kube-apiserver takes no more than
+/// 3 MiB.
+pub const BODY_LIMIT: usize = 4 * 1024 * 1024;
+
+/// A body of at most this length is read before its request is sent, so that the
+/// request can be sent again where upstream is known not to have acted on it.
+const HELD_BODY: u64 = 64 * 1024;
+
+/// Passes requests on to one upstream.
+pub struct Forwarder {
+    authority: Authority,
+    host: HeaderValue,
+    modifiers: Vec<Box<dyn RequestModifier>>,
+    pool: Arc<Pool>,
+    activity: Activity,
+    body_limit: usize,
+}
+
+impl Forwarder {
+    /// Requests go where `dial` leads, for the host `authority` whatever host the
+    /// client names, and after each of `modifiers` in turn.
+    pub fn new(
+        dial: impl Dial,
+        authority: Authority,
+        modifiers: Vec<Box<dyn RequestModifier>>,
+    ) -> Self {
+        // An authority is made of what may stand in a header.
+        let host = HeaderValue::from_str(authority.as_str())
+            .unwrap_or_else(|_| HeaderValue::from_static("kubernetes"));
+        Self {
+            authority,
+            host,
+            modifiers,
+            pool: Pool::new(Box::new(dial)),
+            activity: Activity::default(),
+            body_limit: BODY_LIMIT,
+        }
+    }
+
+    /// With another limit for bodies that modifiers want to see.
+    #[must_use]
+    pub fn body_limit(mut self, bytes: usize) -> Self {
+        self.body_limit = bytes;
+        self
+    }
+
+    /// What is under way.
+    pub fn activity(&self) -> &Activity {
+        &self.activity
+    }
+
+    /// Answers one request.
+    async fn call(&self, request: Request<AnyBody>) -> Answer {
+        let busy = self.activity.begin();
+        let asked = request.headers().clone();
+        let mut answer = match self.forward(request).await {
+            Ok(answer) => answer,
+            Err(refusal) => {
+                tracing::debug!(%refusal, "a request was not answered by the server");
+                Answer::refused(&refusal, &asked)
+            }
+        };
+        answer.busy = Some(busy);
+        answer
+    }
+
+    async fn forward(&self, request: Request<AnyBody>) -> Result<Answer, Refusal> {
+        let (mut head, body) = request.into_parts();
+        if head.method == Method::CONNECT {
+            return Err(Refusal::Connect);
+        }
+        let upgrade = (head.version == Version::HTTP_11)
+            .then(|| hygiene::wants_upgrade(&head.headers))
+            .flatten();
+        hygiene::remove_hop_by_hop(&mut head.headers);
+        // The body tells the client to go on when it is asked for.
+        head.headers.remove(EXPECT);
+        let body = Body::of(&head, body).await?;
+        // As it came, should it have to be signed anew.
+        let unsigned = (!self.modifiers.is_empty()).then(|| head.headers.clone());
+        let body = self.modify(&mut head, body, upgrade.as_ref()).await?;
+        let repeat = Repeat::of(&head, upgrade.is_some());
+        let offer = match upgrade {
+            None => Offer::Either,
+            Some(_) => Offer::Http1,
+        };
+        let reply = match body {
+            Body::Held(bytes) => {
+                let whole = || Box::new(Whole(bytes.clone()));
+                match self.pool.send(&head, whole(), repeat, offer).await {
+                    Err(Refusal::NotProcessed(cause)) => {
+                        tracing::debug!(%cause, "a request is sent once more");
+                        if let Some(headers) = unsigned {
+                            head.headers = headers;
+                            let again = Body::Held(bytes.clone());
+                            self.modify(&mut head, again, upgrade.as_ref()).await?;
+                        }
+                        // Boxed: it happens seldom, and each watch would have
+                        // room for it.
+                        Box::pin(self.pool.send(&head, whole(), repeat, offer)).await
+                    }
+                    answered => answered,
+                }
+            }
+            Body::Streamed(body) => self.pool.send(&head, body, repeat, offer).await,
+        };
+        Ok(match reply? {
+            Reply::Response(mut response, body) => {
+                hygiene::remove_hop_by_hop(response.headers_mut());
+                Answer {
+                    response,
+                    body,
+                    upgraded: None,
+                    busy: None,
+                }
+            }
+            Reply::Upgraded(mut response, upgraded) => {
+                let chosen = response.headers().get(UPGRADE).cloned();
+                hygiene::remove_hop_by_hop(response.headers_mut());
+                let headers = response.headers_mut();
+                headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+                if let Some(protocol) = chosen.or(upgrade) {
+                    headers.insert(UPGRADE, protocol);
+                }
+                Answer {
+                    response,
+                    body: body::empty(),
+                    upgraded: Some(upgraded),
+                    busy: None,
+                }
+            }
+        })
+    }
+
+    /// Lets each modifier have its turn. What concerns the connection is not
+    /// theirs to say.
+    async fn modify(
+        &self,
+        head: &mut Parts,
+        mut body: Body,
+        upgrade: Option<&HeaderValue>,
+    ) -> Result<Body, Refusal> {
+        let target = head.uri.path_and_query().cloned();
+        let target = target.unwrap_or_else(|| PathAndQuery::from_static("/"));
+        let mut url = http::uri::Parts::default();
+        url.scheme = Some(Scheme::HTTPS);
+        url.authority = Some(self.authority.clone());
+        url.path_and_query = Some(target);
+        head.uri = Uri::from_parts(url).map_err(|error| Refusal::NotARequest(error.to_string()))?;
+        head.headers.insert(HOST, self.host.clone());
+        for modifier in &self.modifiers {
+            if modifier.needs_body() == NeedsBody::Whole {
+                body = body.held(self.body_limit, modifier.as_ref(), head).await?;
+            }
+            let outgoing = Outgoing {
+                method: &head.method,
+                url: &head.uri,
+                headers: &mut head.headers,
+                body: body.bytes(),
+                upgrade: upgrade.and_then(|protocol| protocol.to_str().ok()),
+            };
+            modifier
+                .modify(outgoing)
+                .await
+                .map_err(|cause| Refusal::Modifier {
+                    modifier: modifier.name().to_owned(),
+                    cause: cause.to_string(),
+                })?;
+        }
+        if !self.modifiers.is_empty() {
+            hygiene::remove_hop_by_hop(&mut head.headers);
+            head.headers.remove(EXPECT);
+            head.headers.insert(HOST, self.host.clone());
+        }
+        if let Body::Held(bytes) = &body
+            && (!bytes.is_empty() || head.headers.contains_key(CONTENT_LENGTH))
+        {
+            head.headers.insert(CONTENT_LENGTH, bytes.len().into());
+        }
+        if let Some(protocol) = upgrade {
+            let connection = HeaderValue::from_static("Upgrade");
+            head.headers.insert(CONNECTION, connection);
+            head.headers.insert(UPGRADE, protocol.clone());
+        }
+        Ok(body)
+    }
+}
+
+impl std::fmt::Debug for Forwarder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Forwarder")
+            .field("authority", &self.authority)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The body of a request on its way up.
+enum Body {
+    /// At hand, and can be sent again.
+    Held(bytes::Bytes),
+    /// As it comes.
+    Streamed(AnyBody),
+}
+
+impl Body {
+    async fn of(head: &Parts, body: AnyBody) -> Result<Self, Refusal> {
+        if body.is_done() {
+            return Ok(Self::Held(bytes::Bytes::new()));
+        }
+        match content_length(&head.headers) {
+            Some(length @ 0..=HELD_BODY) => {
+                // HTTP/2 checks the length itself, and HTTP/1.1 has no other end.
+                let collected = collect(body, usize::try_from(length).unwrap_or(0)).await;
+                collected.map(Self::Held).map_err(|error| match error {
+                    Uncollected::TooLong => {
+                        Refusal::Body("it is longer than Content-Length".to_owned())
+                    }
+                    Uncollected::Cut(cut) => Refusal::Body(cut.to_string()),
+                })
+            }
+            _ => Ok(Self::Streamed(body)),
+        }
+    }
+
+    async fn held(
+        self,
+        limit: usize,
+        modifier: &dyn RequestModifier,
+        head: &mut Parts,
+    ) -> Result<Self, Refusal> {
+        let body = match self {
+            Self::Held(bytes) => return Ok(Self::Held(bytes)),
+            Self::Streamed(body) => body,
+        };
+        let too_long = || Refusal::BodyTooLong {
+            modifier: modifier.name().to_owned(),
+            limit,
+        };
+        if content_length(&head.headers).is_some_and(|length| length > limit as u64) {
+            return Err(too_long());
+        }
+        match collect(body, limit).await {
+            Ok(bytes) => {
+                head.headers.remove(TRANSFER_ENCODING);
+                head.headers.insert(CONTENT_LENGTH, bytes.len().into());
+                Ok(Self::Held(bytes))
+            }
+            Err(Uncollected::TooLong) => Err(too_long()),
+            Err(Uncollected::Cut(cut)) => Err(Refusal::Body(cut.to_string())),
+        }
+    }
+
+    fn bytes(&self) -> Option<&bytes::Bytes> {
+        match self {
+            Self::Held(bytes) => Some(bytes),
+            Self::Streamed(_) => None,
+        }
+    }
+}
+
+/// Whether a request may be sent again when it is not certain that the first time
+/// had no effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Repeat {
+    /// It only reads.
+    Harmless,
+    /// It changes something, or starts something: exec by WebSocket is a GET.
+    OnlyIfCertain,
+}
+
+impl Repeat {
+    fn of(head: &Parts, upgrade: bool) -> Self {
+        let reads = matches!(head.method, Method::GET | Method::HEAD | Method::OPTIONS);
+        // What a workload does with a GET nobody knows.
+        let reaches_workloads = (head.uri.path().split('/'))
+            .any(|part| matches!(part, "proxy" | "exec" | "attach" | "portforward"));
+        if reads && !upgrade && !reaches_workloads {
+            Self::Harmless
+        } else {
+            Self::OnlyIfCertain
+        }
+    }
+}
+
+/// What upstream answered.
+enum Reply {
+    Response(Response<()>, AnyBody),
+    /// 101: the connection is the client's now.
+    Upgraded(Response<()>, Upgraded),
+}
+
+/// What a client is answered.
+struct Answer {
+    response: Response<()>,
+    body: AnyBody,
+    upgraded: Option<Upgraded>,
+    /// Kept until the answer has been sent.
+    busy: Option<Busy>,
+}
+
+impl Answer {
+    fn refused(refusal: &Refusal, asked: &HeaderMap) -> Self {
+        let (response, body) = refusal.response(asked);
+        Self {
+            response,
+            body: Box::new(Whole(body)),
+            upgraded: None,
+            busy: None,
+        }
+    }
+}
+
+/// Whether a client waits for `100 Continue`.
+fn expects_continue(headers: &HeaderMap) -> bool {
+    headers
+        .get(EXPECT)
+        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+}
+
+/// A length that has been looked at: one, and a number.
+fn content_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}

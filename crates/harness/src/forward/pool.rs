@@ -1,0 +1,172 @@
+//! Connections to upstream that are open, and which of them takes the next
+//! request.
+//!
+//! HTTP/2 is spoken wherever upstream does: a handshake may cost a touch of a
+//! hardware key, so there are to be few of them. Upgrades need HTTP/1.1 and a
+//! connection of their own.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use http::request::Parts;
+use tokio::time::Instant;
+
+use super::body::AnyBody;
+use super::dial::{Dial, DialError, Offer, Protocol};
+use super::refusal::Refusal;
+use super::upstream_h1::H1Connection;
+use super::upstream_h2::{H2Connection, Place};
+use super::{Repeat, Reply};
+
+/// An unused connection is closed well before upstream would do it
+/// (kube-apiserver: 90 s), so that the two do not meet on the wire.
+const IDLE: Duration = Duration::from_secs(45);
+
+/// Unused HTTP/1.1 connections that are kept: client-go keeps 25 a host.
+const MAX_IDLE: usize = 32;
+
+pub(crate) struct Pool {
+    dial: Box<dyn Dial>,
+    idle: Mutex<VecDeque<(Instant, H1Connection)>>,
+    shared: Mutex<Vec<(Instant, H2Connection)>>,
+    /// One connection is opened at a time; who waits shares its outcome.
+    opening: tokio::sync::Mutex<Option<(Instant, DialError)>>,
+    /// Upstream does not speak HTTP/2.
+    h1_only: AtomicBool,
+}
+
+enum Channel {
+    H1(H1Connection),
+    H2(Place),
+}
+
+impl Pool {
+    pub(crate) fn new(dial: Box<dyn Dial>) -> Arc<Self> {
+        Arc::new(Self {
+            dial,
+            idle: Mutex::default(),
+            shared: Mutex::default(),
+            opening: tokio::sync::Mutex::default(),
+            h1_only: AtomicBool::new(false),
+        })
+    }
+
+    /// Sends a request and gives the head of its answer.
+    pub(crate) async fn send(
+        self: &Arc<Self>,
+        head: &Parts,
+        body: AnyBody,
+        repeat: Repeat,
+        offer: Offer,
+    ) -> Result<Reply, Refusal> {
+        let channel = match offer {
+            Offer::Http1 => self.fresh().await,
+            Offer::Either => self.open().await,
+        };
+        match channel.map_err(|error| Refusal::Unreachable(error.to_string()))? {
+            Channel::H1(connection) => connection.send(head, body, repeat, self).await,
+            Channel::H2(place) => place.send(head, body).await,
+        }
+    }
+
+    /// An upgrade takes its connection away for good, and its request must not
+    /// meet one that upstream is about to close: it gets a new one.
+    async fn fresh(&self) -> Result<Channel, DialError> {
+        let dialled = self.dial.dial(Offer::Http1).await?;
+        Ok(Channel::H1(H1Connection::new(dialled.stream)))
+    }
+
+    async fn open(&self) -> Result<Channel, DialError> {
+        self.tidy();
+        if let Some(channel) = self.waiting() {
+            return Ok(channel);
+        }
+        if self.h1_only.load(Ordering::Relaxed) {
+            return self.connect().await;
+        }
+        let asked = Instant::now();
+        let mut last_failure = self.opening.lock().await;
+        if let Some(channel) = self.waiting() {
+            return Ok(channel);
+        }
+        if let Some((at, error)) = &*last_failure
+            && *at >= asked
+        {
+            return Err(error.clone());
+        }
+        let opened = self.connect().await;
+        if let Err(error) = &opened {
+            *last_failure = Some((Instant::now(), error.clone()));
+        }
+        opened
+    }
+
+    async fn connect(&self) -> Result<Channel, DialError> {
+        let dialled = self.dial.dial(Offer::Either).await?;
+        let spoken = dialled.protocol;
+        self.h1_only
+            .store(spoken == Protocol::Http1, Ordering::Relaxed);
+        if spoken == Protocol::Http1 {
+            return Ok(Channel::H1(H1Connection::new(dialled.stream)));
+        }
+        let failed = |cause: String| DialError::new(format!("HTTP/2 to the server: {cause}"));
+        let connection = H2Connection::start(dialled.stream)
+            .await
+            .map_err(|error| failed(error.to_string()))?;
+        let place = connection.reserve();
+        let place = place.ok_or_else(|| failed("it allows no stream at all".to_owned()))?;
+        lock(&self.shared).push((Instant::now(), connection));
+        Ok(Channel::H2(place))
+    }
+
+    /// What is open and has room.
+    fn waiting(&self) -> Option<Channel> {
+        let place = {
+            let mut shared = lock(&self.shared);
+            shared.retain(|(_, connection)| !connection.is_over());
+            // Fuller ones come first, so that others run empty and can be closed.
+            shared.iter_mut().find_map(|(used, connection)| {
+                let place = connection.reserve()?;
+                *used = Instant::now();
+                Some(place)
+            })
+        };
+        if let Some(place) = place {
+            return Some(Channel::H2(place));
+        }
+        loop {
+            // The one that was used last: the others run out.
+            let (_, mut connection) = lock(&self.idle).pop_back()?;
+            if !connection.is_stale() {
+                return Some(Channel::H1(connection));
+            }
+        }
+    }
+
+    pub(crate) fn give_back(&self, mut connection: H1Connection) {
+        connection.rest();
+        let mut idle = lock(&self.idle);
+        if idle.len() < MAX_IDLE {
+            idle.push_back((Instant::now(), connection));
+        }
+    }
+
+    /// Closes what has not been used for a while.
+    fn tidy(&self) {
+        let now = Instant::now();
+        lock(&self.idle).retain(|(since, _)| now - *since < IDLE);
+        lock(&self.shared).retain_mut(|(used, connection)| {
+            if connection.active() > 0 {
+                *used = now;
+            }
+            !connection.is_over() && now - *used < IDLE
+        });
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that panics is done under these locks.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,179 @@
+//! Who may talk to a plugin: an authority that lives as long as its process, the
+//! certificate that the plugin shows, and those that it gives to its clients. All
+//! keys are in memory only.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, SanType,
+};
+use rustls::ServerConfig;
+use rustls::crypto::aws_lc_rs;
+use rustls::server::WebPkiClientVerifier;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use skewbridge_api::exec_credential::Sensitive;
+use zeroize::Zeroize as _;
+
+use crate::Error;
+use crate::forward::Offer;
+
+/// Clocks of one machine agree, but they may be set back.
+const SKEW: Duration = Duration::from_hours(1);
+
+/// How long certificates are valid: longer than any session. A process that lives
+/// longer ends its clients' trust with its own.
+const LIFETIME: Duration = Duration::from_hours(24 * 365);
+
+/// An authority of its own for one process.
+pub struct Authority {
+    issuer: Issuer<'static, Wiped>,
+    certificate: CertificateDer<'static>,
+    pem: String,
+}
+
+/// A certificate for a client of this process, and its key.
+#[derive(Debug)]
+pub struct ClientIdentity {
+    /// In PEM.
+    pub certificate: String,
+    /// In PEM.
+    pub key: Sensitive,
+}
+
+impl Authority {
+    /// A fresh one.
+    pub fn new() -> Result<Self, Error> {
+        let key = Wiped::new()?;
+        let mut params = params("skewbridge agent");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let certificate = params.self_signed(&key).map_err(Error::certificate)?;
+        Ok(Self {
+            pem: certificate.pem(),
+            certificate: certificate.into(),
+            issuer: Issuer::new(params, key),
+        })
+    }
+
+    /// Its certificate in PEM.
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// A certificate for a client.
+    pub fn client(&self) -> Result<ClientIdentity, Error> {
+        let key = Wiped::new()?;
+        let params = end_entity("client", ExtendedKeyUsagePurpose::ClientAuth);
+        let certificate = params
+            .signed_by(&key, &self.issuer)
+            .map_err(Error::certificate)?;
+        Ok(ClientIdentity {
+            certificate: certificate.pem(),
+            key: Sensitive::new(key.0.serialize_pem()),
+        })
+    }
+
+    /// What a listener shows, and asks of its clients: a certificate of this
+    /// authority. Clients of a Unix socket expect `localhost` or any of `names`,
+    /// those of a port 127.0.0.1 or `::1`.
+    pub fn server(&self, names: &[String]) -> Result<Arc<ServerConfig>, Error> {
+        let key = Wiped::new()?;
+        let mut params = end_entity("skewbridge agent", ExtendedKeyUsagePurpose::ServerAuth);
+        let here = [
+            IpAddr::from(Ipv4Addr::LOCALHOST),
+            Ipv6Addr::LOCALHOST.into(),
+        ];
+        params
+            .subject_alt_names
+            .extend(here.map(SanType::IpAddress));
+        for name in names.iter().map(String::as_str).chain(["localhost"]) {
+            let name = match name.parse() {
+                Ok(ip) => SanType::IpAddress(ip),
+                Err(_) => SanType::DnsName(name.try_into().map_err(Error::certificate)?),
+            };
+            if !params.subject_alt_names.contains(&name) {
+                params.subject_alt_names.push(name);
+            }
+        }
+        let certificate = params
+            .signed_by(&key, &self.issuer)
+            .map_err(Error::certificate)?;
+        let mut roots = rustls::RootCertStore::empty();
+        roots
+            .add(self.certificate.clone())
+            .map_err(Error::certificate)?;
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let clients =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+                .build()
+                .map_err(Error::certificate)?;
+        let der = PrivatePkcs8KeyDer::from(key.0.serialize_der());
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(Error::certificate)?
+            .with_client_cert_verifier(clients)
+            .with_single_cert(vec![certificate.into()], PrivateKeyDer::Pkcs8(der))
+            .map_err(Error::certificate)?;
+        config.alpn_protocols = Offer::Either.alpn();
+        Ok(Arc::new(config))
+    }
+}
+
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authority").finish_non_exhaustive()
+    }
+}
+
+/// A key that is overwritten when it is dropped.
+struct Wiped(KeyPair);
+
+impl Wiped {
+    fn new() -> Result<Self, Error> {
+        let key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256);
+        key.map(Self).map_err(Error::certificate)
+    }
+}
+
+impl Drop for Wiped {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+impl rcgen::PublicKeyData for Wiped {
+    fn der_bytes(&self) -> &[u8] {
+        self.0.der_bytes()
+    }
+
+    fn algorithm(&self) -> &'static rcgen::SignatureAlgorithm {
+        self.0.algorithm()
+    }
+}
+
+impl rcgen::SigningKey for Wiped {
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
+        self.0.sign(message)
+    }
+}
+
+fn params(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.remove(DnType::CommonName);
+    params.distinguished_name.push(DnType::CommonName, name);
+    let now = SystemTime::now();
+    params.not_before = (now - SKEW).into();
+    params.not_after = (now + LIFETIME).into();
+    params
+}
+
+fn end_entity(name: &str, purpose: ExtendedKeyUsagePurpose) -> CertificateParams {
+    let mut params = params(name);
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![purpose];
+    params.use_authority_key_identifier_extension = true;
+    params
+}

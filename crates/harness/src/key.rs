@@ -1,0 +1,153 @@
+//! Keys that prove who the user is in the TLS handshake with the cluster, and may
+//! be anywhere: in a file, in a token, behind a network.
+
+use std::fmt;
+use std::sync::Arc;
+
+use rustls::client::ResolvesClientCert;
+use rustls::sign::{CertifiedKey, Signer, SigningKey};
+use rustls::{SignatureAlgorithm, SignatureScheme};
+use rustls_pki_types::CertificateDer;
+
+/// Signs TLS handshakes with a key that need not be in memory.
+///
+/// Both methods may block, for a second or for a touch of the user: handshakes
+/// run on threads of their own.
+pub trait ClientKey: fmt::Debug + Send + Sync + 'static {
+    /// The certificate and its intermediates, the leaf first, and what its key can
+    /// sign with. Asked for each handshake, so it may change.
+    fn certificate(&self) -> Result<Certificate, KeyError>;
+
+    /// Signs the message (not its digest) by one of [`Certificate::schemes`]. ECDSA
+    /// signatures are in DER, as TLS has them.
+    fn sign(&self, scheme: SignatureScheme, message: &[u8]) -> Result<Vec<u8>, KeyError>;
+}
+
+/// A certificate whose key is elsewhere.
+#[derive(Debug, Clone)]
+pub struct Certificate {
+    /// In DER, the leaf first.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// What its key can sign with, the best first.
+    pub schemes: Vec<SignatureScheme>,
+    /// Of what kind the key is.
+    pub algorithm: SignatureAlgorithm,
+}
+
+/// Why nothing was signed, in words for the user. Without secrets.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct KeyError(String);
+
+impl KeyError {
+    /// In these words.
+    pub fn new(cause: impl Into<String>) -> Self {
+        Self(cause.into())
+    }
+}
+
+/// Gives rustls a [`ClientKey`], and keeps what went wrong for whoever tells the
+/// user: rustls has no place for it.
+#[derive(Debug)]
+pub(crate) struct Bridge {
+    key: Arc<dyn ClientKey>,
+    failure: std::sync::Mutex<Option<KeyError>>,
+}
+
+impl Bridge {
+    pub(crate) fn new(key: Arc<dyn ClientKey>) -> Arc<Self> {
+        Arc::new(Self {
+            key,
+            failure: std::sync::Mutex::new(None),
+        })
+    }
+
+    /// What went wrong in the handshake that used this.
+    pub(crate) fn failure(&self) -> Option<KeyError> {
+        self.lock().take()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<KeyError>> {
+        // Nothing that panics is done under this lock.
+        self.failure
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// For rustls, which wants to own it.
+#[derive(Debug)]
+pub(crate) struct Resolver(pub(crate) Arc<Bridge>);
+
+impl ResolvesClientCert for Resolver {
+    fn resolve(&self, _: &[&[u8]], offered: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        let certificate = match self.0.key.certificate() {
+            Ok(certificate) => certificate,
+            Err(error) => {
+                *self.0.lock() = Some(error);
+                return None;
+            }
+        };
+        if !(certificate.schemes.iter()).any(|scheme| offered.contains(scheme)) {
+            let cause = "the server takes none of the signatures that the key can make";
+            *self.0.lock() = Some(KeyError::new(cause));
+            return None;
+        }
+        Some(Arc::new(CertifiedKey::new(
+            certificate.chain,
+            Arc::new(Elsewhere {
+                bridge: self.0.clone(),
+                schemes: certificate.schemes,
+                algorithm: certificate.algorithm,
+            }),
+        )))
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+#[derive(Debug)]
+struct Elsewhere {
+    bridge: Arc<Bridge>,
+    schemes: Vec<SignatureScheme>,
+    algorithm: SignatureAlgorithm,
+}
+
+impl SigningKey for Elsewhere {
+    fn choose_scheme(&self, offered: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
+        let scheme = self
+            .schemes
+            .iter()
+            .find(|scheme| offered.contains(scheme))?;
+        Some(Box::new(OneSignature {
+            bridge: self.bridge.clone(),
+            scheme: *scheme,
+        }))
+    }
+
+    fn algorithm(&self) -> SignatureAlgorithm {
+        self.algorithm
+    }
+}
+
+#[derive(Debug)]
+struct OneSignature {
+    bridge: Arc<Bridge>,
+    scheme: SignatureScheme,
+}
+
+impl Signer for OneSignature {
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rustls::Error> {
+        self.bridge.key.sign(self.scheme, message).map_err(|error| {
+            let told = rustls::Error::General(error.to_string());
+            *self.bridge.lock() = Some(error);
+            told
+        })
+    }
+
+    fn scheme(&self) -> SignatureScheme {
+        self.scheme
+    }
+}

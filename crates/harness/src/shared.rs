@@ -1,0 +1,281 @@
+//! One instance for several clients: they find it at a seat in the user's own
+//! runtime directory, and each is given a certificate of its own.
+
+use std::fmt::Write as _;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use aws_lc_rs::digest::{SHA256, digest};
+use skewbridge_api::exec_credential::{ExecCredential, Sensitive, Version};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use zeroize::Zeroizing;
+
+use crate::forward::is_same_user;
+use crate::{Error, socket};
+
+/// What an instance says when it can be asked.
+pub(crate) const READY: &[u8] = b"ready\n";
+
+/// Questions and answers at a seat: both ends are here, and are quick.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// More than any answer.
+const MAX_ANSWER: u64 = 256 * 1024;
+
+/// The longest question: a version.
+const MAX_QUESTION: usize = 64;
+
+/// Clients that ask at one moment. More wait.
+const MAX_ASKING: usize = 64;
+
+/// Where an instance of one configuration is found.
+#[derive(Debug, Clone)]
+pub struct Seat {
+    path: PathBuf,
+}
+
+impl Seat {
+    /// The seat for a configuration: everything that makes an instance differ from
+    /// another one has to be in `parts`. They are kept as a digest only.
+    pub fn of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Result<Self, Error> {
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let runtime = runtime.filter(|path| path.is_absolute() && is_private(path));
+        Self::below(&runtime.ok_or(Error::NoSeat)?, parts)
+    }
+
+    /// The same, below a directory of this user alone.
+    pub fn below<'a>(
+        runtime: &Path,
+        parts: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<Self, Error> {
+        let mut all = Zeroizing::new(Vec::new());
+        for part in parts {
+            all.extend_from_slice(&(part.len() as u64).to_be_bytes());
+            all.extend_from_slice(part);
+        }
+        let directory = runtime.join("skewbridge-agent");
+        match DirBuilder::new().mode(0o700).create(&directory) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(Error::Shared {
+                    path: directory,
+                    cause: error.to_string(),
+                });
+            }
+            _ if !is_private(&directory) => {
+                return Err(Error::Shared {
+                    path: directory,
+                    cause: "it is not a directory of this user alone".to_owned(),
+                });
+            }
+            _ => {}
+        }
+        let digest = digest(&SHA256, &all);
+        let mut name = String::new();
+        // 128 bits are enough for what is no secret, and leave room for a path.
+        for byte in &digest.as_ref()[..16] {
+            let _ = write!(name, "{byte:02x}");
+        }
+        Ok(Self {
+            path: directory.join(name),
+        })
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.path.with_extension("sock")
+    }
+
+    fn failed(&self, cause: impl std::fmt::Display) -> Error {
+        Error::Shared {
+            path: self.socket(),
+            cause: cause.to_string(),
+        }
+    }
+
+    /// A credential for a client, from the instance at this seat. If there is none,
+    /// `instance` starts one: a command that comes to
+    /// [`Harness::run_shared`](crate::Harness::run_shared) with this seat. However
+    /// many ask at once, one is started.
+    pub async fn ask(&self, version: Version, instance: Command) -> Result<Sensitive, Error> {
+        if let Some(answer) = self.ask_running(version).await? {
+            return Ok(answer);
+        }
+        let _turn = self.turn().await?;
+        if let Some(answer) = self.ask_running(version).await? {
+            return Ok(answer);
+        }
+        self.start(instance).await?;
+        let answer = self.ask_running(version).await?;
+        answer.ok_or_else(|| self.failed("it has ended already"))
+    }
+
+    /// Prints what [`Seat::ask`] gives, for the client.
+    pub fn print(answer: &Sensitive) -> Result<(), Error> {
+        let credential = ExecCredential::parse(answer.expose().as_bytes())?;
+        crate::harness::print(&credential)
+    }
+
+    async fn ask_running(&self, version: Version) -> Result<Option<Sensitive>, Error> {
+        let mut stream = match UnixStream::connect(self.socket()).await {
+            Ok(stream) => stream,
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+                ) =>
+            {
+                return Ok(None);
+            }
+            Err(error) => return Err(self.failed(error)),
+        };
+        if !is_same_user(&stream) {
+            return Err(self.failed("it is of another user"));
+        }
+        let mut answer = Zeroizing::new(Vec::new());
+        let asked = async {
+            stream.write_all(version.as_str().as_bytes()).await?;
+            stream.shutdown().await?;
+            let mut limited = stream.take(MAX_ANSWER);
+            limited.read_to_end(&mut answer).await
+        };
+        match timeout(PATIENCE, asked).await {
+            Err(_) => Err(self.failed("it does not answer")),
+            Ok(Err(error)) => Err(self.failed(error)),
+            // It is about to end: another one takes its place.
+            Ok(Ok(0)) => Ok(None),
+            Ok(Ok(_)) => match std::str::from_utf8(&answer) {
+                Ok(text) => Ok(Some(Sensitive::new(text.to_owned()))),
+                Err(_) => Err(self.failed("it answers what is not text")),
+            },
+        }
+    }
+
+    /// Waits for those who are just starting an instance.
+    async fn turn(&self) -> Result<File, Error> {
+        let path = self.path.with_extension("lock");
+        let locked = tokio::task::spawn_blocking(move || {
+            let file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .open(path)?;
+            file.lock()?;
+            io::Result::Ok(file)
+        });
+        match locked.await {
+            Ok(locked) => locked.map_err(|error| self.failed(error)),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    /// Starts an instance, and waits until it can be asked. It may ask its user for a
+    /// PIN in the meantime, so there is no limit but theirs.
+    async fn start(&self, mut command: Command) -> Result<(), Error> {
+        let started = tokio::task::spawn_blocking(move || {
+            let mut child = command
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::inherit())
+                .spawn()?;
+            let mut said = Vec::new();
+            if let Some(stdout) = child.stdout.take() {
+                stdout.take(READY.len() as u64).read_to_end(&mut said)?;
+            }
+            if said == READY {
+                return Ok(());
+            }
+            let ended = child.wait()?;
+            Err(io::Error::other(format!("it did not start: {ended}")))
+        });
+        match started.await {
+            Ok(started) => started.map_err(|error| self.failed(error)),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    /// Sits down. What an instance that was killed has left is removed; the turn of
+    /// whoever started us keeps others from doing the same.
+    pub(crate) fn take(&self) -> Result<(UnixListener, Seated), Error> {
+        let path = self.socket();
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(self.failed(error));
+            }
+            _ => {}
+        }
+        let listener = socket::bind(&path)?;
+        let seated = Seated {
+            inode: fs::symlink_metadata(&path).map_or(0, |it| it.ino()),
+            path,
+        };
+        Ok((listener, seated))
+    }
+}
+
+/// The seat is taken; given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Seated {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Drop for Seated {
+    fn drop(&mut self) {
+        // Unless another has taken it since.
+        if fs::symlink_metadata(&self.path).is_ok_and(|there| there.ino() == self.inode) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Gives each client that asks a credential of its own.
+pub(crate) async fn answer_all(
+    listener: UnixListener,
+    issue: impl Fn(Version) -> Result<ExecCredential, Error> + Clone + Send + 'static,
+) {
+    let mut asking = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if asking.len() < MAX_ASKING => {
+                if let Ok((stream, _)) = accepted
+                    && is_same_user(&stream)
+                {
+                    asking.spawn(timeout(PATIENCE, answer(stream, issue.clone())));
+                }
+            }
+            Some(_) = asking.join_next() => {}
+        }
+    }
+}
+
+async fn answer(
+    mut stream: UnixStream,
+    issue: impl Fn(Version) -> Result<ExecCredential, Error>,
+) -> io::Result<()> {
+    let mut question = Vec::new();
+    let mut limited = (&mut stream).take(MAX_QUESTION as u64);
+    limited.read_to_end(&mut question).await?;
+    let version = std::str::from_utf8(&question).ok().and_then(Version::of);
+    let credential = version.map(issue);
+    let Some(Ok(credential)) = credential else {
+        return Ok(());
+    };
+    let json = credential.to_json();
+    stream.write_all(json.expose().as_bytes()).await?;
+    stream.shutdown().await
+}
+
+/// Whether it is a directory that only we can enter.
+fn is_private(path: &Path) -> bool {
+    let ours = rustix::process::geteuid().as_raw();
+    fs::symlink_metadata(path)
+        // Six bits for group and others, none of them set.
+        .is_ok_and(|it| it.is_dir() && it.uid() == ours && it.mode().trailing_zeros() >= 6)
+}

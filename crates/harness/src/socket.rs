@@ -1,0 +1,151 @@
+//! Where clients find the plugin: a socket in a directory that nobody else can
+//! enter, or a port of loopback.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use tokio::net::{TcpListener, UnixListener};
+
+use crate::Error;
+use crate::forward::Listener;
+
+/// What fits into the address of a Unix socket on every system that we know.
+const MAX_SOCKET_PATH: usize = 100;
+
+/// How often another name is tried for a directory: names are 64 random bits.
+const TRIES: usize = 4;
+
+/// On what clients connect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Listen {
+    /// A Unix socket.
+    #[default]
+    Unix,
+    /// A port of 127.0.0.1, where there are no Unix sockets: any user can reach it,
+    /// and only the client has a certificate for it.
+    Tcp,
+}
+
+/// A listener, and what it leaves behind.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) url: String,
+    directory: Option<PrivateDirectory>,
+}
+
+/// Opens a listener.
+pub(crate) async fn open(listen: Listen) -> Result<(Listener, Place), Error> {
+    match listen {
+        Listen::Tcp => {
+            let opened = async {
+                let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+                let url = format!("https://{}", listener.local_addr()?);
+                io::Result::Ok((listener, url))
+            };
+            let (listener, url) = opened.await.map_err(|cause| Error::Listen {
+                at: "127.0.0.1".to_owned(),
+                cause,
+            })?;
+            let place = Place {
+                url,
+                directory: None,
+            };
+            Ok((Listener::Tcp(listener), place))
+        }
+        Listen::Unix => {
+            let directory = PrivateDirectory::new()?;
+            let path = directory.path.join("proxy.sock");
+            let listener = bind(&path)?;
+            let place = Place {
+                url: format!("unix://{}", path.display()),
+                directory: Some(directory),
+            };
+            Ok((Listener::Unix(listener), place))
+        }
+    }
+}
+
+/// A socket that only its owner may use. The directory keeps others away until
+/// the mode is set.
+pub(crate) fn bind(path: &Path) -> Result<UnixListener, Error> {
+    let bound = || {
+        let listener = UnixListener::bind(path)?;
+        fs::set_permissions(path, Permissions::from_mode(0o600))?;
+        io::Result::Ok(listener)
+    };
+    bound().map_err(|cause| Error::Listen {
+        at: path.display().to_string(),
+        cause,
+    })
+}
+
+impl Place {
+    /// Removes socket and directory; so does dropping it.
+    pub(crate) fn leave(&mut self) {
+        self.directory = None;
+    }
+}
+
+/// A directory of mode 0700 that did not exist before, gone when it is dropped.
+#[derive(Debug)]
+pub(crate) struct PrivateDirectory {
+    path: PathBuf,
+}
+
+impl PrivateDirectory {
+    fn new() -> Result<Self, Error> {
+        let mut failure = None;
+        for above in above() {
+            for _ in 0..TRIES {
+                let path = above.join(format!("skewbridge-agent-{:016x}", random()?));
+                if path.as_os_str().len() > MAX_SOCKET_PATH {
+                    break;
+                }
+                match DirBuilder::new().mode(0o700).create(&path) {
+                    Ok(()) => return Ok(Self { path }),
+                    Err(cause) => {
+                        failure = Some(Error::Listen {
+                            at: path.display().to_string(),
+                            cause,
+                        });
+                    }
+                }
+            }
+        }
+        Err(failure.unwrap_or_else(|| Error::Listen {
+            at: "$XDG_RUNTIME_DIR, $TMPDIR and /tmp".to_owned(),
+            cause: io::Error::other("their paths are too long for a socket"),
+        }))
+    }
+}
+
+impl Drop for PrivateDirectory {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket's directory");
+        }
+    }
+}
+
+/// Where such a directory may be: the user's own place first.
+fn above() -> impl Iterator<Item = PathBuf> {
+    let named = ["XDG_RUNTIME_DIR", "TMPDIR"].map(std::env::var_os);
+    named
+        .into_iter()
+        .flatten()
+        .map(PathBuf::from)
+        .chain([PathBuf::from("/tmp")])
+        .filter(|path| path.is_absolute() && path.is_dir())
+}
+
+fn random() -> Result<u64, Error> {
+    let mut bytes = [0; 8];
+    aws_lc_rs::rand::fill(&mut bytes)
+        .map_err(|_| Error::Certificate("the system has no randomness".to_owned()))?;
+    Ok(u64::from_ne_bytes(bytes))
+}

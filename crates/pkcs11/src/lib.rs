@@ -1,0 +1,1 @@
+//! TLS client keys in PKCS#11 tokens.

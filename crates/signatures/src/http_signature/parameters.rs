@@ -1,0 +1,82 @@
+//! What a signature says of itself: its covered components and its parameters, as
+//! they stand in `Signature-Input` (RFC 9421, 2.3).
+
+use super::component::{Component, Identifier};
+use crate::Error;
+use crate::structured::{BareItem, InnerList};
+
+/// One member of `Signature-Input`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SignatureInput {
+    /// In order, none twice.
+    pub components: Vec<Identifier>,
+    /// Seconds since 1970.
+    pub created: Option<i64>,
+    /// Seconds since 1970.
+    pub expires: Option<i64>,
+    /// Different for each signature.
+    pub nonce: Option<String>,
+    /// What the signer says the algorithm is.
+    pub algorithm: Option<String>,
+    /// Which key.
+    pub key_id: Option<String>,
+    /// What for.
+    pub tag: Option<String>,
+    written: InnerList,
+}
+
+impl SignatureInput {
+    /// Reads one. Parameters that are not known are kept: they are signed too.
+    pub fn read(list: &InnerList) -> Result<Self, Error> {
+        let mut components: Vec<Identifier> = Vec::with_capacity(list.items.len());
+        for item in &list.items {
+            let identifier = Identifier::read(item)?;
+            // RFC 9421, 2.5: the order of an identifier's parameters makes no
+            // second one of it.
+            if components
+                .iter()
+                .any(|it| it.component() == identifier.component())
+            {
+                return Err(Error::Component {
+                    identifier: item.to_string(),
+                    cause: "it is covered already",
+                });
+            }
+            components.push(identifier);
+        }
+        let wrong = |cause| Error::Form {
+            field: "Signature-Input",
+            cause,
+        };
+        let integer = |key| match list.parameters.get(key) {
+            None => Ok(None),
+            Some(BareItem::Integer(number)) => Ok(Some(*number)),
+            Some(_) => Err(wrong("created and expires are integers")),
+        };
+        let string = |key| match list.parameters.get(key) {
+            None => Ok(None),
+            Some(BareItem::String(text)) => Ok(Some(text.clone())),
+            Some(_) => Err(wrong("nonce, alg, keyid and tag are strings")),
+        };
+        Ok(Self {
+            components,
+            created: integer("created")?,
+            expires: integer("expires")?,
+            nonce: string("nonce")?,
+            algorithm: string("alg")?,
+            key_id: string("keyid")?,
+            tag: string("tag")?,
+            written: list.clone(),
+        })
+    }
+
+    /// The list as it is written, and signed.
+    pub fn written(&self) -> &InnerList {
+        &self.written
+    }
+
+    /// Whether a part is covered.
+    pub fn covers(&self, component: &Component) -> bool {
+        self.components.iter().any(|it| it.component() == component)
+    }
+}

@@ -1,0 +1,191 @@
+//! From flags to signers.
+
+use std::sync::Arc;
+
+use http::HeaderName;
+use skewbridge_agent::{FileKey, Headers, HttpSignature, KeyFile, SigV4, Source};
+use skewbridge_harness::{ClientKey, Harness, Listen, LockFile};
+use skewbridge_signatures::{http_signature, sigv4};
+
+use super::flags::{self, Flags, Signer};
+
+/// A harness with its signers, or all that is wrong with the flags.
+pub(super) fn harness(flags: &Flags) -> Result<Harness, Vec<String>> {
+    let mut problems = misplaced(flags);
+    let mut harness = Harness::new()
+        .listen(match flags.listen {
+            flags::Listen::Unix => Listen::Unix,
+            flags::Listen::Tcp => Listen::Tcp,
+        })
+        .idle_timeout(flags.idle_timeout)
+        .body_limit(flags.max_signed_body);
+    if flags.without_lock_file {
+        harness = harness.lock_file(LockFile::Optional);
+    }
+    if flags.idle_timeout.is_zero() {
+        problems.push("--idle-timeout: has to be longer than 0".to_owned());
+    }
+    for signer in &flags.signer {
+        let built = match signer {
+            Signer::File => file(flags).map(|key| Part::Key(Arc::new(key))),
+            Signer::Headers => headers(flags).map(|it| Part::Modifier(Box::new(it))),
+            Signer::Sigv4 => sigv4(flags).map(|it| Part::Modifier(Box::new(it))),
+            Signer::HttpSignature => http_signature(flags).map(|it| Part::Modifier(Box::new(it))),
+        };
+        match built {
+            Ok(Part::Key(key)) => harness = harness.key(key),
+            Ok(Part::Modifier(modifier)) => harness = harness.boxed_modifier(modifier),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    if problems.is_empty() {
+        Ok(harness)
+    } else {
+        Err(problems)
+    }
+}
+
+enum Part {
+    Key(Arc<dyn ClientKey>),
+    Modifier(Box<dyn skewbridge_harness::RequestModifier>),
+}
+
+/// Flags of signers that are not named, and signers that do not go together.
+fn misplaced(flags: &Flags) -> Vec<String> {
+    let has = |signer| flags.signer.contains(&signer);
+    let rows = [
+        (
+            "--client-certificate",
+            flags.client_certificate.is_some(),
+            Signer::File,
+            "file",
+        ),
+        (
+            "--client-key",
+            flags.client_key.is_some(),
+            Signer::File,
+            "file",
+        ),
+        (
+            "--headers-file",
+            flags.headers_file.is_some(),
+            Signer::Headers,
+            "headers",
+        ),
+        (
+            "--headers-command",
+            flags.headers_command.is_some(),
+            Signer::Headers,
+            "headers",
+        ),
+        (
+            "--sigv4-region",
+            flags.sigv4_region.is_some(),
+            Signer::Sigv4,
+            "sigv4",
+        ),
+        (
+            "--sigv4-profile",
+            flags.sigv4_profile.is_some(),
+            Signer::Sigv4,
+            "sigv4",
+        ),
+        (
+            "--http-signature-key",
+            flags.http_signature_key.is_some(),
+            Signer::HttpSignature,
+            "http-signature",
+        ),
+        (
+            "--http-signature-secret",
+            flags.http_signature_secret.is_some(),
+            Signer::HttpSignature,
+            "http-signature",
+        ),
+    ];
+    let mut problems = Vec::new();
+    for (flag, given, signer, name) in rows {
+        if given && !has(signer) {
+            problems.push(format!("{flag}: goes with --signer={name}"));
+        }
+    }
+    for (place, signer) in flags.signer.iter().enumerate() {
+        if flags.signer[..place].contains(signer) {
+            problems.push("--signer: each can be named once".to_owned());
+        }
+    }
+    problems
+}
+
+fn file(flags: &Flags) -> Result<FileKey, String> {
+    let (Some(certificate), Some(key)) = (&flags.client_certificate, &flags.client_key) else {
+        return Err(
+            "--signer=file: needs --client-certificate=FILE and --client-key=FILE".to_owned(),
+        );
+    };
+    FileKey::new(certificate.clone(), key.clone())
+        .map_err(|error| format!("--signer=file: {error}"))
+}
+
+fn headers(flags: &Flags) -> Result<Headers, String> {
+    let source = match (&flags.headers_file, &flags.headers_command) {
+        (Some(path), None) => Source::File(path.clone()),
+        (None, Some(program)) => Source::Command {
+            program: program.clone(),
+            arguments: flags.headers_command_arg.clone(),
+            every: flags.headers_refresh,
+        },
+        _ => {
+            return Err(
+                "--signer=headers: needs one of --headers-file=FILE and --headers-command=PROGRAM"
+                    .to_owned(),
+            );
+        }
+    };
+    Ok(Headers::new(source))
+}
+
+fn sigv4(flags: &Flags) -> Result<SigV4, String> {
+    let environment = sigv4::Environment::current();
+    let chain = sigv4::Chain::new(environment, flags.sigv4_profile.clone());
+    let region = match &flags.sigv4_region {
+        Some(region) => Some(region.clone()),
+        None => chain
+            .region()
+            .map_err(|error| format!("--signer=sigv4: {error}"))?,
+    };
+    let region = region.ok_or(
+        "--signer=sigv4: there is no region; give --sigv4-region=NAME, or set $AWS_REGION",
+    )?;
+    let signer = sigv4::Signer::new(region, &*flags.sigv4_service);
+    Ok(SigV4::new(signer, chain))
+}
+
+fn http_signature(flags: &Flags) -> Result<HttpSignature, String> {
+    let (path, kind, flag) = match (&flags.http_signature_key, &flags.http_signature_secret) {
+        (Some(path), None) => (path, KeyFile::Pem, "--http-signature-key"),
+        (None, Some(path)) => (path, KeyFile::Secret, "--http-signature-secret"),
+        _ => {
+            return Err(
+                "--signer=http-signature: needs one of --http-signature-key=FILE and \
+                        --http-signature-secret=FILE"
+                    .to_owned(),
+            );
+        }
+    };
+    let id = flags.http_signature_key_id.as_ref().ok_or(
+        "--signer=http-signature: needs --http-signature-key-id=NAME, by which the server knows \
+         the key",
+    )?;
+    let key = HttpSignature::read_key(path, kind).map_err(|cause| format!("{flag}: {cause}"))?;
+    let mut also = Vec::new();
+    for name in &flags.http_signature_header {
+        let name = HeaderName::try_from(name).map_err(|_| {
+            format!("--http-signature-header: {name:?} is not the name of a header")
+        })?;
+        also.push(name);
+    }
+    let signer = http_signature::Signer::new(key, id)
+        .map_err(|error| format!("--http-signature-key-id: {error}"))?;
+    Ok(HttpSignature::new(signer.also_cover(also)))
+}

@@ -1,0 +1,143 @@
+//! The flags of `agent`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args, ValueEnum};
+
+use crate::serve::parse;
+
+const HELP: &str = "\
+A credential plugin that proxies the client's requests (KEP-2718). It is not run by
+hand, but named in a kubeconfig:
+
+  users:
+  - name: jane
+    user:
+      exec:
+        apiVersion: client.authentication.k8s.io/v1
+        command: skewbridge
+        args:
+        - agent
+        - --signer=pkcs11
+        - --pkcs11-module=/usr/lib/softhsm/libsofthsm2.so
+        - --pkcs11-uri=pkcs11:token=jane;object=kubernetes
+        provideClusterInfo: true
+        interactiveMode: IfAvailable
+
+Clients that know nothing of it (kubectl, helm, k9s) run below `skewbridge run`:
+
+  skewbridge run -- kubectl get pods
+
+Of pkcs11 and file there can be one: it is the key of the TLS handshake. The others
+change each request, in the order in which they are named.";
+
+/// Everything that `agent` can be told.
+#[derive(Debug, Clone, Args)]
+#[command(disable_help_flag = true, after_help = HELP)]
+pub(crate) struct Flags {
+    /// What proves who the user is; may be repeated
+    #[arg(long, value_name = "NAME", required = true, value_enum)]
+    pub(crate) signer: Vec<Signer>,
+
+    /// file: the certificate for the cluster, with its intermediates
+    #[arg(long, value_name = "FILE", help_heading = "Signer file")]
+    pub(crate) client_certificate: Option<PathBuf>,
+    /// file: its key
+    #[arg(long, value_name = "FILE", help_heading = "Signer file")]
+    pub(crate) client_key: Option<PathBuf>,
+
+    /// headers: lines of NAME: VALUE; read again when it changes
+    #[arg(long, value_name = "FILE", help_heading = "Signer headers")]
+    pub(crate) headers_file: Option<PathBuf>,
+    /// headers: a program that prints lines of NAME: VALUE
+    #[arg(long, value_name = "PROGRAM", help_heading = "Signer headers")]
+    pub(crate) headers_command: Option<OsString>,
+    /// headers: an argument for the program; may be repeated
+    #[arg(
+        long,
+        value_name = "ARG",
+        allow_hyphen_values = true,
+        help_heading = "Signer headers"
+    )]
+    pub(crate) headers_command_arg: Vec<OsString>,
+    /// headers: how long what the program has printed counts
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse::duration, help_heading = "Signer headers")]
+    pub(crate) headers_refresh: Duration,
+
+    /// sigv4: the region; without it $AWS_REGION or that of the profile
+    #[arg(long, value_name = "NAME", help_heading = "Signer sigv4")]
+    pub(crate) sigv4_region: Option<String>,
+    /// sigv4: the service that signatures are for
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "execute-api",
+        help_heading = "Signer sigv4"
+    )]
+    pub(crate) sigv4_service: String,
+    /// sigv4: the profile; without it the environment's keys, or $AWS_PROFILE
+    #[arg(long, value_name = "NAME", help_heading = "Signer sigv4")]
+    pub(crate) sigv4_profile: Option<String>,
+
+    /// http-signature: a private key in PEM (Ed25519, ECDSA with P-256 or P-384)
+    #[arg(long, value_name = "FILE", help_heading = "Signer http-signature")]
+    pub(crate) http_signature_key: Option<PathBuf>,
+    /// http-signature: a shared secret instead, for HMAC
+    #[arg(long, value_name = "FILE", help_heading = "Signer http-signature")]
+    pub(crate) http_signature_secret: Option<PathBuf>,
+    /// http-signature: the name of the key
+    #[arg(long, value_name = "NAME", help_heading = "Signer http-signature")]
+    pub(crate) http_signature_key_id: Option<String>,
+    /// http-signature: a further header to sign; may be repeated
+    #[arg(long, value_name = "NAME", help_heading = "Signer http-signature")]
+    pub(crate) http_signature_header: Vec<String>,
+
+    /// Where clients connect
+    #[arg(long, value_name = "WHERE", default_value = "unix", value_enum)]
+    pub(crate) listen: Listen,
+    /// How long to stay when nothing is asked
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse::duration)]
+    pub(crate) idle_timeout: Duration,
+    /// The largest body that a signer may look at, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = skewbridge_harness::forward::BODY_LIMIT)]
+    pub(crate) max_signed_body: usize,
+    /// Let all clients of the same configuration share one process, which outlives them
+    #[arg(long)]
+    pub(crate) shared: bool,
+    /// Serve a client that has no lock file, until nothing is asked any more
+    #[arg(long)]
+    pub(crate) without_lock_file: bool,
+    /// How much to say on standard error
+    #[arg(long, value_name = "LEVEL", default_value_t = 0)]
+    pub(crate) v: u8,
+    /// Is the process that is shared
+    #[arg(long, hide = true)]
+    pub(crate) shared_instance: bool,
+    /// Print this help
+    #[arg(short, long, action = ArgAction::Help)]
+    help: Option<bool>,
+}
+
+/// What proves who the user is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Signer {
+    /// A certificate and its key in files, in the TLS handshake
+    File,
+    /// Headers from a file or a command, on each request
+    Headers,
+    /// AWS Signature Version 4, on each request
+    Sigv4,
+    /// HTTP Message Signatures (RFC 9421), on each request
+    HttpSignature,
+}
+
+/// Where clients connect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Listen {
+    /// A socket in a directory of this user alone
+    Unix,
+    /// A port of 127.0.0.1
+    Tcp,
+}

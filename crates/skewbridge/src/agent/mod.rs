@@ -1,0 +1,157 @@
+//! `skewbridge agent`: the reference plugin of the client executable proxy.
+
+mod build;
+mod flags;
+
+use std::io::Write as _;
+use std::process::{Command, ExitCode};
+
+pub(crate) use flags::Flags;
+use skewbridge_api::exec_credential::{ExecCredential, Spec, Version};
+use skewbridge_gateway::config::{LogFormat, Logs};
+use skewbridge_harness::{Asked, Ended, Error, Harness, Seat};
+
+/// What makes one instance differ from another, beside flags and cluster.
+const ENVIRONMENT: [&str; 16] = [
+    "HTTPS_PROXY",
+    "https_proxy",
+    "NO_PROXY",
+    "no_proxy",
+    "SSL_CERT_FILE",
+    "HOME",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_PROFILE",
+    "AWS_DEFAULT_PROFILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_CONFIG_FILE",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "SOFTHSM2_CONF",
+];
+
+/// Flags to signers, signers to a plugin, until its end.
+pub(crate) fn run(flags: &Flags) -> ExitCode {
+    crate::logs::init(Logs {
+        verbosity: flags.v,
+        format: LogFormat::Text,
+    });
+    keep_memory_private();
+    let ended = if flags.shared && !flags.shared_instance {
+        ask_shared()
+    } else {
+        serve(flags)
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Problem::Usage(problems)) => {
+            for problem in problems {
+                complain(&problem);
+            }
+            let _ = writeln!(std::io::stderr(), "see skewbridge agent --help");
+            ExitCode::from(crate::EXIT_USAGE)
+        }
+        Err(Problem::Failed(problem)) => {
+            complain(&problem);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+enum Problem {
+    Usage(Vec<String>),
+    Failed(String),
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<std::io::Error> for Problem {
+    fn from(error: std::io::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// Is the proxy, for one client or for all.
+fn serve(flags: &Flags) -> Result<(), Problem> {
+    let asked = Asked::from_environment()?;
+    let harness = build::harness(flags).map_err(Problem::Usage)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    let ended = runtime.block_on(serve_as_told(flags, harness, &asked));
+    // A handshake that waits for a token is not waited for.
+    runtime.shutdown_background();
+    tracing::debug!("ended: {}", ended?);
+    Ok(())
+}
+
+async fn serve_as_told(flags: &Flags, harness: Harness, asked: &Asked) -> Result<Ended, Error> {
+    if flags.shared_instance {
+        harness.run_shared(asked, &seat(asked)?).await
+    } else {
+        harness.run(asked).await
+    }
+}
+
+/// Asks the instance that is shared, and starts it if there is none.
+fn ask_shared() -> Result<(), Problem> {
+    let asked = Asked::from_environment()?;
+    let seat = seat(&asked)?;
+    let mut instance = Command::new(std::env::current_exe()?);
+    instance
+        .args(std::env::args_os().skip(1))
+        .arg("--shared-instance");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let answer = runtime.block_on(seat.ask(asked.version, instance))?;
+    Ok(Seat::print(&answer)?)
+}
+
+/// Where the instance is found that does what these flags say, for this cluster, by
+/// the same way.
+fn seat(asked: &Asked) -> Result<Seat, Error> {
+    let cluster = Spec {
+        cluster: Some(asked.cluster.clone()),
+        ..Spec::default()
+    };
+    let cluster = ExecCredential::asking(Version::V1, cluster).to_json();
+    let arguments: Vec<_> = std::env::args_os()
+        .skip(1)
+        .filter(|argument| argument != "--shared-instance")
+        .collect();
+    let here = std::env::current_dir().unwrap_or_default();
+    let environment = ENVIRONMENT.map(|name| std::env::var_os(name).unwrap_or_default());
+    let version = env!("CARGO_PKG_VERSION");
+    let mut parts = vec![
+        version.as_bytes(),
+        cluster.expose().as_bytes(),
+        here.as_os_str().as_encoded_bytes(),
+    ];
+    parts.extend(environment.iter().map(|value| value.as_encoded_bytes()));
+    parts.extend(arguments.iter().map(|value| value.as_encoded_bytes()));
+    Seat::of(parts)
+}
+
+/// Keys and PINs are in this process: nobody is to look into it, and no file is to
+/// be made of it.
+fn keep_memory_private() {
+    use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+    #[cfg(target_os = "linux")]
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    let _ = setrlimit(Resource::Core, none);
+}
+
+fn complain(problem: &str) {
+    let _ = writeln!(std::io::stderr(), "skewbridge agent: {problem}");
+}
