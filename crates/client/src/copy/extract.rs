@@ -188,6 +188,7 @@ impl Extractor {
                 let (tree, _) = Tree::open(&directory)?;
                 let path = tree.shown(&[&name]);
                 refuse_special(tree.root(), &name, &path)?;
+                self.tally.expect(entry.size);
                 Ground::File(tree, name)
             }
             Kind::Symlink if is_top => {
