@@ -1,20 +1,42 @@
 //! The command line of Skewbridge: parse, build, run.
 
+mod attach;
+mod client_command;
+mod cluster_flags;
+mod completion;
+mod console;
+mod exec;
 mod logs;
+mod man;
+mod pods;
+mod port_forward;
 mod serve;
+mod session;
 mod skew;
 
+use std::ffi::OsStr;
 use std::io::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    match Cli::try_parse() {
+    let definition = definition(std::env::args_os().next().as_deref());
+    let parsed = definition
+        .clone()
+        .try_get_matches()
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    match parsed {
         Ok(cli) => match cli.command {
+            Command::Attach(flags) => attach::run(&flags),
+            Command::Completion(flags) => completion::run(&flags, definition),
+            Command::Exec(flags) => exec::run(&flags),
+            Command::Man(flags) => man::run(&flags, definition),
+            Command::PortForward(flags) => port_forward::run(&flags),
             Command::Serve(flags) => serve::run(&flags),
             Command::Skew(flags) => skew::run(&flags),
             Command::Version => version(),
@@ -39,12 +61,34 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Join the process of a container.
+    Attach(Box<attach::Flags>),
+    /// Print what a shell needs to complete our commands.
+    Completion(completion::Flags),
+    /// Run a command in a container.
+    Exec(Box<exec::Flags>),
+    /// Print manual pages.
+    Man(man::Flags),
+    /// Have ports of this machine lead to those of a pod.
+    PortForward(Box<port_forward::Flags>),
     /// Run the gateway beside one kube-apiserver.
     Serve(Box<serve::Flags>),
     /// Show what differs between servers, and what a client of each would miss.
     Skew(skew::Flags),
     /// Print the version.
     Version,
+}
+
+/// The command line, under the name by which we were called: as `kubectl-skewbridge` we
+/// are a plugin of kubectl, and people write `kubectl skewbridge`.
+fn definition(called: Option<&OsStr>) -> clap::Command {
+    let called = called.map(Path::new).and_then(Path::file_name);
+    let definition = Cli::command();
+    if called.is_some_and(|name| name == "kubectl-skewbridge") {
+        definition.bin_name("kubectl skewbridge")
+    } else {
+        definition
+    }
 }
 
 /// What `sysexits.h` calls `EX_USAGE`: the command line is wrong, and running
@@ -74,8 +118,6 @@ fn usage(error: &clap::Error) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]

@@ -94,7 +94,11 @@ impl Kubeconfig {
         let context = Context {
             cluster: IN_CLUSTER.to_owned(),
             user: IN_CLUSTER.to_owned(),
-            namespace: None,
+            namespace: read(&account.join("namespace"))
+                .ok()
+                .flatten()
+                .map(|text| text.trim().to_owned())
+                .filter(|name| !name.is_empty()),
         };
         let name = || IN_CLUSTER.to_owned();
         Some(Self {
@@ -181,10 +185,12 @@ mod tests {
         let dir = ScratchDir::new();
         assert_eq!(Kubeconfig::in_cluster("10.0.0.1", "443", dir.path()), None);
         dir.write("token", "t");
+        dir.write("namespace", "shop\n");
         let config = Kubeconfig::in_cluster("fd00::1", "443", dir.path()).unwrap();
         let target = config.target(None).unwrap();
         assert_eq!(target.cluster.server, "https://[fd00::1]:443");
         assert_eq!(target.user.token_file, Some(dir.path().join("token")));
+        assert_eq!(target.namespace.as_deref(), Some("shop"));
     }
 
     #[test]

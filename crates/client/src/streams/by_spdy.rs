@@ -104,7 +104,7 @@ impl Exchange<'_> {
 
     /// From those who write to the node: as much as it takes.
     fn poll_up(&mut self, cx: &mut Context<'_>) {
-        if self.node.poll_ready(Input::Resize, cx).is_ready()
+        while self.node.poll_ready(Input::Resize, cx).is_ready()
             && let Some(size) = self.shared.take_size()
         {
             self.node.write(Input::Resize, size.encode());

@@ -164,7 +164,7 @@ impl Exchange<'_> {
     fn poll_up(&mut self, cx: &mut Context<'_>) {
         while self.deaf.is_none() {
             let (writer, socket) = (&mut self.writer, &mut self.socket);
-            if let Some(size) = self.shared.take_size() {
+            while let Some(size) = self.shared.take_size() {
                 socket.write(|out| writer.frame(Input::Resize, size.encode(), out));
             }
             let mut more = true;

@@ -22,6 +22,6 @@ pub use port_forward::{PortForwarder, PortStream};
 pub use process::{
     Cut, ExitStatus, ProcessOutput, ProcessStdin, RemoteProcess, Resizer, Transport,
 };
-pub use request::{AttachRequest, ExecRequest, Opening};
+pub use request::{AttachRequest, ExecRequest, Opening, escaped};
 pub use skewbridge_channels::port_forward::Port;
 pub use skewbridge_channels::{ExitCode, Failure, TerminalSize};

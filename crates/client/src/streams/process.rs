@@ -234,7 +234,7 @@ impl Drop for ProcessOutput {
 }
 
 impl Resizer {
-    /// Only the last size counts, if several are told at once.
+    /// If many are told at once, not all but always the last one reaches the command.
     pub fn resize(&self, size: TerminalSize) {
         self.shared.resize(size);
     }

@@ -62,9 +62,9 @@ pub struct Opening {
 impl From<&ExecRequest> for Opening {
     fn from(request: &ExecRequest) -> Self {
         let words = request.command.iter();
-        let mut query: Vec<_> = words.map(|word| ("command", encoded(word))).collect();
+        let mut query: Vec<_> = words.map(|word| ("command", escaped(word))).collect();
         if let Some(container) = &request.container {
-            query.push(("container", encoded(container)));
+            query.push(("container", escaped(container)));
         }
         let flags = [
             ("stdin", request.stdin),
@@ -79,7 +79,7 @@ impl From<&ExecRequest> for Opening {
 impl From<&AttachRequest> for Opening {
     fn from(request: &AttachRequest) -> Self {
         let container = request.container.iter();
-        let query = container.map(|name| ("container", encoded(name)));
+        let query = container.map(|name| ("container", escaped(name)));
         let flags = [
             ("stdin", request.stdin),
             ("stdout", request.stdout),
@@ -121,12 +121,12 @@ impl Opening {
 
 /// The path of a subresource of a pod.
 pub(crate) fn pod_path(namespace: &str, pod: &str, subresource: &str) -> String {
-    let (namespace, pod) = (encoded(namespace), encoded(pod));
+    let (namespace, pod) = (escaped(namespace), escaped(pod));
     format!("/api/v1/namespaces/{namespace}/pods/{pod}/{subresource}")
 }
 
-/// Escaped for a path or a query.
-pub(crate) fn encoded(text: &str) -> String {
+/// Text, escaped for a path or a query.
+pub fn escaped(text: &str) -> String {
     utf8_percent_encode(text, PLAIN).to_string()
 }
 

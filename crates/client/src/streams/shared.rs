@@ -21,6 +21,9 @@ const MOST_OUTPUT: usize = 64 * 1024;
 /// with what surrounds each.
 const MOST_PIECES: usize = 256;
 
+/// How many sizes of the terminal wait to be told; of more, the last one counts.
+const MOST_SIZES: usize = 4;
+
 /// Which output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
@@ -37,7 +40,7 @@ struct State {
     driver: Option<Waker>,
     input: Input,
     outputs: [Output; 2],
-    size: Option<TerminalSize>,
+    sizes: VecDeque<TerminalSize>,
     ended: Option<ExitStatus>,
     waits: Option<Waker>,
 }
@@ -164,7 +167,10 @@ impl Shared {
 
     pub(crate) fn resize(&self, size: TerminalSize) {
         let mut state = self.lock();
-        state.size = Some(size);
+        if state.sizes.len() == MOST_SIZES {
+            state.sizes.pop_back();
+        }
+        state.sizes.push_back(size);
         wake(state.driver.take());
     }
 
@@ -206,9 +212,9 @@ impl Shared {
         wake(state.input.writer.take());
     }
 
-    /// The size to be told, if it has changed.
+    /// The next size to be told.
     pub(crate) fn take_size(&self) -> Option<TerminalSize> {
-        self.lock().size.take()
+        self.lock().sizes.pop_front()
     }
 
     /// Whether an output has room; who has none is woken when it has.

@@ -14,6 +14,7 @@ use std::process::ExitCode;
 pub(crate) use flags::Flags;
 use flags::{Format, Wish};
 use report::Report;
+pub(crate) use report::plain;
 
 /// There is skew; 1 is any failure, and 64 a wrong command line.
 const EXIT_SKEW: u8 = 2;

@@ -1,0 +1,155 @@
+//! `skewbridge attach`: joins the process of a container.
+
+use std::process::ExitCode;
+
+use clap::{ArgAction, Args};
+use skewbridge_client::{AttachRequest, Executor as _, ExitStatus, FallbackExecutor};
+
+use crate::client_command::{self, Failure, say};
+use crate::cluster_flags::ClusterFlags;
+use crate::console::{self, DetachKeys, RawTerminal};
+use crate::exec::explain;
+use crate::pods::{Found, Pod, Pods, Reference, choose_container};
+use crate::serve::parse;
+use crate::session::{Ended, Session, verdict};
+
+const HELP: &str = "\
+With a terminal, ctrl-p and then ctrl-q leave the process alone with itself
+(--detach-keys).
+
+Examples:
+  skewbridge attach web
+  skewbridge attach deploy/web -c app -i -t";
+
+/// Everything that `attach` can be told.
+#[derive(Debug, Clone, Args)]
+#[command(disable_help_flag = true, after_help = HELP)]
+pub(crate) struct Flags {
+    /// A pod, or TYPE/NAME of what runs it (deployment, statefulset, service, job…)
+    #[arg(value_name = "POD | TYPE/NAME")]
+    target: String,
+    /// The container, if not the pod's default one
+    #[arg(short, long, value_name = "NAME")]
+    container: Option<String>,
+    /// Pass standard input to the process
+    #[arg(short = 'i', long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_value_t = false, default_missing_value = "true", hide_default_value = true)]
+    stdin: bool,
+    /// Pass this terminal to the process, which has one
+    #[arg(short, long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_value_t = false, default_missing_value = "true", hide_default_value = true)]
+    tty: bool,
+    /// Print nothing but what the process writes
+    #[arg(short, long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_value_t = false, default_missing_value = "true", hide_default_value = true)]
+    quiet: bool,
+    /// Keys that leave the process alone with itself; empty for none
+    #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
+    detach_keys: String,
+    /// How long to wait until there is a pod of what is named
+    #[arg(long, value_name = "DURATION", default_value = "1m0s")]
+    pod_running_timeout: String,
+    /// Print this help
+    #[arg(short, long, action = ArgAction::Help)]
+    help: Option<bool>,
+    #[command(flatten)]
+    cluster: ClusterFlags,
+}
+
+/// Runs it.
+pub(crate) fn run(flags: &Flags) -> ExitCode {
+    client_command::run(attach(flags))
+}
+
+async fn attach(flags: &Flags) -> Result<(), Failure> {
+    let reference = Reference::parse(&flags.target)?;
+    let patience = parse::duration(&flags.pod_running_timeout)
+        .map_err(|wrong| format!("--pod-running-timeout: {wrong}"))?;
+    let detach =
+        DetachKeys::parse(&flags.detach_keys).map_err(|wrong| format!("--detach-keys: {wrong}"))?;
+    let access = flags.cluster.access().await?;
+    let pods = Pods {
+        endpoint: access.endpoint.clone(),
+        namespace: access.namespace.clone(),
+    };
+    let Found { pod, .. } = pods.find(&reference, patience).await?;
+    if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
+        let phase = &pod.status.phase;
+        return Err(Failure::new(format!(
+            "cannot attach a container in a completed pod; current phase is {phase}"
+        )));
+    }
+    let container = choose_container(&pod, flags.container.as_deref())?;
+    if let Some(notice) = container.notice.filter(|_| !flags.quiet) {
+        say(notice);
+    }
+    let tty = wants_terminal(flags, &pod, &container.name);
+    let request = AttachRequest {
+        namespace: access.namespace.clone(),
+        pod: pod.metadata.name.clone(),
+        container: Some(container.name.clone()),
+        stdin: flags.stdin,
+        stdout: true,
+        stderr: !tty,
+        tty,
+    };
+    let why = || pod.why_not_running(&container.name);
+    let process = FallbackExecutor::new(access.endpoint)
+        .attach(&request)
+        .await;
+    let process =
+        process.map_err(|error| explain(error, "pods/attach", &access.namespace, why()))?;
+    let is_raw = tty && flags.stdin && console::is_terminal();
+    if is_raw && !flags.quiet {
+        say("If you don't see a command prompt, try pressing enter.");
+    }
+    let raw = if is_raw {
+        Some(RawTerminal::enter().map_err(Failure::new)?)
+    } else {
+        None
+    };
+    let session = Session {
+        detach: raw.is_some().then_some(detach),
+        raw,
+        redraw: true,
+        verbosity: access.verbosity,
+    };
+    let ended = session.run(process).await?;
+    let resume = format!(
+        "resume using 'skewbridge attach {} -c {} -i -t' command",
+        pod.metadata.name, container.name
+    );
+    match ended {
+        Ended::Detached => {
+            if !flags.quiet {
+                say(format_args!("Detached; {resume}"));
+            }
+            Ok(())
+        }
+        Ended::Process(ExitStatus::Failed(failure)) => {
+            let failure = Failure::new(failure.message);
+            Err(why().into_iter().fold(failure, Failure::hint))
+        }
+        Ended::Process(status) => {
+            let restarts = pod.spec.restart_policy == "Always";
+            if status.is_success() && flags.stdin && tty && restarts && !flags.quiet {
+                say(format_args!(
+                    "Session ended, {resume} when the pod is running"
+                ));
+            }
+            verdict(status)
+        }
+    }
+}
+
+/// Whether the process has a terminal decides; a process that has one cannot be joined
+/// without.
+fn wants_terminal(flags: &Flags, pod: &Pod, container: &str) -> bool {
+    let has = pod.container(container).is_some_and(|it| it.tty);
+    if flags.tty && !has && !flags.quiet {
+        say(format_args!(
+            "error: Unable to use a TTY - container {container} did not allocate one"
+        ));
+    }
+    has
+}

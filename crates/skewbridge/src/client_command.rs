@@ -1,0 +1,165 @@
+//! What the commands have in common that talk to a cluster as kubectl does: how they
+//! run, and how they end.
+
+use std::fmt;
+use std::future::Future;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use skewbridge_client::{Error, Refusal};
+
+use crate::skew::plain;
+
+/// Why a command fails.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// As it is printed, in kubectl's words where there are any.
+    message: String,
+    /// More lines: what to do about it.
+    hints: Vec<String>,
+    code: u8,
+}
+
+/// Any failure that has no exit code of its own.
+const EXIT_FAILURE: u8 = 1;
+
+impl Failure {
+    /// Of ours.
+    pub(crate) fn new(message: impl fmt::Display) -> Self {
+        Self {
+            message: format!("error: {message}"),
+            hints: Vec::new(),
+            code: EXIT_FAILURE,
+        }
+    }
+
+    /// Of a server that answered.
+    pub(crate) fn refused(refusal: &Refusal) -> Self {
+        let Refusal {
+            code,
+            reason,
+            message,
+        } = refusal;
+        let message = match (refusal.is_status(), message.is_empty()) {
+            (true, _) => format!("Error from server ({reason}): {message}"),
+            (false, false) => format!("error: unable to upgrade connection: {message}"),
+            (false, true) => format!("error: the server answered {code} without a word"),
+        };
+        let (hints, code) = (Vec::new(), EXIT_FAILURE);
+        Self {
+            message,
+            hints,
+            code,
+        }
+    }
+
+    /// As it is, and nothing before it.
+    pub(crate) fn plain(message: impl Into<String>, code: u8) -> Self {
+        let (message, hints) = (message.into(), Vec::new());
+        Self {
+            message,
+            hints,
+            code,
+        }
+    }
+
+    /// Nothing is to be said.
+    pub(crate) fn silent(code: u8) -> Self {
+        Self::plain("", code)
+    }
+
+    /// With advice.
+    #[must_use]
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hints.push(hint.into());
+        self
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Refused { refusal, .. } => Self::refused(&refusal),
+            error => Self::new(error),
+        }
+    }
+}
+
+impl From<String> for Failure {
+    fn from(message: String) -> Self {
+        Self::new(message)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&plain(&self.message))?;
+        for hint in &self.hints {
+            write!(f, "\n{}", plain(hint))?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs a command to its end: one thread, for most of its time is waiting. What still
+/// waits for a terminal or a pipe is left behind.
+pub(crate) fn run(command: impl Future<Output = Result<(), Failure>>) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let ended = match runtime {
+        Ok(runtime) => {
+            let ended = runtime.block_on(command);
+            runtime.shutdown_background();
+            ended
+        }
+        Err(error) => Err(Failure::new(error)),
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if !failure.message.is_empty() {
+                say(&failure);
+            }
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+/// A line on stderr. Whoever closed it does not want to know.
+pub(crate) fn say(line: impl fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_told_as_kubectl_tells_them() {
+        let rows = [
+            (
+                404,
+                r#"{"kind":"Status","message":"pods \"web\" not found","reason":"NotFound"}"#,
+                "Error from server (NotFound): pods \"web\" not found",
+            ),
+            (
+                500,
+                "container not found (\"app\")",
+                "error: unable to upgrade connection: container not found (\"app\")",
+            ),
+            (502, "", "error: the server answered 502 without a word"),
+            (
+                400,
+                "\u{1b}[2J",
+                "error: unable to upgrade connection: \u{fffd}[2J",
+            ),
+        ];
+        for (code, body, expected) in rows {
+            let failure = Failure::refused(&Refusal::read(code, body.as_bytes()));
+            assert_eq!(failure.to_string(), expected);
+        }
+        let failure = Failure::new("no").hint("do this");
+        assert_eq!(failure.to_string(), "error: no\ndo this");
+    }
+}

@@ -1,0 +1,101 @@
+//! Keys that leave a process alone with itself: `ctrl-p,ctrl-q`, as with other runtimes.
+
+/// A sequence of keys, and how much of it has been pressed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DetachKeys {
+    keys: Vec<u8>,
+    pressed: usize,
+}
+
+/// What became of some keys.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Pressed {
+    /// They are for the process: those in the buffer.
+    Keys,
+    /// Those before are for the process; then it is left.
+    Detach,
+}
+
+impl DetachKeys {
+    /// `ctrl-p,ctrl-q`, or nothing for none.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let mut keys = Vec::new();
+        for word in text.split(',').filter(|word| !word.is_empty()) {
+            let key = match (word.strip_prefix("ctrl-"), word.as_bytes()) {
+                (Some(letter), _) => match letter.as_bytes() {
+                    [letter @ (b'a'..=b'z' | b'@'..=b'_')] => Some(letter & 0x1f),
+                    _ => None,
+                },
+                (None, [key]) if key.is_ascii_graphic() => Some(*key),
+                _ => None,
+            };
+            keys.push(key.ok_or_else(|| {
+                format!(
+                    "{word:?} is no key; write letters, or ctrl- with a letter, like ctrl-p,ctrl-q"
+                )
+            })?);
+        }
+        Ok(Self { keys, pressed: 0 })
+    }
+
+    /// Takes what was typed, and leaves in `out` what is for the process. Keys that may
+    /// become the sequence are held back until it is known.
+    pub(crate) fn press(&mut self, typed: &[u8], out: &mut Vec<u8>) -> Pressed {
+        out.clear();
+        if self.keys.is_empty() {
+            out.extend_from_slice(typed);
+            return Pressed::Keys;
+        }
+        for key in typed {
+            if *key == self.keys[self.pressed] {
+                self.pressed += 1;
+                if self.pressed == self.keys.len() {
+                    self.pressed = 0;
+                    return Pressed::Detach;
+                }
+                continue;
+            }
+            out.extend_from_slice(&self.keys[..self.pressed]);
+            self.pressed = usize::from(*key == self.keys[0]);
+            if self.pressed == 0 {
+                out.push(*key);
+            }
+        }
+        Pressed::Keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sequence_detaches_and_nothing_else_is_lost() {
+        let rows: [(&[&[u8]], &[u8], Pressed); 6] = [
+            (&[b"ls\n"], b"ls\n", Pressed::Keys),
+            (&[b"a\x10\x11b"], b"a", Pressed::Detach),
+            (&[b"a\x10", b"\x11"], b"a", Pressed::Detach),
+            (&[b"\x10x"], b"\x10x", Pressed::Keys),
+            (&[b"\x10", b"\x10", b"x"], b"\x10\x10x", Pressed::Keys),
+            (&[b"\x10\x10\x11"], b"\x10", Pressed::Detach),
+        ];
+        for (typed, expected, last) in rows {
+            let mut keys = DetachKeys::parse("ctrl-p,ctrl-q").unwrap();
+            let (mut all, mut out, mut end) = (Vec::new(), Vec::new(), Pressed::Keys);
+            for some in typed {
+                end = keys.press(some, &mut out);
+                all.extend_from_slice(&out);
+            }
+            assert_eq!((all.as_slice(), end), (expected, last), "{typed:?}");
+        }
+    }
+
+    #[test]
+    fn keys_are_read_or_refused() {
+        assert_eq!(DetachKeys::parse("").unwrap().keys, b"");
+        assert_eq!(DetachKeys::parse("ctrl-[,d").unwrap().keys, b"\x1bd");
+        assert!(DetachKeys::parse("ctrl-pq").is_err());
+        assert!(DetachKeys::parse("ctrl-").is_err());
+        assert!(DetachKeys::parse("é").is_err());
+    }
+}

@@ -1,0 +1,128 @@
+//! Standard input and output without threads.
+//!
+//! Pipes and terminals are opened anew by way of `/proc/self/fd`, which gives them flags
+//! of their own: what we make non-blocking stays blocking for the shell that we share it
+//! with. Files are read and written as they are, for they never keep anybody waiting.
+//! Where neither can be done (sockets, terminals of somebody else), threads do it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::fs::{FileType, Mode, OFlags, fstat, open};
+use rustix::io::Errno;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::unix::pipe::{Receiver, Sender};
+
+/// Standard input.
+#[derive(Debug)]
+pub(crate) enum StdInput {
+    Polled(Receiver),
+    File(BorrowedFd<'static>),
+    Thread(tokio::io::Stdin),
+}
+
+/// Standard output, or standard error.
+#[derive(Debug)]
+pub(crate) enum StdOutput {
+    Polled(Sender),
+    File(BorrowedFd<'static>),
+    Out(tokio::io::Stdout),
+    Err(tokio::io::Stderr),
+}
+
+/// What a descriptor is, to us.
+enum Nature {
+    /// It never keeps anybody waiting.
+    File,
+    /// It can be waited for.
+    Pollable(File),
+    Other,
+}
+
+fn nature(fd: BorrowedFd<'_>, number: i32, flags: OFlags) -> Nature {
+    let Ok(stat) = fstat(fd) else {
+        return Nature::Other;
+    };
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Nature::File,
+        FileType::CharacterDevice if !rustix::termios::isatty(fd) => Nature::File,
+        FileType::Fifo | FileType::CharacterDevice => {
+            let path = format!("/proc/self/fd/{number}");
+            let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+            match open(path, flags, Mode::empty()) {
+                Ok(fd) => Nature::Pollable(fd.into()),
+                Err(_) => Nature::Other,
+            }
+        }
+        _ => Nature::Other,
+    }
+}
+
+impl StdInput {
+    pub(crate) fn open() -> Self {
+        let fd = rustix::stdio::stdin();
+        let polled = match nature(fd, 0, OFlags::RDONLY) {
+            Nature::File => return Self::File(fd),
+            // A terminal is as good as a pipe.
+            Nature::Pollable(file) => Receiver::from_file_unchecked(file).ok(),
+            Nature::Other => None,
+        };
+        polled.map_or_else(|| Self::Thread(tokio::io::stdin()), Self::Polled)
+    }
+
+    /// Reads some bytes; 0 is the end. Cancelled, it has read nothing.
+    pub(crate) async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Polled(pipe) => match pipe.read(buffer).await {
+                // A terminal whose other end has gone.
+                Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => Ok(0),
+                read => read,
+            },
+            Self::File(fd) => Ok(rustix::io::read(*fd, buffer)?),
+            Self::Thread(stdin) => stdin.read(buffer).await,
+        }
+    }
+}
+
+impl StdOutput {
+    pub(crate) fn stdout() -> Self {
+        let fd = rustix::stdio::stdout();
+        Self::open(fd, 1).unwrap_or_else(|| Self::Out(tokio::io::stdout()))
+    }
+
+    pub(crate) fn stderr() -> Self {
+        let fd = rustix::stdio::stderr();
+        Self::open(fd, 2).unwrap_or_else(|| Self::Err(tokio::io::stderr()))
+    }
+
+    fn open(fd: BorrowedFd<'static>, number: i32) -> Option<Self> {
+        match nature(fd, number, OFlags::WRONLY) {
+            Nature::File => Some(Self::File(fd)),
+            Nature::Pollable(file) => Sender::from_file_unchecked(file).ok().map(Self::Polled),
+            Nature::Other => None,
+        }
+    }
+
+    /// Writes all of it.
+    pub(crate) async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Polled(pipe) => pipe.write_all(bytes).await,
+            Self::File(fd) => {
+                while !bytes.is_empty() {
+                    let written = rustix::io::write(fd.as_fd(), bytes)?;
+                    bytes = &bytes[written..];
+                }
+                Ok(())
+            }
+            Self::Out(out) => {
+                out.write_all(bytes).await?;
+                out.flush().await
+            }
+            Self::Err(err) => {
+                err.write_all(bytes).await?;
+                err.flush().await
+            }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Raw mode, and what happens to a terminal.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::stdio::{stderr, stdin, stdout};
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+use skewbridge_client::streams::TerminalSize;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Whether standard input is a terminal.
+pub(crate) fn is_terminal() -> bool {
+    isatty(stdin())
+}
+
+/// How large the terminal is, if there is one.
+pub(crate) fn size() -> Option<TerminalSize> {
+    let sized = [stdout(), stdin(), stderr()].into_iter().find_map(|fd| {
+        let size = tcgetwinsize(fd).ok()?;
+        (size.ws_col > 0 && size.ws_row > 0).then_some(size)
+    })?;
+    Some(TerminalSize {
+        width: sized.ws_col,
+        height: sized.ws_row,
+    })
+}
+
+/// A terminal that passes every key on. When this is dropped, it is as it was before:
+/// also when we are told to end ([`Signals`]), and when something panics.
+#[derive(Debug)]
+pub(crate) struct RawTerminal {
+    before: Termios,
+}
+
+impl RawTerminal {
+    /// Of standard input.
+    pub(crate) fn enter() -> io::Result<Self> {
+        let before = tcgetattr(stdin().as_fd())?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(stdin().as_fd(), OptionalActions::Now, &raw)?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        // What is on its way to the terminal is still written as it was meant.
+        if tcsetattr(stdin().as_fd(), OptionalActions::Drain, &self.before).is_err() {
+            let _ = tcsetattr(stdin().as_fd(), OptionalActions::Now, &self.before);
+        }
+    }
+}
+
+/// Signals that end a program, and that of a window that has changed.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    ends: [(Signal, u8); 4],
+    window: Signal,
+}
+
+impl Signals {
+    /// From here on they do not end the program by themselves.
+    pub(crate) fn listen() -> io::Result<Self> {
+        let listen = |kind: SignalKind| -> io::Result<(Signal, u8)> {
+            let number = u8::try_from(kind.as_raw_value()).unwrap_or(0);
+            Ok((signal(kind)?, number))
+        };
+        Ok(Self {
+            ends: [
+                listen(SignalKind::interrupt())?,
+                listen(SignalKind::terminate())?,
+                listen(SignalKind::hangup())?,
+                listen(SignalKind::quit())?,
+            ],
+            window: signal(SignalKind::window_change())?,
+        })
+    }
+
+    /// Waits for another size of the window, or for the end: that with the exit code of
+    /// shells for it.
+    pub(crate) async fn end_or_resize(&mut self) -> Result<(), u8> {
+        let [(a, one), (b, two), (c, three), (d, four)] = &mut self.ends;
+        let number = tokio::select! {
+            _ = self.window.recv() => return Ok(()),
+            _ = a.recv() => *one,
+            _ = b.recv() => *two,
+            _ = c.recv() => *three,
+            _ = d.recv() => *four,
+        };
+        Err(128 + number)
+    }
+}

@@ -1,0 +1,153 @@
+//! `skewbridge exec`: runs a command in a container.
+
+use std::process::ExitCode;
+
+use clap::{ArgAction, Args};
+use skewbridge_client::{Error, ExecRequest, Executor as _, ExitStatus, FallbackExecutor};
+
+use crate::client_command::{self, Failure, say};
+use crate::cluster_flags::ClusterFlags;
+use crate::console::{self, RawTerminal};
+use crate::pods::{Found, Pods, Reference, choose_container, explain_refusal};
+use crate::serve::parse;
+use crate::session::{Ended, Session, verdict};
+
+const HELP: &str = "\
+The exit code is that of the command, or 1 if there is none: a stream that was cut
+off is never a success.
+
+Examples:
+  skewbridge exec web -- date
+  skewbridge exec deploy/web -c app -- ls -t /usr
+  skewbridge exec web -it -- bash
+  tar c . | skewbridge exec -i web -- tar x -C /srv";
+
+/// Everything that `exec` can be told.
+#[derive(Debug, Clone, Args)]
+#[command(disable_help_flag = true, after_help = HELP)]
+pub(crate) struct Flags {
+    /// A pod, or TYPE/NAME of what runs it (deployment, statefulset, service, job…)
+    #[arg(value_name = "POD | TYPE/NAME")]
+    target: String,
+    /// The command, behind two dashes
+    #[arg(value_name = "COMMAND", last = true)]
+    command: Vec<String>,
+    /// What stands before the dashes and should not
+    #[arg(hide = true, num_args = 0..)]
+    misplaced: Vec<String>,
+    /// The container, if not the pod's default one
+    #[arg(short, long, value_name = "NAME")]
+    container: Option<String>,
+    /// Pass standard input to the command
+    #[arg(short = 'i', long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_value_t = false, default_missing_value = "true", hide_default_value = true)]
+    stdin: bool,
+    /// Give the command a terminal: this one
+    #[arg(short, long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_value_t = false, default_missing_value = "true", hide_default_value = true)]
+    tty: bool,
+    /// Print nothing but what the command writes
+    #[arg(short, long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_value_t = false, default_missing_value = "true", hide_default_value = true)]
+    quiet: bool,
+    /// How long to wait until there is a pod of what is named
+    #[arg(long, value_name = "DURATION", default_value = "1m0s")]
+    pod_running_timeout: String,
+    /// Print this help
+    #[arg(short, long, action = ArgAction::Help)]
+    help: Option<bool>,
+    #[command(flatten)]
+    cluster: ClusterFlags,
+}
+
+/// Runs it.
+pub(crate) fn run(flags: &Flags) -> ExitCode {
+    client_command::run(execute(flags))
+}
+
+async fn execute(flags: &Flags) -> Result<(), Failure> {
+    if !flags.misplaced.is_empty() {
+        return Err(Failure::new(
+            "exec [POD] [COMMAND] is not supported anymore. Use exec [POD] -- [COMMAND] instead",
+        )
+        .hint("See 'skewbridge exec --help' for help and examples"));
+    }
+    if flags.command.is_empty() {
+        return Err(Failure::new(
+            "you must specify at least one command for the container",
+        ));
+    }
+    let reference = Reference::parse(&flags.target)?;
+    let patience = parse::duration(&flags.pod_running_timeout)
+        .map_err(|wrong| format!("--pod-running-timeout: {wrong}"))?;
+    let access = flags.cluster.access().await?;
+    let pods = Pods {
+        endpoint: access.endpoint.clone(),
+        namespace: access.namespace.clone(),
+    };
+    let Found { pod, .. } = pods.find(&reference, patience).await?;
+    if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
+        let phase = &pod.status.phase;
+        return Err(Failure::new(format!(
+            "cannot exec into a container in a completed pod; current phase is {phase}"
+        )));
+    }
+    let container = choose_container(&pod, flags.container.as_deref())?;
+    if let Some(notice) = container.notice.filter(|_| !flags.quiet) {
+        say(notice);
+    }
+    // As kubectl: a terminal is only for who types.
+    let tty = flags.tty && flags.stdin && {
+        let there = console::is_terminal();
+        if !there && !flags.quiet {
+            say("Unable to use a TTY - input is not a terminal or the right kind of file");
+        }
+        there
+    };
+    let request = ExecRequest {
+        namespace: access.namespace.clone(),
+        pod: pod.metadata.name.clone(),
+        container: Some(container.name.clone()),
+        command: flags.command.clone(),
+        stdin: flags.stdin,
+        stdout: true,
+        stderr: !tty,
+        tty,
+    };
+    let why = || pod.why_not_running(&container.name);
+    let process = FallbackExecutor::new(access.endpoint).start(&request).await;
+    let process = process.map_err(|error| explain(error, "pods/exec", &access.namespace, why()))?;
+    let raw = if tty {
+        Some(RawTerminal::enter().map_err(Failure::new)?)
+    } else {
+        None
+    };
+    let session = Session {
+        raw,
+        detach: None,
+        redraw: false,
+        verbosity: access.verbosity,
+    };
+    match session.run(process).await? {
+        Ended::Process(ExitStatus::Failed(failure)) => {
+            let failure = Failure::new(failure.message);
+            Err(why().into_iter().fold(failure, Failure::hint))
+        }
+        Ended::Process(status) => verdict(status),
+        Ended::Detached => Ok(()),
+    }
+}
+
+/// Why there is no stream, and what to do.
+pub(crate) fn explain(
+    error: Error,
+    resource: &str,
+    namespace: &str,
+    why: Option<String>,
+) -> Failure {
+    let failure = match error {
+        Error::Refused { refusal, .. } => explain_refusal(&refusal, "create", resource, namespace),
+        error => error.into(),
+    };
+    why.into_iter().fold(failure, Failure::hint)
+}

@@ -1,0 +1,183 @@
+//! Asks the server for a pod.
+
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use skewbridge_client::{Endpoint, Error, Refusal, Request};
+use tokio::time::{Instant, sleep};
+
+use super::near::near;
+use super::object::{List, Pod, Service, Workload};
+use super::reference::{Kind, Reference};
+use crate::client_command::Failure;
+
+/// Between two looks for a pod that is not there yet.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// As many pods as are looked at for the best of a workload, or for a near name.
+const MOST: usize = 500;
+
+/// The pods of a namespace.
+#[derive(Debug, Clone)]
+pub(crate) struct Pods {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) namespace: String,
+}
+
+/// A pod that was found.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    pub(crate) pod: Pod,
+    /// By way of this service.
+    pub(crate) service: Option<Service>,
+}
+
+impl Pods {
+    /// The pod that is referred to: itself, or the best of those that are run by
+    /// something else; if there is none yet, it is waited for so long.
+    pub(crate) async fn find(&self, to: &Reference, patience: Duration) -> Result<Found, Failure> {
+        if to.kind == Kind::Pod {
+            let pod = self.pod(&to.name).await?;
+            return Ok(Found { pod, service: None });
+        }
+        let path = format!("{}/{}", to.kind.path(&self.namespace), escaped(&to.name));
+        let body = self
+            .body(&path)
+            .await
+            .map_err(|error| self.explain(error, to.kind))?;
+        let workload: Workload = read(&body, &path)?;
+        let Some(selector) = workload.selector() else {
+            let (kind, name) = (to.kind.singular(), &to.name);
+            let what = match to.kind {
+                Kind::Service => "Service is defined without a selector".to_owned(),
+                _ => format!("{kind} is defined without a selector"),
+            };
+            return Err(Failure::new(format!("invalid {kind} '{name}': {what}")));
+        };
+        let service = match to.kind {
+            Kind::Service => Some(read(&body, &path)?),
+            _ => None,
+        };
+        let pod = self.best_of(&selector, patience).await?;
+        let Some(pod) = pod else {
+            return Err(
+                Failure::new("timed out waiting for the condition").hint(format!(
+                    "no pod in namespace {:?} has the labels of {}/{}: {selector}",
+                    self.namespace,
+                    to.kind.singular(),
+                    to.name
+                )),
+            );
+        };
+        Ok(Found { pod, service })
+    }
+
+    /// A pod by its name.
+    pub(crate) async fn pod(&self, name: &str) -> Result<Pod, Failure> {
+        let path = format!("{}/{}", Kind::Pod.path(&self.namespace), escaped(name));
+        match self.body(&path).await {
+            Ok(body) => read(&body, &path),
+            Err(Error::Refused { refusal, .. }) if refusal.code == 404 => {
+                let failure = Failure::refused(&refusal);
+                Err(self.suggest(failure, name).await)
+            }
+            Err(error) => Err(self.explain(error, Kind::Pod)),
+        }
+    }
+
+    async fn best_of(&self, selector: &str, patience: Duration) -> Result<Option<Pod>, Failure> {
+        let query = format!("labelSelector={}&limit={MOST}", escaped(selector));
+        let path = format!("{}?{query}", Kind::Pod.path(&self.namespace));
+        let until = Instant::now() + patience;
+        loop {
+            let body = self.body(&path).await;
+            let body = body.map_err(|error| self.explain(error, Kind::Pod))?;
+            let list: List<Pod> = read(&body, &path)?;
+            let best = list.items.into_iter().max_by_key(Pod::fitness);
+            if best.is_some() || Instant::now() >= until {
+                return Ok(best);
+            }
+            sleep(INTERVAL).await;
+        }
+    }
+
+    /// Adds what may have been meant.
+    async fn suggest(&self, failure: Failure, name: &str) -> Failure {
+        let path = format!("{}?limit={MOST}", Kind::Pod.path(&self.namespace));
+        // Who may not list pods is told no names.
+        let Ok(body) = self.body(&path).await else {
+            return failure;
+        };
+        let Ok(list) = read::<List<Pod>>(&body, &path) else {
+            return failure;
+        };
+        let names = list.items.iter().map(|pod| pod.metadata.name.as_str());
+        let near = near(name, names);
+        let namespace = &self.namespace;
+        if near.is_empty() {
+            let pods = match list.items.len() {
+                0 => "has no pods".to_owned(),
+                count => format!("has {count} pods, but none with a name like it"),
+            };
+            return failure.hint(format!(
+                "namespace {namespace:?} {pods}; see kubectl get pods -A"
+            ));
+        }
+        failure.hint(format!(
+            "did you mean {}? (namespace {namespace:?})",
+            near.join(", ")
+        ))
+    }
+
+    fn explain(&self, error: Error, kind: Kind) -> Failure {
+        match error {
+            Error::Refused { refusal, .. } => {
+                let resource = kind.path(&self.namespace);
+                let resource = resource.rsplit('/').next().unwrap_or_default();
+                explain_refusal(&refusal, "get", resource, &self.namespace)
+            }
+            error => error.into(),
+        }
+    }
+
+    async fn body(&self, path: &str) -> Result<bytes::Bytes, Error> {
+        let request = Request::get(path).header("accept", "application/json");
+        let answer = self.endpoint.send(&request).await?;
+        if answer.status.as_u16() == 200 {
+            return Ok(answer.body);
+        }
+        let refusal = Box::new(Refusal::read(answer.status.as_u16(), &answer.body));
+        let server = self.endpoint.server();
+        Err(Error::Refused { server, refusal })
+    }
+}
+
+/// A refusal, and what is to be done where that is known.
+pub(crate) fn explain_refusal(
+    refusal: &Refusal,
+    verb: &str,
+    resource: &str,
+    namespace: &str,
+) -> Failure {
+    let failure = Failure::refused(refusal);
+    match refusal.code {
+        401 => failure.hint("the server does not know who you are: log in again, or give --token"),
+        403 if refusal.is_status() => failure.hint(format!(
+            "it needs the verb {verb} on {resource} in namespace {namespace:?}; \
+             see kubectl auth can-i {verb} {resource} -n {namespace}"
+        )),
+        _ => failure,
+    }
+}
+
+fn read<T: DeserializeOwned>(body: &[u8], path: &str) -> Result<T, Failure> {
+    serde_json::from_slice(body).map_err(|error| {
+        Failure::new(format!(
+            "the server's answer to {path} is not read: {error}"
+        ))
+    })
+}
+
+fn escaped(text: &str) -> String {
+    skewbridge_client::streams::escaped(text)
+}

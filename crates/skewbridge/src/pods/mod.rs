@@ -1,0 +1,12 @@
+//! The pod that a command is for: by its name, or by what runs it.
+
+mod find;
+mod name;
+mod near;
+mod object;
+mod reference;
+
+pub(crate) use find::{Found, Pods, explain_refusal};
+pub(crate) use name::choose_container;
+pub(crate) use object::{Pod, Service, TargetPort};
+pub(crate) use reference::Reference;

@@ -1,0 +1,63 @@
+//! Names that are near another one: what somebody may have meant.
+
+/// How many are told.
+const MOST: usize = 5;
+
+/// The names that are nearest to one that there is not: those that it is the beginning
+/// of, or that differ from it in few letters.
+pub(crate) fn near<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    // A third of a name may be wrong; of a short one, one letter.
+    let most = (name.chars().count() / 3).max(1);
+    let mut found: Vec<_> = known
+        .into_iter()
+        .filter_map(|other| {
+            if other.starts_with(name) || (!other.is_empty() && name.starts_with(other)) {
+                return Some((0, other));
+            }
+            let distance = distance(name, other);
+            (distance <= most).then_some((distance, other))
+        })
+        .collect();
+    found.sort_unstable();
+    found.truncate(MOST);
+    found.into_iter().map(|(_, name)| name).collect()
+}
+
+/// In how many letters two names differ (Levenshtein).
+fn distance(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (line, letter) in one.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], line + 1);
+        for (column, it) in other.iter().enumerate() {
+            let cost = usize::from(letter != *it);
+            let next = (diagonal + cost)
+                .min(row[column] + 1)
+                .min(row[column + 1] + 1);
+            diagonal = std::mem::replace(&mut row[column + 1], next);
+        }
+    }
+    row[other.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_meant_is_found() {
+        let known = ["web-5d8c7-abcde", "web-5d8c7-fghij", "db-0", "webhook", "x"];
+        assert_eq!(
+            near("web", known),
+            ["web-5d8c7-abcde", "web-5d8c7-fghij", "webhook"]
+        );
+        assert_eq!(
+            near("web-5d8c7-abcdf", known),
+            ["web-5d8c7-abcde", "web-5d8c7-fghij"]
+        );
+        assert_eq!(near("bd-0", ["db-0", "db-1"]), Vec::<&str>::new());
+        assert_eq!(near("db-o", ["db-0", "db-1"]), ["db-0", "db-1"]);
+        assert_eq!(near("cache", known), Vec::<&str>::new());
+        assert_eq!(distance("kitten", "sitting"), 3);
+    }
+}

@@ -1,0 +1,173 @@
+//! What people write for a pod: `NAME`, `pod/NAME`, `deployment/NAME` and so on.
+
+/// What is named, and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Reference {
+    pub(crate) kind: Kind,
+    pub(crate) name: String,
+}
+
+/// What has pods, besides pods themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Pod,
+    Service,
+    Deployment,
+    ReplicaSet,
+    StatefulSet,
+    DaemonSet,
+    Job,
+    ReplicationController,
+}
+
+impl Kind {
+    const ALL: [(Self, &'static [&'static str], &'static str, &'static str); 8] = [
+        (Self::Pod, &["pods", "pod", "po"], "", "pods"),
+        (
+            Self::Service,
+            &["services", "service", "svc"],
+            "",
+            "services",
+        ),
+        (
+            Self::Deployment,
+            &["deployments", "deployment", "deploy"],
+            "apps",
+            "deployments",
+        ),
+        (
+            Self::ReplicaSet,
+            &["replicasets", "replicaset", "rs"],
+            "apps",
+            "replicasets",
+        ),
+        (
+            Self::StatefulSet,
+            &["statefulsets", "statefulset", "sts"],
+            "apps",
+            "statefulsets",
+        ),
+        (
+            Self::DaemonSet,
+            &["daemonsets", "daemonset", "ds"],
+            "apps",
+            "daemonsets",
+        ),
+        (Self::Job, &["jobs", "job"], "batch", "jobs"),
+        (
+            Self::ReplicationController,
+            &["replicationcontrollers", "replicationcontroller", "rc"],
+            "",
+            "replicationcontrollers",
+        ),
+    ];
+
+    /// From a resource in the plural or the singular, or its short name; with or without
+    /// its group.
+    fn parse(text: &str) -> Option<Self> {
+        let text = text.to_ascii_lowercase();
+        let (word, rest) = text.split_once('.').unwrap_or((&text, ""));
+        let mut all = Self::ALL.into_iter();
+        let (kind, _, group, _) = all.find(|(_, words, ..)| words.contains(&word))?;
+        // `deployments.apps`, `deployments.v1.apps`
+        let named = rest
+            .strip_prefix("v1")
+            .map_or(rest, |rest| rest.trim_start_matches('.'));
+        (rest.is_empty() || named == group).then_some(kind)
+    }
+
+    /// The path of its objects in a namespace.
+    pub(crate) fn path(self, namespace: &str) -> String {
+        let (group, plural) = self.resource();
+        match group {
+            "" => format!("/api/v1/namespaces/{namespace}/{plural}"),
+            group => format!("/apis/{group}/v1/namespaces/{namespace}/{plural}"),
+        }
+    }
+
+    fn resource(self) -> (&'static str, &'static str) {
+        let mut all = Self::ALL.into_iter();
+        let found = all.find(|(kind, ..)| *kind == self);
+        found.map_or(("", "pods"), |(_, _, group, plural)| (group, plural))
+    }
+
+    /// In the singular.
+    pub(crate) fn singular(self) -> &'static str {
+        let mut all = Self::ALL.into_iter();
+        let found = all.find(|(kind, ..)| *kind == self);
+        found.map_or("pod", |(_, words, ..)| words[1])
+    }
+}
+
+impl Reference {
+    /// In kubectl's words where it is wrong.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let (kind, name) = match text.split_once('/') {
+            None => (Kind::Pod, text),
+            Some((kind, name)) => {
+                let kind = Kind::parse(kind)
+                    .ok_or_else(|| format!("the server doesn't have a resource type {kind:?}"))?;
+                (kind, name)
+            }
+        };
+        if name.is_empty() {
+            return Err("pod, type/name or --filename must be specified".to_owned());
+        }
+        if name.contains('/') {
+            return Err(format!(
+                "arguments in resource/name form may not have more than one slash: {text:?}"
+            ));
+        }
+        Ok(Self {
+            kind,
+            name: name.to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_and_what_has_them_are_named_as_for_kubectl() {
+        let rows = [
+            ("web", Ok((Kind::Pod, "web"))),
+            ("pod/web", Ok((Kind::Pod, "web"))),
+            ("po/web", Ok((Kind::Pod, "web"))),
+            ("Deployment/web", Ok((Kind::Deployment, "web"))),
+            ("deployments.apps/web", Ok((Kind::Deployment, "web"))),
+            ("deployments.v1.apps/web", Ok((Kind::Deployment, "web"))),
+            ("svc/web", Ok((Kind::Service, "web"))),
+            ("sts/db", Ok((Kind::StatefulSet, "db"))),
+            ("job/once", Ok((Kind::Job, "once"))),
+            (
+                "deployments.example.com/web",
+                Err("the server doesn't have a resource type \"deployments.example.com\""),
+            ),
+            (
+                "node/a",
+                Err("the server doesn't have a resource type \"node\""),
+            ),
+            (
+                "pod/",
+                Err("pod, type/name or --filename must be specified"),
+            ),
+            ("", Err("pod, type/name or --filename must be specified")),
+            (
+                "pod/a/b",
+                Err(
+                    "arguments in resource/name form may not have more than one slash: \"pod/a/b\"",
+                ),
+            ),
+        ];
+        for (text, expected) in rows {
+            let found = Reference::parse(text);
+            let found = found.as_ref().map(|it| (it.kind, it.name.as_str()));
+            assert_eq!(found.map_err(String::as_str), expected, "{text}");
+        }
+        assert_eq!(Kind::Job.path("a"), "/apis/batch/v1/namespaces/a/jobs");
+        assert_eq!(Kind::Service.path("a"), "/api/v1/namespaces/a/services");
+        assert_eq!(Kind::Deployment.singular(), "deployment");
+    }
+}

@@ -1,0 +1,126 @@
+//! The connection to a pod, kept up: when it is lost, another one is made, to another pod
+//! if there is one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use skewbridge_client::PortForwarder;
+use skewbridge_client::streams::Port;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use super::spec::{Remote, Resolved, resolve};
+use crate::client_command::{Failure, say};
+use crate::exec::explain;
+use crate::pods::{Pods, Reference};
+use crate::session::told;
+
+/// The first pause before a connection is made anew, and the longest: each is twice the
+/// one before.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+
+/// A pod that is connected to, and what its ports are.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) forwarder: PortForwarder,
+    pub(crate) pod: String,
+    pub(crate) ports: Vec<Resolved>,
+}
+
+/// Makes links.
+#[derive(Debug)]
+pub(crate) struct Linker {
+    pub(crate) pods: Pods,
+    pub(crate) reference: Reference,
+    pub(crate) remotes: Vec<Remote>,
+    pub(crate) patience: Duration,
+    pub(crate) verbosity: u8,
+}
+
+/// Those who wait for a link look here.
+pub(crate) type Links = watch::Receiver<Option<Arc<Link>>>;
+
+impl Linker {
+    /// Finds a pod and connects to it.
+    pub(crate) async fn link(&self) -> Result<Link, Failure> {
+        let found = self.pods.find(&self.reference, self.patience).await?;
+        let pod = found.pod;
+        if pod.status.phase != "Running" {
+            let failure = Failure::new(format!(
+                "unable to forward port because pod is not running. Current status={}",
+                pod.status.phase
+            ));
+            let container = pod.spec.containers.first();
+            let why = container.and_then(|it| pod.why_not_running(&it.name));
+            return Err(why.into_iter().fold(failure, Failure::hint));
+        }
+        let service = found.service.as_ref();
+        let service = service.map(|it| (self.reference.name.as_str(), it));
+        let ports = self
+            .remotes
+            .iter()
+            .map(|remote| resolve(remote, &pod, service));
+        let ports = ports.collect::<Result<_, _>>()?;
+        let (namespace, name) = (&self.pods.namespace, &pod.metadata.name);
+        let forwarder = PortForwarder::connect(&self.pods.endpoint, namespace, name).await;
+        let forwarder =
+            forwarder.map_err(|error| explain(error, "pods/portforward", namespace, None))?;
+        if self.verbosity > 0 {
+            say(told(forwarder.transport()));
+        }
+        Ok(Link {
+            forwarder,
+            pod: pod.metadata.name,
+            ports,
+        })
+    }
+
+    /// Keeps a link up; ends when there has been none for too long.
+    pub(crate) async fn keep(
+        mut self,
+        first: Arc<Link>,
+        links: watch::Sender<Option<Arc<Link>>>,
+    ) -> Failure {
+        let mut link = first;
+        loop {
+            let cause = link.forwarder.closed().await;
+            links.send_replace(None);
+            say(format_args!(
+                "lost connection to pod {}: {cause}; connecting again",
+                link.pod
+            ));
+            drop(link);
+            link = match self.again().await {
+                Ok(again) => Arc::new(again),
+                Err(failure) => return failure,
+            };
+            say(format_args!("connected to pod {} again", link.pod));
+            links.send_replace(Some(link.clone()));
+        }
+    }
+
+    /// Another link, with patience: servers restart, and pods are replaced.
+    async fn again(&mut self) -> Result<Link, Failure> {
+        let until = Instant::now() + self.patience;
+        let (mut pause, longest) = PAUSES;
+        loop {
+            // A credential may have run out meanwhile.
+            if let Ok(endpoint) = self.pods.endpoint.renewed().await {
+                self.pods.endpoint = endpoint;
+            }
+            match self.link().await {
+                Ok(link) => return Ok(link),
+                Err(failure) if Instant::now() + pause > until => return Err(failure),
+                Err(failure) if self.verbosity > 0 => say(failure),
+                Err(_) => {}
+            }
+            sleep(pause).await;
+            pause = longest.min(pause * 2);
+        }
+    }
+}
+
+/// The port of a link.
+pub(crate) fn port(link: &Link, at: usize) -> Option<Port> {
+    link.ports.get(at).map(|it| it.remote)
+}

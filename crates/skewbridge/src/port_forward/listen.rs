@@ -1,0 +1,208 @@
+//! Where connections come in.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use skewbridge_client::connection::Stream;
+use tokio::net::{TcpListener, UnixListener};
+
+/// Whose socket it is may use it, and nobody else: ports of this machine are open to all
+/// who are on it, but there is no need for it here.
+const SOCKET_MODE: u32 = 0o600;
+
+/// An address to listen at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Address {
+    /// 127.0.0.1 and `::1`, or one of them.
+    Localhost,
+    Ip(IpAddr),
+}
+
+impl Address {
+    /// A list, as kubectl takes it.
+    pub(crate) fn parse_all(texts: &[String]) -> Result<Vec<Self>, String> {
+        let words = texts.iter().flat_map(|text| text.split(','));
+        let mut all = Vec::new();
+        for word in words.map(str::trim).filter(|word| !word.is_empty()) {
+            let address = match word {
+                "localhost" => Self::Localhost,
+                word => word
+                    .parse()
+                    .map(Self::Ip)
+                    .map_err(|_| format!("{word} is not a valid IP"))?,
+            };
+            if !all.contains(&address) {
+                all.push(address);
+            }
+        }
+        if all.is_empty() {
+            return Err("you must specify at least 1 address".to_owned());
+        }
+        Ok(all)
+    }
+}
+
+/// Something that accepts connections.
+#[derive(Debug)]
+pub(crate) enum Listener {
+    Tcp(TcpListener, SocketAddr),
+    /// Removed when this is dropped.
+    Unix(UnixListener, Socket),
+}
+
+/// A socket in the file system, for as long as it is used.
+#[derive(Debug)]
+pub(crate) struct Socket(PathBuf);
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+impl Listener {
+    /// Listens at a port of all addresses; 0 is any, the same for all.
+    pub(crate) async fn tcp(addresses: &[Address], port: u16) -> Result<Vec<Self>, String> {
+        let (mut all, mut port) = (Vec::new(), port);
+        for address in addresses {
+            let (ips, enough): (Vec<IpAddr>, bool) = match address {
+                Address::Localhost => (
+                    vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
+                    false,
+                ),
+                Address::Ip(ip) => (vec![*ip], true),
+            };
+            let (mut any, mut errors) = (false, Vec::new());
+            for ip in ips {
+                let at = SocketAddr::new(ip, port);
+                match bind(at).await {
+                    Ok((listener, at)) => {
+                        port = at.port();
+                        all.push(Self::Tcp(listener, at));
+                        any = true;
+                    }
+                    Err(error) => errors.push(format!("{at}: {error}")),
+                }
+            }
+            if !any || (enough && !errors.is_empty()) {
+                let errors = errors.join("; ");
+                return Err(format!("Unable to listen on port {port}: {errors}"));
+            }
+        }
+        Ok(all)
+    }
+
+    /// Listens at a socket. One that nobody listens at any more is replaced.
+    pub(crate) fn unix(path: &Path) -> Result<Self, String> {
+        let wrong = |error: io::Error| format!("Unable to listen on {}: {error}", path.display());
+        let is_socket = std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
+        if is_socket {
+            match std::os::unix::net::UnixStream::connect(path) {
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    std::fs::remove_file(path).map_err(wrong)?;
+                }
+                _ => return Err(wrong(io::ErrorKind::AddrInUse.into())),
+            }
+        }
+        let listener = UnixListener::bind(path).map_err(wrong)?;
+        let socket = Socket(path.to_owned());
+        let mode = std::fs::Permissions::from_mode(SOCKET_MODE);
+        std::fs::set_permissions(path, mode).map_err(wrong)?;
+        Ok(Self::Unix(listener, socket))
+    }
+
+    /// The next connection.
+    pub(crate) async fn accept(&self) -> io::Result<Stream> {
+        match self {
+            Self::Tcp(listener, _) => {
+                let (tcp, _) = listener.accept().await?;
+                let _ = tcp.set_nodelay(true);
+                Ok(Box::new(tcp))
+            }
+            Self::Unix(listener, _) => Ok(Box::new(listener.accept().await?.0)),
+        }
+    }
+
+    /// The port, or the socket.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Tcp(_, at) => at.port().to_string(),
+            Self::Unix(_, socket) => format!("unix:{}", socket.0.display()),
+        }
+    }
+}
+
+impl fmt::Display for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(_, at) => at.fmt(f),
+            Self::Unix(..) => f.write_str(&self.name()),
+        }
+    }
+}
+
+async fn bind(at: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(at).await?;
+    let at = listener.local_addr()?;
+    Ok((listener, at))
+}
+
+#[cfg(test)]
+mod tests {
+    use skewbridge_testkit::ScratchDir;
+
+    use super::*;
+
+    #[test]
+    fn addresses_are_lists_of_ips_and_localhost() {
+        let parse = |texts: &[&str]| {
+            let texts: Vec<_> = texts.iter().map(|&text| text.to_owned()).collect();
+            Address::parse_all(&texts)
+        };
+        let ip = |text: &str| Address::Ip(text.parse().unwrap());
+        assert_eq!(
+            parse(&["localhost,10.0.0.1", "::1", "localhost"]),
+            Ok(vec![Address::Localhost, ip("10.0.0.1"), ip("::1")])
+        );
+        assert_eq!(
+            parse(&["example.com"]),
+            Err("example.com is not a valid IP".to_owned())
+        );
+        assert!(parse(&[""]).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+        let dir = ScratchDir::new();
+        let path = dir.path().join("s");
+        // Its owner was killed.
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        let listener = Listener::unix(&path).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, SOCKET_MODE);
+        assert!(Listener::unix(&path).unwrap_err().contains("in use"));
+        drop(listener);
+        assert!(!path.exists());
+        let file = dir.write("file", "x");
+        assert!(Listener::unix(&file).is_err());
+        assert!(file.exists());
+    }
+
+    #[tokio::test]
+    async fn any_port_is_the_same_at_all_addresses() {
+        let all = Listener::tcp(&[Address::Localhost], 0).await.unwrap();
+        let names: Vec<_> = all.iter().map(Listener::name).collect();
+        assert!(names.iter().all(|name| *name == names[0]), "{names:?}");
+        let taken: u16 = names[0].parse().unwrap();
+        let again = Listener::tcp(&[Address::Ip(Ipv4Addr::LOCALHOST.into())], taken).await;
+        let error = again.unwrap_err();
+        assert!(
+            error.starts_with(&format!("Unable to listen on port {taken}: 127.0.0.1")),
+            "{error}"
+        );
+    }
+}

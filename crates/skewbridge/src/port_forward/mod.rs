@@ -1,0 +1,191 @@
+//! `skewbridge port-forward`: ports of this machine that lead to those of a pod.
+
+mod link;
+mod listen;
+mod spec;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{ArgAction, Args};
+use skewbridge_client::connection::Stream;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::client_command::{self, Failure, say};
+use crate::cluster_flags::ClusterFlags;
+use crate::pods::{Pods, Reference};
+use crate::serve::parse;
+use link::{Linker, Links};
+use listen::{Address, Listener};
+use spec::{Local, Spec};
+
+/// How many connections go through at once: each has two streams, of which a connection
+/// to a pod has 1024. More wait to be accepted.
+const MOST_CONNECTIONS: usize = 500;
+
+/// How long a connection waits for a pod while there is none.
+const WITHOUT_POD: Duration = Duration::from_secs(30);
+
+/// After a failure to accept: out of descriptors, mostly, and some are freed soon.
+const BREATH: Duration = Duration::from_millis(100);
+
+const HELP: &str = "\
+A connection to the pod that is lost is made anew, for --pod-running-timeout: to
+another pod if the pod was found by what runs it. We keep listening meanwhile. A
+connection that fails ends by itself, and no other with it.
+
+Examples:
+  skewbridge port-forward web 8080:80
+  skewbridge port-forward svc/web :https 9090
+  skewbridge port-forward --address 0.0.0.0 deploy/web 8080:http
+  skewbridge port-forward pod/db unix:/run/user/1000/db.sock:5432";
+
+/// Everything that `port-forward` can be told.
+#[derive(Debug, Clone, Args)]
+#[command(disable_help_flag = true, after_help = HELP)]
+pub(crate) struct Flags {
+    /// A pod, or TYPE/NAME of what runs it (deployment, statefulset, service, job…)
+    #[arg(value_name = "POD | TYPE/NAME")]
+    target: String,
+    /// [LOCAL:]REMOTE; :REMOTE for any local port; unix:PATH:REMOTE for a socket
+    #[arg(value_name = "PORT", required = true)]
+    ports: Vec<String>,
+    /// Addresses to listen at: IP addresses, or localhost for 127.0.0.1 and ::1
+    #[arg(long, value_name = "ADDRESS", default_value = "localhost")]
+    address: Vec<String>,
+    /// How long to wait until there is a pod of what is named, or one again
+    #[arg(long, value_name = "DURATION", default_value = "1m0s")]
+    pod_running_timeout: String,
+    /// Print this help
+    #[arg(short, long, action = ArgAction::Help)]
+    help: Option<bool>,
+    #[command(flatten)]
+    cluster: ClusterFlags,
+}
+
+/// Runs it.
+pub(crate) fn run(flags: &Flags) -> ExitCode {
+    client_command::run(forward(flags))
+}
+
+async fn forward(flags: &Flags) -> Result<(), Failure> {
+    let reference = Reference::parse(&flags.target)?;
+    let specs = flags.ports.iter().map(|text| Spec::parse(text));
+    let specs: Vec<Spec> = specs.collect::<Result<_, _>>()?;
+    let addresses =
+        Address::parse_all(&flags.address).map_err(|wrong| format!("--address: {wrong}"))?;
+    let patience = parse::duration(&flags.pod_running_timeout)
+        .map_err(|wrong| format!("--pod-running-timeout: {wrong}"))?;
+    let access = flags.cluster.access().await?;
+    let linker = Linker {
+        pods: Pods {
+            endpoint: access.endpoint,
+            namespace: access.namespace,
+        },
+        reference,
+        remotes: specs.iter().map(|spec| spec.remote.clone()).collect(),
+        patience,
+        verbosity: access.verbosity,
+    };
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::new)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(Failure::new)?;
+    let link = tokio::select! {
+        link = linker.link() => Arc::new(link?),
+        _ = interrupt.recv() => return Ok(()),
+        _ = terminate.recv() => return Err(Failure::silent(143)),
+    };
+    let (tell, links) = watch::channel(Some(link.clone()));
+    let listeners = listen(&specs, &addresses, &link.ports).await?;
+    let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let mut accepting = JoinSet::new();
+    for (at, listener) in listeners {
+        accepting.spawn(accept(listener, at, links.clone(), room.clone()));
+    }
+    drop(links);
+    // With the tasks the sockets go.
+    tokio::select! {
+        failure = linker.keep(link, tell) => Err(failure),
+        _ = interrupt.recv() => Ok(()),
+        _ = terminate.recv() => Err(Failure::silent(143)),
+    }
+}
+
+/// Listens for all ports, and says so as kubectl does.
+async fn listen(
+    specs: &[Spec],
+    addresses: &[Address],
+    ports: &[spec::Resolved],
+) -> Result<Vec<(usize, Listener)>, Failure> {
+    let mut all = Vec::new();
+    for (at, (spec, port)) in specs.iter().zip(ports).enumerate() {
+        let listeners = match &spec.local {
+            Local::Unix(path) => Listener::unix(path).map(|it| vec![it]),
+            Local::Same => Listener::tcp(addresses, port.same.number()).await,
+            Local::Any => Listener::tcp(addresses, 0).await,
+            Local::Port(local) => Listener::tcp(addresses, local.number()).await,
+        };
+        for listener in listeners? {
+            let remote = port.remote.number();
+            print(format_args!("Forwarding from {listener} -> {remote}"));
+            all.push((at, listener));
+        }
+    }
+    Ok(all)
+}
+
+/// Takes connections, and carries each by itself.
+async fn accept(listener: Listener, at: usize, links: Links, room: Arc<Semaphore>) {
+    let name: Arc<str> = listener.name().into();
+    let mut connections = JoinSet::new();
+    loop {
+        let Ok(place) = room.clone().acquire_owned().await else {
+            return;
+        };
+        let local = match listener.accept().await {
+            Ok(local) => local,
+            Err(error) => {
+                say(format_args!("error: accepting at {listener}: {error}"));
+                sleep(BREATH).await;
+                continue;
+            }
+        };
+        print(format_args!("Handling connection for {name}"));
+        while connections.try_join_next().is_some() {}
+        let (name, links) = (name.clone(), links.clone());
+        connections.spawn(async move {
+            let _place = place;
+            if let Err(problem) = carry(local, at, links).await {
+                say(format_args!(
+                    "error: an error occurred forwarding {name}: {problem}"
+                ));
+            }
+        });
+    }
+}
+
+/// Carries one connection to its end.
+async fn carry(local: Stream, at: usize, mut links: Links) -> Result<(), String> {
+    let linked = async {
+        let link = links.wait_for(Option::is_some).await;
+        link.ok().and_then(|link| link.clone())
+    };
+    let link = timeout(WITHOUT_POD, linked).await.ok().flatten();
+    let link = link.ok_or("there is no pod to connect to")?;
+    let port = link::port(&link, at).ok_or("the pod has no such port")?;
+    let remote = port.number();
+    let stream = link.forwarder.open(port);
+    let stream = stream.map_err(|error| format!("to port {remote}: {error}"))?;
+    let carried = stream.carry(local).await;
+    carried.map_err(|error| format!("to port {remote}: {error}"))
+}
+
+/// A line on stdout. Whoever closed it does not want to know.
+fn print(line: std::fmt::Arguments<'_>) {
+    let mut stdout = std::io::stdout();
+    let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
+}

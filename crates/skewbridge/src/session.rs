@@ -1,0 +1,264 @@
+//! A remote process in front of a person or a script: what is typed goes there, what it
+//! writes comes here, and its exit code becomes ours.
+
+use std::io;
+
+use skewbridge_client::streams::{
+    Cut, ProcessOutput, ProcessStdin, Resizer, TerminalSize, Transport,
+};
+use skewbridge_client::{ExitStatus, RemoteProcess};
+
+use crate::client_command::{Failure, say};
+use crate::console::{DetachKeys, Pressed, RawTerminal, Signals, StdInput, StdOutput, size};
+
+/// What is read of standard input at once.
+const CHUNK: usize = 32 * 1024;
+
+/// What a shell says of a program that writes where nobody reads: 128 and SIGPIPE.
+const EXIT_PIPE: u8 = 141;
+
+/// How a session is to be.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// The terminal is passed through.
+    pub(crate) raw: Option<RawTerminal>,
+    pub(crate) detach: Option<DetachKeys>,
+    /// Tell a size that is none first, so that a program that is joined draws itself anew.
+    pub(crate) redraw: bool,
+    pub(crate) verbosity: u8,
+}
+
+/// How a session ended.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// The process did.
+    Process(ExitStatus),
+    /// It was left on purpose, and goes on.
+    Detached,
+}
+
+/// Why a session is over before its process is.
+enum Over {
+    Signal(u8),
+    Detached,
+    /// Nobody reads what we write.
+    Output(io::Error),
+}
+
+impl Session {
+    /// Carries it to its end.
+    pub(crate) async fn run(self, mut process: RemoteProcess) -> Result<Ended, Failure> {
+        if self.verbosity > 0 {
+            say(told(process.transport()));
+        }
+        let stdin = process.stdin.take();
+        let stdout = process.stdout.take();
+        let stderr = process.stderr.take();
+        let resizer = process.resizer();
+        let signals = match &self.raw {
+            Some(_) => Some(Signals::listen().map_err(Failure::new)?),
+            // The default is right: there is nothing to restore.
+            None => None,
+        };
+        let outputs = async {
+            let out = async {
+                match stdout {
+                    Some(stdout) => write(stdout, StdOutput::stdout()).await,
+                    None => Ok(()),
+                }
+            };
+            let err = async {
+                match stderr {
+                    Some(stderr) => write(stderr, StdOutput::stderr()).await,
+                    None => Ok(()),
+                }
+            };
+            tokio::try_join!(out, err)
+        };
+        let ending = async {
+            let (outputs, status) = tokio::join!(outputs, process.wait());
+            match outputs {
+                Ok(_) => Ok(status),
+                Err(error) => Err(Over::Output(error)),
+            }
+        };
+        let detach = self.detach;
+        let typing = async {
+            if let Some(stdin) = stdin
+                && read(stdin, detach).await == Typed::Detach
+            {
+                return Over::Detached;
+            }
+            std::future::pending().await
+        };
+        let watching = watch(signals, resizer, self.redraw);
+        let over = tokio::select! {
+            ended = ending => ended,
+            over = typing => Err(over),
+            code = watching => Err(Over::Signal(code)),
+        };
+        // Before anything is said.
+        drop(self.raw);
+        match over {
+            Ok(status) => Ok(Ended::Process(status)),
+            Err(Over::Detached) => Ok(Ended::Detached),
+            Err(Over::Signal(code)) => Err(Failure::silent(code)),
+            Err(Over::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+                Err(Failure::silent(EXIT_PIPE))
+            }
+            Err(Over::Output(error)) => Err(Failure::new(format!(
+                "what the command writes cannot be written here: {error}"
+            ))),
+        }
+    }
+}
+
+/// What becomes of a process that has ended, as kubectl has it.
+pub(crate) fn verdict(status: ExitStatus) -> Result<(), Failure> {
+    match status {
+        ExitStatus::Success => Ok(()),
+        ExitStatus::Code(code) => {
+            let number = code.number();
+            Err(Failure::plain(
+                format!("command terminated with exit code {number}"),
+                number,
+            ))
+        }
+        ExitStatus::Failed(failure) => Err(Failure::new(failure.message)),
+        ExitStatus::Cut(cut) => Err(lost(&cut)),
+    }
+}
+
+fn lost(cut: &Cut) -> Failure {
+    let Cut {
+        cause,
+        sent,
+        unsent,
+        received,
+    } = cut;
+    let more = match unsent {
+        0 => String::new(),
+        unsent => format!(", and {unsent} more that were read here had not"),
+    };
+    Failure::new(format!("lost connection to the container: {cause}")).hint(format!(
+        "how the command ended is not known, and it may still run; {received} bytes of its \
+         output had come, {sent} bytes of its input had been sent (not all need have arrived){more}"
+    ))
+}
+
+pub(crate) fn told(transport: &Transport) -> String {
+    match transport {
+        Transport::WebSocket => "skewbridge: by WebSocket".to_owned(),
+        Transport::Spdy { instead: None } => "skewbridge: by SPDY".to_owned(),
+        Transport::Spdy {
+            instead: Some(reason),
+        } => {
+            let reason = crate::skew::plain(reason);
+            format!("skewbridge: by SPDY, because a WebSocket was refused: {reason}")
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Typed {
+    /// Nothing follows, or nobody takes it.
+    End,
+    Detach,
+}
+
+/// From here to the process. An end here is an end there; what fails there is told by its
+/// status.
+async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> Typed {
+    use tokio::io::AsyncWriteExt as _;
+    let mut from = StdInput::open();
+    let mut buffer = vec![0; CHUNK];
+    let mut keys = Vec::new();
+    loop {
+        let read = match from.read(&mut buffer).await {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(error) => {
+                say(format_args!(
+                    "error: standard input cannot be read: {error}"
+                ));
+                break;
+            }
+        };
+        let mut typed = &buffer[..read];
+        let mut pressed = Pressed::Keys;
+        if let Some(detach) = &mut detach {
+            pressed = detach.press(typed, &mut keys);
+            typed = &keys;
+        }
+        if to.write_all(typed).await.is_err() {
+            return Typed::End;
+        }
+        if pressed == Pressed::Detach {
+            let _ = to.flush().await;
+            return Typed::Detach;
+        }
+    }
+    let _ = to.shutdown().await;
+    Typed::End
+}
+
+/// From the process to here.
+async fn write(mut from: ProcessOutput, mut to: StdOutput) -> io::Result<()> {
+    // That it was cut off is told by its status.
+    while let Ok(Some(piece)) = from.piece().await {
+        to.write_all(&piece).await?;
+    }
+    Ok(())
+}
+
+/// Tells the process how large the terminal is, until a signal ends us.
+async fn watch(signals: Option<Signals>, resizer: Resizer, redraw: bool) -> u8 {
+    let Some(mut signals) = signals else {
+        return std::future::pending().await;
+    };
+    let mut last = None;
+    loop {
+        let now = size();
+        if let Some(size) = now
+            && now != last
+        {
+            if redraw && last.is_none() {
+                resizer.resize(TerminalSize {
+                    width: size.width.saturating_add(1),
+                    height: size.height.saturating_add(1),
+                });
+            }
+            resizer.resize(size);
+            last = now;
+        }
+        if let Err(code) = signals.end_or_resize().await {
+            return code;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_and_was_not_delivered_is_told() {
+        let cut = |unsent| Cut {
+            cause: "reset".to_owned(),
+            sent: 5,
+            unsent,
+            received: 7,
+        };
+        assert_eq!(
+            lost(&cut(0)).to_string(),
+            "error: lost connection to the container: reset\n\
+             how the command ended is not known, and it may still run; 7 bytes of its output had \
+             come, 5 bytes of its input had been sent (not all need have arrived)"
+        );
+        assert!(
+            lost(&cut(9))
+                .to_string()
+                .ends_with(", and 9 more that were read here had not")
+        );
+    }
+}
