@@ -5,6 +5,7 @@ mod client_command;
 mod cluster_flags;
 mod completion;
 mod console;
+mod cp;
 mod exec;
 mod logs;
 mod man;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         Ok(cli) => match cli.command {
             Command::Attach(flags) => attach::run(&flags),
             Command::Completion(flags) => completion::run(&flags, definition),
+            Command::Cp(flags) => cp::run(&flags),
             Command::Exec(flags) => exec::run(&flags),
             Command::Man(flags) => man::run(&flags, definition),
             Command::PortForward(flags) => port_forward::run(&flags),
@@ -65,6 +67,8 @@ enum Command {
     Attach(Box<attach::Flags>),
     /// Print what a shell needs to complete our commands.
     Completion(completion::Flags),
+    /// Copy files and directories to and from containers.
+    Cp(Box<cp::Flags>),
     /// Run a command in a container.
     Exec(Box<exec::Flags>),
     /// Print manual pages.
