@@ -115,6 +115,11 @@ pub(crate) fn run(command: impl Future<Output = Result<(), Failure>>) -> ExitCod
         }
         Err(error) => Err(Failure::new(error)),
     };
+    end(ended)
+}
+
+/// What is said of a command that has ended, and its exit code.
+pub(crate) fn end(ended: Result<(), Failure>) -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

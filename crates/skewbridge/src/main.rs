@@ -8,6 +8,7 @@ mod client_command;
 mod cluster_flags;
 mod completion;
 mod console;
+mod cp;
 mod exec;
 mod man;
 mod pods;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
             Command::Agent(flags) => agent::run(&flags),
             Command::Attach(flags) => attach::run(&flags),
             Command::Completion(flags) => completion::run(&flags, definition),
+            Command::Cp(flags) => cp::run(&flags),
             Command::Exec(flags) => exec::run(&flags),
             Command::Man(flags) => man::run(&flags, definition),
             Command::PortForward(flags) => port_forward::run(&flags),
@@ -71,6 +73,8 @@ enum Command {
     Attach(Box<attach::Flags>),
     /// Print what a shell needs to complete our commands.
     Completion(completion::Flags),
+    /// Copy files and directories to and from containers.
+    Cp(Box<cp::Flags>),
     /// Run a command in a container.
     Exec(Box<exec::Flags>),
     /// Print manual pages.

@@ -16,6 +16,8 @@ pub(super) const WHOLE: &str = "whole";
 pub(super) mod word {
     /// There is a tar.
     pub(in super::super) const TAR: &str = "tar";
+    /// What is whole can be renamed.
+    pub(in super::super) const STAGE: &str = "stage";
     /// The first path is a directory.
     pub(in super::super) const DIRECTORY: &str = "directory";
     /// What would be in it is one too.
@@ -24,6 +26,7 @@ pub(super) mod word {
 
 const PROBE: &str = "\
 command -v tar >/dev/null 2>&1 && echo tar
+command -v mv >/dev/null 2>&1 && command -v rm >/dev/null 2>&1 && echo stage
 [ -d \"$1\" ] && echo directory
 [ -d \"$2\" ] && echo inner
 exit 0";

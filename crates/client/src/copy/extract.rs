@@ -71,9 +71,10 @@ impl Extractor {
             tally,
             ground: None,
             file: None,
+            // Until it is known where it goes.
             room: Room {
-                left: options.max_bytes.unwrap_or(u64::MAX),
-                limit: "--max-bytes",
+                left: 0,
+                limit: "nothing",
             },
             skipped: 0,
             // Nobody else may guess it, and make something of that name.
@@ -97,6 +98,9 @@ impl Extractor {
     /// The archive begins again: what is not whole is thrown away.
     pub(super) fn begin_again(&mut self) {
         self.file = None;
+        if let Some(Ground::Directory(tree) | Ground::File(tree, _)) = &self.ground {
+            self.room = Room::of(&self.options, tree);
+        }
     }
 
     /// Everything has come, and the container's tar says so too.
@@ -188,6 +192,7 @@ impl Extractor {
                 let (tree, _) = Tree::open(&directory)?;
                 let path = tree.shown(&[&name]);
                 refuse_special(tree.root(), &name, &path)?;
+                self.tally.expect(entry.size);
                 Ground::File(tree, name)
             }
             Kind::Symlink if is_top => {
@@ -204,16 +209,7 @@ impl Extractor {
             }
         };
         let (Ground::Directory(tree) | Ground::File(tree, _)) = &ground;
-        if let Ok(disk) = fs::fstatvfs(tree.root()) {
-            let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-            let free = free.saturating_sub(RESERVE);
-            if free < self.room.left {
-                self.room = Room {
-                    left: free,
-                    limit: "what is free",
-                };
-            }
-        }
+        self.room = Room::of(&self.options, tree);
         Ok(ground)
     }
 
@@ -371,6 +367,28 @@ impl Extractor {
     fn temporary(&mut self) -> Vec<u8> {
         self.token = self.token.wrapping_add(1);
         format!(".skewbridge-{:016x}.part", self.token).into_bytes()
+    }
+}
+
+impl Room {
+    fn of(options: &Options, tree: &Tree) -> Self {
+        let allowed = Self {
+            left: options.max_bytes.unwrap_or(u64::MAX),
+            limit: "--max-bytes",
+        };
+        let Ok(disk) = fs::fstatvfs(tree.root()) else {
+            return allowed;
+        };
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        let free = Self {
+            left: free.saturating_sub(RESERVE),
+            limit: "what is free",
+        };
+        if free.left < allowed.left {
+            free
+        } else {
+            allowed
+        }
     }
 }
 

@@ -158,23 +158,22 @@ impl Way {
             Some(base) => format!("{}/{base}", whole.trim_end_matches('/')),
             None => whole.clone(),
         };
-        let (has_shell, said) = match ask(container, commands::probe(&whole, &inner), WORDS).await?
-        {
+        let said = match ask(container, commands::probe(&whole, &inner), WORDS).await? {
             Answer {
                 ended: Ended::Well,
                 stdout,
                 ..
-            } => (true, String::from_utf8_lossy(&stdout).into_owned()),
+            } => String::from_utf8_lossy(&stdout).into_owned(),
             Answer {
                 ended: Ended::Cut(cause),
                 ..
             } => return Err(cut(cause)),
-            // As kubectl asks.
+            // There is no shell: as kubectl asks.
             _ => {
                 let test = ask(container, commands::is_directory(&whole), WORDS).await?;
                 let is_directory = test.ended == Ended::Well;
                 let directory = if is_directory { word::DIRECTORY } else { "" };
-                (false, format!("{} {directory}", word::TAR))
+                format!("{} {directory}", word::TAR)
             }
         };
         let says = |word| said.split_whitespace().any(|said| said == word);
@@ -185,23 +184,24 @@ impl Way {
         } else {
             (whole, false)
         };
+        let fills = is_there || base.is_none() && into;
         Ok(Self::new(
             &target,
-            is_there || base.is_none() && into,
-            has_shell,
+            fills,
+            says(word::STAGE),
             says(word::TAR),
         ))
     }
 
     /// A directory that is there is filled where it is; else everything new is made
     /// beside its place.
-    fn new(target: &str, fills: bool, has_shell: bool, has_tar: bool) -> Self {
+    fn new(target: &str, fills: bool, can_stage: bool, has_tar: bool) -> Self {
         let path = RemotePath::new(target);
         let (directory, name) = match (&path.base, fills) {
             (Some(base), false) => (path.directory.clone(), base.clone()),
             _ => (path.whole(), ".".to_owned()),
         };
-        let stage = (has_shell && !fills && path.base.is_some()).then(cat::temporary);
+        let stage = (can_stage && !fills && path.base.is_some()).then(cat::temporary);
         Self {
             has_tar,
             target: path.whole(),

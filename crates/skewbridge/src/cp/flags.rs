@@ -1,0 +1,185 @@
+//! The flags of `cp`: kubectl's names, and a few more.
+
+use clap::{ArgAction, Args};
+use skewbridge_client::copy::{Options, Place, Preserve, Retries};
+
+use crate::cluster_flags::ClusterFlags;
+
+const HELP: &str = "\
+One of SRC and DEST is in a pod, or both are:
+
+  PATH                       here; a PATH with a colon is written ./PATH
+  POD:PATH                   in a pod of the namespace
+  NAMESPACE/POD:PATH         in a pod of another one
+
+What is copied to a directory goes into it. A directory from a pod is the exception,
+as with kubectl: what is in it goes into DEST. A / at the end of SRC follows a symlink.
+
+The container needs nothing but tar; without it, single files are copied by cat.
+Nothing is ever written outside of DEST, whatever the pod's archive says: symlinks
+that lead out of it, devices and pipes are left out and named, and the exit code is 1.
+A file has its name when it is whole, and not before.
+
+Examples:
+  # A directory to a pod, and back
+  skewbridge cp ./site web-0:/var/www/site
+  skewbridge cp web-0:/var/www/site ./site
+
+  # A large file over a bad connection: go on where it broke, up to 10 times
+  skewbridge cp --retries=10 batch/loader-0:/data/dump.sql dump.sql
+
+  # From one pod to another one
+  skewbridge cp -c app web-0:/etc/app web-1:/tmp/app";
+
+/// Everything that `cp` can be told.
+#[derive(Debug, Clone, Args)]
+#[command(disable_help_flag = true, after_help = HELP)]
+pub(crate) struct Flags {
+    /// What to copy
+    #[arg(value_name = "SRC")]
+    source: String,
+    /// Where to
+    #[arg(value_name = "DEST")]
+    target: String,
+    /// The container (of both pods, if there are two); without it the pod's default one
+    #[arg(short, long, value_name = "NAME")]
+    pub(super) container: Option<String>,
+    /// How often to go on after a lost connection; negative is for ever
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        allow_negative_numbers = true
+    )]
+    retries: i64,
+    /// Do not keep permissions, times, and owners in a pod
+    #[arg(long, num_args = 0..=1, require_equals = true, value_name = "BOOL",
+          default_value_t = false, default_missing_value = "true", hide_default_value = true,
+          hide_possible_values = true, action = ArgAction::Set)]
+    no_preserve: bool,
+    /// Refuse, before it is written here, more than this; without it, more than is free
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    max_bytes: Option<u64>,
+    /// Say nothing but errors
+    #[arg(short, long)]
+    pub(super) quiet: bool,
+    /// Print this help
+    #[arg(short, long, action = ArgAction::Help)]
+    help: Option<bool>,
+    #[command(flatten)]
+    pub(super) cluster: ClusterFlags,
+}
+
+/// From where to where.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Journey {
+    pub(super) source: Place,
+    pub(super) target: Place,
+}
+
+impl Flags {
+    /// The two places, or kubectl's words for what is wrong with them.
+    pub(super) fn journey(&self) -> Result<Journey, String> {
+        let place = |text: &str| Place::parse(text).map_err(|error| error.to_string());
+        let (source, target) = (place(&self.source)?, place(&self.target)?);
+        if let (Place::Local(_), Place::Local(_)) = (&source, &target) {
+            return Err("one of src or dest must be a remote file specification".to_owned());
+        }
+        Ok(Journey { source, target })
+    }
+
+    pub(super) fn options(&self) -> Options {
+        Options {
+            preserve: if self.no_preserve {
+                Preserve::No
+            } else {
+                Preserve::Yes
+            },
+            retries: Retries::from_number(self.retries),
+            max_bytes: self.max_bytes,
+            ..Options::default()
+        }
+    }
+}
+
+/// A number of bytes, or of a thousand times as many in Kubernetes' units.
+fn size(text: &str) -> Result<u64, String> {
+    const UNITS: [(&str, u64); 8] = [
+        ("Ki", 1 << 10),
+        ("Mi", 1 << 20),
+        ("Gi", 1 << 30),
+        ("Ti", 1 << 40),
+        ("k", 1_000),
+        ("M", 1_000_000),
+        ("G", 1_000_000_000),
+        ("T", 1_000_000_000_000),
+    ];
+    let unit = UNITS
+        .iter()
+        .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
+    let (number, factor) = unit.unwrap_or((text, 1));
+    let bytes = number.parse::<u64>().ok();
+    bytes
+        .and_then(|number| number.checked_mul(factor))
+        .ok_or_else(|| format!("{text:?} is no size; write 500Mi or 10G"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        flags: Flags,
+    }
+
+    fn parse(words: &[&str]) -> Flags {
+        let words = ["cp"].iter().chain(words);
+        Line::try_parse_from(words).unwrap().flags
+    }
+
+    #[test]
+    fn one_place_has_to_be_in_a_pod() {
+        let told = parse(&["a", "b"]).journey().unwrap_err();
+        assert_eq!(
+            told,
+            "one of src or dest must be a remote file specification"
+        );
+        let told = parse(&["a", "pod:"]).journey().unwrap_err();
+        assert_eq!(told, "filepath can not be empty");
+        for places in [["a", "pod:b"], ["pod:a", "b"], ["a:a", "b/b:b"]] {
+            assert!(parse(&places).journey().is_ok(), "{places:?}");
+        }
+    }
+
+    #[test]
+    fn flags_are_read_as_kubectl_reads_them() {
+        let plain = parse(&["a", "p:b"]).options();
+        assert_eq!(
+            (plain.preserve, plain.retries),
+            (Preserve::Yes, Retries::AtMost(0))
+        );
+        let words = [
+            "a",
+            "p:b",
+            "--no-preserve",
+            "--retries=-1",
+            "--max-bytes=10Gi",
+        ];
+        let told = parse(&words).options();
+        assert_eq!(
+            (told.preserve, told.retries),
+            (Preserve::No, Retries::Forever)
+        );
+        assert_eq!(told.max_bytes, Some(10 << 30));
+        let told = parse(&["a", "p:b", "--no-preserve=false", "--retries", "3"]).options();
+        assert_eq!(
+            (told.preserve, told.retries),
+            (Preserve::Yes, Retries::AtMost(3))
+        );
+        assert!(size("10X").is_err() && size("-1").is_err() && size("99999999Ti").is_err());
+    }
+}

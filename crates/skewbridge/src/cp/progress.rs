@@ -1,0 +1,272 @@
+//! How far a copy is, on a terminal: one line that is drawn again and again.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use skewbridge_client::copy::{Notice, Tally};
+
+/// How often the line is drawn: fast enough to look alive, slow enough to be read.
+const EVERY: Duration = Duration::from_millis(200);
+
+/// How wide a bar is.
+const BAR: usize = 24;
+
+/// How much of a name is shown, so that the line fits into 80 columns.
+const NAME: usize = 24;
+
+/// The terminal, or what takes its place.
+#[derive(Debug, Clone)]
+pub(super) struct Screen {
+    /// Whether a line of progress is on it.
+    drawn: Arc<Mutex<bool>>,
+    manner: Manner,
+}
+
+/// How much is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Manner {
+    /// Errors alone.
+    Quiet,
+    /// Warnings too: for files and pipes.
+    Plain,
+    /// Progress too.
+    Live,
+}
+
+impl Manner {
+    pub(super) fn choose(quiet: bool) -> Self {
+        if quiet {
+            Self::Quiet
+        } else if std::io::stderr().is_terminal() {
+            Self::Live
+        } else {
+            Self::Plain
+        }
+    }
+}
+
+impl Screen {
+    pub(super) fn new(manner: Manner) -> Self {
+        Self {
+            drawn: Arc::default(),
+            manner,
+        }
+    }
+
+    /// A line that stays.
+    pub(super) fn tell(&self, notice: &Notice) {
+        if self.manner == Manner::Quiet {
+            return;
+        }
+        self.line(&notice.to_string());
+    }
+
+    fn line(&self, text: &str) {
+        let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
+        let clear = if std::mem::take(&mut *drawn) {
+            "\r\x1b[K"
+        } else {
+            ""
+        };
+        let _ = writeln!(std::io::stderr(), "{clear}{text}");
+    }
+
+    /// Draws until it is dropped.
+    pub(super) async fn watch(&self, tally: &Tally) {
+        if self.manner != Manner::Live {
+            return std::future::pending().await;
+        }
+        let mut rate = Rate::new(Instant::now());
+        let mut ticks = tokio::time::interval(EVERY);
+        loop {
+            ticks.tick().await;
+            let now = Instant::now();
+            let line = describe(tally, rate.at(now, tally.bytes()));
+            let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
+            *drawn = true;
+            let mut stderr = std::io::stderr().lock();
+            let _ = write!(stderr, "\r{line}\x1b[K");
+            let _ = stderr.flush();
+        }
+    }
+
+    /// Takes the line away, and says what it came to.
+    pub(super) fn finish(&self, tally: &Tally, took: Duration, done: bool) {
+        if self.manner != Manner::Live {
+            return;
+        }
+        if done {
+            let bytes = tally.bytes();
+            self.line(&format!(
+                "copied {} in {}, {} ({}/s)",
+                size(bytes),
+                entries(tally.entries()),
+                time(took),
+                size(per_second(bytes, took))
+            ));
+        } else if *self.drawn.lock().unwrap_or_else(PoisonError::into_inner) {
+            let mut stderr = std::io::stderr().lock();
+            let _ = write!(stderr, "\r\x1b[K");
+            let _ = stderr.flush();
+        }
+    }
+}
+
+/// Bytes a second, over about the last two seconds.
+#[derive(Debug)]
+struct Rate {
+    seen: Vec<(Instant, u64)>,
+}
+
+/// How many measurements the rate is made from.
+const MEASUREMENTS: usize = 10;
+
+impl Rate {
+    fn new(now: Instant) -> Self {
+        Self {
+            seen: vec![(now, 0)],
+        }
+    }
+
+    fn at(&mut self, now: Instant, bytes: u64) -> u64 {
+        // After a retry that began again there is less than before.
+        self.seen.retain(|(_, before)| *before <= bytes);
+        if self.seen.len() > MEASUREMENTS {
+            self.seen.remove(0);
+        }
+        self.seen.push((now, bytes));
+        let (then, before) = self.seen[0];
+        per_second(bytes - before, now - then)
+    }
+}
+
+fn per_second(bytes: u64, took: Duration) -> u64 {
+    let millis = took.as_millis().max(1);
+    u64::try_from(u128::from(bytes) * 1000 / millis).unwrap_or(u64::MAX)
+}
+
+fn describe(tally: &Tally, rate: u64) -> String {
+    let (bytes, name) = (tally.bytes(), shortened(&tally.name()));
+    let head = match tally.total() {
+        Some(total) => format!("{} {}", bar(bytes, total), size(bytes)),
+        None => format!("{}, {}", entries(tally.entries()), size(bytes)),
+    };
+    let left = match tally.total() {
+        Some(total) if rate > 0 => {
+            let seconds = total.saturating_sub(bytes) / rate;
+            format!(", {} left", time(Duration::from_secs(seconds)))
+        }
+        _ => String::new(),
+    };
+    format!("{head}, {}/s{left}  {name}", size(rate))
+}
+
+fn bar(bytes: u64, total: u64) -> String {
+    let part = |whole: u64| u128::from(bytes.min(total)) * u128::from(whole) / u128::from(total);
+    let full = usize::try_from(part(BAR as u64)).unwrap_or(BAR);
+    format!(
+        "[{}{}] {:3}%",
+        "=".repeat(full),
+        " ".repeat(BAR - full),
+        part(100)
+    )
+}
+
+fn entries(count: u64) -> String {
+    match count {
+        1 => "1 entry".to_owned(),
+        count => format!("{count} entries"),
+    }
+}
+
+fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    // In tenths, without floating point.
+    let (mut tenths, mut unit) = (u128::from(bytes) * 10 / 1024, 0);
+    while tenths >= 10_240 && unit + 1 < UNITS.len() {
+        tenths /= 1024;
+        unit += 1;
+    }
+    format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
+}
+
+fn time(took: Duration) -> String {
+    let seconds = took.as_secs();
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, _) => format!("{}.{}s", seconds, took.subsec_millis() / 100),
+        (0, minutes, seconds) => format!("{minutes}m{seconds:02}s"),
+        (hours, minutes, _) => format!("{hours}h{minutes:02}m"),
+    }
+}
+
+/// The end of a name, which tells more than its beginning. A name of an archive must
+/// not move the cursor.
+fn shortened(name: &str) -> String {
+    let name: Vec<char> = name
+        .trim_end_matches('/')
+        .chars()
+        .map(|it| if it.is_control() { '?' } else { it })
+        .collect();
+    match name.len().checked_sub(NAME) {
+        None | Some(0) => name.into_iter().collect(),
+        Some(over) => format!("...{}", name[over + 3..].iter().collect::<String>()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_told_as_people_say_them() {
+        let rows = [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1536, "1.5 KiB"),
+            (1 << 20, "1.0 MiB"),
+            (10 << 30, "10.0 GiB"),
+            (u64::MAX, "16383.9 PiB"),
+        ];
+        for (bytes, expected) in rows {
+            assert_eq!(size(bytes), expected);
+        }
+        let rows = [
+            (0, "0.0s"),
+            (1500, "1.5s"),
+            (61_000, "1m01s"),
+            (3_700_000, "1h01m"),
+        ];
+        for (millis, expected) in rows {
+            assert_eq!(time(Duration::from_millis(millis)), expected);
+        }
+    }
+
+    #[test]
+    fn a_line_fits_and_moves_no_cursor() {
+        let tally = Tally::default();
+        tally.expect(1000);
+        assert_eq!(bar(500, 1000), "[============            ]  50%");
+        assert_eq!(bar(2000, 1000), format!("[{}] 100%", "=".repeat(24)));
+        let line = describe(&tally, 0);
+        assert!(line.len() < 80, "{line}");
+        assert_eq!(shortened("a\x1b[2J\nb/"), "a?[2J?b");
+        let long = shortened(&"x".repeat(100));
+        assert_eq!(long, format!("...{}", "x".repeat(21)));
+    }
+
+    #[test]
+    fn a_rate_is_of_the_last_seconds() {
+        let start = Instant::now();
+        let mut rate = Rate::new(start);
+        let at = |millis| start + Duration::from_millis(millis);
+        assert_eq!(rate.at(at(1000), 1000), 1000);
+        assert_eq!(rate.at(at(2000), 5000), 2500);
+        // Begun again.
+        assert_eq!(rate.at(at(3000), 0), 0);
+    }
+}

@@ -1,0 +1,366 @@
+//! `skewbridge cp` with real servers: straight to a new one, and through a bridge before
+//! an old one.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use skewbridge_e2e::{Node, Output, Plane, Server, User, Via, newest, oldest, versions};
+use skewbridge_testkit::ScratchDir;
+
+use crate::cutting::Cutting;
+
+/// Large enough to be cut in its middle.
+const FILE: usize = 48 << 20;
+
+/// What the connection of a copy carries before it is cut: about half of either.
+const HALF_OF_FILE: u64 = 24 << 20;
+const HALF_OF_TREE: u64 = 8 << 20;
+
+/// A pod, and by which way it is reached.
+struct Way {
+    plane: Plane,
+    node: Node,
+    via: Via,
+    cutting: Arc<Cutting>,
+    config: String,
+}
+
+impl Way {
+    async fn open(version: &str, via: Via) -> Self {
+        let plane = Plane::start(&[Server::of(version)]).await;
+        let node = plane.start_node().await;
+        let cutting = Cutting::start(plane.servers[0].at(via)).await;
+        let config = plane.kubeconfig_of(&[("c", cutting.address)]);
+        Self {
+            plane,
+            node,
+            via,
+            cutting,
+            config,
+        }
+    }
+
+    /// Runs `skewbridge cp`.
+    async fn cp(&self, words: &[&str]) -> Output {
+        let mut line = vec!["cp", "-n", Node::NAMESPACE];
+        line.extend(words);
+        let output = self.plane.skewbridge(&self.config, &line).await;
+        println!("$ skewbridge {}\n{}", line.join(" "), output.stderr);
+        output
+    }
+
+    /// The same, which has to succeed.
+    async fn copies(&self, words: &[&str]) {
+        let output = self.cp(words).await;
+        assert_eq!(output.code, Some(0), "{words:?}: {output:?}");
+        assert_eq!(output.stdout, "");
+    }
+
+    /// A path in the pod.
+    fn remote(&self, name: &str) -> String {
+        format!("{}:{}", Node::POD, self.node.directory.join(name).display())
+    }
+
+    fn in_pod(&self, name: &str) -> std::path::PathBuf {
+        self.node.directory.join(name)
+    }
+
+    fn no_leftovers(&self) {
+        for entry in fs::read_dir(&self.node.directory).unwrap() {
+            let name = entry.unwrap().file_name();
+            assert!(
+                !name.to_string_lossy().starts_with(".skewbridge"),
+                "{name:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn files_and_trees_are_copied_straight() {
+    let versions = versions();
+    judge(&Way::open(newest(&versions), Via::Server).await).await;
+}
+
+#[tokio::test]
+async fn files_and_trees_are_copied_through_a_bridge() {
+    let versions = versions();
+    judge(&Way::open(oldest(&versions), Via::Bridge).await).await;
+}
+
+async fn judge(way: &Way) {
+    a_tree_goes_both_ways_though_connections_are_cut(way).await;
+    a_file_goes_both_ways_though_connections_are_cut(way, FILE, HALF_OF_FILE).await;
+    results_are_those_of_kubectl(way).await;
+    what_leads_out_is_left_out(way).await;
+    failures_are_told(way).await;
+}
+
+/// Ten thousand files, with permissions, times and links.
+async fn a_tree_goes_both_ways_though_connections_are_cut(way: &Way) {
+    let scratch = ScratchDir::new();
+    let tree = scratch.path().join("tree");
+    for directory in 0..100 {
+        let path = tree.join(format!("d{directory}"));
+        fs::create_dir_all(&path).unwrap();
+        for file in 0..100 {
+            let contents = format!("{directory}/{file}\n").repeat(file);
+            fs::write(path.join(format!("f{file}")), contents).unwrap();
+        }
+    }
+    fs::write(tree.join("program"), "#!/bin/sh\n").unwrap();
+    fs::set_permissions(tree.join("program"), fs::Permissions::from_mode(0o755)).unwrap();
+    symlink("d7/f7", tree.join("link")).unwrap();
+    let (local, remote) = (tree.display().to_string(), way.remote("tree"));
+    let whole = listing(&tree);
+
+    way.cutting.cut_after(HALF_OF_TREE);
+    way.copies(&["--retries=3", &local, &remote]).await;
+    assert!(way.cutting.has_cut(), "a tree to the pod was not cut");
+    assert!(listing(&way.in_pod("tree")) == whole, "to the pod");
+    way.no_leftovers();
+
+    let back = scratch.path().join("back");
+    way.cutting.cut_after(HALF_OF_TREE);
+    way.copies(&["--retries=3", &remote, &back.display().to_string()])
+        .await;
+    assert!(way.cutting.has_cut(), "a tree from the pod was not cut");
+    assert!(listing(&back) == whole, "from the pod");
+    fs::remove_dir_all(way.in_pod("tree")).unwrap();
+}
+
+async fn a_file_goes_both_ways_though_connections_are_cut(way: &Way, length: usize, half: u64) {
+    let scratch = ScratchDir::new();
+    let original = scratch.path().join("large");
+    write_noise(&original, length);
+    let (local, remote) = (original.display().to_string(), way.remote("large"));
+
+    // A cut is never a success.
+    way.cutting.cut_after(half);
+    let output = way.cp(&[&local, &remote]).await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(
+        output.stderr.contains("the connection was lost"),
+        "{output:?}"
+    );
+    assert!(!way.in_pod("large").exists());
+
+    way.cutting.cut_after(half);
+    way.copies(&["--retries=3", &local, &remote]).await;
+    assert!(way.cutting.has_cut(), "a file to the pod was not cut");
+    assert!(same(&original, &way.in_pod("large")), "to the pod");
+
+    let back = scratch.path().join("back");
+    way.cutting.cut_after(half);
+    let output = way
+        .cp(&["--retries=3", &remote, &back.display().to_string()])
+        .await;
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(output.stderr.contains("going on at byte"), "{output:?}");
+    assert!(same(&original, &back), "from the pod");
+    let times = [&original, &back].map(|path| path.metadata().unwrap().mtime());
+    assert_eq!(times[0], times[1]);
+    fs::remove_file(way.in_pod("large")).unwrap();
+}
+
+/// Names and contents; kubectl keeps neither times nor permissions from a pod.
+async fn results_are_those_of_kubectl(way: &Way) {
+    let scratch = ScratchDir::new();
+    let tree = scratch.path().join("some tree");
+    fs::create_dir_all(tree.join("a/b c")).unwrap();
+    fs::write(tree.join("a/b c/d"), "d").unwrap();
+    fs::write(tree.join("e"), vec![7; 100_000]).unwrap();
+    let file = scratch.path().join("file");
+    fs::write(&file, "file").unwrap();
+    fs::create_dir(way.in_pod("dir")).unwrap();
+    let name = |path: &Path| path.display().to_string();
+    // From, to, each below the pod's directory.
+    let up = [
+        (name(&tree), "new"),
+        (name(&tree), "dir"),
+        (name(&file), "dir"),
+        (name(&file), "dir/other"),
+        (name(&file), "alone"),
+    ];
+    let down = ["new", "dir", "dir/other", "alone"];
+    let mut found = Vec::new();
+    for ours in [false, true] {
+        for (from, to) in &up {
+            let remote = way.remote(to);
+            if ours {
+                way.copies(&[from, &remote]).await;
+            } else {
+                kubectl(way, &[from, &remote]).await;
+            }
+        }
+        let local = scratch.path().join(if ours { "ours" } else { "theirs" });
+        for from in down {
+            let (remote, to) = (way.remote(from), name(&local.join(from)));
+            if ours {
+                way.copies(&[&remote, &to]).await;
+            } else {
+                kubectl(way, &[&remote, &to]).await;
+            }
+        }
+        let contents = |root: &Path| {
+            let entries = listing(root).into_iter();
+            let entries = entries.filter(|it| !it.name.starts_with("large"));
+            entries.map(|it| (it.name, it.what)).collect::<Vec<_>>()
+        };
+        found.push((contents(&way.node.directory), contents(&local)));
+        for entry in ["new", "dir"] {
+            fs::remove_dir_all(way.in_pod(entry)).unwrap();
+        }
+        fs::remove_file(way.in_pod("alone")).unwrap();
+        fs::create_dir(way.in_pod("dir")).unwrap();
+    }
+    fs::remove_dir(way.in_pod("dir")).unwrap();
+    assert_eq!(found[0], found[1]);
+}
+
+async fn kubectl(way: &Way, words: &[&str]) {
+    let words = [&["-n", Node::NAMESPACE, "cp"], words].concat();
+    let output = way.plane.kubectl(0, way.via, User::Admin, &words).await;
+    assert_eq!(output.code, Some(0), "{words:?}: {output:?}");
+}
+
+/// What a real tar can be made to say that is not meant well.
+async fn what_leads_out_is_left_out(way: &Way) {
+    let scratch = ScratchDir::new();
+    let tree = way.in_pod("bad");
+    fs::create_dir(&tree).unwrap();
+    fs::write(tree.join("good"), "good").unwrap();
+    symlink("/etc/passwd", tree.join("absolute")).unwrap();
+    symlink("../../outside", tree.join("parent")).unwrap();
+    symlink("good", tree.join("inside")).unwrap();
+    fs::hard_link(tree.join("good"), tree.join("hard")).unwrap();
+    let pipe = Command::new("mkfifo").arg(tree.join("pipe")).status();
+    assert!(pipe.unwrap().success());
+    let to = scratch.path().join("to");
+    let output = way
+        .cp(&[&way.remote("bad"), &to.display().to_string()])
+        .await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(
+        output.stderr.contains("3 entries were not copied"),
+        "{output:?}"
+    );
+    for name in ["absolute", "parent", "pipe"] {
+        assert!(output.stderr.contains(name), "{name}: {output:?}");
+    }
+    let names: Vec<_> = listing(&to).into_iter().map(|it| it.name).collect();
+    assert_eq!(names, ["good", "hard", "inside"]);
+
+    // Ten gigabytes of zeros, which take no room there.
+    let zeros = fs::File::create(tree.join("zeros")).unwrap();
+    zeros.set_len(10 << 30).unwrap();
+    let output = way
+        .cp(&[
+            "--max-bytes=1Gi",
+            &way.remote("bad/zeros"),
+            &scratch.path().join("zeros").display().to_string(),
+        ])
+        .await;
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.stderr.contains("10737418240 bytes"), "{output:?}");
+    assert!(!scratch.path().join("zeros").exists());
+    fs::remove_dir_all(tree).unwrap();
+}
+
+async fn failures_are_told(way: &Way) {
+    let scratch = ScratchDir::new();
+    let to = scratch.path().join("to").display().to_string();
+    let missing = format!("{}:/no/such/file", Node::POD);
+    let rows: [(&[&str], &str); 4] = [
+        (&["no-such-pod:/x", &to], "pods \"no-such-pod\" not found"),
+        (&[&missing, &to], "No such file or directory"),
+        (
+            &["/no/such/file", &missing],
+            "doesn't exist in local filesystem",
+        ),
+        (&["-c", "no-such", &missing, &to], "no-such"),
+    ];
+    for (words, expected) in rows {
+        let output = way.cp(words).await;
+        assert_eq!(output.code, Some(1), "{words:?}: {output:?}");
+        assert!(output.stderr.contains(expected), "{words:?}: {output:?}");
+    }
+}
+
+#[tokio::test]
+#[ignore = "long: cargo xtask e2e --all"]
+async fn a_gigabyte_goes_both_ways_though_connections_are_cut() {
+    let versions = versions();
+    for (version, via) in [
+        (newest(&versions), Via::Server),
+        (oldest(&versions), Via::Bridge),
+    ] {
+        let way = Way::open(version, via).await;
+        a_file_goes_both_ways_though_connections_are_cut(&way, 1 << 30, 512 << 20).await;
+    }
+}
+
+/// A name, what is there, and how it may be used.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Entry {
+    name: String,
+    what: String,
+    mode: u32,
+    time: i64,
+}
+
+/// Everything below a directory, or a file by itself.
+fn listing(root: &Path) -> Vec<Entry> {
+    let mut found = Vec::new();
+    let mut waiting = vec![root.to_path_buf()];
+    while let Some(next) = waiting.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            let status = path.symlink_metadata().unwrap();
+            let (what, mode, time) = if status.is_dir() {
+                waiting.push(path.clone());
+                ("directory".to_owned(), status.mode(), 0)
+            } else if status.is_symlink() {
+                (path.read_link().unwrap().display().to_string(), 0, 0)
+            } else {
+                use std::hash::{DefaultHasher, Hasher as _};
+                let mut hasher = DefaultHasher::new();
+                let contents = fs::read(&path).unwrap();
+                hasher.write(&contents);
+                let what = format!("{} bytes, {:x}", contents.len(), hasher.finish());
+                (what, status.mode(), status.mtime())
+            };
+            let name = path.strip_prefix(root).unwrap().display().to_string();
+            found.push(Entry {
+                name,
+                what,
+                mode,
+                time,
+            });
+        }
+    }
+    found.sort();
+    found
+}
+
+fn same(one: &Path, other: &Path) -> bool {
+    let compared = Command::new("cmp").args([one, other]).status();
+    compared.unwrap().success()
+}
+
+/// Bytes in which a lost, doubled or misplaced piece shows.
+fn write_noise(path: &Path, length: usize) {
+    use std::io::Write as _;
+    let mut file = std::io::BufWriter::new(fs::File::create(path).unwrap());
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for _ in 0..length / 8 {
+        // Marsaglia's xorshift64.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        file.write_all(&state.to_le_bytes()).unwrap();
+    }
+}
