@@ -242,6 +242,29 @@ async fn requests_go_through_the_proxy_of_the_plugin_and_nothing_is_left() {
 }
 
 #[tokio::test]
+async fn the_reference_plugin_needs_no_more_than_its_name() {
+    let stage = Stage::new().await;
+    let headers = stage
+        .dir
+        .write("headers", format!("{BADGE}: from-a-file\n"));
+    std::fs::set_permissions(&headers, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let user = json!({"exec": {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": env!("CARGO_BIN_EXE_skewbridge"),
+        "args": ["agent", "--signer=headers", "--headers-file", headers],
+        "interactiveMode": "Never",
+        "provideClusterInfo": true,
+    }});
+    let ran = output(stage.asking(&user, "get")).await;
+    assert!(ran.status.success(), "{}", said(&ran));
+    assert_eq!(stage.read("answer"), "/prefix/asked none from-a-file");
+    eventually("the end of all that was made", PATIENCE, async || {
+        stage.left() == 0
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn plain_credentials_go_straight_to_the_cluster_and_the_command_does_not_see_them() {
     let stage = Stage::new().await;
     let ran = output(stage.asking(&token(), "get")).await;
