@@ -48,6 +48,7 @@ pub mod record;
 mod respond;
 pub mod route;
 pub mod serve;
+pub mod signatures;
 mod streams;
 pub mod tls;
 mod tunnel;
