@@ -27,6 +27,7 @@ use crate::local_identity::LocalIdentity;
 use crate::membership::{LocalOnly, Membership};
 use crate::metrics::Metrics;
 use crate::serve::h1::Patience;
+use crate::signatures::Signatures;
 use crate::streams::Streams;
 use crate::tls::reload::{Files, LoadError};
 use crate::view::Complete;
@@ -158,6 +159,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         interop: interop.as_ref().ok().cloned(),
         turns: AtomicU64::new(random()?),
         streams: Streams::new(config),
+        signatures: Signatures::of(config, metrics.signatures()),
     });
     let workers = (0..config.workers.get())
         .map(|number| Worker::start(number, bridge.clone()))

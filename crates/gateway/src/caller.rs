@@ -18,6 +18,7 @@ use skewbridge_api::identity::{IdentityHeaders, PreparedIdentity, User};
 use skewbridge_api::version::Version;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use crate::signatures::keys::SignedUser;
 use crate::tls::material::CaBundle;
 
 /// Who sent a request.
@@ -28,6 +29,8 @@ pub enum Caller {
     Peer(User),
     /// A user with a certificate from the client CA.
     Certificate(Arc<CertificateUser>),
+    /// A user whose key has signed the request.
+    Signed(Arc<SignedUser>),
     /// Somebody with a token, which upstream judges.
     Bearer,
     /// Nobody in particular.
@@ -353,6 +356,7 @@ impl Caller {
         match self {
             Self::Peer(user) => &user.name,
             Self::Certificate(user) => &user.name,
+            Self::Signed(user) => &user.name,
             Self::Bearer => "(bearer)",
             Self::Anonymous => "(anonymous)",
             Self::Unauthorized => "(unauthorized)",

@@ -84,6 +84,22 @@ pub struct Callers {
     pub request_header: Option<RequestHeader>,
     /// `--requestheader-*-headers*`: the names that carry an identity.
     pub headers: IdentityHeaders,
+    /// `--http-signature-*`: whose signatures are believed.
+    pub signatures: Option<Signatures>,
+}
+
+/// Whose signatures over requests (RFC 9421) are believed.
+#[derive(Debug, Clone)]
+pub struct Signatures {
+    /// `--http-signature-keys`
+    pub keys: PathBuf,
+    /// `--http-signature-authorities`: for whom requests may be signed, in lower
+    /// case and without port 443.
+    pub authorities: Vec<String>,
+    /// `--http-signature-max-age`
+    pub max_age: Duration,
+    /// `--http-signature-clock-skew`
+    pub clock_skew: Duration,
 }
 
 /// Who may assert an identity by header.

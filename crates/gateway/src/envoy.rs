@@ -213,6 +213,10 @@ impl Envoy<'_> {
                 user.headers(version).apply(headers);
                 headers.remove(AUTHORIZATION);
             }
+            Caller::Signed(user) => {
+                user.headers.apply(headers);
+                headers.remove(AUTHORIZATION);
+            }
             Caller::Bearer | Caller::Anonymous | Caller::Unauthorized => {}
         }
         Ok(())

@@ -19,6 +19,7 @@ use skewbridge_api::request_info::{DecodedPath, RequestInfo, Verb};
 use skewbridge_api::status::Status;
 use skewbridge_api::version::Version as KubeVersion;
 use skewbridge_peers::Peer;
+use skewbridge_signatures::http_signature::Refusal as SignatureRefusal;
 
 use crate::body::{RequestBody, ResponseBody};
 use crate::caller::{Caller, Presented, Recognised, Trust};
@@ -34,6 +35,7 @@ use crate::record::Record;
 use crate::respond;
 use crate::route::{self, Journey, Refusal, Route};
 use crate::serve::{Answer, Service};
+use crate::signatures::{self, Rejected, Signatures};
 use crate::streams::{self, Carried, Job, Streams, Switch, Switched};
 use crate::tls::reload::Live;
 use crate::upstream::{Pool, Pools, Prefer, Repeat, Replay, Reply};
@@ -73,6 +75,8 @@ pub struct Bridge {
     pub turns: AtomicU64,
     /// How exec, attach and port-forward are carried.
     pub(crate) streams: Streams,
+    /// Judges signed requests, where there are keys.
+    pub(crate) signatures: Option<Signatures>,
 }
 
 impl Bridge {
@@ -172,7 +176,12 @@ impl Connection {
         let format = negotiate_error_format(&head.headers);
         let switch = Switch::read(&head.method, &head.headers);
         let upgrade = clean(head);
-        let Recognised { caller, from_peer } = self.0.presented.caller(&trust, &head.headers);
+        let recognised = self.recognise(&trust, head, body).await;
+        let (recognised, body) = recognised.map_err(|rejected| {
+            record.route("refuse");
+            respond::status(&rejected.status(), format)
+        })?;
+        let Recognised { caller, from_peer } = recognised;
         record.caller(caller.name());
         let hopped = from_peer && hygiene::has_hopped(&head.headers);
         trust.headers().remove(&mut head.headers);
@@ -265,6 +274,45 @@ impl Connection {
                 Carried::Switched(response, Switched::Tunnel(upgraded, None))
             }
         })
+    }
+
+    /// Who sent a request; and its body, which of a signed one is whole then.
+    async fn recognise(
+        &self,
+        trust: &Arc<Trust>,
+        head: &mut Parts,
+        body: RequestBody,
+    ) -> Result<(Recognised, RequestBody), Rejected> {
+        let recognised = self.0.presented.caller(trust, &head.headers);
+        match &self.0.bridge.signatures {
+            Some(signatures) if signatures::concern(&recognised.caller, head) => {
+                // Boxed: most requests do not come here, and watches are many.
+                Box::pin(self.judge(signatures, recognised, head, body)).await
+            }
+            _ => Ok((recognised, body)),
+        }
+    }
+
+    async fn judge(
+        &self,
+        signatures: &Signatures,
+        recognised: Recognised,
+        head: &mut Parts,
+        body: RequestBody,
+    ) -> Result<(Recognised, RequestBody), Rejected> {
+        let Recognised { caller, from_peer } = recognised;
+        let bridge = &*self.0.bridge;
+        // There are some wherever signatures are judged.
+        let keys = bridge.live.signature_keys.load_full();
+        let keys = keys.ok_or(SignatureRefusal::UnknownKey)?;
+        let metrics = bridge.metrics.signatures();
+        let judged = signatures.judge(&keys, &caller, head, body, metrics);
+        let (user, body) = judged.await?;
+        let recognised = Recognised {
+            caller: Caller::Signed(user),
+            from_peer,
+        };
+        Ok((recognised, body))
     }
 
     fn decide(

@@ -46,6 +46,7 @@ pub mod record;
 mod respond;
 pub mod route;
 pub mod serve;
+pub mod signatures;
 mod streams;
 pub mod tls;
 mod tunnel;

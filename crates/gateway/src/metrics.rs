@@ -17,6 +17,7 @@ use prometheus_client::registry::Registry;
 use crate::discovery_metrics::DiscoveryMetrics;
 use crate::peer_metrics::PeerMetrics;
 use crate::process_metrics::ProcessMetrics;
+use crate::signatures::SignatureMetrics;
 use crate::streams::StreamMetrics;
 
 /// A number that goes up and down, kept at hand by who changes it.
@@ -43,6 +44,7 @@ struct Inner {
     peers: PeerMetrics,
     discovery: DiscoveryMetrics,
     streams: StreamMetrics,
+    signatures: SignatureMetrics,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -175,6 +177,7 @@ impl Metrics {
         let peers = PeerMetrics::register(&mut registry);
         let discovery = DiscoveryMetrics::register(&mut registry);
         let streams = StreamMetrics::register(&mut registry);
+        let signatures = SignatureMetrics::register(&mut registry);
         registry.register_collector(Box::new(ProcessMetrics));
         Self(Arc::new(Inner {
             registry,
@@ -192,6 +195,7 @@ impl Metrics {
             peers,
             discovery,
             streams,
+            signatures,
         }))
     }
 
@@ -215,6 +219,11 @@ impl Metrics {
     /// What concerns exec, attach and port-forward.
     pub(crate) fn streams(&self) -> &StreamMetrics {
         &self.0.streams
+    }
+
+    /// What concerns signatures over requests.
+    pub(crate) fn signatures(&self) -> &SignatureMetrics {
+        &self.0.signatures
     }
 
     pub(crate) fn request(

@@ -92,8 +92,10 @@ pub fn route(
     let leg = match caller {
         Caller::Unauthorized => return Route::Refuse(Refusal::Unauthorized),
         Caller::Bearer | Caller::Anonymous => Leg::Plain,
-        Caller::Peer(_) | Caller::Certificate(_) if bridge.can_assert => Leg::FrontProxy,
-        Caller::Peer(_) | Caller::Certificate(_) => {
+        Caller::Peer(_) | Caller::Certificate(_) | Caller::Signed(_) if bridge.can_assert => {
+            Leg::FrontProxy
+        }
+        Caller::Peer(_) | Caller::Certificate(_) | Caller::Signed(_) => {
             return Route::Refuse(Refusal::CannotAssert);
         }
     };

@@ -117,6 +117,9 @@ pub enum Problem {
          P-384 or P-521, or Ed25519"
     )]
     UnusableKey(String),
+    /// A file of keys for signatures that has no reading.
+    #[error("{0}")]
+    SignatureKeys(String),
     /// A certificate that is not one.
     #[error("certificate {number} in it cannot be read: {reason}")]
     MalformedCertificate {
@@ -312,13 +315,13 @@ fn untimely(not_before: SystemTime, not_after: SystemTime, now: SystemTime) -> O
 }
 
 impl Fingerprint {
-    fn of(files: &[&[u8]]) -> Self {
+    pub(crate) fn of(files: &[&[u8]]) -> Self {
         static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
         Self(KEYS.hash_one(files))
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, FileProblem> {
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, FileProblem> {
     read_bounded(path).map_err(in_file(path))
 }
 

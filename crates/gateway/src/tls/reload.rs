@@ -21,7 +21,10 @@ use super::{client_config, server_config};
 use crate::caller::Trust;
 use crate::config::{Config, Egress, ProxyTransport};
 use crate::metrics::Metrics;
+use crate::signatures::keys::SignatureKeys;
 use crate::upstream::{Dialer, Leg, Proxy, Role, Target};
+
+const SIGNATURE_KEYS: &str = "--http-signature-keys";
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -40,6 +43,8 @@ pub struct Live {
     pub targets: ArcSwap<Targets>,
     /// For new connections to etcd, where they are encrypted.
     pub etcd: ArcSwapOption<ClientConfig>,
+    /// For every signed request, where signatures are believed.
+    pub signature_keys: ArcSwapOption<SignatureKeys>,
 }
 
 /// Upstream on both legs, and how to meet peers.
@@ -121,6 +126,7 @@ pub struct Files {
     peer_ca: Option<Watched<CaBundle>>,
     etcd_ca: Option<Watched<CaBundle>>,
     etcd_pair: Option<Watched<KeyPair>>,
+    signature_keys: Option<Watched<Arc<SignatureKeys>>>,
     egress: Way,
     metrics: Metrics,
 }
@@ -219,6 +225,14 @@ impl Files {
             etcd_pair: (config.peers.etcd.key_pair.as_ref())
                 .map(|it| pair("--etcd-certfile", it))
                 .transpose()?,
+            signature_keys: (callers.signatures.as_ref())
+                .map(|it| {
+                    let (path, headers) = (it.keys.clone(), callers.headers.clone());
+                    Watched::new(SIGNATURE_KEYS, vec![path.clone()], move || {
+                        SignatureKeys::load(&path, &headers).map(Arc::new)
+                    })
+                })
+                .transpose()?,
             egress: match &config.peers.egress {
                 Egress::Direct => Way::Plain(Dialer::Direct),
                 Egress::HttpConnect(ProxyTransport::Tcp { host, port }) => {
@@ -252,7 +266,11 @@ impl Files {
             trust: ArcSwap::from_pointee(files.trust()?),
             targets: ArcSwap::from_pointee(files.targets()?),
             etcd: ArcSwapOption::from(files.etcd()?.map(Arc::new)),
+            signature_keys: ArcSwapOption::from(files.signature_keys()),
         };
+        if files.signature_keys.is_some() {
+            files.metrics.will_reload(SIGNATURE_KEYS);
+        }
         files.report_expiry();
         Ok((files, live))
     }
@@ -319,6 +337,10 @@ impl Files {
         Ok(Some(client_config(ca.value.roots.clone(), identity)?))
     }
 
+    fn signature_keys(&self) -> Option<Arc<SignatureKeys>> {
+        self.signature_keys.as_ref().map(|it| it.value.clone())
+    }
+
     /// Looks at the files until `stop` is dropped.
     pub fn keep_fresh(mut self, live: &Live, stop: &Receiver<()>) {
         while stop.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
@@ -337,6 +359,7 @@ impl Files {
         let etcd_ca = refresh(&mut self.etcd_ca, metrics);
         let etcd_pair = refresh(&mut self.etcd_pair, metrics);
         let egress = self.egress.refresh(metrics);
+        let signature_keys = refresh(&mut self.signature_keys, metrics);
         let callers = client_ca || request_header_ca;
         let targets = upstream_ca || front_proxy || peer_ca || egress;
         let etcd = etcd_ca || etcd_pair;
@@ -351,6 +374,9 @@ impl Files {
         }
         if etcd && let Ok(config) = self.etcd() {
             live.etcd.store(config.map(Arc::new));
+        }
+        if signature_keys {
+            live.signature_keys.store(self.signature_keys());
         }
         if serving || callers || targets || etcd {
             self.report_expiry();
@@ -432,6 +458,12 @@ impl Read for KeyPair {
 }
 
 impl Read for CaBundle {
+    fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+}
+
+impl Read for Arc<SignatureKeys> {
     fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }

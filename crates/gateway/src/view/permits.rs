@@ -44,6 +44,11 @@ impl Credential {
                 user.with_credential.apply(&mut said);
                 digest.headers(&said, |_| true);
             }
+            Caller::Signed(user) => {
+                let mut said = HeaderMap::new();
+                user.headers.apply(&mut said);
+                digest.headers(&said, |_| true);
+            }
             Caller::Peer(user) => digest.user(user),
         }
         digest.headers(headers, |name| {

@@ -83,6 +83,7 @@ impl Bed {
                     allowed_names: vec!["front-proxy-client".to_owned()],
                 }),
                 headers: IdentityHeaders::default(),
+                signatures: None,
             },
             upstream: Upstream {
                 host: upstream.ip().to_string(),

@@ -4,5 +4,6 @@
 mod chain;
 mod rfc9421;
 mod sigv4;
+mod sigv4_front_proxy;
 mod sigv4_suite;
 mod verifying;

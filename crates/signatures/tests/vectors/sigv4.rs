@@ -14,7 +14,7 @@ const THEN: u64 = 1_440_938_160;
 
 const TOKEN: &str = "AQoDYXdzEPT//////////wEXAMPLEtc764bNrC9SAPBSM22wDOk4x4HIZ8j4FZTwdQWLWsKWHGBuFqwAeMicRXmxfpSPfIeoIYRqTflfKD8YUuwthAx7mSEI/qkPpKPi/kMcGdQrmGdeehM4IC1NtBmUpp2wUE8phUZampKsburEDy0KPkyQDYwT7WZ0wq5VSXDvp75YU9HFvlRd8Tx6q6fE8YQcHNVXAkiY9q6d+xo0rKwT38xVqr7ZD0u0iPPkUL64lIZbqBAz+scqKmlzm8FDrypNC9Yjc8fPOLn9FX9KSYvKTr4rvx3iSIlTJabIQwj2ICCR/oLxBA==";
 
-fn credentials(token: Option<&str>) -> Credentials {
+pub(crate) fn credentials(token: Option<&str>) -> Credentials {
     Credentials {
         access_key_id: "AKIDEXAMPLE".to_owned(),
         secret_access_key: Secret::new("wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"),
@@ -146,7 +146,7 @@ fn s3_paths_are_encoded_once_and_others_twice() {
 }
 
 /// Who verifies: from the request as it came, with nothing but the secret.
-fn is_good(request: &Request<'_>, body: &[u8], secret: &Secret) -> Option<()> {
+pub(crate) fn is_good(request: &Request<'_>, body: &[u8], secret: &Secret) -> Option<()> {
     let text = request.headers.get("authorization")?.to_str().ok()?;
     let text = text.strip_prefix("AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/")?;
     let (scope, rest) = text.split_once(", SignedHeaders=")?;

@@ -22,6 +22,7 @@ use super::flags::{
     ServingFlags, StreamFlags, UpstreamFlags,
 };
 use super::parse::{self, Endpoint, Parsed};
+use super::signatures;
 
 /// Where kube-apiserver listens unless told otherwise.
 const DEFAULT_UPSTREAM_PORT: u16 = 6443;
@@ -149,10 +150,12 @@ fn callers(flags: &AuthenticationFlags, findings: &mut Findings) -> Callers {
              every user with a certificate can act as any other; use a CA of its own",
         );
     }
+    let headers = identity_headers(flags, findings);
     Callers {
         client_ca: client_ca.map(|(path, _)| path),
         request_header: peer_ca.map(|(ca, _)| RequestHeader { ca, allowed_names }),
-        headers: identity_headers(flags, findings),
+        signatures: signatures::read(flags, &headers, findings),
+        headers,
     }
 }
 
@@ -518,6 +521,7 @@ fn front_proxy_where_needed(flags: &Flags, findings: &mut Findings) {
             "--requestheader-client-ca-file",
             &authentication.requestheader_client_ca_file,
         ),
+        ("--http-signature-keys", &authentication.http_signature_keys),
     ];
     let recognises = recognises
         .iter()

@@ -113,6 +113,19 @@ pub(crate) struct AuthenticationFlags {
     /// Beginnings of headers that carry the rest
     #[arg(long, value_name = "LIST", default_value = "X-Remote-Extra-")]
     pub(crate) requestheader_extra_headers_prefix: Vec<String>,
+    /// Keys with which users sign requests (RFC 9421), in YAML; read again when it
+    /// changes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) http_signature_keys: Option<String>,
+    /// HOST[:PORT] for which requests may be signed (required with the keys)
+    #[arg(long, value_name = "LIST")]
+    pub(crate) http_signature_authorities: Vec<String>,
+    /// How long a signature is good, if it does not say less
+    #[arg(long, value_name = "DURATION", default_value = "5m")]
+    pub(crate) http_signature_max_age: String,
+    /// By how much the clocks of who signs may differ from ours
+    #[arg(long, value_name = "DURATION", default_value = "30s")]
+    pub(crate) http_signature_clock_skew: String,
 }
 
 #[derive(Debug, Clone, Args)]

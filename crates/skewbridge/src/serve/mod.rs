@@ -7,6 +7,7 @@ mod files;
 mod findings;
 mod flags;
 pub(crate) mod parse;
+mod signatures;
 
 use std::io::Write as _;
 use std::process::ExitCode;

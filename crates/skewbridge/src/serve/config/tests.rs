@@ -346,6 +346,60 @@ fn told(findings: &[Warning]) -> Vec<String> {
     findings.iter().map(ToString::to_string).collect()
 }
 
+#[test]
+fn signed_requests_need_keys_and_authorities() {
+    let files = Files::new();
+    let path = files.path("keys.yaml");
+    files.write(
+        "keys.yaml",
+        "keys:\n  k:\n    algorithm: hmac-sha256\n    user: alice\n    \
+         secret: c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0\n",
+    );
+    let front_proxy = [
+        format!("--proxy-client-cert-file={}", files.path("tls.crt")),
+        format!("--proxy-client-key-file={}", files.path("tls.key")),
+    ];
+    let keys = format!("--http-signature-keys={path}");
+    let authorities = "--http-signature-authorities=Kube.example:443,10.0.0.1:6443".to_owned();
+    let with = |flags: &[&String]| {
+        let flags: Vec<_> = flags.iter().map(|it| (*it).clone()).collect();
+        files.understand(&[&front_proxy[..], &flags].concat())
+    };
+    let (config, _) = with(&[&keys, &authorities]).unwrap();
+    let signatures = config.callers.signatures.unwrap();
+    assert_eq!(signatures.authorities, ["kube.example", "10.0.0.1:6443"]);
+    assert_eq!(signatures.max_age, Duration::from_mins(5));
+    assert_eq!(signatures.clock_skew, Duration::from_secs(30));
+    assert!(with(&[]).unwrap().0.callers.signatures.is_none());
+
+    let long = "--http-signature-max-age=2h".to_owned();
+    let askew = "--http-signature-clock-skew=1.5s".to_owned();
+    let absent = "--http-signature-keys=/nonexistent/keys.yaml".to_owned();
+    let rows: [(&[&String], &str); 5] = [
+        (&[&keys], "--http-signature-authorities: required with"),
+        (&[&authorities], "--http-signature-authorities: of no use"),
+        (
+            &[&absent, &authorities],
+            "/nonexistent/keys.yaml: no such file",
+        ),
+        (
+            &[&keys, &authorities, &long],
+            "--http-signature-max-age: must not",
+        ),
+        (
+            &[&keys, &authorities, &askew],
+            "--http-signature-clock-skew: must be whole",
+        ),
+    ];
+    for (flags, expected) in rows {
+        let problems = with(flags).unwrap_err().to_string();
+        assert!(problems.contains(expected), "{problems}");
+    }
+    let problems = files.understand(&[keys, authorities]).unwrap_err();
+    let expected = "--proxy-client-cert-file: required with --http-signature-keys";
+    assert!(problems.to_string().contains(expected), "{problems}");
+}
+
 /// A directory with a certificate, a CA and their keys, gone with the test.
 struct Files(PathBuf);
 

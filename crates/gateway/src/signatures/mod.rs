@@ -1,0 +1,144 @@
+//! Callers who sign their requests (RFC 9421): whose key it is, whether the
+//! signature is over this request, of now, and new, and whether the body is the one
+//! that was signed. What is judged how is in `skewbridge_signatures`; here it meets
+//! clocks, memory and bodies.
+
+mod held;
+pub mod keys;
+mod metrics;
+mod reject;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::request::Parts;
+use skewbridge_signatures::Request;
+use skewbridge_signatures::http_signature::{
+    ExpectedDigest, HasBody, Refusal, Remembered, Replays, Verifier, Window, is_signed,
+    remove_signatures,
+};
+
+use self::held::Room;
+use self::keys::{SignatureKeys, SignedUser};
+pub(crate) use self::metrics::SignatureMetrics;
+pub(crate) use self::reject::Rejected;
+use crate::body::RequestBody;
+use crate::caller::Caller;
+use crate::config;
+
+/// Accepted signatures that are remembered: about 100 bytes each at worst. That is
+/// 3,000 requests a second, if signatures are good for five minutes and a half; of
+/// one key a quarter. Whoever signs for a minute has four times that.
+const MAX_REMEMBERED: usize = 1 << 20;
+
+/// Judges signatures.
+#[derive(Debug)]
+pub(crate) struct Signatures {
+    verifier: Verifier,
+    replays: Mutex<Replays>,
+    room: Room,
+    patience: Duration,
+}
+
+impl Signatures {
+    /// Where signatures are to be judged.
+    pub(crate) fn of(config: &config::Config, metrics: &SignatureMetrics) -> Option<Self> {
+        let told = config.callers.signatures.as_ref()?;
+        metrics.will_judge();
+        let seconds = |it: Duration| u32::try_from(it.as_secs()).unwrap_or(u32::MAX);
+        Some(Self {
+            verifier: Verifier {
+                authorities: told.authorities.clone(),
+                window: Window {
+                    max_age: seconds(told.max_age),
+                    skew: seconds(told.clock_skew),
+                    since: now(),
+                },
+            },
+            replays: Mutex::new(Replays::new(MAX_REMEMBERED)),
+            room: Room::default(),
+            patience: config.limits.request_timeout,
+        })
+    }
+
+    /// Who signed it, and its body when all of it is here and is what was signed.
+    pub(crate) async fn judge(
+        &self,
+        keys: &SignatureKeys,
+        caller: &Caller,
+        head: &mut Parts,
+        body: RequestBody,
+        metrics: &SignatureMetrics,
+    ) -> Result<(Arc<SignedUser>, RequestBody), Rejected> {
+        let judged = async {
+            let (user, digest) = self.recognise(keys, caller, head, &body)?;
+            let body = match digest {
+                None => body,
+                Some(digest) => self.room.whole(body, &digest, self.patience).await?,
+            };
+            Ok((user, body))
+        };
+        let judged = judged.await;
+        metrics.judged(judged.as_ref().err());
+        remove_signatures(&mut head.headers);
+        judged
+    }
+
+    fn recognise(
+        &self,
+        keys: &SignatureKeys,
+        caller: &Caller,
+        head: &Parts,
+        body: &RequestBody,
+    ) -> Result<(Arc<SignedUser>, Option<ExpectedDigest>), Rejected> {
+        // Nothing is read that is too long anyway.
+        if held::is_too_long(&head.headers) {
+            return Err(Rejected::TooLarge);
+        }
+        // Who a token is, only upstream can tell: it might be somebody else.
+        if matches!(caller, Caller::Bearer) {
+            return Err(Rejected::OtherCredential);
+        }
+        let request = Request::of("https", &head.method, &head.uri, &head.headers)
+            .ok_or(Refusal::WrongAuthority)?;
+        let has_body = if body.is_done() {
+            HasBody::No
+        } else {
+            HasBody::Yes
+        };
+        let now = now();
+        let verified = self
+            .verifier
+            .verify(&request, has_body, now, |id| keys.get(id).map(|it| &it.key))?;
+        let user = keys.get(&verified.key_id).ok_or(Refusal::UnknownKey)?;
+        if matches!(caller, Caller::Certificate(other) if other.name != user.name) {
+            return Err(Rejected::OtherCredential);
+        }
+        let mut replays = self.replays.lock().unwrap_or_else(PoisonError::into_inner);
+        match replays.remember(verified.fingerprint, verified.until, now) {
+            Remembered::New => Ok((user.clone(), verified.digest)),
+            Remembered::Seen => Err(Refusal::Replayed.into()),
+            Remembered::Full => Err(Rejected::NoMemory),
+        }
+    }
+}
+
+/// Whether a request is to be judged: it says that it is signed, and nobody who may
+/// speak for others has done so. A front proxy's word counts, and what its client
+/// signed was for it. Signatures go no further than here.
+pub(crate) fn concern(caller: &Caller, head: &mut Parts) -> bool {
+    if !is_signed(&head.headers) {
+        return false;
+    }
+    let spoken_for = matches!(caller, Caller::Peer(_));
+    if spoken_for {
+        remove_signatures(&mut head.headers);
+    }
+    !spoken_for
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_secs()
+}

@@ -1,0 +1,97 @@
+//! Why a signed request is not passed on, and how that is told.
+
+use skewbridge_api::status::Status;
+use skewbridge_signatures::http_signature::Refusal;
+
+use super::held::MAX_BODY;
+use crate::respond;
+
+/// Why a signed request is not passed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rejected {
+    /// Its signature is not good.
+    Refused(Refusal),
+    /// It brings another credential, of somebody else or of who knows whom.
+    OtherCredential,
+    /// It could not be remembered, so it could come again.
+    NoMemory,
+    /// Its body is longer than is held.
+    TooLarge,
+    /// Too many bodies are being held.
+    NoRoom,
+    /// Its body did not come.
+    BodyLost,
+    /// Its body takes too long.
+    BodySlow,
+}
+
+impl From<Refusal> for Rejected {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl Rejected {
+    /// All that there are, for metrics.
+    pub(super) const ALL: [Self; 17] = [
+        Self::Refused(Refusal::Malformed),
+        Self::Refused(Refusal::UnknownKey),
+        Self::Refused(Refusal::Ambiguous),
+        Self::Refused(Refusal::NotCovered),
+        Self::Refused(Refusal::WrongAuthority),
+        Self::Refused(Refusal::Late),
+        Self::Refused(Refusal::Early),
+        Self::Refused(Refusal::BeforeStart),
+        Self::Refused(Refusal::Mismatch),
+        Self::Refused(Refusal::Replayed),
+        Self::Refused(Refusal::WrongDigest),
+        Self::OtherCredential,
+        Self::NoMemory,
+        Self::TooLarge,
+        Self::NoRoom,
+        Self::BodyLost,
+        Self::BodySlow,
+    ];
+
+    /// As a metric label.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Refused(refusal) => refusal.as_str(),
+            Self::OtherCredential => "other-credential",
+            Self::NoMemory => "no-memory",
+            Self::TooLarge => "too-large",
+            Self::NoRoom => "no-room",
+            Self::BodyLost => "body-lost",
+            Self::BodySlow => "body-slow",
+        }
+    }
+
+    /// As an answer.
+    pub(crate) fn status(self) -> Status {
+        let unauthorized = |message: &str| Status::new(401, "Unauthorized", message);
+        match self {
+            // Signed again, it will do; nothing is wrong with who asks.
+            Self::Refused(refusal @ Refusal::BeforeStart) => respond::later(refusal.message()),
+            Self::Refused(refusal) => unauthorized(refusal.message()),
+            Self::OtherCredential => unauthorized(
+                "the request is signed and brings another credential: \
+                 a bearer token, or the certificate of another user",
+            ),
+            Self::NoMemory => {
+                respond::later("more signed requests come than this gateway can remember")
+            }
+            Self::TooLarge => Status::new(
+                413,
+                "RequestEntityTooLarge",
+                format!("the body of a signed request is longer than {MAX_BODY} bytes"),
+            ),
+            Self::NoRoom => {
+                respond::later("more bodies of signed requests come than this gateway can hold")
+            }
+            Self::BodyLost => Status::bad_request("the body of the signed request did not come"),
+            Self::BodySlow => {
+                Status::client_timeout("the body of the signed request did not come in time")
+            }
+        }
+    }
+}

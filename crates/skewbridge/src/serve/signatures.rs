@@ -1,0 +1,121 @@
+//! The flags about signed requests.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::uri::Authority;
+use skewbridge_api::identity::IdentityHeaders;
+use skewbridge_gateway::config::Signatures;
+use skewbridge_gateway::signatures::keys::SignatureKeys;
+
+use super::findings::Findings;
+use super::flags::AuthenticationFlags;
+use super::parse::{self, Parsed};
+
+const KEYS: &str = "--http-signature-keys";
+const AUTHORITIES: &str = "--http-signature-authorities";
+
+/// What is good for longer would have to be remembered for longer.
+const LONGEST_AGE: Duration = Duration::from_hours(1);
+
+/// Clocks that differ by more are broken.
+const LARGEST_SKEW: Duration = Duration::from_mins(5);
+
+/// Understands them; nothing where no keys are given.
+pub(super) fn read(
+    flags: &AuthenticationFlags,
+    headers: &IdentityHeaders,
+    findings: &mut Findings,
+) -> Option<Signatures> {
+    let authorities = findings.values(AUTHORITIES, &flags.http_signature_authorities, authority);
+    let max_age = findings.value(
+        "--http-signature-max-age",
+        parse::timeout(&flags.http_signature_max_age).and_then(|it| bounded(it, LONGEST_AGE)),
+    );
+    let clock_skew = findings.value(
+        "--http-signature-clock-skew",
+        parse::duration(&flags.http_signature_clock_skew).and_then(|it| bounded(it, LARGEST_SKEW)),
+    );
+    let keys = flags.http_signature_keys.as_deref();
+    let Some(keys) = keys.filter(|it| !it.is_empty()).map(PathBuf::from) else {
+        if !authorities.is_empty() {
+            findings.problem(AUTHORITIES, None, format!("of no use without {KEYS}"));
+        }
+        return None;
+    };
+    if let Err(wrong) = SignatureKeys::load(&keys, headers) {
+        findings.problem(KEYS, Some(&wrong.path), wrong.problem.to_string());
+    }
+    if flags
+        .http_signature_authorities
+        .iter()
+        .all(String::is_empty)
+    {
+        findings.problem(
+            AUTHORITIES,
+            None,
+            format!(
+                "required with {KEYS}: without it a request that was signed for another \
+                 server would be taken here"
+            ),
+        );
+    }
+    Some(Signatures {
+        keys,
+        authorities,
+        max_age: max_age?,
+        clock_skew: clock_skew?,
+    })
+}
+
+fn authority(text: &str) -> Parsed<String> {
+    let parsed: Option<Authority> = text.parse().ok();
+    match parsed {
+        Some(authority) if !text.contains('@') && !authority.host().is_empty() => {
+            let normalized = skewbridge_signatures::normalize_authority("https", text);
+            Ok(normalized)
+        }
+        _ => Err(format!("{text:?} is not HOST or HOST:PORT")),
+    }
+}
+
+fn bounded(duration: Duration, longest: Duration) -> Parsed<Duration> {
+    if duration.subsec_nanos() != 0 {
+        Err("must be whole seconds, as signatures count them".to_owned())
+    } else if duration > longest {
+        Err(format!("must not be more than {} s", longest.as_secs()))
+    } else {
+        Ok(duration)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn authorities_are_hosts_with_or_without_ports() {
+        let rows = [
+            ("kube.example", Some("kube.example")),
+            ("Kube.Example:6443", Some("kube.example:6443")),
+            ("kube.example:443", Some("kube.example")),
+            ("10.0.0.1:6443", Some("10.0.0.1:6443")),
+            ("[fd00::1]:6443", Some("[fd00::1]:6443")),
+            ("https://kube.example", None),
+            ("kube.example/path", None),
+            ("user@kube.example", None),
+            (":6443", None),
+            ("", None),
+        ];
+        for (text, expected) in rows {
+            assert_eq!(authority(text).ok().as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn durations_are_whole_seconds_within_bounds() {
+        assert!(bounded(LONGEST_AGE, LONGEST_AGE).is_ok());
+        assert!(bounded(LONGEST_AGE + Duration::from_secs(1), LONGEST_AGE).is_err());
+        assert!(bounded(Duration::from_millis(1500), LONGEST_AGE).is_err());
+    }
+}
