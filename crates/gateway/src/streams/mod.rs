@@ -35,7 +35,7 @@ pub(crate) use plan::Switch;
 
 use crate::config::{Config, Feature};
 use crate::record::Record;
-use crate::serve::ClientIo;
+use crate::serve::{ClientIo, Takeover};
 use crate::tunnel;
 use crate::upstream::h1::Upgraded;
 use command::Command;
@@ -180,6 +180,8 @@ pub(crate) enum Switched {
     CommandToWebSocket(Box<CommandToWebSocket>),
     /// A port-forward by SPDY here and by WebSocket above.
     PortForwardToWebSocket(Box<PortForwardToWebSocket>),
+    /// Whatever somebody else does with the connection.
+    TakenOver(Takeover),
 }
 
 impl Switched {
@@ -195,6 +197,7 @@ impl Switched {
             Self::PortForwardToWebSocket(port_forward) => {
                 port_forward.run(client, input, record).await;
             }
+            Self::TakenOver(takeover) => takeover.run(client, input).await,
         }
     }
 }
