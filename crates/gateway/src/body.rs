@@ -113,10 +113,17 @@ pub struct ResponseBody {
     until: Option<Box<WatchEnd>>,
 }
 
+/// Pieces that are made while the answer lasts, by who serves something of its own.
+pub trait Pieces: std::fmt::Debug + Send {
+    /// The next piece; `None` is the end.
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>>;
+}
+
 #[derive(Debug)]
 enum Source {
     Empty,
     Full(Bytes),
+    Made(Box<dyn Pieces>),
     H1(Box<H1Body>),
     H2(H2Body),
     Held(Box<Held>),
@@ -149,6 +156,11 @@ impl ResponseBody {
         } else {
             Source::Full(bytes)
         })
+    }
+
+    /// Pieces as they are made.
+    pub fn made(pieces: impl Pieces + 'static) -> Self {
+        Self::from(Source::Made(Box::new(pieces)))
     }
 
     pub(crate) fn h1(body: H1Body) -> Self {
@@ -237,7 +249,7 @@ impl ResponseBody {
     pub fn is_done(&self) -> bool {
         match &self.source {
             Source::Empty => true,
-            Source::Full(_) | Source::Held(_) => false,
+            Source::Full(_) | Source::Held(_) | Source::Made(_) => false,
             Source::H1(body) => body.is_done(),
             Source::H2(body) => body.is_done(),
         }
@@ -253,6 +265,9 @@ impl Source {
                 *self = Self::Empty;
                 Poll::Ready(Some(Ok(Frame::Data(bytes))))
             }
+            Self::Made(pieces) => pieces
+                .poll_piece(cx)
+                .map(|piece| piece.map(|data| Ok(Frame::Data(data)))),
             Self::H1(body) => body.poll_frame(cx),
             Self::H2(body) => body.poll_frame(cx),
             Self::Held(held) => {

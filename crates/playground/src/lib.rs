@@ -36,6 +36,7 @@ pub mod rbac;
 #[cfg(test)]
 mod sample;
 pub mod select;
+pub mod server;
 pub mod status;
 pub mod store;
 pub mod strategy;

@@ -6,7 +6,9 @@ pub mod h2;
 mod io;
 
 use std::future::Future;
+use std::pin::Pin;
 
+use bytes::BytesMut;
 use http::{Request, Response, StatusCode};
 
 pub use io::ClientIo;
@@ -32,4 +34,51 @@ pub struct Answer {
     pub(crate) switched: Option<Switched>,
     /// Counts and logs the request when it has ended.
     pub record: Record,
+}
+
+/// Carries a connection on after 101, with what has been read of it already.
+pub struct Takeover(Box<TakeoverFn>);
+
+type TakeoverFn = dyn FnOnce(ClientIo, BytesMut) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send;
+
+impl Takeover {
+    /// By a function.
+    pub fn new<F, R>(run: F) -> Self
+    where
+        F: FnOnce(ClientIo, BytesMut) -> R + Send + 'static,
+        R: Future<Output = ()> + Send + 'static,
+    {
+        Self(Box::new(|io, input| Box::pin(run(io, input))))
+    }
+
+    pub(crate) async fn run(self, io: ClientIo, input: BytesMut) {
+        (self.0)(io, input).await;
+    }
+}
+
+impl std::fmt::Debug for Takeover {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Takeover").finish_non_exhaustive()
+    }
+}
+
+impl Answer {
+    /// An answer of a server of its own, of which nothing is counted.
+    pub fn new(response: Response<ResponseBody>) -> Self {
+        Self {
+            response,
+            switched: None,
+            record: Record::none(),
+        }
+    }
+
+    /// A 101 of a server of its own, and who goes on from there. HTTP/2 has no such
+    /// answer.
+    pub fn switching(head: Response<()>, takeover: Takeover) -> Self {
+        Self {
+            response: head.map(|()| ResponseBody::empty()),
+            switched: Some(Switched::TakenOver(takeover)),
+            record: Record::none(),
+        }
+    }
 }

@@ -32,7 +32,7 @@ pub(crate) use plan::Switch;
 
 use crate::config::{Config, Feature};
 use crate::record::Record;
-use crate::serve::ClientIo;
+use crate::serve::{ClientIo, Takeover};
 use crate::tunnel;
 use crate::upstream::h1::Upgraded;
 use command::Command;
@@ -176,6 +176,8 @@ pub(crate) enum Switched {
     CommandToWebSocket(Box<CommandToWebSocket>),
     /// A port-forward by SPDY here and by WebSocket above.
     PortForwardToWebSocket(Box<PortForwardToWebSocket>),
+    /// Whatever somebody else does with the connection.
+    TakenOver(Takeover),
 }
 
 impl Switched {
@@ -191,6 +193,7 @@ impl Switched {
             Self::PortForwardToWebSocket(port_forward) => {
                 port_forward.run(client, input, record).await;
             }
+            Self::TakenOver(takeover) => takeover.run(client, input).await,
         }
     }
 }
