@@ -30,6 +30,7 @@ pub mod catalogue;
 pub mod lists;
 pub mod names;
 pub mod namespaces;
+pub mod node;
 pub mod object;
 pub mod patch;
 pub mod rbac;
