@@ -27,6 +27,7 @@
 
 pub mod apply;
 pub mod catalogue;
+pub mod cluster;
 pub mod lists;
 pub mod names;
 pub mod namespaces;
