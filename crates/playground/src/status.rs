@@ -33,6 +33,8 @@ pub enum Fault {
     Invalid(String, String),
     /// It must not be there, because of this.
     Forbidden(String),
+    /// This value is none of those that are known.
+    Unsupported(String, String),
 }
 
 impl GroupResource {
@@ -71,6 +73,9 @@ impl fmt::Display for Fault {
             Self::Required(why) => write!(out, "Required value: {why}"),
             Self::Invalid(value, why) => write!(out, "Invalid value: {}: {why}", quoted(value)),
             Self::Forbidden(why) => write!(out, "Forbidden: {why}"),
+            Self::Unsupported(value, why) => {
+                write!(out, "Unsupported value: {}: {why}", quoted(value))
+            }
         }
     }
 }
@@ -109,6 +114,7 @@ impl FieldError {
             Fault::Required(_) => "FieldValueRequired",
             Fault::Invalid(..) => "FieldValueInvalid",
             Fault::Forbidden(_) => "FieldValueForbidden",
+            Fault::Unsupported(..) => "FieldValueNotSupported",
         };
         Cause {
             reason: reason.to_owned(),
