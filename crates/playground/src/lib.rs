@@ -27,9 +27,11 @@
 
 pub mod apply;
 pub mod catalogue;
+pub mod cluster;
 pub mod lists;
 pub mod names;
 pub mod namespaces;
+pub mod node;
 pub mod object;
 pub mod patch;
 pub mod rbac;

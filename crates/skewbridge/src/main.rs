@@ -13,6 +13,7 @@ mod exec;
 mod man;
 mod pods;
 mod port_forward;
+mod playground;
 mod serve;
 mod session;
 mod skew;
@@ -34,6 +35,12 @@ fn main() -> ExitCode {
         .try_get_matches()
         .and_then(|matches| Cli::from_arg_matches(&matches));
     match parsed {
+    let mut words = std::env::args_os().skip(1);
+    if words.next().is_some_and(|word| word == playground::PROCESS) {
+        // Not for clap: what follows is somebody else's command line.
+        return playground::process(words);
+    }
+    match Cli::try_parse() {
         Ok(cli) => match cli.command {
             Command::Agent(flags) => agent::run(&flags),
             Command::Attach(flags) => attach::run(&flags),
@@ -45,6 +52,7 @@ fn main() -> ExitCode {
             Command::Serve(flags) => serve::run(&flags),
             Command::Skew(flags) => skew::run(&flags),
             Command::Run(flags) => run::run(&flags),
+            Command::Playground(flags) => playground::run(&flags),
             Command::Version => version(),
         },
         Err(error) => usage(&error),
@@ -87,6 +95,8 @@ enum Command {
     Skew(skew::Flags),
     /// Run a command whose requests go through a credential plugin.
     Run(run::Flags),
+    /// Show everything at work, in one process: three servers, bridges, a node, a tour.
+    Playground(playground::Flags),
     /// Print the version.
     Version,
 }
