@@ -1,8 +1,6 @@
 //! The command line of Skewbridge: parse, build, run.
 
 mod agent;
-mod logs;
-mod run;
 mod attach;
 mod client_command;
 mod cluster_flags;
@@ -10,10 +8,12 @@ mod completion;
 mod console;
 mod cp;
 mod exec;
+mod logs;
 mod man;
+mod playground;
 mod pods;
 mod port_forward;
-mod playground;
+mod run;
 mod serve;
 mod session;
 mod skew;
@@ -29,18 +29,18 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let definition = definition(std::env::args_os().next().as_deref());
+    let mut words = std::env::args_os();
+    let called = words.next();
+    if words.next().is_some_and(|word| word == playground::PROCESS) {
+        // Not for clap: what follows is somebody else's command line.
+        return playground::process(words);
+    }
+    let definition = definition(called.as_deref());
     let parsed = definition
         .clone()
         .try_get_matches()
         .and_then(|matches| Cli::from_arg_matches(&matches));
     match parsed {
-    let mut words = std::env::args_os().skip(1);
-    if words.next().is_some_and(|word| word == playground::PROCESS) {
-        // Not for clap: what follows is somebody else's command line.
-        return playground::process(words);
-    }
-    match Cli::try_parse() {
         Ok(cli) => match cli.command {
             Command::Agent(flags) => agent::run(&flags),
             Command::Attach(flags) => attach::run(&flags),
@@ -48,11 +48,11 @@ fn main() -> ExitCode {
             Command::Cp(flags) => cp::run(&flags),
             Command::Exec(flags) => exec::run(&flags),
             Command::Man(flags) => man::run(&flags, definition),
+            Command::Playground(flags) => playground::run(&flags),
             Command::PortForward(flags) => port_forward::run(&flags),
+            Command::Run(flags) => run::run(&flags),
             Command::Serve(flags) => serve::run(&flags),
             Command::Skew(flags) => skew::run(&flags),
-            Command::Run(flags) => run::run(&flags),
-            Command::Playground(flags) => playground::run(&flags),
             Command::Version => version(),
         },
         Err(error) => usage(&error),
@@ -87,16 +87,16 @@ enum Command {
     Exec(Box<exec::Flags>),
     /// Print manual pages.
     Man(man::Flags),
+    /// Show everything at work, in one process: three servers, bridges, a node, a tour.
+    Playground(playground::Flags),
     /// Have ports of this machine lead to those of a pod.
     PortForward(Box<port_forward::Flags>),
+    /// Run a command whose requests go through a credential plugin.
+    Run(run::Flags),
     /// Run the gateway beside one kube-apiserver.
     Serve(Box<serve::Flags>),
     /// Show what differs between servers, and what a client of each would miss.
     Skew(skew::Flags),
-    /// Run a command whose requests go through a credential plugin.
-    Run(run::Flags),
-    /// Show everything at work, in one process: three servers, bridges, a node, a tour.
-    Playground(playground::Flags),
     /// Print the version.
     Version,
 }

@@ -24,6 +24,7 @@ mod reload;
 mod retries;
 mod scripted;
 mod shutdown;
+mod signatures;
 mod smuggling;
 mod spoofing;
 mod standin;

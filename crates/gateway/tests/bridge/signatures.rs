@@ -1,21 +1,11 @@
 //! Requests that are signed (RFC 9421): believed as their key's user, once, as they
 //! were signed, and now.
-#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
-
-#[path = "common/claims.rs"]
-mod claims;
-mod common;
-#[path = "common/plain.rs"]
-mod plain;
 
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use claims::{FRONT_PROXY, PLAIN, VERSIONS, claims, owned};
-use common::{Bed, start};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
-use plain::scrape;
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{Config, Signatures};
@@ -25,6 +15,10 @@ use skewbridge_testkit::{
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
+
+use crate::bed::{Bed, start};
+use crate::claims::{FRONT_PROXY, PLAIN, VERSIONS, claims, owned};
+use crate::plain::scrape;
 
 const AUTHORITY: &str = "k";
 const PODS: &str = "/api/v1/namespaces/a/pods";
