@@ -30,8 +30,15 @@ pub struct Window {
     pub max_age: u32,
     /// Seconds by which clocks may differ.
     pub skew: u32,
-    /// Seconds since 1970: what was made before is not known to be new, for
-    /// nothing is remembered from then.
+}
+
+/// The time as who verifies has it, in seconds since 1970.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    /// Now.
+    pub now: u64,
+    /// When it started: what was made before is not known to be new, for nothing is
+    /// remembered from then.
     pub since: u64,
 }
 
@@ -145,12 +152,12 @@ struct Offered {
 }
 
 impl Verifier {
-    /// Whether a request is signed by one of these keys, now (seconds since 1970).
+    /// Whether a request is signed by one of these keys, now.
     pub fn verify<'k>(
         &self,
         request: &Request<'_>,
         body: HasBody,
-        now: u64,
+        clock: Clock,
         key: impl Fn(&str) -> Option<&'k VerifyingKey>,
     ) -> Result<Verified, Refusal> {
         let mut known = offered(request.headers)?
@@ -174,7 +181,7 @@ impl Verifier {
         if !self.authorities.contains(&request.normalized_authority()) {
             return Err(Refusal::WrongAuthority);
         }
-        let until = self.window.check(&input, now)?;
+        let until = self.window.check(&input, clock)?;
         let base = signature_base(request, &input).map_err(|_| Refusal::Mismatch)?;
         if !key.verify(base.as_bytes(), &signature) {
             return Err(Refusal::Mismatch);
@@ -290,7 +297,8 @@ fn covers(input: &SignatureInput, request: &Request<'_>, body: HasBody) -> Resul
 
 impl Window {
     /// Until when a signature has to be remembered, if it is good now.
-    fn check(&self, input: &SignatureInput, now: u64) -> Result<u64, Refusal> {
+    fn check(self, input: &SignatureInput, clock: Clock) -> Result<u64, Refusal> {
+        let Clock { now, since } = clock;
         let second = |at: Option<i64>| at.and_then(|it| u64::try_from(it).ok());
         let created = second(input.created).ok_or(Refusal::Malformed)?;
         let mut end = created.saturating_add(self.max_age.into());
@@ -304,7 +312,7 @@ impl Window {
             Err(Refusal::Early)
         } else if now > until {
             Err(Refusal::Late)
-        } else if created < self.since {
+        } else if created < since {
             Err(Refusal::BeforeStart)
         } else {
             Ok(until)
