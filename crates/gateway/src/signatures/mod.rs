@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use http::request::Parts;
 use skewbridge_signatures::Request;
 use skewbridge_signatures::http_signature::{
-    Clock, ExpectedDigest, HasBody, Refusal, Remembered, Replays, Verifier, Window, is_signed,
+    ExpectedDigest, HasBody, Refusal, Remembered, Replays, Verifier, Window, is_signed,
     remove_signatures,
 };
 
@@ -53,6 +53,7 @@ impl Signatures {
                 window: Window {
                     max_age: seconds(told.max_age),
                     skew: seconds(told.clock_skew),
+                    since: 0,
                 },
             },
             replays: Mutex::new(Replays::new(MAX_REMEMBERED)),
@@ -107,15 +108,18 @@ impl Signatures {
         } else {
             HasBody::Yes
         };
-        let clock = self.clock();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.unwrap_or_default();
         let key = |id: &str| keys.get(id).map(|it| &it.key);
-        let verified = self.verifier.verify(&request, has_body, clock, key)?;
+        let verified = self
+            .verifier(now)
+            .verify(&request, has_body, now.as_secs(), key)?;
         let user = keys.get(&verified.key_id).ok_or(Refusal::UnknownKey)?;
         if matches!(caller, Caller::Certificate(other) if other.name != user.name) {
             return Err(Rejected::OtherCredential);
         }
         let mut replays = self.replays.lock().unwrap_or_else(PoisonError::into_inner);
-        match replays.remember(verified.fingerprint, verified.until, clock.now) {
+        match replays.remember(verified.fingerprint, verified.until, now.as_secs()) {
             Remembered::New => Ok((user.clone(), verified.digest)),
             Remembered::Seen => Err(Refusal::Replayed.into()),
             Remembered::Full => Err(Rejected::NoMemory),
@@ -125,13 +129,10 @@ impl Signatures {
 
     /// The start is counted back from now: a clock that is set right later takes it
     /// along.
-    fn clock(&self) -> Clock {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = since.unwrap_or_default();
-        Clock {
-            now: now.as_secs(),
-            since: now.saturating_sub(self.started.elapsed()).as_secs(),
-        }
+    fn verifier(&self, now: Duration) -> Verifier {
+        let mut verifier = self.verifier.clone();
+        verifier.window.since = now.saturating_sub(self.started.elapsed()).as_secs();
+        verifier
     }
 }
 

@@ -19,9 +19,7 @@ pub use key::{Algorithm, SigningKey, VerifyingKey};
 pub use parameters::SignatureInput;
 pub use replay::{Fingerprint, Remembered, Replays};
 pub use sign::{Content, Signer, random_nonce};
-pub use verify::{
-    Clock, HasBody, Refusal, Verified, Verifier, Window, is_signed, remove_signatures,
-};
+pub use verify::{HasBody, Refusal, Verified, Verifier, Window, is_signed, remove_signatures};
 
 use http::HeaderName;
 

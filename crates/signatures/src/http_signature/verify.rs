@@ -30,15 +30,8 @@ pub struct Window {
     pub max_age: u32,
     /// Seconds by which clocks may differ.
     pub skew: u32,
-}
-
-/// The time as who verifies has it, in seconds since 1970.
-#[derive(Debug, Clone, Copy)]
-pub struct Clock {
-    /// Now.
-    pub now: u64,
-    /// When it started: what was made before is not known to be new, for nothing is
-    /// remembered from then.
+    /// Seconds since 1970: what was made before is not known to be new, for
+    /// nothing is remembered from then.
     pub since: u64,
 }
 
@@ -152,12 +145,12 @@ struct Offered {
 }
 
 impl Verifier {
-    /// Whether a request is signed by one of these keys, now.
+    /// Whether a request is signed by one of these keys, now (seconds since 1970).
     pub fn verify<'k>(
         &self,
         request: &Request<'_>,
         body: HasBody,
-        clock: Clock,
+        now: u64,
         key: impl Fn(&str) -> Option<&'k VerifyingKey>,
     ) -> Result<Verified, Refusal> {
         let mut known = offered(request.headers)?
@@ -181,7 +174,7 @@ impl Verifier {
         if !self.authorities.contains(&request.normalized_authority()) {
             return Err(Refusal::WrongAuthority);
         }
-        let until = self.window.check(&input, clock)?;
+        let until = self.window.check(&input, now)?;
         let base = signature_base(request, &input).map_err(|_| Refusal::Mismatch)?;
         if !key.verify(base.as_bytes(), &signature) {
             return Err(Refusal::Mismatch);
@@ -297,8 +290,7 @@ fn covers(input: &SignatureInput, request: &Request<'_>, body: HasBody) -> Resul
 
 impl Window {
     /// Until when a signature has to be remembered, if it is good now.
-    fn check(self, input: &SignatureInput, clock: Clock) -> Result<u64, Refusal> {
-        let Clock { now, since } = clock;
+    fn check(&self, input: &SignatureInput, now: u64) -> Result<u64, Refusal> {
         let second = |at: Option<i64>| at.and_then(|it| u64::try_from(it).ok());
         let created = second(input.created).ok_or(Refusal::Malformed)?;
         let mut end = created.saturating_add(self.max_age.into());
@@ -312,7 +304,7 @@ impl Window {
             Err(Refusal::Early)
         } else if now > until {
             Err(Refusal::Late)
-        } else if created < since {
+        } else if created < self.since {
             Err(Refusal::BeforeStart)
         } else {
             Ok(until)
