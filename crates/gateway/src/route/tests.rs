@@ -6,9 +6,11 @@ use skewbridge_api::identity::{IdentityHeaders, User};
 use skewbridge_api::request_info::DecodedPath;
 use skewbridge_discovery::{Document, Index};
 use skewbridge_peers::{CustomResourceDefinition, Exclusions, Roster, Seen, Served};
+use skewbridge_signatures::http_signature::VerifyingKey;
 
 use super::*;
 use crate::caller::CertificateUser;
+use crate::signatures::keys::SignedUser;
 
 const READY: Bridge = Bridge {
     leaving: false,
@@ -41,6 +43,15 @@ fn certificate() -> Caller {
     Caller::Certificate(Arc::new(CertificateUser {
         headers: IdentityHeaders::default().prepare(&user).unwrap(),
         with_credential: IdentityHeaders::default().prepare(&user).unwrap(),
+        name: user.name,
+    }))
+}
+
+fn signed() -> Caller {
+    let user = alice();
+    Caller::Signed(Arc::new(SignedUser {
+        headers: IdentityHeaders::default().prepare(&user).unwrap(),
+        key: VerifyingKey::hmac(&[0; 32]).unwrap(),
         name: user.name,
     }))
 }
@@ -79,11 +90,12 @@ fn ask(method: &Method, path: &str, caller: &Caller, bridge: Bridge, cluster: &C
 #[test]
 fn every_request_of_every_caller_has_its_way() {
     use Caller::{Anonymous, Bearer, Unauthorized};
-    let (peer, certificate) = (peer(), certificate());
+    let (peer, certificate, signed) = (peer(), certificate(), signed());
     let rows = [
         // Who asks decides on the leg.
         ("/api/v1/pods", &peer, READY, "front-proxy"),
         ("/api/v1/pods", &certificate, READY, "front-proxy"),
+        ("/api/v1/pods", &signed, READY, "front-proxy"),
         ("/api/v1/pods", &Bearer, READY, "plain"),
         ("/api/v1/pods", &Anonymous, READY, "plain"),
         ("/api/v1/pods", &Unauthorized, READY, "Unauthorized"),
@@ -93,6 +105,7 @@ fn every_request_of_every_caller_has_its_way() {
         // Without a front-proxy certificate nobody is made anonymous.
         ("/api/v1/pods", &peer, MUTE, "CannotAssert"),
         ("/api/v1/pods", &certificate, MUTE, "CannotAssert"),
+        ("/api/v1/pods", &signed, MUTE, "CannotAssert"),
         ("/readyz", &certificate, MUTE, "CannotAssert"),
         ("/api/v1/pods", &Bearer, MUTE, "plain"),
         ("/api/v1/pods", &Anonymous, MUTE, "plain"),
@@ -286,6 +299,7 @@ fn what_is_not_served_here_goes_where_it_is() {
     }
     let path = "/apis/new.k8s.io/v1/widgets";
     for (caller, expected) in [
+        (signed(), "b+c"),
         (Caller::Bearer, "b+c"),
         (Caller::Anonymous, "b+c"),
         (Caller::Unauthorized, "Unauthorized"),

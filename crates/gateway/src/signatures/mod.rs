@@ -9,7 +9,7 @@ mod metrics;
 mod reject;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use http::request::Parts;
 use skewbridge_signatures::Request;
@@ -38,6 +38,7 @@ pub(crate) struct Signatures {
     replays: Mutex<Replays>,
     room: Room,
     patience: Duration,
+    started: Instant,
 }
 
 impl Signatures {
@@ -52,12 +53,13 @@ impl Signatures {
                 window: Window {
                     max_age: seconds(told.max_age),
                     skew: seconds(told.clock_skew),
-                    since: now(),
+                    since: 0,
                 },
             },
             replays: Mutex::new(Replays::new(MAX_REMEMBERED)),
             room: Room::default(),
             patience: config.limits.request_timeout,
+            started: Instant::now(),
         })
     }
 
@@ -106,20 +108,31 @@ impl Signatures {
         } else {
             HasBody::Yes
         };
-        let now = now();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.unwrap_or_default();
+        let key = |id: &str| keys.get(id).map(|it| &it.key);
         let verified = self
-            .verifier
-            .verify(&request, has_body, now, |id| keys.get(id).map(|it| &it.key))?;
+            .verifier(now)
+            .verify(&request, has_body, now.as_secs(), key)?;
         let user = keys.get(&verified.key_id).ok_or(Refusal::UnknownKey)?;
         if matches!(caller, Caller::Certificate(other) if other.name != user.name) {
             return Err(Rejected::OtherCredential);
         }
         let mut replays = self.replays.lock().unwrap_or_else(PoisonError::into_inner);
-        match replays.remember(verified.fingerprint, verified.until, now) {
+        match replays.remember(verified.fingerprint, verified.until, now.as_secs()) {
             Remembered::New => Ok((user.clone(), verified.digest)),
             Remembered::Seen => Err(Refusal::Replayed.into()),
             Remembered::Full => Err(Rejected::NoMemory),
+            Remembered::Forgotten => Err(Refusal::Late.into()),
         }
+    }
+
+    /// The start is counted back from now: a clock that is set right later takes it
+    /// along.
+    fn verifier(&self, now: Duration) -> Verifier {
+        let mut verifier = self.verifier.clone();
+        verifier.window.since = now.saturating_sub(self.started.elapsed()).as_secs();
+        verifier
     }
 }
 
@@ -135,10 +148,4 @@ pub(crate) fn concern(caller: &Caller, head: &mut Parts) -> bool {
         remove_signatures(&mut head.headers);
     }
     !spoken_for
-}
-
-/// Seconds since 1970.
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.unwrap_or_default().as_secs()
 }

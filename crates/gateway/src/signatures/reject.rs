@@ -95,3 +95,31 @@ impl Rejected {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn each_reason_is_told_with_its_code_and_counted_by_its_name() {
+        let mut names = HashSet::new();
+        for rejected in Rejected::ALL {
+            let status = rejected.status();
+            let expected = match rejected {
+                Rejected::Refused(Refusal::BeforeStart) | Rejected::NoMemory | Rejected::NoRoom => {
+                    (503, Some(1))
+                }
+                Rejected::TooLarge => (413, None),
+                Rejected::BodyLost => (400, None),
+                Rejected::BodySlow => (408, None),
+                Rejected::Refused(_) | Rejected::OtherCredential => (401, None),
+            };
+            let told = (status.code, status.retry_after_seconds);
+            assert_eq!(told, expected, "{rejected:?}");
+            assert!(!status.message.is_empty());
+            assert!(names.insert(rejected.as_str()), "{rejected:?}");
+        }
+    }
+}

@@ -491,7 +491,8 @@ async fn new_keys_count_when_their_file_changes_and_old_ones_no_more() {
     eventually("the broken file is noticed", PATIENCE, async || {
         let scrape = scrape(gateway.bridge.admin_address()).await;
         let labels = [("flag", "--http-signature-keys"), ("result", "failed")];
-        scrape.value("skewbridge_file_reloads_total", &labels) == Some(1.0)
+        let failed = scrape.value("skewbridge_file_reloads_total", &labels);
+        failed.is_some_and(|count| count > 0.0)
     })
     .await;
     assert_eq!(code(&old).await, 200);

@@ -55,6 +55,9 @@ pub enum Remembered {
     Seen,
     /// It may be, but there is no room to remember it: it must not be accepted.
     Full,
+    /// Nobody knows: the clock has gone back to where what was alike has been
+    /// forgotten already. It must not be accepted.
+    Forgotten,
 }
 
 /// Signatures that have been accepted, each until it runs out.
@@ -65,6 +68,9 @@ pub struct Replays {
     by_end: BTreeMap<u64, Vec<Fingerprint>>,
     /// How many are of one key: nobody may use up everybody's room.
     by_key: HashMap<[u8; 8], usize>,
+    /// The last second up to which something has been forgotten. While the clock
+    /// goes forward, nothing comes that ends before it.
+    forgotten: u64,
     capacity: usize,
 }
 
@@ -78,6 +84,7 @@ impl Replays {
             seen: HashSet::new(),
             by_end: BTreeMap::new(),
             by_key: HashMap::new(),
+            forgotten: 0,
             capacity,
         }
     }
@@ -98,6 +105,9 @@ impl Replays {
         if self.seen.contains(&fingerprint.signature) {
             return Remembered::Seen;
         }
+        if until <= self.forgotten {
+            return Remembered::Forgotten;
+        }
         let of_key = self.by_key.get(&fingerprint.key).copied().unwrap_or(0);
         if self.seen.len() >= self.capacity || of_key >= self.capacity.div_ceil(SHARES) {
             return Remembered::Full;
@@ -115,6 +125,7 @@ impl Replays {
             if *entry.key() >= now {
                 return;
             }
+            self.forgotten = self.forgotten.max(*entry.key());
             for fingerprint in entry.remove() {
                 self.seen.remove(&fingerprint.signature);
                 if let Some(count) = self.by_key.get_mut(&fingerprint.key) {
@@ -145,6 +156,23 @@ mod tests {
         }
         assert_eq!(replays.remember(nonce("a", 2), 30, 21), Remembered::New);
         assert_eq!(replays.len(), 1);
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_brings_nothing_back() {
+        let mut replays = Replays::new(64);
+        let (a, b, c) = (nonce("a", 1), nonce("a", 2), nonce("a", 3));
+        assert_eq!(replays.remember(a, 100, 10), Remembered::New);
+        assert_eq!(replays.remember(b, 200, 10), Remembered::New);
+        // An hour ahead, for a moment.
+        assert_eq!(replays.remember(c, 4_000, 3_610), Remembered::New);
+        for now in [10, 99] {
+            assert_eq!(replays.remember(a, 100, now), Remembered::Forgotten);
+            assert_eq!(replays.remember(b, 200, now), Remembered::Forgotten);
+            assert_eq!(replays.remember(c, 4_000, now), Remembered::Seen);
+        }
+        // What ends later than anything that was forgotten is known to be new.
+        assert_eq!(replays.remember(nonce("a", 4), 201, 12), Remembered::New);
     }
 
     #[test]
