@@ -9,9 +9,7 @@ use http::header::{AUTHORIZATION, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderValue};
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 
 use crate::address::{Address, Scheme};
 use crate::connection::{Connection, Kept, Stream};
@@ -172,11 +170,7 @@ impl Endpoint {
     /// The plugin is run again if what it gave has expired, or nobody listens where it
     /// said.
     pub async fn connect(&self) -> Result<Connection, Error> {
-        let opened = match &self.security {
-            Security::None => self.open_straight(None).await?,
-            Security::Fixed(tls) => self.open_straight(Some(tls)).await?,
-            Security::Plugin(by) => self.open_by(by).await?,
-        };
+        let opened = self.open_speaking(&tls::HTTP1).await?;
         let mut headers = self.headers.clone();
         if let Some(authorization) = opened.authorization {
             headers.insert(AUTHORIZATION, authorization);
@@ -191,7 +185,56 @@ impl Endpoint {
         ))
     }
 
-    async fn open_by(&self, by: &ByPlugin) -> Result<Opened, Error> {
+    /// Opens a stream for whoever speaks on it themselves, in one of these protocols
+    /// of ALPN, and says which the other end has chosen. It leads where
+    /// [`Endpoint::connect`] does.
+    pub async fn open(&self, alpn: &[Vec<u8>]) -> Result<(Stream, Option<Vec<u8>>), Error> {
+        let opened = self.open_speaking(alpn).await?;
+        if opened.early.is_empty() {
+            Ok((opened.stream, opened.chosen))
+        } else {
+            Err(Error::NotHttp {
+                server: opened.server,
+                cause: "it speaks before it is asked".to_owned(),
+            })
+        }
+    }
+
+    /// What goes along with each request on such a stream and says who sends it. The
+    /// plugin is run again if what it gave has expired.
+    pub async fn credential_headers(&self) -> Result<HeaderMap, Error> {
+        let mut headers = self.headers.clone();
+        headers.remove(HOST);
+        headers.remove(USER_AGENT);
+        if let Security::Plugin(by) = &self.security {
+            let issued = by.plugin.current(self.limits.plugin).await?;
+            if let Some(authorization) = issued.authorization() {
+                headers.insert(AUTHORIZATION, authorization.clone());
+            }
+        }
+        Ok(headers)
+    }
+
+    /// `HOST[:PORT]` as the kubeconfig has it.
+    pub fn authority(&self) -> &str {
+        &self.address.authority
+    }
+
+    /// What stands before every path, as the kubeconfig has it: empty, or
+    /// `/k8s/clusters/c-1`.
+    pub fn path_prefix(&self) -> &str {
+        &self.address.prefix
+    }
+
+    async fn open_speaking(&self, alpn: &[Vec<u8>]) -> Result<Opened, Error> {
+        match &self.security {
+            Security::None => self.open_straight(None, alpn).await,
+            Security::Fixed(tls) => self.open_straight(Some(tls), alpn).await,
+            Security::Plugin(by) => self.open_by(by, alpn).await,
+        }
+    }
+
+    async fn open_by(&self, by: &ByPlugin, alpn: &[Vec<u8>]) -> Result<Opened, Error> {
         let plugin = &by.plugin;
         let patience = self.limits.plugin;
         let mut issued = plugin.current(patience).await?;
@@ -200,16 +243,17 @@ impl Endpoint {
             let wire = match issued.way() {
                 exec::Way::Straight(straight) => {
                     let tls = by.secured(straight)?;
-                    let mut opened = self.open_straight(Some(&tls)).await?;
+                    let mut opened = self.open_straight(Some(&tls), alpn).await?;
                     opened.authorization = issued.authorization().cloned();
                     return Ok(opened);
                 }
                 exec::Way::Proxy(wire) => wire,
             };
             let patience_here = self.connect_patience();
-            let cause = match tokio::time::timeout(patience_here, wire.open()).await {
-                Ok(Ok(stream)) => {
+            let cause = match tokio::time::timeout(patience_here, wire.open(alpn)).await {
+                Ok(Ok((stream, chosen))) => {
                     return Ok(Opened {
+                        chosen,
                         server: format!("{} (through the plugin's proxy)", self.server()),
                         authorization: issued.authorization().cloned(),
                         stream: Box::new(Kept::new(stream, (plugin.clone(), issued))),
@@ -245,18 +289,14 @@ impl Endpoint {
         request.map_or(CONNECT_PATIENCE, |limit| limit.min(CONNECT_PATIENCE))
     }
 
-    async fn open_straight(&self, tls: Option<&Secured>) -> Result<Opened, Error> {
+    async fn open_straight(
+        &self,
+        tls: Option<&Secured>,
+        alpn: &[Vec<u8>],
+    ) -> Result<Opened, Error> {
         let patience = self.connect_patience();
-        match tokio::time::timeout(patience, self.dial(tls)).await {
-            Ok(opened) => {
-                let (stream, early) = opened?;
-                Ok(Opened {
-                    stream,
-                    early,
-                    server: self.server(),
-                    authorization: None,
-                })
-            }
+        match tokio::time::timeout(patience, self.dial(tls, alpn)).await {
+            Ok(opened) => opened,
             Err(_) => Err(Error::TimedOut {
                 server: self.server(),
                 what: "accept a connection",
@@ -265,7 +305,7 @@ impl Endpoint {
         }
     }
 
-    async fn dial(&self, tls: Option<&Secured>) -> Result<(Stream, BytesMut), Error> {
+    async fn dial(&self, tls: Option<&Secured>, alpn: &[Vec<u8>]) -> Result<Opened, Error> {
         let server = self.server();
         let (stream, early): (Stream, BytesMut) = match &self.proxy {
             None => {
@@ -282,19 +322,26 @@ impl Endpoint {
                 cause,
             })?,
         };
-        let Some(tls) = tls else {
-            return Ok((stream, early));
+        let (stream, chosen) = match tls {
+            None => (stream, None),
+            Some(_) if !early.is_empty() => {
+                return Err(Error::NotHttp {
+                    server,
+                    cause: "it speaks before it is asked".to_owned(),
+                });
+            }
+            Some(tls) => match tls.handshake(stream, alpn).await {
+                Ok(shaken) => shaken,
+                Err(cause) => return Err(Error::Tls { server, cause }),
+            },
         };
-        if !early.is_empty() {
-            return Err(Error::NotHttp {
-                server,
-                cause: "it speaks before it is asked".to_owned(),
-            });
-        }
-        match tls.handshake(stream).await {
-            Ok(stream) => Ok((stream, BytesMut::new())),
-            Err(cause) => Err(Error::Tls { server, cause }),
-        }
+        Ok(Opened {
+            stream,
+            early,
+            chosen,
+            server,
+            authorization: None,
+        })
     }
 }
 
@@ -311,6 +358,8 @@ impl Default for Limits {
 struct Opened {
     stream: Stream,
     early: BytesMut,
+    /// By ALPN.
+    chosen: Option<Vec<u8>>,
     /// For errors.
     server: String,
     authorization: Option<HeaderValue>,
@@ -418,8 +467,9 @@ impl Way {
         let mut stream: Stream = match &self.tls {
             None => Box::new(tcp),
             Some(tls) => {
-                let handshake = tls.handshake(Box::new(tcp)).await;
-                handshake.map_err(|cause| format!("cannot be trusted: {cause}"))?
+                let handshake = tls.handshake(Box::new(tcp), &tls::HTTP1).await;
+                let shaken = handshake.map_err(|cause| format!("cannot be trusted: {cause}"))?;
+                shaken.0
             }
         };
         let early = self.proxy.tunnel(&mut stream, to).await?;
@@ -430,11 +480,15 @@ impl Way {
 impl Secured {
     async fn handshake(
         &self,
-        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    ) -> Result<Stream, String> {
-        let connector = TlsConnector::from(self.config.clone());
+        stream: Stream,
+        alpn: &[Vec<u8>],
+    ) -> Result<(Stream, Option<Vec<u8>>), String> {
+        let connector = tls::connector(&self.config, alpn);
         match connector.connect(self.name.clone(), stream).await {
-            Ok(stream) => Ok(Box::new(stream)),
+            Ok(stream) => {
+                let chosen = stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
+                Ok((Box::new(stream), chosen))
+            }
             Err(error) => Err(tls::explain(&error)),
         }
     }

@@ -1,7 +1,7 @@
 //! Whom a connection believes, and what it shows.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WantsClientCert, WebPkiServerVerifier};
@@ -12,6 +12,7 @@ use rustls::{
 };
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::TlsConnector;
 
 use crate::credential::Certificate;
 
@@ -88,8 +89,22 @@ pub(crate) fn config(
                 })?
         }
     };
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.alpn_protocols.clone_from(&HTTP1);
     Ok(Arc::new(config))
+}
+
+/// HTTP/1.1 alone, as ALPN has it.
+pub(crate) static HTTP1: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| vec![b"http/1.1".to_vec()]);
+
+/// The same configuration, for these protocols of ALPN.
+pub(crate) fn connector(config: &Arc<ClientConfig>, alpn: &[Vec<u8>]) -> TlsConnector {
+    if config.alpn_protocols == alpn {
+        return TlsConnector::from(config.clone());
+    }
+    // Keys, trust and sessions are shared by the copy.
+    let mut config = ClientConfig::clone(config);
+    config.alpn_protocols = alpn.to_vec();
+    TlsConnector::from(Arc::new(config))
 }
 
 /// What a failed handshake means, in the words that Go has for it.

@@ -2,6 +2,7 @@
 
 mod agent;
 mod logs;
+mod run;
 mod serve;
 mod skew;
 
@@ -19,6 +20,7 @@ fn main() -> ExitCode {
             Command::Agent(flags) => agent::run(&flags),
             Command::Serve(flags) => serve::run(&flags),
             Command::Skew(flags) => skew::run(&flags),
+            Command::Run(flags) => run::run(&flags),
             Command::Version => version(),
         },
         Err(error) => usage(&error),
@@ -47,6 +49,8 @@ enum Command {
     Serve(Box<serve::Flags>),
     /// Show what differs between servers, and what a client of each would miss.
     Skew(skew::Flags),
+    /// Run a command whose requests go through a credential plugin.
+    Run(run::Flags),
     /// Print the version.
     Version,
 }

@@ -12,7 +12,6 @@ use rustls::{CertificateError, ClientConfig, Error as TlsError};
 use rustls_pki_types::ServerName;
 use skewbridge_api::exec_credential::ProxyConfig;
 use tokio::net::{TcpStream, UnixStream};
-use tokio_rustls::TlsConnector;
 
 use crate::address::{Address, Scheme};
 use crate::connection::Stream;
@@ -84,8 +83,11 @@ impl Wire {
         &self.proxy.url
     }
 
-    /// Opens a connection.
-    pub(crate) async fn open(&self) -> Result<Stream, Refused> {
+    /// Opens a connection, and says which of the protocols the proxy has chosen.
+    pub(crate) async fn open(
+        &self,
+        alpn: &[Vec<u8>],
+    ) -> Result<(Stream, Option<Vec<u8>>), Refused> {
         let connected: Result<Stream, io::Error> = match &self.place {
             Place::Unix(path) => UnixStream::connect(path)
                 .await
@@ -107,9 +109,12 @@ impl Wire {
             }
             _ => Refused::Unusable(format!("cannot be reached: {error}")),
         })?;
-        let connector = TlsConnector::from(self.config.clone());
+        let connector = tls::connector(&self.config, alpn);
         match connector.connect(self.name.clone(), stream).await {
-            Ok(stream) => Ok(Box::new(stream)),
+            Ok(stream) => {
+                let chosen = stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
+                Ok((Box::new(stream), chosen))
+            }
             Err(error) => Err(Refused::Unusable(explain(&error))),
         }
     }
@@ -189,7 +194,70 @@ impl fmt::Debug for Wire {
 
 #[cfg(test)]
 mod tests {
+    use skewbridge_testkit::Ca;
+
     use super::*;
+    use crate::secret::Secret;
+
+    #[test]
+    fn a_wire_is_kept_for_the_same_url_and_certificates() {
+        let ca = Ca::new("plugin");
+        let pair = |name: &str| {
+            let leaf = ca.client(name, &[]);
+            Certificate {
+                chain: Secret::new(leaf.cert_pem),
+                key: Secret::new(leaf.key_pem),
+            }
+        };
+        let proxy = ProxyConfig {
+            url: "unix:///run/s".to_owned(),
+            certificate_authority_data: ca.pem().into_bytes(),
+        };
+        let one = pair("one");
+        let wire = Wire::new(proxy.clone(), one.clone()).unwrap();
+        assert!(wire.is(&proxy, &one));
+        assert!(!wire.is(&proxy, &pair("two")));
+        let mut elsewhere = proxy.clone();
+        elsewhere.url.push('2');
+        assert!(!wire.is(&elsewhere, &one));
+        let mut believing = proxy.clone();
+        believing.certificate_authority_data = Ca::new("other").pem().into_bytes();
+        assert!(!wire.is(&believing, &one));
+    }
+
+    #[test]
+    fn what_a_plugin_gives_is_called_by_the_plugins_names() {
+        let ca = Ca::new("plugin");
+        let (one, two) = (ca.client("one", &[]), ca.client("two", &[]));
+        let certificate = |chain: &str, key: &str| Certificate {
+            chain: Secret::new(chain),
+            key: Secret::new(key),
+        };
+        let rows = [
+            (
+                "x",
+                certificate(&one.cert_pem, &one.key_pem),
+                "certificate-authority-data holds no certificate in PEM",
+            ),
+            (
+                &*ca.pem(),
+                certificate("x", &one.key_pem),
+                "clientCertificateData holds no certificate in PEM",
+            ),
+            (
+                &*ca.pem(),
+                certificate(&one.cert_pem, &two.key_pem),
+                "clientKeyData does not belong to clientCertificateData",
+            ),
+        ];
+        for (authority, certificate, expected) in rows {
+            let proxy = ProxyConfig {
+                url: "unix:///run/s".to_owned(),
+                certificate_authority_data: authority.as_bytes().to_vec(),
+            };
+            assert_eq!(Wire::new(proxy, certificate).unwrap_err(), expected);
+        }
+    }
 
     #[test]
     fn a_proxy_listens_on_this_machine() {

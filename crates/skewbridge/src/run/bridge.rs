@@ -1,0 +1,182 @@
+//! The listener that a command talks to, and the way on from there.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use http::uri::Authority as HostAndPort;
+use skewbridge_client::Endpoint;
+use skewbridge_harness::forward::{
+    self, BoxFuture, Dial, DialError, Dialled, Forwarder, Listener, Offer, Protocol,
+};
+use skewbridge_harness::{Authority, ModifyError, Outgoing, RequestModifier};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use super::kubeconfig::Access;
+
+/// The header without which no other header of impersonation counts.
+const IMPERSONATE: &str = "impersonate-user";
+
+/// A port of loopback that takes whoever has the certificate, and leads to a cluster.
+/// It ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct Bridge {
+    access: Access,
+    serving: JoinHandle<()>,
+}
+
+impl Bridge {
+    /// Opens the port, with an authority that nobody else has ever seen.
+    pub(super) async fn open(endpoint: Arc<Endpoint>) -> Result<Self, String> {
+        let host: HostAndPort = endpoint
+            .authority()
+            .parse()
+            .map_err(|_| format!("{} is no host", endpoint.authority()))?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
+        let listener = listener.map_err(|error| format!("cannot listen on 127.0.0.1: {error}"))?;
+        let address = listener
+            .local_addr()
+            .map_err(|error| format!("cannot listen on 127.0.0.1: {error}"))?;
+        let authority = Authority::new().map_err(|error| error.to_string())?;
+        let tls = authority.server(&[]).map_err(|error| error.to_string())?;
+        let client = authority.client().map_err(|error| error.to_string())?;
+        let access = Access {
+            server: format!("https://{address}{}", endpoint.path_prefix()),
+            authority: authority.pem().to_owned(),
+            certificate: client.certificate,
+            key: client.key,
+        };
+        let credentials = Box::new(Credentials(endpoint.clone()));
+        let forwarder = Forwarder::new(Upstream(endpoint), host, vec![credentials]);
+        let serving = forward::serve(
+            Listener::Tcp(listener),
+            tls,
+            Arc::new(forwarder),
+            std::future::pending(),
+        );
+        Ok(Self {
+            access,
+            serving: tokio::spawn(serving),
+        })
+    }
+
+    /// What the command has to know.
+    pub(super) fn access(&self) -> &Access {
+        &self.access
+    }
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+/// To the plugin's proxy, or to the cluster: the endpoint knows, and runs the plugin
+/// again where that is needed.
+struct Upstream(Arc<Endpoint>);
+
+impl Dial for Upstream {
+    fn dial(&self, offer: Offer) -> BoxFuture<'_, Result<Dialled, DialError>> {
+        Box::pin(async move {
+            let opened = self.0.open(&offer.alpn()).await;
+            let (stream, chosen) = opened.map_err(|error| DialError::new(error.to_string()))?;
+            Ok(Dialled {
+                stream,
+                protocol: Protocol::from_alpn(chosen.as_deref()),
+            })
+        })
+    }
+}
+
+/// Adds what the context has and the command does not know.
+struct Credentials(Arc<Endpoint>);
+
+impl RequestModifier for Credentials {
+    fn name(&self) -> &'static str {
+        "skewbridge run"
+    }
+
+    fn modify<'a>(&'a self, request: Outgoing<'a>) -> BoxFuture<'a, Result<(), ModifyError>> {
+        Box::pin(async move {
+            let ours = self.0.credential_headers().await;
+            let ours = ours.map_err(|error| ModifyError::new(error.to_string()))?;
+            add(ours, request.headers);
+            Ok(())
+        })
+    }
+}
+
+/// What a command says itself counts, as kubectl's `--token` and `--as` count before a
+/// kubeconfig.
+fn add(ours: HeaderMap, headers: &mut HeaderMap) {
+    let has_token = headers.contains_key(AUTHORIZATION);
+    let has_role = headers.contains_key(IMPERSONATE);
+    let mut name = None;
+    for (next, value) in ours {
+        name = next.or(name);
+        let Some(name) = &name else { continue };
+        let is_given = match name {
+            name if *name == AUTHORIZATION => has_token,
+            _ => has_role,
+        };
+        if !is_given {
+            headers.append(name.clone(), value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        pairs
+            .iter()
+            .map(|(name, value)| {
+                (
+                    HeaderName::from_static(name),
+                    HeaderValue::from_static(value),
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn what_the_command_says_counts_before_the_context() {
+        let ours = headers(&[("authorization", "Bearer ours"), (IMPERSONATE, "you")]);
+        let rows = [
+            (
+                headers(&[("accept", "x")]),
+                headers(&[
+                    ("accept", "x"),
+                    ("authorization", "Bearer ours"),
+                    (IMPERSONATE, "you"),
+                ]),
+            ),
+            (
+                headers(&[("authorization", "Bearer theirs")]),
+                headers(&[("authorization", "Bearer theirs"), (IMPERSONATE, "you")]),
+            ),
+            (
+                headers(&[(IMPERSONATE, "them")]),
+                headers(&[("authorization", "Bearer ours"), (IMPERSONATE, "them")]),
+            ),
+        ];
+        for (mut asked, expected) in rows {
+            add(ours.clone(), &mut asked);
+            assert_eq!(asked, expected);
+        }
+        let mut many = HeaderMap::new();
+        for group in ["a", "b"] {
+            many.append("impersonate-group", HeaderValue::from_static(group));
+        }
+        let mut asked = HeaderMap::new();
+        add(many.clone(), &mut asked);
+        assert_eq!(asked, many);
+    }
+}

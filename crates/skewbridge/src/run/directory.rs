@@ -1,0 +1,146 @@
+//! A directory for what only a command may read.
+//!
+//! Not an anonymous file: `kubectl config`, helm and others write beside a kubeconfig
+//! or replace it, and a path below `/proc` is nothing to a command in another namespace
+//! of processes. What is in the directory is worth something only while we live.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How our directories begin; then come our process and a number.
+const PREFIX: &str = "skewbridge-run-";
+
+/// How many names are tried: they are taken by dead processes of our number at most.
+const ATTEMPTS: usize = 64;
+
+/// How many directories of dead processes are looked at.
+const SWEPT: usize = 256;
+
+/// A directory that only its user can enter, gone with all that is in it when it is
+/// dropped. We hold a lock on it: who is killed leaves it unlocked, for the next to
+/// remove.
+#[derive(Debug)]
+pub(super) struct PrivateDirectory {
+    path: PathBuf,
+    _held: File,
+}
+
+impl PrivateDirectory {
+    /// Makes one where runtime files of this user are: in memory, where the system has
+    /// such a place.
+    pub(super) fn new() -> io::Result<Self> {
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let runtime = runtime.filter(|path| path.is_absolute() && path.is_dir());
+        if let Some(made) = runtime.and_then(|beside| Self::new_in(&beside).ok()) {
+            return Ok(made);
+        }
+        Self::new_in(&std::env::temp_dir())
+    }
+
+    fn new_in(beside: &Path) -> io::Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        sweep(beside);
+        let mut last = io::Error::from(io::ErrorKind::AlreadyExists);
+        for _ in 0..ATTEMPTS {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("{PREFIX}{}-{number}", std::process::id());
+            match Self::make(beside.join(name)) {
+                Ok(made) => return Ok(made),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn make(path: PathBuf) -> io::Result<Self> {
+        DirBuilder::new().mode(0o700).create(&path)?;
+        let held = File::open(&path)?;
+        held.try_lock()?;
+        // Between the two somebody may have taken it for a dead one's.
+        let (there, ours) = (fs::symlink_metadata(&path)?, held.metadata()?);
+        if (there.dev(), there.ino()) != (ours.dev(), ours.ino()) {
+            return Err(io::Error::from(io::ErrorKind::AlreadyExists));
+        }
+        Ok(Self { path, _held: held })
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes a file that only its user can read, and says where it is.
+    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
+        let path = self.path.join(name);
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)?;
+        file.write_all(bytes)?;
+        Ok(path)
+    }
+}
+
+impl Drop for PrivateDirectory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Removes what those left who were killed: directories of ours that nobody holds.
+fn sweep(beside: &Path) {
+    let Ok(entries) = fs::read_dir(beside) else {
+        return;
+    };
+    let ours = entries.filter_map(Result::ok).filter(|entry| {
+        let name = entry.file_name();
+        name.to_str().is_some_and(|name| name.starts_with(PREFIX))
+            && entry.file_type().is_ok_and(|kind| kind.is_dir())
+    });
+    for entry in ours.take(SWEPT) {
+        // Of other users it cannot be opened.
+        let dead = File::open(entry.path()).is_ok_and(|directory| directory.try_lock().is_ok());
+        if dead {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use skewbridge_testkit::ScratchDir;
+
+    use super::*;
+
+    #[test]
+    fn files_are_for_one_user_and_go_with_the_directory() {
+        let scratch = ScratchDir::new();
+        let directory = PrivateDirectory::new_in(scratch.path()).unwrap();
+        let file = directory.write("config", b"text").unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(directory.path()), mode(&file)), (0o700, 0o600));
+        assert_eq!(fs::read(&file).unwrap(), b"text");
+        let path = directory.path().to_owned();
+        drop(directory);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_the_dead_left_is_swept_and_what_lives_is_not() {
+        let scratch = ScratchDir::new();
+        let living = PrivateDirectory::new_in(scratch.path()).unwrap();
+        let dead = scratch.path().join(format!("{PREFIX}1-0"));
+        fs::create_dir(&dead).unwrap();
+        fs::write(dead.join("config"), "key").unwrap();
+        let _next = PrivateDirectory::new_in(scratch.path()).unwrap();
+        assert!(!dead.exists());
+        assert!(living.path().exists());
+    }
+}

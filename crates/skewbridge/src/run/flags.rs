@@ -1,0 +1,161 @@
+//! The flags of `run`: kubectl's names.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args};
+
+use crate::serve::parse;
+
+const HELP: &str = "\
+The command finds $KUBECONFIG set to a private kubeconfig of one context. Its server is
+a port of 127.0.0.1 that takes nobody without the certificate in there; what is asked
+there goes on through the credential plugin's proxy, or straight to the cluster with the
+credentials of the context.
+
+Exit code: the command's, 128 + N if signal N has ended it, 127 if it is not found, 126
+if it cannot be run, 125 if there is no way to the cluster, 64 a wrong command line.
+
+Examples:
+  skewbridge run -- kubectl get pods
+  skewbridge run --context=prod -- helm upgrade web ./web
+  skewbridge run --shell";
+
+/// Everything that `run` can be told.
+#[derive(Debug, Clone, Args)]
+#[command(disable_help_flag = true, after_help = HELP)]
+pub(crate) struct Flags {
+    /// The kubeconfig; without it $KUBECONFIG, ~/.kube/config or that of the pod
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// The context to use
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+    /// The namespace of requests that name none, instead of the context's
+    #[arg(short, long, value_name = "NAME")]
+    namespace: Option<String>,
+    /// Open $SHELL instead of running a command
+    #[arg(long)]
+    shell: bool,
+    /// How long the credential plugin may take to give a credential
+    #[arg(long, value_name = "DURATION", default_value = "5m")]
+    plugin_timeout: String,
+    /// Print this help
+    #[arg(short, long, action = ArgAction::Help)]
+    help: Option<bool>,
+    /// The command, behind --
+    #[arg(last = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// What the flags come to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Wish {
+    pub(crate) kubeconfig: Option<PathBuf>,
+    pub(crate) context: Option<String>,
+    pub(crate) namespace: Option<String>,
+    pub(crate) plugin_timeout: Duration,
+    pub(crate) what: What,
+}
+
+/// What to run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum What {
+    /// A program with its arguments.
+    Command(OsString, Vec<OsString>),
+    /// The user's shell.
+    Shell,
+}
+
+impl Flags {
+    /// What they come to, or all that is wrong with them.
+    pub(crate) fn understand(&self) -> Result<Wish, Vec<String>> {
+        let mut problems = Vec::new();
+        let what = match (self.command.split_first(), self.shell) {
+            (Some(_), true) => {
+                problems.push("--shell: give it or a command, not both".to_owned());
+                None
+            }
+            (Some((program, arguments)), false) => {
+                Some(What::Command(program.clone(), arguments.to_vec()))
+            }
+            (None, true) => Some(What::Shell),
+            (None, false) => {
+                problems.push("give a command behind --, or --shell".to_owned());
+                None
+            }
+        };
+        let plugin_timeout = match parse::duration(&self.plugin_timeout) {
+            Ok(time) if time.is_zero() => Err("0 leaves no time at all".to_owned()),
+            other => other,
+        };
+        let plugin_timeout =
+            plugin_timeout.map_err(|wrong| problems.push(format!("--plugin-timeout: {wrong}")));
+        match (what, plugin_timeout) {
+            (Some(what), Ok(plugin_timeout)) if problems.is_empty() => Ok(Wish {
+                kubeconfig: self.kubeconfig.clone(),
+                context: self.context.clone(),
+                namespace: self.namespace.clone(),
+                plugin_timeout,
+                what,
+            }),
+            _ => Err(problems),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        flags: Flags,
+    }
+
+    fn understand(words: &[&str]) -> Result<Wish, Vec<String>> {
+        let line = Line::try_parse_from(["run"].iter().chain(words)).unwrap();
+        line.flags.understand()
+    }
+
+    #[test]
+    fn a_command_stands_behind_the_dashes_with_flags_of_its_own() {
+        let wish = understand(&[
+            "--context=c",
+            "-n",
+            "shop",
+            "--",
+            "kubectl",
+            "get",
+            "-n",
+            "x",
+        ]);
+        let wish = wish.unwrap();
+        let command = What::Command(
+            "kubectl".into(),
+            vec!["get".into(), "-n".into(), "x".into()],
+        );
+        assert_eq!(wish.what, command);
+        assert_eq!(wish.context.as_deref(), Some("c"));
+        assert_eq!(wish.namespace.as_deref(), Some("shop"));
+        assert_eq!(wish.plugin_timeout, Duration::from_mins(5));
+        assert_eq!(understand(&["--shell"]).unwrap().what, What::Shell);
+    }
+
+    #[test]
+    fn all_that_is_wrong_is_told_at_once() {
+        let problems = understand(&["--plugin-timeout=x"]).unwrap_err();
+        assert_eq!(problems.len(), 2, "{problems:?}");
+        assert!(problems[0].contains("--shell"), "{problems:?}");
+        assert!(
+            problems[1].starts_with("--plugin-timeout: "),
+            "{problems:?}"
+        );
+        assert!(understand(&["--shell", "--", "kubectl"]).is_err());
+        assert!(understand(&["--plugin-timeout=0s", "--shell"]).is_err());
+    }
+}

@@ -1,0 +1,107 @@
+//! `skewbridge run`: a command with a kubeconfig of its own, whose requests go where a
+//! credential plugin leads. The command need not know of any of it.
+
+mod bridge;
+mod child;
+mod directory;
+mod flags;
+mod kubeconfig;
+mod shell;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use skewbridge_client::{Endpoint, Kubeconfig, Limits, exec};
+
+use bridge::Bridge;
+use child::Ended;
+use directory::PrivateDirectory;
+pub(crate) use flags::Flags;
+use flags::Wish;
+
+/// We failed before the command could be started: what `env` and `timeout` have for
+/// that, as the command's own exit codes are all others.
+const EXIT_FAILED: u8 = 125;
+
+/// Requests of the command, and the command itself: two threads keep up with both.
+const THREADS: usize = 2;
+
+/// What is under way when the command has ended is of no use to anybody.
+const GOODBYE: Duration = Duration::from_millis(200);
+
+/// Flags to endpoint, endpoint to bridge, bridge to kubeconfig, kubeconfig to command.
+pub(crate) fn run(flags: &Flags) -> ExitCode {
+    let wish = match flags.understand() {
+        Ok(wish) => wish,
+        Err(problems) => {
+            for problem in problems {
+                complain(&problem);
+            }
+            let _ = writeln!(std::io::stderr(), "see skewbridge run --help");
+            return ExitCode::from(crate::EXIT_USAGE);
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .enable_all()
+        .build();
+    let ran = match runtime {
+        Ok(runtime) => {
+            let ran = runtime.block_on(session(&wish));
+            runtime.shutdown_timeout(GOODBYE);
+            ran
+        }
+        Err(error) => Err(error.to_string()),
+    };
+    match ran {
+        Ok(ended) => {
+            if let Some(problem) = &ended.problem {
+                complain(problem);
+            }
+            ExitCode::from(ended.code)
+        }
+        Err(problem) => {
+            complain(&problem);
+            ExitCode::from(EXIT_FAILED)
+        }
+    }
+}
+
+/// From the plugin's first run to the command's end. Everything that was made for it is
+/// gone afterwards.
+async fn session(wish: &Wish) -> Result<Ended, String> {
+    let config = Kubeconfig::load(wish.kubeconfig.as_deref()).map_err(|it| it.to_string())?;
+    let target = config
+        .target(wish.context.as_deref())
+        .map_err(|error| error.to_string())?;
+    let limits = Limits {
+        request: None,
+        plugin: wish.plugin_timeout,
+    };
+    let endpoint = Endpoint::prepare_within(&target, limits).await;
+    let endpoint = Arc::new(endpoint.map_err(|error| error.to_string())?);
+    let bridge = Bridge::open(endpoint).await?;
+    let directory = PrivateDirectory::new().map_err(|error| {
+        format!("no private directory for a kubeconfig can be made: {error}; set $TMPDIR")
+    })?;
+    let text = kubeconfig::text(&target, wish.namespace.as_deref(), bridge.access());
+    let path = directory
+        .write("config", text.expose().as_bytes())
+        .map_err(|error| format!("{}: {error}", directory.path().display()))?;
+    drop(text);
+    let mut command = shell::command(&wish.what, &target.context, &directory)?;
+    child::environment(&mut command, &path, &target.context, |name| {
+        std::env::var_os(name)
+    });
+    // From here on the terminal is the command's.
+    exec::stdin_is_taken("the command that skewbridge run has started reads it");
+    let ended = child::run(command).await;
+    drop(bridge);
+    Ok(ended)
+}
+
+fn complain(problem: &str) {
+    let _ = writeln!(std::io::stderr(), "skewbridge: {problem}");
+}
