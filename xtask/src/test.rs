@@ -13,9 +13,24 @@ const C_COMPILER: Need = Need {
     packages: &["gcc", "libc6-dev", "make"],
 };
 
+/// Tokens with keys in them, and the tool that makes the keys: for `skewbridge agent`.
+const TOKENS: [Need; 2] = [
+    Need {
+        program: "softhsm2-util",
+        packages: &["softhsm2"],
+    },
+    Need {
+        program: "pkcs11-tool",
+        packages: &["opensc"],
+    },
+];
+
 pub(crate) fn run() -> Result<(), Failed> {
     let mut steps = Steps::default();
-    steps.run("system packages", || debian::ensure(&[C_COMPILER]))?;
+    let [softhsm, opensc] = TOKENS;
+    steps.run("system packages", || {
+        debian::ensure(&[C_COMPILER, softhsm, opensc])
+    })?;
     steps.run("format", || step::run(&mut cargo("fmt --all --check")))?;
     steps.run("lints", || {
         step::run(&mut cargo(

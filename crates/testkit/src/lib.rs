@@ -27,6 +27,7 @@ pub mod files;
 pub mod h2frames;
 mod h2io;
 pub mod pki;
+mod soft_token;
 mod task;
 pub mod upstream;
 mod wire;
@@ -35,6 +36,7 @@ pub use client::{H1Client, H2Client, H2Stream, Response, TlsClient, get};
 pub use eventually::{PATIENCE, eventually};
 pub use files::{KubeletStyleVolume, ScratchDir};
 pub use pki::{Ca, ClientAuth, Leaf, Validity};
+pub use soft_token::{SoftToken, TokenPublicKey};
 pub use upstream::{ApiServer, BodySender, Options, RawConn, RawServer, Reply, Seen};
 
 /// A TLS connection over TCP, of either side, that can be read by lines as well as by bytes.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use http::HeaderName;
 use skewbridge_agent::{FileKey, Headers, HttpSignature, KeyFile, SigV4, Source};
 use skewbridge_harness::{ClientKey, Harness, Listen, LockFile};
+use skewbridge_pkcs11::{PinSource, Selection, TokenConfig, TokenKey};
 use skewbridge_signatures::{http_signature, sigv4};
 
 use super::flags::{self, Flags, Signer};
@@ -25,8 +26,13 @@ pub(super) fn harness(flags: &Flags) -> Result<Harness, Vec<String>> {
     if flags.idle_timeout.is_zero() {
         problems.push("--idle-timeout: has to be longer than 0".to_owned());
     }
-    for signer in &flags.signer {
+    let is_token = |signer: &&Signer| **signer == Signer::Pkcs11;
+    let others = flags.signer.iter().filter(|signer| !is_token(signer));
+    for signer in others.chain(flags.signer.iter().filter(is_token)) {
         let built = match signer {
+            // Last of all: it may ask for a PIN.
+            Signer::Pkcs11 if !problems.is_empty() => continue,
+            Signer::Pkcs11 => pkcs11(flags).map(|key| Part::Key(Arc::new(key))),
             Signer::File => file(flags).map(|key| Part::Key(Arc::new(key))),
             Signer::Headers => headers(flags).map(|it| Part::Modifier(Box::new(it))),
             Signer::Sigv4 => sigv4(flags).map(|it| Part::Modifier(Box::new(it))),
@@ -55,10 +61,22 @@ fn misplaced(flags: &Flags) -> Vec<String> {
     let has = |signer| flags.signer.contains(&signer);
     let rows = [
         (
-            "--client-certificate",
-            flags.client_certificate.is_some(),
-            Signer::File,
-            "file",
+            "--pkcs11-module",
+            flags.pkcs11_module.is_some(),
+            Signer::Pkcs11,
+            "pkcs11",
+        ),
+        (
+            "--pkcs11-uri",
+            flags.pkcs11_uri.is_some(),
+            Signer::Pkcs11,
+            "pkcs11",
+        ),
+        (
+            "--pkcs11-pin-file",
+            flags.pkcs11_pin_file.is_some(),
+            Signer::Pkcs11,
+            "pkcs11",
         ),
         (
             "--client-key",
@@ -109,12 +127,56 @@ fn misplaced(flags: &Flags) -> Vec<String> {
             problems.push(format!("{flag}: goes with --signer={name}"));
         }
     }
+    if flags.client_certificate.is_some() && !has(Signer::File) && !has(Signer::Pkcs11) {
+        problems.push("--client-certificate: goes with --signer=file or pkcs11".to_owned());
+    }
+    if has(Signer::File) && has(Signer::Pkcs11) {
+        problems.push(
+            "--signer: of pkcs11 and file there can be one: a handshake has one key".to_owned(),
+        );
+    }
     for (place, signer) in flags.signer.iter().enumerate() {
         if flags.signer[..place].contains(signer) {
             problems.push("--signer: each can be named once".to_owned());
         }
     }
     problems
+}
+
+fn pkcs11(flags: &Flags) -> Result<TokenKey, String> {
+    let named = Selection {
+        token: flags.pkcs11_token.clone(),
+        serial: flags.pkcs11_serial.clone(),
+        object: flags.pkcs11_object.clone(),
+        id: flags.pkcs11_id.clone().map(|id| id.0),
+        module: flags.pkcs11_module.clone(),
+        pin_file: flags.pkcs11_pin_file.clone(),
+        ..Selection::default()
+    };
+    let which = named.or(flags.pkcs11_uri.clone().unwrap_or_default());
+    let module = which.module.clone().ok_or(
+        "--signer=pkcs11: needs --pkcs11-module=FILE, such as /usr/lib/x86_64-linux-gnu/\
+         opensc-pkcs11.so",
+    )?;
+    let pin = match (&flags.pkcs11_askpass, &which.pin_file) {
+        (Some(program), _) => PinSource::Askpass(program.clone()),
+        (None, Some(path)) => PinSource::File(path.clone()),
+        (None, None) => PinSource::Prompt,
+    };
+    let certificate = match &flags.client_certificate {
+        Some(path) => Some(
+            FileKey::read_certificate(path)
+                .map_err(|cause| format!("--client-certificate: {cause}"))?,
+        ),
+        None => None,
+    };
+    let config = TokenConfig {
+        module,
+        which,
+        pin,
+        certificate,
+    };
+    TokenKey::open(config).map_err(|error| format!("--signer=pkcs11: {error}"))
 }
 
 fn file(flags: &Flags) -> Result<FileKey, String> {

@@ -87,7 +87,8 @@ fn serve(flags: &Flags) -> Result<(), Problem> {
     let ended = runtime.block_on(serve_as_told(flags, harness, &asked));
     // A handshake that waits for a token is not waited for.
     runtime.shutdown_background();
-    tracing::debug!("ended: {}", ended?);
+    let ended = ended?;
+    tracing::debug!("ended: {ended}");
     Ok(())
 }
 
