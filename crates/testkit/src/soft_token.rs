@@ -63,7 +63,7 @@ impl SoftToken {
     pub fn new(label: &str, pin: &str) -> Option<Self> {
         let library = LIBRARIES.iter().map(PathBuf::from).find(|it| it.exists());
         let runs = |program: &&str| Command::new(program).arg("--help").output().is_ok();
-        let Some(library) = library.filter(|_| PROGRAMS.iter().all(|it| runs(it))) else {
+        let Some(library) = library.filter(|_| PROGRAMS.iter().all(runs)) else {
             let ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
             assert!(!ci, "softhsm2 and opensc are not installed");
             eprintln!("left out: softhsm2 and opensc are not installed");
