@@ -347,11 +347,14 @@ impl ClientKey for TokenKey {
     }
 
     fn sign(&self, scheme: SignatureScheme, message: &[u8]) -> Result<Vec<u8>, KeyError> {
-        // The session may be one with a token that has been taken out since.
-        self.sign_once(scheme, message).or_else(|_| {
-            self.lose();
-            self.sign_once(scheme, message).inspect_err(|_| self.lose())
-        })
+        // A session from before may be one with a token that has been taken out since.
+        let is_from_before = self.lock().open.is_some();
+        let signed = self.sign_once(scheme, message);
+        let signed = signed.inspect_err(|_| self.lose());
+        if signed.is_ok() || !is_from_before {
+            return signed;
+        }
+        self.sign_once(scheme, message).inspect_err(|_| self.lose())
     }
 }
 

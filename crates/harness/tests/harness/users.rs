@@ -39,7 +39,7 @@ async fn another_users_process_is_turned_away_before_a_byte_is_read() {
     let tls = ca
         .server(&["localhost"])
         .server_config(ClientAuth::Require(&ca), &[]);
-    let served = tokio::spawn(serve(
+    let task = tokio::spawn(serve(
         Listener::Unix(listener),
         tls,
         forwarder,
@@ -49,7 +49,7 @@ async fn another_users_process_is_turned_away_before_a_byte_is_read() {
     assert_eq!(ours, Met::Listens);
     let others = connect(path, Some(OTHER)).await;
     assert_eq!(others, Met::TurnedAway);
-    served.abort();
+    task.abort();
 }
 
 #[derive(Debug, PartialEq, Eq)]

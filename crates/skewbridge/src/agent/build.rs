@@ -8,10 +8,11 @@ use skewbridge_harness::{ClientKey, Harness, Listen, LockFile};
 use skewbridge_pkcs11::{PinSource, Selection, TokenConfig, TokenKey};
 use skewbridge_signatures::{http_signature, sigv4};
 
+use super::Problem;
 use super::flags::{self, Flags, Signer};
 
 /// A harness with its signers, or all that is wrong with the flags.
-pub(super) fn harness(flags: &Flags) -> Result<Harness, Vec<String>> {
+pub(super) fn harness(flags: &Flags) -> Result<Harness, Problem> {
     let mut problems = misplaced(flags);
     let mut harness = Harness::new()
         .listen(match flags.listen {
@@ -26,13 +27,16 @@ pub(super) fn harness(flags: &Flags) -> Result<Harness, Vec<String>> {
     if flags.idle_timeout.is_zero() {
         problems.push("--idle-timeout: has to be longer than 0".to_owned());
     }
-    let is_token = |signer: &&Signer| **signer == Signer::Pkcs11;
-    let others = flags.signer.iter().filter(|signer| !is_token(signer));
-    for signer in others.chain(flags.signer.iter().filter(is_token)) {
+    let mut token = None;
+    for signer in &flags.signer {
         let built = match signer {
-            // Last of all: it may ask for a PIN.
-            Signer::Pkcs11 if !problems.is_empty() => continue,
-            Signer::Pkcs11 => pkcs11(flags).map(|key| Part::Key(Arc::new(key))),
+            Signer::Pkcs11 => match token_config(flags) {
+                Ok(config) => {
+                    token = Some(config);
+                    continue;
+                }
+                Err(problem) => Err(problem),
+            },
             Signer::File => file(flags).map(|key| Part::Key(Arc::new(key))),
             Signer::Headers => headers(flags).map(|it| Part::Modifier(Box::new(it))),
             Signer::Sigv4 => sigv4(flags).map(|it| Part::Modifier(Box::new(it))),
@@ -44,11 +48,15 @@ pub(super) fn harness(flags: &Flags) -> Result<Harness, Vec<String>> {
             Err(problem) => problems.push(problem),
         }
     }
-    if problems.is_empty() {
-        Ok(harness)
-    } else {
-        Err(problems)
+    if !problems.is_empty() {
+        return Err(Problem::Usage(problems));
     }
+    // Last of all: it may ask for a PIN.
+    if let Some(config) = token {
+        let key = TokenKey::open(config).map_err(|error| Problem::Failed(error.to_string()))?;
+        harness = harness.key(Arc::new(key));
+    }
+    Ok(harness)
 }
 
 enum Part {
@@ -143,7 +151,7 @@ fn misplaced(flags: &Flags) -> Vec<String> {
     problems
 }
 
-fn pkcs11(flags: &Flags) -> Result<TokenKey, String> {
+fn token_config(flags: &Flags) -> Result<TokenConfig, String> {
     let named = Selection {
         token: flags.pkcs11_token.clone(),
         serial: flags.pkcs11_serial.clone(),
@@ -170,13 +178,12 @@ fn pkcs11(flags: &Flags) -> Result<TokenKey, String> {
         ),
         None => None,
     };
-    let config = TokenConfig {
+    Ok(TokenConfig {
         module,
         which,
         pin,
         certificate,
-    };
-    TokenKey::open(config).map_err(|error| format!("--signer=pkcs11: {error}"))
+    })
 }
 
 fn file(flags: &Flags) -> Result<FileKey, String> {

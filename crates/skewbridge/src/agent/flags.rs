@@ -98,7 +98,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse::duration, help_heading = "Signer headers")]
     pub(crate) headers_refresh: Duration,
 
-    /// sigv4: the region; without it $AWS_REGION or that of the profile
+    /// sigv4: the region; without it that of the environment or of the profile
     #[arg(long, value_name = "NAME", help_heading = "Signer sigv4")]
     pub(crate) sigv4_region: Option<String>,
     /// sigv4: the service that signatures are for
@@ -109,7 +109,7 @@ pub(crate) struct Flags {
         help_heading = "Signer sigv4"
     )]
     pub(crate) sigv4_service: String,
-    /// sigv4: the profile; without it the environment's keys, or $AWS_PROFILE
+    /// sigv4: the profile; without it the keys or the profile of the environment
     #[arg(long, value_name = "NAME", help_heading = "Signer sigv4")]
     pub(crate) sigv4_profile: Option<String>,
 

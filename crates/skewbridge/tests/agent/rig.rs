@@ -257,12 +257,11 @@ pub(crate) async fn send(printed: &Value, request: &str) -> std::io::Result<Stri
         )
         .unwrap();
     let url = text(&status["proxyConfig"]["url"]);
-    let io: Box<dyn Io> = match url.strip_prefix("unix://") {
-        Some(path) => Box::new(UnixStream::connect(path).await?),
-        None => {
-            let address = url.strip_prefix("https://").unwrap();
-            Box::new(TcpStream::connect(address).await?)
-        }
+    let io: Box<dyn Io> = if let Some(path) = url.strip_prefix("unix://") {
+        Box::new(UnixStream::connect(path).await?)
+    } else {
+        let address = url.strip_prefix("https://").unwrap();
+        Box::new(TcpStream::connect(address).await?)
     };
     let name = match url.strip_prefix("https://") {
         Some(address) => address.rsplit_once(':').unwrap().0.to_owned(),

@@ -65,12 +65,12 @@ async fn several_signers_have_their_turn_in_order() {
     let uri = format!("https://{host}{}", seen.target).parse().unwrap();
     let headers = headers_of(seen);
     let signed = Request::of("https", &seen.method, &uri, &headers).unwrap();
-    let verified = verifier
+    let judged = verifier
         .verify(&signed, HasBody::Yes, now, |id| {
             (id == "laptop").then_some(&key)
         })
         .unwrap();
-    assert!(verified.digest.unwrap().matches(&seen.body));
+    assert!(judged.digest.unwrap().matches(&seen.body));
 }
 
 #[tokio::test]

@@ -30,7 +30,7 @@ async fn the_key_in_the_token_is_the_users() {
     };
     let output = agent("wrong").output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success());
+    assert_eq!(output.status.code(), Some(1));
     assert!(said.contains("token \"jane\": the PIN is wrong"), "{said}");
     let plugin = Plugin::of(agent("pin"));
     let is_jane = || async { plugin.get("/").await.unwrap().contains("\ntoken-jane\r\n") };
