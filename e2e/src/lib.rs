@@ -30,6 +30,7 @@ mod planes;
 mod ports;
 mod process;
 mod raw;
+mod run;
 mod shape;
 mod spdystream;
 mod special;

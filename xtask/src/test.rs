@@ -17,9 +17,24 @@ const C_COMPILER: Need = Need {
 /// How many tests of a program run at a time: most of the time they wait for each other.
 const TESTS_AT_A_TIME: &str = "8";
 
+/// Tokens with keys in them, and the tool that makes the keys: for `skewbridge agent`.
+const TOKENS: [Need; 2] = [
+    Need {
+        program: "softhsm2-util",
+        packages: &["softhsm2"],
+    },
+    Need {
+        program: "pkcs11-tool",
+        packages: &["opensc"],
+    },
+];
+
 pub(crate) fn run() -> Result<(), Failed> {
     let mut steps = Steps::default();
-    steps.run("system packages", || debian::ensure(&[C_COMPILER]))?;
+    let [softhsm, opensc] = TOKENS;
+    steps.run("system packages", || {
+        debian::ensure(&[C_COMPILER, softhsm, opensc])
+    })?;
     steps.run("format", || step::run(&mut cargo("fmt --all --check")))?;
     steps.run("unit, integration and doc tests", tests)?;
     let ci = std::env::var("CI").unwrap_or_default();

@@ -1,7 +1,7 @@
 //! A TLS key from files, as a kubeconfig has it: for tests, and on the way to
 //! something better.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustls::SignatureScheme;
@@ -49,16 +49,16 @@ impl FileKey {
         Ok(files)
     }
 
-    fn read(&self) -> Result<(Vec<CertificateDer<'static>>, Arc<dyn SigningKey>), String> {
-        let pem = secret_file::read(&self.certificate)?;
+    /// A certificate with its intermediates, in PEM. An error names the file.
+    pub fn read_certificate(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+        let pem = secret_file::read(path)?;
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
         let chain = chain.ok().filter(|chain| !chain.is_empty());
-        let chain = chain.ok_or_else(|| {
-            format!(
-                "{}: there is no certificate in PEM",
-                self.certificate.display()
-            )
-        })?;
+        chain.ok_or_else(|| format!("{}: there is no certificate in PEM", path.display()))
+    }
+
+    fn read(&self) -> Result<(Vec<CertificateDer<'static>>, Arc<dyn SigningKey>), String> {
+        let chain = Self::read_certificate(&self.certificate)?;
         let path = self.key.display();
         let pem = secret_file::read(&self.key)?;
         let mut der = PrivateKeyDer::from_pem_slice(&pem)

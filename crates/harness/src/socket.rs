@@ -4,8 +4,10 @@
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener};
 
@@ -14,6 +16,9 @@ use crate::forward::Listener;
 
 /// What fits into the address of a Unix socket on every system that we know.
 const MAX_SOCKET_PATH: usize = 100;
+
+/// The socket in its directory.
+const SOCKET: &str = "proxy.sock";
 
 /// How often another name is tried for a directory: names are 64 random bits.
 const TRIES: usize = 4;
@@ -57,7 +62,7 @@ pub(crate) async fn open(listen: Listen) -> Result<(Listener, Place), Error> {
         }
         Listen::Unix => {
             let directory = PrivateDirectory::new()?;
-            let path = directory.path.join("proxy.sock");
+            let path = directory.path.join(SOCKET);
             let listener = bind(&path)?;
             let place = Place {
                 url: format!("unix://{}", path.display()),
@@ -99,8 +104,9 @@ impl PrivateDirectory {
     fn new() -> Result<Self, Error> {
         let mut failure = None;
         for above in above() {
+            sweep(&above);
             for _ in 0..TRIES {
-                let path = above.join(format!("skewbridge-agent-{:016x}", random()?));
+                let path = above.join(format!("{PREFIX}{:016x}", random()?));
                 if path.as_os_str().len() > MAX_SOCKET_PATH {
                     break;
                 }
@@ -132,6 +138,42 @@ impl Drop for PrivateDirectory {
     }
 }
 
+/// How our directories begin; then come random digits.
+const PREFIX: &str = "skewbridge-agent-";
+
+/// How many directories are looked at: enough to keep up with crashes, and bounded
+/// where somebody else makes them.
+const SWEPT: usize = 256;
+
+/// Nobody takes so long between making a directory and listening in it.
+const SETTLED: Duration = Duration::from_mins(1);
+
+/// Removes what plugins left that were killed: directories of ours with a socket on
+/// which nobody listens.
+fn sweep(above: &Path) {
+    let ours = rustix::process::geteuid().as_raw();
+    let Ok(entries) = fs::read_dir(above) else {
+        return;
+    };
+    let named = entries.filter_map(Result::ok).filter(|entry| {
+        let name = entry.file_name();
+        name.as_encoded_bytes().starts_with(PREFIX.as_bytes())
+    });
+    for entry in named.take(SWEPT) {
+        let is_old = entry.metadata().is_ok_and(|it| {
+            let age = it.modified().ok().and_then(|since| since.elapsed().ok());
+            it.is_dir() && it.uid() == ours && age.is_some_and(|age| age > SETTLED)
+        });
+        let is_left = || match UnixStream::connect(entry.path().join(SOCKET)) {
+            Ok(_) => false,
+            Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
+        };
+        if is_old && is_left() {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 /// Where such a directory may be: the user's own place first.
 fn above() -> impl Iterator<Item = PathBuf> {
     let named = ["XDG_RUNTIME_DIR", "TMPDIR"].map(std::env::var_os);
@@ -148,4 +190,47 @@ fn random() -> Result<u64, Error> {
     aws_lc_rs::rand::fill(&mut bytes)
         .map_err(|_| Error::Certificate("the system has no randomness".to_owned()))?;
     Ok(u64::from_ne_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use skewbridge_testkit::ScratchDir;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_a_killed_plugin_left_is_removed_and_nothing_else() {
+        let dir = ScratchDir::new();
+        let long_ago = SystemTime::now() - 2 * SETTLED;
+        let make = |name: &str| {
+            let path = dir.path().join(name);
+            fs::create_dir(&path).unwrap();
+            path
+        };
+        let age = |path: &Path| {
+            fs::File::open(path)
+                .unwrap()
+                .set_modified(long_ago)
+                .unwrap();
+        };
+        let dead = make("skewbridge-agent-1");
+        drop(bind(&dead.join(SOCKET)).unwrap());
+        let alive = make("skewbridge-agent-2");
+        let _listening = bind(&alive.join(SOCKET)).unwrap();
+        let empty = make("skewbridge-agent-3");
+        let other = make("other-4");
+        drop(bind(&other.join(SOCKET)).unwrap());
+        let young = make("skewbridge-agent-5");
+        drop(bind(&young.join(SOCKET)).unwrap());
+        for path in [&dead, &alive, &empty, &other] {
+            age(path);
+        }
+        sweep(dir.path());
+        assert!(!dead.exists());
+        for path in [&alive, &empty, &other, &young] {
+            assert!(path.exists(), "{}", path.display());
+        }
+    }
 }

@@ -28,6 +28,7 @@ pub mod h2frames;
 mod h2io;
 pub mod pki;
 pub mod pods;
+mod soft_token;
 mod task;
 pub mod upstream;
 mod wire;
@@ -37,6 +38,7 @@ pub use eventually::{PATIENCE, eventually};
 pub use files::{KubeletStyleVolume, ScratchDir};
 pub use pki::{Ca, ClientAuth, Leaf, Validity};
 pub use pods::{Grant, Pods};
+pub use soft_token::{SoftToken, TokenPublicKey};
 pub use upstream::{ApiServer, BodySender, Options, RawConn, RawServer, Reply, Seen};
 
 /// A TLS connection over TCP, of either side, that can be read by lines as well as by bytes.

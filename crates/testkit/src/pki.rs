@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, SanType, SigningKey, date_time_ymd,
+    KeyUsagePurpose, PublicKeyData, SanType, SigningKey, date_time_ymd,
 };
 use rustls::crypto::CryptoProvider;
 use rustls::server::WebPkiClientVerifier;
@@ -131,6 +131,21 @@ impl Ca {
         )
     }
 
+    /// As [`Ca::client`], for a key that is elsewhere: in a token, say.
+    pub fn client_with_key(
+        &self,
+        key: &impl PublicKeyData,
+        common_name: &str,
+        organizations: &[&str],
+    ) -> CertificateDer<'static> {
+        let subject = Subject {
+            common_name: common_name.to_owned(),
+            organizations: organizations.iter().map(|&name| name.to_owned()).collect(),
+        };
+        let params = end_entity(Validity::Current, ExtendedKeyUsagePurpose::ClientAuth);
+        self.sign(&params, key, &subject)
+    }
+
     /// The CA's own certificate, as a `ca.crt` file holds it.
     pub fn pem(&self) -> String {
         certificate_pem(&self.certificate)
@@ -150,12 +165,7 @@ impl Ca {
 
     fn issue(&self, params: &CertificateParams, subject: &Subject) -> Leaf {
         let key = new_key();
-        let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        // rcgen's names hold one attribute of a kind; a Kubernetes user has many groups.
-        let certificate = with_subject(certificate.der(), subject, |tbs| {
-            self.issuer.key().sign(tbs).unwrap()
-        });
-        let mut chain_der = vec![CertificateDer::from(certificate)];
+        let mut chain_der = vec![self.sign(params, &key, subject)];
         chain_der.extend_from_slice(&self.presented);
         Leaf {
             cert_pem: chain_der.iter().map(certificate_pem).collect(),
@@ -163,6 +173,20 @@ impl Ca {
             key_der: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
             chain_der,
         }
+    }
+
+    fn sign(
+        &self,
+        params: &CertificateParams,
+        key: &impl PublicKeyData,
+        subject: &Subject,
+    ) -> CertificateDer<'static> {
+        let certificate = params.signed_by(key, &self.issuer).unwrap();
+        // rcgen's names hold one attribute of a kind; a Kubernetes user has many groups.
+        let certificate = with_subject(certificate.der(), subject, |tbs| {
+            self.issuer.key().sign(tbs).unwrap()
+        });
+        CertificateDer::from(certificate)
     }
 }
 

@@ -5,3 +5,4 @@ mod engine;
 mod keys;
 mod rig;
 mod upgrades;
+mod users;

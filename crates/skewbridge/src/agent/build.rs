@@ -5,12 +5,14 @@ use std::sync::Arc;
 use http::HeaderName;
 use skewbridge_agent::{FileKey, Headers, HttpSignature, KeyFile, SigV4, Source};
 use skewbridge_harness::{ClientKey, Harness, Listen, LockFile};
+use skewbridge_pkcs11::{PinSource, Selection, TokenConfig, TokenKey};
 use skewbridge_signatures::{http_signature, sigv4};
 
+use super::Problem;
 use super::flags::{self, Flags, Signer};
 
 /// A harness with its signers, or all that is wrong with the flags.
-pub(super) fn harness(flags: &Flags) -> Result<Harness, Vec<String>> {
+pub(super) fn harness(flags: &Flags) -> Result<Harness, Problem> {
     let mut problems = misplaced(flags);
     let mut harness = Harness::new()
         .listen(match flags.listen {
@@ -25,8 +27,16 @@ pub(super) fn harness(flags: &Flags) -> Result<Harness, Vec<String>> {
     if flags.idle_timeout.is_zero() {
         problems.push("--idle-timeout: has to be longer than 0".to_owned());
     }
+    let mut token = None;
     for signer in &flags.signer {
         let built = match signer {
+            Signer::Pkcs11 => match token_config(flags) {
+                Ok(config) => {
+                    token = Some(config);
+                    continue;
+                }
+                Err(problem) => Err(problem),
+            },
             Signer::File => file(flags).map(|key| Part::Key(Arc::new(key))),
             Signer::Headers => headers(flags).map(|it| Part::Modifier(Box::new(it))),
             Signer::Sigv4 => sigv4(flags).map(|it| Part::Modifier(Box::new(it))),
@@ -38,11 +48,15 @@ pub(super) fn harness(flags: &Flags) -> Result<Harness, Vec<String>> {
             Err(problem) => problems.push(problem),
         }
     }
-    if problems.is_empty() {
-        Ok(harness)
-    } else {
-        Err(problems)
+    if !problems.is_empty() {
+        return Err(Problem::Usage(problems));
     }
+    // Last of all: it may ask for a PIN.
+    if let Some(config) = token {
+        let key = TokenKey::open(config).map_err(|error| Problem::Failed(error.to_string()))?;
+        harness = harness.key(Arc::new(key));
+    }
+    Ok(harness)
 }
 
 enum Part {
@@ -55,10 +69,22 @@ fn misplaced(flags: &Flags) -> Vec<String> {
     let has = |signer| flags.signer.contains(&signer);
     let rows = [
         (
-            "--client-certificate",
-            flags.client_certificate.is_some(),
-            Signer::File,
-            "file",
+            "--pkcs11-module",
+            flags.pkcs11_module.is_some(),
+            Signer::Pkcs11,
+            "pkcs11",
+        ),
+        (
+            "--pkcs11-uri",
+            flags.pkcs11_uri.is_some(),
+            Signer::Pkcs11,
+            "pkcs11",
+        ),
+        (
+            "--pkcs11-pin-file",
+            flags.pkcs11_pin_file.is_some(),
+            Signer::Pkcs11,
+            "pkcs11",
         ),
         (
             "--client-key",
@@ -109,12 +135,55 @@ fn misplaced(flags: &Flags) -> Vec<String> {
             problems.push(format!("{flag}: goes with --signer={name}"));
         }
     }
+    if flags.client_certificate.is_some() && !has(Signer::File) && !has(Signer::Pkcs11) {
+        problems.push("--client-certificate: goes with --signer=file or pkcs11".to_owned());
+    }
+    if has(Signer::File) && has(Signer::Pkcs11) {
+        problems.push(
+            "--signer: of pkcs11 and file there can be one: a handshake has one key".to_owned(),
+        );
+    }
     for (place, signer) in flags.signer.iter().enumerate() {
         if flags.signer[..place].contains(signer) {
             problems.push("--signer: each can be named once".to_owned());
         }
     }
     problems
+}
+
+fn token_config(flags: &Flags) -> Result<TokenConfig, String> {
+    let named = Selection {
+        token: flags.pkcs11_token.clone(),
+        serial: flags.pkcs11_serial.clone(),
+        object: flags.pkcs11_object.clone(),
+        id: flags.pkcs11_id.clone().map(|id| id.0),
+        module: flags.pkcs11_module.clone(),
+        pin_file: flags.pkcs11_pin_file.clone(),
+        ..Selection::default()
+    };
+    let which = named.or(flags.pkcs11_uri.clone().unwrap_or_default());
+    let module = which.module.clone().ok_or(
+        "--signer=pkcs11: needs --pkcs11-module=FILE, such as /usr/lib/x86_64-linux-gnu/\
+         opensc-pkcs11.so",
+    )?;
+    let pin = match (&flags.pkcs11_askpass, &which.pin_file) {
+        (Some(program), _) => PinSource::Askpass(program.clone()),
+        (None, Some(path)) => PinSource::File(path.clone()),
+        (None, None) => PinSource::Prompt,
+    };
+    let certificate = match &flags.client_certificate {
+        Some(path) => Some(
+            FileKey::read_certificate(path)
+                .map_err(|cause| format!("--client-certificate: {cause}"))?,
+        ),
+        None => None,
+    };
+    Ok(TokenConfig {
+        module,
+        which,
+        pin,
+        certificate,
+    })
 }
 
 fn file(flags: &Flags) -> Result<FileKey, String> {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args, ValueEnum};
+use skewbridge_pkcs11::Selection;
 
 use crate::serve::parse;
 
@@ -41,7 +42,38 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "NAME", required = true, value_enum)]
     pub(crate) signer: Vec<Signer>,
 
-    /// file: the certificate for the cluster, with its intermediates
+    /// pkcs11: the library of the token's maker
+    #[arg(long, value_name = "FILE", help_heading = "Signer pkcs11")]
+    pub(crate) pkcs11_module: Option<PathBuf>,
+    /// pkcs11: token and key as a URI (RFC 7512), such as pkcs11:token=jane;object=kubernetes
+    #[arg(long, value_name = "URI", help_heading = "Signer pkcs11")]
+    pub(crate) pkcs11_uri: Option<Selection>,
+    /// pkcs11: the label of the token
+    #[arg(long, value_name = "LABEL", help_heading = "Signer pkcs11")]
+    pub(crate) pkcs11_token: Option<String>,
+    /// pkcs11: the serial number of the token
+    #[arg(long, value_name = "NUMBER", help_heading = "Signer pkcs11")]
+    pub(crate) pkcs11_serial: Option<String>,
+    /// pkcs11: the label of key and certificate
+    #[arg(long, value_name = "LABEL", help_heading = "Signer pkcs11")]
+    pub(crate) pkcs11_object: Option<String>,
+    /// pkcs11: the identifier of key and certificate, in hexadecimal
+    #[arg(long, value_name = "HEX", value_parser = hex, help_heading = "Signer pkcs11")]
+    pub(crate) pkcs11_id: Option<Id>,
+    /// pkcs11: a file whose first line is the PIN; without it the terminal is asked
+    #[arg(long, value_name = "FILE", help_heading = "Signer pkcs11")]
+    pub(crate) pkcs11_pin_file: Option<PathBuf>,
+    /// pkcs11: a program that prints the PIN; it is given the question
+    #[arg(
+        long,
+        value_name = "PROGRAM",
+        conflicts_with = "pkcs11_pin_file",
+        help_heading = "Signer pkcs11"
+    )]
+    pub(crate) pkcs11_askpass: Option<OsString>,
+
+    /// file: the certificate for the cluster, with its intermediates; pkcs11: the same, where it
+    /// is not in the token
     #[arg(long, value_name = "FILE", help_heading = "Signer file")]
     pub(crate) client_certificate: Option<PathBuf>,
     /// file: its key
@@ -66,7 +98,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse::duration, help_heading = "Signer headers")]
     pub(crate) headers_refresh: Duration,
 
-    /// sigv4: the region; without it $AWS_REGION or that of the profile
+    /// sigv4: the region; without it that of the environment or of the profile
     #[arg(long, value_name = "NAME", help_heading = "Signer sigv4")]
     pub(crate) sigv4_region: Option<String>,
     /// sigv4: the service that signatures are for
@@ -77,7 +109,7 @@ pub(crate) struct Flags {
         help_heading = "Signer sigv4"
     )]
     pub(crate) sigv4_service: String,
-    /// sigv4: the profile; without it the environment's keys, or $AWS_PROFILE
+    /// sigv4: the profile; without it the keys or the profile of the environment
     #[arg(long, value_name = "NAME", help_heading = "Signer sigv4")]
     pub(crate) sigv4_profile: Option<String>,
 
@@ -123,6 +155,8 @@ pub(crate) struct Flags {
 /// What proves who the user is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Signer {
+    /// A key in a PKCS#11 token (smart card, security key, HSM), in the TLS handshake
+    Pkcs11,
     /// A certificate and its key in files, in the TLS handshake
     File,
     /// Headers from a file or a command, on each request
@@ -140,4 +174,36 @@ pub(crate) enum Listen {
     Unix,
     /// A port of 127.0.0.1
     Tcp,
+}
+
+/// The identifier of an object in a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Id(pub(crate) Vec<u8>);
+
+/// Pairs of digits, as `pkcs11-tool --id` has them.
+fn hex(text: &str) -> Result<Id, String> {
+    let wrong = || format!("{text:?} is not hexadecimal; write it like 01a0");
+    let is_even = text.len().is_multiple_of(2) && !text.is_empty() && text.is_ascii();
+    if !is_even {
+        return Err(wrong());
+    }
+    let pairs = text.as_bytes().chunks_exact(2);
+    let bytes = pairs.map(|pair| {
+        let pair = std::str::from_utf8(pair).ok()?;
+        u8::from_str_radix(pair, 16).ok()
+    });
+    bytes.collect::<Option<_>>().map(Id).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identifier_is_hexadecimal() {
+        assert_eq!(hex("01a0"), Ok(Id(vec![1, 0xa0])));
+        for wrong in ["", "1", "0x", "zz", "é1"] {
+            assert!(hex(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -79,7 +79,7 @@ impl From<std::io::Error> for Problem {
 /// Is the proxy, for one client or for all.
 fn serve(flags: &Flags) -> Result<(), Problem> {
     let asked = Asked::from_environment()?;
-    let harness = build::harness(flags).map_err(Problem::Usage)?;
+    let harness = build::harness(flags)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -87,7 +87,8 @@ fn serve(flags: &Flags) -> Result<(), Problem> {
     let ended = runtime.block_on(serve_as_told(flags, harness, &asked));
     // A handshake that waits for a token is not waited for.
     runtime.shutdown_background();
-    tracing::debug!("ended: {}", ended?);
+    let ended = ended?;
+    tracing::debug!("ended: {ended}");
     Ok(())
 }
 

@@ -1,0 +1,107 @@
+//! Where a PIN comes from: never from arguments or the environment, which other
+//! processes can read.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use zeroize::Zeroizing;
+
+use crate::tty;
+
+/// More than any PIN.
+const MAX_LENGTH: u64 = 256;
+
+/// Where a PIN comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PinSource {
+    /// The user is asked at the terminal.
+    Prompt,
+    /// The first line of a file.
+    File(PathBuf),
+    /// The first line that a program prints; the question is its argument, as with
+    /// `SSH_ASKPASS`.
+    Askpass(OsString),
+}
+
+impl PinSource {
+    /// The PIN of this token. It may take as long as the user does.
+    pub(crate) fn get(&self, token: &str) -> Result<Zeroizing<String>, String> {
+        let question = format!("PIN of token {token:?}: ");
+        match self {
+            Self::Prompt => tty::ask(&question).map_err(|error| {
+                format!(
+                    "a PIN is needed, and nobody can be asked at a terminal: {error}; give \
+                     --pkcs11-pin-file or --pkcs11-askpass"
+                )
+            }),
+            Self::File(path) => {
+                let read = File::open(path).and_then(first_line);
+                read.map_err(|error| format!("--pkcs11-pin-file {}: {error}", path.display()))
+            }
+            Self::Askpass(program) => {
+                let ran = ask_program(program, &question);
+                ran.map_err(|error| format!("--pkcs11-askpass {}: {error}", program.display()))
+            }
+        }
+    }
+}
+
+fn ask_program(program: &OsString, question: &str) -> std::io::Result<Zeroizing<String>> {
+    let mut child = Command::new(program)
+        .arg(question)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let line = match child.stdout.take() {
+        Some(stdout) => first_line(stdout),
+        None => Err(std::io::Error::other("it has no output")),
+    };
+    let ended = child.wait()?;
+    if !ended.success() {
+        return Err(std::io::Error::other(format!("failed with {ended}")));
+    }
+    line
+}
+
+fn first_line(from: impl Read) -> std::io::Result<Zeroizing<String>> {
+    // Room for all of it: a buffer that grows leaves copies behind.
+    let room = usize::try_from(MAX_LENGTH).unwrap_or_default() + 1;
+    let mut bytes = Zeroizing::new(Vec::with_capacity(room));
+    from.take(MAX_LENGTH).read_to_end(&mut bytes)?;
+    let line = bytes
+        .split(|byte| *byte == b'\n')
+        .next()
+        .unwrap_or_default();
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let text = std::str::from_utf8(line).map_err(|_| std::io::Error::other("it is not text"))?;
+    if text.is_empty() {
+        return Err(std::io::Error::other("there is no PIN"));
+    }
+    Ok(Zeroizing::new(text.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use skewbridge_testkit::ScratchDir;
+
+    use super::*;
+
+    #[test]
+    fn a_pin_is_the_first_line_of_a_file_or_of_what_a_program_prints() {
+        let dir = ScratchDir::new();
+        let file = PinSource::File(dir.write("pin", "1234\r\nmore\n"));
+        assert_eq!(&**file.get("t").unwrap(), "1234");
+        let empty = PinSource::File(dir.write("empty", "\n"));
+        assert!(empty.get("t").unwrap_err().ends_with("there is no PIN"));
+        let script = dir.write("askpass", "#!/bin/sh\necho \"$1\"\n");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        std::fs::set_permissions(&script, mode).unwrap();
+        let program = PinSource::Askpass(script.into());
+        assert_eq!(&**program.get("t").unwrap(), "PIN of token \"t\": ");
+        let failing = PinSource::Askpass("false".into());
+        assert!(failing.get("t").unwrap_err().contains("failed with"));
+    }
+}

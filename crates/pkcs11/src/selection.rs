@@ -1,0 +1,208 @@
+//! Which token, and which key in it: RFC 7512, and flags that say the same.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use percent_encoding::percent_decode_str;
+
+/// What a token and a key have to be like. What is not said does not matter.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// The token's label.
+    pub token: Option<String>,
+    /// The token's serial number.
+    pub serial: Option<String>,
+    /// Who made it.
+    pub manufacturer: Option<String>,
+    /// What it is.
+    pub model: Option<String>,
+    /// The label of key and certificate.
+    pub object: Option<String>,
+    /// The identifier (`CKA_ID`) of key and certificate.
+    pub id: Option<Vec<u8>>,
+    /// The library: `module-path`.
+    pub module: Option<PathBuf>,
+    /// The file with the PIN: `pin-source`.
+    pub pin_file: Option<PathBuf>,
+}
+
+impl FromStr for Selection {
+    type Err = String;
+
+    /// Reads `pkcs11:NAME=VALUE;NAME=VALUE?NAME=VALUE&NAME=VALUE`. An error does not
+    /// repeat what could be a PIN.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rest = text
+            .get(..7)
+            .filter(|scheme| scheme.eq_ignore_ascii_case("pkcs11:"))
+            .and_then(|_| text.get(7..))
+            .ok_or("it does not begin with pkcs11:")?;
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut found = Self::default();
+        let mut seen = Vec::new();
+        for part in path.split(';').filter(|part| !part.is_empty()) {
+            let (name, value) = pair(part)?;
+            if seen.contains(&name) {
+                return Err(format!("{name} is given twice"));
+            }
+            seen.push(name);
+            match name {
+                "token" => found.token = Some(text_of(name, value)?),
+                "serial" => found.serial = Some(text_of(name, value)?),
+                "manufacturer" => found.manufacturer = Some(text_of(name, value)?),
+                "model" => found.model = Some(text_of(name, value)?),
+                "object" => found.object = Some(text_of(name, value)?),
+                "id" => found.id = Some(percent_decode_str(value).collect()),
+                "type" if matches!(value, "private" | "cert") => {}
+                "type" => return Err("type is neither private nor cert".to_owned()),
+                // RFC 7512, 2.3: what is not known cannot be matched, and must not be
+                // passed over.
+                _ => return Err(format!("{name} is not understood")),
+            }
+        }
+        for part in query.split('&').filter(|part| !part.is_empty()) {
+            let (name, value) = pair(part)?;
+            match name {
+                "module-path" => found.module = Some(text_of(name, value)?.into()),
+                "pin-source" => {
+                    let source = text_of(name, value)?;
+                    let path = source.strip_prefix("file:").unwrap_or(&source);
+                    found.pin_file = Some(path.trim_start_matches("//").into());
+                }
+                "pin-value" => {
+                    return Err(
+                        "pin-value would show the PIN to all processes; use pin-source".to_owned(),
+                    );
+                }
+                _ => return Err(format!("{name} is not understood")),
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn pair(part: &str) -> Result<(&str, &str), String> {
+    part.split_once('=')
+        .ok_or_else(|| "it has a part that is not NAME=VALUE".to_owned())
+}
+
+fn text_of(name: &str, value: &str) -> Result<String, String> {
+    percent_decode_str(value)
+        .decode_utf8()
+        .map(std::borrow::Cow::into_owned)
+        .map_err(|_| format!("{name} is not text"))
+}
+
+impl Selection {
+    /// The same, with what `other` says where this says nothing.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            token: self.token.or(other.token),
+            serial: self.serial.or(other.serial),
+            manufacturer: self.manufacturer.or(other.manufacturer),
+            model: self.model.or(other.model),
+            object: self.object.or(other.object),
+            id: self.id.or(other.id),
+            module: self.module.or(other.module),
+            pin_file: self.pin_file.or(other.pin_file),
+        }
+    }
+
+    /// Whether a token is meant.
+    pub(crate) fn is_token(
+        &self,
+        label: &str,
+        serial: &str,
+        manufacturer: &str,
+        model: &str,
+    ) -> bool {
+        let fits =
+            |wanted: &Option<String>, is: &str| wanted.as_ref().is_none_or(|it| it == is.trim());
+        fits(&self.token, label)
+            && fits(&self.serial, serial)
+            && fits(&self.manufacturer, manufacturer)
+            && fits(&self.model, model)
+    }
+
+    /// Whether a key, or a certificate, is meant.
+    pub(crate) fn is_object(&self, label: &str, id: &[u8]) -> bool {
+        self.object.as_ref().is_none_or(|it| it == label)
+            && self.id.as_ref().is_none_or(|it| it == id)
+    }
+}
+
+/// The token, for messages.
+impl fmt::Display for Selection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let said = [
+            ("token", &self.token),
+            ("serial", &self.serial),
+            ("manufacturer", &self.manufacturer),
+            ("model", &self.model),
+        ];
+        let mut any = false;
+        for (name, value) in said {
+            if let Some(value) = value {
+                let between = if any { ", " } else { "" };
+                write!(f, "{between}{name} {value:?}")?;
+                any = true;
+            }
+        }
+        if any {
+            Ok(())
+        } else {
+            f.write_str("any token")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uri_is_read_as_rfc_7512_has_it() {
+        let read = |text: &str| text.parse::<Selection>();
+        let all = "pkcs11:token=The%20Software%20Token;serial=1b;manufacturer=m;model=x;\
+                   object=my-key;id=%69%95%3E;type=private?module-path=/usr/lib/m.so\
+                   &pin-source=file:/run/pin";
+        let found = read(all).unwrap();
+        assert_eq!(found.token.as_deref(), Some("The Software Token"));
+        assert_eq!(found.id.as_deref(), Some(&[0x69, 0x95, 0x3e][..]));
+        assert_eq!(found.module, Some("/usr/lib/m.so".into()));
+        assert_eq!(found.pin_file, Some("/run/pin".into()));
+        assert_eq!(read("pkcs11:").unwrap(), Selection::default());
+        assert_eq!(read("PKCS11:token=a").unwrap().token.as_deref(), Some("a"));
+        let rows = [
+            ("token=a", "does not begin"),
+            ("pkcs11:token", "not NAME=VALUE"),
+            ("pkcs11:token=a;token=b", "token is given twice"),
+            ("pkcs11:slot-id=1", "slot-id is not understood"),
+            ("pkcs11:type=public", "type is neither"),
+            ("pkcs11:token=%ff", "token is not text"),
+            ("pkcs11:token=a?pin-value=hunter2", "use pin-source"),
+            ("pkcs11:?x=hunter2", "x is not understood"),
+        ];
+        for (text, expected) in rows {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_said_does_not_matter() {
+        let which = Selection {
+            token: Some("jane".to_owned()),
+            object: Some("k".to_owned()),
+            ..Selection::default()
+        };
+        assert!(which.is_token("jane  ", "1", "m", "x"));
+        assert!(!which.is_token("joe", "1", "m", "x"));
+        assert!(which.is_object("k", b"1"));
+        assert!(!which.is_object("l", b"1"));
+        assert_eq!(which.to_string(), "token \"jane\"");
+    }
+}

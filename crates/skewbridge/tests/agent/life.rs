@@ -1,0 +1,223 @@
+//! From its start to its end.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::process::Signal;
+use skewbridge_testkit::eventually;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::rig::{Bench, Client, FILE, PATIENCE, Plugin, get};
+
+#[tokio::test]
+async fn a_client_that_is_killed_takes_its_plugin_along_and_nothing_is_left() {
+    let bench = Bench::new();
+    let server = bench.server().await;
+    let mut client = Client::start(&bench);
+    let mut plugin = bench.start(server.addr(), &client, &[]);
+    let socket = plugin.socket();
+    let mode = |path: &std::path::Path| {
+        std::fs::symlink_metadata(path)
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o777
+    };
+    assert_eq!(mode(&socket), 0o600);
+    assert_eq!(mode(socket.parent().unwrap()), 0o700);
+    let beside = std::fs::read_dir(socket.parent().unwrap()).unwrap().count();
+    assert_eq!(beside, 1, "nothing but the socket is on disk");
+    let answer = plugin.get("/whoami").await.unwrap();
+    assert!(answer.contains("\njane\r\n"), "{answer}");
+    let process = format!("/proc/{}", plugin.child.id());
+    for secret in ["cmdline", "environ"] {
+        // Of a process that keeps its memory to itself this may be unreadable.
+        let told = std::fs::read(format!("{process}/{secret}")).unwrap_or_default();
+        assert!(!String::from_utf8_lossy(&told).contains("PRIVATE KEY"));
+    }
+    client.kill();
+    assert!(plugin.ended().await.success());
+    assert!(bench.left().is_empty(), "{:?}", bench.left());
+    assert!(!client.lock.exists());
+    assert!(!client.lock.parent().unwrap().exists());
+}
+
+#[tokio::test]
+async fn nothing_asked_for_a_while_is_an_end_too() {
+    let bench = Bench::new();
+    let server = bench.server().await;
+    let client = Client::start(&bench);
+    let mut plugin = bench.start(server.addr(), &client, &["--idle-timeout=200ms"]);
+    assert!(plugin.ended().await.success());
+    assert!(bench.left().is_empty());
+    assert!(client.lock.exists(), "the client lives");
+}
+
+#[tokio::test]
+async fn a_signal_ends_it_and_an_interrupt_is_for_the_client_to_judge() {
+    let bench = Bench::new();
+    let server = bench.server().await;
+    let client = Client::start(&bench);
+    let mut plugin = bench.start(server.addr(), &client, &[]);
+    plugin.signal(Signal::INT);
+    assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));
+    assert!(plugin.is_running());
+    plugin.signal(Signal::TERM);
+    assert!(plugin.ended().await.success());
+    assert!(bench.left().is_empty());
+}
+
+#[tokio::test]
+async fn a_port_of_loopback_is_for_its_client_alone() {
+    let bench = Bench::new();
+    let server = bench.server().await;
+    let client = Client::start(&bench);
+    let plugin = bench.start(server.addr(), &client, &["--listen=tcp"]);
+    assert!(
+        plugin.url().starts_with("https://127.0.0.1:"),
+        "{}",
+        plugin.url()
+    );
+    assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));
+    let elsewhere = Bench::new();
+    let other = Client::start(&elsewhere);
+    let other = bench.start(server.addr(), &other, &["--listen=tcp"]);
+    let mut stranger = plugin.printed.clone();
+    for field in ["clientCertificateData", "clientKeyData"] {
+        stranger["status"][field] = other.printed["status"][field].clone();
+    }
+    let answer = get(&stranger, "/").await;
+    assert!(answer.is_err(), "{answer:?}");
+    assert_eq!(server.requests().len(), 1);
+}
+
+#[tokio::test]
+async fn clients_of_one_configuration_share_an_instance_that_outlives_them() {
+    let bench = Bench::new();
+    let server = bench.server().await;
+    let mut client = Client::start(&bench);
+    let mut first = bench.start(server.addr(), &client, &["--shared"]);
+    assert!(first.ended().await.success(), "who asks does not stay");
+    let mut second = bench.start(server.addr(), &client, &["--shared"]);
+    assert!(second.ended().await.success());
+    assert_eq!(first.url(), second.url(), "one process");
+    let certificate = |plugin: &Plugin| plugin.printed["status"]["clientCertificateData"].clone();
+    assert_ne!(
+        certificate(&first),
+        certificate(&second),
+        "each has its own"
+    );
+    let words = ["--shared", "--max-signed-body=1"];
+    let mut other = bench.start(server.addr(), &client, &words);
+    assert!(other.ended().await.success());
+    assert_ne!(
+        first.url(),
+        other.url(),
+        "another configuration, another process"
+    );
+    client.kill();
+    assert!(first.get("/").await.unwrap().contains("\njane\r\n"));
+    assert!(second.get("/").await.unwrap().contains("\njane\r\n"));
+    assert_eq!(server.connections(), 1);
+    for plugin in [&first, &other] {
+        end_instance_at(plugin).await;
+    }
+    let seats = std::fs::read_dir(bench.dir.path().join("run/skewbridge-agent")).unwrap();
+    let seats = seats.map(|seat| seat.unwrap().path());
+    let taken = seats.filter(|seat| seat.extension().is_some_and(|it| it == "sock"));
+    assert_eq!(taken.count(), 0);
+}
+
+/// The instance is no child of ours: it is found by its socket, and ended by its
+/// number.
+async fn end_instance_at(plugin: &Plugin) {
+    let socket = std::os::unix::net::UnixStream::connect(plugin.socket()).unwrap();
+    let peer = rustix::net::sockopt::socket_peercred(&socket).unwrap();
+    drop(socket);
+    rustix::process::kill_process(peer.pid, Signal::TERM).unwrap();
+    eventually("the end of an instance", PATIENCE, async || {
+        rustix::process::test_kill_process(peer.pid).is_err()
+    })
+    .await;
+    assert!(!plugin.socket().exists());
+}
+
+#[tokio::test]
+async fn the_proxy_of_the_environment_is_used() {
+    let bench = Bench::new();
+    let server = bench.server().await;
+    let client = Client::start(&bench);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = listener.local_addr().unwrap();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let (count, to) = (asked.clone(), server.addr());
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let mut stream = BufReader::new(stream);
+            let mut line = String::new();
+            stream.read_line(&mut line).await.unwrap();
+            assert!(line.starts_with("CONNECT cluster.example:6443 "), "{line}");
+            while line != "\r\n" {
+                line.clear();
+                stream.read_line(&mut line).await.unwrap();
+            }
+            count.fetch_add(1, Ordering::Relaxed);
+            stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
+            let mut upstream = TcpStream::connect(to).await.unwrap();
+            tokio::spawn(async move {
+                let _ = copy_bidirectional(&mut stream, &mut upstream).await;
+            });
+        }
+    });
+    let info = bench.info("https://cluster.example:6443", Some(&client.lock));
+    let mut command = bench.agent(&info, &FILE);
+    command.env("HTTPS_PROXY", format!("http://{proxy}"));
+    let plugin = Plugin::of(command);
+    assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+}
+
+fn failed(mut command: Command) -> (Option<i32>, String) {
+    let output = command.output().unwrap();
+    assert!(output.stdout.is_empty());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), said)
+}
+
+#[test]
+fn what_is_missing_is_said_with_what_to_do() {
+    let bench = Bench::new();
+    let with_lock = bench.info("https://127.0.0.1:1", Some(&bench.dir.path().join("none")));
+    let without = bench.info("https://127.0.0.1:1", None);
+    let plain = bench.info("http://127.0.0.1:1", Some(&bench.dir.write("lock", "")));
+    let no_cluster = r#"{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","spec":{"interactive":false}}"#;
+    let rows: [(&str, &[&str], i32, &str); 9] = [
+        ("", &FILE, 1, "KUBERNETES_EXEC_INFO"),
+        (no_cluster, &FILE, 1, "set provideClusterInfo: true"),
+        (&without, &FILE, 1, "run it under `skewbridge run"),
+        (&with_lock, &FILE, 1, "none: No such file"),
+        (&plain, &FILE, 1, "is not https"),
+        (&plain, &[], 64, "--signer"),
+        (&plain, &["--signer=file"], 64, "needs --client-certificate"),
+        (
+            &plain,
+            &["--signer=headers", "--client-key=x", "--headers-file=x"],
+            64,
+            "--client-key: goes with --signer=file",
+        ),
+        (
+            &plain,
+            &["--signer=http-signature", "--http-signature-key=jane.key"],
+            64,
+            "needs --http-signature-key-id",
+        ),
+    ];
+    for (info, words, code, expected) in rows {
+        let (ended, said) = failed(bench.agent(info, words));
+        assert_eq!(ended, Some(code), "{words:?}: {said}");
+        assert!(said.contains(expected), "{words:?}: {said}");
+    }
+}

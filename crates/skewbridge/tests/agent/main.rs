@@ -1,0 +1,8 @@
+//! `skewbridge agent`, started as clients start it, between stand-ins over loopback.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod life;
+mod rig;
+mod signers;
+mod tokens;

@@ -1,0 +1,279 @@
+//! A cluster, a client that holds a lock, and the plugin.
+
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use rustls::RootCertStore;
+use rustls_pki_types::pem::PemObject as _;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use serde_json::{Value, json};
+use skewbridge_testkit::{ApiServer, Ca, ClientAuth, Options, Reply, ScratchDir, Seen};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+
+/// Generous: the machine may be busy with something else.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) struct Bench {
+    pub(crate) ca: Ca,
+    pub(crate) dir: ScratchDir,
+}
+
+impl Bench {
+    pub(crate) fn new() -> Self {
+        let bench = Self {
+            ca: Ca::new("cluster"),
+            dir: ScratchDir::new(),
+        };
+        let jane = bench.ca.client("jane", &["developers"]);
+        bench.dir.write("jane.crt", &jane.cert_pem);
+        bench.dir.write("jane.key", &jane.key_pem);
+        let runtime = bench.dir.path().join("run");
+        std::fs::DirBuilder::new().create(&runtime).unwrap();
+        let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        std::fs::set_permissions(&runtime, private).unwrap();
+        bench
+    }
+
+    /// A server that says who has asked.
+    pub(crate) async fn server(&self) -> ApiServer {
+        let answer = |seen: Seen| {
+            let name = seen.client.as_ref().map(|it| it.common_name.clone());
+            Reply::json(name.unwrap_or_else(|| "nobody".to_owned()))
+        };
+        let leaf = self.ca.server(&["127.0.0.1", "cluster.example"]);
+        let options = Options::new(leaf)
+            .alpn(&["h2", "http/1.1"])
+            .clients(ClientAuth::Accept(&self.ca));
+        ApiServer::start(options, answer).await
+    }
+
+    /// What a client says: about this server, and with this lock.
+    pub(crate) fn info(&self, server: &str, lock: Option<&Path>) -> String {
+        let mut spec = json!({
+            "interactive": false,
+            "cluster": {
+                "server": server,
+                "certificate-authority-data": STANDARD.encode(self.ca.pem()),
+            },
+        });
+        if let Some(lock) = lock {
+            spec["lockFilePath"] = json!(lock);
+        }
+        json!({
+            "kind": "ExecCredential",
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "spec": spec,
+        })
+        .to_string()
+    }
+
+    pub(crate) fn agent(&self, info: &str, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skewbridge"));
+        command
+            .arg("agent")
+            .args(words)
+            .env("KUBERNETES_EXEC_INFO", info)
+            .env("HOME", self.dir.path())
+            .env("XDG_RUNTIME_DIR", self.dir.path().join("run"))
+            .current_dir(self.dir.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        for name in ["HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    /// A plugin with jane's key in files.
+    pub(crate) fn start(&self, server: SocketAddr, client: &Client, words: &[&str]) -> Plugin {
+        let info = self.info(&format!("https://{server}"), Some(&client.lock));
+        let words = [&FILE[..], words].concat();
+        Plugin::of(self.agent(&info, &words))
+    }
+
+    /// What is in the runtime directory.
+    pub(crate) fn left(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.dir.path().join("run")).unwrap();
+        entries.map(|entry| entry.unwrap().path()).collect()
+    }
+}
+
+pub(crate) const FILE: [&str; 3] = [
+    "--signer=file",
+    "--client-certificate=jane.crt",
+    "--client-key=jane.key",
+];
+
+/// A process that holds a lock until it ends.
+pub(crate) struct Client {
+    child: Child,
+    pub(crate) lock: PathBuf,
+}
+
+impl Client {
+    pub(crate) fn start(bench: &Bench) -> Self {
+        let directory = bench.dir.path().join("skewbridge-client");
+        std::fs::create_dir(&directory).unwrap();
+        let lock = directory.join("lock");
+        std::fs::write(&lock, "").unwrap();
+        let child = Command::new("flock")
+            .args(["--no-fork", "--exclusive"])
+            .arg(&lock)
+            .args(["sleep", "600"])
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let client = Self { child, lock };
+        client.wait_until_locked();
+        client
+    }
+
+    fn wait_until_locked(&self) {
+        let begun = Instant::now();
+        let file = std::fs::File::open(&self.lock).unwrap();
+        while file.try_lock().is_ok() {
+            file.unlock().unwrap();
+            assert!(begun.elapsed() < PATIENCE, "nobody takes the lock");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// With SIGKILL.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A plugin that runs, and what it has printed.
+pub(crate) struct Plugin {
+    pub(crate) child: Child,
+    pub(crate) printed: Value,
+}
+
+impl Plugin {
+    pub(crate) fn of(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
+        // The plugin closes its output, so this ends while it runs.
+        let mut text = String::new();
+        let mut stdout = child.stdout.take().unwrap();
+        std::io::Read::read_to_string(&mut stdout, &mut text).unwrap();
+        let Ok(printed) = serde_json::from_str(&text) else {
+            let output = child.wait_with_output().unwrap();
+            panic!("{text:?} {}", String::from_utf8_lossy(&output.stderr));
+        };
+        Self { child, printed }
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        self.printed["status"]["proxyConfig"]["url"]
+            .as_str()
+            .unwrap()
+    }
+
+    /// The socket, where it is one.
+    pub(crate) fn socket(&self) -> PathBuf {
+        PathBuf::from(self.url().strip_prefix("unix://").unwrap())
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// How it has ended, if it does in time.
+    pub(crate) async fn ended(&mut self) -> ExitStatus {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(begun.elapsed() < PATIENCE, "the plugin does not end");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// GET, as the client that was told where.
+    pub(crate) async fn get(&self, path: &str) -> std::io::Result<String> {
+        get(&self.printed, path).await
+    }
+}
+
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+trait Io: AsyncRead + AsyncWrite + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Unpin> Io for T {}
+
+/// One request over HTTP/1.1, and the whole answer as text.
+pub(crate) async fn get(printed: &Value, path: &str) -> std::io::Result<String> {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    send(printed, &request).await
+}
+
+pub(crate) async fn send(printed: &Value, request: &str) -> std::io::Result<String> {
+    let status = &printed["status"];
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let authority = &status["proxyConfig"]["certificate-authority-data"];
+    let authority = STANDARD.decode(text(authority)).unwrap();
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_slice(&authority).unwrap())
+        .unwrap();
+    let certificate = text(&status["clientCertificateData"]);
+    let key = text(&status["clientKeyData"]);
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(
+            vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()],
+            PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap(),
+        )
+        .unwrap();
+    let url = text(&status["proxyConfig"]["url"]);
+    let io: Box<dyn Io> = if let Some(path) = url.strip_prefix("unix://") {
+        Box::new(UnixStream::connect(path).await?)
+    } else {
+        let address = url.strip_prefix("https://").unwrap();
+        Box::new(TcpStream::connect(address).await?)
+    };
+    let name = match url.strip_prefix("https://") {
+        Some(address) => address.rsplit_once(':').unwrap().0.to_owned(),
+        None => "localhost".to_owned(),
+    };
+    let name = ServerName::try_from(name).unwrap();
+    let mut tls = TlsConnector::from(Arc::new(config))
+        .connect(name, io)
+        .await?;
+    tls.write_all(request.as_bytes()).await?;
+    tls.flush().await?;
+    let mut answer = String::new();
+    tls.read_to_string(&mut answer).await?;
+    Ok(answer)
+}

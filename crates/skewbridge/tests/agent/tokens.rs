@@ -1,0 +1,45 @@
+//! A key that exists only in a token, where `SoftHSM2` is installed.
+
+use skewbridge_testkit::{SoftToken, eventually};
+
+use crate::rig::{Bench, Client, PATIENCE, Plugin};
+
+#[tokio::test]
+async fn the_key_in_the_token_is_the_users() {
+    let Some(token) = SoftToken::new("jane", "246810") else {
+        return;
+    };
+    let bench = Bench::new();
+    let key = token.generate("rsa:2048", "kubernetes", "01");
+    let certificate = bench
+        .ca
+        .client_with_key(&key, "token-jane", &["developers"]);
+    token.store(&certificate, "kubernetes", "01");
+    bench.dir.write("pin", "246810\n");
+    bench.dir.write("wrong", "111111\n");
+    let server = bench.server().await;
+    let client = Client::start(&bench);
+    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    let agent = |pin: &str| {
+        let module = format!("--pkcs11-module={}", token.library().display());
+        let pin = format!("--pkcs11-pin-file={pin}");
+        let uri = "--pkcs11-uri=pkcs11:token=jane;object=kubernetes";
+        let mut command = bench.agent(&info, &["--signer=pkcs11", &module, uri, &pin]);
+        command.env("SOFTHSM2_CONF", token.configuration());
+        command
+    };
+    let output = agent("wrong").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("token \"jane\": the PIN is wrong"), "{said}");
+    let plugin = Plugin::of(agent("pin"));
+    let is_jane = || async { plugin.get("/").await.unwrap().contains("\ntoken-jane\r\n") };
+    assert!(is_jane().await);
+    // The connection is lost while the token is away.
+    token.take_out();
+    server.kill_connections().await;
+    let answer = plugin.get("/").await.unwrap();
+    assert!(answer.contains("it is not there; put it in"), "{answer}");
+    token.put_back();
+    eventually("the token's key", PATIENCE, async || is_jane().await).await;
+}

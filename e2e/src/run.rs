@@ -1,0 +1,63 @@
+//! A kubectl that has no credential: below `skewbridge run`, and what it asks goes
+//! through `skewbridge agent`.
+
+use std::process::Stdio;
+
+use serde_json::json;
+use tokio::process::Command;
+
+use crate::binaries;
+use crate::plane::Plane;
+
+impl Plane {
+    /// The flags of `skewbridge agent` with the key of this user in a file.
+    pub fn key_in_a_file(&self, user: &str) -> Vec<String> {
+        let file = |ending: &str| self.pki.file(&format!("{user}.{ending}"));
+        vec![
+            "--signer=file".to_owned(),
+            format!("--client-certificate={}", file("crt").display()),
+            format!("--client-key={}", file("key").display()),
+        ]
+    }
+
+    /// `skewbridge run` with kubectl of the server's own version, ready to be given
+    /// its arguments. Its user has a plugin: `skewbridge agent` with these flags.
+    pub fn kubectl_below_run(&self, server: usize, agent: &[String]) -> Command {
+        let running = &self.servers[server];
+        let mut arguments = vec!["agent".to_owned()];
+        arguments.extend_from_slice(agent);
+        let config = json!({
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+            "clusters": [{"name": "k", "cluster": {
+                "server": format!("https://{}", running.address),
+                "certificate-authority": self.pki.file("ca.crt"),
+            }}],
+            "users": [{"name": "u", "user": {"exec": {
+                "apiVersion": "client.authentication.k8s.io/v1",
+                "command": binaries::bridge(),
+                "args": arguments,
+                "interactiveMode": "Never",
+                "provideClusterInfo": true,
+            }}}],
+        });
+        let config = config.to_string();
+        let name = format!("run-{}.kubeconfig", running.address.port());
+        // One that is there may be read at this moment.
+        let path = match std::fs::read_to_string(self.pki.file(&name)) {
+            Ok(there) if there == config => self.pki.file(&name),
+            _ => self.pki.dir.write(&name, config),
+        };
+        let mut command = Command::new(binaries::bridge());
+        command
+            .arg("run")
+            .arg("--kubeconfig")
+            .arg(path)
+            .arg("--")
+            .arg(binaries::kubectl(&running.version))
+            .env("HOME", self.pki.path())
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        command
+    }
+}

@@ -1,0 +1,246 @@
+//! Real kubectls below `skewbridge run`: none of them has a credential, and all of
+//! them do what they always do.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::Value;
+use skewbridge_e2e::{Node, Plane, Server, Staying, is_since, planes};
+use skewbridge_testkit::ScratchDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::terminal::Terminal;
+
+/// For a command that takes a second or two on an idle machine.
+const BOUND: Duration = Duration::from_mins(1);
+
+/// Much more than all the buffers on its way.
+const FILE: usize = 8 << 20;
+
+#[tokio::test]
+async fn a_kubectl_without_a_credential_does_what_it_always_does() {
+    for versions in planes() {
+        println!("plane {versions:?}");
+        let servers = versions.iter().map(|version| Server::of(version));
+        let servers: Vec<_> = servers.map(Server::without_bridge).collect();
+        let mut plane = Plane::prepare(&servers);
+        plane.run_all();
+        for server in &plane.servers {
+            plane.ready(&server.version, server.address).await;
+        }
+        let node = plane.start_node().await;
+        for server in 0..servers.len() {
+            let agent = plane.key_in_a_file("admin");
+            for &speaks in Speaks::of(&plane.servers[server].version) {
+                let kubectl = Kubectl {
+                    plane: &plane,
+                    server,
+                    agent: &agent,
+                    speaks,
+                };
+                println!("{} by {speaks:?}", plane.servers[server].version);
+                the_user_is_who_has_the_key(&kubectl).await;
+                objects_are_read_written_and_watched(&kubectl).await;
+                commands_run_and_their_exit_codes_come_through(&kubectl).await;
+                a_terminal_is_one(&kubectl).await;
+                files_are_copied(&kubectl, &node).await;
+                ports_are_forwarded(&kubectl).await;
+            }
+        }
+    }
+}
+
+/// What kubectl is told to speak for streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Speaks {
+    Spdy,
+    WebSocket,
+}
+
+impl Speaks {
+    /// Those that both kubectl and kube-apiserver of this version have.
+    fn of(version: &str) -> &'static [Self] {
+        if is_since(version, 31) {
+            &[Self::Spdy, Self::WebSocket]
+        } else {
+            &[Self::Spdy]
+        }
+    }
+}
+
+struct Kubectl<'a> {
+    plane: &'a Plane,
+    server: usize,
+    agent: &'a [String],
+    speaks: Speaks,
+}
+
+impl Kubectl<'_> {
+    fn command(&self, words: &[&str]) -> Command {
+        let web_sockets = (self.speaks == Speaks::WebSocket).to_string();
+        let mut command = self.plane.kubectl_below_run(self.server, self.agent);
+        command
+            .args(["-n", Node::NAMESPACE])
+            .args(words)
+            .env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", &web_sockets)
+            .env("KUBECTL_PORT_FORWARD_WEBSOCKETS", &web_sockets);
+        command
+    }
+
+    /// Its exit code, what it printed, and what it complained of.
+    async fn run(&self, words: &[&str], stdin: &[u8]) -> (Option<i32>, String, String) {
+        let mut child = self
+            .command(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = child.stdin.take().unwrap();
+        let feeding = async move {
+            // A command may end before its input does.
+            let _ = input.write_all(stdin).await;
+        };
+        let both = async { tokio::join!(feeding, child.wait_with_output()).1 };
+        let output = timeout(BOUND, both).await;
+        let output = output
+            .unwrap_or_else(|_| panic!("{words:?} hangs"))
+            .unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (
+            output.status.code(),
+            text(&output.stdout),
+            text(&output.stderr),
+        )
+    }
+
+    async fn ok(&self, words: &[&str]) -> String {
+        let (code, printed, complaint) = self.run(words, b"").await;
+        assert_eq!(code, Some(0), "{words:?}: {complaint}");
+        printed
+    }
+}
+
+async fn the_user_is_who_has_the_key(kubectl: &Kubectl<'_>) {
+    let told = kubectl.ok(&["auth", "whoami", "-o", "json"]).await;
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["status"]["userInfo"]["username"], "admin");
+    // What kubectl says itself counts.
+    let words = ["auth", "whoami", "-o", "json", "--as=carol"];
+    let told: Value = serde_json::from_str(&kubectl.ok(&words).await).unwrap();
+    assert_eq!(told["status"]["userInfo"]["username"], "carol");
+    let alice = kubectl.plane.key_in_a_file("alice");
+    let other = Kubectl {
+        agent: &alice,
+        ..*kubectl
+    };
+    let told = other.ok(&["auth", "whoami", "-o", "json"]).await;
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["status"]["userInfo"]["username"], "alice");
+    let (code, _, complaint) = other.run(&["get", "secrets"], b"").await;
+    assert_eq!(code, Some(1));
+    assert!(complaint.contains("forbidden"), "{complaint}");
+}
+
+async fn objects_are_read_written_and_watched(kubectl: &Kubectl<'_>) {
+    let name = format!("by-{:?}-{}", kubectl.speaks, kubectl.server).to_lowercase();
+    let selector = format!("--field-selector=metadata.name={name}");
+    let words = ["get", "configmaps", "--watch-only", "-o=name", &selector];
+    let mut watch = Staying::start(&mut kubectl.command(&words));
+    // The watch may begin after the object: it is changed until the watch has seen it.
+    kubectl
+        .ok(&["create", "configmap", &name, "--from-literal=a=b"])
+        .await;
+    let changing = async {
+        for round in 0_u32.. {
+            let label = format!("round={round}");
+            kubectl
+                .ok(&["label", "--overwrite", "configmap", &name, &label])
+                .await;
+        }
+    };
+    let seen = tokio::select! {
+        line = watch.line() => line,
+        () = changing => unreachable!(),
+    };
+    assert_eq!(seen, format!("configmap/{name}"));
+    drop(watch);
+    let listed = kubectl.ok(&["get", "configmaps", "-o", "name"]).await;
+    assert!(listed.contains(&name), "{listed}");
+    kubectl.ok(&["delete", "configmap", &name]).await;
+}
+
+async fn commands_run_and_their_exit_codes_come_through(kubectl: &Kubectl<'_>) {
+    let words = [
+        "exec",
+        "-i",
+        Node::POD,
+        "--",
+        "sh",
+        "-c",
+        "cat; echo err >&2; exit 7",
+    ];
+    let (code, printed, complaint) = kubectl.run(&words, b"to the pod and back").await;
+    assert_eq!(code, Some(7), "{complaint}");
+    assert_eq!(printed, "to the pod and back");
+    assert!(complaint.contains("err"), "{complaint}");
+}
+
+async fn a_terminal_is_one(kubectl: &Kubectl<'_>) {
+    let script = "trap 'echo interrupted; exit 5' INT; \
+                  until [ \"$(stty size)\" = '33 77' ]; do sleep 0.1; done; echo sized; \
+                  read line; echo \"heard $line\"; while :; do sleep 0.1; done";
+    let words = ["exec", "-i", "-t", Node::POD, "--", "sh", "-c", script];
+    let mut terminal = Terminal::start(&kubectl.command(&words));
+    terminal.resize(33, 77).await;
+    terminal.line_with("sized").await;
+    terminal.types("hello\n").await;
+    terminal.line_with("heard hello").await;
+    // ^C is for the command in the pod: neither kubectl nor what is around it ends.
+    terminal.types("\u{3}").await;
+    terminal.line_with("interrupted").await;
+    assert_eq!(terminal.end().await, Some(5));
+}
+
+async fn files_are_copied(kubectl: &Kubectl<'_>, node: &Node) {
+    let dir = ScratchDir::new();
+    let contents: Vec<u8> = (0..=250).cycle().take(FILE).collect();
+    let there = dir.write("there", &contents);
+    let in_pod = node.directory.join("copied");
+    let remote = format!("{}:{}", Node::POD, in_pod.display());
+    kubectl.ok(&["cp", there.to_str().unwrap(), &remote]).await;
+    let back = dir.path().join("back");
+    kubectl.ok(&["cp", &remote, back.to_str().unwrap()]).await;
+    assert!(std::fs::read(back).unwrap() == contents, "another file");
+    std::fs::remove_file(in_pod).unwrap();
+}
+
+async fn ports_are_forwarded(kubectl: &Kubectl<'_>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let echo = tokio::spawn(async move {
+        let (mut connection, _) = listener.accept().await.unwrap();
+        let (mut reader, mut writer) = connection.split();
+        let _ = tokio::io::copy(&mut reader, &mut writer).await;
+    });
+    let ports = format!(":{port}");
+    let words = ["port-forward", "--address=127.0.0.1", Node::POD, &ports];
+    let mut forward = Staying::start(&mut kubectl.command(&words));
+    let line = forward.line().await;
+    let address = line.strip_prefix("Forwarding from ").expect(&line);
+    let (address, _) = address.split_once(" -> ").expect(&line);
+    let address: SocketAddr = address.parse().unwrap();
+    let mut connection = TcpStream::connect(address).await.unwrap();
+    let talk = async {
+        connection.write_all(b"through all of them").await.unwrap();
+        let mut heard = [0; 19];
+        connection.read_exact(&mut heard).await.unwrap();
+        assert_eq!(&heard, b"through all of them");
+    };
+    timeout(BOUND, talk).await.expect("an echo in time");
+    echo.abort();
+}
