@@ -335,15 +335,12 @@ impl Endpoint {
                 }
                 // KEP-2718, "Proxy Proposal": if no one is listening, the plugin is
                 // executed again.
-                Ok(Err(Refused::NobodyListens(_))) if !is_second => {
+                Ok(Err(Refused::Gone(_))) if !is_second => {
                     is_second = true;
                     issued = plugin.instead_of(&issued, patience).await?;
                     continue;
                 }
-                Ok(Err(Refused::NobodyListens(error))) => {
-                    format!("is not there: nobody listens ({error})")
-                }
-                Ok(Err(Refused::Unusable(cause))) => cause,
+                Ok(Err(Refused::Gone(cause) | Refused::Unusable(cause))) => cause,
                 Err(_) => format!(
                     "did not accept a connection within {} s",
                     patience_here.as_secs_f64()

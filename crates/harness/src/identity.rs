@@ -47,7 +47,9 @@ impl Authority {
     /// A fresh one.
     pub fn new() -> Result<Self, Error> {
         let key = Wiped::new()?;
-        let mut params = params("skewbridge agent");
+        // Another name than the listener's: OpenSSL takes a certificate whose issuer is
+        // called as its owner for one that is signed by itself.
+        let mut params = params("skewbridge agent authority");
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         let certificate = params.self_signed(&key).map_err(Error::certificate)?;

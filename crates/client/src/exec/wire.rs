@@ -41,8 +41,9 @@ pub(crate) struct Wire {
 /// Why there is no connection.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// The plugin has to be run again.
-    NobodyListens(io::Error),
+    /// Nobody listens, or who did has just gone: the plugin has to be run again. In
+    /// words.
+    Gone(String),
     /// That would not help. In words.
     Unusable(String),
 }
@@ -105,7 +106,7 @@ impl Wire {
         let stream = connected.map_err(|error| match error.kind() {
             // A socket that is gone, or that its owner has left.
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                Refused::NobodyListens(error)
+                Refused::Gone(format!("is not there: nobody listens ({error})"))
             }
             _ => Refused::Unusable(format!("cannot be reached: {error}")),
         })?;
@@ -115,7 +116,16 @@ impl Wire {
                 let chosen = stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
                 Ok((Box::new(stream), chosen))
             }
-            Err(error) => Err(Refused::Unusable(explain(&error))),
+            Err(error) => Err(match error.kind() {
+                // Whoever is killed lets go of its sockets a moment after it has
+                // ceased to read from them. No request has been sent yet.
+                io::ErrorKind::UnexpectedEof
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::BrokenPipe => {
+                    Refused::Gone(format!("breaks off the handshake: {error}"))
+                }
+                _ => Refused::Unusable(explain(&error)),
+            }),
         }
     }
 }

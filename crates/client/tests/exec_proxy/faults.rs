@@ -160,6 +160,36 @@ async fn a_proxy_where_nobody_listens_is_looked_for_twice_and_then_told() {
 }
 
 #[tokio::test]
+async fn a_proxy_that_goes_in_the_handshake_is_looked_for_twice_and_then_told() {
+    let stage = Stage::new(Kind::Itself).await;
+    let socket = stage.dir.path().join("closing");
+    let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+    let closing = tokio::spawn(async move {
+        loop {
+            drop(listener.accept().await.unwrap());
+        }
+    });
+    let url = format!("unix://{}", socket.display());
+    let status = json!({
+        "clientCertificateData": stage.told("client.crt"),
+        "clientKeyData": stage.told("client.key"),
+        "proxyConfig": {
+            "url": url,
+            "certificate-authority-data": STANDARD.encode(stage.told("plugin-ca.crt")),
+        },
+    });
+    let file = stage.dir.write("document", document(&status));
+    let count = stage.dir.path().join("count");
+    let script = format!("echo x >> {}; cat {}", count.display(), file.display());
+    let error = error_of(&stage, &Stage::script(&script), LIMITS).await;
+    let expected = format!("its proxy at {url} breaks off the handshake");
+    assert!(error.contains(&expected), "{error}");
+    let count = std::fs::read_to_string(count).unwrap();
+    assert_eq!(count.lines().count(), 2);
+    closing.abort();
+}
+
+#[tokio::test]
 async fn a_ca_that_does_not_match_is_told() {
     let mut stage = Stage::new(Kind::Itself).await;
     let other = Ca::new("plugin");
