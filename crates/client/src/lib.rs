@@ -29,6 +29,7 @@ mod exec;
 pub mod kubeconfig;
 mod proxy;
 mod secret;
+mod socks;
 pub mod streams;
 mod tls;
 
