@@ -373,8 +373,8 @@ impl Drop for Tmux {
 #[tokio::test]
 async fn an_interactive_shell_works_and_leaves_a_sane_terminal() {
     let version = skewbridge_e2e::newest(&skewbridge_e2e::versions()).to_owned();
-    let plane = Plane::start(&[Server::of(&version)]).await;
-    let mut node = plane.start_node().await;
+    let mut plane = Plane::start(&[Server::of(&version)]).await;
+    let _node = plane.start_node().await;
     let mut command = plane.skewbridge_command(0, Via::Server, User::Admin);
     command.args([
         "exec",
@@ -415,14 +415,14 @@ async fn an_interactive_shell_works_and_leaves_a_sane_terminal() {
     tmux.types("clear; echo sane $(stty -a | tr ' ' '\\n' | grep -cx -e icanon -e echo -e isig)\r")
         .await;
     tmux.shows("sane 3").await;
-    // Once more, and the node is killed in the middle.
+    // Once more, and the server is killed in the middle.
     tmux.types("clear\r").await;
     tmux.hides("sane 3").await;
     tmux.types(&format!("{}\r", tmux.line)).await;
     tmux.types("PS1='far''> '\r").await;
     tmux.shows("far> ").await;
-    node.process.signal("KILL");
-    let _ = node.process.wait();
+    let server = plane.servers[0].process.as_mut().expect("a server");
+    server.signal("KILL");
     tmux.shows("ended with 1").await;
     tmux.types("clear; echo here $((2+3))\r").await;
     tmux.shows("here 5").await;
