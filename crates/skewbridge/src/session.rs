@@ -21,7 +21,7 @@ const EXIT_PIPE: u8 = 141;
 #[derive(Debug)]
 pub(crate) struct Session {
     /// The terminal is passed through.
-    pub(crate) raw: Option<RawTerminal>,
+    pub(crate) raw: Option<(RawTerminal, Signals)>,
     pub(crate) detach: Option<DetachKeys>,
     /// Tell a size that is none first, so that a program that is joined draws itself anew.
     pub(crate) redraw: bool,
@@ -51,11 +51,9 @@ impl Session {
         let stdout = process.stdout.take();
         let stderr = process.stderr.take();
         let resizer = process.resizer();
-        let signals = match &self.raw {
-            Some(_) => Some(Signals::listen().map_err(Failure::new)?),
-            // The default is right: there is nothing to restore.
-            None => None,
-        };
+        // Without a terminal what signals do by themselves is right: there is nothing to
+        // restore.
+        let (raw, signals) = self.raw.unzip();
         let outputs = async {
             let out = async {
                 match stdout {
@@ -93,7 +91,7 @@ impl Session {
             code = watching => Err(Over::Signal(code)),
         };
         // Before anything is said.
-        drop(self.raw);
+        drop(raw);
         match over {
             Ok(status) => Ok(Ended::Process(status)),
             Err(Over::Detached) => Ok(Ended::Detached),

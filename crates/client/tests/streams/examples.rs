@@ -13,7 +13,10 @@ use tokio::time::timeout;
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let target = test.parent().unwrap().parent().unwrap();
-    target.join("examples").join(name)
+    let example = target.join("examples").join(name);
+    let hint = "`cargo test -p skewbridge-client` without --test builds the examples";
+    assert!(example.exists(), "{}: {hint}", example.display());
+    example
 }
 
 fn command(name: &str, pods: &Pods, dir: &ScratchDir) -> Command {
