@@ -21,11 +21,10 @@ const EXIT_PIPE: u8 = 141;
 #[derive(Debug)]
 pub(crate) struct Session {
     /// The terminal is passed through.
-    pub(crate) raw: Option<RawTerminal>,
+    pub(crate) raw: Option<(RawTerminal, Signals)>,
     pub(crate) detach: Option<DetachKeys>,
     /// Tell a size that is none first, so that a program that is joined draws itself anew.
     pub(crate) redraw: bool,
-    pub(crate) verbosity: u8,
 }
 
 /// How a session ended.
@@ -48,18 +47,13 @@ enum Over {
 impl Session {
     /// Carries it to its end.
     pub(crate) async fn run(self, mut process: RemoteProcess) -> Result<Ended, Failure> {
-        if self.verbosity > 0 {
-            say(told(process.transport()));
-        }
         let stdin = process.stdin.take();
         let stdout = process.stdout.take();
         let stderr = process.stderr.take();
         let resizer = process.resizer();
-        let signals = match &self.raw {
-            Some(_) => Some(Signals::listen().map_err(Failure::new)?),
-            // The default is right: there is nothing to restore.
-            None => None,
-        };
+        // Without a terminal what signals do by themselves is right: there is nothing to
+        // restore.
+        let (raw, signals) = self.raw.unzip();
         let outputs = async {
             let out = async {
                 match stdout {
@@ -76,11 +70,10 @@ impl Session {
             tokio::try_join!(out, err)
         };
         let ending = async {
-            let (outputs, status) = tokio::join!(outputs, process.wait());
-            match outputs {
-                Ok(_) => Ok(status),
-                Err(error) => Err(Over::Output(error)),
-            }
+            let outputs = async { outputs.await.map_err(Over::Output) };
+            let status = async { Ok(process.wait().await) };
+            let (_, status) = tokio::try_join!(outputs, status)?;
+            Ok(status)
         };
         let detach = self.detach;
         let typing = async {
@@ -98,7 +91,7 @@ impl Session {
             code = watching => Err(Over::Signal(code)),
         };
         // Before anything is said.
-        drop(self.raw);
+        drop(raw);
         match over {
             Ok(status) => Ok(Ended::Process(status)),
             Err(Over::Detached) => Ok(Ended::Detached),
@@ -146,6 +139,7 @@ fn lost(cut: &Cut) -> Failure {
     ))
 }
 
+/// How streams are carried, for who wants to know. Before the terminal is raw.
 pub(crate) fn told(transport: &Transport) -> String {
     match transport {
         Transport::WebSocket => "skewbridge: by WebSocket".to_owned(),

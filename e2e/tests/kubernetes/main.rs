@@ -2,6 +2,7 @@
 //! modules are run as programs of their own by `cargo xtask e2e`, two at a time.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
 
+mod client_commands;
 mod client_copies;
 mod client_go;
 mod complete;

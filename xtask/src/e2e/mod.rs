@@ -20,7 +20,7 @@ use side_by_side::Run;
 use suites::Program;
 
 /// Each server gets a host name of its own, and ends with the test.
-const NEEDS: [Need; 4] = [
+const NEEDS: [Need; 6] = [
     Need {
         program: "unshare",
         packages: &["util-linux"],
@@ -33,6 +33,16 @@ const NEEDS: [Need; 4] = [
     Need {
         program: "script",
         packages: &["bsdutils"],
+    },
+    // Terminals for our own commands.
+    Need {
+        program: "tmux",
+        packages: &["tmux"],
+    },
+    // Lets nothing but WebSocket through.
+    Need {
+        program: "nginx",
+        packages: &["nginx-light"],
     },
     // Cuts what is silent.
     Need {

@@ -11,6 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use super::clock::Clock;
 use super::keep_alive::KeepAlive;
+use super::lost;
 use super::process::ExitStatus;
 use super::shared::{Next, Shared, Which};
 use crate::connection::Stream;
@@ -32,7 +33,7 @@ pub(crate) async fn drive(node: Node<Stream>, shared: Arc<Shared>, keep_alive: K
     match over {
         Over::Ended(verdict) => {
             let cause = || match node.handle.closed() {
-                Some(closed) => closed.to_string(),
+                Some(closed) => lost::of_closed(&closed),
                 None => "the streams ended, but nobody said how the command did".to_owned(),
             };
             shared.end(ExitStatus::of(verdict.outcome, || shared.cut(cause())));

@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout};
 
 use super::clock::Clock;
 use super::keep_alive::KeepAlive;
+use super::lost;
 use super::process::ExitStatus;
 use super::shared::{Next, Shared, Which};
 use super::upgrade::Upgraded;
@@ -85,7 +86,7 @@ impl Over {
                 let colon = if reason.is_empty() { "" } else { ": " };
                 format!("the server closed the stream ({code}{colon}{reason})")
             }
-            Self::Left(Left::Cut(error)) => error.to_string(),
+            Self::Left(Left::Cut(error)) => lost::of_io(error),
             Self::Left(Left::Broke(violation)) => violation.to_string(),
             Self::Told => "the server told only half of how the command ended".to_owned(),
             Self::Dead => "the server does not answer any more".to_owned(),

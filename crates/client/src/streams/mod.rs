@@ -10,6 +10,7 @@ mod by_websocket;
 mod clock;
 mod executor;
 mod keep_alive;
+mod lost;
 mod port_forward;
 mod process;
 mod request;

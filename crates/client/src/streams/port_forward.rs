@@ -21,6 +21,7 @@ use tokio::time::Instant;
 
 use super::clock::Clock;
 use super::keep_alive::KeepAlive;
+use super::lost;
 use super::process::Transport;
 use super::request::pod_path;
 use super::upgrade::{self, Upgraded};
@@ -214,7 +215,7 @@ where
         if let Poll::Ready(ended) = driver.as_mut().poll(cx) {
             return Poll::Ready(match ended {
                 Ok(()) => "the other side ended the connection".to_owned(),
-                Err(error) => error.to_string(),
+                Err(error) => lost::of_spdy(&error),
             });
         }
         pings.poll(cx);

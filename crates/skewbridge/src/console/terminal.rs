@@ -33,22 +33,22 @@ pub(crate) struct RawTerminal {
 }
 
 impl RawTerminal {
-    /// Of standard input.
-    pub(crate) fn enter() -> io::Result<Self> {
+    /// Of standard input. Signals are listened to before: one that came in between would
+    /// leave the terminal as nobody wants it.
+    pub(crate) fn enter() -> io::Result<(Self, Signals)> {
+        let signals = Signals::listen()?;
         let before = tcgetattr(stdin().as_fd())?;
         let mut raw = before.clone();
         raw.make_raw();
         tcsetattr(stdin().as_fd(), OptionalActions::Now, &raw)?;
-        Ok(Self { before })
+        Ok((Self { before }, signals))
     }
 }
 
 impl Drop for RawTerminal {
     fn drop(&mut self) {
-        // What is on its way to the terminal is still written as it was meant.
-        if tcsetattr(stdin().as_fd(), OptionalActions::Drain, &self.before).is_err() {
-            let _ = tcsetattr(stdin().as_fd(), OptionalActions::Now, &self.before);
-        }
+        // At once: a terminal that takes nothing must not keep us.
+        let _ = tcsetattr(stdin().as_fd(), OptionalActions::Now, &self.before);
     }
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Signals {
 
 impl Signals {
     /// From here on they do not end the program by themselves.
-    pub(crate) fn listen() -> io::Result<Self> {
+    fn listen() -> io::Result<Self> {
         let listen = |kind: SignalKind| -> io::Result<(Signal, u8)> {
             let number = u8::try_from(kind.as_raw_value()).unwrap_or(0);
             Ok((signal(kind)?, number))

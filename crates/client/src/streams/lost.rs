@@ -1,0 +1,48 @@
+//! Why a connection is over, in words for people.
+
+use std::io;
+
+use skewbridge_spdy::{Closed, Error};
+
+/// Of what carries a stream. That TLS was not closed in form is no news to anybody.
+pub(crate) fn of_io(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => "the server ended the connection without a word".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+/// Of an SPDY connection.
+pub(crate) fn of_spdy(error: &Error) -> String {
+    match error {
+        Error::Io(error) => of_io(error),
+        error => error.to_string(),
+    }
+}
+
+/// Of an SPDY connection, as its streams see it.
+pub(crate) fn of_closed(closed: &Closed) -> String {
+    match closed {
+        Closed::Failed(error) => of_spdy(error),
+        closed => closed.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_without_a_word_is_told_in_plain_words() {
+        let plain = "the server ended the connection without a word";
+        let eof = || io::Error::new(io::ErrorKind::UnexpectedEof, "close_notify: see https://x");
+        assert_eq!(of_io(&eof()), plain);
+        assert_eq!(of_closed(&Closed::Failed(eof().into())), plain);
+        let reset = || io::Error::new(io::ErrorKind::ConnectionReset, "reset");
+        assert_eq!(of_spdy(&reset().into()), "reset");
+        assert_eq!(
+            of_closed(&Closed::ByPeer),
+            "the other side ended the connection"
+        );
+    }
+}
