@@ -1,12 +1,13 @@
 //! Our own commands, as users run them.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::Stdio;
 
 use tokio::process::Command;
 
 use crate::binaries;
-use crate::kubectl::Output;
+use crate::kubectl::{Output, User, Via};
 use crate::plane::Plane;
 
 impl Plane {
@@ -23,6 +24,21 @@ impl Plane {
             .await
             .expect("skewbridge starts");
         Output::of(&output)
+    }
+
+    /// skewbridge, ready to be given its arguments, against a server.
+    pub fn skewbridge_command(&self, server: usize, via: Via, user: User) -> Command {
+        self.skewbridge_at(&self.kubeconfig(self.servers[server].at(via), user))
+    }
+
+    /// The same with this kubeconfig.
+    pub fn skewbridge_at(&self, kubeconfig: &Path) -> Command {
+        let mut command = Command::new(binaries::bridge());
+        command
+            .env("HOME", self.pki.path())
+            .env("KUBECONFIG", kubeconfig)
+            .kill_on_drop(true);
+        command
     }
 
     /// A kubeconfig of the admin with a context for each address, the first of

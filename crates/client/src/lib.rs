@@ -30,6 +30,7 @@ mod exec;
 pub mod kubeconfig;
 mod proxy;
 mod secret;
+mod socks;
 pub mod streams;
 mod tls;
 

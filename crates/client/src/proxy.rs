@@ -12,28 +12,41 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use crate::address::{Address, Scheme};
 use crate::credential;
+use crate::secret::Secret;
+use crate::socks::{self, Login};
 
 /// The longest head of an answer to CONNECT.
 const MAX_ANSWER: usize = 16 * 1024;
 
-/// A proxy that understands CONNECT.
+/// A proxy.
 #[derive(Debug, Clone)]
 pub(crate) struct Proxy {
     pub(crate) address: Address,
-    authorization: Option<HeaderValue>,
+    speech: Speech,
 }
 
+/// How it is asked for a tunnel.
+#[derive(Debug, Clone)]
+enum Speech {
+    /// By CONNECT.
+    Http(Option<HeaderValue>),
+    Socks(Option<Login>),
+}
+
+/// Where SOCKS is spoken unless a URL says otherwise (RFC 1928, 3).
+const SOCKS_PORT: u16 = 1080;
+
 impl Proxy {
-    /// Reads `http[s]://[USER:PASSWORD@]HOST[:PORT]`. An error does not repeat it.
+    /// Reads `http[s]://[USER:PASSWORD@]HOST[:PORT]`, or the same with `socks5`. An error
+    /// does not repeat it.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
-        match scheme.to_ascii_lowercase().as_str() {
-            "http" | "https" => {}
-            "socks5" | "socks5h" => {
-                return Err("SOCKS is not spoken here; use an http or https proxy".to_owned());
-            }
-            _ => return Err("it is neither http nor https".to_owned()),
-        }
+        let (scheme, socks) = match scheme.to_ascii_lowercase().as_str() {
+            "http" | "https" => (scheme, false),
+            // SOCKS itself is plain.
+            "socks5" | "socks5h" => ("http", true),
+            _ => return Err("it is neither http, https nor socks5".to_owned()),
+        };
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (user, host) = match authority.rsplit_once('@') {
             Some((user, host)) => (Some(user), host),
@@ -41,17 +54,27 @@ impl Proxy {
         };
         let url = format!("{scheme}://{host}{path}");
         let wrong = "write it like http://HOST:PORT";
-        let address = Address::parse(&url, Scheme::Http).map_err(|_| wrong)?;
-        let authorization = user.and_then(|user| {
+        let mut address = Address::parse(&url, Scheme::Http).map_err(|_| wrong)?;
+        let login = user.map(|user| {
             let (name, password) = user.split_once(':').unwrap_or((user, ""));
-            let name = percent_decode_str(name).decode_utf8_lossy();
+            let name: Vec<u8> = percent_decode_str(name).collect();
             let password: Vec<u8> = percent_decode_str(password).collect();
-            credential::basic(&name, &password)
+            (name, password)
         });
-        Ok(Self {
-            address,
-            authorization,
-        })
+        let speech = if socks {
+            if !host.ends_with(&format!(":{}", address.port)) {
+                address.port = SOCKS_PORT;
+            }
+            Speech::Socks(login.map(|(name, password)| Login {
+                name: Secret::new(name),
+                password: Secret::new(password),
+            }))
+        } else {
+            Speech::Http(login.and_then(|(name, password)| {
+                credential::basic(&String::from_utf8_lossy(&name), &password)
+            }))
+        };
+        Ok(Self { address, speech })
     }
 
     /// The URL of the proxy that the environment has for a server, if any. Never
@@ -80,9 +103,21 @@ impl Proxy {
         io: &mut (impl AsyncRead + AsyncWrite + Unpin),
         to: &str,
     ) -> Result<BytesMut, String> {
+        let authorization = match &self.speech {
+            Speech::Http(authorization) => authorization,
+            Speech::Socks(login) => {
+                let (host, port) = to.rsplit_once(':').unwrap_or((to, ""));
+                let host = host.trim_start_matches('[').trim_end_matches(']');
+                let port = port
+                    .parse()
+                    .map_err(|_| "was asked for no port".to_owned())?;
+                socks::tunnel(io, host, port, login.as_ref()).await?;
+                return Ok(BytesMut::new());
+            }
+        };
         let mut request =
             BytesMut::from(format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n").as_str());
-        if let Some(authorization) = &self.authorization {
+        if let Some(authorization) = authorization {
             request.extend_from_slice(b"Proxy-Authorization: ");
             request.extend_from_slice(authorization.as_bytes());
             request.extend_from_slice(b"\r\n");
@@ -186,12 +221,18 @@ mod tests {
         let proxy = Proxy::parse("https://me:hunter%32@proxy.example:3128").unwrap();
         assert_eq!(proxy.to_string(), "proxy.example:3128");
         assert!(!format!("{proxy:?}").contains("hunter"));
-        let header = proxy.authorization.unwrap();
+        let Speech::Http(Some(header)) = proxy.speech else {
+            panic!("no header")
+        };
         assert_eq!(header.to_str().unwrap(), "Basic bWU6aHVudGVyMg==");
         assert_eq!(Proxy::parse("proxy:80").unwrap().address.port, 80);
+        let socks = Proxy::parse("socks5://me:hunter2@h").unwrap();
+        assert_eq!(socks.to_string(), "h:1080");
+        assert!(!format!("{socks:?}").contains("hunter"));
+        let socks = Proxy::parse("socks5h://[::1]:80").unwrap();
+        assert_eq!(socks.to_string(), "[::1]:80");
         for (text, expected) in [
-            ("socks5://me:hunter2@h:1", "SOCKS"),
-            ("ftp://hunter2@h", "neither http nor https"),
+            ("ftp://hunter2@h", "neither http, https nor socks5"),
             ("http://hunter2@", "write it like"),
         ] {
             let error = Proxy::parse(text).unwrap_err();

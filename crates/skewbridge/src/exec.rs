@@ -29,12 +29,12 @@ pub(crate) struct Flags {
     /// A pod, or TYPE/NAME of what runs it (deployment, statefulset, service, job…)
     #[arg(value_name = "POD | TYPE/NAME")]
     target: String,
-    /// The command, behind two dashes
-    #[arg(value_name = "COMMAND", last = true)]
-    command: Vec<String>,
     /// What stands before the dashes and should not
     #[arg(hide = true, num_args = 0..)]
     misplaced: Vec<String>,
+    /// The command, behind two dashes
+    #[arg(value_name = "COMMAND", last = true)]
+    command: Vec<String>,
     /// The container, if not the pod's default one
     #[arg(short, long, value_name = "NAME")]
     container: Option<String>,

@@ -76,11 +76,10 @@ impl Session {
             tokio::try_join!(out, err)
         };
         let ending = async {
-            let (outputs, status) = tokio::join!(outputs, process.wait());
-            match outputs {
-                Ok(_) => Ok(status),
-                Err(error) => Err(Over::Output(error)),
-            }
+            let outputs = async { outputs.await.map_err(Over::Output) };
+            let status = async { Ok(process.wait().await) };
+            let (_, status) = tokio::try_join!(outputs, status)?;
+            Ok(status)
         };
         let detach = self.detach;
         let typing = async {

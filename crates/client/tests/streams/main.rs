@@ -5,6 +5,7 @@
 
 mod commands;
 mod cuts;
+mod examples;
 mod fallback;
 mod ports;
 

@@ -164,12 +164,14 @@ async fn connect(port: u16, mut to: Sender, from: Receiver, mut error: Sender) {
         Ok(tcp) => {
             let (read, write) = tcp.into_split();
             let mut sender = Some(to);
-            let down = read_all(read, &mut sender);
+            let down = async {
+                read_all(read, &mut sender).await;
+                if let Some(to) = &mut sender {
+                    let _ = to.finish();
+                    to.sent().await;
+                }
+            };
             tokio::join!(write_all(Some(from), Some(Box::new(write))), down);
-            if let Some(mut to) = sender {
-                let _ = to.finish();
-                to.sent().await;
-            }
             let _ = error.finish();
         }
         Err(cause) => {

@@ -1,0 +1,190 @@
+//! SOCKS5 (RFC 1928), with a name and a password for a proxy that wants them (RFC 1929).
+//! Names are resolved by the proxy, as Go has it.
+
+use std::net::IpAddr;
+
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+
+use crate::secret::Secret;
+
+const VERSION: u8 = 5;
+const CONNECT: u8 = 1;
+const NOTHING_ASKED: u8 = 0;
+const PASSWORD: u8 = 2;
+const PASSWORD_VERSION: u8 = 1;
+const NONE_ACCEPTED: u8 = 0xff;
+
+/// Who we are to a proxy.
+#[derive(Debug, Clone)]
+pub(crate) struct Login {
+    pub(crate) name: Secret,
+    pub(crate) password: Secret,
+}
+
+/// Asks for a tunnel to a host, by name or by address.
+pub(crate) async fn tunnel(
+    io: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    host: &str,
+    port: u16,
+    login: Option<&Login>,
+) -> Result<(), String> {
+    let broke_off = |error: std::io::Error| format!("broke off: {error}");
+    let ways: &[u8] = match login {
+        Some(_) => &[VERSION, 2, NOTHING_ASKED, PASSWORD],
+        None => &[VERSION, 1, NOTHING_ASKED],
+    };
+    io.write_all(ways).await.map_err(broke_off)?;
+    io.flush().await.map_err(broke_off)?;
+    let mut way = [0; 2];
+    io.read_exact(&mut way).await.map_err(broke_off)?;
+    match (way, login) {
+        ([VERSION, NOTHING_ASKED], _) => {}
+        ([VERSION, PASSWORD], Some(login)) => {
+            let mut request = vec![PASSWORD_VERSION];
+            for part in [&login.name, &login.password] {
+                let length = u8::try_from(part.expose().len());
+                request.push(length.map_err(|_| "takes no user or password of that length")?);
+                request.extend_from_slice(part.expose());
+            }
+            io.write_all(&request).await.map_err(broke_off)?;
+            io.flush().await.map_err(broke_off)?;
+            let mut answer = [0; 2];
+            io.read_exact(&mut answer).await.map_err(broke_off)?;
+            if answer[1] != 0 {
+                return Err("does not accept the user and the password in its URL".to_owned());
+            }
+        }
+        ([VERSION, NONE_ACCEPTED], None) => {
+            return Err("wants a user and a password; put them into its URL".to_owned());
+        }
+        ([VERSION, _], _) => return Err("wants a login that is not known here".to_owned()),
+        _ => return Err("does not speak SOCKS5".to_owned()),
+    }
+    let mut request = vec![VERSION, CONNECT, 0];
+    match host.parse() {
+        Ok(IpAddr::V4(ip)) => {
+            request.push(1);
+            request.extend_from_slice(&ip.octets());
+        }
+        Ok(IpAddr::V6(ip)) => {
+            request.push(4);
+            request.extend_from_slice(&ip.octets());
+        }
+        Err(_) => {
+            let length = u8::try_from(host.len()).map_err(|_| "takes no host of that length")?;
+            request.extend_from_slice(&[3, length]);
+            request.extend_from_slice(host.as_bytes());
+        }
+    }
+    request.extend_from_slice(&port.to_be_bytes());
+    io.write_all(&request).await.map_err(broke_off)?;
+    io.flush().await.map_err(broke_off)?;
+    let mut answer = [0; 4];
+    io.read_exact(&mut answer).await.map_err(broke_off)?;
+    if answer[0] != VERSION {
+        return Err("does not speak SOCKS5".to_owned());
+    }
+    if answer[1] != 0 {
+        return Err(refusal(answer[1]));
+    }
+    // Where it connects from: read, and of no use.
+    let length = match answer[3] {
+        1 => 4,
+        4 => 16,
+        3 => io.read_u8().await.map_err(broke_off)?.into(),
+        _ => return Err("does not speak SOCKS5".to_owned()),
+    };
+    let mut bound = vec![0; length + 2];
+    io.read_exact(&mut bound).await.map_err(broke_off)?;
+    Ok(())
+}
+
+fn refusal(code: u8) -> String {
+    let what = match code {
+        2 => "does not allow it",
+        3 => "finds the network unreachable",
+        4 => "finds the host unreachable",
+        5 => "says that the connection was refused",
+        6 => "says that it took too long",
+        7 | 8 => "does not do that",
+        _ => "failed",
+    };
+    format!("{what} (SOCKS5 code {code})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a proxy hears, if it says this.
+    async fn hears(
+        host: &str,
+        login: Option<Login>,
+        says: &'static [&'static [u8]],
+    ) -> (Vec<u8>, Result<(), String>) {
+        let (mut here, mut there) = tokio::io::duplex(1024);
+        let proxy = async move {
+            let mut heard = Vec::new();
+            for answer in says {
+                let mut some = [0; 256];
+                let read = there.read(&mut some).await.unwrap();
+                heard.extend_from_slice(&some[..read]);
+                there.write_all(answer).await.unwrap();
+            }
+            heard
+        };
+        let (heard, tunnelled) = tokio::join!(proxy, tunnel(&mut here, host, 443, login.as_ref()));
+        (heard, tunnelled)
+    }
+
+    const GRANTED: &[u8] = &[5, 0, 0, 1, 127, 0, 0, 1, 0, 80];
+
+    #[tokio::test]
+    async fn names_are_left_to_the_proxy_and_addresses_are_not() {
+        let (heard, tunnelled) = hears("k.example", None, &[&[5, 0], GRANTED]).await;
+        assert_eq!(tunnelled, Ok(()));
+        assert_eq!(heard, b"\x05\x01\x00\x05\x01\x00\x03\x09k.example\x01\xbb");
+        let (heard, tunnelled) = hears("10.1.2.3", None, &[&[5, 0], GRANTED]).await;
+        assert_eq!(tunnelled, Ok(()));
+        assert_eq!(
+            heard,
+            b"\x05\x01\x00\x05\x01\x00\x01\x0a\x01\x02\x03\x01\xbb"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_password_is_shown_to_who_wants_it() {
+        let login = || {
+            Some(Login {
+                name: Secret::new("me"),
+                password: Secret::new("pw"),
+            })
+        };
+        let (heard, tunnelled) = hears("h", login(), &[&[5, 2], &[1, 0], GRANTED]).await;
+        assert_eq!(tunnelled, Ok(()));
+        assert_eq!(
+            heard,
+            b"\x05\x02\x00\x02\x01\x02me\x02pw\x05\x01\x00\x03\x01h\x01\xbb"
+        );
+        let (_, tunnelled) = hears("h", login(), &[&[5, 2], &[1, 1]]).await;
+        assert!(tunnelled.unwrap_err().contains("does not accept"));
+    }
+
+    #[tokio::test]
+    async fn what_a_proxy_refuses_is_told() {
+        let rows: [(&'static [&'static [u8]], &str); 4] = [
+            (&[&[5, 0xff]], "wants a user and a password"),
+            (&[b"HT"], "does not speak SOCKS5"),
+            (
+                &[&[5, 0], &[5, 5, 0, 1]],
+                "the connection was refused (SOCKS5 code 5)",
+            ),
+            (&[&[5]], "broke off"),
+        ];
+        for (says, expected) in rows {
+            let (_, tunnelled) = hears("h", None, says).await;
+            let error = tunnelled.unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

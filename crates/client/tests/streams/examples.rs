@@ -1,0 +1,61 @@
+//! The examples of the library, run as their readers would run them.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use skewbridge_testkit::{PATIENCE, Pods, ScratchDir};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::Command;
+use tokio::time::timeout;
+
+/// Cargo builds examples beside the tests, but does not say where.
+fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let target = test.parent().unwrap().parent().unwrap();
+    target.join("examples").join(name)
+}
+
+fn command(name: &str, pods: &Pods, dir: &ScratchDir) -> Command {
+    let config = dir.write("config", pods.kubeconfig());
+    let mut command = Command::new(example(name));
+    command.env("KUBECONFIG", config).kill_on_drop(true);
+    command
+}
+
+#[tokio::test]
+async fn running_a_command() {
+    let (pods, dir) = (Pods::start().await, ScratchDir::new());
+    let words = ["web", "sh", "-c", "echo out; echo err >&2; exit 7"];
+    let output = command("run_a_command", &pods, &dir).args(words).output();
+    let output = timeout(PATIENCE, output).await.unwrap().unwrap();
+    assert_eq!(output.status.code(), Some(7));
+    assert_eq!(
+        (&*output.stdout, &*output.stderr),
+        (&b"out\n"[..], &b"err\n"[..])
+    );
+}
+
+#[tokio::test]
+async fn forwarding_a_port() {
+    let (pods, dir) = (Pods::start().await, ScratchDir::new());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let mut child = command("forward_a_port", &pods, &dir)
+        .args(["web", &port.to_string()])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let address = timeout(PATIENCE, lines.next_line())
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+    let mut here = TcpStream::connect(&address).await.unwrap();
+    here.write_all(b"hello").await.unwrap();
+    let (mut there, _) = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
+    let mut came = [0; 5];
+    there.read_exact(&mut came).await.unwrap();
+    assert_eq!(&came, b"hello");
+}

@@ -1,0 +1,259 @@
+//! `exec` and `attach` with pipes.
+
+use skewbridge_testkit::Grant;
+
+use super::Cluster;
+
+#[tokio::test]
+async fn a_command_is_run_and_its_exit_code_is_ours() {
+    let cluster = Cluster::start().await;
+    let said = cluster
+        .run(&[
+            "exec",
+            "web",
+            "--",
+            "sh",
+            "-c",
+            "echo out; echo err >&2; exit 7",
+        ])
+        .await;
+    assert_eq!(said.code, Some(7), "{said:?}");
+    assert_eq!(said.stdout, "out\n");
+    assert_eq!(said.stderr, "err\ncommand terminated with exit code 7\n");
+    let said = cluster.run(&["exec", "pod/web", "--", "true"]).await;
+    assert_eq!((said.code, &*said.stdout, &*said.stderr), (Some(0), "", ""));
+}
+
+#[tokio::test]
+async fn input_comes_back_whole() {
+    let cluster = Cluster::start().await;
+    let input = "0123456789\n".repeat(100_000);
+    let said = cluster
+        .run_with(&["exec", "-i", "web", "--", "cat"], input.as_bytes())
+        .await;
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(
+        said.stdout == input,
+        "{} of {} bytes",
+        said.stdout.len(),
+        input.len()
+    );
+}
+
+#[tokio::test]
+async fn files_are_read_and_written_as_they_are() {
+    let cluster = Cluster::start().await;
+    let input = cluster.dir.write("input", "from a file\n");
+    let output = cluster.dir.path().join("output");
+    let status = cluster
+        .command(&["exec", "-i", "web", "--", "cat"])
+        .stdin(std::fs::File::open(input).unwrap())
+        .stdout(std::fs::File::create(&output).unwrap())
+        .status()
+        .await
+        .unwrap();
+    assert!(status.success());
+    assert_eq!(std::fs::read_to_string(output).unwrap(), "from a file\n");
+}
+
+#[tokio::test]
+async fn the_container_is_chosen_as_kubectl_chooses_it() {
+    let cluster = Cluster::start().await;
+    cluster.pods.pod("default", "two", &["app", "side"]);
+    let notice = "Defaulted container \"app\" out of: app, side\n";
+    let said = cluster.run(&["exec", "two", "--", "true"]).await;
+    assert_eq!((said.code, &*said.stderr), (Some(0), notice));
+    let said = cluster.run(&["exec", "-q", "two", "--", "true"]).await;
+    assert_eq!((said.code, &*said.stderr), (Some(0), ""));
+    let said = cluster
+        .run(&["exec", "two", "-c", "side", "--", "true"])
+        .await;
+    assert_eq!((said.code, &*said.stderr), (Some(0), ""));
+    let last = cluster.pods.seen().pop().unwrap();
+    assert!(last.contains("&container=side&"), "{last}");
+    let said = cluster.run(&["exec", "two", "-c", "x", "--", "true"]).await;
+    assert_eq!(said.code, Some(1));
+    assert_eq!(
+        said.stderr,
+        "error: container x not found in pod two; it has: app, side\n"
+    );
+}
+
+#[tokio::test]
+async fn a_pod_that_there_is_not_is_told_with_near_names() {
+    let cluster = Cluster::start().await;
+    let list = r#"{"items":[{"metadata":{"name":"web"}},{"metadata":{"name":"db-0"}}]}"#;
+    cluster.pods.object("/api/v1/namespaces/default/pods", list);
+    let said = cluster.run(&["exec", "wb", "--", "true"]).await;
+    assert_eq!(said.code, Some(1));
+    assert_eq!(
+        said.stderr,
+        "Error from server (NotFound): pods \"wb\" not found\n\
+         did you mean web? (namespace \"default\")\n"
+    );
+}
+
+#[tokio::test]
+async fn a_deployment_leads_to_the_best_of_its_pods() {
+    let cluster = Cluster::start().await;
+    cluster.pods.object(
+        "/apis/apps/v1/namespaces/default/deployments/shop",
+        r#"{"spec":{"selector":{"matchLabels":{"app":"shop"}}}}"#,
+    );
+    cluster.pods.object(
+        "/api/v1/namespaces/default/pods?labelSelector=app%3Dshop&limit=500",
+        r#"{"items":[
+            {"metadata":{"name":"shop-1"},"spec":{"nodeName":"n","containers":[{"name":"a"}]},"status":{"phase":"Pending"}},
+            {"metadata":{"name":"shop-2"},"spec":{"nodeName":"n","containers":[{"name":"a"}]},"status":{"phase":"Running"}}]}"#,
+    );
+    let said = cluster
+        .run(&["exec", "deploy/shop", "--", "echo", "hello"])
+        .await;
+    assert_eq!(
+        (said.code, &*said.stdout),
+        (Some(0), "hello\n"),
+        "{}",
+        said.stderr
+    );
+    let last = cluster.pods.seen().pop().unwrap();
+    assert!(last.contains("/pods/shop-2/exec?"), "{last}");
+}
+
+#[tokio::test]
+async fn a_container_that_does_not_run_is_told_with_its_state() {
+    let cluster = Cluster::start().await;
+    cluster.pods.object(
+        "/api/v1/namespaces/default/pods/sick",
+        r#"{"metadata":{"name":"sick"},"spec":{"containers":[{"name":"app"}]},
+        "status":{"phase":"Running","containerStatuses":[{"name":"app","restartCount":1,"state":{"waiting":{"reason":"CrashLoopBackOff"}}}]}}"#,
+    );
+    let words = [
+        "exec",
+        "sick",
+        "--",
+        "@fail",
+        "unable to upgrade connection: container not found (\"app\")",
+    ];
+    let said = cluster.run(&words).await;
+    assert_eq!(said.code, Some(1));
+    assert_eq!(
+        said.stderr,
+        "error: Internal error occurred: unable to upgrade connection: container not found (\"app\")\n\
+         container \"app\" of pod \"sick\" is waiting (CrashLoopBackOff); it was restarted once\n"
+    );
+}
+
+#[tokio::test]
+async fn who_may_not_is_told_what_it_needs() {
+    let cluster = Cluster::start().await;
+    let forbidden = r#"{"kind":"Status","reason":"Forbidden","message":"pods \"web\" is forbidden: User \"bob\" cannot create resource \"pods/exec\"","code":403}"#;
+    cluster.pods.websocket(Grant::No(403, forbidden.to_owned()));
+    cluster.pods.spdy(Grant::No(403, forbidden.to_owned()));
+    let said = cluster.run(&["exec", "web", "--", "true"]).await;
+    assert_eq!(said.code, Some(1));
+    assert_eq!(
+        said.stderr,
+        "Error from server (Forbidden): pods \"web\" is forbidden: User \"bob\" cannot create resource \"pods/exec\"\n\
+         it needs the verb create on pods/exec in namespace \"default\"; see kubectl auth can-i create pods/exec -n default\n"
+    );
+}
+
+#[tokio::test]
+async fn the_reason_for_spdy_is_shown_to_who_asks() {
+    let cluster = Cluster::start().await;
+    cluster
+        .pods
+        .websocket(Grant::No(400, "no WebSockets here".to_owned()));
+    let said = cluster.run(&["exec", "web", "--", "true"]).await;
+    assert_eq!((said.code, &*said.stderr), (Some(0), ""));
+    let said = cluster.run(&["exec", "-v=1", "web", "--", "true"]).await;
+    let expected =
+        "skewbridge: by SPDY, because a WebSocket was refused: no WebSockets here (400)\n";
+    assert_eq!((said.code, &*said.stderr), (Some(0), expected));
+}
+
+#[tokio::test]
+async fn a_stream_that_is_cut_is_never_a_success() {
+    let cluster = Cluster::start().await;
+    for cut in [0, 1, 20, 40, 60] {
+        cluster.pods.cut_after(Some(cut));
+        let said = cluster
+            .run(&[
+                "exec",
+                "web",
+                "--",
+                "echo",
+                "0123456789012345678901234567890",
+            ])
+            .await;
+        assert_eq!(said.code, Some(1), "cut after {cut}: {said:?}");
+        assert!(
+            said.stderr
+                .starts_with("error: lost connection to the container: "),
+            "{said:?}"
+        );
+        assert!(
+            said.stderr.contains("bytes of its output had come"),
+            "{said:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_is_written_wrongly_is_told_in_kubectls_words() {
+    let cluster = Cluster::start().await;
+    let rows: [(&[&str], &str); 4] = [
+        (
+            &["exec", "web"],
+            "error: you must specify at least one command for the container\n",
+        ),
+        (
+            &["exec", "web", "ls"],
+            "error: exec [POD] [COMMAND] is not supported anymore. Use exec [POD] -- [COMMAND] instead\n",
+        ),
+        (
+            &["exec", "thing/web", "--", "ls"],
+            "error: the server doesn't have a resource type \"thing\"\n",
+        ),
+        (
+            &["exec", "-it", "web", "--", "true"],
+            "Unable to use a TTY - input is not a terminal or the right kind of file\n",
+        ),
+    ];
+    for (words, expected) in rows {
+        let said = cluster.run(words).await;
+        assert!(said.stderr.starts_with(expected), "{words:?}: {said:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_runs_is_joined() {
+    let cluster = Cluster::start().await;
+    let said = cluster.run_with(&["attach", "-i", "web"], b"hello\n").await;
+    assert_eq!(
+        (said.code, &*said.stdout),
+        (Some(0), "hello\n"),
+        "{}",
+        said.stderr
+    );
+    let last = cluster.pods.seen().pop().unwrap();
+    assert!(
+        last.contains("/pods/web/attach?container=app&stdin=true&stdout=true&stderr=true"),
+        "{last}"
+    );
+}
+
+#[tokio::test]
+async fn who_stops_reading_ends_the_command() {
+    let cluster = Cluster::start().await;
+    let script = format!(
+        "{} exec web -- yes | head -n 1; echo ${{PIPESTATUS[0]}}",
+        env!("CARGO_BIN_EXE_skewbridge")
+    );
+    let mut command = tokio::process::Command::new("bash");
+    command.args(["-c", &script]);
+    command.env("KUBECONFIG", cluster.dir.path().join("config"));
+    let output = tokio::time::timeout(skewbridge_testkit::PATIENCE, command.output());
+    let output = output.await.expect("it ends").unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "y\n141\n");
+}

@@ -1,0 +1,64 @@
+//! What is made from the definitions of the commands.
+
+use std::os::unix::fs::symlink;
+
+use tokio::process::Command;
+
+use super::Cluster;
+
+#[tokio::test]
+async fn shells_can_complete_every_command() {
+    let cluster = Cluster::start().await;
+    for shell in ["bash", "zsh", "fish", "powershell"] {
+        let said = cluster.run(&["completion", shell]).await;
+        assert_eq!(said.code, Some(0));
+        for word in ["port-forward", "attach", "pod-running-timeout", "skew"] {
+            assert!(said.stdout.contains(word), "{shell}: {word}");
+        }
+    }
+    let said = cluster.run(&["completion", "tcsh"]).await;
+    assert_eq!(said.code, Some(64));
+}
+
+#[tokio::test]
+async fn there_is_a_page_for_every_command() {
+    let cluster = Cluster::start().await;
+    let said = cluster.run(&["man"]).await;
+    assert!(said.stdout.contains(".TH skewbridge 1"), "{}", said.stdout);
+    let directory = cluster.dir.path().join("man1");
+    let said = cluster
+        .run(&["man", "--directory", directory.to_str().unwrap()])
+        .await;
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let page = std::fs::read_to_string(directory.join("skewbridge-exec.1")).unwrap();
+    assert!(page.contains("Run a command in a container"), "{page}");
+    for name in [
+        "skewbridge",
+        "skewbridge-serve",
+        "skewbridge-port-forward",
+        "skewbridge-attach",
+    ] {
+        assert!(directory.join(format!("{name}.1")).exists(), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn it_is_a_plugin_of_kubectl_by_its_name() {
+    let cluster = Cluster::start().await;
+    let plugin = cluster.dir.path().join("kubectl-skewbridge");
+    symlink(env!("CARGO_BIN_EXE_skewbridge"), &plugin).unwrap();
+    let output = Command::new(&plugin)
+        .args(["exec", "web", "--", "echo", "hello"])
+        .env("KUBECONFIG", cluster.dir.path().join("config"))
+        .output()
+        .await
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "hello\n");
+    let output = Command::new(&plugin)
+        .args(["exec", "--help"])
+        .output()
+        .await
+        .unwrap();
+    let help = String::from_utf8_lossy(&output.stdout);
+    assert!(help.contains("Usage: kubectl skewbridge exec"), "{help}");
+}

@@ -1,0 +1,77 @@
+//! The commands that people use as they use kubectl's, run as they run them: against a
+//! stand-in for pods, with pipes and with a terminal.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a test ends where it cannot go on
+
+mod exec;
+mod generated;
+mod port_forward;
+mod terminal;
+
+use std::process::Stdio;
+
+use skewbridge_testkit::{PATIENCE, Pods, ScratchDir};
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+/// What a command said.
+#[derive(Debug)]
+struct Said {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+/// A stand-in with a pod, and a kubeconfig for it.
+struct Cluster {
+    pods: Pods,
+    dir: ScratchDir,
+}
+
+impl Cluster {
+    async fn start() -> Self {
+        let pods = Pods::start().await;
+        let dir = ScratchDir::new();
+        dir.write("config", pods.kubeconfig());
+        pods.pod("default", "web", &["app"]);
+        Self { pods, dir }
+    }
+
+    /// Our program, that knows this cluster.
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skewbridge"));
+        command
+            .args(words)
+            .env_clear()
+            .env("KUBECONFIG", self.dir.path().join("config"))
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .kill_on_drop(true);
+        command
+    }
+
+    async fn run(&self, words: &[&str]) -> Said {
+        self.run_with(words, b"").await
+    }
+
+    async fn run_with(&self, words: &[&str], input: &[u8]) -> Said {
+        let mut child = self
+            .command(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        let writing = async move {
+            let _ = stdin.write_all(input).await;
+        };
+        let both = async { tokio::join!(writing, child.wait_with_output()).1 };
+        let output = timeout(PATIENCE, both).await.unwrap().unwrap();
+        Said {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}

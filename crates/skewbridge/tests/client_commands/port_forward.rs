@@ -1,0 +1,251 @@
+//! `port-forward`.
+
+use std::process::Stdio;
+
+use skewbridge_testkit::{PATIENCE, Pods};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::process::{Child, ChildStderr, ChildStdout};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::Cluster;
+
+/// Answers every connection with a word, when it has sent one.
+async fn answering(word: &'static str) -> (u16, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let task = tokio::spawn(async move {
+        loop {
+            let (mut tcp, _) = listener.accept().await.unwrap();
+            tokio::spawn(async move {
+                let mut asked = [0; 1];
+                let _ = tcp.read_exact(&mut asked).await;
+                let _ = tcp.write_all(word.as_bytes()).await;
+            });
+        }
+    });
+    (port, task)
+}
+
+struct Forwarding {
+    child: Child,
+    stdout: Lines<BufReader<ChildStdout>>,
+    stderr: Lines<BufReader<ChildStderr>>,
+}
+
+impl Forwarding {
+    fn start(cluster: &Cluster, words: &[&str]) -> Self {
+        let mut command = cluster.command(&["port-forward", "--address=127.0.0.1"]);
+        command.args(words).stdin(Stdio::null());
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap()).lines();
+        let stderr = BufReader::new(child.stderr.take().unwrap()).lines();
+        Self {
+            child,
+            stdout,
+            stderr,
+        }
+    }
+
+    async fn line(&mut self) -> String {
+        let line = timeout(PATIENCE, self.stdout.next_line()).await;
+        line.expect("a line in time").unwrap().expect("a line")
+    }
+
+    async fn complaint(&mut self) -> String {
+        let line = timeout(PATIENCE, self.stderr.next_line()).await;
+        line.expect("a complaint in time")
+            .unwrap()
+            .expect("a complaint")
+    }
+
+    /// The local port of the next line, which is of 127.0.0.1.
+    async fn port(&mut self, remote: u16) -> u16 {
+        loop {
+            let line = self.line().await;
+            assert!(line.ends_with(&format!(" -> {remote}")), "{line}");
+            if let Some(rest) = line.strip_prefix("Forwarding from 127.0.0.1:") {
+                return rest.split(' ').next().unwrap().parse().unwrap();
+            }
+        }
+    }
+}
+
+async fn ask(port: u16) -> String {
+    let mut tcp = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    tcp.write_all(b"?").await.unwrap();
+    let mut answer = String::new();
+    let read = timeout(PATIENCE, tcp.read_to_string(&mut answer)).await;
+    let _ = read.expect("an answer in time");
+    answer
+}
+
+#[tokio::test]
+async fn ports_and_sockets_lead_to_the_pod() {
+    let cluster = Cluster::start().await;
+    let (one, first) = answering("one").await;
+    let (two, second) = answering("two").await;
+    let socket = cluster.dir.path().join("two.sock");
+    let words = [
+        "web".to_owned(),
+        format!(":{one}"),
+        format!("unix:{}:{two}", socket.display()),
+    ];
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let mut forwarding = Forwarding::start(&cluster, &words);
+    let port = forwarding.port(one).await;
+    let line = forwarding.line().await;
+    assert_eq!(
+        line,
+        format!("Forwarding from unix:{} -> {two}", socket.display())
+    );
+    assert_eq!(ask(port).await, "one");
+    assert_eq!(
+        forwarding.line().await,
+        format!("Handling connection for {port}")
+    );
+    let mut unix = UnixStream::connect(&socket).await.unwrap();
+    unix.write_all(b"?").await.unwrap();
+    let mut answer = String::new();
+    unix.read_to_string(&mut answer).await.unwrap();
+    assert_eq!(answer, "two");
+    // As after ctrl-c.
+    let pid = rustix::process::Pid::from_raw(forwarding.child.id().unwrap().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let status = timeout(PATIENCE, forwarding.child.wait())
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(status.code(), Some(0));
+    assert!(!socket.exists());
+    first.abort();
+    second.abort();
+}
+
+#[tokio::test]
+async fn one_bad_connection_ends_no_other() {
+    let cluster = Cluster::start().await;
+    let (good, task) = answering("fine").await;
+    let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let bad = free.local_addr().unwrap().port();
+    drop(free);
+    let words = ["web".to_owned(), format!(":{bad}"), format!(":{good}")];
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let mut forwarding = Forwarding::start(&cluster, &words);
+    let to_bad = forwarding.port(bad).await;
+    let to_good = forwarding.port(good).await;
+    assert_eq!(ask(to_bad).await, "");
+    let complaint = forwarding.complaint().await;
+    let expected = format!("error: an error occurred forwarding {to_bad}: to port {bad}: ");
+    assert!(complaint.starts_with(&expected), "{complaint}");
+    assert_eq!(ask(to_good).await, "fine");
+    assert_eq!(forwarding.child.try_wait().unwrap(), None);
+    task.abort();
+}
+
+#[tokio::test]
+async fn a_lost_connection_is_made_anew_while_we_listen() {
+    let cluster = Cluster::start().await;
+    let (port, task) = answering("here").await;
+    let remote = format!(":{port}");
+    let mut forwarding = Forwarding::start(&cluster, &["web", &remote]);
+    let local = forwarding.port(port).await;
+    assert_eq!(ask(local).await, "here");
+    cluster.pods.cut_all();
+    let complaint = forwarding.complaint().await;
+    assert!(
+        complaint.starts_with("lost connection to pod web: "),
+        "{complaint}"
+    );
+    // It is accepted at once, and served when there is a connection again.
+    assert_eq!(ask(local).await, "here");
+    task.abort();
+}
+
+#[tokio::test]
+async fn a_server_that_restarts_is_waited_for() {
+    let Cluster { pods, dir } = Cluster::start().await;
+    let cluster = Cluster { pods, dir };
+    let (port, task) = answering("here").await;
+    let remote = format!(":{port}");
+    let mut forwarding = Forwarding::start(&cluster, &["web", &remote]);
+    let local = forwarding.port(port).await;
+    let Cluster { pods, dir: _dir } = cluster;
+    let addr = pods.addr();
+    pods.end().await;
+    assert!(
+        forwarding
+            .complaint()
+            .await
+            .starts_with("lost connection to pod web: ")
+    );
+    let asking = tokio::spawn(ask(local));
+    let pods = Pods::start_at(addr).await;
+    pods.pod("default", "web", &["app"]);
+    assert_eq!(timeout(PATIENCE, asking).await.unwrap().unwrap(), "here");
+    task.abort();
+}
+
+#[tokio::test]
+async fn a_service_leads_to_another_pod_when_one_is_gone() {
+    let cluster = Cluster::start().await;
+    let (port, task) = answering("here").await;
+    cluster.pods.object(
+        "/api/v1/namespaces/default/services/shop",
+        &format!(r#"{{"spec":{{"clusterIP":"10.0.0.1","selector":{{"app":"shop"}},"ports":[{{"port":80,"targetPort":"http"}}]}}}}"#),
+    );
+    let list = |name: &str| {
+        format!(
+            r#"{{"items":[{{"metadata":{{"name":"{name}"}},"spec":{{"nodeName":"n","containers":[{{"name":"a","ports":[{{"name":"http","containerPort":{port}}}]}}]}},"status":{{"phase":"Running"}}}}]}}"#
+        )
+    };
+    let path = "/api/v1/namespaces/default/pods";
+    cluster.pods.object(path, &list("shop-1"));
+    let mut forwarding = Forwarding::start(&cluster, &["svc/shop", ":80"]);
+    let local = forwarding.port(port).await;
+    assert_eq!(ask(local).await, "here");
+    cluster.pods.object(path, &list("shop-2"));
+    cluster.pods.cut_all();
+    assert!(
+        forwarding
+            .complaint()
+            .await
+            .starts_with("lost connection to pod shop-1: ")
+    );
+    assert_eq!(
+        forwarding.complaint().await,
+        "connected to pod shop-2 again"
+    );
+    assert_eq!(ask(local).await, "here");
+    task.abort();
+}
+
+#[tokio::test]
+async fn what_cannot_be_forwarded_is_told() {
+    let cluster = Cluster::start().await;
+    cluster.pods.object(
+        "/api/v1/namespaces/default/pods/slow",
+        r#"{"metadata":{"name":"slow"},"spec":{"containers":[{"name":"a"}]},"status":{"phase":"Pending","containerStatuses":[{"name":"a","state":{"waiting":{"reason":"ContainerCreating"}}}]}}"#,
+    );
+    let said = cluster.run(&["port-forward", "slow", "80"]).await;
+    assert_eq!(said.code, Some(1));
+    assert_eq!(
+        said.stderr,
+        "error: unable to forward port because pod is not running. Current status=Pending\n\
+         container \"a\" of pod \"slow\" is waiting (ContainerCreating)\n"
+    );
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let both = format!("{port}:80");
+    let said = cluster
+        .run(&["port-forward", "--address=127.0.0.1", "web", &both])
+        .await;
+    assert_eq!(said.code, Some(1));
+    let expected = format!("error: Unable to listen on port {port}: 127.0.0.1:{port}: ");
+    assert!(said.stderr.starts_with(&expected), "{said:?}");
+}
