@@ -74,10 +74,8 @@ impl Way {
     fn no_leftovers(&self) {
         for entry in fs::read_dir(&self.node.directory).unwrap() {
             let name = entry.unwrap().file_name();
-            assert!(
-                !name.to_string_lossy().starts_with(".skewbridge"),
-                "{name:?}"
-            );
+            let name = name.to_string_lossy();
+            assert!(!name.starts_with(".skewbridge"), "{name}");
         }
     }
 }
