@@ -150,11 +150,14 @@ async fn input_arrives_whole(pair: &Pair<'_>) {
 }
 
 async fn an_attached_process_answers(pair: &Pair<'_>) {
-    let output = pair
-        .same(&["attach", "-i", Node::POD], &[], "to the container\n")
-        .await;
-    assert_eq!(output.code, Some(0), "{}", output.stderr);
-    assert_eq!(output.stdout, "to the container\n");
+    let words = ["attach", "-i", Node::POD];
+    let ours = run(pair.ours(&words), "to the container\n").await;
+    let theirs = run(pair.theirs(&words, &[]), "to the container\n").await;
+    assert_eq!(ours.code, Some(0), "{}", ours.stderr);
+    assert_eq!(ours.stdout, "to the container\n");
+    assert_eq!((ours.code, ours.stdout), (theirs.code, theirs.stdout));
+    // Older ones warn of less.
+    assert!(ours.stderr.ends_with(&theirs.stderr), "{}", theirs.stderr);
 }
 
 async fn what_is_refused_is_told_the_same(pair: &Pair<'_>) {
@@ -251,18 +254,58 @@ async fn echo() -> (SocketAddr, JoinSet<()>) {
     (address, tasks)
 }
 
+#[tokio::test]
+async fn a_proxy_that_knows_only_websocket_is_no_obstacle() {
+    for versions in planes() {
+        let servers: Vec<_> = versions.iter().map(|version| Server::of(version)).collect();
+        let plane = Plane::start(&servers).await;
+        let _node = plane.start_node().await;
+        for (number, version) in versions.iter().enumerate() {
+            for via in [Via::Server, Via::Bridge] {
+                let nginx = plane.nginx_before(plane.servers[number].at(via)).await;
+                let mut exec = plane.skewbridge_at(&nginx.kubeconfig);
+                let script = "cat; echo err >&2; exit 7";
+                exec.args(["exec", "-i", "-v=1", "-n", Node::NAMESPACE, Node::POD]);
+                let output = run_script(exec, script, "through\n").await;
+                if via == Via::Server && !is_since(version, 30) {
+                    // It has nothing but SPDY, and that does not pass.
+                    assert_eq!(output.code, Some(1), "{}", output.stderr);
+                    continue;
+                }
+                assert_eq!(output.code, Some(7), "{version} {via:?}: {}", output.stderr);
+                assert_eq!(output.stdout, "through\n");
+                let expected =
+                    "skewbridge: by WebSocket\nerr\ncommand terminated with exit code 7\n";
+                assert_eq!(output.stderr, expected);
+            }
+        }
+    }
+}
+
+async fn run_script(mut command: Command, script: &str, stdin: &str) -> Output {
+    command.args(["--", "sh", "-c", script]);
+    run(command, stdin).await
+}
+
 /// A shell at a terminal, as somebody in front of it sees it.
 struct Tmux {
     socket: String,
+    /// What starts the remote shell.
+    line: String,
 }
 
 impl Tmux {
     async fn start(command: &Command) -> Self {
         let socket = format!("skewbridge-{}", std::process::id());
-        let tmux = Self { socket };
+        let command = command.as_std();
+        let mut line = command.get_program().display().to_string();
+        for word in command.get_args() {
+            line = format!("{line} {}", word.display());
+        }
+        let line = format!("{line}; echo ended with $?");
+        let tmux = Self { socket, line };
         let mut words = vec!["new-session", "-d", "-x", "80", "-y", "24"];
         let mut variables = Vec::new();
-        let command = command.as_std();
         for (name, value) in command.get_envs() {
             if let Some(value) = value {
                 variables.push(format!("{}={}", name.display(), value.display()));
@@ -274,15 +317,8 @@ impl Tmux {
         // The shell in front shows what is left of the terminal afterwards.
         words.extend(["sh"]);
         tmux.run(&words).await;
-        tmux.run(&["send-keys", "PS1='local> '", "Enter"]).await;
+        tmux.types("PS1='local''> '\r").await;
         tmux.shows("local> ").await;
-        let mut line = command.get_program().display().to_string();
-        for word in command.get_args() {
-            line = format!("{line} {}", word.display());
-        }
-        tmux.run(&["send-keys", "-l", &format!("{line}; echo ended with $?")])
-            .await;
-        tmux.run(&["send-keys", "Enter"]).await;
         tmux
     }
 
@@ -317,6 +353,15 @@ impl Tmux {
     }
 }
 
+impl Tmux {
+    async fn hides(&self, text: &str) {
+        eventually(&format!("no {text}"), BOUND, async || {
+            !self.run(&["capture-pane", "-p", "-J"]).await.contains(text)
+        })
+        .await;
+    }
+}
+
 impl Drop for Tmux {
     fn drop(&mut self) {
         let _ = std::process::Command::new("tmux")
@@ -328,8 +373,8 @@ impl Drop for Tmux {
 #[tokio::test]
 async fn an_interactive_shell_works_and_leaves_a_sane_terminal() {
     let version = skewbridge_e2e::newest(&skewbridge_e2e::versions()).to_owned();
-    let plane = Plane::start(&[Server::of(&version)]).await;
-    let mut node = plane.start_node().await;
+    let mut plane = Plane::start(&[Server::of(&version)]).await;
+    let _node = plane.start_node().await;
     let mut command = plane.skewbridge_command(0, Via::Server, User::Admin);
     command.args([
         "exec",
@@ -342,13 +387,15 @@ async fn an_interactive_shell_works_and_leaves_a_sane_terminal() {
         "--norc",
     ]);
     let tmux = Tmux::start(&command).await;
-    tmux.types("PS1='remote> '\r").await;
+    // Quotes tell what is typed from what is shown.
+    tmux.types(&format!("{}\r", tmux.line)).await;
+    tmux.types("PS1='remote''> '\r").await;
     tmux.shows("remote> ").await;
     tmux.types("echo $((6*7))\r").await;
     tmux.shows("42").await;
     // The line before, by the arrow key.
     tmux.run(&["send-keys", "Up", "Home"]).await;
-    tmux.types("echo again;").await;
+    tmux.types("echo ag''ain;").await;
     tmux.run(&["send-keys", "Enter"]).await;
     tmux.shows("again").await;
     tmux.run(&["resize-window", "-x", "100", "-y", "30"]).await;
@@ -358,22 +405,24 @@ async fn an_interactive_shell_works_and_leaves_a_sane_terminal() {
     })
     .await;
     // ctrl-c ends what runs, and not the shell.
-    tmux.types("sleep 1000\r").await;
+    tmux.types("echo sle''eping; sleep 1000\r").await;
+    tmux.shows("sleeping").await;
     tmux.run(&["send-keys", "C-c"]).await;
     tmux.types("echo still $((1+1))\r").await;
     tmux.shows("still 2").await;
     tmux.run(&["send-keys", "C-d"]).await;
-    tmux.shows("ended with ").await;
-    tmux.types("stty -a | tr ' ' '\\n' | grep -cx -e icanon -e echo -e isig\r")
+    tmux.shows("ended with 0").await;
+    tmux.types("clear; echo sane $(stty -a | tr ' ' '\\n' | grep -cx -e icanon -e echo -e isig)\r")
         .await;
-    tmux.shows("3").await;
-    // Once more, and the node is killed in the middle.
+    tmux.shows("sane 3").await;
+    // Once more, and the server is killed in the middle.
     tmux.types("clear\r").await;
-    tmux.run(&["send-keys", "Up", "Up", "Up", "Enter"]).await;
-    tmux.types("PS1='far> '\r").await;
+    tmux.hides("sane 3").await;
+    tmux.types(&format!("{}\r", tmux.line)).await;
+    tmux.types("PS1='far''> '\r").await;
     tmux.shows("far> ").await;
-    node.process.signal("KILL");
-    let _ = node.process.wait();
+    let server = plane.servers[0].process.as_mut().expect("a server");
+    server.signal("KILL");
     tmux.shows("ended with 1").await;
     tmux.types("clear; echo here $((2+3))\r").await;
     tmux.shows("here 5").await;

@@ -19,6 +19,34 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Above that, [`streams`] has commands in pods and connections to their ports: an
+//! [`Executor`] gives a [`RemoteProcess`], and a [`PortForwarder`] streams. Complete
+//! programs are in `examples`.
+//!
+//! ```no_run
+//! use skewbridge_client::{Endpoint, ExecRequest, Executor, FallbackExecutor, Kubeconfig};
+//!
+//! # async fn example() -> Result<(), skewbridge_client::Error> {
+//! let target = Kubeconfig::load(None)?.target(None)?;
+//! let executor = FallbackExecutor::new(Endpoint::prepare(&target, None).await?);
+//! let request = ExecRequest {
+//!     namespace: "default".to_owned(),
+//!     pod: "web".to_owned(),
+//!     command: vec!["date".to_owned()],
+//!     stdout: true,
+//!     ..ExecRequest::default()
+//! };
+//! let mut process = executor.start(&request).await?;
+//! if let Some(mut stdout) = process.stdout.take() {
+//!     while let Ok(Some(piece)) = stdout.piece().await {
+//!         print!("{}", String::from_utf8_lossy(&piece));
+//!     }
+//! }
+//! println!("{:?}", process.wait().await);
+//! # Ok(())
+//! # }
+//! ```
 
 mod address;
 pub mod connection;

@@ -100,7 +100,11 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
     let process =
         process.map_err(|error| explain(error, "pods/attach", &access.namespace, why()))?;
     let is_raw = tty && flags.stdin && console::is_terminal();
-    if is_raw && !flags.quiet {
+    if flags.stdin && !flags.quiet {
+        say(
+            "All commands and output from this session will be recorded in container logs, \
+             including credentials and sensitive information passed through the command prompt.",
+        );
         say("If you don't see a command prompt, try pressing enter.");
     }
     let raw = if is_raw {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use skewbridge_client::kubeconfig::{Cluster, Material, User};
+use skewbridge_client::kubeconfig::{Cluster, Context, Material, User};
 use skewbridge_client::{Endpoint, Error, Kubeconfig, Secret, Target};
 
 use crate::serve::parse;
@@ -84,14 +84,14 @@ pub(crate) struct ClusterFlags {
     #[arg(long, hide = true)]
     cache_dir: Option<PathBuf>,
     /// Taken, and of no use here
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
-    disable_compression: Option<Option<bool>>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    disable_compression: Option<bool>,
     /// Taken, and of no use here
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
-    match_server_version: Option<Option<bool>>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    match_server_version: Option<bool>,
     /// Taken, and of no use here
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
-    warnings_as_errors: Option<Option<bool>>,
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    warnings_as_errors: Option<bool>,
 }
 
 /// A cluster that can be talked to.
@@ -144,12 +144,12 @@ impl ClusterFlags {
             Some(name) => {
                 let by_itself = self.server.is_some() && self.context.is_none();
                 if by_itself && !config.contexts.contains_key(&name) {
-                    config.contexts.insert(name.clone(), Default::default());
+                    config.contexts.insert(name.clone(), Context::default());
                 }
                 name
             }
             None if self.server.is_some() || self.cluster.is_some() => {
-                config.contexts.insert(String::new(), Default::default());
+                config.contexts.insert(String::new(), Context::default());
                 String::new()
             }
             // It says what is missing.

@@ -19,7 +19,7 @@ use shelf::Shelf;
 use side_by_side::Run;
 
 /// Each server gets a host name of its own, and ends with the test.
-const NEEDS: [Need; 4] = [
+const NEEDS: [Need; 6] = [
     Need {
         program: "unshare",
         packages: &["util-linux"],
@@ -32,6 +32,16 @@ const NEEDS: [Need; 4] = [
     Need {
         program: "script",
         packages: &["bsdutils"],
+    },
+    // Terminals for our own commands.
+    Need {
+        program: "tmux",
+        packages: &["tmux"],
+    },
+    // Lets nothing but WebSocket through.
+    Need {
+        program: "nginx",
+        packages: &["nginx-light"],
     },
     // Cuts what is silent.
     Need {

@@ -71,7 +71,8 @@ mod tests {
 
     #[test]
     fn the_sequence_detaches_and_nothing_else_is_lost() {
-        let rows: [(&[&[u8]], &[u8], Pressed); 6] = [
+        type Row<'a> = (&'a [&'a [u8]], &'a [u8], Pressed);
+        let rows: [Row<'_>; 6] = [
             (&[b"ls\n"], b"ls\n", Pressed::Keys),
             (&[b"a\x10\x11b"], b"a", Pressed::Detach),
             (&[b"a\x10", b"\x11"], b"a", Pressed::Detach),

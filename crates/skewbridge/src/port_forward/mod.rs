@@ -55,7 +55,7 @@ pub(crate) struct Flags {
     /// [LOCAL:]REMOTE; :REMOTE for any local port; unix:PATH:REMOTE for a socket
     #[arg(value_name = "PORT", required = true)]
     ports: Vec<String>,
-    /// Addresses to listen at: IP addresses, or localhost for 127.0.0.1 and ::1
+    /// Addresses to listen at: IP addresses, or localhost for both of this machine
     #[arg(long, value_name = "ADDRESS", default_value = "localhost")]
     address: Vec<String>,
     /// How long to wait until there is a pod of what is named, or one again

@@ -197,7 +197,7 @@ async fn a_service_leads_to_another_pod_when_one_is_gone() {
     let (port, task) = answering("here").await;
     cluster.pods.object(
         "/api/v1/namespaces/default/services/shop",
-        &format!(r#"{{"spec":{{"clusterIP":"10.0.0.1","selector":{{"app":"shop"}},"ports":[{{"port":80,"targetPort":"http"}}]}}}}"#),
+        r#"{"spec":{"clusterIP":"10.0.0.1","selector":{"app":"shop"},"ports":[{"port":80,"targetPort":"http"}]}}"#,
     );
     let list = |name: &str| {
         format!(
