@@ -287,6 +287,44 @@ async fn run_script(mut command: Command, script: &str, stdin: &str) -> Output {
     run(command, stdin).await
 }
 
+#[tokio::test]
+async fn a_forwarded_port_survives_a_restart_of_the_server() {
+    let version = skewbridge_e2e::newest(&skewbridge_e2e::versions()).to_owned();
+    let mut plane = Plane::start(&[Server::of(&version)]).await;
+    let _node = plane.start_node().await;
+    let (target, _echo) = echo().await;
+    let ports = format!(":{}", target.port());
+    let mut command = plane.skewbridge_command(0, Via::Server, User::Admin);
+    command.args([
+        "port-forward",
+        "--address=127.0.0.1",
+        "-n",
+        Node::NAMESPACE,
+        Node::POD,
+        &ports,
+    ]);
+    let mut forward = Staying::start(&mut command);
+    let line = forward.line().await;
+    let address = line.strip_prefix("Forwarding from ").expect(&line);
+    let address: SocketAddr = address.split_once(" -> ").expect(&line).0.parse().unwrap();
+    let talk = async |word: &[u8]| {
+        let mut connection = TcpStream::connect(address).await.unwrap();
+        connection.write_all(word).await.unwrap();
+        connection.shutdown().await.unwrap();
+        let mut heard = Vec::new();
+        let _ = connection.read_to_end(&mut heard).await;
+        heard
+    };
+    assert_eq!(talk(b"before").await, b"before");
+    plane.end_server(0, "KILL");
+    plane.run_server(0);
+    // Who connects too early may be cut off, and no more.
+    eventually("an echo again", BOUND, async || {
+        talk(b"after").await == b"after"
+    })
+    .await;
+}
+
 /// A shell at a terminal, as somebody in front of it sees it.
 struct Tmux {
     socket: String,

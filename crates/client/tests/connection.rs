@@ -342,3 +342,55 @@ async fn what_cannot_be_sent_is_not() {
     }
     assert_eq!(server.requests().len(), 0);
 }
+
+#[tokio::test]
+async fn a_socks_proxy_is_asked_for_a_tunnel_by_name() {
+    let ca = Ca::new("cluster");
+    let options = Options::new(ca.server(&["kubernetes.example"]));
+    let server = ApiServer::start(options, |_| Reply::json("{}")).await;
+    let to = server.addr();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = listener.local_addr().unwrap();
+    let running = tokio::spawn(async move {
+        let (mut client, _) = listener.accept().await.unwrap();
+        let mut ways = [0; 3];
+        client.read_exact(&mut ways).await.unwrap();
+        client.write_all(&[5, 0]).await.unwrap();
+        let mut request = [0; 25];
+        client.read_exact(&mut request).await.unwrap();
+        let granted = [5, 0, 0, 1, 127, 0, 0, 1, 0, 0];
+        client.write_all(&granted).await.unwrap();
+        let mut server = tokio::net::TcpStream::connect(to).await.unwrap();
+        let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+        request
+    });
+    let cluster = format!("{}, proxy-url: 'socks5://{proxy}'", trusting(&ca));
+    let target = target("https://kubernetes.example", &cluster, "");
+    let answer = send(&target, &Request::get("/")).await;
+    assert_eq!(answer.unwrap().0, 200);
+    let request = running.await.unwrap();
+    assert_eq!(&request, b"\x05\x01\x00\x03\x12kubernetes.example\x01\xbb");
+}
+
+#[tokio::test]
+async fn a_token_file_is_read_again_for_each_connection() {
+    let ca = Ca::new("cluster");
+    let options = Options::new(ca.server(&["127.0.0.1"]));
+    let server = ApiServer::start(options, |_| Reply::json("{}")).await;
+    let url = format!("https://{}", server.addr());
+    let dir = skewbridge_testkit::ScratchDir::new();
+    let file = dir.write("token", "first-secret\n");
+    let user = format!("tokenFile: {}", file.display());
+    let target = target(&url, &trusting(&ca), &user);
+    let endpoint = Endpoint::prepare(&target, TIMEOUT).await.unwrap();
+    for token in ["first-secret", "second-secret"] {
+        dir.write("token", format!("{token}\n"));
+        let mut connection = endpoint.connect().await.unwrap();
+        connection.send(&Request::get("/")).await.unwrap();
+        let seen = server.requests().pop().unwrap();
+        assert_eq!(
+            seen.header("authorization"),
+            Some(&*format!("Bearer {token}"))
+        );
+    }
+}

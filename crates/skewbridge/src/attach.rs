@@ -11,7 +11,7 @@ use crate::console::{self, DetachKeys, RawTerminal};
 use crate::exec::explain;
 use crate::pods::{Found, Pod, Pods, Reference, choose_container};
 use crate::serve::parse;
-use crate::session::{Ended, Session, verdict};
+use crate::session::{Ended, Session, told, verdict};
 
 const HELP: &str = "\
 With a terminal, ctrl-p and then ctrl-q leave the process alone with itself
@@ -99,6 +99,9 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
         .await;
     let process =
         process.map_err(|error| explain(error, "pods/attach", &access.namespace, why()))?;
+    if access.verbosity > 0 {
+        say(told(process.transport()));
+    }
     let is_raw = tty && flags.stdin && console::is_terminal();
     if flags.stdin && !flags.quiet {
         say(
@@ -116,7 +119,6 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
         detach: raw.is_some().then_some(detach),
         raw,
         redraw: true,
-        verbosity: access.verbosity,
     };
     let ended = session.run(process).await?;
     let resume = format!(

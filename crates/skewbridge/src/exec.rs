@@ -10,7 +10,7 @@ use crate::cluster_flags::ClusterFlags;
 use crate::console::{self, RawTerminal};
 use crate::pods::{Found, Pods, Reference, choose_container, explain_refusal};
 use crate::serve::parse;
-use crate::session::{Ended, Session, verdict};
+use crate::session::{Ended, Session, told, verdict};
 
 const HELP: &str = "\
 The exit code is that of the command, or 1 if there is none: a stream that was cut
@@ -117,6 +117,9 @@ async fn execute(flags: &Flags) -> Result<(), Failure> {
     let why = || pod.why_not_running(&container.name);
     let process = FallbackExecutor::new(access.endpoint).start(&request).await;
     let process = process.map_err(|error| explain(error, "pods/exec", &access.namespace, why()))?;
+    if access.verbosity > 0 {
+        say(told(process.transport()));
+    }
     let raw = if tty {
         Some(RawTerminal::enter().map_err(Failure::new)?)
     } else {
@@ -126,7 +129,6 @@ async fn execute(flags: &Flags) -> Result<(), Failure> {
         raw,
         detach: None,
         redraw: false,
-        verbosity: access.verbosity,
     };
     match session.run(process).await? {
         Ended::Process(ExitStatus::Failed(failure)) => {

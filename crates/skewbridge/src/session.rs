@@ -25,7 +25,6 @@ pub(crate) struct Session {
     pub(crate) detach: Option<DetachKeys>,
     /// Tell a size that is none first, so that a program that is joined draws itself anew.
     pub(crate) redraw: bool,
-    pub(crate) verbosity: u8,
 }
 
 /// How a session ended.
@@ -48,9 +47,6 @@ enum Over {
 impl Session {
     /// Carries it to its end.
     pub(crate) async fn run(self, mut process: RemoteProcess) -> Result<Ended, Failure> {
-        if self.verbosity > 0 {
-            say(told(process.transport()));
-        }
         let stdin = process.stdin.take();
         let stdout = process.stdout.take();
         let stderr = process.stderr.take();
@@ -145,6 +141,7 @@ fn lost(cut: &Cut) -> Failure {
     ))
 }
 
+/// How streams are carried, for who wants to know. Before the terminal is raw.
 pub(crate) fn told(transport: &Transport) -> String {
     match transport {
         Transport::WebSocket => "skewbridge: by WebSocket".to_owned(),

@@ -45,10 +45,8 @@ impl RawTerminal {
 
 impl Drop for RawTerminal {
     fn drop(&mut self) {
-        // What is on its way to the terminal is still written as it was meant.
-        if tcsetattr(stdin().as_fd(), OptionalActions::Drain, &self.before).is_err() {
-            let _ = tcsetattr(stdin().as_fd(), OptionalActions::Now, &self.before);
-        }
+        // At once: a terminal that takes nothing must not keep us.
+        let _ = tcsetattr(stdin().as_fd(), OptionalActions::Now, &self.before);
     }
 }
 
