@@ -1,7 +1,7 @@
 //! A node with one running pod, whose kubelet is the stand-in of `e2e/node`.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,8 @@ use crate::raw::{Protocol, Raw, Request};
 
 /// Something that answers for a pod's containers. It ends when it is dropped.
 pub struct Node {
-    /// Where the processes of the pod run.
+    /// Where the processes of the pod run. What is in its `bin` goes before the programs
+    /// of this host.
     pub directory: PathBuf,
     /// The stand-in for a kubelet.
     pub process: Process,
@@ -64,8 +65,14 @@ impl Plane {
     }
 
     fn run_node(&self, arguments: &[String]) -> Process {
-        let program = binaries::node();
-        Process::start("node", "node", &program, arguments, self.pki.path())
+        // What is in `bin` of its directory goes before the programs of this host.
+        let own = self.pki.file("node").join("bin");
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut words = vec![format!("PATH={}:{path}", own.display())];
+        words.push(binaries::node().display().to_string());
+        words.extend_from_slice(arguments);
+        let program = Path::new("env");
+        Process::start("node", "node", program, &words, self.pki.path())
     }
 
     /// Says what a kubelet and a scheduler would have said of a node with this

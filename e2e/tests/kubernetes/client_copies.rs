@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use skewbridge_client::copy::tar::{self, Kind};
 use skewbridge_e2e::{Node, Output, Plane, Server, User, Via, newest, oldest, versions};
 use skewbridge_testkit::ScratchDir;
 
@@ -71,10 +72,8 @@ impl Way {
     fn no_leftovers(&self) {
         for entry in fs::read_dir(&self.node.directory).unwrap() {
             let name = entry.unwrap().file_name();
-            assert!(
-                !name.to_string_lossy().starts_with(".skewbridge"),
-                "{name:?}"
-            );
+            let name = name.to_string_lossy();
+            assert!(!name.starts_with(".skewbridge"), "{name}");
         }
     }
 }
@@ -96,6 +95,7 @@ async fn judge(way: &Way) {
     a_file_goes_both_ways_though_connections_are_cut(way, FILE, HALF_OF_FILE).await;
     results_are_those_of_kubectl(way).await;
     what_leads_out_is_left_out(way).await;
+    hostile_archives_write_nothing_outside(way).await;
     failures_are_told(way).await;
 }
 
@@ -268,6 +268,67 @@ async fn what_leads_out_is_left_out(way: &Way) {
     assert!(output.stderr.contains("10737418240 bytes"), "{output:?}");
     assert!(!scratch.path().join("zeros").exists());
     fs::remove_dir_all(tree).unwrap();
+}
+
+/// A tar in the pod that says whatever it likes.
+async fn hostile_archives_write_nothing_outside(way: &Way) {
+    let outside = way.in_pod("evil").display().to_string();
+    let file = |name: &str| (Kind::File, name.to_owned(), String::new());
+    let link = |kind, name: &str, to: &str| (kind, name.to_owned(), to.to_owned());
+    let rows = [
+        (vec![file("top/../../evil")], "leads out of the target"),
+        (vec![file(&outside)], "is absolute"),
+        (
+            vec![
+                link(Kind::Symlink, "top/link", "inside"),
+                file("top/link/evil"),
+            ],
+            "not followed",
+        ),
+        (
+            vec![link(Kind::HardLink, "top/hard", "top/../../evil")],
+            "leads out of the target",
+        ),
+        (
+            vec![
+                link(Kind::Character, "top/null", ""),
+                link(Kind::Block, "top/disk", ""),
+            ],
+            "2 entries were not copied",
+        ),
+    ];
+    let bin = way.in_pod("bin");
+    fs::create_dir(&bin).unwrap();
+    let (program, archive) = (bin.join("tar"), bin.join("archive"));
+    fs::write(&program, format!("#!/bin/sh\ncat {}\n", archive.display())).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    for (entries, expected) in rows {
+        let mut bytes = Vec::new();
+        tar::write_entry(&tar::Entry::new("top/", Kind::Directory), &mut bytes);
+        for (kind, name, target) in entries {
+            let entry = tar::Entry {
+                link: target.into(),
+                ..tar::Entry::new(name, kind)
+            };
+            tar::write_entry(&entry, &mut bytes);
+        }
+        tar::write_end(&mut bytes);
+        fs::write(&archive, bytes).unwrap();
+        let scratch = ScratchDir::new();
+        let to = scratch.path().join("a/b");
+        let output = way
+            .cp(&[&way.remote("top"), &to.display().to_string()])
+            .await;
+        assert_eq!(output.code, Some(1), "{expected}: {output:?}");
+        assert!(output.stderr.contains(expected), "{expected}: {output:?}");
+        let written = listing(scratch.path());
+        let evil = written.iter().any(|entry| entry.name.contains("evil"));
+        assert!(
+            !evil && !Path::new(&outside).exists(),
+            "{expected}: {written:?}"
+        );
+    }
+    fs::remove_dir_all(bin).unwrap();
 }
 
 async fn failures_are_told(way: &Way) {

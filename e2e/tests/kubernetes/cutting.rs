@@ -65,20 +65,22 @@ impl Cutting {
         let (mut sends, mut receives) = (true, true);
         while sends || receives {
             let moved = tokio::select! {
-                read = from_client.read(&mut up), if sends => match read {
-                    Ok(length @ 1..) => to_server.write_all(&up[..length]).await.map(|()| length),
-                    _ => {
+                read = from_client.read(&mut up), if sends => {
+                    if let Ok(length @ 1..) = read {
+                        to_server.write_all(&up[..length]).await.map(|()| length)
+                    } else {
                         sends = false;
                         to_server.shutdown().await.map(|()| 0)
                     }
-                },
-                read = from_server.read(&mut down), if receives => match read {
-                    Ok(length @ 1..) => to_client.write_all(&down[..length]).await.map(|()| length),
-                    _ => {
+                }
+                read = from_server.read(&mut down), if receives => {
+                    if let Ok(length @ 1..) = read {
+                        to_client.write_all(&down[..length]).await.map(|()| length)
+                    } else {
                         receives = false;
                         to_client.shutdown().await.map(|()| 0)
                     }
-                },
+                }
             };
             let Ok(moved) = moved else {
                 return;

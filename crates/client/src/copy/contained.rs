@@ -5,7 +5,7 @@
 //! begins with as many `..` as there are directories above it inside the target, at
 //! most, and has none after that ([`stays`]): `a/b/../../..` stays inside as text but
 //! not as a walk, if `b` is a symlink itself. And nothing is ever opened through a
-//! symlink ([`super::tree`]), so that what the archive has just made, or somebody else
+//! symlink (`tree`), so that what the archive has just made, or somebody else
 //! makes at this moment, leads nowhere.
 
 /// What was asked for: the first part of every name of the archive.

@@ -18,6 +18,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::process::Command;
 use tokio::sync::Notify;
 
+/// Where this is set, to a busybox, containers have its programs instead of those of
+/// this machine.
+const BUSYBOX: &str = "SKEWBRIDGE_TEST_BUSYBOX";
+
+/// Its shell finds all of its programs, wherever they are, and some builds of it have
+/// no cksum.
+pub(crate) fn is_busybox() -> bool {
+    std::env::var_os(BUSYBOX).is_some()
+}
+
 /// After how many bytes a connection is lost.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Loss {
@@ -46,12 +56,15 @@ impl Machine {
         for directory in ["bin", "root"] {
             std::fs::create_dir(scratch.path().join(directory)).unwrap();
         }
+        let busybox = std::env::var_os(BUSYBOX).map(PathBuf::from);
         for program in programs {
-            let found = ["/usr/bin", "/bin"]
-                .iter()
-                .map(|directory| Path::new(directory).join(program))
-                .find(|path| path.exists())
-                .unwrap_or_else(|| panic!("this machine has no {program}"));
+            let found = busybox.clone().unwrap_or_else(|| {
+                ["/usr/bin", "/bin"]
+                    .iter()
+                    .map(|directory| Path::new(directory).join(program))
+                    .find(|path| path.exists())
+                    .unwrap_or_else(|| panic!("this machine has no {program}"))
+            });
             symlink(found, scratch.path().join("bin").join(program)).unwrap();
         }
         Self {

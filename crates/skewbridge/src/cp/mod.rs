@@ -24,8 +24,9 @@ use crate::exec::explain;
 use crate::pods::{Pods, choose_container};
 use crate::session::told;
 
-/// How long what is not whole may take to be removed here, after Ctrl-C.
-const TIDYING: Duration = Duration::from_secs(2);
+/// How long what is not whole may take to be removed here, after Ctrl-C: a disk may be
+/// slow.
+const TIDYING: Duration = Duration::from_secs(10);
 
 /// What a shell says of a command that was interrupted: 128 and the signal.
 const EXIT_INTERRUPTED: u8 = 130;

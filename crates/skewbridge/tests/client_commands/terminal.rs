@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::Cluster;
 
 /// A terminal, as seen from the person in front of it.
-struct Terminal {
+pub(super) struct Terminal {
     here: File,
     /// What the program has: kept, so that its modes can be looked at.
     there: OwnedFd,
@@ -23,7 +23,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn open(width: u16, height: u16) -> Self {
+    pub(super) fn open(width: u16, height: u16) -> Self {
         let here = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&here).unwrap();
         unlockpt(&here).unwrap();
@@ -57,7 +57,7 @@ impl Terminal {
         tcsetwinsize(self.here.as_fd(), size).unwrap();
     }
 
-    fn run(&self, cluster: &Cluster, words: &[&str]) -> Child {
+    pub(super) fn run(&self, cluster: &Cluster, words: &[&str]) -> Child {
         let end = || self.there.try_clone().unwrap();
         let mut command = cluster.command(words);
         command.stdin(end()).stdout(end()).stderr(end());
@@ -68,7 +68,7 @@ impl Terminal {
         (&self.here).write_all(keys.as_bytes()).unwrap();
     }
 
-    async fn shows(&self, text: &str) {
+    pub(super) async fn shows(&self, text: &str) {
         let what = format!("{text:?} on the terminal");
         let shown = self.shown.clone();
         eventually(&what, PATIENCE, async || {
