@@ -220,6 +220,33 @@ impl Catalogue {
         })
     }
 
+    /// All groups and their versions.
+    pub fn versions(&self) -> impl Iterator<Item = (&str, &str)> {
+        let groups = self.api.items.iter().chain(&self.apis.items);
+        groups.flat_map(|group| {
+            let versions = group.versions.iter();
+            versions.map(|version| (group.name(), version.version.as_str()))
+        })
+    }
+
+    /// The resources of a version of a group.
+    pub fn in_version<'a>(
+        &'a self,
+        group: &'a str,
+        version: &str,
+    ) -> impl Iterator<Item = Served<'a>> {
+        let version = self.version(group, version).into_iter();
+        version.flat_map(move |version| {
+            let resources = version.resources.iter();
+            resources.map(move |resource| Served {
+                group,
+                version: &version.version,
+                resource,
+                subresource: None,
+            })
+        })
+    }
+
     fn version(&self, group: &str, version: &str) -> Option<&Version> {
         self.root(Root::of(group)).version(group, version)
     }

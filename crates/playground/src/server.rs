@@ -2,21 +2,85 @@
 //! catalogue, over one [`SharedStore`].
 //!
 //! HTTP, TLS and the judging of certificates are the gateway's own; here is what a
-//! kube-apiserver does with a request.
+//! kube-apiserver does with a request. It goes `service` (who asks, whether they may) →
+//! `objects` (what is asked for) → `read`, `write`, `delete`, `watching` and the like.
 
+mod answers;
+mod ask;
+mod authenticate;
+mod controllers;
+mod delete;
+mod discovery;
+mod health;
+mod keeper;
+mod negotiate;
+mod objects;
+mod openapi;
 pub mod pod_streams;
+mod pods;
+mod query;
+mod read;
+mod reviews;
+mod scale;
+mod schemas;
+mod service;
 pub mod shared;
+mod watching;
+mod write;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use skewbridge_api::identity::User;
+use skewbridge_api::identity::{IdentityHeaders, User};
+use skewbridge_discovery::ParseError;
+use skewbridge_gateway::caller::{Presented, Trust};
+use skewbridge_gateway::config::TlsVersion;
+use skewbridge_gateway::drain::{Drain, Leave, announcement};
+use skewbridge_gateway::serve::h1::Patience;
+use skewbridge_gateway::serve::h2::Bounds;
+use skewbridge_gateway::serve::{ClientIo, h1, h2};
 use skewbridge_gateway::tls::material::{CaBundle, KeyPair};
+use skewbridge_gateway::tls::{ReadAhead, server_config};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
 
-use crate::catalogue::Release;
+use crate::catalogue::{Catalogue, Release};
+use crate::rbac::Authorizer;
+use authenticate::Authenticator;
+use keeper::Keeper;
+use openapi::Documents;
 use pod_streams::PodStreams;
+use service::Requests;
 pub use shared::{SharedStore, StoreWatch};
+
+/// Connections of one server: a playground has a handful of clients, and its tests some
+/// dozens.
+const MAX_CONNECTIONS: usize = 1024;
+
+/// What a connection has for its handshake.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+
+/// What clients are allowed: kube-apiserver's own times.
+const PATIENCE: Patience = Patience {
+    head: Duration::from_secs(32),
+    idle: Duration::from_secs(90),
+    stall: Duration::from_mins(1),
+};
+
+/// Streams of one connection at a time: kube-apiserver's limit for its clients.
+const MAX_STREAMS: u32 = 250;
+
+/// How long a server that is told to end waits for its clients.
+const DRAIN_TIME: Duration = Duration::from_secs(5);
+
+/// When accepting fails (no file descriptors are left), it fails at once, again and again.
+const AFTER_FAILURE: Duration = Duration::from_millis(100);
 
 /// What a server needs.
 pub struct ServerConfig {
@@ -42,14 +106,15 @@ pub struct ServerConfig {
     pub streams: Arc<dyn PodStreams>,
 }
 
-/// Serves.
-#[derive(Debug)]
-pub struct ApiServer;
-
-/// A server that runs. Dropped, it is killed.
-#[derive(Debug)]
-pub struct RunningServer {
-    address: SocketAddr,
+impl fmt::Debug for ServerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Nothing of keys and tokens.
+        f.debug_struct("ServerConfig")
+            .field("release", &self.release)
+            .field("listener", &self.listener)
+            .field("hostname", &self.hostname)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Why a server did not start.
@@ -58,14 +123,103 @@ pub enum StartError {
     /// The listener.
     #[error("the listener cannot be used: {0}")]
     Listener(#[from] std::io::Error),
+    /// The program's own data.
+    #[error("the discovery documents of the playground cannot be read: {0}")]
+    Catalogue(#[from] ParseError),
+    /// The certificate and its key.
+    #[error("the serving certificate cannot be used: {0}")]
+    Serving(String),
+    /// The client CA or the front proxies'.
+    #[error("the CA of clients or of front proxies cannot be used: {0}")]
+    ClientCa(String),
+}
+
+/// What is the same for all requests to a server.
+struct Server {
+    release: Release,
+    address: SocketAddr,
+    catalogue: Catalogue,
+    documents: Documents,
+    authenticator: Authenticator,
+    authorizer: Authorizer,
+    store: SharedStore,
+    streams: Arc<dyn PodStreams>,
+    drain: Drain,
+}
+
+/// Serves.
+#[derive(Debug)]
+pub struct ApiServer;
+
+/// A server that runs. Dropped, it is killed.
+#[derive(Debug)]
+pub struct RunningServer {
+    release: Release,
+    address: SocketAddr,
+    keeper: Keeper,
+    leave: Leave,
+    /// Accepting, and all connections.
+    serving: JoinSet<()>,
+    /// The Lease and the controllers.
+    beside: JoinSet<()>,
 }
 
 impl ApiServer {
-    /// Starts one on the runtime of the caller.
+    /// Starts one on the runtime of the caller. When this returns, it can be asked and its
+    /// Lease is there.
+    // Async because it needs a runtime, which nothing else would say.
     #[allow(clippy::unused_async)]
     pub async fn start(config: ServerConfig) -> Result<RunningServer, StartError> {
-        let address = config.listener.local_addr()?;
-        Ok(RunningServer { address })
+        let ServerConfig {
+            release,
+            listener,
+            serving,
+            client_ca,
+            front_proxy_ca,
+            front_proxy_names,
+            tokens,
+            hostname,
+            store,
+            streams,
+        } = config;
+        listener.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(listener)?;
+        let address = listener.local_addr()?;
+        let tls = server_config(&serving, &[&client_ca, &front_proxy_ca], TlsVersion::Tls12)
+            .map_err(|error| StartError::Serving(error.to_string()))?;
+        let front_proxies = Some((&front_proxy_ca, front_proxy_names.as_slice()));
+        let trust = Trust::new(Some(&client_ca), front_proxies, IdentityHeaders::default())
+            .map_err(|error| StartError::ClientCa(error.to_string()))?;
+        let (leave, drain) = announcement();
+        let catalogue = Catalogue::new(release)?;
+        let keeper = Keeper::new(store.clone(), release, &hostname);
+        if let Err(status) = keeper.renew() {
+            tracing::warn!(problem = %status.message, "the Lease of a server could not be made");
+        }
+        let server = Arc::new(Server {
+            release,
+            address,
+            documents: Documents::new(catalogue.clone()),
+            catalogue,
+            authenticator: Authenticator::new(trust, &tokens, release.git_version()),
+            authorizer: Authorizer::playground(),
+            store: store.clone(),
+            streams,
+            drain,
+        });
+        let mut serving = JoinSet::new();
+        serving.spawn(accept(listener, TlsAcceptor::from(Arc::new(tls)), server));
+        let mut beside = JoinSet::new();
+        beside.spawn(keeper.clone().run());
+        beside.spawn(controllers::run(store));
+        Ok(RunningServer {
+            release,
+            address,
+            keeper,
+            leave,
+            serving,
+            beside,
+        })
     }
 }
 
@@ -75,10 +229,98 @@ impl RunningServer {
         self.address
     }
 
-    /// Finishes what is running and goes, as a server that is told to terminate.
-    #[allow(clippy::unused_async)]
-    pub async fn stop(self) {}
+    /// Which version it is.
+    pub fn release(&self) -> Release {
+        self.release
+    }
 
-    /// Ends at once, as a server whose machine has lost its power: connections are cut.
-    pub fn kill(self) {}
+    /// Its name among servers, which is that of its Lease.
+    pub fn identity(&self) -> &str {
+        self.keeper.identity().as_str()
+    }
+
+    /// Finishes what is running and goes, as a server that is told to terminate: watches
+    /// end between two events, and from 1.35 on the Lease is deleted.
+    pub async fn stop(mut self) {
+        self.leave.leave();
+        self.beside.shutdown().await;
+        self.keeper.give_up();
+        self.leave.drain(DRAIN_TIME);
+        // What is left after that is cut.
+        let _ = timeout(DRAIN_TIME, self.serving.join_next()).await;
+        self.serving.shutdown().await;
+    }
+
+    /// Ends at once, as a server whose machine has lost its power: connections are cut, and
+    /// the Lease stays. When this returns the port is free.
+    pub async fn kill(mut self) {
+        self.serving.shutdown().await;
+        self.beside.shutdown().await;
+    }
+}
+
+/// Accepts until the server drains, and then waits for the connections that there are.
+async fn accept(listener: TcpListener, tls: TlsAcceptor, server: Arc<Server>) {
+    let mut drain = server.drain.clone();
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut connections = JoinSet::new();
+    loop {
+        // First a place, then a connection: who finds none waits in the kernel's queue.
+        let accepted = async {
+            let place = places.clone().acquire_owned().await;
+            (listener.accept().await, place)
+        };
+        let (accepted, place) = tokio::select! {
+            biased;
+            () = drain.draining() => break,
+            accepted = accepted => accepted,
+        };
+        while connections.try_join_next().is_some() {}
+        let (Ok((tcp, _)), Ok(place)) = (accepted, place) else {
+            sleep(AFTER_FAILURE).await;
+            continue;
+        };
+        let (tls, server) = (tls.clone(), server.clone());
+        connections.spawn(async move {
+            connection(tcp, tls, server).await;
+            drop(place);
+        });
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+/// One connection from its first byte to its last.
+async fn connection(tcp: TcpStream, tls: TlsAcceptor, server: Arc<Server>) {
+    // A socket that refuses an option still works.
+    let _ = tcp.set_nodelay(true);
+    let accepted = timeout(HANDSHAKE_TIME, tls.accept(ReadAhead::new(tcp))).await;
+    let tls = match accepted {
+        Ok(Ok(tls)) => tls,
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "TLS handshake failed");
+            return;
+        }
+        Err(_) => return,
+    };
+    let session = tls.get_ref().1;
+    let chain = session
+        .peer_certificates()
+        .map(|chain| chain.iter().map(|it| it.clone().into_owned()).collect());
+    let is_h2 = session.alpn_protocol() == Some(b"h2");
+    let drain = server.drain.clone();
+    let requests = Requests {
+        server,
+        presented: Arc::new(Presented::new(chain.unwrap_or_default())),
+    };
+    let io = ClientIo::Tls(Box::new(tls));
+    if is_h2 {
+        let bounds = Bounds {
+            max_streams: MAX_STREAMS,
+            patience: PATIENCE,
+        };
+        h2::serve(io, requests, bounds, drain).await;
+    } else {
+        h1::serve(io, requests, PATIENCE, drain).await;
+    }
 }

@@ -33,6 +33,8 @@ pub enum Fault {
     Invalid(String, String),
     /// It must not be there, because of this.
     Forbidden(String),
+    /// This value is none of those that are known.
+    Unsupported(String, String),
 }
 
 impl GroupResource {
@@ -68,9 +70,13 @@ impl fmt::Display for GroupResource {
 impl fmt::Display for Fault {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Required(why) if why.is_empty() => out.write_str("Required value"),
             Self::Required(why) => write!(out, "Required value: {why}"),
             Self::Invalid(value, why) => write!(out, "Invalid value: {}: {why}", quoted(value)),
             Self::Forbidden(why) => write!(out, "Forbidden: {why}"),
+            Self::Unsupported(value, why) => {
+                write!(out, "Unsupported value: {}: {why}", quoted(value))
+            }
         }
     }
 }
@@ -109,6 +115,7 @@ impl FieldError {
             Fault::Required(_) => "FieldValueRequired",
             Fault::Invalid(..) => "FieldValueInvalid",
             Fault::Forbidden(_) => "FieldValueForbidden",
+            Fault::Unsupported(..) => "FieldValueNotSupported",
         };
         Cause {
             reason: reason.to_owned(),

@@ -123,6 +123,11 @@ impl Store {
             .ok_or_else(|| status::not_found(&definition.resource, name))
     }
 
+    /// All objects, of all resources.
+    pub fn all(&self) -> impl Iterator<Item = (&Key, &Arc<Object>)> {
+        self.objects.iter()
+    }
+
     /// All objects in a namespace, of all resources.
     pub fn in_namespace(&self, namespace: &str) -> impl Iterator<Item = (&Key, &Arc<Object>)> {
         let all = self.objects.iter();
@@ -206,7 +211,8 @@ impl Store {
         }
         check_finalizers(definition, &before, &next)?;
         let key = key(definition, namespace, name);
-        if next.deletion_timestamp().is_some() && definition.holders(&next).is_empty() {
+        let is_over = next.deletion_timestamp().is_some() && grace_of(&next) == 0;
+        if is_over && definition.holders(&next).is_empty() {
             return Ok(self.end(&key, next, occasion.effect));
         }
         Ok(self.commit(key, next, occasion.effect))
@@ -221,20 +227,39 @@ impl Store {
         preconditions: &Preconditions,
         occasion: &mut Occasion<'_>,
     ) -> Result<Deletion, Status> {
+        self.delete_within(definition, namespace, name, 0, preconditions, occasion)
+    }
+
+    /// The same, and leaves it this many seconds: it stays until somebody ends it without
+    /// grace, as a node does with a pod whose processes are gone.
+    pub fn delete_within(
+        &mut self,
+        definition: &Definition,
+        namespace: &str,
+        name: &str,
+        grace: u32,
+        preconditions: &Preconditions,
+        occasion: &mut Occasion<'_>,
+    ) -> Result<Deletion, Status> {
         let before = self.get(definition, namespace, name)?;
         preconditions.check(definition, &before)?;
         let key = key(definition, namespace, name);
-        if definition.holders(&before).is_empty() {
+        if grace == 0 && definition.holders(&before).is_empty() {
             let object = Object::clone(&before);
             return Ok(Deletion::Gone(self.end(&key, object, occasion.effect)));
         }
-        if before.deletion_timestamp().is_some() {
+        let is_ending = before.deletion_timestamp().is_some();
+        // It can be hurried, not given more time.
+        if is_ending && grace_of(&before) <= i64::from(grace) {
             return Ok(Deletion::Pending(before));
         }
         let mut next = Object::clone(&before);
-        next.set(&["metadata", "deletionTimestamp"], occasion.now.to_string());
-        next.set(&["metadata", "deletionGracePeriodSeconds"], 0);
-        if let Some(generation) = before.generation() {
+        let until = occasion.now.plus_seconds(i64::from(grace));
+        next.set(&["metadata", "deletionTimestamp"], until.to_string());
+        next.set(&["metadata", "deletionGracePeriodSeconds"], grace);
+        if let Some(generation) = before.generation()
+            && !is_ending
+        {
             next.set(&["metadata", "generation"], generation + 1);
         }
         if definition.is_namespaces() {
@@ -355,6 +380,12 @@ impl Preconditions {
         }
         Ok(())
     }
+}
+
+/// How many seconds an object that is to end has been given.
+fn grace_of(object: &Object) -> i64 {
+    let grace = object.at(&["metadata", "deletionGracePeriodSeconds"]);
+    grace.and_then(Value::as_i64).unwrap_or_default()
 }
 
 fn key(definition: &Definition, namespace: &str, name: &str) -> Key {

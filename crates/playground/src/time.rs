@@ -50,6 +50,12 @@ impl Moment {
         in_range.then(|| Self::from_unix(days * DAY + hour * 3600 + minute * 60 + second - offset))
     }
 
+    /// So many seconds later.
+    #[must_use]
+    pub fn plus_seconds(self, seconds: i64) -> Self {
+        Self::from_unix(self.seconds.saturating_add(seconds))
+    }
+
     /// How many seconds after another one.
     pub fn seconds_since(self, earlier: Self) -> i64 {
         self.seconds - earlier.seconds

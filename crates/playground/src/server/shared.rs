@@ -310,6 +310,6 @@ pub(super) fn now() -> Moment {
 }
 
 /// For uids and names, which have to be unique and not secret.
-fn entropy() -> u64 {
+pub(super) fn entropy() -> u64 {
     RandomState::new().build_hasher().finish()
 }

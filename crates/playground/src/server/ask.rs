@@ -1,0 +1,197 @@
+//! A request that is understood and allowed, on its way to who answers it.
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, USER_AGENT};
+use http::request::Parts;
+use serde_json::Value;
+use skewbridge_api::identity::User;
+use skewbridge_api::request_info::RequestInfo;
+use skewbridge_api::status::Status;
+
+use super::Server;
+use super::query::Query;
+use crate::apply::Writer;
+use crate::catalogue::Served;
+use crate::object::Object;
+use crate::protobuf::{self, Unreadable};
+use crate::shape;
+use crate::status::{GroupResource, quoted, unsupported_media_type};
+use crate::strategy::Definition;
+
+/// A request for something of the API.
+pub(super) struct Ask<'a> {
+    pub(super) server: &'a Server,
+    pub(super) head: &'a Parts,
+    pub(super) info: &'a RequestInfo<'a>,
+    pub(super) query: Query,
+    pub(super) user: &'a User,
+    pub(super) body: Bytes,
+}
+
+/// What an [`Ask`] is about.
+pub(super) struct Subject<'a> {
+    pub(super) served: Served<'a>,
+    pub(super) definition: Definition,
+    /// Empty for what is in none, or in all.
+    pub(super) namespace: &'a str,
+    /// Empty for a collection.
+    pub(super) name: &'a str,
+}
+
+/// An object that has the fields of its kind alone.
+pub(super) struct Typed {
+    pub(super) object: Object,
+    /// What the client is told besides.
+    pub(super) warnings: Vec<String>,
+}
+
+/// Longer ones are cut: as kube-apiserver.
+const LONGEST_MANAGER: usize = 128;
+
+impl Ask<'_> {
+    fn header(&self, name: http::HeaderName) -> &str {
+        let value = self.head.headers.get(name);
+        value.and_then(|it| it.to_str().ok()).unwrap_or_default()
+    }
+
+    pub(super) fn content_type(&self) -> &str {
+        self.header(CONTENT_TYPE)
+    }
+
+    /// The body, as JSON or YAML.
+    pub(super) fn value(&self) -> Result<Value, Status> {
+        let media = self.content_type().split(';').next().unwrap_or_default();
+        match media.trim().to_ascii_lowercase().as_str() {
+            "" | "application/json" => {
+                serde_json::from_slice(&self.body).map_err(|error| unreadable(&error))
+            }
+            "application/yaml" => yaml(&self.body),
+            "application/vnd.kubernetes.protobuf" => {
+                protobuf::decode(&self.body).map_err(|error| match error {
+                    Unreadable::Malformed => unreadable(&error),
+                    Unreadable::Unknown(_) => unread_media_type(),
+                })
+            }
+            _ => Err(unread_media_type()),
+        }
+    }
+
+    /// The body, as an object of what is asked for.
+    pub(super) fn object(&self, subject: &Subject<'_>) -> Result<Typed, Status> {
+        let mut object = Object::new(self.value()?)?;
+        subject.expect(&mut object)?;
+        self.typed(subject, object)
+    }
+
+    /// An object with the fields of its kind alone: what to think of others, the client
+    /// says by `fieldValidation`.
+    pub(super) fn typed(&self, subject: &Subject<'_>, object: Object) -> Result<Typed, Status> {
+        let (kind, api_version) = (&subject.definition.kind, subject.served.api_version());
+        let refuse = |why: String| {
+            Status::bad_request(format!(
+                "{kind} in version {} cannot be handled as a {kind}: {why}",
+                quoted(subject.served.version)
+            ))
+        };
+        let mut value = object.into_value();
+        let unknown =
+            shape::prune(&api_version, kind, &mut value).map_err(|wrong| refuse(wrong.0))?;
+        let unknown = unknown
+            .iter()
+            .map(|it| format!("unknown field {}", quoted(it)));
+        let warnings = match self.query.get("fieldValidation") {
+            "Strict" => {
+                let unknown: Vec<_> = unknown.collect();
+                if !unknown.is_empty() {
+                    let list = unknown.join(", ");
+                    return Err(refuse(format!("strict decoding error: {list}")));
+                }
+                unknown
+            }
+            "Ignore" => Vec::new(),
+            _ => unknown.collect(),
+        };
+        Ok(Typed {
+            object: Object::new(value)?,
+            warnings,
+        })
+    }
+
+    /// Who writes: who says so, or the program by its name.
+    pub(super) fn writer<'b>(&'b self, api_version: &'b str) -> Writer<'b> {
+        let manager = match self.query.get("fieldManager") {
+            "" => {
+                let agent = self.header(USER_AGENT);
+                let name = agent.split('/').next().unwrap_or_default();
+                let mut end = name.len().min(LONGEST_MANAGER);
+                while !name.is_char_boundary(end) {
+                    end -= 1;
+                }
+                if name.is_empty() {
+                    "unknown"
+                } else {
+                    &name[..end]
+                }
+            }
+            manager => manager,
+        };
+        Writer {
+            manager,
+            api_version,
+            subresource: self.info.subresource,
+            now: super::shared::now(),
+        }
+    }
+}
+
+impl Subject<'_> {
+    pub(super) fn resource(&self) -> &GroupResource {
+        &self.definition.resource
+    }
+
+    /// 400 for an object of another kind or version; one that does not say is meant.
+    fn expect(&self, object: &mut Object) -> Result<(), Status> {
+        let (kind, api_version) = (&self.definition.kind, self.served.api_version());
+        if object.kind().is_empty() {
+            object.set(&["kind"], kind.as_str());
+        }
+        if object.api_version().is_empty() {
+            object.set(&["apiVersion"], api_version.as_str());
+        }
+        if object.kind() != kind {
+            return Err(Status::bad_request(format!(
+                "{} in version {} cannot be handled as a {kind}: no kind {} is registered for \
+                 this resource",
+                object.kind(),
+                quoted(version_of(object.api_version())),
+                quoted(object.kind()),
+            )));
+        }
+        if object.api_version() != api_version {
+            return Err(Status::bad_request(format!(
+                "the API version in the data ({}) does not match the expected API version \
+                 ({api_version})",
+                object.api_version(),
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// An object or a patch that is written as YAML.
+pub(super) fn yaml(bytes: &[u8]) -> Result<Value, Status> {
+    let text = std::str::from_utf8(bytes).map_err(|error| unreadable(&error))?;
+    serde_saphyr::from_str(text).map_err(|error| unreadable(&error))
+}
+
+fn unreadable(error: &dyn std::fmt::Display) -> Status {
+    Status::bad_request(format!("the object provided is unrecognized: {error}"))
+}
+
+fn unread_media_type() -> Status {
+    unsupported_media_type(&["application/json", "application/yaml"])
+}
+
+fn version_of(api_version: &str) -> &str {
+    api_version.rsplit('/').next().unwrap_or_default()
+}

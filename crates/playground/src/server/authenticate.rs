@@ -1,0 +1,282 @@
+//! Who asks, and on whose behalf.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use aws_lc_rs::digest::{SHA256, digest};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::HeaderMap;
+use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
+use skewbridge_api::identity::{IdentityHeaders, User};
+use skewbridge_api::status::Status;
+use skewbridge_api::version::Version;
+use skewbridge_gateway::caller::{Caller, Presented, Trust};
+
+use crate::rbac::{Authorizer, Deed};
+
+/// The user whom nobody knows.
+const ANONYMOUS: &str = "system:anonymous";
+const UNAUTHENTICATED: &str = "system:unauthenticated";
+const AUTHENTICATED: &str = "system:authenticated";
+
+/// How browsers bring a token on a WebSocket, where they can set no other header.
+const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
+
+/// Whom a server believes.
+pub(super) struct Authenticator {
+    trust: Arc<Trust>,
+    tokens: Tokens,
+    version: Option<Version>,
+}
+
+/// Users by their tokens, of which only digests are kept: looking one up tells nothing
+/// of the others by the time that it takes.
+struct Tokens(HashMap<[u8; 32], User>);
+
+impl Authenticator {
+    pub(super) fn new(trust: Trust, tokens: &HashMap<String, User>, git_version: &str) -> Self {
+        let tokens = tokens.iter();
+        Self {
+            trust: Arc::new(trust),
+            tokens: Tokens(
+                tokens
+                    .map(|(token, user)| (fingerprint(token), user.clone()))
+                    .collect(),
+            ),
+            version: git_version.parse().ok(),
+        }
+    }
+
+    /// Who sent a request, in kube-apiserver's order; 401 for those who show something
+    /// that is not good.
+    pub(super) fn user(&self, presented: &Presented, headers: &HeaderMap) -> Result<User, Status> {
+        let mut user = match presented.caller(&self.trust, headers).caller {
+            Caller::Peer(user) => user,
+            Caller::Certificate(user) => {
+                // What a bridge would say of the certificate is what a server makes of it.
+                let mut said = HeaderMap::new();
+                user.headers(self.version.as_ref()).apply(&mut said);
+                let read = self.trust.headers().read(&said);
+                read.ok_or_else(Status::unauthorized)?
+            }
+            Caller::Bearer => {
+                let token = bearer(headers).ok_or_else(Status::unauthorized)?;
+                self.of_token(&token).ok_or_else(Status::unauthorized)?
+            }
+            Caller::Anonymous => anonymous(),
+            Caller::Unauthorized => return Err(Status::unauthorized()),
+        };
+        join_the_known(&mut user);
+        Ok(user)
+    }
+
+    /// Whose token it is.
+    pub(super) fn of_token(&self, token: &str) -> Option<User> {
+        let mut user = self.tokens.0.get(&fingerprint(token)).cloned()?;
+        join_the_known(&mut user);
+        Some(user)
+    }
+}
+
+fn anonymous() -> User {
+    User {
+        name: ANONYMOUS.to_owned(),
+        groups: vec![UNAUTHENTICATED.to_owned()],
+        ..User::default()
+    }
+}
+
+/// Everybody whose name is known is in one group.
+fn join_the_known(user: &mut User) {
+    let is_in = |group: &str| user.groups.iter().any(|it| it == group);
+    if user.name != ANONYMOUS && !is_in(AUTHENTICATED) && !is_in(UNAUTHENTICATED) {
+        user.groups.push(AUTHENTICATED.to_owned());
+    }
+}
+
+fn fingerprint(token: &str) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    bytes.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());
+    bytes
+}
+
+fn bearer(headers: &HeaderMap) -> Option<String> {
+    let header = headers.get(AUTHORIZATION).and_then(|it| it.to_str().ok());
+    if let Some((scheme, token)) = header.and_then(|it| it.trim().split_once(' '))
+        && scheme.eq_ignore_ascii_case("bearer")
+    {
+        return token.split(' ').next().map(str::to_owned);
+    }
+    let protocols = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter();
+    let mut protocols = protocols
+        .filter_map(|it| it.to_str().ok())
+        .flat_map(|it| it.split(','));
+    let token = protocols.find_map(|it| it.trim().strip_prefix(TOKEN_PROTOCOL))?;
+    let bytes = URL_SAFE_NO_PAD.decode(token.trim_end_matches('=')).ok()?;
+    String::from_utf8(bytes).ok()
+}
+
+/// Takes away what only the server had to see.
+pub(super) fn remove_credentials(headers: &mut HeaderMap) {
+    headers.remove(AUTHORIZATION);
+    IdentityHeaders::default().remove(headers);
+    let Some(protocols) = headers.get(SEC_WEBSOCKET_PROTOCOL) else {
+        return;
+    };
+    let kept: Vec<_> = (protocols.to_str().unwrap_or_default().split(','))
+        .map(str::trim)
+        .filter(|it| !it.starts_with(TOKEN_PROTOCOL))
+        .collect();
+    if let Ok(kept) = kept.join(", ").parse() {
+        headers.insert(SEC_WEBSOCKET_PROTOCOL, kept);
+    }
+}
+
+/// On whose behalf a request is made (`Impersonate-*`): the caller's own, or somebody
+/// else's if the caller may do so.
+pub(super) fn impersonated(
+    user: User,
+    headers: &HeaderMap,
+    authorizer: &Authorizer,
+) -> Result<User, Status> {
+    let names = IdentityHeaders {
+        username: vec![http::HeaderName::from_static("impersonate-user")],
+        uid: vec![http::HeaderName::from_static("impersonate-uid")],
+        group: vec![http::HeaderName::from_static("impersonate-group")],
+        extra_prefix: vec!["impersonate-extra-".to_owned()],
+    };
+    let Some(mut wanted) = names.read(headers) else {
+        if headers
+            .keys()
+            .any(|name| name.as_str().starts_with("impersonate-"))
+        {
+            return Err(Status::internal(
+                "requested groups, extra or uid without impersonating a user",
+            ));
+        }
+        return Ok(user);
+    };
+    let ask = |group: &str, resource: &str, subresource: &str, namespace: &str, name: &str| {
+        let deed = Deed::Resource {
+            verb: "impersonate",
+            group,
+            resource,
+            subresource,
+            namespace,
+            name,
+        };
+        authorizer.authorize(&user, deed)
+    };
+    match service_account(&wanted.name) {
+        Some((namespace, name)) => {
+            ask("", "serviceaccounts", "", namespace, name)?;
+            if wanted.groups.is_empty() {
+                wanted.groups = vec![
+                    "system:serviceaccounts".to_owned(),
+                    format!("system:serviceaccounts:{namespace}"),
+                ];
+            }
+        }
+        None => ask("", "users", "", "", &wanted.name)?,
+    }
+    for group in &wanted.groups {
+        ask("", "groups", "", "", group)?;
+    }
+    for (key, values) in &wanted.extra {
+        for value in values {
+            ask("authentication.k8s.io", "userextras", key, "", value)?;
+        }
+    }
+    if !wanted.uid.is_empty() {
+        ask("authentication.k8s.io", "uids", "", "", &wanted.uid)?;
+    }
+    if wanted.name == ANONYMOUS && wanted.groups.is_empty() {
+        wanted.groups.push(UNAUTHENTICATED.to_owned());
+    }
+    join_the_known(&mut wanted);
+    Ok(wanted)
+}
+
+/// `system:serviceaccount:NAMESPACE:NAME`
+fn service_account(user: &str) -> Option<(&str, &str)> {
+    user.strip_prefix("system:serviceaccount:")?.split_once(':')
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn user(name: &str, groups: &[&str]) -> User {
+        User {
+            name: name.to_owned(),
+            groups: groups.iter().map(|it| (*it).to_owned()).collect(),
+            ..User::default()
+        }
+    }
+
+    #[test]
+    fn tokens_are_found_where_clients_put_them() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(bearer(&headers), None);
+        headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer abc"));
+        assert_eq!(bearer(&headers).as_deref(), Some("abc"));
+        headers.remove(AUTHORIZATION);
+        let protocols = "base64url.bearer.authorization.k8s.io.YWJj, v4.channel.k8s.io";
+        headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocols));
+        assert_eq!(bearer(&headers).as_deref(), Some("abc"));
+        remove_credentials(&mut headers);
+        assert_eq!(headers[SEC_WEBSOCKET_PROTOCOL], "v4.channel.k8s.io");
+    }
+
+    #[test]
+    fn only_those_who_may_act_for_others() {
+        let authorizer = Authorizer::playground();
+        let mut headers = HeaderMap::new();
+        headers.insert("impersonate-user", HeaderValue::from_static("bob"));
+        headers.insert("impersonate-group", HeaderValue::from_static("dev"));
+        let admin = user("admin", &["system:masters", AUTHENTICATED]);
+        let acting = impersonated(admin.clone(), &headers, &authorizer).unwrap();
+        assert_eq!(acting, user("bob", &["dev", AUTHENTICATED]));
+        let visitor = user("visitor", &[AUTHENTICATED]);
+        let refused = impersonated(visitor, &headers, &authorizer).unwrap_err();
+        assert_eq!(
+            refused.message,
+            "users \"bob\" is forbidden: User \"visitor\" cannot impersonate resource \"users\" \
+             in API group \"\" at the cluster scope"
+        );
+        headers.insert(
+            "impersonate-user",
+            HeaderValue::from_static("system:serviceaccount:shop:web"),
+        );
+        headers.remove("impersonate-group");
+        let acting = impersonated(admin.clone(), &headers, &authorizer).unwrap();
+        assert_eq!(
+            acting.groups,
+            [
+                "system:serviceaccounts",
+                "system:serviceaccounts:shop",
+                AUTHENTICATED
+            ]
+        );
+        headers.remove("impersonate-user");
+        headers.insert("impersonate-group", HeaderValue::from_static("dev"));
+        assert_eq!(
+            impersonated(admin, &headers, &authorizer).unwrap_err().code,
+            500
+        );
+    }
+
+    #[test]
+    fn whoever_has_a_name_is_among_the_known() {
+        let mut someone = user("a", &[]);
+        join_the_known(&mut someone);
+        join_the_known(&mut someone);
+        assert_eq!(someone.groups, [AUTHENTICATED]);
+        let mut nobody = anonymous();
+        join_the_known(&mut nobody);
+        assert_eq!(nobody.groups, [UNAUTHENTICATED]);
+    }
+}

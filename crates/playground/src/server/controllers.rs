@@ -1,0 +1,107 @@
+//! What controllers do in a real cluster, as far as a plain one needs it: namespaces that
+//! are to end are emptied, and what depends on something that is gone ends too.
+//!
+//! Every server has them ready, and those of one work: when it goes, another one's take
+//! over.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::Value;
+use skewbridge_api::status::Status;
+use tokio::time::timeout;
+
+use super::shared::SharedStore;
+use crate::namespaces;
+use crate::object::Object;
+use crate::store::{Effect, Key, Occasion, Preconditions, Store};
+use crate::strategy::{Definition, Part, Scope, StatusPart};
+
+/// Looked at again although nobody has written: a finalizer may have been in the way.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Works whenever something was written, until it is dropped.
+pub(super) async fn run(store: SharedStore) {
+    let _leading = store.lead().await;
+    let mut bell = store.bell();
+    loop {
+        bell.mark_unchanged();
+        for work in [namespaces::settle, collect_garbage] {
+            if let Err(status) = store.write(Effect::Lasting, work) {
+                tracing::warn!(problem = %status.message, "a controller could not do its work");
+            }
+        }
+        // Late is the same as a ring.
+        let _ = timeout(LOOK_AGAIN, bell.changed()).await;
+    }
+}
+
+/// Lets those stay that depend on what ends.
+pub(super) fn orphan(
+    store: &mut Store,
+    owner: &str,
+    occasion: &mut Occasion<'_>,
+) -> Result<(), Status> {
+    let dependents: Vec<(Key, Object)> = store
+        .all()
+        .filter(|(_, object)| object.owner_references().iter().any(|it| it.uid == owner))
+        .map(|(key, object)| (key.clone(), Object::clone(object)))
+        .collect();
+    for (key, mut object) in dependents {
+        let references = object.at(&["metadata", "ownerReferences"]);
+        let references = references.and_then(Value::as_array).into_iter().flatten();
+        let others: Vec<Value> = references
+            .filter(|it| it["uid"] != owner)
+            .cloned()
+            .collect();
+        object.set(&["metadata", "ownerReferences"], others);
+        let (of, namespace, name) = (definition(&key), &key.namespace, &key.name);
+        store.update(&of, namespace, name, object, Part::Main, occasion)?;
+    }
+    Ok(())
+}
+
+/// Ends what depends on nothing that is still there.
+fn collect_garbage(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<(), Status> {
+    let has_owners = |object: &Object| !object.owner_references().is_empty();
+    if !store.all().any(|(_, object)| has_owners(object)) {
+        return Ok(());
+    }
+    let there: BTreeSet<String> = store.all().map(|(_, it)| it.uid().to_owned()).collect();
+    let is_garbage = |object: &Object| {
+        let owners = object.owner_references();
+        !owners.is_empty()
+            && object.deletion_timestamp().is_none()
+            && !owners.iter().any(|owner| there.contains(owner.uid))
+    };
+    let garbage: Vec<Key> = store
+        .all()
+        .filter(|(_, object)| is_garbage(object))
+        .map(|(key, _)| key.clone())
+        .collect();
+    for key in garbage {
+        let none = Preconditions::default();
+        store.delete(
+            &definition(&key),
+            &key.namespace,
+            &key.name,
+            &none,
+            occasion,
+        )?;
+    }
+    Ok(())
+}
+
+/// Enough to write what is there already.
+fn definition(key: &Key) -> Definition {
+    Definition {
+        kind: key.resource.resource.clone(),
+        resource: key.resource.clone(),
+        scope: if key.namespace.is_empty() {
+            Scope::Cluster
+        } else {
+            Scope::Namespaced
+        },
+        status: StatusPart::Separate,
+    }
+}

@@ -1,0 +1,104 @@
+//! What a server serves, told in documents and in lists.
+
+use std::net::SocketAddr;
+
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH, VARY};
+use http::{HeaderMap, HeaderValue, StatusCode};
+use serde_json::json;
+use skewbridge_api::media::{Format, negotiate};
+use skewbridge_api::status::Status;
+use skewbridge_discovery::accept::Wanted;
+use skewbridge_discovery::{Layout, Object};
+
+use super::answers::{self, Reply};
+use crate::catalogue::{Catalogue, Root};
+use crate::status::not_acceptable;
+
+/// What lists are written in, the best first.
+const OFFERS: [Format; 3] = [Format::Json, Format::Yaml, Format::Protobuf];
+
+/// `/api`, `/apis` and what is below them; `None` if that is nothing.
+pub(super) fn answer(
+    catalogue: &Catalogue,
+    address: SocketAddr,
+    path: &str,
+    headers: &HeaderMap,
+) -> Option<Result<Reply, Status>> {
+    let parts: Vec<_> = path.trim_matches('/').split('/').collect();
+    Some(match parts[..] {
+        ["api"] => {
+            document(catalogue, Root::Api, headers).map_or_else(|| Ok(versions(address)), Ok)
+        }
+        ["apis"] => document(catalogue, Root::Apis, headers)
+            .map_or_else(|| list(&catalogue.groups(), headers), Ok),
+        ["api", version] => list(&catalogue.resources("", version)?, headers),
+        ["apis", group] => list(&catalogue.group(group)?, headers),
+        ["apis", group, version] => list(&catalogue.resources(group, version)?, headers),
+        _ => return None,
+    })
+}
+
+/// A document, if that is what is wanted.
+fn document(catalogue: &Catalogue, root: Root, headers: &HeaderMap) -> Option<Reply> {
+    let wanted = Wanted::of(headers, |schema| catalogue.release().understands(schema));
+    let (Wanted::Merged(wish) | Wanted::Local(wish)) = wanted else {
+        return None;
+    };
+    let etag = catalogue.etag(root);
+    let known = headers.get(IF_NONE_MATCH);
+    let mut reply = if known.is_some_and(|it| it.as_bytes() == etag.as_bytes()) {
+        let mut reply = answers::whole(StatusCode::NOT_MODIFIED, "", "");
+        reply.headers_mut().remove(CONTENT_TYPE);
+        reply
+    } else {
+        let document = catalogue.document(root, wish.schema)?;
+        let bytes = document.write(wish.format, wish.layout);
+        answers::whole(StatusCode::OK, wish.content_type(), bytes)
+    };
+    let fields = reply.headers_mut();
+    if let Ok(etag) = HeaderValue::from_str(&etag) {
+        fields.insert(ETAG, etag);
+    }
+    fields.insert(VARY, HeaderValue::from_static("Accept"));
+    fields.insert(CACHE_CONTROL, HeaderValue::from_static("public"));
+    Some(reply)
+}
+
+/// A list, in a format that the caller reads.
+fn list<T: Object>(list: &T, headers: &HeaderMap) -> Result<Reply, Status> {
+    let refusal = || {
+        not_acceptable(&[
+            "application/json",
+            "application/yaml",
+            "application/vnd.kubernetes.protobuf",
+        ])
+    };
+    let format = negotiate(headers, &OFFERS).ok_or_else(refusal)?;
+    let media = match format {
+        Format::Json | Format::Cbor => "application/json",
+        Format::Yaml => "application/yaml",
+        Format::Protobuf => "application/vnd.kubernetes.protobuf",
+    };
+    let mut reply = answers::whole(StatusCode::OK, media, list.write(format, Layout::Compact));
+    let fields = reply.headers_mut();
+    fields.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    fields.insert(VARY, HeaderValue::from_static("Accept"));
+    Ok(reply)
+}
+
+/// `/api` for those who know no documents.
+fn versions(address: SocketAddr) -> Reply {
+    let mut reply = answers::json(
+        StatusCode::OK,
+        &json!({
+            "kind": "APIVersions",
+            "versions": ["v1"],
+            "serverAddressByClientCIDRs": [
+                {"clientCIDR": "0.0.0.0/0", "serverAddress": address.to_string()},
+            ],
+        }),
+    );
+    let fields = reply.headers_mut();
+    fields.insert(VARY, HeaderValue::from_static("Accept"));
+    reply
+}

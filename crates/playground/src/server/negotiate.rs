@@ -1,0 +1,96 @@
+//! In which form a client wants objects: as they are, as a table for people, or only
+//! what is said of each.
+
+use http::HeaderMap;
+use skewbridge_api::media::{Format, MediaRange, alternatives};
+use skewbridge_api::status::Status;
+
+use crate::status::not_acceptable;
+
+/// What objects are answered as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// As they are.
+    Objects,
+    /// `as=Table`
+    Table,
+    /// `as=PartialObjectMetadata` or its list.
+    Metadata,
+}
+
+/// What servers write here: JSON, which is YAML as well (YAML 1.2, 1.3).
+const OFFERS: [Format; 2] = [Format::Json, Format::Yaml];
+
+impl Form {
+    /// The first that is understood, in kube-apiserver's order; 406 if none is.
+    pub(super) fn of(headers: &HeaderMap) -> Result<Self, Status> {
+        let Some(ranges) = alternatives(headers) else {
+            return Ok(Self::Objects);
+        };
+        let found = ranges.iter().find_map(Self::of_range);
+        found.ok_or_else(|| not_acceptable(&["application/json", "application/yaml"]))
+    }
+
+    fn of_range(range: &MediaRange<'_>) -> Option<Self> {
+        if range.is_beyond_objects() || !OFFERS.iter().any(|it| range.includes(*it)) {
+            return None;
+        }
+        if !range.is_transformed() {
+            return Some(Self::Objects);
+        }
+        let is_meta = range.parameter("g") == Some("meta.k8s.io")
+            && matches!(range.parameter("v"), Some("v1" | "v1beta1"));
+        match (is_meta, range.parameter("as")) {
+            (true, Some("Table")) => Some(Self::Table),
+            (true, Some("PartialObjectMetadata" | "PartialObjectMetadataList")) => {
+                Some(Self::Metadata)
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use http::header::ACCEPT;
+
+    use super::*;
+
+    #[test]
+    fn the_first_form_that_is_understood_is_taken() {
+        let rows = [
+            ("", Ok(Form::Objects)),
+            ("application/json", Ok(Form::Objects)),
+            ("*/*", Ok(Form::Objects)),
+            ("application/yaml", Ok(Form::Objects)),
+            (
+                "application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
+                Ok(Form::Table),
+            ),
+            (
+                "application/vnd.kubernetes.protobuf;as=Table;v=v1;g=meta.k8s.io,\
+                 application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json",
+                Ok(Form::Table),
+            ),
+            (
+                "application/vnd.kubernetes.protobuf,application/json",
+                Ok(Form::Objects),
+            ),
+            (
+                "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+                Ok(Form::Metadata),
+            ),
+            ("application/json;as=Chart;g=meta.k8s.io;v=v1", Err(406)),
+            ("application/vnd.kubernetes.protobuf", Err(406)),
+        ];
+        for (accept, expected) in rows {
+            let mut headers = HeaderMap::new();
+            if !accept.is_empty() {
+                headers.insert(ACCEPT, HeaderValue::from_static(accept));
+            }
+            let form = Form::of(&headers).map_err(|status| status.code);
+            assert_eq!(form, expected, "{accept}");
+        }
+    }
+}

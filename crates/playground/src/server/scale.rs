@@ -1,0 +1,94 @@
+//! `/scale`: how many there are to be, the same for everything that can be scaled.
+
+use http::StatusCode;
+use serde_json::{Value, json};
+use skewbridge_api::status::Status;
+
+use super::answers::{self, Reply};
+use super::ask::{Ask, Subject};
+use super::read::versioned;
+use super::write::change;
+use crate::object::Object;
+use crate::patch::{Patch, PatchKind};
+use crate::status::{FieldError, invalid};
+use crate::strategy::Part;
+
+/// `GET`
+pub(super) fn get(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Status> {
+    let found = ask
+        .server
+        .store
+        .read(|store| store.get(&subject.definition, subject.namespace, subject.name))?;
+    Ok(answers::json(StatusCode::OK, &scale(&found)))
+}
+
+/// `PUT` and `PATCH`
+pub(super) fn write(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Status> {
+    let effect = ask.query.effect("UpdateOptions")?;
+    let api_version = subject.served.api_version();
+    let writer = ask.writer(&api_version);
+    let patch = if ask.head.method == http::Method::PATCH {
+        let kind = PatchKind::of_content_type(ask.content_type())?;
+        Some(Patch::parse(kind, &ask.body)?)
+    } else {
+        None
+    };
+    let changed = ask.server.store.write(effect, |store, occasion| {
+        let before = store.get(&subject.definition, subject.namespace, subject.name)?;
+        let wanted = match &patch {
+            Some(patch) => patch.apply(&Object::new(scale(&before))?)?,
+            None => Object::new(ask.value()?)?,
+        };
+        let replicas = wanted.at(&["spec", "replicas"]).and_then(Value::as_i64);
+        let replicas = replicas.unwrap_or_default();
+        if replicas < 0 {
+            let why = "must be greater than or equal to 0";
+            let error = FieldError::invalid("spec.replicas", replicas.to_string(), why);
+            return Err(invalid("autoscaling", "Scale", subject.name, &[error]));
+        }
+        let mut next = versioned(subject, &before);
+        next.set(&["spec", "replicas"], replicas);
+        next.take_from(&wanted, &["metadata", "resourceVersion"]);
+        change(store, subject, next, Part::Main, &writer, occasion)
+    })?;
+    Ok(answers::json(StatusCode::OK, &scale(&changed)))
+}
+
+/// An `autoscaling/v1` Scale of an object.
+fn scale(object: &Object) -> Value {
+    let number = |path: &[&str]| object.at(path).and_then(Value::as_i64).unwrap_or_default();
+    let mut metadata = json!({});
+    for field in [
+        "name",
+        "namespace",
+        "uid",
+        "resourceVersion",
+        "creationTimestamp",
+    ] {
+        if let Some(value) = object.at(&["metadata", field]) {
+            metadata[field] = value.clone();
+        }
+    }
+    json!({
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": metadata,
+        "spec": {"replicas": number(&["spec", "replicas"])},
+        "status": {
+            "replicas": number(&["status", "replicas"]),
+            "selector": selector(object),
+        },
+    })
+}
+
+/// The selector as text.
+fn selector(object: &Object) -> String {
+    let labels = object
+        .at(&["spec", "selector", "matchLabels"])
+        .or_else(|| object.at(&["spec", "selector"]));
+    let labels = labels.and_then(Value::as_object).into_iter().flatten();
+    let texts: Vec<_> = labels
+        .filter_map(|(key, value)| Some(format!("{key}={}", value.as_str()?)))
+        .collect();
+    texts.join(",")
+}

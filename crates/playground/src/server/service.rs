@@ -1,0 +1,98 @@
+//! A connection's requests, one by one: who asks, for what, whether they may, and the
+//! answer.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use http::request::Parts;
+use http::{HeaderValue, Method, Request, StatusCode};
+use skewbridge_api::request_info::{DecodedPath, Kind, RequestInfo};
+use skewbridge_api::status::Status;
+use skewbridge_gateway::body::{Frame, RequestBody};
+use skewbridge_gateway::caller::Presented;
+use skewbridge_gateway::serve::{Answer, Service};
+
+use super::ask::Ask;
+use super::query::Query;
+use super::{Server, answers, authenticate, discovery, health, objects, openapi};
+use crate::object::make_up_uid;
+use crate::rbac::Deed;
+
+/// The largest object that is taken: as kube-apiserver.
+const MAX_BODY: usize = 3 * 1024 * 1024;
+
+/// The requests of one client.
+#[derive(Clone)]
+pub(super) struct Requests {
+    pub(super) server: Arc<Server>,
+    pub(super) presented: Arc<Presented>,
+}
+
+impl Service for Requests {
+    fn refused(&self, status: StatusCode) {
+        tracing::debug!(%status, "what came was no request");
+    }
+
+    async fn call(&self, request: Request<RequestBody>) -> Answer {
+        let (head, body) = request.into_parts();
+        let mut answer = match self.answer(&head, body).await {
+            Ok(answer) => answer,
+            Err(status) => Answer::new(answers::failure(&status, &head.headers)),
+        };
+        let id = make_up_uid(&mut super::shared::entropy);
+        if let Ok(id) = HeaderValue::from_str(&id) {
+            answer.response.headers_mut().insert("audit-id", id);
+        }
+        answer
+    }
+}
+
+impl Requests {
+    async fn answer(&self, head: &Parts, body: RequestBody) -> Result<Answer, Status> {
+        let server = &*self.server;
+        let path = DecodedPath::new(head.uri.path())
+            .map_err(|error| Status::bad_request(error.to_string()))?;
+        let info = RequestInfo::parse(&head.method, &path, head.uri.query());
+        let user = server.authenticator.user(&self.presented, &head.headers)?;
+        let user = authenticate::impersonated(user, &head.headers, &server.authorizer)?;
+        server.authorizer.authorize(&user, Deed::of(&info))?;
+        if info.kind == Kind::Resource {
+            let ask = Ask {
+                server,
+                head,
+                info: &info,
+                query: Query::parse(head.uri.query()),
+                user: &user,
+                body: whole(body).await?,
+            };
+            return objects::answer(&ask).await;
+        }
+        let query = Query::parse(head.uri.query());
+        if !matches!(head.method, Method::GET | Method::HEAD) {
+            return Err(crate::status::method_not_allowed());
+        }
+        let headers = &head.headers;
+        let reply = discovery::answer(&server.catalogue, server.address, info.path, headers)
+            .or_else(|| openapi::answer(&server.documents, info.path, &query, headers).map(Ok))
+            .or_else(|| health::answer(server, info.path, &query).map(Ok))
+            .unwrap_or_else(|| Ok(answers::nothing_here()));
+        reply.map(Answer::new)
+    }
+}
+
+/// A body as a whole; 413 if it is too large.
+async fn whole(mut body: RequestBody) -> Result<Bytes, Status> {
+    let mut whole = BytesMut::new();
+    while let Some(frame) = poll_fn(|cx| body.poll_frame(cx)).await {
+        let frame = frame.map_err(|error| Status::bad_request(error.to_string()))?;
+        if let Frame::Data(data) = frame {
+            if whole.len() + data.len() > MAX_BODY {
+                let message = format!("Request entity too large: limit is {MAX_BODY}");
+                return Err(Status::new(413, "RequestEntityTooLarge", message));
+            }
+            whole.extend_from_slice(&data);
+        }
+    }
+    Ok(whole.freeze())
+}

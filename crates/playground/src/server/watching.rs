@@ -1,0 +1,263 @@
+//! Watches: a body that lasts, with an event as soon as there is one.
+//!
+//! A watcher asks for news when its last piece has gone out, so nothing piles up for
+//! one that is slow: it falls behind in the store's history, and when that has forgotten
+//! what comes next, it is told so (410) and ended.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderValue, Response};
+use serde_json::{Value, json};
+use skewbridge_api::media::Format;
+use skewbridge_api::status::Status;
+use skewbridge_gateway::body::{Pieces, ResponseBody};
+use skewbridge_gateway::drain::Drain;
+use tokio::time::{Instant, sleep_until};
+
+use super::answers::Reply;
+use super::ask::{Ask, Subject};
+use super::negotiate::Form;
+use super::read::{include, partial, selection};
+use super::shared::{StoreWatch, entropy, now};
+use crate::catalogue::Release;
+use crate::object::Object;
+use crate::status::{FieldError, GroupResource, invalid};
+use crate::table::{Include, ListMeta, table};
+use crate::watch::{Beginning, Change};
+
+/// Events that are at hand go out together, up to about so much.
+const PIECE: usize = 32 * 1024;
+
+/// How often a client hears how far it has come. Real servers take a minute; here
+/// servers come and go more often.
+const BOOKMARK_EVERY: Duration = Duration::from_secs(10);
+
+/// How long a watch lasts at least if nobody says: as kube-apiserver, which takes up to
+/// twice as long.
+const SHORTEST: Duration = Duration::from_mins(30);
+
+/// How long a watch lasts at most.
+const LONGEST: Duration = Duration::from_hours(24);
+
+/// Begins a watch.
+pub(super) fn watch(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Status> {
+    let form = Form::of(&ask.head.headers)?;
+    let beginning = beginning(ask)?;
+    let lasts = match ask.query.number("timeoutSeconds")? {
+        Some(seconds) if seconds > 0 => Duration::from_secs(seconds).min(LONGEST),
+        // Not all at the same time.
+        _ => SHORTEST + SHORTEST.mul_f64(f64::from(entropy().to_le_bytes()[0]) / 256.0),
+    };
+    let watch = ask.server.store.watch_selected(
+        subject.resource(),
+        subject.namespace,
+        selection(ask, subject)?,
+        ask.query.get("resourceVersion"),
+        beginning,
+    )?;
+    let watching = Watching {
+        events: Events {
+            form,
+            include: include(ask),
+            api_version: subject.served.api_version(),
+            kind: subject.definition.kind.clone(),
+            resource: subject.resource().clone(),
+            columns_told: false,
+        },
+        watch,
+        pending: VecDeque::new(),
+        bookmarks: (ask.query.flag("allowWatchBookmarks") == Some(true))
+            .then(|| Instant::now() + BOOKMARK_EVERY),
+        told: 0,
+        ends: Instant::now() + lasts,
+        drain: ask.server.drain.clone(),
+        over: false,
+    };
+    let mut reply = Response::new(ResponseBody::made(WatchBody {
+        step: Box::pin(watching.step()),
+    }));
+    let headers = reply.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    Ok(reply)
+}
+
+/// How a watch begins, by `sendInitialEvents`.
+fn beginning(ask: &Ask<'_>) -> Result<Beginning, Status> {
+    let wanted = ask.query.flag("sendInitialEvents");
+    let version_match = ask.query.get("resourceVersionMatch");
+    let refuse = |field: &str, why: &str| {
+        let error = FieldError::forbidden(field, why);
+        Err(invalid("meta.k8s.io", "ListOptions", "", &[error]))
+    };
+    match (wanted, version_match) {
+        (None, "") => Ok(Beginning::Unsaid),
+        (None, _) => refuse(
+            "resourceVersionMatch",
+            "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+        ),
+        (Some(_), _) if ask.server.release == Release::V1_28 => refuse(
+            "sendInitialEvents",
+            "sendInitialEvents is forbidden for watch unless the WatchList feature gate is \
+             enabled",
+        ),
+        (Some(_), other) if other != "NotOlderThan" => refuse(
+            "resourceVersionMatch",
+            "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+        ),
+        (Some(true), _) => Ok(Beginning::Initial),
+        (Some(false), _) => Ok(Beginning::News),
+    }
+}
+
+/// A watch that lasts.
+struct Watching {
+    events: Events,
+    watch: StoreWatch,
+    pending: VecDeque<Change>,
+    /// When the next bookmark is due, for those who want them.
+    bookmarks: Option<Instant>,
+    /// The version of the last bookmark.
+    told: u64,
+    ends: Instant,
+    drain: Drain,
+    over: bool,
+}
+
+impl Watching {
+    /// The next piece, and the watch after it. Only waits where nothing is lost.
+    async fn step(mut self) -> (Self, Option<Bytes>) {
+        loop {
+            if !self.pending.is_empty() {
+                let piece = self.piece();
+                return (self, Some(piece));
+            }
+            if self.over {
+                return (self, None);
+            }
+            let bookmark = self.bookmarks.unwrap_or(self.ends);
+            tokio::select! {
+                biased;
+                news = self.watch.next() => match news {
+                    Ok(news) => self.pending.extend(news),
+                    Err(status) => {
+                        self.over = true;
+                        return (self, Some(line(&failure(&status))));
+                    }
+                },
+                () = self.drain.draining() => self.over = true,
+                () = sleep_until(self.ends) => {
+                    self.over = true;
+                    self.bookmark();
+                }
+                () = sleep_until(bookmark) => {
+                    self.bookmark();
+                    self.bookmarks = Some(Instant::now() + BOOKMARK_EVERY);
+                }
+            }
+        }
+    }
+
+    /// Says how far it has come, if it has come further.
+    fn bookmark(&mut self) {
+        let bookmark = self.watch.bookmark();
+        if self.bookmarks.is_some() && bookmark.version() > self.told {
+            self.told = bookmark.version();
+            self.pending.push_back(bookmark);
+        }
+    }
+
+    fn piece(&mut self) -> Bytes {
+        let mut bytes = Vec::new();
+        while bytes.len() < PIECE
+            && let Some(change) = self.pending.pop_front()
+        {
+            bytes.extend_from_slice(&line(&self.events.written(&change)));
+        }
+        bytes.into()
+    }
+}
+
+/// How events are written.
+struct Events {
+    form: Form,
+    include: Include,
+    api_version: String,
+    kind: String,
+    resource: GroupResource,
+    /// A table has its columns once.
+    columns_told: bool,
+}
+
+impl Events {
+    fn written(&mut self, change: &Change) -> Value {
+        let mut event = change.to_json(&self.api_version, &self.kind);
+        if self.form == Form::Objects {
+            return event;
+        }
+        let Ok(object) = Object::new(event["object"].take()) else {
+            return event;
+        };
+        event["object"] = match (self.form, change) {
+            (Form::Metadata, _) => partial(&object),
+            // Without rows.
+            (_, Change::Bookmark { .. }) => self.table(&[], object.resource_version()),
+            _ => {
+                let version = object.resource_version().to_owned();
+                self.table(&[object], &version)
+            }
+        };
+        event
+    }
+
+    fn table(&mut self, objects: &[Object], version: &str) -> Value {
+        let meta = ListMeta {
+            resource_version: version.to_owned(),
+            ..ListMeta::default()
+        };
+        let mut table = table(&self.resource, objects, &meta, self.include, now());
+        if std::mem::replace(&mut self.columns_told, true) {
+            table["columnDefinitions"] = Value::Null;
+        }
+        table
+    }
+}
+
+/// What a watch says that goes wrong after it has begun.
+fn failure(status: &Status) -> Value {
+    let object: Value = serde_json::from_slice(&status.encode(Format::Json)).unwrap_or_default();
+    json!({"type": "ERROR", "object": object})
+}
+
+fn line(event: &Value) -> Bytes {
+    // A value with string keys does not fail to serialise.
+    let mut bytes = serde_json::to_vec(event).unwrap_or_default();
+    bytes.push(b'\n');
+    bytes.into()
+}
+
+/// A watch as the body of an answer.
+struct WatchBody {
+    step: Pin<Box<dyn Future<Output = (Watching, Option<Bytes>)> + Send>>,
+}
+
+impl Pieces for WatchBody {
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let (watching, piece) = ready!(self.step.as_mut().poll(cx));
+        self.step = Box::pin(watching.step());
+        Poll::Ready(piece)
+    }
+}
+
+impl fmt::Debug for WatchBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WatchBody").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,175 @@
+//! Who is let in, as whom, and what they may.
+
+use http::Method;
+use serde_json::json;
+use skewbridge_testkit::TlsClient;
+
+use crate::cluster::{Client, Cluster, Said, VISITOR_TOKEN};
+
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const WHO_AM_I: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+
+async fn ask(client: &TlsClient, cluster: &Cluster, path: &str, headers: &[(&str, &str)]) -> Said {
+    let client = Client(client.http2(cluster.new.address()).await.unwrap());
+    client.ask(Method::GET, path, headers, "").await
+}
+
+async fn who(client: &TlsClient, cluster: &Cluster, headers: &[(&str, &str)]) -> Said {
+    let client = Client(client.http2(cluster.new.address()).await.unwrap());
+    client.ask(Method::POST, WHO_AM_I, headers, "{}").await
+}
+
+#[tokio::test]
+async fn a_certificate_says_who_somebody_is() {
+    let cluster = Cluster::start().await;
+    let said = who(&cluster.pki.admin(), &cluster, &[]).await;
+    let user = &said.body["status"]["userInfo"];
+    assert_eq!(user["username"], "admin", "{said:?}");
+    assert_eq!(
+        user["groups"],
+        json!(["system:masters", "system:authenticated"])
+    );
+    let strangers = skewbridge_testkit::Ca::new("strangers");
+    let stranger = cluster
+        .pki
+        .anonymous()
+        .identity(&strangers.client("admin", &["system:masters"]));
+    let refused = who(&stranger, &cluster, &[]).await;
+    assert_eq!(
+        (refused.code, &refused.body["message"]),
+        (401, &json!("Unauthorized"))
+    );
+}
+
+#[tokio::test]
+async fn a_token_says_who_somebody_is() {
+    let cluster = Cluster::start().await;
+    let bearer = format!("Bearer {VISITOR_TOKEN}");
+    let headers = [("authorization", &*bearer)];
+    let nobody = cluster.pki.anonymous();
+    let said = who(&nobody, &cluster, &headers).await;
+    assert_eq!(said.body["status"]["userInfo"]["username"], "visitor");
+    assert_eq!(ask(&nobody, &cluster, PODS, &headers).await.code, 200);
+    let refused = ask(
+        &nobody,
+        &cluster,
+        "/api/v1/namespaces/kube-system/pods",
+        &headers,
+    )
+    .await;
+    assert_eq!(refused.code, 403);
+    assert_eq!(
+        refused.body["message"],
+        "pods is forbidden: User \"visitor\" cannot list resource \"pods\" in API group \"\" in \
+         the namespace \"kube-system\""
+    );
+    let wrong = [("authorization", "Bearer another")];
+    assert_eq!(ask(&nobody, &cluster, PODS, &wrong).await.code, 401);
+}
+
+#[tokio::test]
+async fn nobody_in_particular_may_ask_how_it_is() {
+    let cluster = Cluster::start().await;
+    let nobody = cluster.pki.anonymous();
+    for path in ["/healthz", "/livez", "/readyz", "/readyz/ping"] {
+        let said = ask(&nobody, &cluster, path, &[]).await;
+        let expected = if path == "/readyz/ping" { 403 } else { 200 };
+        assert_eq!(said.code, expected, "{path}");
+    }
+    let version = ask(&nobody, &cluster, "/version", &[]).await;
+    assert_eq!(version.body["gitVersion"], "v1.36.4");
+    let refused = ask(&nobody, &cluster, "/api", &[]).await;
+    assert_eq!(refused.code, 403);
+    assert_eq!(
+        refused.body["message"],
+        "forbidden: User \"system:anonymous\" cannot get path \"/api\""
+    );
+}
+
+#[tokio::test]
+async fn a_front_proxy_speaks_for_others() {
+    let cluster = Cluster::start().await;
+    let headers = [
+        ("x-remote-user", "jane"),
+        ("x-remote-group", "system:masters"),
+    ];
+    let proxies = &cluster.pki.proxies;
+    let proxy = cluster
+        .pki
+        .anonymous()
+        .identity(&proxies.client("front-proxy", &[]));
+    let said = who(&proxy, &cluster, &headers).await;
+    assert_eq!(said.body["status"]["userInfo"]["username"], "jane");
+    assert_eq!(ask(&proxy, &cluster, PODS, &headers).await.code, 200);
+    // Without a word of whom, it is not anonymous.
+    assert_eq!(ask(&proxy, &cluster, "/healthz", &[]).await.code, 401);
+    let other = cluster
+        .pki
+        .anonymous()
+        .identity(&proxies.client("somebody", &[]));
+    assert_eq!(ask(&other, &cluster, PODS, &headers).await.code, 401);
+    // Headers alone are nobody's word.
+    let nobody = cluster.pki.anonymous();
+    assert_eq!(ask(&nobody, &cluster, PODS, &headers).await.code, 403);
+}
+
+#[tokio::test]
+async fn an_administrator_may_act_for_others() {
+    let cluster = Cluster::start().await;
+    let admin = cluster.pki.admin();
+    let headers = [("impersonate-user", "visitor")];
+    let said = who(&admin, &cluster, &headers).await;
+    assert_eq!(said.body["status"]["userInfo"]["username"], "visitor");
+    let nodes = ask(&admin, &cluster, "/api/v1/nodes", &headers).await;
+    assert_eq!(nodes.code, 403);
+    let bearer = format!("Bearer {VISITOR_TOKEN}");
+    let headers = [("authorization", &*bearer), ("impersonate-user", "admin")];
+    let refused = ask(&cluster.pki.anonymous(), &cluster, PODS, &headers).await;
+    assert_eq!(refused.code, 403);
+}
+
+#[tokio::test]
+async fn questions_of_rights_are_answered() {
+    let cluster = Cluster::start().await;
+    let client = cluster.admin(&cluster.old).await;
+    let group = "/apis/authorization.k8s.io/v1";
+    let about = json!({"verb": "delete", "resource": "pods", "namespace": "default"});
+    let mine = json!({"spec": {"resourceAttributes": about}});
+    let said = client
+        .post(&format!("{group}/selfsubjectaccessreviews"), &mine)
+        .await;
+    assert_eq!(
+        (said.code, &said.body["status"]["allowed"]),
+        (201, &json!(true))
+    );
+    let theirs = json!({"spec": {"user": "visitor", "resourceAttributes": about}});
+    let said = client
+        .post(&format!("{group}/subjectaccessreviews"), &theirs)
+        .await;
+    assert_eq!(said.body["status"]["allowed"], false);
+    let path = json!({"spec": {"nonResourceAttributes": {"verb": "get", "path": "/metrics"}}});
+    let said = client
+        .post(&format!("{group}/selfsubjectaccessreviews"), &path)
+        .await;
+    assert_eq!(said.body["status"]["allowed"], true);
+    let rules = json!({"spec": {"namespace": "default"}});
+    let said = client
+        .post(&format!("{group}/selfsubjectrulesreviews"), &rules)
+        .await;
+    assert_eq!(
+        said.body["status"]["resourceRules"][0]["verbs"],
+        json!(["*"])
+    );
+    let reviews = "/apis/authentication.k8s.io/v1/tokenreviews";
+    let said = client
+        .post(reviews, &json!({"spec": {"token": VISITOR_TOKEN}}))
+        .await;
+    assert_eq!(said.body["status"]["user"]["username"], "visitor");
+    let said = client
+        .post(reviews, &json!({"spec": {"token": "wrong"}}))
+        .await;
+    assert_eq!(
+        said.body["status"]["authenticated"],
+        serde_json::Value::Null
+    );
+}

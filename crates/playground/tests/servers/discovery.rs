@@ -1,0 +1,163 @@
+//! What servers say that they serve.
+
+use http::Method;
+use serde_json::Value;
+use skewbridge_discovery::Document;
+use skewbridge_discovery::accept::{V2, V2_BETA1};
+
+use crate::cluster::{Client, Cluster};
+
+async fn whole(client: &Client, path: &str, accept: &str) -> (u16, String, Option<String>, String) {
+    let request = http::Request::get(format!("https://localhost{path}"))
+        .header("accept", accept)
+        .body(())
+        .unwrap();
+    let said = client.0.request(request, "").await.unwrap();
+    (
+        said.status,
+        said.header("content-type").unwrap_or_default().to_owned(),
+        said.header("etag").map(str::to_owned),
+        said.text(),
+    )
+}
+
+#[tokio::test]
+async fn each_release_tells_what_it_serves() {
+    let cluster = Cluster::start().await;
+    let mut counts = Vec::new();
+    for server in cluster.servers() {
+        let client = cluster.admin(server).await;
+        let either = format!("{V2},{V2_BETA1},application/json");
+        let (code, media, etag, text) = whole(&client, "/apis", &either).await;
+        assert_eq!(code, 200);
+        let expected = if server.release().to_string() == "1.28" {
+            V2_BETA1
+        } else {
+            V2
+        };
+        assert_eq!(media, expected);
+        let document = Document::parse(text.as_bytes()).unwrap();
+        counts.push(
+            document
+                .versions()
+                .map(|(_, it)| it.resources.len())
+                .sum::<usize>(),
+        );
+        let request = http::Request::get("https://localhost/apis")
+            .header("accept", expected)
+            .header("if-none-match", etag.unwrap())
+            .body(())
+            .unwrap();
+        assert_eq!(client.0.request(request, "").await.unwrap().status, 304);
+        // And as lists.
+        let groups = client.get("/apis").await.body;
+        assert_eq!(groups["kind"], "APIGroupList");
+        assert_eq!(
+            groups["groups"].as_array().unwrap().len(),
+            document.items.len()
+        );
+        assert_eq!(client.get("/api").await.body["versions"][0], "v1");
+        let listed = client.get("/api/v1").await.body;
+        let names = listed["resources"].as_array().unwrap().iter();
+        let mut names = names.filter_map(|it| it["name"].as_str());
+        assert!(names.any(|name| name == "pods/exec"));
+        assert_eq!(
+            client.get("/apis/apps").await.body["preferredVersion"]["version"],
+            "v1"
+        );
+        assert_eq!(
+            client.get("/apis/apps/v1").await.body["kind"],
+            "APIResourceList"
+        );
+        assert_eq!(client.get("/apis/apps/v9").await.code, 404);
+        assert_eq!(client.get("/nothing").await.code, 404);
+    }
+    assert!(
+        counts[0] != counts[1] && counts[1] != counts[2],
+        "{counts:?}"
+    );
+}
+
+#[tokio::test]
+async fn open_api_describes_what_people_write() {
+    let cluster = Cluster::start().await;
+    for server in cluster.servers() {
+        let client = cluster.admin(server).await;
+        let index = client.get("/openapi/v3").await.body;
+        let apps = index["paths"]["apis/apps/v1"]["serverRelativeURL"]
+            .as_str()
+            .unwrap();
+        assert!(apps.starts_with("/openapi/v3/apis/apps/v1?hash="));
+        let groups = client.get("/apis").await.body;
+        for version in groups["groups"].as_array().unwrap() {
+            let version = version["preferredVersion"]["groupVersion"]
+                .as_str()
+                .unwrap();
+            assert!(
+                index["paths"][format!("apis/{version}")].is_object(),
+                "{version}"
+            );
+        }
+        let document = client.get(apps).await.body;
+        let one = "/apis/apps/v1/namespaces/{namespace}/deployments/{name}";
+        let patch = &document["paths"][one]["patch"];
+        assert_eq!(
+            patch["x-kubernetes-group-version-kind"]["kind"],
+            "Deployment"
+        );
+        let parameters = patch["parameters"].as_array().unwrap();
+        assert!(parameters.iter().any(|it| it["name"] == "fieldValidation"));
+        let schemas = &document["components"]["schemas"];
+        let replicas = &schemas["io.k8s.api.apps.v1.DeploymentSpec"]["properties"]["replicas"];
+        assert_eq!(replicas["type"], "integer");
+        assert!(schemas["io.k8s.api.core.v1.Container"].is_object());
+        let v2 = client.get("/openapi/v2").await.body;
+        assert_eq!(v2["swagger"], "2.0");
+        assert!(v2["definitions"]["io.k8s.api.core.v1.Pod"].is_object());
+        let media = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
+        let (code, media, ..) = whole(&client, "/openapi/v2", media).await;
+        assert_eq!(code, 200);
+        assert!(media.ends_with("spec.v2.v1.0+protobuf"));
+    }
+}
+
+#[tokio::test]
+async fn both_versions_of_http_are_spoken() {
+    let cluster = Cluster::start().await;
+    let mut client = cluster
+        .pki
+        .admin()
+        .http1(cluster.old.address())
+        .await
+        .unwrap();
+    for _ in 0..2 {
+        let request = "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        client.send(request).await.unwrap();
+        let said = client.read_response().await.unwrap();
+        assert_eq!(said.status, 200);
+        let version: Value = serde_json::from_str(&said.text()).unwrap();
+        assert_eq!(version["gitVersion"], "v1.28.15");
+        assert!(said.header("audit-id").is_some());
+    }
+    let client = cluster.admin(&cluster.old).await;
+    let said = client.ask(Method::HEAD, "/version", &[], "").await;
+    assert_eq!((said.code, said.body), (200, "".into()));
+    let metrics = client.get("/metrics").await.body;
+    assert!(
+        metrics
+            .as_str()
+            .unwrap()
+            .contains("git_version=\"v1.28.15\"")
+    );
+    let root = client.get("/").await.body;
+    assert!(
+        root["paths"]
+            .as_array()
+            .unwrap()
+            .contains(&"/apis/apps/v1".into())
+    );
+    assert_eq!(
+        client.ask(Method::POST, "/version", &[], "").await.code,
+        405
+    );
+}

@@ -1,0 +1,115 @@
+//! Servers come and go: what they leave behind, and who notices.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use skewbridge_peers::Identity;
+use skewbridge_playground::catalogue::Release;
+use skewbridge_playground::server::pod_streams::NoNode;
+use tokio::time::timeout;
+
+use crate::cluster::{Client, Cluster};
+
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases";
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[tokio::test]
+async fn each_server_has_a_lease_under_its_name() {
+    let cluster = Cluster::start().await;
+    let client = cluster.admin(&cluster.new).await;
+    for server in cluster.servers() {
+        let identity = Identity::of_hostname(&format!("playground-{}", server.release()));
+        assert_eq!(server.identity(), identity.as_str());
+        let lease = client.get(&format!("{LEASES}/{identity}")).await.body;
+        let labels = &lease["metadata"]["labels"];
+        assert_eq!(labels["apiserver.kubernetes.io/identity"], "kube-apiserver");
+        let holder = lease["spec"]["holderIdentity"].as_str().unwrap();
+        assert!(holder.starts_with(&format!("{identity}_")), "{holder}");
+    }
+}
+
+#[tokio::test]
+async fn only_later_releases_take_their_lease_with_them() {
+    let cluster = Cluster::start().await;
+    let client = cluster.admin(&cluster.middle).await;
+    let there = async |identity: &str| client.get(&format!("{LEASES}/{identity}")).await.code;
+    let (old, new) = (
+        cluster.old.identity().to_owned(),
+        cluster.new.identity().to_owned(),
+    );
+    cluster.old.stop().await;
+    cluster.new.stop().await;
+    assert_eq!((there(&old).await, there(&new).await), (200, 404));
+    // A server that loses its power deletes nothing.
+    let again = cluster
+        .pki
+        .start(Release::V1_36, &cluster.store, Arc::new(NoNode))
+        .await;
+    again.kill().await;
+    assert_eq!(there(&new).await, 200);
+}
+
+#[tokio::test]
+async fn watches_end_cleanly_with_a_server_that_is_stopped() {
+    let cluster = Cluster::start().await;
+    let client = cluster.admin(&cluster.new).await;
+    let mut watch = client.watch(&format!("{MAPS}?watch=1")).await;
+    client.post(MAPS, &json!({"metadata": {"name": "a"}})).await;
+    let address = cluster.new.address();
+    cluster.new.stop().await;
+    assert_eq!(watch.told().await.0, "ADDED");
+    assert_eq!(watch.next().await, None);
+    assert!(cluster.pki.admin().http2(address).await.is_err());
+}
+
+#[tokio::test]
+async fn a_killed_server_cuts_everybody_off_and_others_go_on() {
+    let cluster = Cluster::start().await;
+    let mut watcher = cluster
+        .pki
+        .admin()
+        .http1(cluster.old.address())
+        .await
+        .unwrap();
+    let request = format!("GET {MAPS}?watch=1 HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    watcher.send(request).await.unwrap();
+    assert_eq!(watcher.read_head().await.unwrap().status, 200);
+    let address = cluster.old.address();
+    let others = cluster.admin(&cluster.middle).await;
+    cluster.old.kill().await;
+    // Not the end of a body: an end without one.
+    let cut = timeout(PATIENCE, watcher.read_chunk()).await.unwrap();
+    assert!(cut.is_err(), "{cut:?}");
+    // Its port is free for the next one, of any release.
+    let listener = std::net::TcpListener::bind(address).unwrap();
+    drop(listener);
+    assert_eq!(others.get(MAPS).await.code, 200);
+    // Controllers of another server take over.
+    let namespace = json!({"metadata": {"name": "shop"}});
+    others.post("/api/v1/namespaces", &namespace).await;
+    others.delete("/api/v1/namespaces/shop").await;
+    skewbridge_testkit::eventually("the namespace is gone", PATIENCE, async || {
+        others.get("/api/v1/namespaces/shop").await.code == 404
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_cluster_begins_with_what_every_cluster_has() {
+    let cluster = Cluster::start().await;
+    let client: Client = cluster.admin(&cluster.old).await;
+    let namespaces = client.get("/api/v1/namespaces").await.body;
+    let names: Vec<&str> = (namespaces["items"].as_array().unwrap().iter())
+        .filter_map(|it: &Value| it["metadata"]["name"].as_str())
+        .collect();
+    assert_eq!(
+        names,
+        ["default", "kube-node-lease", "kube-public", "kube-system"]
+    );
+    let service = client
+        .get("/api/v1/namespaces/default/services/kubernetes")
+        .await;
+    assert_eq!(service.body["spec"]["clusterIP"], "10.96.0.1");
+}
