@@ -32,6 +32,7 @@ pub mod defaults;
 pub mod lists;
 pub mod names;
 pub mod namespaces;
+pub mod node;
 pub mod object;
 pub mod patch;
 pub mod protobuf;

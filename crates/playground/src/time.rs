@@ -1,7 +1,7 @@
 //! Times as `metav1.Time` writes them: RFC 3339 in UTC, to the second.
 
 use std::fmt;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A second, in the years 0 to 9999. Whoever calls says what time it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -69,6 +69,15 @@ impl From<SystemTime> for Moment {
             Err(before) => -i64::try_from(before.duration().as_secs()).unwrap_or(i64::MAX),
         };
         Self::from_unix(seconds)
+    }
+}
+
+impl From<Moment> for SystemTime {
+    fn from(moment: Moment) -> Self {
+        match u64::try_from(moment.seconds) {
+            Ok(after) => UNIX_EPOCH + Duration::from_secs(after),
+            Err(_) => UNIX_EPOCH - Duration::from_secs(moment.seconds.unsigned_abs()),
+        }
     }
 }
 

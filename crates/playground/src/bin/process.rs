@@ -1,0 +1,10 @@
+//! What begins the processes of pods where nothing else can: the tests of this crate.
+//! The command line of Skewbridge does it itself.
+
+use std::process::ExitCode;
+
+use skewbridge_playground::node::program::attend;
+
+fn main() -> ExitCode {
+    attend(std::env::args_os().skip(1))
+}

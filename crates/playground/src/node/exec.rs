@@ -1,0 +1,180 @@
+//! What happens at the near end of exec and attach.
+
+use std::path::Path;
+
+use bytes::{Bytes, BytesMut};
+use skewbridge_channels::{ExitCode, Failure, Outcome, Output};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::{broadcast, mpsc};
+
+use super::container::{Fed, Run};
+use super::process::{Ended, Inlet, Input, Launch, Outlet, Process, Program, Task, accompany};
+use super::remote::{Near, PIECE};
+
+/// What a terminal takes for the end of its input: a line that ends so.
+const END_OF_TRANSMISSION: &[u8] = &[4];
+
+/// A command to run beside a container's process.
+#[derive(Debug)]
+pub(super) struct Exec<'a> {
+    pub(super) program: &'a Program,
+    pub(super) words: &'a [String],
+    pub(super) directory: &'a Path,
+    pub(super) environment: &'a [(String, String)],
+    pub(super) tty: bool,
+}
+
+impl Exec<'_> {
+    /// Runs it to its end. Dropped, it is killed with all that it has started.
+    pub(super) async fn run(&self, near: Near) -> Outcome {
+        let launch = Launch {
+            task: Task::Command(self.words),
+            directory: self.directory,
+            environment: self.environment,
+            input: match (self.tty, &near.stdin) {
+                (true, _) => Input::Terminal,
+                (false, Some(_)) => Input::Pipe,
+                (false, None) => Input::None,
+            },
+        };
+        let process = match launch.start(self.program) {
+            Ok(process) => process,
+            Err(error) => {
+                return Outcome::Failed(Failure::internal(format_args!(
+                    "error executing command in container: {error}"
+                )));
+            }
+        };
+        attend(process, near, self.tty).await
+    }
+}
+
+async fn attend(process: Process, near: Near, tty: bool) -> Outcome {
+    let Process {
+        mut life,
+        stdin,
+        stdout,
+        stderr,
+        window,
+    } = process;
+    let Near {
+        stdin: input,
+        mut sizes,
+        stdout: to_stdout,
+        stderr: to_stderr,
+    } = near;
+    let outputs = async {
+        tokio::join!(tell(stdout, to_stdout), tell(stderr, to_stderr));
+    };
+    let inputs = async {
+        let measure = async {
+            while let Some(size) = sizes.recv().await {
+                if let Some(window) = &window {
+                    window.resize(size);
+                }
+            }
+        };
+        tokio::join!(feed(input, stdin, tty), measure);
+    };
+    let ended = accompany(life.wait(), outputs, inputs).await;
+    outcome(ended)
+}
+
+fn outcome(ended: Ended) -> Outcome {
+    ExitCode::new(ended.code).map_or(Outcome::Success, Outcome::Exited)
+}
+
+/// From the client to the process; its end is the end of the input.
+async fn feed(from: Option<mpsc::Receiver<Bytes>>, to: Option<Inlet>, tty: bool) {
+    let (Some(mut from), Some(mut to)) = (from, to) else {
+        return;
+    };
+    while let Some(data) = from.recv().await {
+        if to.write_all(&data).await.is_err() || to.flush().await.is_err() {
+            return;
+        }
+    }
+    if tty {
+        // A terminal cannot be closed half.
+        let _ = to.write_all(END_OF_TRANSMISSION).await;
+    }
+}
+
+/// From the process to the client, if it wants it; the process is heard in any case,
+/// or it would wait.
+async fn tell(from: Option<Outlet>, mut to: Option<mpsc::Sender<Bytes>>) {
+    let Some(mut from) = from else { return };
+    let mut piece = BytesMut::new();
+    loop {
+        piece.reserve(PIECE);
+        match from.read_buf(&mut piece).await {
+            Ok(1..) => {}
+            Ok(0) | Err(_) => return,
+        }
+        let data = piece.split().freeze();
+        if let Some(sender) = &to
+            && sender.send(data).await.is_err()
+        {
+            to = None;
+        }
+    }
+}
+
+/// Attaches to a container's process until that ends.
+pub(super) async fn attach(run: Run, near: Near) -> Outcome {
+    let Near {
+        stdin,
+        mut sizes,
+        stdout,
+        stderr,
+    } = near;
+    let Some(output) = run.output.upgrade() else {
+        return Outcome::Success;
+    };
+    let mut heard = output.subscribe();
+    drop(output);
+    let listening = async {
+        loop {
+            let (which, data) = match heard.recv().await {
+                Ok(piece) => piece,
+                // It did not keep up.
+                Err(broadcast::error::RecvError::Lagged(_)) => continue,
+                Err(broadcast::error::RecvError::Closed) => return,
+            };
+            let to = match which {
+                Output::Stderr => &stderr,
+                Output::Stdout | Output::Error => &stdout,
+            };
+            if let Some(to) = to {
+                // One that has left is noticed by who carries this.
+                let _ = to.send(data).await;
+            }
+        }
+    };
+    let to_process = run.stdin.clone();
+    let talking = async {
+        let feed = async {
+            let (Some(mut stdin), Some(to)) = (stdin, to_process) else {
+                return;
+            };
+            while let Some(data) = stdin.recv().await {
+                if to.send(Fed::Data(data)).await.is_err() {
+                    return;
+                }
+            }
+            let _ = to.send(Fed::End).await;
+        };
+        let measure = async {
+            while let Some(size) = sizes.recv().await {
+                let _ = run.sizes.send(size).await;
+            }
+        };
+        tokio::join!(feed, measure);
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = listening => {}
+        () = talking => {}
+    }
+    Outcome::Success
+}

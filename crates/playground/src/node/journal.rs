@@ -1,0 +1,321 @@
+//! What a container has written, as far back as is kept, and who reads along.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use tokio::sync::watch;
+
+use crate::time::Moment;
+
+/// What is kept of a container's output: the last of it, as a kubelet that rotates.
+const MOST_BYTES: usize = 1 << 20;
+/// The same in lines, so that empty ones have a bound too.
+const MOST_LINES: usize = 20_000;
+/// A longer line is kept as several, as container runtimes do.
+const LONGEST_LINE: usize = 16 * 1024;
+
+/// What is handed over at once to one who reads.
+const MOST_AT_ONCE: usize = 64 * 1024;
+
+/// Which lines of a log are wanted: `PodLogOptions`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct LogOptions {
+    /// Wait for more.
+    pub(super) follow: bool,
+    /// Put the time in front of each line.
+    pub(super) timestamps: bool,
+    /// Only so many at the end.
+    pub(super) tail_lines: Option<usize>,
+    /// Only so many bytes.
+    pub(super) limit_bytes: Option<usize>,
+    /// Only what was written after this.
+    pub(super) since: Option<SystemTime>,
+}
+
+/// The output of one run of a container. Clones are the same one.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Journal(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    lines: Mutex<Lines>,
+    news: watch::Sender<News>,
+}
+
+/// Where the end is now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct News {
+    end: u64,
+    over: bool,
+}
+
+#[derive(Debug, Default)]
+struct Lines {
+    kept: VecDeque<Line>,
+    bytes: usize,
+    /// The number of the first one that is kept.
+    first: u64,
+}
+
+#[derive(Debug)]
+struct Line {
+    at: SystemTime,
+    /// With its line feed, unless it goes on.
+    text: Bytes,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self {
+            lines: Mutex::default(),
+            news: watch::Sender::new(News::default()),
+        }
+    }
+}
+
+/// Cuts the output of one stream into lines.
+#[derive(Debug, Default)]
+pub(super) struct Cutter(BytesMut);
+
+impl Cutter {
+    /// Takes output, and puts down what is whole of it.
+    pub(super) fn push(&mut self, bytes: &[u8], journal: &Journal) {
+        self.0.extend_from_slice(bytes);
+        let mut whole = Vec::new();
+        loop {
+            let end = self.0.iter().take(LONGEST_LINE).position(|it| *it == b'\n');
+            let end = match end {
+                Some(at) => at + 1,
+                None if self.0.len() >= LONGEST_LINE => LONGEST_LINE,
+                None => break,
+            };
+            // A copy, so that a line does not keep all of a buffer.
+            whole.push(Bytes::copy_from_slice(&self.0.split_to(end)));
+        }
+        journal.put(whole);
+    }
+
+    /// Puts down what is left.
+    pub(super) fn end(&mut self, journal: &Journal) {
+        if !self.0.is_empty() {
+            journal.put(vec![Bytes::copy_from_slice(&self.0.split())]);
+        }
+    }
+}
+
+impl Journal {
+    fn put(&self, texts: Vec<Bytes>) {
+        if texts.is_empty() {
+            return;
+        }
+        let at = SystemTime::now();
+        let mut lines = self.0.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        for text in texts {
+            lines.bytes += text.len();
+            lines.kept.push_back(Line { at, text });
+        }
+        while lines.bytes > MOST_BYTES || lines.kept.len() > MOST_LINES {
+            let Some(gone) = lines.kept.pop_front() else {
+                break;
+            };
+            lines.bytes -= gone.text.len();
+            lines.first += 1;
+        }
+        let end = lines.first + lines.kept.len() as u64;
+        drop(lines);
+        self.0.news.send_modify(|news| news.end = end);
+    }
+
+    /// Nothing follows.
+    pub(super) fn close(&self) {
+        self.0.news.send_modify(|news| news.over = true);
+    }
+
+    /// Reads it from where the options say.
+    pub(super) fn read(&self, options: LogOptions) -> Reading {
+        let lines = self.0.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = lines.first + lines.kept.len() as u64;
+        let tail = options.tail_lines.map_or(lines.first, |tail| {
+            end.saturating_sub(tail as u64).max(lines.first)
+        });
+        let since = options.since.map_or(0, |since| {
+            lines.kept.partition_point(|line| line.at < since) as u64
+        });
+        Reading {
+            next: tail.max(lines.first + since),
+            left: options.limit_bytes,
+            news: self.0.news.subscribe(),
+            journal: self.clone(),
+            options,
+        }
+    }
+}
+
+/// Somebody who reads a journal.
+#[derive(Debug)]
+pub(super) struct Reading {
+    journal: Journal,
+    options: LogOptions,
+    news: watch::Receiver<News>,
+    next: u64,
+    left: Option<usize>,
+}
+
+impl Reading {
+    /// The next lines; `None` when there will be no more.
+    pub(super) async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            let news = *self.news.borrow_and_update();
+            let piece = self.take();
+            if !piece.is_empty() {
+                return Some(piece);
+            }
+            if self.left == Some(0) || !self.options.follow || news.over {
+                return None;
+            }
+            self.news.changed().await.ok()?;
+        }
+    }
+
+    fn take(&mut self) -> Bytes {
+        let mut out = BytesMut::new();
+        let lines = self.journal.0.lines.lock();
+        let lines = lines.unwrap_or_else(PoisonError::into_inner);
+        self.next = self.next.max(lines.first);
+        let skip = usize::try_from(self.next - lines.first).unwrap_or(usize::MAX);
+        for line in lines.kept.iter().skip(skip) {
+            if out.len() >= MOST_AT_ONCE || self.left == Some(0) {
+                break;
+            }
+            self.next += 1;
+            let before = out.len();
+            if self.options.timestamps {
+                out.put(stamp(line.at).as_bytes());
+                out.put_u8(b' ');
+            }
+            out.put(line.text.clone());
+            if let Some(left) = &mut self.left {
+                let grown = (out.len() - before).min(*left);
+                out.truncate(before + grown);
+                *left -= grown;
+            }
+        }
+        out.freeze()
+    }
+}
+
+/// As container runtimes write it: to the nanosecond, in UTC.
+fn stamp(at: SystemTime) -> String {
+    let nanos = at
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or(Duration::ZERO)
+        .subsec_nanos();
+    let second = Moment::from(at).to_string();
+    format!("{}.{nanos:09}Z", second.trim_end_matches('Z'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn all(journal: &Journal, options: LogOptions) -> String {
+        let mut reading = journal.read(options);
+        let mut text = String::new();
+        while let Some(piece) = reading.next().await {
+            text.push_str(std::str::from_utf8(&piece).unwrap());
+        }
+        text
+    }
+
+    fn written(text: &str) -> Journal {
+        let (journal, mut cutter) = (Journal::default(), Cutter::default());
+        for byte in text.as_bytes() {
+            cutter.push(&[*byte], &journal);
+        }
+        cutter.end(&journal);
+        journal
+    }
+
+    #[tokio::test]
+    async fn lines_are_given_as_the_options_say() {
+        let journal = written("one\ntwo\nthree");
+        let none = LogOptions::default();
+        let rows = [
+            (none.clone(), "one\ntwo\nthree"),
+            (
+                LogOptions {
+                    tail_lines: Some(2),
+                    ..none.clone()
+                },
+                "two\nthree",
+            ),
+            (
+                LogOptions {
+                    tail_lines: Some(0),
+                    ..none.clone()
+                },
+                "",
+            ),
+            (
+                LogOptions {
+                    limit_bytes: Some(6),
+                    ..none.clone()
+                },
+                "one\ntw",
+            ),
+            (
+                LogOptions {
+                    since: Some(SystemTime::now() + Duration::from_mins(1)),
+                    ..none.clone()
+                },
+                "",
+            ),
+        ];
+        for (options, expected) in rows {
+            assert_eq!(all(&journal, options).await, expected);
+        }
+        let stamped = all(
+            &journal,
+            LogOptions {
+                timestamps: true,
+                ..none
+            },
+        );
+        for line in stamped.await.lines() {
+            let (time, _) = line.split_once(' ').unwrap();
+            assert_eq!(time.len(), "2026-11-15T20:59:59.000000000Z".len());
+            assert!(Moment::parse(time).is_some());
+        }
+    }
+
+    #[tokio::test]
+    async fn who_follows_reads_on_until_the_end() {
+        let journal = written("one\n");
+        let mut reading = journal.read(LogOptions {
+            follow: true,
+            ..LogOptions::default()
+        });
+        assert_eq!(reading.next().await.unwrap(), "one\n");
+        let mut cutter = Cutter::default();
+        cutter.push(b"two\n", &journal);
+        assert_eq!(reading.next().await.unwrap(), "two\n");
+        journal.close();
+        assert_eq!(reading.next().await, None);
+    }
+
+    #[tokio::test]
+    async fn only_the_last_of_it_is_kept() {
+        let (journal, mut cutter) = (Journal::default(), Cutter::default());
+        let mut reading = journal.read(LogOptions::default());
+        for _ in 0..3 * MOST_BYTES / LONGEST_LINE {
+            cutter.push(&[b'x'; LONGEST_LINE], &journal);
+        }
+        let mut bytes = 0;
+        while let Some(piece) = reading.next().await {
+            bytes += piece.len();
+        }
+        assert_eq!(bytes, MOST_BYTES);
+    }
+}

@@ -1,0 +1,112 @@
+//! A node whose pods are processes of this machine, each in a private directory.
+//! It keeps what the store says of them true, and carries exec, attach, port-forward
+//! and logs to them. It listens on no port: it is reached through the API servers
+//! alone.
+
+mod answers;
+mod container;
+mod exec;
+mod journal;
+mod keeper;
+mod node_object;
+mod plan;
+mod pod_status;
+mod port_forward;
+mod process;
+pub mod program;
+mod remote;
+mod spdy;
+mod terminal;
+mod websocket;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use tokio::sync::{Notify, oneshot};
+
+use crate::server::SharedStore;
+use crate::server::pod_streams::{PodStreams, StreamAnswer, StreamRequest};
+use keeper::{Keeper, Pods};
+pub use node_object::NODE_NAME;
+pub use process::Program;
+
+/// What a node needs.
+#[derive(Debug)]
+pub struct NodeConfig {
+    /// All objects.
+    pub store: SharedStore,
+    /// Where pods have their directories; made if it is missing.
+    pub directory: PathBuf,
+    /// What begins their processes.
+    pub program: Program,
+}
+
+/// A node that runs. Dropped, it ends, and all its processes with it.
+pub struct Node {
+    pods: Pods,
+    program: Program,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Node {
+    /// Starts one, on a thread of its own.
+    pub fn start(config: NodeConfig) -> io::Result<Self> {
+        keeper::private_directory(&config.directory)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let pods = Pods::default();
+        let keeper = Keeper {
+            store: config.store,
+            program: config.program.clone(),
+            directory: config.directory,
+            pods: pods.clone(),
+            changed: Arc::new(Notify::new()),
+            running: HashMap::new(),
+        };
+        let (end, ended) = oneshot::channel::<()>();
+        let thread = std::thread::Builder::new()
+            .name("node".to_owned())
+            .spawn(move || {
+                runtime.block_on(keeper.run(async {
+                    let _ = ended.await;
+                }));
+            })?;
+        Ok(Self {
+            pods,
+            program: config.program,
+            end: Some(end),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl PodStreams for Node {
+    fn answer(
+        &self,
+        request: StreamRequest,
+    ) -> Pin<Box<dyn Future<Output = StreamAnswer> + Send + '_>> {
+        Box::pin(async move { answers::answer(&self.pods, &self.program, &request) })
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,191 @@
+//! What runs in a process of a pod before, or instead of, its command: it makes a
+//! session of its own out of it, gives it its terminal, and is the sample that pods
+//! without a command run.
+
+use std::ffi::OsString;
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{ioctl_tiocsctty, setsid};
+
+/// The word for a command without a terminal.
+pub(super) const SESSION: &str = "session";
+/// The word for a command on the terminal that is its stdin.
+pub(super) const TERMINAL: &str = "terminal";
+/// The word for the sample.
+pub(super) const SAMPLE: &str = "sample";
+
+/// Where the sample is to listen: an address.
+pub(super) const ADDRESS: &str = "POD_IP";
+/// The ports that the pod has declared, with commas.
+pub(super) const PORTS: &str = "POD_PORTS";
+/// Who it is.
+pub(super) const NAME: &str = "POD_NAME";
+
+/// Where a pod says which real port stands for one that it could not have, within
+/// its directory: the name of the file is the declared port, its content the real one.
+pub(super) const PORTS_DIRECTORY: &str = ".ports";
+
+/// As shells: the command cannot be run.
+const CANNOT_RUN: u8 = 126;
+
+/// How often the sample says that it lives.
+const SAYS_EVERY: Duration = Duration::from_secs(5);
+
+/// Connections that the sample answers at once.
+const MOST_CONNECTIONS: usize = 32;
+
+/// How long a client of the sample may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The longest request that the sample reads before it answers.
+const LONGEST_REQUEST: u64 = 16 * 1024;
+
+/// Runs as the process of a pod. The words are those that follow
+/// [`Program::words`](super::Program).
+pub fn attend(words: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let mut words = words.into_iter();
+    let task = words.next().unwrap_or_default();
+    let task = task.to_str().unwrap_or_default();
+    die_with_parent();
+    if task == SAMPLE {
+        return sample();
+    }
+    if ![SESSION, TERMINAL].contains(&task) {
+        return complain("this is a part of the playground, not a command");
+    }
+    // Fails only for the leader of a group, which is its own already.
+    let _ = setsid();
+    if task == TERMINAL
+        && let Err(error) = ioctl_tiocsctty(io::stdin())
+    {
+        return complain(format_args!("no controlling terminal: {error}"));
+    }
+    let Some(file) = words.next() else {
+        return complain("no command");
+    };
+    let error = Command::new(&file).args(words).exec();
+    complain(format_args!("{}: {error}", Path::new(&file).display()))
+}
+
+/// A playground that is killed leaves no processes behind.
+fn die_with_parent() {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+        let parent = getppid();
+        let _ = set_parent_process_death_signal(Some(Signal::KILL));
+        if getppid() != parent {
+            std::process::exit(i32::from(CANNOT_RUN));
+        }
+    }
+}
+
+fn complain(what: impl std::fmt::Display) -> ExitCode {
+    // With nobody to read it, the exit code still tells.
+    let _ = writeln!(io::stderr(), "{what}");
+    ExitCode::from(CANNOT_RUN)
+}
+
+/// What runs in pods that say nothing else: it logs, and answers on its ports.
+fn sample() -> ExitCode {
+    let _ = setsid();
+    let variable = |name| std::env::var(name).unwrap_or_default();
+    let name: Arc<str> = variable(NAME).into();
+    let Ok(address) = variable(ADDRESS).parse::<IpAddr>() else {
+        return complain("POD_IP is not an address");
+    };
+    let ports = variable(PORTS);
+    let ports = ports.split(',').filter_map(|it| it.parse::<u16>().ok());
+    for port in ports {
+        match listen(address, port) {
+            Ok(listener) => {
+                let who = name.clone();
+                thread::spawn(move || answer_all(&listener, &who, port));
+                say(format_args!("{name}: serving on port {port}"))
+            }
+            Err(error) => say(format_args!("{name}: port {port}: {error}")),
+        };
+    }
+    for number in 1_u64.. {
+        if !say(format_args!("{name}: still here ({number})")) {
+            break;
+        }
+        thread::sleep(SAYS_EVERY);
+    }
+    ExitCode::SUCCESS
+}
+
+/// `false` if nobody listens any more.
+fn say(what: std::fmt::Arguments<'_>) -> bool {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{what}").and_then(|()| out.flush()).is_ok()
+}
+
+/// The port itself if it may be had, or one that stands for it: low ports belong to
+/// root, and another playground may have the same address.
+fn listen(address: IpAddr, port: u16) -> io::Result<TcpListener> {
+    if let Ok(listener) = TcpListener::bind(SocketAddr::new(address, port)) {
+        return Ok(listener);
+    }
+    let listener = TcpListener::bind(SocketAddr::new(address, 0))?;
+    std::fs::create_dir_all(PORTS_DIRECTORY)?;
+    let real = listener.local_addr()?.port();
+    let file = Path::new(PORTS_DIRECTORY).join(port.to_string());
+    std::fs::write(file, real.to_string())?;
+    Ok(listener)
+}
+
+fn answer_all(listener: &TcpListener, name: &Arc<str>, port: u16) {
+    let busy = Arc::new(AtomicUsize::new(0));
+    for stream in listener.incoming() {
+        let Ok(stream) = stream else {
+            thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        if busy.load(Ordering::Relaxed) >= MOST_CONNECTIONS {
+            continue;
+        }
+        busy.fetch_add(1, Ordering::Relaxed);
+        let (name, busy) = (name.clone(), busy.clone());
+        thread::spawn(move || {
+            let _ = answer(&stream, &name, port);
+            busy.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+}
+
+/// One request, one answer.
+fn answer(mut stream: &TcpStream, name: &str, port: u16) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut lines = BufReader::new(stream.take(LONGEST_REQUEST));
+    let mut first = String::new();
+    lines.read_line(&mut first)?;
+    let mut line = String::from("-");
+    while !line.trim_end().is_empty() {
+        line.clear();
+        if lines.read_line(&mut line)? == 0 {
+            break;
+        }
+    }
+    let asked = first.split_whitespace().nth(1).unwrap_or("nothing");
+    say(format_args!(
+        "{name}: asked for {} on port {port}",
+        asked.escape_debug()
+    ));
+    let body = format!("Hello from pod {name}, port {port}.\n");
+    write!(
+        stream,
+        "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+        body.len()
+    )?;
+    stream.shutdown(std::net::Shutdown::Write)
+}

@@ -1,0 +1,141 @@
+//! The two ends of a remote command: the near one is the process's, the far one is
+//! carried to the client by SPDY or WebSocket. Between them are short queues, so
+//! that neither end outruns the other.
+
+use bytes::Bytes;
+use skewbridge_channels::{Channel, Options, Output, Sizes, TerminalSize};
+use tokio::sync::mpsc;
+
+/// Pieces that wait between the two ends: enough to keep both busy.
+const QUEUE: usize = 4;
+
+/// What is read of a process at once.
+pub(super) const PIECE: usize = 16 * 1024;
+
+/// What a process sees of its client.
+#[derive(Debug)]
+pub(super) struct Near {
+    pub(super) stdin: Option<mpsc::Receiver<Bytes>>,
+    pub(super) sizes: mpsc::Receiver<TerminalSize>,
+    pub(super) stdout: Option<mpsc::Sender<Bytes>>,
+    pub(super) stderr: Option<mpsc::Sender<Bytes>>,
+}
+
+/// What a client sees of its process.
+#[derive(Debug)]
+pub(super) struct Far {
+    pub(super) inputs: Inputs,
+    pub(super) outputs: Outputs,
+}
+
+/// Towards the process.
+#[derive(Debug)]
+pub(super) struct Inputs {
+    pub(super) stdin: Option<mpsc::Sender<Bytes>>,
+    pub(super) resizing: Resizing,
+}
+
+/// The sizes of a terminal as they come.
+#[derive(Debug)]
+pub(super) struct Resizing {
+    sender: Option<mpsc::Sender<TerminalSize>>,
+    parser: Sizes,
+}
+
+/// From the process.
+#[derive(Debug)]
+pub(super) struct Outputs {
+    pub(super) stdout: Option<mpsc::Receiver<Bytes>>,
+    pub(super) stderr: Option<mpsc::Receiver<Bytes>>,
+}
+
+/// Both ends of what a client asks for.
+pub(super) fn ends(options: Options) -> (Near, Far) {
+    let queue = |channel| {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let is_on = options.has(channel);
+        (is_on.then_some(sender), is_on.then_some(receiver))
+    };
+    let (to_stdin, stdin) = queue(Channel::Stdin);
+    let (stdout, from_stdout) = queue(Channel::Stdout);
+    let (stderr, from_stderr) = queue(Channel::Stderr);
+    let (sender, sizes) = mpsc::channel(QUEUE);
+    let near = Near {
+        stdin,
+        sizes,
+        stdout,
+        stderr,
+    };
+    let far = Far {
+        inputs: Inputs {
+            stdin: to_stdin,
+            resizing: Resizing {
+                sender: Some(sender),
+                parser: Sizes::default(),
+            },
+        },
+        outputs: Outputs {
+            stdout: from_stdout,
+            stderr: from_stderr,
+        },
+    };
+    (near, far)
+}
+
+impl Inputs {
+    /// Hands input over, or throws it away if nobody reads it.
+    pub(super) async fn write(&mut self, data: Bytes) {
+        if data.is_empty() {
+            return;
+        }
+        if let Some(stdin) = &self.stdin
+            && stdin.send(data).await.is_err()
+        {
+            self.stdin = None;
+        }
+    }
+}
+
+impl Resizing {
+    /// Takes what came on the channel for sizes.
+    pub(super) fn push(&mut self, data: &[u8]) {
+        match self.parser.push(data) {
+            // With many at once the last few do not matter: another one follows.
+            Ok(Some(size)) => {
+                if let Some(sender) = &self.sender {
+                    let _ = sender.try_send(size);
+                }
+            }
+            Ok(None) => {}
+            // As kubelets: no further ones are listened to.
+            Err(_) => self.sender = None,
+        }
+    }
+}
+
+impl Outputs {
+    /// Whether more may come.
+    pub(super) fn is_open(&self) -> bool {
+        self.stdout.is_some() || self.stderr.is_some()
+    }
+
+    /// The next piece; `None` when both have ended. Cancelled, it has taken nothing.
+    pub(super) async fn next(&mut self) -> Option<(Output, Bytes)> {
+        while self.is_open() {
+            let (output, data) = tokio::select! {
+                data = next_of(&mut self.stdout), if self.stdout.is_some() => (Output::Stdout, data),
+                data = next_of(&mut self.stderr), if self.stderr.is_some() => (Output::Stderr, data),
+            };
+            match (data, output) {
+                (Some(data), _) => return Some((output, data)),
+                (None, Output::Stdout) => self.stdout = None,
+                (None, _) => self.stderr = None,
+            }
+        }
+        None
+    }
+}
+
+async fn next_of(half: &mut Option<mpsc::Receiver<Bytes>>) -> Option<Bytes> {
+    half.as_mut()?.recv().await
+}

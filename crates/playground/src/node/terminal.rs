@@ -1,0 +1,90 @@
+//! A pseudoterminal: what a process takes for its terminal, and the end of it that
+//! is ours.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, open as open_file};
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use skewbridge_channels::TerminalSize;
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::net::unix::pipe;
+
+/// A terminal of a process.
+#[derive(Debug)]
+pub(super) struct Terminal {
+    /// What the process writes is read here.
+    pub(super) output: TerminalOutput,
+    /// What is written here the process reads.
+    pub(super) input: pipe::Sender,
+    /// How large it is.
+    pub(super) window: Window,
+    /// The end for the process.
+    pub(super) theirs: OwnedFd,
+}
+
+/// How large a terminal is.
+#[derive(Debug)]
+pub(super) struct Window(OwnedFd);
+
+/// What comes out of a terminal.
+#[derive(Debug)]
+pub(super) struct TerminalOutput(pipe::Receiver);
+
+impl Terminal {
+    /// Opens one.
+    pub(super) fn open() -> io::Result<Self> {
+        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
+        // Else every process that is started meanwhile would keep it open.
+        fcntl_setfd(&ours, FdFlags::CLOEXEC)?;
+        grantpt(&ours)?;
+        unlockpt(&ours)?;
+        let name = ptsname(&ours, Vec::new())?;
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let theirs = open_file(name.as_c_str(), flags, Mode::empty())?;
+        fcntl_setfl(&ours, fcntl_getfl(&ours)? | OFlags::NONBLOCK)?;
+        // To the system it reads and writes as a pipe does.
+        let file = |fd: &OwnedFd| fd.try_clone().map(File::from);
+        Ok(Self {
+            output: TerminalOutput(pipe::Receiver::from_file_unchecked(file(&ours)?)?),
+            input: pipe::Sender::from_file_unchecked(file(&ours)?)?,
+            window: Window(ours),
+            theirs,
+        })
+    }
+}
+
+impl Window {
+    /// Tells the process.
+    pub(super) fn resize(&self, size: TerminalSize) {
+        let size = Winsize {
+            ws_row: size.height,
+            ws_col: size.width,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        // Of a process that is gone nobody looks at it.
+        let _ = tcsetwinsize(&self.0, size);
+    }
+}
+
+impl AsyncRead for TerminalOutput {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match ready!(Pin::new(&mut self.0).poll_read(cx, buf)) {
+            // Linux: nobody has the other end any more.
+            Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => {
+                Poll::Ready(Ok(()))
+            }
+            read => Poll::Ready(read),
+        }
+    }
+}

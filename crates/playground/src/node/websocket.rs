@@ -1,0 +1,200 @@
+//! A remote command by WebSocket, and SPDY inside of a WebSocket.
+
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use skewbridge_channels::port_forward::tunnel;
+use skewbridge_channels::{FromClient, Input, Options, Outcome, Output, Protocol, Said, ToClient};
+use skewbridge_websocket::{
+    Close, CloseCode, Control, ControlPayload, Decoder, Encoder, Event, Frame, Kind, Limits, Piece,
+    Role,
+};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::remote::{Inputs, Near, PIECE, ends};
+
+/// Pieces are passed on as they come: nothing is kept of a message, however long.
+const LIMITS: Limits = Limits {
+    frame: u64::MAX,
+    message: u64::MAX,
+};
+
+/// Pings that wait to be answered; of more, some are not.
+const PINGS: usize = 4;
+
+/// How long a client may take to hear how its command ended, and to say goodbye.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// Carries a command to its end, or until the client is gone: then the command is
+/// dropped.
+pub(super) async fn carry<T, F>(
+    io: T,
+    options: Options,
+    protocol: Protocol,
+    run: impl FnOnce(Near) -> F,
+) where
+    T: AsyncRead + AsyncWrite,
+    F: Future<Output = Outcome>,
+{
+    let (near, far) = ends(options);
+    let (mut outputs, inputs) = (far.outputs, far.inputs);
+    let (read, mut write) = tokio::io::split(io);
+    let (ping, mut pings) = mpsc::channel(PINGS);
+    let mut reading = pin!(listen(read, protocol, inputs, ping));
+    let mut command = pin!(run(near));
+    let talk = async {
+        let mut writer = ToClient::new(protocol);
+        let mut out = BytesMut::new();
+        writer.open(options, &mut out);
+        let mut outcome = None;
+        while outcome.is_none() || outputs.is_open() {
+            write.write_all_buf(&mut out).await?;
+            write.flush().await?;
+            tokio::select! {
+                it = &mut command, if outcome.is_none() => outcome = Some(it),
+                Some(payload) = pings.recv() => writer.control(&Control::Pong(payload), &mut out),
+                piece = outputs.next(), if outputs.is_open() => if let Some((output, data)) = piece {
+                    writer.write(output, &data, &mut out);
+                },
+            }
+        }
+        let words = outcome
+            .unwrap_or(Outcome::CutOff)
+            .encode(protocol.version());
+        // Before the fourth version success is silent.
+        if !words.is_empty() {
+            writer.write(Output::Error, &words, &mut out);
+        }
+        let close = Close::new(CloseCode::NORMAL, "");
+        writer.control(&Control::Close(Some(close)), &mut out);
+        timeout(FAREWELL, write.write_all_buf(&mut out)).await??;
+        timeout(FAREWELL, write.shutdown()).await?
+    };
+    tokio::select! {
+        () = &mut reading => return,
+        said = talk => if said.is_err() { return },
+    }
+    // What is on its way would be lost if the connection were closed upon.
+    let _ = timeout(FAREWELL, reading).await;
+}
+
+/// Hears the client until it leaves.
+async fn listen(
+    read: impl AsyncRead + Unpin,
+    protocol: Protocol,
+    mut inputs: Inputs,
+    pings: mpsc::Sender<ControlPayload>,
+) {
+    let mut hearing = Hearing::new(read, pings);
+    let mut reader = FromClient::new(protocol);
+    while let Some(piece) = hearing.next().await {
+        match reader.piece(piece) {
+            Ok(Some(Said::Data(Input::Stdin, data))) => inputs.write(data).await,
+            Ok(Some(Said::Data(Input::Resize, data))) => inputs.resizing.push(&data),
+            Ok(Some(Said::Closed(Input::Stdin))) => inputs.stdin = None,
+            Ok(Some(Said::Closed(Input::Resize)) | None) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// The bytes of a tunnel: SPDY is spoken on the other end of `inside`.
+pub(super) async fn tunnel(io: impl AsyncRead + AsyncWrite, inside: DuplexStream) {
+    let (read, mut write) = tokio::io::split(io);
+    let (mut from_inside, mut to_inside) = tokio::io::split(inside);
+    let (ping, mut pings) = mpsc::channel(PINGS);
+    let inwards = async {
+        let mut hearing = Hearing::new(read, ping);
+        while let Some(piece) = hearing.next().await {
+            let Ok(data) = tunnel::carried(piece) else {
+                return;
+            };
+            if to_inside.write_all(&data).await.is_err() {
+                return;
+            }
+        }
+    };
+    let outwards = async {
+        let mut encoder = Encoder::new(Role::Server);
+        let (mut out, mut piece) = (BytesMut::new(), BytesMut::with_capacity(PIECE));
+        loop {
+            tokio::select! {
+                read = from_inside.read_buf(&mut piece) => {
+                    if read? == 0 {
+                        break;
+                    }
+                    encoder.write(Frame::Whole(Kind::Binary), &[&piece], &mut out);
+                    piece.clear();
+                }
+                Some(payload) = pings.recv() => encoder.control(&Control::Pong(payload), &mut out),
+            }
+            write.write_all_buf(&mut out).await?;
+            write.flush().await?;
+        }
+        let close = Close::new(CloseCode::NORMAL, "");
+        encoder.control(&Control::Close(Some(close)), &mut out);
+        timeout(FAREWELL, write.write_all_buf(&mut out)).await??;
+        timeout(FAREWELL, write.shutdown()).await?
+    };
+    let mut inwards = pin!(inwards);
+    tokio::select! {
+        () = &mut inwards => return,
+        said = outwards => if said.is_err() { return },
+    }
+    let _ = timeout(FAREWELL, inwards).await;
+}
+
+/// What a client says, message by message.
+struct Hearing<R> {
+    read: R,
+    buffer: BytesMut,
+    decoder: Decoder,
+    pings: mpsc::Sender<ControlPayload>,
+}
+
+impl<R: AsyncRead + Unpin> Hearing<R> {
+    fn new(read: R, pings: mpsc::Sender<ControlPayload>) -> Self {
+        Self {
+            read,
+            buffer: BytesMut::new(),
+            decoder: Decoder::new(Role::Server, LIMITS),
+            pings,
+        }
+    }
+
+    /// The next piece; `None` when the client has left, or broke the rules.
+    async fn next(&mut self) -> Option<Piece> {
+        loop {
+            match self.decoder.decode(&mut self.buffer) {
+                Ok(Some(Event::Piece(piece))) => return Some(piece),
+                Ok(Some(Event::Control(Control::Ping(payload)))) => {
+                    // One that asks faster than it is answered is answered for some.
+                    let _ = self.pings.try_send(payload);
+                }
+                Ok(Some(Event::Control(Control::Pong(_)))) => {}
+                Ok(Some(Event::Control(Control::Close(_)))) | Err(_) => return None,
+                Ok(None) => {
+                    self.buffer.reserve(PIECE);
+                    match self.read.read_buf(&mut self.buffer).await {
+                        Ok(1..) => {}
+                        Ok(0) | Err(_) => return None,
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What was read behind the head of a request is read first.
+pub(super) fn with_input(
+    io: impl AsyncRead + AsyncWrite,
+    input: Bytes,
+) -> impl AsyncRead + AsyncWrite {
+    let (read, write) = tokio::io::split(io);
+    tokio::io::join(io::Cursor::new(input).chain(read), write)
+}
