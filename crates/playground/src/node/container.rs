@@ -246,7 +246,7 @@ impl Container {
                     }
                 }
             };
-            tokio::join!(feed_in(said, stdin, self.plan.stdin_once), measure);
+            tokio::join!(biased; measure, feed_in(said, stdin, self.plan.stdin_once));
         };
         let ended = accompany(supervise(&mut life, stop), outputs, inputs).await;
         journal.close();

@@ -74,7 +74,7 @@ async fn attend(process: Process, near: Near, tty: bool) -> Outcome {
                 }
             }
         };
-        tokio::join!(feed(input, stdin, tty), measure);
+        tokio::join!(biased; measure, feed(input, stdin, tty));
     };
     let ended = accompany(life.wait(), outputs, inputs).await;
     outcome(ended)

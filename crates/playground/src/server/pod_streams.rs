@@ -117,7 +117,8 @@ impl Takeover {
         Self(Box::new(|switched| Box::pin(run(switched))))
     }
 
-    pub(crate) async fn run(self, switched: Switched) {
+    /// Carries it on, to its end.
+    pub async fn run(self, switched: Switched) {
         (self.0)(switched).await;
     }
 }

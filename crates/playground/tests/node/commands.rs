@@ -1,0 +1,195 @@
+//! Exec and attach.
+
+use serde_json::json;
+use skewbridge_channels::{ExitCode, Input, Outcome, Protocol, SpdyProtocol, TerminalSize};
+use skewbridge_playground::server::pod_streams::StreamKind::{Attach, Exec};
+
+use crate::site::{Site, eventually, heard, query};
+
+async fn site() -> Site {
+    let site = Site::new();
+    let spec = json!({"containers": [{"name": "web", "image": "web"}]});
+    site.running("web", &spec).await;
+    site
+}
+
+fn exited(code: u8) -> Outcome {
+    Outcome::Exited(ExitCode::new(code).unwrap())
+}
+
+#[tokio::test]
+async fn a_command_is_told_as_it_went_in_every_protocol() {
+    let site = site().await;
+    let words = ["/bin/sh", "-c", "cat; echo no >&2; exit 3"];
+    let query = query(&words, "stdin=true&stdout=true&stderr=true");
+    for protocol in SpdyProtocol::ALL {
+        let mut client = site.spdy(Exec, &query, protocol).await;
+        client.write("hello\n").await;
+        let got = client.finish().await;
+        assert_eq!(got, heard("hello\n", "no\n", exited(3)), "{protocol:?}");
+    }
+    let mut client = site.websocket(Exec, &query, Protocol::V5).await;
+    client.ping().await;
+    client.write(Input::Stdin, b"hello\n").await;
+    client.close_stdin().await;
+    assert_eq!(client.finish().await, heard("hello\n", "no\n", exited(3)));
+}
+
+#[tokio::test]
+async fn success_and_what_cannot_be_run_are_told_apart() {
+    let site = site().await;
+    let good = query(&["true"], "stdout=true");
+    let bad = query(&["nope-1"], "stdout=true");
+    for protocol in Protocol::ALL {
+        let got = site.websocket(Exec, &good, protocol).await.finish().await;
+        assert_eq!(got, heard("", "", Outcome::Success), "{protocol:?}");
+        let got = site.websocket(Exec, &bad, protocol).await.finish().await;
+        let Outcome::Failed(failure) = got.outcome else {
+            panic!("{got:?}")
+        };
+        let why = "error executing command in container: exec: \"nope-1\": executable file not \
+                   found in $PATH";
+        assert_eq!(failure.message, format!("Internal error occurred: {why}"));
+    }
+}
+
+#[tokio::test]
+async fn a_command_has_a_clean_environment_in_the_pods_own_directory() {
+    let site = site().await;
+    let query = query(
+        &["/bin/sh", "-c", "pwd; echo $HOME; env | wc -l; ls -a"],
+        "stdout=true",
+    );
+    let got = site
+        .spdy(Exec, &query, SpdyProtocol::V4)
+        .await
+        .finish()
+        .await;
+    let lines: Vec<_> = got.stdout.lines().collect();
+    let directory = site.scratch.path().join("pods").join(site.pod("web").uid());
+    assert_eq!(
+        lines[0],
+        directory.canonicalize().unwrap().to_str().unwrap()
+    );
+    assert_eq!(lines[1], directory.to_str().unwrap());
+    let variables: usize = lines[2].trim().parse().unwrap();
+    assert!(variables < 12, "{got:?}");
+    assert_eq!(lines[3..], [".", ".."]);
+    let mode = std::fs::metadata(&directory).unwrap().permissions();
+    assert_eq!(
+        std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777,
+        0o700
+    );
+}
+
+#[tokio::test]
+async fn a_terminal_is_the_commands_own_and_has_a_size() {
+    let site = site().await;
+    let words = [
+        "/bin/sh",
+        "-c",
+        "read x; stty size </dev/tty; echo $x; exit 5",
+    ];
+    let query = query(&words, "stdin=true&stdout=true&tty=true");
+    let window = TerminalSize {
+        width: 101,
+        height: 33,
+    };
+    let mut client = site.websocket(Exec, &query, Protocol::V5).await;
+    client.write(Input::Resize, &window.encode()).await;
+    client.write(Input::Stdin, b"yes\n").await;
+    let got = client.finish().await;
+    // The terminal echoes.
+    assert_eq!(got, heard("yes\r\n33 101\r\nyes\r\n", "", exited(5)));
+
+    let mut client = site.spdy(Exec, &query, SpdyProtocol::V4).await;
+    let resize = client.resize.as_mut().unwrap();
+    resize.write(window.encode()).await.unwrap();
+    client.write("yes\n").await;
+    let got = client.finish().await;
+    assert_eq!(got, heard("yes\r\n33 101\r\nyes\r\n", "", exited(5)));
+}
+
+#[tokio::test]
+async fn who_leaves_takes_the_command_and_its_children_along() {
+    let site = site().await;
+    let words = ["/bin/sh", "-c", "sleep 1000 & echo $$ $!; wait"];
+    let query = query(&words, "stdin=true&stdout=true&stderr=true");
+    let mut client = site.spdy(Exec, &query, SpdyProtocol::V4).await;
+    let said = client.read_some().await;
+    let said = String::from_utf8(said.to_vec()).unwrap();
+    let ids: Vec<i32> = said
+        .split_whitespace()
+        .map(|it| it.parse().unwrap())
+        .collect();
+    assert!(ids.iter().all(|id| lives(*id)));
+    client.abandon();
+    eventually(
+        || ids.iter().all(|id| !lives(*id)).then_some(()),
+        "both are gone",
+    )
+    .await;
+}
+
+/// Whether there is such a process, zombies apart.
+pub(crate) fn lives(id: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat"));
+    stat.is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+#[tokio::test]
+async fn who_attaches_talks_to_the_containers_own_process() {
+    let site = Site::new();
+    let container = json!({
+        "name": "web", "stdin": true, "stdinOnce": true,
+        "command": ["/bin/sh", "-c", "while read x; do echo \"got $x\"; done; echo end"],
+    });
+    let spec = json!({"restartPolicy": "Never", "containers": [container]});
+    site.running("web", &spec).await;
+    let query = "stdin=true&stdout=true&stderr=true";
+    let mut client = site.spdy(Attach, query, SpdyProtocol::V4).await;
+    client.write("one\n").await;
+    let got = client.finish().await;
+    assert_eq!(got, heard("got one\nend\n", "", Outcome::Success));
+    site.until("web", |pod| pod.text(&["status", "phase"]) == "Succeeded")
+        .await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_done_is_refused_in_kubernetes_words() {
+    let site = Site::new();
+    let containers = json!([{"name": "a", "image": "a"}, {"name": "b", "image": "b"}]);
+    site.running("web", &json!({"containers": containers}))
+        .await;
+    let rows = [
+        (
+            Exec,
+            "stdout=true&command=ls",
+            "a container name must be specified for pod web, choose one of: [a b]",
+        ),
+        (
+            Exec,
+            "stdout=true&command=ls&container=c",
+            "container c is not valid for pod web",
+        ),
+        (
+            Exec,
+            "stdout=true&container=a",
+            "you must specify at least 1 command",
+        ),
+        (
+            Exec,
+            "command=ls&container=a",
+            "you must specify at least 1 of stdin, stdout, stderr",
+        ),
+        (
+            Attach,
+            "stdin=true&container=a",
+            "container a does not allow attach on stdin",
+        ),
+    ];
+    for (kind, query, message) in rows {
+        let status = site.refused(kind, "web", query).await;
+        assert_eq!((status.code, &*status.message), (400, message), "{query}");
+    }
+}

@@ -1,0 +1,144 @@
+//! How pods come and go.
+
+use serde_json::{Value, json};
+use skewbridge_playground::status::GroupResource;
+use skewbridge_playground::store::{Effect, Preconditions};
+use skewbridge_playground::strategy::Part;
+
+use crate::commands::lives;
+use crate::site::{Site, eventually, pods};
+
+fn shell(script: &str, policy: &str) -> Value {
+    json!({
+        "restartPolicy": policy,
+        "terminationGracePeriodSeconds": 1,
+        "containers": [{"name": "web", "command": ["/bin/sh", "-c", script]}],
+    })
+}
+
+fn state<'a>(pod: &'a skewbridge_playground::object::Object, path: &str) -> &'a Value {
+    pod.at(&["status", "containerStatuses"])
+        .and_then(|all| all.pointer(path))
+        .unwrap_or(&Value::Null)
+}
+
+#[tokio::test]
+async fn a_node_registers_and_pods_are_told_as_they_are() {
+    let site = Site::new();
+    let container = json!({"name": "web", "image": "web", "ports": [{"containerPort": 8080}]});
+    let pod = site
+        .running("web", &json!({"containers": [container]}))
+        .await;
+    assert_eq!(pod.text(&["spec", "nodeName"]), "playground");
+    assert!(pod.text(&["status", "podIP"]).starts_with("127.0.0."));
+    assert_eq!(state(&pod, "/0/ready"), true);
+    assert_eq!(state(&pod, "/0/restartCount"), 0);
+    let node = site
+        .store
+        .get(&GroupResource::new("", "nodes"), "", "playground");
+    let node = node.unwrap();
+    let conditions = node.at(&["status", "conditions"]).unwrap();
+    assert_eq!(conditions[3]["type"], "Ready");
+    assert_eq!(conditions[3]["status"], "True");
+}
+
+#[tokio::test]
+async fn pods_end_as_their_processes_do() {
+    let site = Site::new();
+    site.create("good", &shell("exit 0", "Never"));
+    site.create("bad", &shell("exit 7", "Never"));
+    site.create(
+        "missing",
+        &json!({
+            "restartPolicy": "Never", "containers": [{"name": "web", "command": ["nope-1"]}],
+        }),
+    );
+    site.create("again", &shell("exit 1", "Always"));
+    site.until("good", |pod| pod.text(&["status", "phase"]) == "Succeeded")
+        .await;
+    let bad = site
+        .until("bad", |pod| pod.text(&["status", "phase"]) == "Failed")
+        .await;
+    assert_eq!(state(&bad, "/0/state/terminated/exitCode"), 7);
+    assert_eq!(state(&bad, "/0/state/terminated/reason"), "Error");
+    let missing = site
+        .until("missing", |pod| pod.text(&["status", "phase"]) == "Failed")
+        .await;
+    assert_eq!(state(&missing, "/0/state/terminated/exitCode"), 128);
+    let again = site
+        .until("again", |pod| {
+            state(pod, "/0/restartCount").as_u64() >= Some(2)
+                && state(pod, "/0/state/waiting/reason") == "CrashLoopBackOff"
+        })
+        .await;
+    assert_eq!(state(&again, "/0/lastState/terminated/exitCode"), 1);
+}
+
+#[tokio::test]
+async fn a_deleted_pod_gets_its_grace_and_is_gone() {
+    let site = Site::new();
+    // It does not listen.
+    let script = "trap '' TERM; echo $$ > id; while :; do sleep 0.1; done";
+    let pod = site.running("web", &shell(script, "Always")).await;
+    let directory = site.scratch.path().join("pods").join(pod.uid());
+    let id: i32 = eventually(
+        || {
+            std::fs::read_to_string(directory.join("id"))
+                .ok()?
+                .trim()
+                .parse()
+                .ok()
+        },
+        "it runs",
+    )
+    .await;
+    assert!(lives(id));
+    let marked = site
+        .store
+        .modify(&pods(), "default", "web", Part::Main, |pod| {
+            pod.set(&["metadata", "labels", "x"], "y");
+        });
+    marked.unwrap();
+    site.store
+        .write(Effect::Lasting, |store, occasion| {
+            let definition = site.store.definition(&pods())?;
+            store.delete(
+                definition,
+                "default",
+                "web",
+                &Preconditions::default(),
+                occasion,
+            )
+        })
+        .unwrap();
+    eventually(|| (!lives(id)).then_some(()), "its process is gone").await;
+    eventually(
+        || (!directory.exists()).then_some(()),
+        "so is its directory",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_that_ends_leaves_nothing_behind() {
+    let site = Site::new();
+    let script = "sleep 1000 & echo $$ $! > ids; wait";
+    let pod = site.running("web", &shell(script, "Always")).await;
+    let directory = site.scratch.path().join("pods").join(pod.uid());
+    let ids: Vec<i32> = eventually(
+        || {
+            let text = std::fs::read_to_string(directory.join("ids")).ok()?;
+            let ids: Vec<_> = text.split_whitespace().flat_map(str::parse).collect();
+            (ids.len() == 2).then_some(ids)
+        },
+        "it runs",
+    )
+    .await;
+    drop(site.node);
+    eventually(
+        || ids.iter().all(|id| !lives(*id)).then_some(()),
+        "all are gone",
+    )
+    .await;
+    assert!(!directory.exists());
+}

@@ -1,0 +1,9 @@
+//! The node by itself: pods that run, and what clients do with them, without a server
+//! in between.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod commands;
+mod lives;
+mod logs;
+mod ports;
+mod site;
