@@ -28,6 +28,7 @@
 
 pub mod apply;
 pub mod catalogue;
+pub mod cluster;
 pub mod defaults;
 pub mod lists;
 pub mod names;

@@ -1,0 +1,92 @@
+//! How a bridge of the playground is configured: as `skewbridge serve` would be by
+//! its flags, but that addresses are exchanged in memory.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use rustls_pki_types::ServerName;
+use skewbridge_api::identity::IdentityHeaders;
+use skewbridge_gateway::config::{
+    Admin, ApiServerIdentity, Callers, Config, Egress, Etcd, Features, Limits, Listen, LogFormat,
+    Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
+    TranslateStreams, Upstream, UpstreamStreams,
+};
+use skewbridge_peers::Identity;
+use skewbridge_peers::registry::Exchange;
+
+use super::pki::{FRONT_PROXY, Pki};
+
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// How long what is running when the playground ends may take.
+const DRAIN: Duration = Duration::from_millis(500);
+
+/// A bridge in front of a server; ports may be 0.
+pub(super) fn config(
+    pki: &Pki,
+    exchange: &Exchange,
+    hostname: &str,
+    server: SocketAddr,
+    port: u16,
+    admin_port: u16,
+) -> Config {
+    Config {
+        listen: Listen {
+            bind_address: LOOPBACK,
+            secure_port: port,
+            advertise_address: Some(LOOPBACK),
+        },
+        serving: Serving {
+            key_pair: pki.serving.clone(),
+            min_version: TlsVersion::Tls12,
+        },
+        callers: Callers {
+            client_ca: Some(pki.ca.clone()),
+            request_header: Some(RequestHeader {
+                ca: pki.front_proxy_ca.clone(),
+                allowed_names: vec![FRONT_PROXY.to_owned()],
+            }),
+            headers: IdentityHeaders::default(),
+        },
+        upstream: Upstream {
+            host: server.ip().to_string(),
+            port: server.port(),
+            ca: pki.ca.clone(),
+            server_name: ServerName::IpAddress(server.ip().into()),
+            front_proxy: Some(pki.front_proxy.clone()),
+        },
+        peers: Peers {
+            // The servers share a machine, so the bridge is told whose it is.
+            identity: ApiServerIdentity::Named(Identity::of_hostname(hostname).to_string()),
+            registry: RegistryKind::Memory(exchange.clone()),
+            ca: Some(pki.ca.clone()),
+            advertise_ip: Some(LOOPBACK),
+            advertise_port: None,
+            cidrs: Vec::new(),
+            etcd: Etcd::default(),
+            egress: Egress::Direct,
+        },
+        streams: Streams {
+            translate: TranslateStreams::Auto,
+            upstream: UpstreamStreams::Any,
+            ping_interval: Duration::from_secs(10),
+            idle_timeout: Duration::from_hours(4),
+        },
+        features: Features::default(),
+        limits: Limits::default(),
+        admin: Admin {
+            address: SocketAddr::new(LOOPBACK, admin_port),
+        },
+        shutdown: Shutdown {
+            delay: Duration::ZERO,
+            drain: DRAIN,
+        },
+        logs: Logs {
+            verbosity: 0,
+            format: LogFormat::Text,
+        },
+        // One client at a time, mostly.
+        workers: NonZeroUsize::MIN,
+    }
+}

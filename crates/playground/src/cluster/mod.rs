@@ -1,0 +1,381 @@
+//! The whole playground: three API servers of three versions over one store, a node,
+//! a bridge in front of each server, and a kubeconfig for all of them.
+
+mod bridges;
+mod kubeconfig;
+mod pki;
+mod samples;
+
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fmt, io};
+
+use skewbridge_api::status::Status;
+use skewbridge_gateway::Handle;
+use skewbridge_gateway::tls::material::{FileProblem, load_ca};
+use skewbridge_peers::registry::Exchange;
+
+use crate::catalogue::Release;
+use crate::node::{Node, NodeConfig, Program};
+use crate::server::shared::ShareError;
+use crate::server::{ApiServer, RunningServer, ServerConfig, SharedStore, StartError};
+use pki::Pki;
+pub use pki::{ADMIN, PkiError};
+pub use samples::{POD, POD_PORT, POLICY, POLICY_PATH};
+
+/// How many servers there are: one of each release.
+const SERVERS: usize = Release::ALL.len();
+
+/// What a playground needs.
+#[derive(Debug)]
+pub struct ClusterConfig {
+    /// A private directory that is there, and empty.
+    pub directory: PathBuf,
+    /// Where its ports are.
+    pub ports: Ports,
+    /// What begins the processes of pods.
+    pub program: Program,
+}
+
+/// Where the ports of a playground are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ports {
+    /// Wherever they are free.
+    Free,
+    /// From this one on: the servers, the bridges, the bridges' admin ports.
+    From(u16),
+}
+
+/// How many ports a playground has from the first one on, the control's included.
+pub const PORTS: u16 = 10;
+
+/// A playground that runs. Dropped, all of it ends.
+pub struct Cluster {
+    servers: Vec<Server>,
+    bridges: Vec<Bridge>,
+    kubeconfig: PathBuf,
+    pki: Pki,
+    store: SharedStore,
+    // Last, so that servers are gone before what they ask.
+    node: Arc<Node>,
+}
+
+/// A place for an API server, whatever version it has at the moment.
+#[derive(Debug)]
+pub struct Server {
+    name: String,
+    hostname: String,
+    address: SocketAddr,
+    release: Release,
+    running: Option<RunningServer>,
+}
+
+/// A bridge in front of one of them.
+#[derive(Debug)]
+pub struct Bridge {
+    name: String,
+    handle: Handle,
+}
+
+/// Why a playground does not start, or does not do what it is told.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// A port is not to be had.
+    #[error("{}", no_port(*address, cause))]
+    Port {
+        /// Which one.
+        address: SocketAddr,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// Certificates.
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+    /// Files that were just written.
+    #[error(transparent)]
+    File(#[from] FileProblem),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] ShareError),
+    /// The objects in it.
+    #[error("the samples cannot be made: {}", .0.message)]
+    Samples(Status),
+    /// A server.
+    #[error("the server {0} does not start: {1}")]
+    Server(String, StartError),
+    /// A bridge.
+    #[error("the bridge {0} does not start: {1}")]
+    Bridge(String, skewbridge_gateway::Error),
+    /// The node.
+    #[error("the node does not start: {0}")]
+    Node(io::Error),
+    /// There is no such server.
+    #[error("there is no server {0:?}; there are 1.28, 1.34 and 1.36")]
+    Unknown(String),
+}
+
+fn no_port(address: SocketAddr, cause: &io::Error) -> String {
+    match cause.kind() {
+        io::ErrorKind::AddrInUse => format!(
+            "{address} is in use by another program (`ss -ltnp` shows which); choose another \
+             --port-base, or none for ports that are free"
+        ),
+        _ => format!("{address}: {cause}"),
+    }
+}
+
+impl Ports {
+    /// The n-th port.
+    pub fn number(self, index: usize) -> u16 {
+        match (self, u16::try_from(index)) {
+            (Self::From(first), Ok(index)) => first.saturating_add(index),
+            _ => 0,
+        }
+    }
+}
+
+impl Cluster {
+    /// Starts one. Servers run on the runtime of the caller, bridges and the node on
+    /// threads of their own.
+    pub async fn start(config: ClusterConfig) -> Result<Self, ClusterError> {
+        let pki = Pki::make(&config.directory)?;
+        let store = SharedStore::new()?;
+        samples::create(&store).map_err(ClusterError::Samples)?;
+        let node = Node::start(NodeConfig {
+            store: store.clone(),
+            directory: config.directory.join("pods"),
+            program: config.program,
+        });
+        let mut cluster = Self {
+            servers: Vec::new(),
+            bridges: Vec::new(),
+            kubeconfig: PathBuf::new(),
+            pki,
+            store,
+            node: Arc::new(node.map_err(ClusterError::Node)?),
+        };
+        for (index, release) in Release::ALL.into_iter().enumerate() {
+            let listener = bind(config.ports.number(index))?;
+            let address = listener.local_addr().map_err(|cause| ClusterError::Port {
+                address: loopback(0),
+                cause,
+            })?;
+            cluster.servers.push(Server {
+                name: format!("server-{release}"),
+                hostname: format!("playground-{release}"),
+                address,
+                release,
+                running: None,
+            });
+            cluster.run(index, release, listener).await?;
+        }
+        let exchange = Exchange::default();
+        for (index, server) in cluster.servers.iter().enumerate() {
+            let name = format!("bridge-{}", server.release);
+            let (port, admin) = (SERVERS + index, 2 * SERVERS + 1 + index);
+            let config = bridges::config(
+                &cluster.pki,
+                &exchange,
+                &server.hostname,
+                server.address,
+                config.ports.number(port),
+                config.ports.number(admin),
+            );
+            let handle = skewbridge_gateway::start(&config).map_err(|error| match error {
+                skewbridge_gateway::Error::Bind { address, cause, .. } => {
+                    ClusterError::Port { address, cause }
+                }
+                error => ClusterError::Bridge(name.clone(), error),
+            })?;
+            cluster.bridges.push(Bridge { name, handle });
+        }
+        cluster.kubeconfig = cluster.write_kubeconfig(&config.directory)?;
+        Ok(cluster)
+    }
+
+    fn write_kubeconfig(&self, directory: &Path) -> Result<PathBuf, PkiError> {
+        let servers = self.servers.iter().map(|server| kubeconfig::Place {
+            name: &server.name,
+            address: server.address,
+        });
+        let bridges = self.bridges.iter().map(|bridge| kubeconfig::Place {
+            name: &bridge.name,
+            address: bridge.handle.address(),
+        });
+        let places: Vec<_> = servers.chain(bridges).collect();
+        let oldest = format!("bridge-{}", Release::V1_28);
+        let text = kubeconfig::kubeconfig(
+            &places,
+            &oldest,
+            &oldest,
+            &self.pki.ca_pem,
+            &self.pki.admin,
+            &self.pki.visitor,
+        );
+        pki::write_private(directory, "kubeconfig", &text)
+    }
+
+    /// Where the kubeconfig is.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// All places for servers, the oldest first.
+    pub fn servers(&self) -> &[Server] {
+        &self.servers
+    }
+
+    /// All bridges, in the order of their servers.
+    pub fn bridges(&self) -> &[Bridge] {
+        &self.bridges
+    }
+
+    /// All objects.
+    pub fn store(&self) -> &SharedStore {
+        &self.store
+    }
+
+    /// The place of a server by its name (`server-1.28`, or `1.28` for short).
+    pub fn find(&self, name: &str) -> Result<usize, ClusterError> {
+        let short = name.strip_prefix("server-").unwrap_or(name);
+        let mut all = self.servers.iter();
+        let found = all.position(|it| it.name.strip_prefix("server-") == Some(short));
+        found.ok_or_else(|| ClusterError::Unknown(name.to_owned()))
+    }
+
+    /// Ends a server as if its machine had lost its power.
+    pub fn kill(&mut self, index: usize) {
+        if let Some(running) = self.running(index) {
+            running.kill();
+        }
+    }
+
+    /// Has a server finish what is running, and go.
+    pub async fn stop(&mut self, index: usize) {
+        if let Some(running) = self.running(index) {
+            running.stop().await;
+        }
+    }
+
+    /// Starts a server that does not run.
+    pub async fn resume(&mut self, index: usize) -> Result<(), ClusterError> {
+        match self.servers.get(index) {
+            Some(server) if server.running.is_none() => {
+                let (release, port) = (server.release, server.address.port());
+                self.run(index, release, bind(port)?).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes a server one of another release: it is stopped and started at its place.
+    pub async fn change(&mut self, index: usize, release: Release) -> Result<(), ClusterError> {
+        self.stop(index).await;
+        if let Some(server) = self.servers.get_mut(index) {
+            server.release = release;
+        }
+        self.resume(index).await
+    }
+
+    fn running(&mut self, index: usize) -> Option<RunningServer> {
+        self.servers.get_mut(index)?.running.take()
+    }
+
+    async fn run(
+        &mut self,
+        index: usize,
+        release: Release,
+        listener: TcpListener,
+    ) -> Result<(), ClusterError> {
+        let Some(server) = self.servers.get_mut(index) else {
+            return Ok(());
+        };
+        let config = ServerConfig {
+            release,
+            listener,
+            serving: self.pki.serving.load()?,
+            client_ca: load_ca(&self.pki.ca)?,
+            front_proxy_ca: load_ca(&self.pki.front_proxy_ca)?,
+            front_proxy_names: vec![pki::FRONT_PROXY.to_owned()],
+            tokens: HashMap::new(),
+            hostname: server.hostname.clone(),
+            store: self.store.clone(),
+            streams: self.node.clone(),
+        };
+        let running = ApiServer::start(config).await;
+        let running = running.map_err(|error| ClusterError::Server(server.name.clone(), error))?;
+        server.running = Some(running);
+        Ok(())
+    }
+
+    /// Ends it in order: bridges first, as nobody is to be told of servers that are
+    /// gone, then servers, then the node with its processes.
+    pub async fn end(mut self) {
+        for bridge in &mut self.bridges {
+            bridge.handle.finish().await;
+        }
+        self.bridges.clear();
+        for index in 0..self.servers.len() {
+            self.kill(index);
+        }
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster")
+            .field("servers", &self.servers)
+            .field("bridges", &self.bridges)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// `server-1.28`: what it was at the beginning.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What it is now.
+    pub fn release(&self) -> Release {
+        self.release
+    }
+
+    /// Whether it runs.
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+}
+
+impl Bridge {
+    /// `bridge-1.28`: as its server at the beginning.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where clients connect.
+    pub fn address(&self) -> SocketAddr {
+        self.handle.address()
+    }
+
+    /// Where metrics and health are.
+    pub fn admin_address(&self) -> SocketAddr {
+        self.handle.admin_address()
+    }
+}
+
+fn bind(port: u16) -> Result<TcpListener, ClusterError> {
+    let address = loopback(port);
+    TcpListener::bind(address).map_err(|cause| ClusterError::Port { address, cause })
+}
+
+fn loopback(port: u16) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, port).into()
+}
