@@ -1,6 +1,7 @@
 //! The command line of Skewbridge: parse, build, run.
 
 mod logs;
+mod playground;
 mod serve;
 mod skew;
 
@@ -13,10 +14,16 @@ use clap::{Parser, Subcommand};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    let mut words = std::env::args_os().skip(1);
+    if words.next().is_some_and(|word| word == playground::PROCESS) {
+        // Not for clap: what follows is somebody else's command line.
+        return playground::process(words);
+    }
     match Cli::try_parse() {
         Ok(cli) => match cli.command {
             Command::Serve(flags) => serve::run(&flags),
             Command::Skew(flags) => skew::run(&flags),
+            Command::Playground(flags) => playground::run(&flags),
             Command::Version => version(),
         },
         Err(error) => usage(&error),
@@ -43,6 +50,8 @@ enum Command {
     Serve(Box<serve::Flags>),
     /// Show what differs between servers, and what a client of each would miss.
     Skew(skew::Flags),
+    /// Show everything at work, in one process: three servers, bridges, a node, a tour.
+    Playground(playground::Flags),
     /// Print the version.
     Version,
 }

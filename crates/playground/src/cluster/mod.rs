@@ -246,9 +246,9 @@ impl Cluster {
     }
 
     /// Ends a server as if its machine had lost its power.
-    pub fn kill(&mut self, index: usize) {
+    pub async fn kill(&mut self, index: usize) {
         if let Some(running) = self.running(index) {
-            running.kill();
+            running.kill().await;
         }
     }
 
@@ -318,7 +318,7 @@ impl Cluster {
         }
         self.bridges.clear();
         for index in 0..self.servers.len() {
-            self.kill(index);
+            self.kill(index).await;
         }
     }
 }

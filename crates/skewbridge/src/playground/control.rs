@@ -1,0 +1,238 @@
+//! The control over HTTP: plain, on loopback, for who can read the private directory.
+//!
+//! A page in a browser can reach loopback too. It does not have the token, its
+//! requests carry an `Origin`, and by a name that was rebound to 127.0.0.1 it is
+//! recognised by the `Host`.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use serde_json::{Value, json};
+use skewbridge_gateway::body::{RequestBody, ResponseBody};
+use skewbridge_gateway::drain::announcement;
+use skewbridge_gateway::serve::h1::{self, Patience};
+use skewbridge_gateway::serve::{Answer as Answered, ClientIo, Service};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+
+use super::orders::{Answer, Deed, Order, Wish};
+
+/// A person and a script; not a crowd.
+const MOST_CONNECTIONS: usize = 16;
+
+const PATIENCE: Patience = Patience {
+    head: Duration::from_secs(10),
+    idle: Duration::from_mins(1),
+    stall: Duration::from_mins(1),
+};
+
+/// After the system has given no connection.
+const AFTER_FAILURE: Duration = Duration::from_millis(100);
+
+/// The control.
+#[derive(Debug, Clone)]
+pub(super) struct Control {
+    pub(super) address: SocketAddr,
+    /// What whoever asks has to know.
+    pub(super) token: String,
+    pub(super) orders: mpsc::Sender<Order>,
+}
+
+/// Serves until it is dropped.
+pub(super) async fn run(listener: TcpListener, control: Control) {
+    let (_never, drain) = announcement();
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.len() >= MOST_CONNECTIONS {
+            connections.join_next().await;
+        }
+        if let Ok((tcp, _)) = listener.accept().await {
+            let io = ClientIo::Plain(tcp);
+            connections.spawn(h1::serve(io, control.clone(), PATIENCE, drain.clone()));
+        } else {
+            tokio::time::sleep(AFTER_FAILURE).await;
+        }
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+impl Service for Control {
+    fn refused(&self, _status: StatusCode) {}
+
+    async fn call(&self, request: Request<RequestBody>) -> Answered {
+        let (status, value) = match self.understand(&request) {
+            Ok(wish) => self.order(wish).await,
+            Err(refusal) => refusal,
+        };
+        let mut text = value.to_string();
+        text.push('\n');
+        let mut response = Response::new(ResponseBody::full(Bytes::from(text)));
+        *response.status_mut() = status;
+        let json = HeaderValue::from_static("application/json");
+        response.headers_mut().insert(CONTENT_TYPE, json);
+        Answered::new(response)
+    }
+}
+
+type Refusal = (StatusCode, Value);
+
+impl Control {
+    fn understand(&self, request: &Request<RequestBody>) -> Result<Wish, Refusal> {
+        self.admit(request.headers())?;
+        wish(request.method(), request.uri().path())
+    }
+
+    fn admit(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        let host = headers.get(HOST).and_then(|host| host.to_str().ok());
+        let port = self.address.port();
+        let ours = [self.address.to_string(), format!("localhost:{port}")];
+        if !host.is_some_and(|host| ours.iter().any(|it| it == host)) {
+            return Err(refuse(
+                StatusCode::MISDIRECTED_REQUEST,
+                "ask for 127.0.0.1 or localhost",
+            ));
+        }
+        if headers.contains_key(ORIGIN) {
+            return Err(refuse(StatusCode::FORBIDDEN, "not from a web page"));
+        }
+        let expected = format!("Bearer {}", self.token);
+        let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
+        if !given.is_some_and(|given| is_same(given, expected.as_bytes())) {
+            return Err(refuse(
+                StatusCode::UNAUTHORIZED,
+                "send `Authorization: Bearer TOKEN` with the token in the file control-token of \
+                 the playground's directory",
+            ));
+        }
+        Ok(())
+    }
+
+    async fn order(&self, wish: Wish) -> (StatusCode, Value) {
+        let (answer, answered) = oneshot::channel();
+        let sent = self.orders.send(Order { wish, answer }).await;
+        let answered = match sent {
+            Ok(()) => answered.await.ok(),
+            Err(_) => None,
+        };
+        match answered {
+            Some(Answer::Done(value)) => (StatusCode::OK, value),
+            Some(Answer::Unknown(why)) => refuse(StatusCode::NOT_FOUND, &why),
+            Some(Answer::Failed(why)) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &why),
+            None => refuse(StatusCode::SERVICE_UNAVAILABLE, "the playground ends"),
+        }
+    }
+}
+
+fn refuse(status: StatusCode, why: &str) -> Refusal {
+    (status, json!({"error": why}))
+}
+
+/// In a time that tells nothing about where they differ.
+fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let differences = one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b));
+    one.len() == other.len() && differences == 0
+}
+
+fn wish(method: &Method, path: &str) -> Result<Wish, Refusal> {
+    let known = "here are GET /servers and POST /servers/VERSION/kill (or stop, start, upgrade, \
+                 downgrade)";
+    let words: Vec<_> = path.trim_matches('/').split('/').collect();
+    match (method, &words[..]) {
+        (&Method::GET, ["servers"]) => Ok(Wish::Show),
+        (&Method::POST, ["servers", server, deed]) => match Deed::named(deed) {
+            Some(deed) => Ok(Wish::Do {
+                server: (*server).to_owned(),
+                deed,
+            }),
+            None => Err(refuse(StatusCode::NOT_FOUND, known)),
+        },
+        (_, ["servers", ..]) => Err(refuse(StatusCode::METHOD_NOT_ALLOWED, known)),
+        _ => Err(refuse(StatusCode::NOT_FOUND, known)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn control() -> Control {
+        Control {
+            address: "127.0.0.1:7006".parse().unwrap(),
+            token: "secret".to_owned(),
+            orders: mpsc::channel(1).0,
+        }
+    }
+
+    #[test]
+    fn only_who_knows_the_token_and_is_no_browser_is_admitted() {
+        let rows: [(&[(&str, &str)], u16); 6] = [
+            (
+                &[
+                    ("host", "127.0.0.1:7006"),
+                    ("authorization", "Bearer secret"),
+                ],
+                200,
+            ),
+            (
+                &[
+                    ("host", "localhost:7006"),
+                    ("authorization", "Bearer secret"),
+                ],
+                200,
+            ),
+            (
+                &[
+                    ("host", "evil.example:7006"),
+                    ("authorization", "Bearer secret"),
+                ],
+                421,
+            ),
+            (
+                &[
+                    ("host", "localhost:7006"),
+                    ("authorization", "Bearer secret"),
+                    ("origin", "http://localhost:7006"),
+                ],
+                403,
+            ),
+            (&[("host", "localhost:7006")], 401),
+            (
+                &[
+                    ("host", "localhost:7006"),
+                    ("authorization", "Bearer secrex"),
+                ],
+                401,
+            ),
+        ];
+        for (fields, expected) in rows {
+            let mut headers = HeaderMap::new();
+            for &(name, value) in fields {
+                headers.insert(name, HeaderValue::from_static(value));
+            }
+            let status = control()
+                .admit(&headers)
+                .err()
+                .map_or(200, |it| it.0.as_u16());
+            assert_eq!(status, expected, "{fields:?}");
+        }
+    }
+
+    #[test]
+    fn orders_are_read_from_paths() {
+        let rows = [
+            (Method::GET, "/servers", 200),
+            (Method::POST, "/servers/1.28/kill", 200),
+            (Method::GET, "/servers/1.28/kill", 405),
+            (Method::POST, "/servers/1.28/dance", 404),
+            (Method::GET, "/", 404),
+        ];
+        for (method, path, expected) in rows {
+            let status = wish(&method, path).err().map_or(200, |it| it.0.as_u16());
+            assert_eq!(status, expected, "{method} {path}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The private directory of a playground, and its end.
+
+use std::collections::hash_map::RandomState;
+use std::fs;
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+/// Only for its owner.
+const PRIVATE: u32 = 0o700;
+
+/// A directory that is ours. Dropped, it is emptied, and gone if it was made here.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    path: PathBuf,
+    made: bool,
+}
+
+impl Directory {
+    /// The one that was given, or a fresh one.
+    pub(crate) fn prepare(given: Option<&Path>) -> Result<Self> {
+        let Some(path) = given else {
+            return Self::fresh();
+        };
+        let shown = path.display();
+        match fs::DirBuilder::new().mode(PRIVATE).create(path) {
+            Ok(()) => Self::absolute(path, true),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let entries =
+                    fs::read_dir(path).with_context(|| format!("--directory: {shown}"))?;
+                if entries.count() > 0 {
+                    bail!(
+                        "--directory: {shown} is not empty; name one that is, or that is not \
+                         there yet"
+                    );
+                }
+                fs::set_permissions(path, fs::Permissions::from_mode(PRIVATE))
+                    .with_context(|| format!("--directory: {shown}"))?;
+                Self::absolute(path, false)
+            }
+            Err(error) => bail!("--directory: {shown}: {error}"),
+        }
+    }
+
+    fn absolute(path: &Path, made: bool) -> Result<Self> {
+        let path = fs::canonicalize(path).context("--directory")?;
+        Ok(Self { path, made })
+    }
+
+    fn fresh() -> Result<Self> {
+        let chance = RandomState::new().build_hasher().finish();
+        let path = std::env::temp_dir().join(format!("skewbridge-playground-{chance:016x}"));
+        // Fails if somebody else has made it.
+        fs::DirBuilder::new()
+            .mode(PRIVATE)
+            .create(&path)
+            .with_context(|| format!("cannot make {}", path.display()))?;
+        Self::absolute(&path, true)
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if self.made {
+            let _ = fs::remove_dir_all(&self.path);
+            return;
+        }
+        let Ok(entries) = fs::read_dir(&self.path) else {
+            return;
+        };
+        for entry in entries.flatten() {
+            let is_directory = entry.file_type().is_ok_and(|it| it.is_dir());
+            let _ = if is_directory {
+                fs::remove_dir_all(entry.path())
+            } else {
+                fs::remove_file(entry.path())
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_made_is_gone_and_what_was_there_is_empty() {
+        let fresh = Directory::prepare(None).unwrap();
+        let path = fresh.path().to_owned();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, PRIVATE);
+        let there = path.join("there");
+        fs::create_dir(&there).unwrap();
+        let given = Directory::prepare(Some(&there)).unwrap();
+        fs::write(there.join("file"), "").unwrap();
+        let refused = Directory::prepare(Some(&there)).unwrap_err().to_string();
+        assert!(refused.ends_with("is not empty; name one that is, or that is not there yet"));
+        drop(given);
+        assert_eq!(fs::read_dir(&there).unwrap().count(), 0);
+        drop(fresh);
+        assert!(!path.exists());
+    }
+}

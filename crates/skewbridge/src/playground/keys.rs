@@ -1,0 +1,102 @@
+//! Keys, while the playground runs on a terminal: a digit chooses a server, a letter
+//! says what becomes of it.
+
+use std::io::{IsTerminal as _, Read as _, stdin, stdout};
+
+use rustix::process::getpgrp;
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
+use tokio::sync::mpsc;
+
+use super::orders::Deed;
+
+/// Keys that wait: nobody types faster.
+const QUEUE: usize = 16;
+
+/// What a key says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Key {
+    Choose(usize),
+    Do(Deed),
+    Help,
+    Quit,
+}
+
+impl Key {
+    fn of(byte: u8) -> Option<Self> {
+        Some(match byte.to_ascii_lowercase() {
+            digit @ b'1'..=b'3' => Self::Choose(usize::from(digit - b'1')),
+            b'k' => Self::Do(Deed::Kill),
+            b's' => Self::Do(Deed::Toggle),
+            b'u' => Self::Do(Deed::Upgrade),
+            b'd' => Self::Do(Deed::Downgrade),
+            b'h' | b'?' => Self::Help,
+            b'q' => Self::Quit,
+            _ => return None,
+        })
+    }
+}
+
+/// The terminal without lines and echo. Dropped, it is as it was.
+pub(super) struct Keys {
+    before: Termios,
+    pub(super) pressed: mpsc::Receiver<Key>,
+}
+
+impl Keys {
+    /// Listens, if there is a terminal and it is ours to change.
+    pub(super) fn listen() -> Option<Self> {
+        if !stdin().is_terminal() || !stdout().is_terminal() {
+            return None;
+        }
+        // In the background we would be stopped for it.
+        if tcgetpgrp(stdin()).ok()? != getpgrp() {
+            return None;
+        }
+        let before = tcgetattr(stdin()).ok()?;
+        let mut modes = before.clone();
+        modes.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
+        tcsetattr(stdin(), OptionalActions::Now, &modes).ok()?;
+        let (press, pressed) = mpsc::channel(QUEUE);
+        // It cannot be woken, and ends with the program.
+        let thread = std::thread::Builder::new().name("keys".to_owned());
+        let started = thread.spawn(move || {
+            let mut bytes = stdin().lock().bytes();
+            while let Some(Ok(byte)) = bytes.next() {
+                if let Some(key) = Key::of(byte)
+                    && press.blocking_send(key).is_err()
+                {
+                    return;
+                }
+            }
+        });
+        let keys = Self { before, pressed };
+        started.ok().map(|_| keys)
+    }
+}
+
+impl Drop for Keys {
+    fn drop(&mut self) {
+        let _ = tcsetattr(stdin(), OptionalActions::Now, &self.before);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_mean_what_the_help_says() {
+        let rows = [
+            (b'1', Some(Key::Choose(0))),
+            (b'3', Some(Key::Choose(2))),
+            (b'4', None),
+            (b'K', Some(Key::Do(Deed::Kill))),
+            (b's', Some(Key::Do(Deed::Toggle))),
+            (b'q', Some(Key::Quit)),
+            (b'\n', None),
+        ];
+        for (byte, key) in rows {
+            assert_eq!(Key::of(byte), key, "{}", char::from(byte));
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! `skewbridge playground`: the whole system in one process.
+
+mod ask;
+mod control;
+mod directory;
+mod exec;
+mod flags;
+mod keys;
+mod orders;
+mod paint;
+mod topology;
+mod tour;
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use http::StatusCode;
+use skewbridge_gateway::config::{LogFormat, Logs};
+use skewbridge_playground::catalogue::Release;
+use skewbridge_playground::cluster::{Cluster, ClusterConfig, POD, POLICY_PATH, Ports};
+use skewbridge_playground::node::Program;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+
+use ask::Contexts;
+use control::Control;
+use directory::Directory;
+pub(crate) use flags::Flags;
+use flags::Output;
+use keys::{Key, Keys};
+use orders::{Deed, Order, Wish, carry_out};
+use paint::Paint;
+use topology::Scene;
+use tour::{Guide, Voice};
+
+/// The word that leads a process of a pod to its beginning; no command for people.
+pub(crate) const PROCESS: &str = "playground-process";
+
+/// How long it may take until every bridge knows of every server.
+const GETTING_READY: Duration = Duration::from_secs(30);
+
+/// Between two looks whether it is.
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// Orders that wait.
+const QUEUE: usize = 8;
+
+/// Threads for the three servers.
+const THREADS: usize = 2;
+
+/// The control's port, counted from the first.
+const CONTROL_PORT: usize = 6;
+
+/// Runs as a process of a pod.
+pub(crate) fn process(words: impl Iterator<Item = OsString>) -> ExitCode {
+    skewbridge_playground::node::program::attend(words)
+}
+
+/// Flags to playground; returns when it has ended, and nothing of it is left.
+pub(crate) fn run(flags: &Flags) -> ExitCode {
+    if let Some(verbosity) = flags.v {
+        crate::logs::init(Logs {
+            verbosity,
+            format: LogFormat::Text,
+        });
+    }
+    match play(flags) {
+        Ok(code) => code,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "skewbridge playground: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn play(flags: &Flags) -> Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .enable_all()
+        .build()
+        .context("cannot start")?;
+    let directory = Directory::prepare(flags.directory.as_deref())?;
+    let code = runtime.block_on(async {
+        // Before anything runs that would be left behind.
+        let mut signals = Signals::listen()?;
+        let mut playground = None;
+        let code = tokio::select! {
+            played = show(flags, &directory, &mut playground) => played,
+            () = signals.any() => Ok(ExitCode::SUCCESS),
+        };
+        if let Some(cluster) = playground {
+            cluster.end().await;
+        }
+        code
+    });
+    // All that writes to it has ended.
+    drop(runtime);
+    drop(directory);
+    code
+}
+
+/// Runs all of it. The cluster stays with the caller, who ends it however this ends.
+async fn show(
+    flags: &Flags,
+    directory: &Directory,
+    playground: &mut Option<Cluster>,
+) -> Result<ExitCode> {
+    let ports = flags.port_base.map_or(Ports::Free, Ports::From);
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, ports.number(CONTROL_PORT)));
+    let listener = listener.await.with_context(|| {
+        let port = ports.number(CONTROL_PORT);
+        format!("the control's port 127.0.0.1:{port}; choose another --port-base")
+    })?;
+    let started = Cluster::start(ClusterConfig {
+        directory: directory.path().to_owned(),
+        ports,
+        program: Program {
+            file: std::env::current_exe().context("cannot find this program")?,
+            words: vec![PROCESS.into()],
+        },
+    });
+    let cluster = playground.insert(started.await?);
+    get_ready(cluster).await?;
+    let paint = Paint::of_stdout();
+    if flags.tour {
+        let voice = match flags.output {
+            Output::Text => Voice::Text(paint),
+            Output::Json => Voice::Json,
+        };
+        if let Voice::Text(paint) = voice {
+            say(&Scene::of(cluster, None).draw_topology(paint));
+        }
+        let report = Guide::new(cluster, voice, std::io::stdout())?.run().await?;
+        return Ok(if report.passed() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        });
+    }
+    let address = listener.local_addr()?;
+    let token = token()?;
+    let token_file = write_token(directory.path(), &token)?;
+    let (orders, ordered) = mpsc::channel(QUEUE);
+    let control = Control {
+        address,
+        token,
+        orders,
+    };
+    let serving = control::run(listener, control);
+    let command = format!(
+        "curl -XPOST -H \"Authorization: Bearer $(cat {token_file})\" http://{address}/servers/1.36/kill"
+    );
+    say(&Scene::of(cluster, Some(command)).draw(paint));
+    tokio::select! {
+        () = serving => {}
+        () = stage(cluster, ordered, paint) => {}
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Waits until the sample runs and every bridge tells of all servers.
+async fn get_ready(cluster: &Cluster) -> Result<()> {
+    let contexts = Contexts::read(cluster.kubeconfig())?;
+    let started = Instant::now();
+    let running = format!("/api/v1/namespaces/default/pods/{POD}/log?tailLines=1");
+    let mut questions: Vec<(String, &str)> = vec![("server-1.28".to_owned(), &running)];
+    questions.extend(Release::ALL.map(|release| (format!("bridge-{release}"), POLICY_PATH)));
+    for (context, path) in questions {
+        loop {
+            let last = match contexts.get(&context, path).await {
+                Ok(said) if said.status == StatusCode::OK => break,
+                Ok(said) => format!("{context}: {said}"),
+                Err(error) => format!("{context}: {error:#}"),
+            };
+            if started.elapsed() > GETTING_READY {
+                bail!("not ready after {GETTING_READY:?}: {last}");
+            }
+            tokio::time::sleep(INTERVAL).await;
+        }
+    }
+    Ok(())
+}
+
+/// Carries out what keys and the control say, until somebody quits.
+async fn stage(cluster: &mut Cluster, mut orders: mpsc::Receiver<Order>, paint: Paint) {
+    let mut keys = Keys::listen();
+    let mut chosen = 0;
+    if keys.is_some() {
+        say(&help(cluster, chosen, paint));
+    } else {
+        say("Ctrl-C ends it.\n");
+    }
+    loop {
+        let key = async {
+            match &mut keys {
+                Some(keys) => keys.pressed.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            order = orders.recv() => {
+                let Some(Order { wish, answer }) = order else { return };
+                let told = carry_out(cluster, &wish).await;
+                if let Wish::Do { server, deed } = &wish {
+                    say(&format!("{deed} {server}\n"));
+                }
+                // Whoever asked may have left.
+                let _ = answer.send(told);
+            }
+            key = key => match key {
+                Some(Key::Choose(index)) => {
+                    chosen = index;
+                    say(&help(cluster, chosen, paint));
+                }
+                Some(Key::Do(deed)) => press(cluster, chosen, deed, paint).await,
+                Some(Key::Help) => say(&help(cluster, chosen, paint)),
+                Some(Key::Quit) | None => return,
+            },
+        }
+    }
+}
+
+async fn press(cluster: &mut Cluster, chosen: usize, deed: Deed, paint: Paint) {
+    let before = cluster.servers().get(chosen).map(|it| it.name().to_owned());
+    let name = before.unwrap_or_default();
+    say(&format!("{deed} {name} ...\n"));
+    match orders::perform(cluster, chosen, deed).await {
+        Ok(()) => say(&help(cluster, chosen, paint)),
+        Err(error) => say(&format!("{}\n", paint.bad(error))),
+    }
+}
+
+/// The servers as they are, and the keys.
+fn help(cluster: &Cluster, chosen: usize, paint: Paint) -> String {
+    let servers = cluster.servers().iter().enumerate();
+    let servers: Vec<_> = servers
+        .map(|(index, server)| {
+            let state = if server.is_running() {
+                paint.good(server.release())
+            } else {
+                paint.bad("down")
+            };
+            let name = format!("{} {}", index + 1, server.name());
+            let name = if index == chosen {
+                paint.bold(format_args!("[{name}]"))
+            } else {
+                format!(" {name} ")
+            };
+            format!("{name} {state}")
+        })
+        .collect();
+    format!(
+        "{}   {}\n",
+        servers.join("  "),
+        paint.dim("1 2 3 choose, k kill, s stop/start, u upgrade, d downgrade, q quit")
+    )
+}
+
+fn say(text: &str) {
+    // Whoever closed the pipe does not want to know.
+    let mut out = std::io::stdout();
+    let _ = out.write_all(text.as_bytes());
+    let _ = out.flush();
+}
+
+/// What the control asks for: nobody guesses it.
+fn token() -> Result<String> {
+    let mut bytes = [0_u8; 16];
+    let mut file = std::fs::File::open("/dev/urandom").context("no randomness")?;
+    std::io::Read::read_exact(&mut file, &mut bytes).context("no randomness")?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
+}
+
+fn write_token(directory: &Path, token: &str) -> Result<String> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let path = directory.join("control-token");
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path);
+    let written = file.and_then(|mut file| file.write_all(token.as_bytes()));
+    written.with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path.display().to_string())
+}
+
+/// What ends it.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn any(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! What there is, drawn, and what to try with it.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use skewbridge_playground::cluster::{Cluster, POD, POD_PORT};
+
+use super::paint::Paint;
+
+/// What is drawn.
+pub(super) struct Scene {
+    /// Names and addresses of bridges and their servers.
+    rows: Vec<[String; 4]>,
+    kubeconfig: String,
+    control: Option<String>,
+}
+
+impl Scene {
+    pub(super) fn of(cluster: &Cluster, control: Option<String>) -> Self {
+        let pairs = cluster.bridges().iter().zip(cluster.servers());
+        let rows = pairs.map(|(bridge, server)| {
+            [
+                bridge.name().to_owned(),
+                bridge.address().to_string(),
+                server.name().to_owned(),
+                server.address().to_string(),
+            ]
+        });
+        Self {
+            rows: rows.collect(),
+            kubeconfig: shown(cluster.kubeconfig()),
+            control,
+        }
+    }
+
+    /// All of it: what there is, and what to try.
+    pub(super) fn draw(&self, paint: Paint) -> String {
+        let mut out = self.draw_topology(paint);
+        self.draw_commands(paint, &mut out);
+        out
+    }
+
+    /// What there is.
+    pub(super) fn draw_topology(&self, paint: Paint) -> String {
+        let mut out = String::new();
+        // Writing to a String does not fail.
+        let _ = writeln!(
+            out,
+            "{}\n",
+            paint.bold(
+                "Three API servers of three versions over one store, a bridge in front of each."
+            )
+        );
+        let middle = self.rows.len() / 2;
+        for (index, [bridge, bridge_address, server, server_address]) in
+            self.rows.iter().enumerate()
+        {
+            let (corner, rest) = match index {
+                0 => ('┐', ""),
+                _ if index == middle => ('┼', "─▶ one store ◀── node, pods"),
+                _ => ('┘', ""),
+            };
+            let client = if index == middle {
+                "kubectl ─▶"
+            } else {
+                "        ─▶"
+            };
+            let _ = writeln!(
+                out,
+                "  {client} {} {} ─▶ {} {} ─{corner}{rest}",
+                paint.name(bridge),
+                paint.dim(format_args!("{bridge_address:<15}")),
+                paint.name(server),
+                paint.dim(format_args!("{server_address:<15}")),
+            );
+            if index + 1 < self.rows.len() {
+                let gap = 2 + 10 + 1 + bridge.len();
+                let rest = 4 + 15 + server.len() + 1 + 15 + 2;
+                let _ = writeln!(out, "{:gap$}↕{:rest$}│", "", "");
+            }
+        }
+        out.push('\n');
+        out
+    }
+
+    fn draw_commands(&self, paint: Paint, out: &mut String) {
+        let _ = writeln!(out, "{}", paint.bold("Try, in another terminal:"));
+        let width = self.commands().iter().map(|(it, _)| it.len()).max();
+        let width = width.unwrap_or_default();
+        let _ = writeln!(out, "  export KUBECONFIG={}", self.kubeconfig);
+        for (command, why) in self.commands() {
+            let why = paint.dim(format_args!("# {why}"));
+            let _ = writeln!(out, "  {command:width$}  {why}");
+        }
+        if let Some(control) = &self.control {
+            let _ = writeln!(
+                out,
+                "\n{}\n  {control}",
+                paint.bold("Stop, start, kill, upgrade or downgrade a server:")
+            );
+        }
+        out.push('\n');
+    }
+
+    fn commands(&self) -> Vec<(String, &'static str)> {
+        let kubectl = |context: &str, rest: &str| format!("kubectl --context={context} {rest}");
+        let policies = "get mutatingadmissionpolicies";
+        vec![
+            (
+                kubectl("server-1.28", policies),
+                "the old server knows no such thing",
+            ),
+            (
+                kubectl("bridge-1.28", policies),
+                "through its bridge it is there",
+            ),
+            (
+                kubectl("bridge-1.28", "api-resources"),
+                "what all servers serve, in one list",
+            ),
+            (
+                kubectl("bridge-1.28", &format!("exec -it {POD} -- sh")),
+                "by WebSocket, to a server that only has SPDY",
+            ),
+            (
+                kubectl("bridge-1.28", &format!("logs -f {POD}")),
+                "the pod talks",
+            ),
+            (
+                kubectl("bridge-1.28", &format!("port-forward {POD} {POD_PORT}")),
+                "and answers",
+            ),
+            (
+                kubectl("visitor", "delete pod web"),
+                "a visitor may only look",
+            ),
+            (
+                format!("skewbridge skew --kubeconfig={}", self.kubeconfig),
+                "what differs between the servers",
+            ),
+        ]
+    }
+}
+
+/// As a shell takes it for one word.
+fn shown(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |it: char| it.is_ascii_alphanumeric() || "/._-".contains(it);
+    if text.chars().all(is_plain) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_quoted_where_a_shell_needs_it() {
+        assert_eq!(shown(Path::new("/tmp/a-b")), "/tmp/a-b");
+        assert_eq!(shown(Path::new("/tmp/it's")), "'/tmp/it'\\''s'");
+    }
+
+    #[test]
+    fn the_drawing_is_aligned() {
+        let row = |version: &str, port: u16| {
+            [
+                format!("bridge-{version}"),
+                format!("127.0.0.1:{port}"),
+                format!("server-{version}"),
+                format!("127.0.0.1:{}", port + 1),
+            ]
+        };
+        let scene = Scene {
+            rows: vec![row("1.28", 40_000), row("1.34", 4000), row("1.36", 40_004)],
+            kubeconfig: "/tmp/k".to_owned(),
+            control: None,
+        };
+        let drawn = scene.draw(Paint::Plain);
+        let lines: Vec<Vec<char>> = drawn.lines().map(|it| it.chars().collect()).collect();
+        let at = |line: usize, what: char| lines[line].iter().rposition(|it| *it == what);
+        let column = at(2, '┐').unwrap();
+        for (line, what) in [(3, '│'), (4, '┼'), (5, '│'), (6, '┘')] {
+            assert_eq!(at(line, what), Some(column), "{drawn}");
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! The tour: the story of the README, told by doing it, with before and after. Each
+//! step says what it promises, and whether that came true.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use http::StatusCode;
+use serde::Serialize;
+use skewbridge_channels::Outcome;
+use skewbridge_playground::catalogue::Release;
+use skewbridge_playground::cluster::{Cluster, POD, POLICY_PATH};
+
+use super::ask::{Contexts, Said};
+use super::exec::{Ran, exec};
+use super::paint::Paint;
+
+/// How long a change may take to be seen everywhere.
+const PATIENCE: Duration = Duration::from_secs(45);
+
+/// Between two looks at something that is about to change.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// What the tour has shown.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Report {
+    steps: Vec<Step>,
+    passed: bool,
+}
+
+/// A step of it.
+#[derive(Debug, Serialize)]
+struct Step {
+    title: &'static str,
+    sights: Vec<Sight>,
+    passed: bool,
+}
+
+/// What was seen somewhere.
+#[derive(Debug, Serialize)]
+struct Sight {
+    /// The context that was asked.
+    context: String,
+    /// What somebody would type to see the same.
+    command: String,
+    /// What came.
+    saw: String,
+    /// What it means.
+    meaning: &'static str,
+    /// Whether it is what was promised.
+    as_promised: bool,
+}
+
+/// Who tells the tour.
+pub(super) struct Guide<'a, W> {
+    contexts: Contexts,
+    cluster: &'a mut Cluster,
+    out: W,
+    voice: Voice,
+    report: Report,
+}
+
+/// How it is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Voice {
+    /// Step by step.
+    Text(Paint),
+    /// All at once, in the end.
+    Json,
+}
+
+impl Report {
+    /// Whether everything came out as promised.
+    pub(super) fn passed(&self) -> bool {
+        self.passed
+    }
+}
+
+const POLICIES: &str = "get mutatingadmissionpolicies hello";
+
+impl<'a, W: Write> Guide<'a, W> {
+    /// Before the first step.
+    pub(super) fn new(cluster: &'a mut Cluster, voice: Voice, out: W) -> Result<Self> {
+        Ok(Self {
+            contexts: Contexts::read(cluster.kubeconfig())?,
+            cluster,
+            out,
+            voice,
+            report: Report::default(),
+        })
+    }
+
+    /// All steps.
+    pub(super) async fn run(mut self) -> Result<Report> {
+        self.object().await?;
+        self.counts().await?;
+        self.exec().await?;
+        self.kill().await?;
+        self.upgrade().await?;
+        let report = &mut self.report;
+        report.passed = report.steps.iter().all(|step| step.passed);
+        match self.voice {
+            Voice::Text(paint) => {
+                let steps = self.report.steps.len();
+                let kept = self.report.steps.iter().filter(|it| it.passed).count();
+                let words = format!("{kept} of {steps} steps came out as promised.");
+                let words = if kept == steps {
+                    paint.good(words)
+                } else {
+                    paint.bad(words)
+                };
+                self.say(&words);
+            }
+            Voice::Json => {
+                let text = serde_json::to_string_pretty(&self.report)?;
+                self.write(&text);
+            }
+        }
+        Ok(self.report)
+    }
+
+    async fn object(&mut self) -> Result<()> {
+        self.begin("An object of an API that only the newest server has");
+        let said = self.contexts.get("server-1.28", POLICY_PATH).await?;
+        self.show(
+            "server-1.28",
+            POLICIES,
+            &said.to_string(),
+            "straight from the old server: a 404, though the object is there",
+            said.status == StatusCode::NOT_FOUND,
+        );
+        let said = self.contexts.get("bridge-1.28", POLICY_PATH).await?;
+        self.show(
+            "bridge-1.28",
+            POLICIES,
+            &said.to_string(),
+            "through its bridge: a server that knows it was asked",
+            said.status == StatusCode::OK,
+        );
+        self.end();
+        Ok(())
+    }
+
+    async fn counts(&mut self) -> Result<()> {
+        self.begin("One complete discovery");
+        let mut of_servers = Vec::new();
+        for release in Release::ALL {
+            let context = format!("server-{release}");
+            let count = self.contexts.resources(&context).await?;
+            of_servers.push(count);
+            let meaning = "what this server serves itself";
+            self.show(
+                &context,
+                "api-resources",
+                &resources(count),
+                meaning,
+                count > 0,
+            );
+        }
+        let most = of_servers.into_iter().max().unwrap_or_default();
+        let mut of_bridges = Vec::new();
+        for release in Release::ALL {
+            let context = format!("bridge-{release}");
+            let count = self.contexts.resources(&context).await?;
+            of_bridges.push(count);
+            let is_whole = count >= most && of_bridges.iter().all(|it| *it == count);
+            let meaning = "what all servers serve together";
+            self.show(
+                &context,
+                "api-resources",
+                &resources(count),
+                meaning,
+                is_whole,
+            );
+        }
+        self.end();
+        Ok(())
+    }
+
+    async fn exec(&mut self) -> Result<()> {
+        self.begin("exec by WebSocket, where the server only speaks SPDY");
+        let words = ["sh", "-c", "echo hello from $POD_NAME; exit 3"];
+        let command = format!("exec {POD} -- sh -c 'echo hello from $POD_NAME; exit 3'");
+        let connection = self.contexts.connect("server-1.28").await?;
+        let ran = exec(connection, POD, &words).await?;
+        self.show(
+            "server-1.28",
+            &command,
+            &ran.to_string(),
+            "straight: a client that only knows WebSocket is turned away",
+            matches!(ran, Ran::Refused(_)),
+        );
+        let connection = self.contexts.connect("bridge-1.28").await?;
+        let ran = exec(connection, POD, &words).await?;
+        let promised = match &ran {
+            Ran::Ended {
+                stdout,
+                outcome: Outcome::Exited(code),
+            } => stdout == "hello from web" && code.number() == 3,
+            _ => false,
+        };
+        self.show(
+            "bridge-1.28",
+            &command,
+            &ran.to_string(),
+            "through its bridge: translated, with the exit code",
+            promised,
+        );
+        self.end();
+        Ok(())
+    }
+
+    async fn kill(&mut self) -> Result<()> {
+        self.begin("The newest server is killed");
+        let newest = self.cluster.find("1.36")?;
+        self.cluster.kill(newest).await;
+        self.note("server-1.36 is gone, as if its machine had lost its power.");
+        let said = self.contexts.get("server-1.28", POLICY_PATH).await?;
+        self.show(
+            "server-1.28",
+            POLICIES,
+            &said.to_string(),
+            "straight: the same 404; a controller would take the object for deleted",
+            said.status == StatusCode::NOT_FOUND,
+        );
+        let (said, lied) = self
+            .until("bridge-1.28", |said| {
+                said.status == StatusCode::SERVICE_UNAVAILABLE
+            })
+            .await?;
+        self.show(
+            "bridge-1.28",
+            POLICIES,
+            &said.to_string(),
+            "through its bridge: nobody can say now, come again",
+            said.status == StatusCode::SERVICE_UNAVAILABLE && !lied,
+        );
+        self.end();
+        Ok(())
+    }
+
+    async fn upgrade(&mut self) -> Result<()> {
+        self.begin("A server is upgraded while it is used");
+        let newest = self.cluster.find("1.36")?;
+        self.cluster.change(newest, Release::V1_34).await?;
+        self.note("server-1.36 comes back, but as 1.34: a rollback. Nobody has the API now.");
+        let (said, _) = self
+            .until("bridge-1.28", |said| said.status == StatusCode::NOT_FOUND)
+            .await?;
+        self.show(
+            "bridge-1.28",
+            POLICIES,
+            &said.to_string(),
+            "now a 404 is true",
+            said.status == StatusCode::NOT_FOUND,
+        );
+        let before = self.contexts.resources("bridge-1.28").await?;
+        self.show(
+            "bridge-1.28",
+            "api-resources",
+            &resources(before),
+            "before the upgrade",
+            before > 0,
+        );
+        self.cluster.change(newest, Release::V1_36).await?;
+        self.note("server-1.36 is upgraded in place, from 1.34 to 1.36.");
+        for release in Release::ALL {
+            let context = format!("bridge-{release}");
+            let (said, _) = self
+                .until(&context, |said| said.status == StatusCode::OK)
+                .await?;
+            self.show(
+                &context,
+                POLICIES,
+                &said.to_string(),
+                "the API appears everywhere",
+                said.status == StatusCode::OK,
+            );
+        }
+        let started = Instant::now();
+        let mut after = self.contexts.resources("bridge-1.28").await?;
+        while after <= before && started.elapsed() < PATIENCE {
+            tokio::time::sleep(INTERVAL).await;
+            after = self.contexts.resources("bridge-1.28").await?;
+        }
+        let grown = after.saturating_sub(before);
+        let saw = format!("{}, {grown} more", resources(after));
+        let meaning = "and so does all that came with it";
+        self.show("bridge-1.28", "api-resources", &saw, meaning, grown > 0);
+        self.end();
+        Ok(())
+    }
+
+    /// Asks until the answer is the one that is waited for, and says whether there was
+    /// a 404 before.
+    async fn until(&self, context: &str, wanted: impl Fn(&Said) -> bool) -> Result<(Said, bool)> {
+        let started = Instant::now();
+        let mut lied = false;
+        loop {
+            let said = self.contexts.get(context, POLICY_PATH).await?;
+            if wanted(&said) || started.elapsed() > PATIENCE {
+                return Ok((said, lied));
+            }
+            lied |= said.status == StatusCode::NOT_FOUND;
+            tokio::time::sleep(INTERVAL).await;
+        }
+    }
+
+    fn begin(&mut self, title: &'static str) {
+        self.report.steps.push(Step {
+            title,
+            sights: Vec::new(),
+            passed: true,
+        });
+        let number = self.report.steps.len();
+        if let Voice::Text(paint) = self.voice {
+            self.say(&paint.bold(format_args!("{number}. {title}")));
+        }
+    }
+
+    fn note(&mut self, words: &str) {
+        if let Voice::Text(_) = self.voice {
+            self.say(&format!("   {words}"));
+        }
+    }
+
+    fn show(
+        &mut self,
+        context: &str,
+        command: &str,
+        saw: &str,
+        meaning: &'static str,
+        as_promised: bool,
+    ) {
+        let command = format!("kubectl --context={context} {command}");
+        if let Voice::Text(paint) = self.voice {
+            self.say(&format!("   $ {command}"));
+            let (mark, saw) = if as_promised {
+                (paint.good("✓"), saw.to_owned())
+            } else {
+                (paint.bad("✗"), paint.bad(saw))
+            };
+            self.say(&format!("   {mark} {saw}"));
+            self.say(&format!("     {}", paint.dim(meaning)));
+        }
+        if let Some(step) = self.report.steps.last_mut() {
+            step.passed &= as_promised;
+            step.sights.push(Sight {
+                context: context.to_owned(),
+                command,
+                saw: saw.to_owned(),
+                meaning,
+                as_promised,
+            });
+        }
+    }
+
+    fn end(&mut self) {
+        if let Voice::Text(_) = self.voice {
+            self.say("");
+        }
+    }
+
+    fn say(&mut self, line: &str) {
+        self.write(line);
+    }
+
+    fn write(&mut self, line: &str) {
+        // Whoever closed the pipe does not want to know; the exit code still tells.
+        let _ = writeln!(self.out, "{line}");
+        let _ = self.out.flush();
+    }
+}
+
+fn resources(count: usize) -> String {
+    format!("{count} resources")
+}
+
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.status.as_u16(), self.words)
+    }
+}
+
+impl std::fmt::Display for Ran {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Refused(status) => write!(f, "{status}"),
+            Self::Ended { stdout, outcome } => match outcome {
+                Outcome::Success => write!(f, "{stdout} (exit code 0)"),
+                Outcome::Exited(code) => write!(f, "{stdout} (exit code {})", code.number()),
+                Outcome::Failed(failure) => write!(f, "{stdout} ({})", failure.message),
+                Outcome::CutOff => write!(f, "{stdout} (cut off)"),
+            },
+        }
+    }
+}
