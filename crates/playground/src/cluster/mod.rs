@@ -10,12 +10,15 @@ use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use std::{fmt, io};
 
 use skewbridge_api::status::Status;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::tls::material::{FileProblem, load_ca};
 use skewbridge_peers::registry::Exchange;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use crate::catalogue::Release;
 use crate::node::{Node, NodeConfig, Program};
@@ -27,6 +30,9 @@ pub use samples::{POD, POD_PORT, POLICY, POLICY_PATH};
 
 /// How many servers there are: one of each release.
 const SERVERS: usize = Release::ALL.len();
+
+/// How long bridges may take to leave: what is running then is cut.
+const LEAVING: Duration = Duration::from_secs(2);
 
 /// What a playground needs.
 #[derive(Debug)]
@@ -313,10 +319,12 @@ impl Cluster {
     /// Ends it in order: bridges first, as nobody is to be told of servers that are
     /// gone, then servers, then the node with its processes.
     pub async fn end(mut self) {
-        for bridge in &mut self.bridges {
-            bridge.handle.finish().await;
+        let bridges = std::mem::take(&mut self.bridges);
+        let mut leaving = JoinSet::new();
+        for mut bridge in bridges {
+            leaving.spawn(async move { bridge.handle.finish().await });
         }
-        self.bridges.clear();
+        let _ = timeout(LEAVING, leaving.join_all()).await;
         for index in 0..self.servers.len() {
             self.kill(index).await;
         }

@@ -30,6 +30,9 @@ use crate::time::Moment;
 /// How long all pods together may take to end with the playground.
 const LAST_GRACE: Duration = Duration::from_millis(500);
 
+/// How long processes that were killed may take to be gone.
+const DYING: Duration = Duration::from_secs(5);
+
 /// Addresses of pods: 127.0.0.2 and on, all of them loopback.
 const ADDRESSES: std::ops::RangeInclusive<u8> = 2..=254;
 
@@ -317,7 +320,7 @@ impl Keeper {
         for pod in &pods {
             pod.end(LAST_GRACE);
         }
-        let deadline = Instant::now() + LAST_GRACE;
+        let deadline = Instant::now() + LAST_GRACE + DYING;
         for tasks in self.running.values_mut() {
             let left = deadline.saturating_duration_since(Instant::now());
             let _ = timeout(left, async { while tasks.join_next().await.is_some() {} }).await;

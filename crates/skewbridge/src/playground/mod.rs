@@ -22,7 +22,9 @@ use anyhow::{Context as _, Result, bail};
 use http::StatusCode;
 use skewbridge_gateway::config::{LogFormat, Logs};
 use skewbridge_playground::catalogue::Release;
-use skewbridge_playground::cluster::{Cluster, ClusterConfig, POD, POLICY_PATH, Ports};
+use skewbridge_playground::cluster::{
+    Cluster, ClusterConfig, ClusterError, POD, POLICY_PATH, Ports,
+};
 use skewbridge_playground::node::Program;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -113,9 +115,9 @@ async fn show(
 ) -> Result<ExitCode> {
     let ports = flags.port_base.map_or(Ports::Free, Ports::From);
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, ports.number(CONTROL_PORT)));
-    let listener = listener.await.with_context(|| {
-        let port = ports.number(CONTROL_PORT);
-        format!("the control's port 127.0.0.1:{port}; choose another --port-base")
+    let listener = listener.await.map_err(|cause| ClusterError::Port {
+        address: (Ipv4Addr::LOCALHOST, ports.number(CONTROL_PORT)).into(),
+        cause,
     })?;
     let started = Cluster::start(ClusterConfig {
         directory: directory.path().to_owned(),

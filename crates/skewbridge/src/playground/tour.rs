@@ -235,6 +235,18 @@ impl<'a, W: Write> Guide<'a, W> {
             "through its bridge: nobody can say now, come again",
             said.status == StatusCode::SERVICE_UNAVAILABLE && !lied,
         );
+        self.cluster.resume(newest).await?;
+        self.note("server-1.36 comes back.");
+        let (said, lied) = self
+            .until("bridge-1.28", |said| said.status == StatusCode::OK)
+            .await?;
+        self.show(
+            "bridge-1.28",
+            POLICIES,
+            &said.to_string(),
+            "there was never a 404",
+            said.status == StatusCode::OK && !lied,
+        );
         self.end();
         Ok(())
     }
@@ -243,7 +255,7 @@ impl<'a, W: Write> Guide<'a, W> {
         self.begin("A server is upgraded while it is used");
         let newest = self.cluster.find("1.36")?;
         self.cluster.change(newest, Release::V1_34).await?;
-        self.note("server-1.36 comes back, but as 1.34: a rollback. Nobody has the API now.");
+        self.note("server-1.36 is rolled back to 1.34: nobody has the API now.");
         let (said, _) = self
             .until("bridge-1.28", |said| said.status == StatusCode::NOT_FOUND)
             .await?;
