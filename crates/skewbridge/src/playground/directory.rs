@@ -12,6 +12,9 @@ use anyhow::{Context as _, Result, bail};
 /// Only for its owner.
 const PRIVATE: u32 = 0o700;
 
+/// How often a name is made up again if there is one like it.
+const NAME_TRIES: usize = 16;
+
 /// A directory that is ours. Dropped, it is emptied, and gone if it was made here.
 #[derive(Debug)]
 pub(crate) struct Directory {
@@ -51,14 +54,18 @@ impl Directory {
     }
 
     fn fresh() -> Result<Self> {
-        let chance = RandomState::new().build_hasher().finish();
-        let path = std::env::temp_dir().join(format!("skewbridge-playground-{chance:016x}"));
-        // Fails if somebody else has made it.
-        fs::DirBuilder::new()
-            .mode(PRIVATE)
-            .create(&path)
-            .with_context(|| format!("cannot make {}", path.display()))?;
-        Self::absolute(&path, true)
+        for _ in 0..NAME_TRIES {
+            // As short as it may be: it is typed and pasted.
+            let chance = RandomState::new().build_hasher().finish() >> 40;
+            let path = std::env::temp_dir().join(format!("skewbridge-{chance:06x}"));
+            match fs::DirBuilder::new().mode(PRIVATE).create(&path) {
+                Ok(()) => return Self::absolute(&path, true),
+                // Somebody else's.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => bail!("cannot make {}: {error}; give --directory", path.display()),
+            }
+        }
+        bail!("there is no free name for a directory; give --directory")
     }
 
     /// Where it is.

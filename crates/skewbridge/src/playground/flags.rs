@@ -26,7 +26,8 @@ pub(crate) struct Flags {
     /// Run the tour, step by step with before and after, and end
     #[arg(long)]
     pub(super) tour: bool,
-    /// How the tour is told
+    /// How the tour is told: text or json
+    #[arg(hide_possible_values = true)]
     #[arg(
         short,
         long,
@@ -52,8 +53,6 @@ pub(crate) struct Flags {
 /// How the tour is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Output {
-    /// For people
     Text,
-    /// For scripts
     Json,
 }

@@ -12,6 +12,8 @@ pub(super) struct Scene {
     /// Names and addresses of bridges and their servers.
     rows: Vec<[String; 4]>,
     kubeconfig: String,
+    /// How this program was called.
+    program: String,
     control: Option<String>,
 }
 
@@ -29,6 +31,7 @@ impl Scene {
         Self {
             rows: rows.collect(),
             kubeconfig: shown(cluster.kubeconfig()),
+            program: program(),
             control,
         }
     }
@@ -135,10 +138,22 @@ impl Scene {
                 "a visitor may only look",
             ),
             (
-                format!("skewbridge skew --kubeconfig={}", self.kubeconfig),
+                format!("{} skew", self.program),
                 "what differs between the servers",
             ),
         ]
+    }
+}
+
+/// How to call this program from here.
+fn program() -> String {
+    let Ok(file) = std::env::current_exe() else {
+        return "skewbridge".to_owned();
+    };
+    let here = std::env::current_dir().unwrap_or_default();
+    match file.strip_prefix(here) {
+        Ok(below) => shown(below),
+        Err(_) => shown(&file),
     }
 }
 
@@ -176,6 +191,7 @@ mod tests {
         let scene = Scene {
             rows: vec![row("1.28", 40_000), row("1.34", 4000), row("1.36", 40_004)],
             kubeconfig: "/tmp/k".to_owned(),
+            program: "skewbridge".to_owned(),
             control: None,
         };
         let drawn = scene.draw(Paint::Plain);
