@@ -53,9 +53,9 @@ fn minor(version: &str) -> String {
     version.rsplit_once('.').unwrap().0.to_owned()
 }
 
-const CONFIG: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, labels: {x: y}}\n\
+const CONFIG: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, labels: {x: one}}\n\
                       data: {one: '1'}\n";
-const CHANGED: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, labels: {x: y}}\n\
+const CHANGED: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, labels: {x: one}}\n\
                        data: {one: '2', two: '2'}\n";
 const DEPLOYMENT: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\nspec:\n  \
                           selector: {matchLabels: {app: d}}\n  template:\n    metadata: {labels: \
@@ -71,13 +71,13 @@ const STEPS: &[(&[&str], &str)] = &[
     (&["apply", "-f", "-", "--dry-run=server"], CONFIG),
     (&["get", "configmap", "a", "-o", "jsonpath={.data}"], ""),
     (&["get", "configmap", "a", "-o", "name"], ""),
-    (&["get", "configmap", "-l", "x=y", "-o", "name"], ""),
+    (&["get", "configmap", "-l", "x=one", "-o", "name"], ""),
     (
         &[
             "get",
             "configmap",
             "-l",
-            "x!=y",
+            "x!=one",
             "-o",
             "name",
             "--field-selector=metadata.name=a",
@@ -211,7 +211,7 @@ async fn kubectl_prints_what_a_real_server_has_it_print() {
         if !["1.28", "1.34", "1.36"].contains(&minor(&version).as_str()) {
             continue;
         }
-        let plane = Plane::start(&[Server::of(&version)]).await;
+        let plane = Plane::start(&[Server::of(&version).runtime_config("api/ga=true")]).await;
         let real: SocketAddr = plane.servers[0].address;
         let kubectl = async |words: &[&str], stdin: &str| {
             let command = plane.kubectl_at(&version, real, User::Admin);
@@ -222,7 +222,10 @@ async fn kubectl_prints_what_a_real_server_has_it_print() {
             let namespace = format!("shop-{}-{number}", minor(&version).replace('.', "-"));
             let create = ["create", "namespace", &namespace];
             let expected = kubectl(&create, "").await;
-            let got = run(playground.kubectl(&version, &context), &create, "").await;
+            let made =
+                format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {namespace}}}\n");
+            let create = ["create", "-f", "-"];
+            let got = run(playground.kubectl(&version, &context), &create, &made).await;
             assert_eq!(got, expected, "{context}");
             for (words, stdin) in STEPS {
                 let namespace = format!("--namespace={namespace}");
