@@ -6,7 +6,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
 use crate::object::Object;
-use crate::status::{FieldError, GroupResource};
+use crate::status::{Fault, FieldError, GroupResource};
 
 /// Fills in what is missing.
 pub fn fill(resource: &GroupResource, object: &mut Object) {
@@ -16,6 +16,12 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
         ("", "pods") => {
             pod_spec(spec);
             or(spec, "enableServiceLinks", json!(true));
+            or(spec, "preemptionPolicy", json!("PreemptLowerPriority"));
+            or(spec, "priority", json!(0));
+            or(spec, "tolerations", json!([]));
+            tolerate(spec);
+            let class = quality_of_service(spec);
+            or(&mut value["status"], "qosClass", class.into());
         }
         ("", "services") => service(spec),
         ("", "secrets") => secret(&mut value),
@@ -30,10 +36,13 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
         }
         _ => {}
     }
-    if let Some(fields) = value.as_object_mut()
-        && fields.get("spec").is_some_and(Value::is_null)
-    {
-        fields.remove("spec");
+    // Looking has made them.
+    if let Some(fields) = value.as_object_mut() {
+        for part in ["spec", "status"] {
+            if fields.get(part).is_some_and(Value::is_null) {
+                fields.remove(part);
+            }
+        }
     }
     // It was one, and nothing above makes it something else.
     if let Ok(filled) = Object::new(value) {
@@ -41,16 +50,60 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
     }
 }
 
+/// A pod stays for five minutes on a node that is not well.
+fn tolerate(spec: &mut Value) {
+    let Some(tolerations) = spec.get_mut("tolerations").and_then(Value::as_array_mut) else {
+        return;
+    };
+    for key in [
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+    ] {
+        let is_told = |it: &Value| it["key"] == key || it["key"].is_null();
+        if !tolerations.iter().any(is_told) {
+            tolerations.push(json!({
+                "effect": "NoExecute", "key": key, "operator": "Exists", "tolerationSeconds": 300,
+            }));
+        }
+    }
+}
+
+/// Who is ended first when a node has too little of something.
+fn quality_of_service(spec: &Value) -> &'static str {
+    let containers = spec["containers"].as_array().into_iter().flatten();
+    let resources: Vec<&Value> = containers.map(|it| &it["resources"]).collect();
+    let has = |it: &Value, field: &str| it[field].as_object().is_some_and(|it| !it.is_empty());
+    let is_guaranteed = |it: &&Value| {
+        let limits = &it["limits"];
+        ["cpu", "memory"].iter().all(|of| limits[of].is_string())
+            && (!has(it, "requests") || it["requests"] == *limits)
+    };
+    if !resources
+        .iter()
+        .any(|it| has(it, "limits") || has(it, "requests"))
+    {
+        "BestEffort"
+    } else if resources.iter().all(is_guaranteed) {
+        "Guaranteed"
+    } else {
+        "Burstable"
+    }
+}
+
 /// What is wrong with an object that is complete; of few kinds.
 pub fn faults(resource: &GroupResource, object: &Object) -> Vec<FieldError> {
     let at: &[&str] = match (resource.group.as_str(), resource.resource.as_str()) {
         ("", "pods") => &["spec"],
+        ("", "services") => return service_faults(object),
         ("apps", "deployments" | "replicasets" | "statefulsets" | "daemonsets")
         | ("batch", "jobs") => &["spec", "template", "spec"],
         _ => return Vec::new(),
     };
     let place = at.join(".");
     let mut faults = Vec::new();
+    if resource.group == "apps" {
+        faults.extend(selector_faults(object));
+    }
     let containers = object.at(at).and_then(|spec| spec["containers"].as_array());
     let containers = containers.map_or(&[][..], Vec::as_slice);
     if containers.is_empty() {
@@ -63,6 +116,41 @@ pub fn faults(resource: &GroupResource, object: &Object) -> Vec<FieldError> {
                 faults.push(FieldError::required(field, ""));
             }
         }
+    }
+    faults
+}
+
+fn service_faults(object: &Object) -> Vec<FieldError> {
+    let ports = object.at(&["spec", "ports"]).and_then(Value::as_array);
+    let needs_none = object.text(&["spec", "type"]) == "ExternalName"
+        || object.text(&["spec", "clusterIP"]) == "None";
+    if needs_none || ports.is_some_and(|it| !it.is_empty()) {
+        return Vec::new();
+    }
+    vec![FieldError::required("spec.ports", "")]
+}
+
+/// What a workload selects has to be what it makes.
+fn selector_faults(object: &Object) -> Vec<FieldError> {
+    let wanted = object.at(&["spec", "selector", "matchLabels"]);
+    let expressions = object.at(&["spec", "selector", "matchExpressions"]);
+    let labels = object.at(&["spec", "template", "metadata", "labels"]);
+    let mut faults = Vec::new();
+    if wanted.is_none() && expressions.is_none() {
+        faults.push(FieldError::required("spec.selector", ""));
+    }
+    let wanted = wanted.and_then(Value::as_object);
+    let is_made =
+        |(key, value): (&String, &Value)| labels.and_then(|it| it.get(key)) == Some(value);
+    if !wanted.is_some_and(|it| it.iter().all(is_made)) && expressions.is_none() {
+        let labels = labels.map_or_else(|| "null".to_owned(), Value::to_string);
+        faults.push(FieldError {
+            field: "spec.template.metadata.labels".to_owned(),
+            fault: Fault::InvalidJson(
+                labels,
+                "`selector` does not match template `labels`".to_owned(),
+            ),
+        });
     }
     faults
 }

@@ -35,6 +35,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skewbridge_api::identity::{IdentityHeaders, User};
+use skewbridge_api::status::Status;
 use skewbridge_discovery::ParseError;
 use skewbridge_gateway::caller::{Presented, Trust};
 use skewbridge_gateway::config::TlsVersion;
@@ -51,7 +52,7 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::catalogue::{Catalogue, Release};
-use crate::rbac::Authorizer;
+use crate::rbac::{Authorizer, Deed, stored};
 use authenticate::Authenticator;
 use keeper::Keeper;
 use openapi::Documents;
@@ -147,6 +148,23 @@ struct Server {
     drain: Drain,
 }
 
+impl Server {
+    /// Whether somebody may do something: those who may do all, and whoever is given it by
+    /// an object of the store.
+    fn allows(&self, user: &User, deed: Deed<'_>) -> bool {
+        self.authorizer.allows(user, deed)
+            || self.store.read(|store| stored::allows(store, user, deed))
+    }
+
+    /// 403 for those who may not.
+    fn authorize(&self, user: &User, deed: Deed<'_>) -> Result<(), Status> {
+        if self.allows(user, deed) {
+            return Ok(());
+        }
+        Err(deed.refused(user))
+    }
+}
+
 /// Serves.
 #[derive(Debug)]
 pub struct ApiServer;
@@ -202,7 +220,7 @@ impl ApiServer {
             documents: Documents::new(catalogue.clone()),
             catalogue,
             authenticator: Authenticator::new(trust, &tokens, release.git_version()),
-            authorizer: Authorizer::playground(),
+            authorizer: Authorizer::masters(),
             store: store.clone(),
             streams,
             drain,

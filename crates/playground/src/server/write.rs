@@ -125,8 +125,10 @@ fn applied(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Object, Status> {
     let mut value = applied.into_value();
     let undeclared = |why: String| {
         let message = format!(
-            "failed to create typed patch object ({}/{}; {api_version}, Kind={kind}): {why}",
-            subject.namespace, subject.name
+            "failed to create typed patch object ({}/{}; {}, Kind={kind}): {why}",
+            subject.namespace,
+            subject.name,
+            apply::long_version(&api_version),
         );
         // Not one of the API's own failures, so 500 and no reason.
         Status::new(500, "", message)
