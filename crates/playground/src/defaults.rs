@@ -20,8 +20,6 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
             or(spec, "priority", json!(0));
             or(spec, "tolerations", json!([]));
             tolerate(spec);
-            let class = quality_of_service(spec);
-            or(&mut value["status"], "qosClass", class.into());
         }
         ("", "services") => service(spec),
         ("", "secrets") => secret(&mut value),
@@ -36,13 +34,11 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
         }
         _ => {}
     }
-    // Looking has made them.
-    if let Some(fields) = value.as_object_mut() {
-        for part in ["spec", "status"] {
-            if fields.get(part).is_some_and(Value::is_null) {
-                fields.remove(part);
-            }
-        }
+    // Looking has made it.
+    if let Some(fields) = value.as_object_mut()
+        && fields.get("spec").is_some_and(Value::is_null)
+    {
+        fields.remove("spec");
     }
     // It was one, and nothing above makes it something else.
     if let Ok(filled) = Object::new(value) {
@@ -69,7 +65,7 @@ fn tolerate(spec: &mut Value) {
 }
 
 /// Who is ended first when a node has too little of something.
-fn quality_of_service(spec: &Value) -> &'static str {
+pub(crate) fn quality_of_service(spec: &Value) -> &'static str {
     let containers = spec["containers"].as_array().into_iter().flatten();
     let resources: Vec<&Value> = containers.map(|it| &it["resources"]).collect();
     let has = |it: &Value, field: &str| it[field].as_object().is_some_and(|it| !it.is_empty());
@@ -328,6 +324,23 @@ mod tests {
         assert!(secret.get("stringData").is_none());
         let map = json!({"metadata": {}, "data": {}});
         assert_eq!(filled("", "configmaps", map.clone()), map);
+    }
+
+    #[test]
+    fn pods_are_worth_what_is_set_aside_for_them() {
+        let class = |resources: Value| {
+            quality_of_service(&json!({"containers": [{"resources": resources}]}))
+        };
+        let limits = json!({"cpu": "1", "memory": "1Gi"});
+        assert_eq!(class(json!({})), "BestEffort");
+        assert_eq!(class(json!({"requests": {"cpu": "1"}})), "Burstable");
+        assert_eq!(class(json!({"limits": {"cpu": "1"}})), "Burstable");
+        assert_eq!(class(json!({"limits": limits})), "Guaranteed");
+        let less = json!({"cpu": "1", "memory": "1Mi"});
+        assert_eq!(
+            class(json!({"limits": limits, "requests": less})),
+            "Burstable"
+        );
     }
 
     #[test]

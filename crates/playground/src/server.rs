@@ -78,7 +78,7 @@ const PATIENCE: Patience = Patience {
 const MAX_STREAMS: u32 = 250;
 
 /// How long a server that is told to end waits for its clients.
-const DRAIN_TIME: Duration = Duration::from_secs(5);
+const DRAIN_TIME: Duration = Duration::from_secs(10);
 
 /// When accepting fails (no file descriptors are left), it fails at once, again and again.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);

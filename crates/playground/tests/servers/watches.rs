@@ -152,14 +152,14 @@ async fn what_is_forgotten_cannot_be_watched() {
 #[tokio::test]
 async fn a_watcher_that_does_not_read_is_told_that_it_is_too_late() {
     let pki = Pki::new();
-    let store = SharedStore::over(Store::new(20)).unwrap();
+    let store = SharedStore::over(Store::new(10)).unwrap();
     let server = pki.start(Release::V1_36, &store, Arc::new(NoNode)).await;
     let client = Client(pki.admin().http2(server.address()).await.unwrap());
     let watcher = Client(pki.admin().http2(server.address()).await.unwrap());
     let mut watch = watcher.watch(&format!("{MAPS}?watch=1")).await;
     // More than the windows and buffers on the way hold, while nobody reads.
     let padding = "x".repeat(64 * 1024);
-    for number in 0..80 {
+    for number in 0..40 {
         let object = json!({"metadata": {"name": format!("m{number}")}, "data": {"p": padding}});
         assert_eq!(client.post(MAPS, &object).await.code, 201);
     }
@@ -172,7 +172,7 @@ async fn a_watcher_that_does_not_read_is_told_that_it_is_too_late() {
         assert_eq!(event["object"]["metadata"]["name"], format!("m{added}"));
         added += 1;
     };
-    assert!(added < 80);
+    assert!(added < 40);
     assert_eq!(end["object"]["code"], 410);
     assert_eq!(watch.next().await, None);
 }
