@@ -42,7 +42,8 @@ pub struct Output {
 }
 
 impl Output {
-    pub(crate) fn of(ended: &std::process::Output) -> Self {
+    /// Of a program that has ended.
+    pub fn of(ended: &std::process::Output) -> Self {
         Self {
             code: ended.status.code(),
             stdout: String::from_utf8_lossy(&ended.stdout).into_owned(),

@@ -121,7 +121,7 @@ pub fn note_update(before: Option<&Object>, after: &mut Object, writer: &Writer<
 }
 
 /// As Go writes a group and a version: `/v1` for the core group.
-fn long_version(api_version: &str) -> String {
+pub(crate) fn long_version(api_version: &str) -> String {
     if api_version.contains('/') {
         api_version.to_owned()
     } else {

@@ -1,7 +1,8 @@
-//! The rules of a plain Kubernetes API server over one store, without I/O: what
-//! each version serves, what becomes of objects that are written, who hears of it,
-//! and how all of that is told. A server around it has to bring HTTP, a clock and
-//! chance; none of them is here.
+//! Plain Kubernetes API servers of several versions over one store.
+//!
+//! Nearly all of it are rules without I/O: what each version serves, what becomes of
+//! objects that are written, who hears of it, and how all of that is told. HTTP, a clock
+//! and chance are in [`server`] alone.
 //!
 //! ```
 //! use serde_json::json;
@@ -28,17 +29,20 @@
 pub mod apply;
 pub mod catalogue;
 pub mod cluster;
+pub mod defaults;
 pub mod lists;
 pub mod names;
 pub mod namespaces;
 pub mod node;
 pub mod object;
 pub mod patch;
+pub mod protobuf;
 pub mod rbac;
 #[cfg(test)]
 mod sample;
 pub mod select;
 pub mod server;
+pub mod shape;
 pub mod status;
 pub mod store;
 pub mod strategy;

@@ -5,7 +5,7 @@ pub mod merge;
 pub mod strategic;
 
 use serde_json::Value;
-use skewbridge_api::status::{Cause, Details, Status};
+use skewbridge_api::status::{Details, Status};
 
 use crate::object::Object;
 use crate::status::unsupported_media_type;
@@ -78,9 +78,7 @@ impl Patch {
     pub fn apply(&self, object: &Object) -> Result<Object, Status> {
         let value = object.value();
         let patched = match self {
-            Self::Json(operations) => {
-                json::apply(value, operations).map_err(|error| rejected(&error))?
-            }
+            Self::Json(operations) => json::apply(value, operations).map_err(|_| rejected())?,
             Self::Merge(patch) => merge::apply(value, patch),
             Self::Strategic(patch) => {
                 strategic::apply(value, patch).map_err(Status::bad_request)?
@@ -90,17 +88,10 @@ impl Patch {
     }
 }
 
-/// 422, and the reason where only programs look.
-fn rejected(error: &str) -> Status {
+/// 422, in kube-apiserver's words, which keep the reason to themselves.
+fn rejected() -> Status {
     let message = "the server rejected our request due to an error in our request";
-    Status::new(422, "Invalid", message).about(Details {
-        causes: vec![Cause {
-            reason: "UnexpectedServerResponse".to_owned(),
-            message: error.to_owned(),
-            field: String::new(),
-        }],
-        ..Details::default()
-    })
+    Status::new(422, "Invalid", message).about(Details::default())
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! Who may do what: rules, to whom they are given, and kube-apiserver's words for
 //! those who have none.
 
+pub mod stored;
+
 use std::fmt;
 
 use skewbridge_api::identity::User;
@@ -108,6 +110,21 @@ impl Authorizer {
     /// With these grants and no others.
     pub fn new(grants: Vec<Grant>) -> Self {
         Self { grants }
+    }
+
+    /// Only `system:masters`, who may do all whatever roles there are: what a server has
+    /// beside the objects of its store ([`stored`]).
+    pub fn masters() -> Self {
+        Self::new(vec![Grant {
+            subject: Subject::Group("system:masters".to_owned()),
+            place: Place::Cluster,
+            rules: vec![Rule {
+                verbs: vec!["*"],
+                groups: vec!["*"],
+                resources: vec!["*"],
+                paths: vec!["*"],
+            }],
+        }])
     }
 
     /// The playground's: `system:masters` may do all, the visitor look at a
@@ -218,13 +235,21 @@ impl Authorizer {
         if self.allows(user, deed) {
             return Ok(());
         }
+        Err(deed.refused(user))
+    }
+}
+
+impl Deed<'_> {
+    /// 403 for somebody who may not do it.
+    pub fn refused(self, user: &User) -> Status {
+        let deed = self;
         let why = format!("User {} cannot {deed}", quoted(&user.name));
         // It could be shown by a browser.
         let why = why
             .replace('&', "&amp;")
             .replace('<', "&lt;")
             .replace('>', "&gt;");
-        Err(match deed {
+        match deed {
             Deed::Resource {
                 group,
                 resource,
@@ -232,7 +257,7 @@ impl Authorizer {
                 ..
             } => forbidden(&GroupResource::new(group, resource), name, why),
             Deed::Path { .. } => forbidden(&GroupResource::default(), "", why),
-        })
+        }
     }
 }
 

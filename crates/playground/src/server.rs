@@ -35,6 +35,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skewbridge_api::identity::{IdentityHeaders, User};
+use skewbridge_api::status::Status;
 use skewbridge_discovery::ParseError;
 use skewbridge_gateway::caller::{Presented, Trust};
 use skewbridge_gateway::config::TlsVersion;
@@ -51,7 +52,7 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::catalogue::{Catalogue, Release};
-use crate::rbac::Authorizer;
+use crate::rbac::{Authorizer, Deed, stored};
 use authenticate::Authenticator;
 use keeper::Keeper;
 use openapi::Documents;
@@ -70,14 +71,14 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 const PATIENCE: Patience = Patience {
     head: Duration::from_secs(32),
     idle: Duration::from_secs(90),
-    stall: Duration::from_secs(60),
+    stall: Duration::from_mins(1),
 };
 
 /// Streams of one connection at a time: kube-apiserver's limit for its clients.
 const MAX_STREAMS: u32 = 250;
 
 /// How long a server that is told to end waits for its clients.
-const DRAIN_TIME: Duration = Duration::from_secs(5);
+const DRAIN_TIME: Duration = Duration::from_secs(10);
 
 /// When accepting fails (no file descriptors are left), it fails at once, again and again.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
@@ -147,6 +148,23 @@ struct Server {
     drain: Drain,
 }
 
+impl Server {
+    /// Whether somebody may do something: those who may do all, and whoever is given it by
+    /// an object of the store.
+    fn allows(&self, user: &User, deed: Deed<'_>) -> bool {
+        self.authorizer.allows(user, deed)
+            || self.store.read(|store| stored::allows(store, user, deed))
+    }
+
+    /// 403 for those who may not.
+    fn authorize(&self, user: &User, deed: Deed<'_>) -> Result<(), Status> {
+        if self.allows(user, deed) {
+            return Ok(());
+        }
+        Err(deed.refused(user))
+    }
+}
+
 /// Serves.
 #[derive(Debug)]
 pub struct ApiServer;
@@ -167,6 +185,8 @@ pub struct RunningServer {
 impl ApiServer {
     /// Starts one on the runtime of the caller. When this returns, it can be asked and its
     /// Lease is there.
+    // Async because it needs a runtime, which nothing else would say.
+    #[allow(clippy::unused_async)]
     pub async fn start(config: ServerConfig) -> Result<RunningServer, StartError> {
         let ServerConfig {
             release,
@@ -200,7 +220,7 @@ impl ApiServer {
             documents: Documents::new(catalogue.clone()),
             catalogue,
             authenticator: Authenticator::new(trust, &tokens, release.git_version()),
-            authorizer: Authorizer::playground(),
+            authorizer: Authorizer::masters(),
             store: store.clone(),
             streams,
             drain,

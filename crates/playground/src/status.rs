@@ -31,6 +31,8 @@ pub enum Fault {
     Required(String),
     /// This value is not allowed, because of that.
     Invalid(String, String),
+    /// The same of a value that is no text, as JSON.
+    InvalidJson(String, String),
     /// It must not be there, because of this.
     Forbidden(String),
     /// This value is none of those that are known.
@@ -70,8 +72,10 @@ impl fmt::Display for GroupResource {
 impl fmt::Display for Fault {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Required(why) if why.is_empty() => out.write_str("Required value"),
             Self::Required(why) => write!(out, "Required value: {why}"),
             Self::Invalid(value, why) => write!(out, "Invalid value: {}: {why}", quoted(value)),
+            Self::InvalidJson(value, why) => write!(out, "Invalid value: {value}: {why}"),
             Self::Forbidden(why) => write!(out, "Forbidden: {why}"),
             Self::Unsupported(value, why) => {
                 write!(out, "Unsupported value: {}: {why}", quoted(value))
@@ -112,7 +116,7 @@ impl FieldError {
     fn cause(&self) -> Cause {
         let reason = match self.fault {
             Fault::Required(_) => "FieldValueRequired",
-            Fault::Invalid(..) => "FieldValueInvalid",
+            Fault::Invalid(..) | Fault::InvalidJson(..) => "FieldValueInvalid",
             Fault::Forbidden(_) => "FieldValueForbidden",
             Fault::Unsupported(..) => "FieldValueNotSupported",
         };

@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::catalogue::Served;
+use crate::defaults::quality_of_service;
 use crate::object::{Object, texts};
 use crate::status::GroupResource;
 
@@ -97,12 +98,18 @@ impl Definition {
             object.remove(&["status"]);
         }
         match (core, self.resource.resource.as_str()) {
-            (true, "pods") => object.set(&["status"], json!({"phase": "Pending"})),
+            (true, "pods") => {
+                let class = quality_of_service(&object.value()["spec"]);
+                object.set(&["status"], json!({"phase": "Pending", "qosClass": class}));
+            }
             (true, "namespaces") => {
                 let name = object.name().to_owned();
                 object.set(&["metadata", "labels", "kubernetes.io/metadata.name"], name);
                 object.set(&["spec"], json!({"finalizers": ["kubernetes"]}));
                 object.set(&["status"], json!({"phase": "Active"}));
+            }
+            _ if self.resource.group == "apps" && self.status == StatusPart::Separate => {
+                object.set(&["status"], json!({}));
             }
             _ => {}
         }

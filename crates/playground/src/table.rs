@@ -2,6 +2,7 @@
 //! of kube-apiserver for what a playground shows, and name and age for the rest.
 
 mod cells;
+mod more;
 mod pod;
 
 use serde_json::{Value, json};
@@ -130,7 +131,7 @@ pub fn columns(resource: &GroupResource) -> Vec<Column> {
         ),
         ("coordination.k8s.io", "leases") => (&["Name", "Holder", "Age"], &[]),
         ("" | "events.k8s.io", "events") => return event_columns(),
-        _ => (&["Name", "Age"], &[]),
+        _ => more::columns(resource).unwrap_or((&["Name", "Age"], &[])),
     };
     let column = |shown| {
         move |name: &&'static str| Column {

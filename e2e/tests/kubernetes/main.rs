@@ -26,6 +26,7 @@ mod peer_upgrade;
 mod peer_users;
 mod peers;
 mod plane;
+mod playground;
 mod readers;
 mod replay;
 mod restart;

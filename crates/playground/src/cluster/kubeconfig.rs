@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use super::pki::{ADMIN, Credentials};
+use super::pki::{ADMIN, Credentials, Token};
 use crate::rbac::VISITOR;
 
 /// A server or a bridge, by its name.
@@ -24,7 +24,7 @@ pub(super) fn kubeconfig(
     visitors_place: &str,
     ca: &str,
     admin: &Credentials,
-    visitor: &Credentials,
+    visitor: &Token,
 ) -> String {
     let data = |text: &str| STANDARD.encode(text);
     let mut out = format!(
@@ -41,14 +41,14 @@ pub(super) fn kubeconfig(
         );
     }
     out.push_str("users:\n");
-    for (name, credentials) in [(ADMIN, admin), (VISITOR, visitor)] {
-        let _ = write!(
-            out,
-            "- name: {name}\n  user:\n    client-certificate-data: {}\n    client-key-data: {}\n",
-            data(&credentials.certificate),
-            data(&credentials.key)
-        );
-    }
+    let _ = write!(
+        out,
+        "- name: {ADMIN}\n  user:\n    client-certificate-data: {}\n    client-key-data: {}\n\
+         - name: {VISITOR}\n  user:\n    token: \"{}\"\n",
+        data(&admin.certificate),
+        data(&admin.key),
+        visitor.0
+    );
     out.push_str("contexts:\n");
     let admins = places.iter().map(|place| (place.name, place.name, ADMIN));
     for (name, place, user) in admins.chain([(VISITOR, visitors_place, VISITOR)]) {
@@ -66,10 +66,11 @@ mod tests {
 
     #[test]
     fn every_place_has_a_context() {
-        let credentials = || Credentials {
+        let admin = Credentials {
             certificate: "C".to_owned(),
             key: "K".to_owned(),
         };
+        let visitor = Token("1e1".to_owned());
         let place = Place {
             name: "bridge-1.28",
             address: "127.0.0.1:1".parse().unwrap(),
@@ -79,8 +80,8 @@ mod tests {
             "bridge-1.28",
             "bridge-1.28",
             "CA",
-            &credentials(),
-            &credentials(),
+            &admin,
+            &visitor,
         );
         let read: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
         assert_eq!(read["current-context"], "bridge-1.28");
@@ -90,6 +91,7 @@ mod tests {
             read["clusters"][0]["cluster"]["server"],
             "https://127.0.0.1:1"
         );
-        assert_eq!(read["users"][1]["user"]["client-key-data"], "Sw==");
+        assert_eq!(read["users"][1]["user"]["token"], "1e1");
+        assert_eq!(read["users"][0]["user"]["client-key-data"], "Sw==");
     }
 }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
+use skewbridge_api::identity::User;
 use skewbridge_api::status::Status;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::tls::material::{FileProblem, load_ca};
@@ -22,6 +23,7 @@ use tokio::time::timeout;
 
 use crate::catalogue::Release;
 use crate::node::{Node, NodeConfig, Program};
+use crate::rbac::VISITOR;
 use crate::server::shared::ShareError;
 use crate::server::{ApiServer, RunningServer, ServerConfig, SharedStore, StartError};
 use pki::Pki;
@@ -218,7 +220,7 @@ impl Cluster {
             &oldest,
             &self.pki.ca_pem,
             &self.pki.admin,
-            &self.pki.visitor,
+            &self.pki.visitor_token,
         );
         pki::write_private(directory, "kubeconfig", &text)
     }
@@ -298,6 +300,10 @@ impl Cluster {
         let Some(server) = self.servers.get_mut(index) else {
             return Ok(());
         };
+        let visitor = User {
+            name: VISITOR.to_owned(),
+            ..User::default()
+        };
         let config = ServerConfig {
             release,
             listener,
@@ -305,7 +311,7 @@ impl Cluster {
             client_ca: load_ca(&self.pki.ca)?,
             front_proxy_ca: load_ca(&self.pki.front_proxy_ca)?,
             front_proxy_names: vec![pki::FRONT_PROXY.to_owned()],
-            tokens: HashMap::new(),
+            tokens: HashMap::from([(self.pki.visitor_token.0.clone(), visitor)]),
             hostname: server.hostname.clone(),
             store: self.store.clone(),
             streams: self.node.clone(),

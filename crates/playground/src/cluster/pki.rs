@@ -37,7 +37,17 @@ pub(super) struct Pki {
     pub(super) serving: KeyPairFiles,
     pub(super) front_proxy: KeyPairFiles,
     pub(super) admin: Credentials,
-    pub(super) visitor: Credentials,
+    /// What the visitor shows, who has no certificate.
+    pub(super) visitor_token: Token,
+}
+
+/// A bearer token.
+pub(super) struct Token(pub(super) String);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Token").finish_non_exhaustive()
+    }
 }
 
 /// A certificate and its key in PEM.
@@ -58,6 +68,9 @@ pub enum PkiError {
     /// They cannot be made.
     #[error("cannot make certificates: {0}")]
     Make(#[from] rcgen::Error),
+    /// The system gives no randomness.
+    #[error("no randomness")]
+    Random,
     /// They cannot be kept.
     #[error("cannot write {}: {cause}", path.display())]
     Write {
@@ -96,9 +109,15 @@ impl Pki {
             serving: pair("serving", &serving)?,
             front_proxy: pair("front-proxy", &user(&front_proxy_ca, FRONT_PROXY, None)?)?,
             admin: user(&ca, ADMIN, Some(ADMIN_GROUP))?,
-            visitor: user(&ca, crate::rbac::VISITOR, None)?,
+            visitor_token: Token(random_token()?),
         })
     }
+}
+
+fn random_token() -> Result<String, PkiError> {
+    let mut bytes = [0; 16];
+    aws_lc_rs::rand::fill(&mut bytes).map_err(|_| PkiError::Random)?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 
 fn authority(name: &str) -> Result<CertifiedIssuer<'static, KeyPair>, rcgen::Error> {

@@ -1,7 +1,7 @@
 //! What is written to clients.
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WARNING};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use serde_json::Value;
 use skewbridge_api::media::{Format, content_type, negotiate_error_format};
@@ -20,6 +20,16 @@ pub(super) fn json(code: StatusCode, value: &Value) -> Reply {
     let headers = reply.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
     reply
+}
+
+/// Says something besides, which kubectl prints.
+pub(super) fn warn(reply: &mut Reply, warnings: &[String]) {
+    for warning in warnings {
+        let text = format!("299 - {}", crate::status::quoted(warning));
+        if let Ok(value) = HeaderValue::from_str(&text) {
+            reply.headers_mut().append(WARNING, value);
+        }
+    }
 }
 
 /// Words for people.

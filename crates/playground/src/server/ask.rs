@@ -13,6 +13,8 @@ use super::query::Query;
 use crate::apply::Writer;
 use crate::catalogue::Served;
 use crate::object::Object;
+use crate::protobuf::{self, Unreadable};
+use crate::shape;
 use crate::status::{GroupResource, quoted, unsupported_media_type};
 use crate::strategy::Definition;
 
@@ -36,6 +38,13 @@ pub(super) struct Subject<'a> {
     pub(super) name: &'a str,
 }
 
+/// An object that has the fields of its kind alone.
+pub(super) struct Typed {
+    pub(super) object: Object,
+    /// What the client is told besides.
+    pub(super) warnings: Vec<String>,
+}
+
 /// Longer ones are cut: as kube-apiserver.
 const LONGEST_MANAGER: usize = 128;
 
@@ -57,18 +66,55 @@ impl Ask<'_> {
                 serde_json::from_slice(&self.body).map_err(|error| unreadable(&error))
             }
             "application/yaml" => yaml(&self.body),
-            _ => Err(unsupported_media_type(&[
-                "application/json",
-                "application/yaml",
-            ])),
+            "application/vnd.kubernetes.protobuf" => {
+                protobuf::decode(&self.body).map_err(|error| match error {
+                    Unreadable::Malformed => unreadable(&error),
+                    Unreadable::Unknown(_) => unread_media_type(),
+                })
+            }
+            _ => Err(unread_media_type()),
         }
     }
 
     /// The body, as an object of what is asked for.
-    pub(super) fn object(&self, subject: &Subject<'_>) -> Result<Object, Status> {
+    pub(super) fn object(&self, subject: &Subject<'_>) -> Result<Typed, Status> {
         let mut object = Object::new(self.value()?)?;
         subject.expect(&mut object)?;
-        Ok(object)
+        self.typed(subject, object)
+    }
+
+    /// An object with the fields of its kind alone: what to think of others, the client
+    /// says by `fieldValidation`.
+    pub(super) fn typed(&self, subject: &Subject<'_>, object: Object) -> Result<Typed, Status> {
+        let (kind, api_version) = (&subject.definition.kind, subject.served.api_version());
+        let refuse = |why: String| {
+            Status::bad_request(format!(
+                "{kind} in version {} cannot be handled as a {kind}: {why}",
+                quoted(subject.served.version)
+            ))
+        };
+        let mut value = object.into_value();
+        let unknown =
+            shape::prune(&api_version, kind, &mut value).map_err(|wrong| refuse(wrong.0))?;
+        let unknown = unknown
+            .iter()
+            .map(|it| format!("unknown field {}", quoted(it)));
+        let warnings = match self.query.get("fieldValidation") {
+            "Strict" => {
+                let unknown: Vec<_> = unknown.collect();
+                if !unknown.is_empty() {
+                    let list = unknown.join(", ");
+                    return Err(refuse(format!("strict decoding error: {list}")));
+                }
+                unknown
+            }
+            "Ignore" => Vec::new(),
+            _ => unknown.collect(),
+        };
+        Ok(Typed {
+            object: Object::new(value)?,
+            warnings,
+        })
     }
 
     /// Who writes: who says so, or the program by its name.
@@ -140,6 +186,10 @@ pub(super) fn yaml(bytes: &[u8]) -> Result<Value, Status> {
 
 fn unreadable(error: &dyn std::fmt::Display) -> Status {
     Status::bad_request(format!("the object provided is unrecognized: {error}"))
+}
+
+fn unread_media_type() -> Status {
+    unsupported_media_type(&["application/json", "application/yaml"])
 }
 
 fn version_of(api_version: &str) -> &str {

@@ -47,7 +47,6 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Result<Answer, Status> {
         {
             bind_by_name(ask, &subject)
         }
-        ("", Verb::Get) => read::get(ask, &subject),
         ("", Verb::List) => read::list(ask, &subject),
         ("", Verb::Watch) => watching::watch(ask, &subject),
         ("", Verb::Create) => write::create(ask, &subject),

@@ -20,7 +20,7 @@ use crate::object::Object;
 
 /// Runs pods, and lets clients talk to what runs in them.
 pub trait PodStreams: Send + Sync + 'static {
-    /// Answers a request for a pod that is there.
+    /// Answers a request for a pod that is there, and is on a node.
     fn answer(
         &self,
         request: StreamRequest,
@@ -161,7 +161,8 @@ impl PodStreams for NoNode {
         &self,
         request: StreamRequest,
     ) -> Pin<Box<dyn Future<Output = StreamAnswer> + Send + '_>> {
-        let message = format!("pod {} does not have a host assigned", request.name);
-        Box::pin(async { StreamAnswer::Refused(Status::bad_request(message)) })
+        let node = request.pod.text(&["spec", "nodeName"]);
+        let message = format!("the node {node} of pod {} does not answer", request.name);
+        Box::pin(async { StreamAnswer::Refused(Status::internal(message)) })
     }
 }

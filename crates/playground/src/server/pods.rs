@@ -47,7 +47,7 @@ pub(super) async fn stream(
                 namespace: subject.namespace,
                 name: subject.name,
             };
-            ask.server.authorizer.authorize(ask.user, deed)?;
+            ask.server.authorize(ask.user, deed)?;
         }
     }
     let pod = ask
@@ -56,6 +56,17 @@ pub(super) async fn stream(
         .read(|store| store.get(&subject.definition, subject.namespace, subject.name))?;
     if is_websocket && protocols == Protocols::Spdy {
         return Ok(Answer::new(not_by_websocket(headers)));
+    }
+    if pod.text(&["spec", "nodeName"]).is_empty() {
+        if kind == StreamKind::Log {
+            // There is nothing to be told yet.
+            let mut nothing = answers::text(StatusCode::NO_CONTENT, "");
+            nothing.headers_mut().remove(http::header::CONTENT_TYPE);
+            nothing.headers_mut().remove(http::header::CONTENT_LENGTH);
+            return Ok(Answer::new(nothing));
+        }
+        let message = format!("pod {} does not have a host assigned", subject.name);
+        return Err(Status::bad_request(message));
     }
     let mut headers = headers.clone();
     remove_credentials(&mut headers);

@@ -155,15 +155,15 @@ pub(super) fn present_list(
             subject.served.api_version(),
         ),
     };
-    let items = listed.items.iter().map(|object| match form {
-        Form::Metadata => partial(object),
-        // The list says what they are.
-        _ => {
-            let mut object = Object::clone(object);
-            object.remove(&["apiVersion"]);
-            object.remove(&["kind"]);
-            object.into_value()
+    let items = listed.items.iter().map(|object| {
+        if form == Form::Metadata {
+            return partial(object);
         }
+        // The list says what they are.
+        let mut object = Object::clone(object);
+        object.remove(&["apiVersion"]);
+        object.remove(&["kind"]);
+        object.into_value()
     });
     let items: Vec<Value> = items.collect();
     let mut metadata = json!({"resourceVersion": meta.resource_version});

@@ -9,7 +9,7 @@ use skewbridge_api::status::Status;
 use super::answers::{self, Reply};
 use super::ask::{Ask, Subject};
 use crate::object::texts;
-use crate::rbac::{Deed, Rule};
+use crate::rbac::{Deed, Rule, stored};
 
 /// Whether a resource is such a question.
 pub(super) fn is_review(group: &str, resource: &str) -> bool {
@@ -25,7 +25,7 @@ pub(super) fn is_review(group: &str, resource: &str) -> bool {
 
 /// Answers one.
 pub(super) fn create(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Status> {
-    let mut review = ask.object(subject)?.into_value();
+    let mut review = ask.object(subject)?.object.into_value();
     let spec = review["spec"].clone();
     let status = match subject.served.resource.resource.as_str() {
         "selfsubjectaccessreviews" => access(ask, ask.user, &spec),
@@ -53,7 +53,7 @@ fn access(ask: &Ask<'_>, user: &User, spec: &Value) -> Value {
         ];
         let [verb, group, resource, subresource, namespace, name] =
             fields.map(|field| text(&about[field]));
-        ask.server.authorizer.allows(
+        ask.server.allows(
             user,
             Deed::Resource {
                 verb: &verb,
@@ -71,7 +71,7 @@ fn access(ask: &Ask<'_>, user: &User, spec: &Value) -> Value {
             verb: &verb,
             path: &path,
         };
-        ask.server.authorizer.allows(user, deed)
+        ask.server.allows(user, deed)
     };
     let mut status = json!({"allowed": allowed});
     if allowed && user.groups.iter().any(|it| it == "system:masters") {
@@ -97,6 +97,14 @@ fn rules(ask: &Ask<'_>, spec: &Value) -> Result<Value, Status> {
         }
         if !rule.paths.is_empty() {
             paths.push(of_paths(rule));
+        }
+    }
+    let stored = &ask.server.store;
+    for rule in stored.read(|store| stored::rules(store, ask.user, namespace)) {
+        if rule["resources"].is_array() {
+            resources.push(rule);
+        } else {
+            paths.push(rule);
         }
     }
     Ok(json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": false}))

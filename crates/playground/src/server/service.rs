@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, StatusCode};
+use skewbridge_api::identity::User;
 use skewbridge_api::request_info::{DecodedPath, Kind, RequestInfo};
 use skewbridge_api::status::Status;
 use skewbridge_gateway::body::{Frame, RequestBody};
@@ -55,8 +56,9 @@ impl Requests {
             .map_err(|error| Status::bad_request(error.to_string()))?;
         let info = RequestInfo::parse(&head.method, &path, head.uri.query());
         let user = server.authenticator.user(&self.presented, &head.headers)?;
-        let user = authenticate::impersonated(user, &head.headers, &server.authorizer)?;
-        server.authorizer.authorize(&user, Deed::of(&info))?;
+        let may = |user: &User, deed: Deed<'_>| server.authorize(user, deed);
+        let user = authenticate::impersonated(user, &head.headers, &may)?;
+        server.authorize(&user, Deed::of(&info))?;
         if info.kind == Kind::Resource {
             let ask = Ask {
                 server,

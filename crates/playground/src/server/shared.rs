@@ -14,11 +14,10 @@ use tokio::sync::watch;
 use crate::catalogue::{Catalogue, Release};
 use crate::namespaces;
 use crate::object::Object;
+use crate::rbac;
 use crate::select::Selection;
 use crate::status::{GroupResource, unknown_resource};
-use crate::store::{
-    Deletion, Effect, ListOptions, Listed, Occasion, Preconditions, Store, parse_version,
-};
+use crate::store::{Deletion, Effect, ListOptions, Listed, Occasion, Preconditions, Store};
 use crate::strategy::{Definition, Part};
 use crate::time::Moment;
 use crate::watch::{Beginning, Change, Watcher};
@@ -53,7 +52,7 @@ pub enum ShareError {
 }
 
 impl SharedStore {
-    /// With what every cluster has: its namespaces, and the service of the API.
+    /// With what every cluster has: its namespaces, its roles, and the service of the API.
     pub fn new() -> Result<Self, ShareError> {
         Self::over(Store::default())
     }
@@ -79,6 +78,7 @@ impl SharedStore {
 
     fn make_initial_objects(&self) -> Result<(), Status> {
         self.write(Effect::Lasting, namespaces::create_initial)?;
+        self.write(Effect::Lasting, rbac::stored::create_initial)?;
         let service = Object::new(json!({
             "apiVersion": "v1",
             "kind": "Service",
@@ -196,14 +196,6 @@ impl SharedStore {
         // First the bell, then the store: nothing can happen unheard in between.
         let bell = self.0.version.subscribe();
         let (watcher, first) = self.read(|store| {
-            let start = parse_version(resource_version)?;
-            let resource_version = match beginning {
-                // From the future: told as soon as it comes.
-                Beginning::Unsaid | Beginning::News if start > store.version() => {
-                    return Err(crate::status::too_large_version(start, store.version()));
-                }
-                _ => resource_version,
-            };
             Watcher::start(
                 store,
                 resource,

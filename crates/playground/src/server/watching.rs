@@ -41,10 +41,10 @@ const BOOKMARK_EVERY: Duration = Duration::from_secs(10);
 
 /// How long a watch lasts at least if nobody says: as kube-apiserver, which takes up to
 /// twice as long.
-const SHORTEST: Duration = Duration::from_secs(1800);
+const SHORTEST: Duration = Duration::from_mins(30);
 
 /// How long a watch lasts at most.
-const LONGEST: Duration = Duration::from_secs(86_400);
+const LONGEST: Duration = Duration::from_hours(24);
 
 /// Begins a watch.
 pub(super) fn watch(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Status> {

@@ -6,13 +6,15 @@ use http::StatusCode;
 use skewbridge_api::status::Status;
 
 use super::answers::{self, Reply};
-use super::ask::{Ask, Subject, yaml};
+use super::ask::{Ask, Subject, Typed, yaml};
 use super::negotiate::Form;
 use super::read::{present, versioned};
 use crate::apply::{self, Conflicts, Writer, note_update};
+use crate::defaults;
 use crate::namespaces::admit_creation;
 use crate::object::Object;
 use crate::patch::{Patch, PatchKind};
+use crate::shape;
 use crate::status::{FieldError, invalid};
 use crate::store::{Occasion, Store};
 use crate::strategy::Part;
@@ -26,26 +28,30 @@ pub(super) enum Written {
 pub(super) fn create(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Status> {
     let form = Form::of(&ask.head.headers)?;
     let effect = ask.query.effect("CreateOptions")?;
-    let object = ask.object(subject)?;
+    let Typed { object, warnings } = ask.object(subject)?;
     let api_version = subject.served.api_version();
     let writer = ask.writer(&api_version);
     let made = ask.server.store.write(effect, |store, occasion| {
         make(store, subject, object, Some(&writer), occasion)
     })?;
-    Ok(reply(ask, subject, &Written::Created(made), form))
+    let mut reply = reply(ask, subject, &Written::Created(made), form);
+    answers::warn(&mut reply, &warnings);
+    Ok(reply)
 }
 
 /// `PUT`
 pub(super) fn update(ask: &Ask<'_>, subject: &Subject<'_>, part: Part) -> Result<Reply, Status> {
     let form = Form::of(&ask.head.headers)?;
     let effect = ask.query.effect("UpdateOptions")?;
-    let object = ask.object(subject)?;
+    let Typed { object, warnings } = ask.object(subject)?;
     let api_version = subject.served.api_version();
     let writer = ask.writer(&api_version);
     let changed = ask.server.store.write(effect, |store, occasion| {
         change(store, subject, object, part, &writer, occasion)
     })?;
-    Ok(reply(ask, subject, &Written::Changed(changed), form))
+    let mut reply = reply(ask, subject, &Written::Changed(changed), form);
+    answers::warn(&mut reply, &warnings);
+    Ok(reply)
 }
 
 /// `PATCH`
@@ -74,13 +80,17 @@ pub(super) fn patch(ask: &Ask<'_>, subject: &Subject<'_>, part: Part) -> Result<
         return Err(invalid("meta.k8s.io", "PatchOptions", "", &[error]));
     }
     let patch = Patch::parse(kind, &ask.body)?;
-    let changed = ask.server.store.write(effect, |store, occasion| {
+    let (changed, warnings) = ask.server.store.write(effect, |store, occasion| {
         let (definition, namespace) = (&subject.definition, subject.namespace);
         let before = store.get(definition, namespace, subject.name)?;
         let after = patch.apply(&versioned(subject, &before))?;
-        change(store, subject, after, part, &writer, occasion)
+        let Typed { object, warnings } = ask.typed(subject, after)?;
+        let changed = change(store, subject, object, part, &writer, occasion)?;
+        Ok((changed, warnings))
     })?;
-    Ok(reply(ask, subject, &Written::Changed(changed), form))
+    let mut reply = reply(ask, subject, &Written::Changed(changed), form);
+    answers::warn(&mut reply, &warnings);
+    Ok(reply)
 }
 
 /// The object of a server-side apply.
@@ -112,7 +122,28 @@ fn applied(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Object, Status> {
             subject.name
         )));
     }
-    Ok(applied)
+    let mut value = applied.into_value();
+    let undeclared = |why: String| {
+        let message = format!(
+            "failed to create typed patch object ({}/{}; {}, Kind={kind}): {why}",
+            subject.namespace,
+            subject.name,
+            apply::long_version(&api_version),
+        );
+        // Not one of the API's own failures, so 500 and no reason.
+        Status::new(500, "", message)
+    };
+    match shape::prune(&api_version, kind, &mut value) {
+        Ok(unknown) if unknown.is_empty() => Object::new(value),
+        Ok(unknown) => {
+            let unknown = unknown.iter();
+            let faults: Vec<_> = unknown
+                .map(|it| format!(".{it}: field not declared in schema"))
+                .collect();
+            Err(undeclared(faults.join(", ")))
+        }
+        Err(mismatch) => Err(undeclared(mismatch.0)),
+    }
 }
 
 fn apply_to(
@@ -136,6 +167,7 @@ fn apply_to(
         after.set(&["metadata", "name"], subject.name);
         return make(store, subject, after, None, occasion).map(Written::Created);
     }
+    complete(store, subject, &mut after, live.as_deref(), occasion)?;
     let (definition, namespace, name) = (&subject.definition, subject.namespace, subject.name);
     let changed = store.update(definition, namespace, name, after, part, occasion)?;
     Ok(Written::Changed(changed))
@@ -152,6 +184,7 @@ pub(super) fn make(
     let definition = &subject.definition;
     admit_creation(store, definition, subject.namespace, object.name())?;
     definition.prepare_new(&mut object);
+    complete(store, subject, &mut object, None, occasion)?;
     if let Some(writer) = writer {
         note_update(None, &mut object, writer);
     }
@@ -175,8 +208,61 @@ pub(super) fn change(
     for field in ["name", "namespace", "uid"] {
         next.take_from(&given, &["metadata", field]);
     }
+    complete(store, subject, &mut next, Some(&before), occasion)?;
     note_update(Some(&before), &mut next, writer);
     store.update(definition, namespace, name, next, part, occasion)
+}
+
+/// Fills in what nobody said; 422 for what is still missing.
+fn complete(
+    store: &Store,
+    subject: &Subject<'_>,
+    object: &mut Object,
+    before: Option<&Object>,
+    occasion: &mut Occasion<'_>,
+) -> Result<(), Status> {
+    let resource = subject.resource();
+    defaults::fill(resource, object);
+    if resource.group.is_empty() && resource.resource == "services" {
+        give_address(store, object, before, occasion);
+    }
+    match &defaults::faults(resource, object)[..] {
+        [] => Ok(()),
+        faults => {
+            let (group, kind) = (&resource.group, &subject.definition.kind);
+            Err(invalid(group, kind, object.name(), faults))
+        }
+    }
+}
+
+/// Tries to find an address that is free: of 65,536 hardly any are taken.
+const ADDRESS_TRIES: usize = 16;
+
+/// A service keeps its address, and gets one if it has none.
+fn give_address(
+    store: &Store,
+    service: &mut Object,
+    before: Option<&Object>,
+    occasion: &mut Occasion<'_>,
+) {
+    let at = ["spec", "clusterIP"];
+    if !service.text(&at).is_empty() || service.text(&["spec", "type"]) == "ExternalName" {
+        return;
+    }
+    if let Some(before) = before.filter(|it| !it.text(&at).is_empty()) {
+        service.take_from(before, &at);
+        service.take_from(before, &["spec", "clusterIPs"]);
+        return;
+    }
+    for _ in 0..ADDRESS_TRIES {
+        let [third, fourth, ..] = (occasion.entropy)().to_le_bytes();
+        let address = format!("10.97.{third}.{fourth}");
+        if !store.all().any(|(_, it)| it.text(&at) == address) {
+            service.set(&["spec", "clusterIPs"], vec![address.clone()]);
+            service.set(&at, address);
+            return;
+        }
+    }
 }
 
 fn reply(ask: &Ask<'_>, subject: &Subject<'_>, written: &Written, form: Form) -> Reply {

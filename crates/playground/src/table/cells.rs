@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{age, pod};
+use super::{age, more, pod};
 use crate::object::{Object, texts};
 use crate::status::GroupResource;
 use crate::time::Moment;
@@ -35,6 +35,7 @@ pub(super) fn cells(resource: &GroupResource, object: &Object, now: Moment) -> V
             ]
         }
         ("" | "events.k8s.io", "events") => event(object, now),
+        _ if more::columns(resource).is_some() => more::cells(resource, object, now),
         _ => vec![name(), since()],
     }
 }
@@ -46,11 +47,11 @@ fn count(object: &Object, field: &str) -> usize {
         .map_or(0, Map::len)
 }
 
-fn or<'a>(text: &'a str, instead: &'a str) -> &'a str {
+pub(super) fn or<'a>(text: &'a str, instead: &'a str) -> &'a str {
     if text.is_empty() { instead } else { text }
 }
 
-fn list<'a>(object: &'a Object, path: &[&str]) -> impl Iterator<Item = &'a Value> {
+pub(super) fn list<'a>(object: &'a Object, path: &[&str]) -> impl Iterator<Item = &'a Value> {
     object
         .at(path)
         .and_then(Value::as_array)
@@ -58,7 +59,7 @@ fn list<'a>(object: &'a Object, path: &[&str]) -> impl Iterator<Item = &'a Value
         .flatten()
 }
 
-fn number(object: &Object, path: &[&str]) -> i64 {
+pub(super) fn number(object: &Object, path: &[&str]) -> i64 {
     object.at(path).and_then(Value::as_i64).unwrap_or_default()
 }
 
@@ -214,7 +215,7 @@ fn event(object: &Object, now: Moment) -> Vec<Value> {
 }
 
 /// `a=1,b=2`
-fn pairs(labels: Option<&Value>) -> String {
+pub(super) fn pairs(labels: Option<&Value>) -> String {
     let labels = labels.and_then(Value::as_object).into_iter().flatten();
     let pairs = labels.map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()));
     or(&pairs.collect::<Vec<_>>().join(","), NONE).to_owned()

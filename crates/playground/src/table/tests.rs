@@ -38,7 +38,12 @@ fn rows_are_those_that_kubectl_prints() {
             json!({"spec": {"holderIdentity": "me"}}),
             json!(["web", "me", "5m5s"]),
         ),
-        ("batch", "jobs", json!({}), json!(["web", "5m5s"])),
+        (
+            "node.k8s.io",
+            "runtimeclasses",
+            json!({}),
+            json!(["web", "5m5s"]),
+        ),
         (
             "apps",
             "deployments",
@@ -226,7 +231,7 @@ fn a_pod_says_in_a_word_how_it_is_doing() {
 
 #[test]
 fn a_table_has_columns_rows_and_what_is_said_of_the_list() {
-    let resource = GroupResource::new("batch", "jobs");
+    let resource = GroupResource::new("node.k8s.io", "runtimeclasses");
     let one = object("web", json!({"spec": {}}));
     let meta = ListMeta {
         resource_version: "7".to_owned(),

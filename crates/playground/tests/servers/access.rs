@@ -129,6 +129,38 @@ async fn an_administrator_may_act_for_others() {
 }
 
 #[tokio::test]
+async fn rights_are_given_by_objects_at_any_server() {
+    let cluster = Cluster::start().await;
+    let bearer = format!("Bearer {VISITOR_TOKEN}");
+    let headers = [("authorization", &*bearer)];
+    let nobody = cluster.pki.anonymous();
+    let nodes = "/api/v1/nodes";
+    assert_eq!(ask(&nobody, &cluster, nodes, &headers).await.code, 403);
+    let admin = cluster.admin(&cluster.old).await;
+    let group = "/apis/rbac.authorization.k8s.io/v1";
+    let role = json!({"metadata": {"name": "nodes"}, "rules": [
+        {"verbs": ["list"], "apiGroups": [""], "resources": ["nodes"]},
+    ]});
+    assert_eq!(
+        admin
+            .post(&format!("{group}/clusterroles"), &role)
+            .await
+            .code,
+        201
+    );
+    let binding = json!({
+        "metadata": {"name": "nodes"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "nodes"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "visitor"}],
+    });
+    let bindings = format!("{group}/clusterrolebindings");
+    assert_eq!(admin.post(&bindings, &binding).await.code, 201);
+    assert_eq!(ask(&nobody, &cluster, nodes, &headers).await.code, 200);
+    assert_eq!(admin.delete(&format!("{bindings}/nodes")).await.code, 200);
+    assert_eq!(ask(&nobody, &cluster, nodes, &headers).await.code, 403);
+}
+
+#[tokio::test]
 async fn questions_of_rights_are_answered() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.old).await;

@@ -13,7 +13,7 @@ const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const CLIENTS: usize = 20;
 const EACH: usize = 50;
 /// A bound for a broken test, on a machine that does much else.
-const PATIENCE: Duration = Duration::from_secs(240);
+const PATIENCE: Duration = Duration::from_mins(4);
 
 /// All of what a watcher was told: in order, and of each object once that it came and
 /// once that it went.

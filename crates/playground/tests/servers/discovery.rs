@@ -57,8 +57,8 @@ async fn each_release_tells_what_it_serves() {
             document.items.len()
         );
         assert_eq!(client.get("/api").await.body["versions"][0], "v1");
-        let core = client.get("/api/v1").await.body;
-        let names = core["resources"].as_array().unwrap().iter();
+        let listed = client.get("/api/v1").await.body;
+        let names = listed["resources"].as_array().unwrap().iter();
         let mut names = names.filter_map(|it| it["name"].as_str());
         assert!(names.any(|name| name == "pods/exec"));
         assert_eq!(

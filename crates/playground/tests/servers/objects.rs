@@ -2,6 +2,7 @@
 
 use http::Method;
 use serde_json::{Value, json};
+use skewbridge_api::protobuf::{Writer, envelope};
 use skewbridge_testkit::eventually;
 
 use crate::cluster::Cluster;
@@ -175,10 +176,91 @@ async fn tables_are_for_people() {
     assert_eq!(table["rows"][0]["object"]["kind"], "PartialObjectMetadata");
     let protobuf = [("accept", "application/vnd.kubernetes.protobuf")];
     assert_eq!(client.ask(Method::GET, MAPS, &protobuf, "").await.code, 406);
-    let media = [("content-type", "application/vnd.kubernetes.protobuf")];
+    let media = [("content-type", "application/cbor")];
     assert_eq!(
         client.ask(Method::POST, MAPS, &media, "k8s").await.code,
         415
+    );
+}
+
+#[tokio::test]
+async fn objects_come_in_yaml_and_protobuf_too() {
+    let cluster = Cluster::start().await;
+    let client = cluster.admin(&cluster.new).await;
+    let media = [("content-type", "application/yaml")];
+    let yaml = "metadata:\n  name: yaml\ndata:\n  key: value\n";
+    let made = client.ask(Method::POST, MAPS, &media, yaml).await;
+    assert_eq!(
+        (made.code, &made.body["data"]["key"]),
+        (201, &json!("value"))
+    );
+    let metadata = Writer::default().text(1, "protobuf");
+    let data = Writer::default().text(1, "key").text(2, "value");
+    let object = Writer::default().message(1, metadata).message(2, data);
+    let bytes = envelope("v1", "ConfigMap", object);
+    let media = [("content-type", "application/vnd.kubernetes.protobuf")];
+    let made = client.ask(Method::POST, MAPS, &media, bytes).await;
+    assert_eq!(made.code, 201, "{made:?}");
+    assert_eq!(made.body["data"]["key"], "value");
+}
+
+#[tokio::test]
+async fn fields_that_nobody_knows_are_refused_or_warned_of() {
+    let cluster = Cluster::start().await;
+    let client = cluster.admin(&cluster.new).await;
+    let mut object = config_map("web", "1");
+    object["dat"] = json!({});
+    let refused = client
+        .post(&format!("{MAPS}?fieldValidation=Strict"), &object)
+        .await;
+    assert_eq!(refused.code, 400);
+    assert_eq!(
+        refused.body["message"],
+        "ConfigMap in version \"v1\" cannot be handled as a ConfigMap: strict decoding error: \
+         unknown field \"dat\""
+    );
+    let request = http::Request::post(format!("https://localhost{MAPS}"));
+    let request = request.body(()).unwrap();
+    let made = client.0.request(request, object.to_string()).await.unwrap();
+    assert_eq!(made.status, 201);
+    assert_eq!(
+        made.header("warning"),
+        Some(r#"299 - "unknown field \"dat\"""#)
+    );
+    let stored = client.get(&format!("{MAPS}/web")).await.body;
+    assert!(stored.get("dat").is_none());
+    let wrong = client
+        .post(MAPS, &json!({"metadata": {"name": "x"}, "data": {"a": 1}}))
+        .await;
+    assert_eq!(wrong.code, 400);
+}
+
+#[tokio::test]
+async fn what_nobody_said_is_filled_in() {
+    let cluster = Cluster::start().await;
+    let client = cluster.admin(&cluster.old).await;
+    let services = "/api/v1/namespaces/default/services";
+    let service = json!({"metadata": {"name": "web"}, "spec": {"ports": [{"port": 80}]}});
+    let made = client.post(services, &service).await.body;
+    let address = made["spec"]["clusterIP"].as_str().unwrap();
+    assert!(address.starts_with("10.97."), "{made}");
+    // Who does not know the address leaves it as it is.
+    let again = client.put(&format!("{services}/web"), &service).await.body;
+    assert_eq!(again["spec"]["clusterIP"], address);
+    let secrets = "/api/v1/namespaces/default/secrets";
+    let secret = json!({"metadata": {"name": "s"}, "stringData": {"a": "b"}});
+    let made = client.post(secrets, &secret).await.body;
+    assert_eq!(
+        (&made["data"]["a"], &made["type"]),
+        (&json!("Yg=="), &json!("Opaque"))
+    );
+    let pods = "/api/v1/namespaces/default/pods";
+    let refused = client
+        .post(pods, &json!({"metadata": {"name": "p"}, "spec": {}}))
+        .await;
+    assert_eq!(
+        refused.body["message"],
+        "Pod \"p\" is invalid: spec.containers: Required value"
     );
 }
 

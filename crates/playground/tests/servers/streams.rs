@@ -70,7 +70,9 @@ impl PodStreams for Echo {
 async fn cluster() -> Cluster {
     let cluster = Cluster::with(Arc::new(Echo)).await;
     let client = cluster.admin(&cluster.new).await;
-    let pod = json!({"metadata": {"name": "web"}, "spec": {"nodeName": "n"}});
+    let pod = json!({"metadata": {"name": "web"}, "spec": {
+        "nodeName": "n", "containers": [{"name": "c", "image": "i"}],
+    }});
     client.post("/api/v1/namespaces/default/pods", &pod).await;
     cluster
 }
@@ -155,7 +157,12 @@ async fn pods_are_bound_and_evicted() {
     let client = cluster.admin(&cluster.old).await;
     let pods = "/api/v1/namespaces/default/pods";
     client
-        .post(pods, &json!({"metadata": {"name": "lone"}, "spec": {}}))
+        .post(
+            pods,
+            &json!({"metadata": {"name": "lone"}, "spec": {
+                "containers": [{"name": "c", "image": "i"}],
+            }}),
+        )
         .await;
     let binding = json!({"metadata": {"name": "lone"}, "target": {"kind": "Node", "name": "n"}});
     let path = format!("{pods}/lone/binding");

@@ -1,0 +1,364 @@
+//! What an object has although nobody said so: the values that kube-apiserver fills in
+//! for what people write by hand.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Map, Value, json};
+
+use crate::object::Object;
+use crate::status::{Fault, FieldError, GroupResource};
+
+/// Fills in what is missing.
+pub fn fill(resource: &GroupResource, object: &mut Object) {
+    let mut value = object.value().clone();
+    let spec = &mut value["spec"];
+    match (resource.group.as_str(), resource.resource.as_str()) {
+        ("", "pods") => {
+            pod_spec(spec);
+            or(spec, "enableServiceLinks", json!(true));
+            or(spec, "preemptionPolicy", json!("PreemptLowerPriority"));
+            or(spec, "priority", json!(0));
+            or(spec, "tolerations", json!([]));
+            tolerate(spec);
+        }
+        ("", "services") => service(spec),
+        ("", "secrets") => secret(&mut value),
+        ("apps", kind) => workload(kind, spec),
+        ("batch", "jobs") => {
+            or(spec, "completions", json!(1));
+            or(spec, "parallelism", json!(1));
+            or(spec, "backoffLimit", json!(6));
+            or(spec, "completionMode", json!("NonIndexed"));
+            or(spec, "suspend", json!(false));
+            pod_spec(&mut spec["template"]["spec"]);
+        }
+        _ => {}
+    }
+    // Looking has made it.
+    if let Some(fields) = value.as_object_mut()
+        && fields.get("spec").is_some_and(Value::is_null)
+    {
+        fields.remove("spec");
+    }
+    // It was one, and nothing above makes it something else.
+    if let Ok(filled) = Object::new(value) {
+        *object = filled;
+    }
+}
+
+/// A pod stays for five minutes on a node that is not well.
+fn tolerate(spec: &mut Value) {
+    let Some(tolerations) = spec.get_mut("tolerations").and_then(Value::as_array_mut) else {
+        return;
+    };
+    for key in [
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+    ] {
+        let is_told = |it: &Value| it["key"] == key || it["key"].is_null();
+        if !tolerations.iter().any(is_told) {
+            tolerations.push(json!({
+                "effect": "NoExecute", "key": key, "operator": "Exists", "tolerationSeconds": 300,
+            }));
+        }
+    }
+}
+
+/// Who is ended first when a node has too little of something.
+pub(crate) fn quality_of_service(spec: &Value) -> &'static str {
+    let containers = spec["containers"].as_array().into_iter().flatten();
+    let resources: Vec<&Value> = containers.map(|it| &it["resources"]).collect();
+    let has = |it: &Value, field: &str| it[field].as_object().is_some_and(|it| !it.is_empty());
+    let is_guaranteed = |it: &&Value| {
+        let limits = &it["limits"];
+        ["cpu", "memory"].iter().all(|of| limits[of].is_string())
+            && (!has(it, "requests") || it["requests"] == *limits)
+    };
+    if !resources
+        .iter()
+        .any(|it| has(it, "limits") || has(it, "requests"))
+    {
+        "BestEffort"
+    } else if resources.iter().all(is_guaranteed) {
+        "Guaranteed"
+    } else {
+        "Burstable"
+    }
+}
+
+/// What is wrong with an object that is complete; of few kinds.
+pub fn faults(resource: &GroupResource, object: &Object) -> Vec<FieldError> {
+    let at: &[&str] = match (resource.group.as_str(), resource.resource.as_str()) {
+        ("", "pods") => &["spec"],
+        ("", "services") => return service_faults(object),
+        ("apps", "deployments" | "replicasets" | "statefulsets" | "daemonsets")
+        | ("batch", "jobs") => &["spec", "template", "spec"],
+        _ => return Vec::new(),
+    };
+    let place = at.join(".");
+    let mut faults = Vec::new();
+    if resource.group == "apps" {
+        faults.extend(selector_faults(object));
+    }
+    let containers = object.at(at).and_then(|spec| spec["containers"].as_array());
+    let containers = containers.map_or(&[][..], Vec::as_slice);
+    if containers.is_empty() {
+        faults.push(FieldError::required(format!("{place}.containers"), ""));
+    }
+    for (index, container) in containers.iter().enumerate() {
+        for field in ["name", "image"] {
+            if container[field].as_str().unwrap_or_default().is_empty() {
+                let field = format!("{place}.containers[{index}].{field}");
+                faults.push(FieldError::required(field, ""));
+            }
+        }
+    }
+    faults
+}
+
+fn service_faults(object: &Object) -> Vec<FieldError> {
+    let ports = object.at(&["spec", "ports"]).and_then(Value::as_array);
+    let needs_none = object.text(&["spec", "type"]) == "ExternalName"
+        || object.text(&["spec", "clusterIP"]) == "None";
+    if needs_none || ports.is_some_and(|it| !it.is_empty()) {
+        return Vec::new();
+    }
+    vec![FieldError::required("spec.ports", "")]
+}
+
+/// What a workload selects has to be what it makes.
+fn selector_faults(object: &Object) -> Vec<FieldError> {
+    let wanted = object.at(&["spec", "selector", "matchLabels"]);
+    let expressions = object.at(&["spec", "selector", "matchExpressions"]);
+    let labels = object.at(&["spec", "template", "metadata", "labels"]);
+    let mut faults = Vec::new();
+    if wanted.is_none() && expressions.is_none() {
+        faults.push(FieldError::required("spec.selector", ""));
+    }
+    let wanted = wanted.and_then(Value::as_object);
+    let is_made =
+        |(key, value): (&String, &Value)| labels.and_then(|it| it.get(key)) == Some(value);
+    if !wanted.is_some_and(|it| it.iter().all(is_made)) && expressions.is_none() {
+        let labels = labels.map_or_else(|| "null".to_owned(), Value::to_string);
+        faults.push(FieldError {
+            field: "spec.template.metadata.labels".to_owned(),
+            fault: Fault::InvalidJson(
+                labels,
+                "`selector` does not match template `labels`".to_owned(),
+            ),
+        });
+    }
+    faults
+}
+
+/// Puts a value where there is none; nothing is put into what is not there.
+fn or(value: &mut Value, name: &str, default: Value) {
+    if let Some(fields) = value.as_object_mut() {
+        let there = fields.entry(name).or_insert(Value::Null);
+        if there.is_null() {
+            *there = default;
+        }
+    }
+}
+
+fn items<'a>(value: &'a mut Value, name: &str) -> impl Iterator<Item = &'a mut Value> {
+    let list = value.get_mut(name).and_then(Value::as_array_mut);
+    list.into_iter().flatten()
+}
+
+fn pod_spec(spec: &mut Value) {
+    or(spec, "restartPolicy", json!("Always"));
+    or(spec, "terminationGracePeriodSeconds", json!(30));
+    or(spec, "dnsPolicy", json!("ClusterFirst"));
+    or(spec, "securityContext", json!({}));
+    or(spec, "schedulerName", json!("default-scheduler"));
+    for list in ["containers", "initContainers"] {
+        for container in items(spec, list) {
+            let image = container["image"].as_str().unwrap_or_default();
+            let policy = match image.rsplit('/').next().and_then(|it| it.split_once(':')) {
+                _ if image.contains('@') => "IfNotPresent",
+                Some((_, tag)) if tag != "latest" => "IfNotPresent",
+                _ => "Always",
+            };
+            or(container, "imagePullPolicy", json!(policy));
+            or(container, "resources", json!({}));
+            or(
+                container,
+                "terminationMessagePath",
+                json!("/dev/termination-log"),
+            );
+            or(container, "terminationMessagePolicy", json!("File"));
+            for port in items(container, "ports") {
+                or(port, "protocol", json!("TCP"));
+            }
+            for name in ["livenessProbe", "readinessProbe", "startupProbe"] {
+                if let Some(probe) = container.get_mut(name) {
+                    or(probe, "timeoutSeconds", json!(1));
+                    or(probe, "periodSeconds", json!(10));
+                    or(probe, "successThreshold", json!(1));
+                    or(probe, "failureThreshold", json!(3));
+                }
+            }
+        }
+    }
+}
+
+fn workload(kind: &str, spec: &mut Value) {
+    let rolling = |values: Value| json!({"type": "RollingUpdate", "rollingUpdate": values});
+    match kind {
+        "deployments" => {
+            or(spec, "replicas", json!(1));
+            let values = json!({"maxUnavailable": "25%", "maxSurge": "25%"});
+            or(spec, "strategy", rolling(values.clone()));
+            if spec["strategy"] == json!({}) {
+                spec["strategy"] = rolling(values);
+            }
+            or(spec, "revisionHistoryLimit", json!(10));
+            or(spec, "progressDeadlineSeconds", json!(600));
+        }
+        "replicasets" => or(spec, "replicas", json!(1)),
+        "statefulsets" => {
+            or(spec, "replicas", json!(1));
+            or(spec, "podManagementPolicy", json!("OrderedReady"));
+            or(spec, "updateStrategy", rolling(json!({"partition": 0})));
+            or(spec, "revisionHistoryLimit", json!(10));
+        }
+        "daemonsets" => {
+            let values = json!({"maxUnavailable": 1, "maxSurge": 0});
+            or(spec, "updateStrategy", rolling(values));
+            or(spec, "revisionHistoryLimit", json!(10));
+        }
+        _ => return,
+    }
+    if let Some(template) = spec.get_mut("template").and_then(|it| it.get_mut("spec")) {
+        pod_spec(template);
+    }
+}
+
+fn service(spec: &mut Value) {
+    or(spec, "type", json!("ClusterIP"));
+    or(spec, "sessionAffinity", json!("None"));
+    if spec["type"] != "ExternalName" {
+        or(spec, "internalTrafficPolicy", json!("Cluster"));
+        or(spec, "ipFamilies", json!(["IPv4"]));
+        or(spec, "ipFamilyPolicy", json!("SingleStack"));
+    }
+    for port in items(spec, "ports") {
+        or(port, "protocol", json!("TCP"));
+        let number = port["port"].clone();
+        // Nothing, in the form in which clients of protobuf say it.
+        if port["targetPort"] == json!(0) {
+            port["targetPort"] = Value::Null;
+        }
+        or(port, "targetPort", number);
+    }
+}
+
+/// Texts become bytes, and are not seen again.
+fn secret(value: &mut Value) {
+    or(value, "type", json!("Opaque"));
+    let Some(fields) = value.as_object_mut() else {
+        return;
+    };
+    if let Some(Value::Object(texts)) = fields.remove("stringData") {
+        let data = fields.entry("data").or_insert_with(|| json!({}));
+        if data.is_null() {
+            *data = Value::Object(Map::new());
+        }
+        for (name, text) in texts {
+            data[name] = STANDARD.encode(text.as_str().unwrap_or_default()).into();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(group: &str, resource: &str, value: Value) -> Value {
+        let mut object = Object::new(value).unwrap();
+        fill(&GroupResource::new(group, resource), &mut object);
+        let once = object.clone();
+        fill(&GroupResource::new(group, resource), &mut object);
+        assert_eq!(object, once);
+        object.into_value()
+    }
+
+    #[test]
+    fn what_nobody_said_is_filled_in() {
+        let pod = filled(
+            "",
+            "pods",
+            json!({"spec": {"containers": [
+                {"name": "a", "image": "x", "ports": [{"containerPort": 1}]},
+                {"name": "b", "image": "host:5000/x:1", "imagePullPolicy": "Never"},
+                {"name": "c", "image": "host:5000/x"},
+            ]}}),
+        );
+        let policy = |index: usize| pod["spec"]["containers"][index]["imagePullPolicy"].clone();
+        assert_eq!(
+            [policy(0), policy(1), policy(2)],
+            ["Always", "Never", "Always"]
+        );
+        assert_eq!(pod["spec"]["containers"][0]["ports"][0]["protocol"], "TCP");
+        assert_eq!(pod["spec"]["restartPolicy"], "Always");
+        let deployment = filled(
+            "apps",
+            "deployments",
+            json!({"spec": {
+                "replicas": 0, "template": {"spec": {"containers": []}},
+            }}),
+        );
+        assert_eq!(deployment["spec"]["replicas"], 0);
+        assert_eq!(
+            deployment["spec"]["template"]["spec"]["dnsPolicy"],
+            "ClusterFirst"
+        );
+        let service = filled("", "services", json!({"spec": {"ports": [{"port": 80}]}}));
+        assert_eq!(service["spec"]["ports"][0]["targetPort"], 80);
+        let secret = filled("", "secrets", json!({"stringData": {"a": "b"}}));
+        assert_eq!(
+            (&secret["data"]["a"], &secret["type"]),
+            (&json!("Yg=="), &json!("Opaque"))
+        );
+        assert!(secret.get("stringData").is_none());
+        let map = json!({"metadata": {}, "data": {}});
+        assert_eq!(filled("", "configmaps", map.clone()), map);
+    }
+
+    #[test]
+    fn pods_are_worth_what_is_set_aside_for_them() {
+        let class = |resources: Value| {
+            quality_of_service(&json!({"containers": [{"resources": resources}]}))
+        };
+        let limits = json!({"cpu": "1", "memory": "1Gi"});
+        assert_eq!(class(json!({})), "BestEffort");
+        assert_eq!(class(json!({"requests": {"cpu": "1"}})), "Burstable");
+        assert_eq!(class(json!({"limits": {"cpu": "1"}})), "Burstable");
+        assert_eq!(class(json!({"limits": limits})), "Guaranteed");
+        let less = json!({"cpu": "1", "memory": "1Mi"});
+        assert_eq!(
+            class(json!({"limits": limits, "requests": less})),
+            "Burstable"
+        );
+    }
+
+    #[test]
+    fn containers_have_to_be_complete() {
+        let pods = GroupResource::new("", "pods");
+        let faults = |value: Value| -> Vec<String> {
+            let object = Object::new(value).unwrap();
+            faults(&pods, &object)
+                .iter()
+                .map(ToString::to_string)
+                .collect()
+        };
+        assert_eq!(faults(json!({})), ["spec.containers: Required value"]);
+        assert_eq!(
+            faults(json!({"spec": {"containers": [{"name": "a"}]}})),
+            ["spec.containers[0].image: Required value"]
+        );
+        let good = json!({"spec": {"containers": [{"name": "a", "image": "i"}]}});
+        assert!(faults(good).is_empty());
+    }
+}
