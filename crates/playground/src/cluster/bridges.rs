@@ -48,6 +48,7 @@ pub(super) fn config(
                 allowed_names: vec![FRONT_PROXY.to_owned()],
             }),
             headers: IdentityHeaders::default(),
+            signatures: None,
         },
         upstream: Upstream {
             host: server.ip().to_string(),

@@ -65,7 +65,8 @@ impl Authenticator {
                 self.of_token(&token).ok_or_else(Status::unauthorized)?
             }
             Caller::Anonymous => anonymous(),
-            Caller::Unauthorized => return Err(Status::unauthorized()),
+            // Only bridges have keys for signatures.
+            Caller::Signed(_) | Caller::Unauthorized => return Err(Status::unauthorized()),
         };
         join_the_known(&mut user);
         Ok(user)
