@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skewbridge_api::exec_credential::{ExecCredential, ProxyConfig, Status, Version};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::asked::Asked;
 use crate::client_life::ClientLife;
@@ -157,18 +157,22 @@ impl Harness {
             (None, LockFile::Required) => return Err(Error::NoLockFile),
             (None, LockFile::Optional) => None,
         };
+        // Before the client is told: from then on a signal may come.
+        let signals = Signals::new()?;
         let instance = self.start(asked).await?;
         let credential = instance.credential(asked.version)?;
         print(&credential)?;
         drop(credential);
         silence(&[Output::Stdin, Output::Stdout]);
-        instance.serve(client, std::future::pending()).await
+        let beside = std::future::pending();
+        instance.serve(signals, client, beside).await
     }
 
     /// Serves all clients that ask at this seat, until nothing is asked any more or
     /// a signal comes. It says so on standard output when it is there, and then
     /// belongs to no terminal. See [`Seat::ask`] for the other end.
     pub async fn run_shared(self, asked: &Asked, seat: &Seat) -> Result<Ended, Error> {
+        let signals = Signals::new()?;
         let instance = Arc::new(self.start(asked).await?);
         let (listener, _seated) = seat.take()?;
         let mut out = std::io::stdout();
@@ -183,7 +187,7 @@ impl Harness {
             move |version| instance.credential(version)
         };
         instance
-            .serve(None, shared::answer_all(listener, issue))
+            .serve(signals, None, shared::answer_all(listener, issue))
             .await
     }
 
@@ -252,13 +256,11 @@ impl Instance {
     /// To the end, which is also the end of the socket and of all that is under way.
     async fn serve(
         &self,
+        mut signals: Signals,
         client: Option<ClientLife>,
         beside: impl Future<Output = ()>,
     ) -> Result<Ended, Error> {
         let has_client = client.is_some();
-        let mut terminate = signal(SignalKind::terminate()).map_err(Error::Signals)?;
-        let mut hang_up = signal(SignalKind::hangup()).map_err(Error::Signals)?;
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Signals)?;
         let Some(listener) = lock(&self.listener).take() else {
             return Ok(Ended::Signal);
         };
@@ -268,13 +270,10 @@ impl Instance {
                 None => std::future::pending().await,
             }
         };
-        // ^C in a terminal is sent to all that run in it. It is for the client to
-        // say what it means: a shell goes on, and needs us.
-        let interrupted = async {
-            interrupt.recv().await;
-            if has_client {
-                std::future::pending::<()>().await;
-            }
+        let attention = if has_client {
+            Attention::ClientJudges
+        } else {
+            Attention::Alone
         };
         let shutdown = std::future::pending();
         let forwarder = self.forwarder.clone();
@@ -283,12 +282,53 @@ impl Instance {
             () = beside => Ended::Signal,
             () = gone => Ended::ClientGone,
             () = self.forwarder.activity().idle(self.idle) => Ended::Idle(self.idle),
-            _ = terminate.recv() => Ended::Signal,
-            _ = hang_up.recv() => Ended::Signal,
-            () = interrupted => Ended::Signal,
+            () = signals.told_to_stop(attention) => Ended::Signal,
         };
         lock(&self.place).leave();
         Ok(ended)
+    }
+}
+
+/// Signals are caught from when this is made.
+struct Signals {
+    terminate: Signal,
+    hang_up: Signal,
+    interrupt: Signal,
+}
+
+/// What an interrupt means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Attention {
+    /// ^C in a terminal is sent to all that run in it. It is for the client to say what
+    /// it means: a shell goes on, and needs us.
+    ClientJudges,
+    /// It is for us.
+    Alone,
+}
+
+impl Signals {
+    fn new() -> Result<Self, Error> {
+        let caught = |kind| signal(kind).map_err(Error::Signals);
+        Ok(Self {
+            terminate: caught(SignalKind::terminate())?,
+            hang_up: caught(SignalKind::hangup())?,
+            interrupt: caught(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn told_to_stop(&mut self, attention: Attention) {
+        let interrupt = &mut self.interrupt;
+        let interrupted = async {
+            interrupt.recv().await;
+            if attention == Attention::ClientJudges {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.hang_up.recv() => {}
+            () = interrupted => {}
+        }
     }
 }
 

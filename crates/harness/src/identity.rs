@@ -13,6 +13,7 @@ use rcgen::{
 use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::WebPkiClientVerifier;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use skewbridge_api::exec_credential::Sensitive;
 use zeroize::Zeroize as _;
@@ -112,13 +113,16 @@ impl Authority {
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
                 .build()
                 .map_err(Error::certificate)?;
-        let der = PrivatePkcs8KeyDer::from(key.0.serialize_der());
+        let mut der = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.0.serialize_der()));
+        let signing = aws_lc_rs::sign::any_supported_type(&der);
+        der.zeroize();
+        let signing = signing.map_err(Error::certificate)?;
+        let shown = CertifiedKey::new(vec![certificate.into()], signing);
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(Error::certificate)?
             .with_client_cert_verifier(clients)
-            .with_single_cert(vec![certificate.into()], PrivateKeyDer::Pkcs8(der))
-            .map_err(Error::certificate)?;
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(shown)));
         config.alpn_protocols = Offer::Either.alpn();
         Ok(Arc::new(config))
     }

@@ -2,7 +2,7 @@
 //! to one upstream.
 //!
 //! It knows nothing of plugins. A [`Forwarder`] has where requests go ([`Dial`]),
-//! as which host, and what is done to them; [`serve`] accepts clients for it.
+//! as which host, and what is done to them; [`serve()`] accepts clients for it.
 //! HTTP/1.1, HTTP/2 and upgrades pass, bodies and watches as they come. Nothing is
 //! sent twice that could have an effect, and an answer that is cut is cut for the
 //! client as well.
