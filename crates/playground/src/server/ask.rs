@@ -189,7 +189,11 @@ fn unreadable(error: &dyn std::fmt::Display) -> Status {
 }
 
 fn unread_media_type() -> Status {
-    unsupported_media_type(&["application/json", "application/yaml"])
+    unsupported_media_type(&[
+        "application/json",
+        "application/yaml",
+        "application/vnd.kubernetes.protobuf",
+    ])
 }
 
 fn version_of(api_version: &str) -> &str {
