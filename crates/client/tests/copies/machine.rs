@@ -146,9 +146,11 @@ impl Machine {
             stdout: Box::new(stdout),
             stderr: Box::new(stderr),
             ended: Box::pin(async move {
+                // What was lost is lost, however soon the process has ended of it.
                 let ended = tokio::select! {
-                    ended = child.wait() => Some(ended.unwrap()),
+                    biased;
                     () = signal.notify.notified() => None,
+                    ended = child.wait() => Some(ended.unwrap()),
                 };
                 let Some(ended) = ended else {
                     // What it was sent has an end now, as it would in a pod; and nobody
@@ -246,8 +248,9 @@ impl AsyncWrite for Input {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         if self.left == 0 {
-            self.inner = None;
+            // First of all: the process ends when its input does.
             self.lost.notify.notify_one();
+            self.inner = None;
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         let length = usize::try_from(self.left).map_or(bytes.len(), |it| it.min(bytes.len()));

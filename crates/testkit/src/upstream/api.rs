@@ -5,13 +5,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use socket2::SockRef;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::{TlsAcceptor, TlsStream};
 
 use super::seen::Record;
-use super::{ClientCertificate, Reply, Seen, anywhere, http1, http2, listen, negotiated_alpn};
+use super::{
+    ClientCertificate, Reply, Seen, anywhere, bound, http1, http2, listen, negotiated_alpn,
+};
 use crate::pki::{ClientAuth, Leaf};
 use crate::task::{Owned, PanicFlag};
 use crate::{PATIENCE, eventually};
@@ -50,6 +52,8 @@ use crate::{PATIENCE, eventually};
 /// ```
 pub struct ApiServer {
     addr: SocketAddr,
+    /// Nobody else has the port while it does not listen.
+    _reserved: TcpSocket,
     shared: Arc<Shared>,
     accepting: Mutex<Option<Owned<()>>>,
     connections: Connections,
@@ -166,9 +170,11 @@ impl ApiServer {
             goaway: watch::Sender::new(()),
             kill: watch::Sender::new(()),
         });
-        let listener = listen(anywhere()).await;
+        let listener = listen(anywhere());
+        let addr = listener.local_addr().unwrap();
         let server = Self {
-            addr: listener.local_addr().unwrap(),
+            addr,
+            _reserved: bound(addr),
             shared,
             accepting: Mutex::new(None),
             connections: Connections::default(),
@@ -258,7 +264,7 @@ impl ApiServer {
     /// Listens again on the same port.
     pub async fn listen_again(&self) {
         self.stop_listening().await;
-        self.accept(listen(self.addr).await);
+        self.accept(listen(self.addr));
     }
 
     fn accept(&self, listener: TcpListener) {

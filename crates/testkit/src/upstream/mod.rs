@@ -14,8 +14,7 @@ pub use seen::{Body, ClientCertificate, Seen};
 
 use std::net::SocketAddr;
 
-use tokio::net::TcpListener;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_rustls::TlsStream;
 
 /// The protocol agreed on, if any.
@@ -24,8 +23,21 @@ fn negotiated_alpn(tls: &TlsStream<TcpStream>) -> Option<String> {
     Some(String::from_utf8_lossy(id).into_owned())
 }
 
-async fn listen(addr: SocketAddr) -> TcpListener {
-    TcpListener::bind(addr).await.unwrap()
+/// How many connections wait for being accepted, as tokio has it.
+const BACKLOG: u32 = 1024;
+
+/// A socket at this address. Several may be there, of which one listens: one that does not
+/// keeps the port from being given to anybody else, a client's end of a connection included.
+fn bound(addr: SocketAddr) -> TcpSocket {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.set_reuseport(true).unwrap();
+    socket.bind(addr).unwrap();
+    socket
+}
+
+fn listen(addr: SocketAddr) -> TcpListener {
+    bound(addr).listen(BACKLOG).unwrap()
 }
 
 /// Any free port of this machine.

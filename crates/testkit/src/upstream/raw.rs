@@ -76,7 +76,7 @@ impl RawServer {
     {
         let clients = client_ca.map_or(ClientAuth::Off, ClientAuth::Require);
         let acceptor = TlsAcceptor::from(tls.server_config(clients, alpn));
-        let listener = listen(anywhere()).await;
+        let listener = listen(anywhere());
         let addr = listener.local_addr().unwrap();
         let counters = Arc::new(Counters {
             connections: watch::Sender::new(0),
