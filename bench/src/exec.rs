@@ -23,6 +23,9 @@ use crate::report;
 use crate::scratch::Scratch;
 
 const MIB: u64 = 1 << 20;
+/// How often a client may fail at a load before that fails the run. kubectl does at
+/// times: what is still on its way from a pod when the command has ended may be lost.
+const ATTEMPTS: u32 = 10;
 
 pub(crate) async fn run(args: Exec) -> Result<()> {
     let program = bridge::client_program(args.program.clone()).await?;
@@ -119,6 +122,8 @@ impl fmt::Display for Load {
 struct Measured {
     load: Load,
     costs: [Vec<Cost>; Client::BOTH.len()],
+    /// How often each has failed, and was run again.
+    failed: [u32; Client::BOTH.len()],
 }
 
 async fn measure(sizes: ExecSizes, program: &Path, version: &str) -> Result<Vec<Measured>> {
@@ -150,14 +155,20 @@ async fn measure(sizes: ExecSizes, program: &Path, version: &str) -> Result<Vec<
         .map(|load| Measured {
             load,
             costs: Default::default(),
+            failed: Default::default(),
         })
         .collect();
     for round in 0..sizes.rounds {
-        for Measured { load, costs } in &mut measured {
+        for Measured {
+            load,
+            costs,
+            failed,
+        } in &mut measured
+        {
             for time in 0..load.times(sizes) {
                 for index in rotated(Client::BOTH.len(), (round + time) as usize) {
                     let client = Client::BOTH[index];
-                    let cost = pair.bear(client, *load).await?;
+                    let (cost, failures) = pair.bear(client, *load).await?;
                     report::progress(format_args!(
                         "round {}/{}: {load}: {:<10} {:.3} s, CPU {:.3} s, {} MiB",
                         round + 1,
@@ -168,6 +179,7 @@ async fn measure(sizes: ExecSizes, program: &Path, version: &str) -> Result<Vec<
                         cost.peak_kib >> 10,
                     ));
                     costs[index].push(cost);
+                    failed[index] += failures;
                 }
             }
         }
@@ -194,10 +206,21 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// What it costs; every byte has to have come.
-    async fn bear(&self, client: Client, load: Load) -> Result<Cost> {
-        let cost = self.try_bear(client, load).await;
-        cost.with_context(|| format!("{load}, {}", client.name()))
+    /// What it costs, and how often the client has failed before; every byte has to
+    /// have come.
+    async fn bear(&self, client: Client, load: Load) -> Result<(Cost, u32)> {
+        let mut failures = 0;
+        loop {
+            let why = match self.try_bear(client, load).await {
+                Ok(cost) => return Ok((cost, failures)),
+                Err(why) => why.context(format!("{load}, {}", client.name())),
+            };
+            failures += 1;
+            if failures == ATTEMPTS {
+                return Err(why.context(format!("failed {ATTEMPTS} times")));
+            }
+            report::progress(format_args!("run again: {why:#}"));
+        }
     }
 
     async fn try_bear(&self, client: Client, load: Load) -> Result<Cost> {

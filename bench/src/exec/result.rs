@@ -38,6 +38,8 @@ struct ClientResult {
     seconds: Spread,
     cpu_seconds: Spread,
     peak_mib: Spread,
+    /// How often it has failed, and was run again.
+    failed: u32,
 }
 
 impl ExecResult {
@@ -54,13 +56,16 @@ impl ExecResult {
 
 impl Measured {
     fn result(&self) -> Option<LoadResult> {
-        let clients = Client::BOTH.into_iter().zip(&self.costs);
-        let clients = clients.map(|(client, costs)| {
+        let clients = Client::BOTH
+            .into_iter()
+            .zip(self.costs.iter().zip(self.failed));
+        let clients = clients.map(|(client, (costs, failed))| {
             Some(ClientResult {
                 client,
                 seconds: Spread::of(costs.iter().filter_map(|it| self.load.seconds(it)))?,
                 cpu_seconds: Spread::of(costs.iter().map(|it| it.cpu))?,
                 peak_mib: Spread::of(costs.iter().map(mib))?,
+                failed,
             })
         });
         Some(LoadResult {
@@ -115,6 +120,13 @@ impl fmt::Display for ExecResult {
                 table.row([name, seconds, all_seconds, cpu, all_cpu, peak, all_peaks]);
             }
             write!(f, "\n{load}\n{table}")?;
+            for it in clients.iter().filter(|it| it.failed > 0) {
+                let (name, failed) = (it.client.name(), it.failed);
+                writeln!(
+                    f,
+                    "  {name}: {failed} failed, and run again; not counted above"
+                )?;
+            }
         }
         let mut table = Table::new(["", "ratio", "", "goal", ""]);
         for ratio in &self.ratios {
@@ -145,6 +157,7 @@ mod tests {
                 vec![cost(1.0, 500_000), cost(1.2, 600_000)],
                 vec![cost(0.5, 100_000), cost(0.6, 120_000)],
             ],
+            failed: [3, 0],
         });
         let sizes = ExecSizes {
             rounds: 1000,
@@ -188,10 +201,21 @@ mod tests {
     }
 
     #[test]
+    fn who_has_failed_is_named() {
+        let text = result().to_string();
+        assert!(
+            text.contains("  kubectl: 3 failed, and run again"),
+            "{text}"
+        );
+        assert!(!text.contains("skewbridge: "), "{text}");
+    }
+
+    #[test]
     fn nothing_measured_is_no_result() {
         let measured = [Measured {
             load: Load::Stdin,
             costs: Default::default(),
+            failed: Default::default(),
         }];
         let sizes = result().sizes;
         assert!(ExecResult::new("1.36.4".to_owned(), sizes, &measured).is_err());

@@ -31,12 +31,14 @@ pub(super) fn write(root: &Path, files: u32) -> Result<()> {
 
 /// The copy has to have the same files with the same bytes, and no others.
 pub(super) fn compare(original: &Path, copy: &Path) -> Result<()> {
-    let names = listed(original)?;
+    let (names, copied) = (listed(original)?, listed(copy)?);
     ensure!(
-        names == listed(copy)?,
-        "{} has other names than {}",
+        names == copied,
+        "{} has other names than {}: {} missing, {} too many",
         copy.display(),
-        original.display()
+        original.display(),
+        names.difference(&copied).count(),
+        copied.difference(&names).count()
     );
     for name in names {
         let (here, there) = (original.join(&name), copy.join(&name));
