@@ -1,11 +1,13 @@
 //! The command line.
 
 use std::convert::Infallible;
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Parser, Subcommand, ValueEnum, value_parser};
+use serde::Serialize;
 
 use crate::load::Protocol;
 
@@ -26,6 +28,12 @@ pub(crate) enum Command {
     /// Streams next to kube-apiserver's own translator, and `kubectl cp` with a
     /// bridge in front; run it by `cargo xtask bench translate`
     Translate(Translate),
+    /// `skewbridge exec` and `cp` next to kubectl: time, CPU and memory; run it by
+    /// `cargo xtask bench exec`
+    Exec(Exec),
+    /// Requests and streams through the plugin `skewbridge agent` next to direct
+    /// ones; run it by `cargo xtask bench agent`
+    Agent(Agent),
     /// The stand-in API server that `watches` starts
     #[command(hide = true)]
     StandIn(StandIn),
@@ -35,6 +43,9 @@ pub(crate) enum Command {
     /// The node that `translate` starts
     #[command(hide = true)]
     Node(Node),
+    /// The parent of a client that `exec` and `agent` measure
+    #[command(hide = true)]
+    Clocked(Clocked),
 }
 
 #[derive(Debug, clap::Args)]
@@ -140,6 +151,125 @@ impl Translate {
 }
 
 #[derive(Debug, clap::Args)]
+pub(crate) struct Exec {
+    /// Measured rounds, after one warm-up round
+    #[arg(long, default_value_t = 5, value_parser = value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// MiB that are sent each way in a round
+    #[arg(long, default_value_t = 256, value_parser = value_parser!(u32).range(1..=65_536))]
+    mib: u32,
+    /// Files of the tree that is copied
+    #[arg(long, default_value_t = 10_000, value_parser = value_parser!(u32).range(1..=1_000_000))]
+    files: u32,
+    /// Starts to the first byte in a round
+    #[arg(long, default_value_t = 10, value_parser = value_parser!(u32).range(1..=1000))]
+    starts: u32,
+    /// One round of next to nothing, to see that all of it works
+    #[arg(long, conflicts_with_all = ["rounds", "mib", "files", "starts"])]
+    quick: bool,
+    /// The skewbridge to run [default: build it]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) program: Option<PathBuf>,
+    /// How to print the result
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+/// How much `exec` measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct ExecSizes {
+    pub(crate) rounds: u32,
+    pub(crate) mib: u32,
+    pub(crate) files: u32,
+    pub(crate) starts: u32,
+}
+
+impl Exec {
+    pub(crate) fn sizes(&self) -> ExecSizes {
+        if self.quick {
+            return ExecSizes {
+                rounds: 1,
+                mib: 2,
+                files: 150,
+                starts: 2,
+            };
+        }
+        ExecSizes {
+            rounds: self.rounds,
+            mib: self.mib,
+            files: self.files,
+            starts: self.starts,
+        }
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Agent {
+    /// Measured rounds, after one warm-up round
+    #[arg(long, default_value_t = 5, value_parser = value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Seconds of requests in a round
+    #[arg(long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=600))]
+    seconds: u32,
+    /// Connections at once, where there are several
+    #[arg(long, default_value_t = 16, value_parser = value_parser!(u32).range(2..=1000))]
+    connections: u32,
+    /// MiB that are sent each way in a round
+    #[arg(long, default_value_t = 256, value_parser = value_parser!(u32).range(1..=65_536))]
+    mib: u32,
+    /// What is asked for [default: the pod]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) path: Option<String>,
+    /// One round of next to nothing, to see that all of it works
+    #[arg(long, conflicts_with_all = ["rounds", "seconds", "connections", "mib"])]
+    quick: bool,
+    /// The skewbridge to run [default: build it]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) program: Option<PathBuf>,
+    /// How to print the result
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+/// How much `agent` measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct AgentSizes {
+    pub(crate) rounds: u32,
+    pub(crate) seconds: u32,
+    pub(crate) connections: u32,
+    pub(crate) mib: u32,
+}
+
+impl Agent {
+    pub(crate) fn sizes(&self) -> AgentSizes {
+        if self.quick {
+            return AgentSizes {
+                rounds: 1,
+                seconds: 1,
+                connections: 2,
+                mib: 2,
+            };
+        }
+        AgentSizes {
+            rounds: self.rounds,
+            seconds: self.seconds,
+            connections: self.connections,
+            mib: self.mib,
+        }
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Clocked {
+    #[arg(long)]
+    pub(crate) stdin: Option<PathBuf>,
+    #[arg(long)]
+    pub(crate) expected: Option<u64>,
+    #[arg(last = true, required = true)]
+    pub(crate) client: Vec<OsString>,
+}
+
+#[derive(Debug, clap::Args)]
 pub(crate) struct Node {
     #[arg(long)]
     pub(crate) port: u16,
@@ -236,5 +366,30 @@ mod tests {
     fn the_bridge_can_be_left_out_or_named() {
         assert_eq!("none".parse(), Ok(BridgeChoice::Skip));
         assert_eq!("./x".parse(), Ok(BridgeChoice::At("./x".into())));
+    }
+
+    #[test]
+    fn quick_is_small_and_takes_no_sizes() {
+        let parse = |words: &[&str]| {
+            let line = ["skewbridge-bench", "exec"].iter().chain(words);
+            Args::try_parse_from(line).map(|args| match args.command {
+                Command::Exec(exec) => exec.sizes(),
+                other => panic!("not exec: {other:?}"),
+            })
+        };
+        assert_eq!(parse(&[]).unwrap().files, 10_000);
+        assert_eq!(parse(&["--files=7"]).unwrap().files, 7);
+        assert_eq!(parse(&["--quick"]).unwrap().rounds, 1);
+        assert!(parse(&["--quick", "--files=7"]).is_err());
+    }
+
+    #[test]
+    fn the_words_of_a_client_are_its_own() {
+        let line = ["x", "clocked", "--expected=3", "--", "cp", "-n", "--stdin"];
+        let Command::Clocked(args) = Args::parse_from(line).command else {
+            panic!("not clocked");
+        };
+        assert_eq!(args.client, ["cp", "-n", "--stdin"]);
+        assert_eq!((args.expected, args.stdin), (Some(3), None));
     }
 }

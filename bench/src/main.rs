@@ -1,14 +1,20 @@
 //! Side-by-side measurements of the bridge: `pass-through` against `HAProxy`
 //! and nginx, `watches` for memory and delivery, `translate` against
-//! kube-apiserver. See `bench/README.md`.
+//! kube-apiserver; of the client commands `exec` against kubectl; and `agent`, of the
+//! plugin that proxies. See `bench/README.md`.
 
+mod agent;
 mod args;
 mod client;
+mod clocked;
+mod exec;
 mod load;
 mod pass_through;
+mod pattern;
 mod pki;
 mod process;
 mod proxies;
+mod ratio;
 mod report;
 mod scratch;
 mod translate;
@@ -34,6 +40,10 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<()> {
+    // Before anything else: it is to be small.
+    if let Command::Clocked(args) = &command {
+        return clocked::run(args);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -52,6 +62,9 @@ async fn perform(command: Command) -> Result<()> {
         Command::PassThrough(args) => pass_through::run(args).await,
         Command::Watches(args) => watches::run(args).await,
         Command::Translate(args) => translate::run(args).await,
+        Command::Exec(args) => exec::run(args).await,
+        Command::Agent(args) => agent::run(args).await,
+        Command::Clocked(args) => clocked::run(&args),
         Command::StandIn(args) => watches::stand_in::run(args).await,
         Command::Watchers(args) => watches::watchers::run(args).await,
         Command::Node(args) => translate::node::run(args).await,

@@ -4,7 +4,6 @@
 mod client;
 mod copy;
 pub(crate) mod node;
-mod ratio;
 mod result;
 mod streams;
 mod work;
@@ -34,10 +33,4 @@ pub(crate) async fn run(args: Translate) -> Result<()> {
         result.copy = Some(copy);
     }
     report::print(&result, args.output)
-}
-
-/// Every round begins with another one, so that none always runs after the same
-/// neighbour.
-fn rotated(count: usize, by: usize) -> impl Iterator<Item = usize> {
-    (0..count).map(move |index| (index + by) % count)
 }

@@ -21,17 +21,18 @@ const OTHERS: &[Need] = &[
 ];
 
 const PASS_THROUGH: &str = "pass-through";
-const TRANSLATE: &str = "translate";
+/// Those that need real Kubernetes.
+const REAL: [&str; 3] = ["translate", "exec", "agent"];
 
 /// The measurements there are.
-pub(crate) const NAMES: &[&str] = &[PASS_THROUGH, "watches", TRANSLATE];
+pub(crate) const NAMES: &[&str] = &[PASS_THROUGH, "watches", REAL[0], REAL[1], REAL[2]];
 
 pub(crate) fn run(name: &str, arguments: &[&str]) -> Result<(), Failed> {
     if name == PASS_THROUGH {
         debian::ensure(OTHERS)?;
     }
     let mut command = cargo("run --release --locked --package skewbridge-bench --");
-    if name == TRANSLATE {
+    if REAL.contains(&name) {
         e2e::provide(&mut command)?;
     }
     step::run(command.arg(name).args(arguments))

@@ -25,8 +25,8 @@ Commands:
                      E2E_VERSIONS=1.33.13,1.34.4 in the environment: on one control plane of
                      these versions instead
   advisories         Known vulnerabilities in the dependencies (needs the network)
-  bench NAME [ARGS]  A measurement in release mode: pass-through, watches or translate
-                     (which builds real Kubernetes first)
+  bench NAME [ARGS]  A measurement in release mode: pass-through, watches; and, with real
+                     Kubernetes, which they build first: translate, exec, agent
   help               This text
 ";
 

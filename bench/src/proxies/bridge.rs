@@ -31,6 +31,17 @@ pub(crate) async fn program(choice: BridgeChoice) -> Result<Option<PathBuf>> {
     }
 }
 
+/// The program whose client commands are run, built first unless one is named.
+pub(crate) async fn client_program(named: Option<PathBuf>) -> Result<PathBuf> {
+    match named {
+        Some(path) => {
+            ensure!(path.is_file(), "--program: no file {}", path.display());
+            Ok(std::path::absolute(path)?)
+        }
+        None => build().await,
+    }
+}
+
 pub(crate) fn start(
     program: &Path,
     scratch: &Scratch,

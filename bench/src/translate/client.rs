@@ -24,7 +24,8 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::work::{Pattern, SMALL, Work};
+use super::work::{SMALL, Work};
+use crate::pattern::Pattern;
 use crate::pki::SERVER_NAME;
 
 /// What is read at once, below TLS and above it.

@@ -2,8 +2,7 @@
 //! kube-apiserver.
 
 use std::fmt;
-use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -11,11 +10,10 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use skewbridge_e2e::{Node, Plane, Server, User, Via};
 
-use super::ratio::{Goal, Ratio};
-use super::rotated;
-use super::work::Pattern;
 use crate::args::Translate;
+use crate::pattern::{is_same, write_noise};
 use crate::process;
+use crate::ratio::{Goal, Ratio, rotated};
 use crate::report::{self, Spread, Table};
 use crate::scratch::Scratch;
 
@@ -119,34 +117,6 @@ impl Copies<'_> {
     }
 }
 
-fn write_noise(path: &Path, bytes: u64) -> Result<()> {
-    let mut file = File::create(path)?;
-    let mut pattern = Pattern::default();
-    while let Some(piece) = pattern.next(bytes) {
-        file.write_all(&piece)?;
-    }
-    Ok(())
-}
-
-fn is_same(one: &Path, other: &Path) -> Result<bool> {
-    const PIECE: u64 = 1 << 20;
-    let open = |path: &Path| File::open(path).with_context(|| path.display().to_string());
-    let (one, other) = (open(one)?, open(other)?);
-    let (mut here, mut there) = (Vec::new(), Vec::new());
-    loop {
-        here.clear();
-        there.clear();
-        (&one).take(PIECE).read_to_end(&mut here)?;
-        (&other).take(PIECE).read_to_end(&mut there)?;
-        if here != there {
-            return Ok(false);
-        }
-        if here.is_empty() {
-            return Ok(true);
-        }
-    }
-}
-
 fn name(via: Via) -> &'static str {
     match via {
         Via::Server => "straight",
@@ -203,22 +173,5 @@ impl CopyResult {
         let (bridged, straight): (Vec<_>, Vec<_>) = pairs.unzip();
         let seconds = [straight, bridged].map(|times| [times.clone(), times]);
         Self::new(args, &[Via::Server, Via::Bridge], &seconds).expect("rounds")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn files_are_compared_to_their_end() {
-        let scratch = Scratch::create().unwrap();
-        let [one, same, short] = ["one", "same", "short"].map(|name| scratch.path(name));
-        for (path, bytes) in [(&one, 3 << 20), (&same, 3 << 20), (&short, (3 << 20) - 1)] {
-            write_noise(path, bytes).unwrap();
-        }
-        assert!(is_same(&one, &same).unwrap());
-        assert!(!is_same(&one, &short).unwrap());
-        assert!(!is_same(&short, &one).unwrap());
     }
 }

@@ -29,8 +29,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::client::{LIMITS, READ};
-use super::work::{Pattern, Work};
+use super::work::Work;
 use crate::args::Node;
+use crate::pattern::Pattern;
 use crate::pki;
 use crate::proxies::loopback;
 

@@ -6,10 +6,11 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use super::copy::CopyResult;
-use super::ratio::{Goal, Ratio};
 use super::streams::{BRIDGE, KUBE_APISERVER, Load, Measured, Sample};
-use super::work::{MESSAGE, SMALL};
+use super::work::SMALL;
 use crate::args::Translate;
+use crate::pattern::MESSAGE;
+use crate::ratio::{Goal, Ratio};
 use crate::report::{Spread, Table};
 
 const FASTER: Goal = Goal::AtLeast(1.5);

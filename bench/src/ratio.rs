@@ -1,4 +1,4 @@
-//! Ratios, and what they are to be.
+//! Ratios within rounds, and what they are to be.
 
 use serde::Serialize;
 
@@ -21,7 +21,7 @@ impl Goal {
     }
 }
 
-/// With the bridge over without it, round by round.
+/// One way over the other, round by round.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Ratio {
     pub(crate) of: String,
@@ -38,7 +38,7 @@ impl Ratio {
         goal: Goal,
         pairs: impl Iterator<Item = (f64, f64)>,
     ) -> Option<Self> {
-        let spread = Spread::of(pairs.map(|(with, without)| with / without))?;
+        let spread = Spread::of(pairs.map(|(one, other)| one / other))?;
         Some(Self {
             of,
             spread,
@@ -58,9 +58,21 @@ impl Ratio {
     }
 }
 
+/// Every round begins with another one, so that none always runs after the same
+/// neighbour.
+pub(crate) fn rotated(count: usize, by: usize) -> impl Iterator<Item = usize> {
+    (0..count).map(move |index| (index + by) % count)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_round_visits_everyone_from_another_start() {
+        let orders: Vec<Vec<usize>> = (0..3).map(|by| rotated(3, by).collect()).collect();
+        assert_eq!(orders, [[0, 1, 2], [1, 2, 0], [2, 0, 1]]);
+    }
 
     fn ratio(goal: Goal, pairs: &[(f64, f64)]) -> Ratio {
         Ratio::new("x".to_owned(), goal, pairs.iter().copied()).unwrap()

@@ -1,0 +1,274 @@
+//! `agent`: requests and streams through the plugin `skewbridge agent`, next to direct
+//! ones with the same certificate.
+
+mod kubeconfig;
+mod requests;
+mod result;
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+use skewbridge_e2e::{Node, Plane, Server, User, Via};
+
+use self::requests::Caller;
+use self::result::AgentResult;
+use crate::args::{Agent, AgentSizes};
+use crate::clocked::{Streams, clock};
+use crate::pattern::{is_same, write_noise};
+use crate::proxies::bridge;
+use crate::ratio::rotated;
+use crate::report;
+use crate::scratch::Scratch;
+
+const MIB: u64 = 1 << 20;
+const WARM_UP: Duration = Duration::from_millis(500);
+
+pub(crate) async fn run(args: Agent) -> Result<()> {
+    let program = bridge::client_program(args.program.clone()).await?;
+    let sizes = args.sizes();
+    let version = skewbridge_e2e::newest(&skewbridge_e2e::versions()).to_owned();
+    let path = args.path.unwrap_or_else(|| {
+        let (namespace, pod) = (Node::NAMESPACE, Node::POD);
+        format!("/api/v1/namespaces/{namespace}/pods/{pod}")
+    });
+    let measured = measure(sizes, &path, &program, &version).await?;
+    let result = AgentResult::new(version, path, sizes, &measured)?;
+    report::print(&result, args.output)
+}
+
+/// How the cluster is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Way {
+    Direct,
+    Plugin,
+}
+
+impl Way {
+    const BOTH: [Self; 2] = [Self::Direct, Self::Plugin];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Plugin => "plugin",
+        }
+    }
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Load {
+    /// One after the other on each of so many connections.
+    Requests { connections: u32 },
+    /// `skewbridge exec`, much from the command.
+    Stdout,
+    /// `skewbridge exec -i`, much to the command.
+    Stdin,
+    /// `kubectl cp` of a file to the pod; with the plugin under `skewbridge run`.
+    CopyIn,
+    /// `kubectl cp` of a file from the pod; with the plugin under `skewbridge run`.
+    CopyOut,
+}
+
+impl Load {
+    fn all(sizes: AgentSizes) -> [Self; 6] {
+        let connections = sizes.connections;
+        [
+            Self::Requests { connections: 1 },
+            Self::Requests { connections },
+            Self::Stdout,
+            Self::Stdin,
+            Self::CopyIn,
+            Self::CopyOut,
+        ]
+    }
+
+    /// What is counted in a second.
+    fn unit(self) -> &'static str {
+        match self {
+            Self::Requests { .. } => "req/s",
+            _ => "MiB/s",
+        }
+    }
+}
+
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Requests { connections: 1 } => f.write_str("requests, one by one"),
+            Self::Requests { connections } => write!(f, "requests, {connections} connections"),
+            Self::Stdout => f.write_str("exec, stdout"),
+            Self::Stdin => f.write_str("exec, stdin"),
+            Self::CopyIn => f.write_str("kubectl cp to the pod"),
+            Self::CopyOut => f.write_str("kubectl cp from the pod"),
+        }
+    }
+}
+
+/// The rates of a load by each way, round by round.
+#[derive(Debug)]
+struct Measured {
+    load: Load,
+    rates: [Vec<f64>; Way::BOTH.len()],
+}
+
+async fn measure(
+    sizes: AgentSizes,
+    path: &str,
+    program: &Path,
+    version: &str,
+) -> Result<Vec<Measured>> {
+    // Declared before the plane, so dropped after it.
+    let scratch = Scratch::create()?;
+    let plane = Plane::start(&[Server::of(version).without_bridge()]).await;
+    let node = plane.start_node().await;
+    let configs = kubeconfig::write(&scratch, &plane, program)?;
+    let callers = [
+        Caller::prepare(&configs[0], path)
+            .await
+            .context("without a plugin")?,
+        Caller::prepare(&configs[1], path)
+            .await
+            .context("with the plugin")?,
+    ];
+    let ways = Ways {
+        mib: sizes.mib,
+        noise: scratch.path("noise"),
+        in_pod: node.directory.join("copy"),
+        back: scratch.path("back"),
+        configs,
+        callers,
+        program,
+        plane: &plane,
+        scratch: &scratch,
+    };
+    write_noise(&ways.noise, u64::from(sizes.mib) * MIB)?;
+    let loads = Load::all(sizes);
+    for load in loads {
+        for way in Way::BOTH {
+            ways.bear(way, load, WARM_UP).await.context("warm-up")?;
+        }
+    }
+    let mut measured: Vec<Measured> = loads
+        .into_iter()
+        .map(|load| Measured {
+            load,
+            rates: Default::default(),
+        })
+        .collect();
+    let time = Duration::from_secs(sizes.seconds.into());
+    for round in 0..sizes.rounds {
+        for Measured { load, rates } in &mut measured {
+            for index in rotated(Way::BOTH.len(), round as usize) {
+                let way = Way::BOTH[index];
+                let rate = ways.bear(way, *load, time).await?;
+                report::progress(format_args!(
+                    "round {}/{}: {load}: {} {rate:.0} {}",
+                    round + 1,
+                    sizes.rounds,
+                    way.name(),
+                    load.unit(),
+                ));
+                rates[index].push(rate);
+            }
+        }
+    }
+    Ok(measured)
+}
+
+/// Both ways, and what is sent on them. By place as in [`Way::BOTH`].
+struct Ways<'a> {
+    plane: &'a Plane,
+    scratch: &'a Scratch,
+    program: &'a Path,
+    configs: [PathBuf; Way::BOTH.len()],
+    callers: [Caller; Way::BOTH.len()],
+    mib: u32,
+    noise: PathBuf,
+    in_pod: PathBuf,
+    back: PathBuf,
+}
+
+impl Ways<'_> {
+    /// Requests or MiB a second; every byte has to have come.
+    async fn bear(&self, way: Way, load: Load, time: Duration) -> Result<f64> {
+        let borne = match load {
+            Load::Requests { connections } => {
+                self.callers[way as usize].rate(connections, time).await
+            }
+            Load::Stdout | Load::Stdin => self.exec(way, load).await,
+            Load::CopyIn => {
+                let places = [here(&self.noise), in_pod(&self.in_pod)];
+                self.copy(way, places, &self.in_pod).await
+            }
+            Load::CopyOut => {
+                let places = [in_pod(&self.noise), here(&self.back)];
+                self.copy(way, places, &self.back).await
+            }
+        };
+        borne.with_context(|| format!("{load}, {}", way.name()))
+    }
+
+    /// The plugin is started for it, and that counts.
+    async fn exec(&self, way: Way, load: Load) -> Result<f64> {
+        let mut command = Command::new(self.program);
+        command.env("KUBECONFIG", &self.configs[way as usize]);
+        command.args(["exec", "-n", Node::NAMESPACE, Node::POD]);
+        let mut streams = Streams::default();
+        if load == Load::Stdin {
+            // Compares every byte, and fails where one differs.
+            command.args(["-i", "--", "cmp", "-"]);
+            streams.stdin = Some(&self.noise);
+        } else {
+            command.args(["--", "cat"]);
+            streams.expected = Some(u64::from(self.mib) * MIB);
+        }
+        command.arg(&self.noise);
+        let cost = clock(&command, streams, self.scratch).await?;
+        Ok(f64::from(self.mib) / cost.seconds)
+    }
+
+    /// `kubectl cp` from one place to another, which is this path.
+    async fn copy(&self, way: Way, places: [String; 2], copy: &Path) -> Result<f64> {
+        if copy.exists() {
+            fs::remove_file(copy).with_context(|| copy.display().to_string())?;
+        }
+        let mut command = self.kubectl(way);
+        command.env("KUBECONFIG", &self.configs[way as usize]);
+        command.args(["cp", "-n", Node::NAMESPACE]).args(places);
+        let cost = clock(&command, Streams::default(), self.scratch).await?;
+        ensure!(is_same(&self.noise, copy)?, "{} differs", copy.display());
+        Ok(f64::from(self.mib) / cost.seconds)
+    }
+
+    /// It knows nothing of plugins that proxy: `skewbridge run` does for it.
+    fn kubectl(&self, way: Way) -> Command {
+        let plane = self.plane.kubectl_command(0, Via::Server, User::Admin);
+        // Without its arguments: they name another kubeconfig.
+        let kubectl = plane.as_std().get_program();
+        let mut command = match way {
+            Way::Direct => Command::new(kubectl),
+            Way::Plugin => {
+                let mut command = Command::new(self.program);
+                command.args(["run", "--"]).arg(kubectl);
+                command
+            }
+        };
+        command.env("HOME", self.scratch.root());
+        command
+    }
+}
+
+fn here(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn in_pod(path: &Path) -> String {
+    format!("{}:{}", Node::POD, path.display())
+}
