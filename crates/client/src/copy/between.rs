@@ -10,7 +10,7 @@ use super::commands;
 use super::contained::{self, Top};
 use super::container::{Container, Ended, Process, Stdin, complaint};
 use super::error::{Error, Skipped};
-use super::options::{Again, Notice, Options};
+use super::options::{Again, Notice, Options, Retries};
 use super::place::RemotePath;
 use super::retry::Patience;
 use super::tally::Tally;
@@ -33,8 +33,18 @@ pub async fn copy_between(
 ) -> Result<(), Error> {
     let path = RemotePath::new(source.1);
     let mut patience = Patience::new(options);
+    // Once: what the first try has put in place is no place for the second to go into.
+    let way = loop {
+        match Way::for_remote(target.0, &path, target.1).await {
+            Ok(way) => break way,
+            Err(error) => {
+                let cause = patience.cause(error)?;
+                patience.again(&cause, 0).await?;
+            }
+        }
+    };
     loop {
-        let cause = match attempt(source.0, &path, target, options, tally).await {
+        let cause = match attempt(source.0, &path, (target.0, &way), options, tally).await {
             Ok(Moved::All { skipped }) => return Skipped::result(skipped),
             Ok(Moved::Cut(cause)) => cause,
             Err(error) => patience.cause(error)?,
@@ -56,7 +66,7 @@ enum Moved {
 async fn attempt(
     source: &dyn Container,
     path: &RemotePath,
-    (container, to): (&dyn Container, &str),
+    (container, way): (&dyn Container, &Way),
     options: &Options,
     tally: &Arc<Tally>,
 ) -> Result<Moved, Error> {
@@ -65,7 +75,6 @@ async fn attempt(
         needed,
     };
     let from = source.run(commands::pack(path), Stdin::Null).await?;
-    let way = Way::for_remote(container, path, to).await?;
     if !way.has_tar() {
         return Err(no_tar(" that is copied to"));
     }
@@ -76,7 +85,7 @@ async fn attempt(
         stderr: into_complains,
         ended: into_ended,
     } = into;
-    let mut passage = Passage::new(path.top(), &way, options, tally);
+    let mut passage = Passage::new(path.top(), way, options, tally);
     let passing = async {
         let Some(stdin) = stdin else {
             return Ok(false);
@@ -107,18 +116,23 @@ async fn attempt(
     };
     let ended = Ended::of(&status, &said);
     let into_ended = Ended::of(&into_status, &into_said);
+    let all = Moved::All {
+        skipped: passage.skipped,
+    };
     let result = match (ended, into_ended) {
+        // Only the answer was lost.
+        (Ended::Well, Ended::Cut(_)) if passed && way.is_done(container).await => Ok(all),
         (Ended::Cut(cause), _) | (_, Ended::Cut(cause)) => Ok(Moved::Cut(cause)),
         (Ended::Missing, _) => Err(no_tar(" that is copied from")),
         (Ended::Badly(how), _) => Err(badly(how, said)),
         (_, Ended::Missing) => Err(no_tar(" that is copied to")),
         (_, Ended::Badly(how)) => Err(badly(how, into_said)),
-        (Ended::Well, Ended::Well) if passed => Ok(Moved::All {
-            skipped: passage.skipped,
-        }),
+        (Ended::Well, Ended::Well) if passed => Ok(all),
         (Ended::Well, Ended::Well) => Ok(Moved::Cut("the archive has no end".to_owned())),
     };
-    if result.is_err() || matches!(result, Ok(Moved::Cut(_))) {
+    // Of what is in its place nothing is left there but, for who asks again, the word.
+    let is_clean = matches!(result, Ok(Moved::All { .. })) && options.retries == Retries::AtMost(0);
+    if !is_clean {
         way.clean_up(container).await;
     }
     result
@@ -205,9 +219,12 @@ impl<'a> Passage<'a> {
             match event {
                 Event::Entry(entry) => self.entry(entry, output)?,
                 Event::Data(data) => {
+                    let left = self.left.checked_sub(data.len() as u64);
+                    self.left = left.ok_or_else(|| {
+                        Error::Unexpected("the archive has contents that belong to nothing".into())
+                    })?;
                     output.extend_from_slice(data);
                     self.tally.moved(data.len());
-                    self.left -= data.len() as u64;
                     if self.left == 0 {
                         output.extend_from_slice(self.padding);
                     }
@@ -265,9 +282,17 @@ impl<'a> Passage<'a> {
                 self.symlinks.remove(&parts.join(&b'/'));
             }
         }
-        // What is filled stays as it is.
         if name == b"." {
-            return Ok(());
+            // What is filled stays as it is. Contents without a header of ours would be
+            // headers to the tar there.
+            return match entry.kind {
+                Kind::Directory => Ok(()),
+                _ => Err(Error::Unexpected(format!(
+                    "{} is a directory in the container, and {} is none",
+                    self.name,
+                    contained::shown(&entry.name)
+                ))),
+            };
         }
         entry.name = name;
         entry.mode &= 0o777;

@@ -12,6 +12,9 @@ pub(super) const STAGED: &str = "it";
 /// that for the end; what comes without this is not put in place.
 pub(super) const WHOLE: &str = "whole";
 
+/// What is in the stage when everything has been put in place.
+pub(super) const DONE: &str = "done";
+
 /// The words that [`PROBE`] answers.
 pub(super) mod word {
     /// There is a tar.
@@ -39,17 +42,49 @@ tar -c -f - -C \"$1\" \"$2\" 2>/dev/null | tail -c +\"$3\" | head -c \"$4\"
 s=$({ { tar -c -f - -C \"$1\" \"$2\" 4>&-; echo $? >&3; } | tail -c +\"$5\" >&4; } 3>&1)
 exit \"${s:-1}\"";
 
+/// Ends the tar that is at work in a stage, if there is one. It may be after its connection
+/// was lost, and would go on making what is moved away under its hands. It is known by its
+/// number and its name, since numbers are given again.
+macro_rules! end_the_last {
+    ($stage:literal) => {
+        concat!(
+            "{ read -r p && read -r c </proc/\"$p\"/comm && [ \"$c\" = tar ] && kill -9 \"$p\"; }",
+            " 2>/dev/null <",
+            $stage,
+            "/pid\n"
+        )
+    };
+}
+
 /// Extracts beside the target, and renames when all is there. What is not whole is
 /// removed there, if nobody will go on with it: who has lost the connection cannot.
-const UNPACK_STAGED: &str = "\
-d=$1 s=$2 t=$3 k=$4; shift 4
+///
+/// That it is in its place is said by a file, if somebody may ask: that the stage is gone
+/// says nothing, it may never have been there.
+const UNPACK_STAGED: &str = concat!(
+    "d=$1 s=$2 t=$3 k=$4; shift 4\n",
+    end_the_last!("\"$d/$s\""),
+    "\
 end() { c=$?; [ $k = keep ] || rm -rf \"$d/$s\"; exit $c; }
-tar -x -f - -C \"$d\" \"$@\" || end
+mkdir -m 700 \"$d/$s\" 2>/dev/null
+exec 3<&0
+tar -x -f - -C \"$d\" \"$@\" <&3 3<&- &
+p=$!
+exec 3<&-
+{ echo \"$p\" >\"$d/$s/pid\"; } 2>/dev/null
+wait \"$p\" || end
 [ -e \"$d/$s/whole\" ] || { echo 'the archive was cut off' >&2; false; } || end
 if [ -d \"$t\" ] && [ ! -L \"$t\" ]; then echo \"$t is a directory now\" >&2; false; fi || end
 mv -f \"$d/$s/it\" \"$t\" || end
-rm -rf \"$d/$s\"
-exit 0";
+if [ $k = keep ]; then : >\"$d/$s/done\"; else rm -rf \"$d/$s\"; fi
+exit 0"
+);
+
+/// Before somebody looks at what is there.
+const SETTLE: &str = concat!(end_the_last!("\"$1\""), "exit 0");
+
+/// When nobody goes on.
+const ABANDON: &str = concat!(end_the_last!("\"$1\""), "rm -rf \"$1\"");
 
 /// One file without a tar: a shell cannot tell a cut from an end, so it is counted.
 const UNPACK_CAT: &str = "\
@@ -110,6 +145,11 @@ pub(super) fn probe(path: &str, inner: &str) -> Vec<String> {
 /// The same without a shell.
 pub(super) fn is_directory(path: &str) -> Vec<String> {
     words(["test", "-d", path])
+}
+
+/// Whether there is a file.
+pub(super) fn is_file(path: &str) -> Vec<String> {
+    words(["test", "-f", path])
 }
 
 /// Extracts into a directory.
@@ -182,9 +222,14 @@ pub(super) fn dress(path: &str, owner: (u64, u64), mode: u32, time: i64) -> Vec<
     )
 }
 
-/// Removes what nobody needs any more.
-pub(super) fn remove(path: &str) -> Vec<String> {
-    words(["rm", "-rf", path])
+/// Nobody writes to a stage any more, though the connection of who did was lost.
+pub(super) fn settle(stage: &str) -> Vec<String> {
+    script(SETTLE, [stage])
+}
+
+/// Removes a stage that nobody needs any more.
+pub(super) fn abandon(stage: &str) -> Vec<String> {
+    script(ABANDON, [stage])
 }
 
 /// One file.

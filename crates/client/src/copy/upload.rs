@@ -11,7 +11,7 @@ use super::commands::{self, word};
 use super::container::{Answer, Container, Ended, Process, Stdin, ask, complaint};
 use super::error::{Error, Skipped};
 use super::gather::{Gathered, Gatherer, Stopped};
-use super::options::{Again, Notice, Options, Preserve};
+use super::options::{Again, Notice, Options, Preserve, Retries};
 use super::place::{self, RemotePath};
 use super::retry::Patience;
 use super::tally::Tally;
@@ -67,7 +67,12 @@ pub async fn copy_to(
     let mut there = Arc::new(There::default());
     loop {
         let (cause, sent) = match attempt(container, from, &way, &there, options, tally).await {
-            Ok(Verdict::Whole { skipped }) => return Skipped::result(skipped),
+            Ok(Verdict::Whole { skipped }) => {
+                if options.retries != Retries::AtMost(0) {
+                    way.clean_up(container).await;
+                }
+                return Skipped::result(skipped);
+            }
             Ok(Verdict::Cut { cause, sent }) => (cause, sent),
             Err(error) => match patience.cause(error) {
                 Ok(cause) => (cause, None),
@@ -84,8 +89,10 @@ pub async fn copy_to(
         if let Some(skipped) = sent
             && way.is_done(container).await
         {
+            way.clean_up(container).await;
             return Skipped::result(skipped);
         }
+        way.settle(container).await;
         there = Arc::new(There::ask(container, from, &way, options).await);
         let from = match there.files.len() {
             0 => Again::Beginning,
@@ -252,22 +259,29 @@ impl Way {
         (vec![before], vec![after])
     }
 
-    /// After everything was sent, and only the answer was lost: what had a name of
-    /// ours has none any more.
-    async fn is_done(&self, container: &dyn Container) -> bool {
+    /// Whether everything was put in place and only the answer was lost: the container
+    /// has to say so.
+    pub(super) async fn is_done(&self, container: &dyn Container) -> bool {
         let Some(stage) = &self.stage else {
             return false;
         };
-        let command = commands::is_directory(&self.place(stage));
-        let answer = ask(container, command, WORDS).await;
-        answer.is_ok_and(|answer| matches!(answer.ended, Ended::Badly(_)))
+        let done = format!("{}/{}", self.place(stage), commands::DONE);
+        let answer = ask(container, commands::is_file(&done), WORDS).await;
+        answer.is_ok_and(|answer| answer.ended == Ended::Well)
     }
 
-    /// What is not whole is of no use. Best effort: the connection may be gone.
+    /// What is not whole, or was, is of no use. Best effort: the connection may be gone.
     pub(super) async fn clean_up(&self, container: &dyn Container) {
         if let Some(stage) = &self.stage {
-            let command = commands::remove(&self.place(stage));
+            let command = commands::abandon(&self.place(stage));
             let _ = ask(container, command, WORDS).await;
+        }
+    }
+
+    /// Before somebody looks at what is there. Best effort, too.
+    async fn settle(&self, container: &dyn Container) {
+        if let Some(stage) = &self.stage {
+            let _ = ask(container, commands::settle(&self.place(stage)), WORDS).await;
         }
     }
 }

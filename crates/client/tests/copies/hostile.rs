@@ -124,6 +124,27 @@ async fn another_pod_is_not_given_what_we_would_not_take() {
 }
 
 #[tokio::test]
+async fn contents_are_never_headers_to_the_tar_of_another_pod() {
+    let mut inner = Vec::new();
+    file(&mut inner, "../../evil", b"x");
+    write_end(&mut inner);
+    let mut archive = Vec::new();
+    file(&mut archive, "top", &inner);
+    write_end(&mut archive);
+    let other = Machine::new();
+    // What is filled has no entry of its own.
+    std::fs::create_dir_all(other.root().join("dir/top")).unwrap();
+    let machine = liar(&archive, "");
+    let (options, tally) = (Options::default(), Arc::new(Tally::default()));
+    let result = copy_between((&machine, "top"), (&other, "dir"), &options, &tally).await;
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("is a directory in the container"), "{error}");
+    for (name, _) in listing(&other.root()) {
+        assert!(!name.contains("evil"), "{name}");
+    }
+}
+
+#[tokio::test]
 async fn zeros_without_end_are_refused_before_the_disk_is_full() {
     let mut archive = Vec::new();
     let zeros = Entry {

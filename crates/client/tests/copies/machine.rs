@@ -33,6 +33,10 @@ pub(crate) fn is_busybox() -> bool {
 pub(crate) enum Loss {
     OfOutput(u64),
     OfInput(u64),
+    /// Whatever is sent is on its way for ever: nothing has begun there.
+    OfEverything,
+    /// All is done there, and nobody hears of it.
+    OfTheAnswer,
 }
 
 pub(crate) struct Machine {
@@ -45,8 +49,8 @@ impl Machine {
     /// With all the programs that copies know of.
     pub(crate) fn new() -> Self {
         Self::with(&[
-            "cat", "chmod", "chown", "cksum", "find", "head", "mv", "rm", "sh", "stat", "tail",
-            "tar", "test", "touch", "wc",
+            "cat", "chmod", "chown", "cksum", "find", "head", "mkdir", "mv", "rm", "sh", "stat",
+            "tail", "tar", "test", "touch", "wc",
         ])
     }
 
@@ -104,6 +108,9 @@ impl Machine {
     fn start(&self, command: &[String], stdin: Stdin) -> Process {
         self.commands.lock().unwrap().push(command.to_vec());
         let loss = self.losses.lock().unwrap().pop_front().flatten();
+        if matches!(loss, Some(Loss::OfEverything)) {
+            return into_nowhere(stdin);
+        }
         let child = Command::new(&command[0])
             .args(&command[1..])
             .current_dir(self.root())
@@ -127,13 +134,13 @@ impl Machine {
             inner: child.stdout.take().unwrap(),
             left: of(|loss| match loss {
                 Loss::OfOutput(bytes) => Some(bytes),
-                Loss::OfInput(_) => None,
+                _ => None,
             }),
             lost: signal.clone(),
         };
         let left = of(|loss| match loss {
             Loss::OfInput(bytes) => Some(bytes),
-            Loss::OfOutput(_) => None,
+            _ => None,
         });
         let stdin = child.stdin.take().map(|inner| Input {
             inner: Some(inner),
@@ -158,6 +165,9 @@ impl Machine {
                     let _ = child.wait().await;
                     return cut();
                 };
+                if matches!(loss, Some(Loss::OfTheAnswer)) {
+                    return cut();
+                }
                 match ended.code() {
                     Some(0) => ExitStatus::Success,
                     Some(code) => {
@@ -183,6 +193,18 @@ fn cut() -> ExitStatus {
         unsent: 0,
         received: 0,
     })
+}
+
+fn into_nowhere(stdin: Stdin) -> Process {
+    Process {
+        stdin: match stdin {
+            Stdin::Piped => Some(Box::new(tokio::io::sink())),
+            Stdin::Null => None,
+        },
+        stdout: Box::new(tokio::io::empty()),
+        stderr: Box::new(tokio::io::empty()),
+        ended: Box::pin(async { cut() }),
+    }
 }
 
 fn absent(program: &str, error: &io::Error) -> Process {

@@ -178,6 +178,52 @@ async fn a_cut_at_any_byte_is_never_a_success() {
 }
 
 #[tokio::test]
+async fn what_was_sent_is_not_there_until_the_container_says_so() {
+    for (loss, name) in [
+        (Loss::OfEverything, "nothing"),
+        (Loss::OfTheAnswer, "everything"),
+    ] {
+        let (machine, scratch) = (Machine::new(), ScratchDir::new());
+        let tree = scratch.path().join("tree");
+        plant(&tree, Shape::Tiny);
+        let file = scratch.write("file", b"a few bytes");
+        for from in [&tree, &file] {
+            // The first command is a probe.
+            machine.lose(&[None, Some(loss)]);
+            let error = upload(&machine, from, name, 0).await.unwrap_err();
+            assert!(matches!(error, Error::Cut { .. }), "{loss:?}: {error}");
+            no_leftovers(&machine);
+            let to = machine.root().join(name);
+            let _ = std::fs::remove_dir_all(&to);
+            let _ = std::fs::remove_file(&to);
+
+            machine.lose(&[None, Some(loss)]);
+            upload(&machine, from, name, 1).await.unwrap();
+            assert_eq!(listing(&to), listing(from), "{loss:?}");
+            no_leftovers(&machine);
+            let _ = std::fs::remove_dir_all(&to);
+            let _ = std::fs::remove_file(&to);
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_another_pod_was_sent_is_in_its_place_once() {
+    for loss in [Loss::OfEverything, Loss::OfTheAnswer] {
+        let (source, target) = (Machine::new(), Machine::new());
+        plant(&source.root().join("tree"), Shape::Tiny);
+        target.lose(&[None, Some(loss)]);
+        let (options, _) = options(1);
+        copy_between((&source, "tree"), (&target, "new"), &options, &tally())
+            .await
+            .unwrap();
+        let (new, tree) = (target.root().join("new"), source.root().join("tree"));
+        assert_eq!(listing(&new), listing(&tree), "{loss:?}");
+        no_leftovers(&target);
+    }
+}
+
+#[tokio::test]
 async fn downloads_go_on_where_they_were_cut() {
     for bytes in [0, 100, 512, 700, 1024, 1500, 2048, 3000, 4096, 4608, 5400] {
         let (machine, scratch) = (Machine::new(), ScratchDir::new());

@@ -152,6 +152,10 @@ impl<'a> Options<'a> {
 impl ApiServer {
     /// Listens on a free port. A handler that panicked fails the test when the server is
     /// dropped.
+    #[expect(
+        clippy::unused_async,
+        reason = "it needs the runtime that it listens in"
+    )]
     pub async fn start(
         options: Options<'_>,
         handler: impl Fn(Seen) -> Reply + Send + Sync + 'static,

@@ -69,6 +69,10 @@ struct Counters {
 
 impl RawServer {
     /// Listens on a free port. With a `client_ca` clients must present a certificate of it.
+    #[expect(
+        clippy::unused_async,
+        reason = "it needs the runtime that it listens in"
+    )]
     pub async fn start<F, Fut>(tls: &Leaf, client_ca: Option<&Ca>, alpn: &[&str], script: F) -> Self
     where
         F: Fn(RawConn) -> Fut + Send + Sync + 'static,
