@@ -8,7 +8,7 @@ use skewbridge_client::streams::{
 };
 use skewbridge_client::{ExitStatus, RemoteProcess};
 
-use crate::client_command::{Failure, say};
+use crate::client_command::Failure;
 use crate::console::{DetachKeys, Pressed, RawTerminal, Signals, StdInput, StdOutput, size};
 
 /// What is read of standard input at once.
@@ -38,6 +38,8 @@ pub(crate) enum Ended {
 
 /// Why a session is over before its process is.
 enum Over {
+    /// What is to be sent cannot be read.
+    Input(io::Error),
     Signal(u8),
     Detached,
     /// Nobody reads what we write.
@@ -77,12 +79,14 @@ impl Session {
         };
         let detach = self.detach;
         let typing = async {
-            if let Some(stdin) = stdin
-                && read(stdin, detach).await == Typed::Detach
-            {
-                return Over::Detached;
+            match stdin {
+                Some(stdin) => match read(stdin, detach).await {
+                    Typed::End => std::future::pending().await,
+                    Typed::Detach => Over::Detached,
+                    Typed::Failed(error) => Over::Input(error),
+                },
+                None => std::future::pending().await,
             }
-            std::future::pending().await
         };
         let watching = watch(signals, resizer, self.redraw);
         let over = tokio::select! {
@@ -99,6 +103,10 @@ impl Session {
             Err(Over::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
                 Err(Failure::silent(EXIT_PIPE))
             }
+            Err(Over::Input(error)) => Err(Failure::new(format!(
+                "standard input cannot be read: {error}"
+            ))
+            .hint("the command was left before the end of its input")),
             Err(Over::Output(error)) => Err(Failure::new(format!(
                 "what the command writes cannot be written here: {error}"
             ))),
@@ -153,11 +161,13 @@ pub(crate) fn told(transport: &Transport) -> String {
     }
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Typed {
     /// Nothing follows, or nobody takes it.
     End,
     Detach,
+    /// What follows is not known.
+    Failed(io::Error),
 }
 
 /// From here to the process. An end here is an end there; what fails there is told by its
@@ -171,12 +181,8 @@ async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> Typed {
         let read = match from.read(&mut buffer).await {
             Ok(0) => break,
             Ok(read) => read,
-            Err(error) => {
-                say(format_args!(
-                    "error: standard input cannot be read: {error}"
-                ));
-                break;
-            }
+            // Not an end: the command would take what it has for all there is.
+            Err(error) => return Typed::Failed(error),
         };
         let mut typed = &buffer[..read];
         let mut pressed = Pressed::Keys;

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use skewbridge_channels::{Channel, Options, Protocol, agreed_spdy, offers_spdy};
+use skewbridge_channels::{Channel, Options, Protocol, SpdyProtocol, agreed_spdy};
 use skewbridge_wire::Node;
 
 use super::keep_alive::KeepAlive;
@@ -131,21 +131,28 @@ impl Executor for WebSocketExecutor {
     }
 }
 
+/// KEP-4006, "Client-side fallback": SPDY v4. Of those before it the end of a connection
+/// is the end of a command, so a cut could not be told from a success; servers have
+/// known this one since 1.4.
+const OFFERED: SpdyProtocol = SpdyProtocol::V4;
+
 impl Executor for SpdyExecutor {
     fn open(&self, opening: Opening) -> Starting<'_> {
         Box::pin(async move {
             let Opening { path, options } = opening;
-            let upgraded = upgrade::spdy(&self.endpoint, &path, offers_spdy()).await?;
+            let upgraded = upgrade::spdy(&self.endpoint, &path, [OFFERED.name()]).await?;
             let unswitched = |cause: String| Error::Unswitched {
                 server: self.endpoint.server(),
                 cause,
             };
             let protocol = upgraded.protocol.as_deref();
-            let agreed = agreed_spdy(protocol).ok_or_else(|| {
-                let protocol = protocol.unwrap_or_default();
-                unswitched(format!("to {protocol:?}, which was not offered"))
-            })?;
-            let node = Node::open(upgraded.io, upgraded.input, options, agreed);
+            if agreed_spdy(protocol) != Some(OFFERED) {
+                let protocol = protocol.unwrap_or("no version of its own");
+                return Err(unswitched(format!(
+                    "to {protocol:?}, which was not offered"
+                )));
+            }
+            let node = Node::open(upgraded.io, upgraded.input, options, OFFERED);
             let node = node.map_err(|error| unswitched(error.to_string()))?;
             let shared = Arc::new(Shared::new());
             let driver = by_spdy::drive(node, shared.clone(), self.keep_alive);

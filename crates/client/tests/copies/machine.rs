@@ -31,12 +31,12 @@ pub(crate) fn is_busybox() -> bool {
 /// After how many bytes a connection is lost.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Loss {
-    OfOutput(u64),
-    OfInput(u64),
+    Output(u64),
+    Input(u64),
     /// Whatever is sent is on its way for ever: nothing has begun there.
-    OfEverything,
+    Everything,
     /// All is done there, and nobody hears of it.
-    OfTheAnswer,
+    Answer,
 }
 
 pub(crate) struct Machine {
@@ -108,7 +108,7 @@ impl Machine {
     fn start(&self, command: &[String], stdin: Stdin) -> Process {
         self.commands.lock().unwrap().push(command.to_vec());
         let loss = self.losses.lock().unwrap().pop_front().flatten();
-        if matches!(loss, Some(Loss::OfEverything)) {
+        if matches!(loss, Some(Loss::Everything)) {
             return into_nowhere(stdin);
         }
         let child = Command::new(&command[0])
@@ -133,13 +133,13 @@ impl Machine {
         let stdout = Output {
             inner: child.stdout.take().unwrap(),
             left: of(|loss| match loss {
-                Loss::OfOutput(bytes) => Some(bytes),
+                Loss::Output(bytes) => Some(bytes),
                 _ => None,
             }),
             lost: signal.clone(),
         };
         let left = of(|loss| match loss {
-            Loss::OfInput(bytes) => Some(bytes),
+            Loss::Input(bytes) => Some(bytes),
             _ => None,
         });
         let stdin = child.stdin.take().map(|inner| Input {
@@ -165,7 +165,7 @@ impl Machine {
                     let _ = child.wait().await;
                     return cut();
                 };
-                if matches!(loss, Some(Loss::OfTheAnswer)) {
+                if matches!(loss, Some(Loss::Answer)) {
                     return cut();
                 }
                 match ended.code() {

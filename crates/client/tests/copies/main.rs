@@ -148,7 +148,7 @@ async fn a_cut_at_any_byte_is_never_a_success() {
     // About as long as the shortest archive of it.
     for bytes in (0..5600).step_by(611) {
         let to = scratch.path().join("to");
-        machine.lose(&[Some(Loss::OfOutput(bytes))]);
+        machine.lose(&[Some(Loss::Output(bytes))]);
         let error = download(&machine, "tree", &to, 0).await.unwrap_err();
         assert!(matches!(error, Error::Cut { .. }), "{bytes}: {error}");
         assert!(error.to_string().contains("--retries"), "{error}");
@@ -160,7 +160,7 @@ async fn a_cut_at_any_byte_is_never_a_success() {
         }
         let _ = std::fs::remove_dir_all(to);
         // The first command is a probe.
-        machine.lose(&[None, Some(Loss::OfInput(bytes))]);
+        machine.lose(&[None, Some(Loss::Input(bytes))]);
         let error = upload(&machine, &from, "new", 0).await.unwrap_err();
         assert!(matches!(error, Error::Cut { .. }), "{bytes}: {error}");
         no_leftovers(&machine);
@@ -170,7 +170,7 @@ async fn a_cut_at_any_byte_is_never_a_success() {
             assert_eq!(listing(&new), listing(&from), "{bytes}");
             std::fs::remove_dir_all(&new).unwrap();
         }
-        machine.lose(&[None, Some(Loss::OfInput(bytes))]);
+        machine.lose(&[None, Some(Loss::Input(bytes))]);
         upload(&machine, &from, "new", 1).await.unwrap();
         assert_eq!(listing(&new), listing(&from), "{bytes}");
         std::fs::remove_dir_all(&new).unwrap();
@@ -179,10 +179,7 @@ async fn a_cut_at_any_byte_is_never_a_success() {
 
 #[tokio::test]
 async fn what_was_sent_is_not_there_until_the_container_says_so() {
-    for (loss, name) in [
-        (Loss::OfEverything, "nothing"),
-        (Loss::OfTheAnswer, "everything"),
-    ] {
+    for (loss, name) in [(Loss::Everything, "nothing"), (Loss::Answer, "everything")] {
         let (machine, scratch) = (Machine::new(), ScratchDir::new());
         let tree = scratch.path().join("tree");
         plant(&tree, Shape::Tiny);
@@ -209,7 +206,7 @@ async fn what_was_sent_is_not_there_until_the_container_says_so() {
 
 #[tokio::test]
 async fn what_another_pod_was_sent_is_in_its_place_once() {
-    for loss in [Loss::OfEverything, Loss::OfTheAnswer] {
+    for loss in [Loss::Everything, Loss::Answer] {
         let (source, target) = (Machine::new(), Machine::new());
         plant(&source.root().join("tree"), Shape::Tiny);
         target.lose(&[None, Some(loss)]);
@@ -229,7 +226,7 @@ async fn downloads_go_on_where_they_were_cut() {
         let (machine, scratch) = (Machine::new(), ScratchDir::new());
         plant(&machine.root().join("tree"), Shape::Tiny);
         let to = scratch.path().join("to");
-        machine.lose(&[Some(Loss::OfOutput(bytes)), Some(Loss::OfOutput(1200))]);
+        machine.lose(&[Some(Loss::Output(bytes)), Some(Loss::Output(1200))]);
         let (options, notices) = options(5);
         copy_from(&machine, "tree", &to, &options, &tally())
             .await
@@ -258,7 +255,7 @@ async fn a_large_file_goes_on_in_its_middle_both_ways() {
     let (machine, scratch) = (Machine::new(), ScratchDir::new());
     let contents = tree::noise(24 << 20);
     let from = scratch.write("large", &contents);
-    machine.lose(&[None, Some(Loss::OfInput(12 << 20))]);
+    machine.lose(&[None, Some(Loss::Input(12 << 20))]);
     let (options, notices) = options(1);
     copy_to(&machine, &from, "large", &options, &tally())
         .await
@@ -276,7 +273,7 @@ async fn a_large_file_goes_on_in_its_middle_both_ways() {
     no_leftovers(&machine);
 
     let to = scratch.path().join("back");
-    machine.lose(&[Some(Loss::OfOutput(12 << 20))]);
+    machine.lose(&[Some(Loss::Output(12 << 20))]);
     notices.lock().unwrap().clear();
     copy_from(&machine, "large", &to, &options, &tally())
         .await
@@ -300,7 +297,7 @@ async fn a_source_that_changed_between_two_tries_is_copied_from_its_beginning() 
     let contents = tree::noise(1 << 20);
     std::fs::write(&large, &contents).unwrap();
     let to = scratch.path().join("to");
-    machine.lose(&[Some(Loss::OfOutput(600_000))]);
+    machine.lose(&[Some(Loss::Output(600_000))]);
     let (mut options, _) = options(2);
     let changed = contents.iter().map(|byte| !byte).collect::<Vec<_>>();
     let (path, bytes) = (large.clone(), changed.clone());
@@ -330,7 +327,7 @@ async fn ten_thousand_files_cut_half_way_come_and_go() {
     let whole = listing(&from);
     assert!(whole.len() > 10_000);
     let half = 8 << 20;
-    machine.lose(&[None, Some(Loss::OfInput(half))]);
+    machine.lose(&[None, Some(Loss::Input(half))]);
     let (options, notices) = options(1);
     copy_to(&machine, &from, "many", &options, &tally())
         .await
@@ -349,7 +346,7 @@ async fn ten_thousand_files_cut_half_way_come_and_go() {
     }
     no_leftovers(&machine);
     let to = scratch.path().join("back");
-    machine.lose(&[Some(Loss::OfOutput(half))]);
+    machine.lose(&[Some(Loss::Output(half))]);
     copy_from(&machine, "many", &to, &options, &tally())
         .await
         .unwrap();
@@ -363,7 +360,7 @@ async fn pods_are_copied_between() {
     std::fs::create_dir(other.root().join("dir")).unwrap();
     let (options, _) = options(1);
     for (to, found) in [("new", "new"), ("dir", "dir/tree"), ("dir", "dir/tree")] {
-        other.lose(&[None, Some(Loss::OfInput(2000))]);
+        other.lose(&[None, Some(Loss::Input(2000))]);
         copy_between((&one, "tree"), (&other, to), &options, &tally())
             .await
             .unwrap();
@@ -386,7 +383,7 @@ async fn without_tar_single_files_are_copied_by_cat() {
     assert_eq!(std::fs::read_to_string(to).unwrap(), "contents");
     no_leftovers(&machine);
     // A cut is no end of a file.
-    machine.lose(&[None, Some(Loss::OfInput(3))]);
+    machine.lose(&[None, Some(Loss::Input(3))]);
     let error = upload(&machine, &from, "cut", 0).await.unwrap_err();
     assert!(matches!(error, Error::Cut { .. }), "{error}");
     assert!(!machine.root().join("cut").exists());
@@ -418,7 +415,7 @@ async fn with_tar_alone_everything_is_copied() {
     assert_eq!(listing(&machine.root().join("new")), listing(&from));
     // Broken copies begin again.
     let to = scratch.path().join("to");
-    machine.lose(&[Some(Loss::OfOutput(3000))]);
+    machine.lose(&[Some(Loss::Output(3000))]);
     download(&machine, "new", &to, 3).await.unwrap();
     assert_eq!(listing(&to), listing(&from));
     let nothing = Machine::with(&[]);

@@ -1,6 +1,7 @@
 //! `exec` and `attach` with pipes.
 
-use skewbridge_testkit::Grant;
+use skewbridge_testkit::{Grant, PATIENCE};
+use tokio::time::timeout;
 
 use super::Cluster;
 
@@ -54,6 +55,18 @@ async fn files_are_read_and_written_as_they_are() {
         .unwrap();
     assert!(status.success());
     assert_eq!(std::fs::read_to_string(output).unwrap(), "from a file\n");
+}
+
+#[tokio::test]
+async fn input_that_cannot_be_read_is_no_end_of_input() {
+    let cluster = Cluster::start().await;
+    let mut command = cluster.command(&["exec", "-i", "web", "--", "cat"]);
+    // A directory can be opened, but not read.
+    command.stdin(std::fs::File::open(cluster.dir.path()).unwrap());
+    let ended = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(said.contains("standard input cannot be read"), "{said}");
 }
 
 #[tokio::test]
