@@ -38,8 +38,12 @@ async fn the_key_in_the_token_is_the_users() {
     // The connection is lost while the token is away.
     token.take_out();
     server.kill_connections().await;
-    let answer = plugin.get("/").await.unwrap();
-    assert!(answer.contains("it is not there; put it in"), "{answer}");
+    // What goes out before the loss is noticed fails otherwise.
+    eventually("a word about the token", PATIENCE, async || {
+        let answer = plugin.get("/").await.unwrap();
+        answer.contains("it is not there; put it in")
+    })
+    .await;
     token.put_back();
     eventually("the token's key", PATIENCE, async || is_jane().await).await;
 }
