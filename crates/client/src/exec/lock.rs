@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::OFlags;
 
+use super::runtime_dir::runtime_directories;
+
 /// How our directories begin; then come our process and a number.
 const PREFIX: &str = "skewbridge-exec-";
 
@@ -35,12 +37,14 @@ impl LockFile {
     /// Makes a directory and takes a lock in it, where runtime files of this user
     /// are.
     pub(super) fn take() -> io::Result<Self> {
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        let runtime = runtime.filter(|path| path.is_absolute() && path.is_dir());
-        if let Some(taken) = runtime.and_then(|beside| Self::take_in(&beside).ok()) {
-            return Ok(taken);
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        for beside in runtime_directories() {
+            match Self::take_in(&beside) {
+                Ok(taken) => return Ok(taken),
+                Err(error) => last = error,
+            }
         }
-        Self::take_in(&std::env::temp_dir())
+        Err(last)
     }
 
     fn take_in(beside: &Path) -> io::Result<Self> {

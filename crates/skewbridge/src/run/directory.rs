@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::OFlags;
+use skewbridge_client::exec::runtime_directories;
 
 /// How our directories begin; then come our process and a number.
 const PREFIX: &str = "skewbridge-run-";
@@ -34,12 +35,14 @@ impl PrivateDirectory {
     /// Makes one where runtime files of this user are: in memory, where the system has
     /// such a place.
     pub(super) fn new() -> io::Result<Self> {
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        let runtime = runtime.filter(|path| path.is_absolute() && path.is_dir());
-        if let Some(made) = runtime.and_then(|beside| Self::new_in(&beside).ok()) {
-            return Ok(made);
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        for beside in runtime_directories() {
+            match Self::new_in(&beside) {
+                Ok(made) => return Ok(made),
+                Err(error) => last = error,
+            }
         }
-        Self::new_in(&std::env::temp_dir())
+        Err(last)
     }
 
     fn new_in(beside: &Path) -> io::Result<Self> {
