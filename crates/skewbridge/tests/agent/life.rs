@@ -63,6 +63,7 @@ async fn a_signal_ends_it_and_an_interrupt_is_for_the_client_to_judge() {
     let client = Client::start(&bench);
     let mut plugin = bench.start(server.addr(), &client, &[]);
     plugin.signal(Signal::INT);
+    plugin.signal(Signal::QUIT);
     assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));
     assert!(plugin.is_running());
     plugin.signal(Signal::TERM);
