@@ -75,7 +75,7 @@ impl From<std::io::Error> for Problem {
 /// Is the proxy, for one client or for all.
 fn serve(flags: &Flags) -> Result<(), Problem> {
     let asked = Asked::from_environment()?;
-    let harness = build::harness(flags)?;
+    let harness = build::harness(flags, &asked)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
