@@ -276,7 +276,7 @@ impl Endpoint {
     /// What goes along with each request on such a stream and says who sends it. The
     /// plugin is run again if what it gave has expired.
     pub async fn credential_headers(&self) -> Result<HeaderMap, Error> {
-        let mut headers = self.headers.clone();
+        let mut headers = self.headers_now();
         headers.remove(HOST);
         headers.remove(USER_AGENT);
         if let Security::Plugin(by) = &self.security {

@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use skewbridge_client::{Endpoint, Error, Kubeconfig, Request, Target};
 use skewbridge_testkit::{
-    ApiServer, Ca, ClientAuth, Options, PATIENCE, RawServer, Reply, Validity,
+    ApiServer, Ca, ClientAuth, Options, PATIENCE, RawServer, Reply, SilentPort, Validity,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -180,8 +180,10 @@ async fn a_server_that_is_not_there_or_says_nothing_is_named() {
     let error = endpoint.await.unwrap().connect().await.unwrap_err();
     let expected = format!("the server {address} did not accept a connection within 0.05 s");
     assert!(error.to_string().starts_with(&expected), "{error}");
-    drop(listener);
-    let error = send(&silent, &Request::get("/")).await.unwrap_err();
+    let nobody = SilentPort::new();
+    let address = nobody.addr();
+    let absent = target(&format!("https://{address}"), insecure, "");
+    let error = send(&absent, &Request::get("/")).await.unwrap_err();
     assert_eq!(
         error.to_string(),
         format!(
@@ -392,5 +394,7 @@ async fn a_token_file_is_read_again_for_each_connection() {
             seen.header("authorization"),
             Some(&*format!("Bearer {token}"))
         );
+        let headers = endpoint.credential_headers().await.unwrap();
+        assert_eq!(headers["authorization"], format!("Bearer {token}"));
     }
 }

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skewbridge_api::exec_credential::{ExecCredential, ProxyConfig, Status, Version};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::SignalKind;
 
 use crate::asked::Asked;
 use crate::client_life::ClientLife;
 use crate::cluster::Cluster;
 use crate::forward::{self, Forwarder, Listener};
 use crate::identity::Authority;
+use crate::ignored::{Heard, IgnoredSignals};
 use crate::key::ClientKey;
 use crate::modifier::RequestModifier;
 use crate::shared::Seat;
@@ -291,16 +292,17 @@ impl Instance {
 
 /// Signals are caught from when this is made.
 struct Signals {
-    terminate: Signal,
-    hang_up: Signal,
-    interrupt: Signal,
+    terminate: Heard,
+    hang_up: Heard,
+    interrupt: Heard,
+    quit: Heard,
 }
 
-/// What an interrupt means.
+/// What an interrupt by a key means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Attention {
-    /// ^C in a terminal is sent to all that run in it. It is for the client to say what
-    /// it means: a shell goes on, and needs us.
+    /// ^C and ^\ in a terminal are sent to all that run in it. It is for the client to
+    /// say what they mean: a shell goes on, and needs us.
     ClientJudges,
     /// It is for us.
     Alone,
@@ -308,25 +310,30 @@ enum Attention {
 
 impl Signals {
     fn new() -> Result<Self, Error> {
-        let caught = |kind| signal(kind).map_err(Error::Signals);
+        let ignored = IgnoredSignals::now();
+        let caught = |kind| ignored.listen(kind).map_err(Error::Signals);
         Ok(Self {
             terminate: caught(SignalKind::terminate())?,
             hang_up: caught(SignalKind::hangup())?,
             interrupt: caught(SignalKind::interrupt())?,
+            quit: caught(SignalKind::quit())?,
         })
     }
 
     async fn told_to_stop(&mut self, attention: Attention) {
-        let interrupt = &mut self.interrupt;
+        let (interrupt, quit) = (&mut self.interrupt, &mut self.quit);
         let interrupted = async {
-            interrupt.recv().await;
+            tokio::select! {
+                () = interrupt.recv() => {}
+                () = quit.recv() => {}
+            }
             if attention == Attention::ClientJudges {
                 std::future::pending::<()>().await;
             }
         };
         tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.hang_up.recv() => {}
+            () = self.terminate.recv() => {}
+            () = self.hang_up.recv() => {}
             () = interrupted => {}
         }
     }

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use skewbridge_client::exec::runtime_directories;
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::Error;
@@ -103,7 +104,7 @@ pub(crate) struct PrivateDirectory {
 impl PrivateDirectory {
     fn new() -> Result<Self, Error> {
         let mut failure = None;
-        for above in above() {
+        for above in runtime_directories() {
             sweep(&above);
             for _ in 0..TRIES {
                 let path = above.join(format!("{PREFIX}{:016x}", random()?));
@@ -172,17 +173,6 @@ fn sweep(above: &Path) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
-}
-
-/// Where such a directory may be: the user's own place first.
-fn above() -> impl Iterator<Item = PathBuf> {
-    let named = ["XDG_RUNTIME_DIR", "TMPDIR"].map(std::env::var_os);
-    named
-        .into_iter()
-        .flatten()
-        .map(PathBuf::from)
-        .chain([PathBuf::from("/tmp")])
-        .filter(|path| path.is_absolute() && path.is_dir())
 }
 
 fn random() -> Result<u64, Error> {

@@ -19,6 +19,9 @@ const MAX_LENGTH: u64 = 256;
 pub enum PinSource {
     /// The user is asked at the terminal.
     Prompt,
+    /// The user would have to be asked, and may not be: the client has not given its
+    /// terminal. Good for tokens that need no PIN, or have keys of their own for it.
+    Nowhere,
     /// The first line of a file.
     File(PathBuf),
     /// The first line that a program prints; the question is its argument, as with
@@ -27,6 +30,11 @@ pub enum PinSource {
 }
 
 impl PinSource {
+    /// Whether a user types it, and not a file or a program.
+    pub(crate) fn is_typed(&self) -> bool {
+        matches!(self, Self::Prompt | Self::Nowhere)
+    }
+
     /// The PIN of this token. It may take as long as the user does.
     pub(crate) fn get(&self, token: &str) -> Result<Zeroizing<String>, String> {
         let question = format!("PIN of token {token:?}: ");
@@ -37,6 +45,11 @@ impl PinSource {
                      --pkcs11-pin-file or --pkcs11-askpass"
                 )
             }),
+            Self::Nowhere => Err(
+                "a PIN is needed, and the client has given no terminal to ask at \
+                 (interactiveMode); give --pkcs11-pin-file or --pkcs11-askpass"
+                    .to_owned(),
+            ),
             Self::File(path) => {
                 let read = File::open(path).and_then(first_line);
                 read.map_err(|error| format!("--pkcs11-pin-file {}: {error}", path.display()))
@@ -96,11 +109,11 @@ mod tests {
         assert_eq!(&**file.get("t").unwrap(), "1234");
         let empty = PinSource::File(dir.write("empty", "\n"));
         assert!(empty.get("t").unwrap_err().ends_with("there is no PIN"));
-        let script = dir.write("askpass", "#!/bin/sh\necho \"$1\"\n");
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-        std::fs::set_permissions(&script, mode).unwrap();
+        let script = dir.write_program("askpass", "#!/bin/sh\necho \"$1\"\n");
         let program = PinSource::Askpass(script.into());
         assert_eq!(&**program.get("t").unwrap(), "PIN of token \"t\": ");
+        let nowhere = PinSource::Nowhere.get("t").unwrap_err();
+        assert!(nowhere.contains("no terminal to ask at"), "{nowhere}");
         let failing = PinSource::Askpass("false".into());
         assert!(failing.get("t").unwrap_err().contains("failed with"));
     }

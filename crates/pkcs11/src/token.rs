@@ -209,12 +209,14 @@ impl TokenKey {
         if token.protected_authentication_path() {
             // It has keys of its own for the PIN.
             let entered = session.login(UserType::User, None);
-            return self.judge_login(entered);
+            return self.judge_login(entered.as_ref());
         }
-        let pin = if let Some(pin) = state.pin.take() {
+        let remembered = state.pin.take();
+        let has_worked = remembered.is_some();
+        let pin = if let Some(pin) = remembered {
             pin
         } else {
-            if token.user_pin_final_try() && self.config.pin != PinSource::Prompt {
+            if token.user_pin_final_try() && !self.config.pin.is_typed() {
                 return Err(self.failed(
                     "one try is left for its PIN, which is not spent on a PIN that nobody types; \
                      leave out --pkcs11-pin-file and --pkcs11-askpass",
@@ -235,12 +237,15 @@ impl TokenKey {
         if matches!(&entered, Err(Error::Pkcs11(RvError::PinIncorrect, _))) {
             state.refused = Some(fingerprint);
         }
-        self.judge_login(entered)?;
-        state.pin = Some(pin);
-        Ok(())
+        // What has nothing to do with the PIN takes nothing from it.
+        let judged = self.judge_login(entered.as_ref());
+        if judged.is_ok() || (has_worked && !entered.is_err_and(|error| is_about_pin(&error))) {
+            state.pin = Some(pin);
+        }
+        judged
     }
 
-    fn judge_login(&self, entered: Result<(), Error>) -> Result<(), KeyError> {
+    fn judge_login(&self, entered: Result<&(), &Error>) -> Result<(), KeyError> {
         match entered {
             Ok(()) | Err(Error::Pkcs11(RvError::UserAlreadyLoggedIn, _)) => Ok(()),
             Err(Error::Pkcs11(RvError::PinIncorrect, _)) => Err(self.failed("the PIN is wrong")),
@@ -364,6 +369,18 @@ impl fmt::Debug for TokenKey {
             .field("which", &self.config.which)
             .finish_non_exhaustive()
     }
+}
+
+/// Whether a token says that a PIN is not, or no more, its own.
+fn is_about_pin(error: &Error) -> bool {
+    use RvError::{PinExpired, PinIncorrect, PinInvalid, PinLenRange, PinLocked};
+    matches!(
+        error,
+        Error::Pkcs11(
+            PinIncorrect | PinLocked | PinExpired | PinInvalid | PinLenRange,
+            _
+        )
+    )
 }
 
 struct Pair {

@@ -3,7 +3,8 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 
-use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+use rustix::process::getpgrp;
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 use zeroize::Zeroizing;
 
 /// More than any PIN.
@@ -16,6 +17,10 @@ const KILL_LINE: u8 = 0x15;
 /// Asks at the terminal of this process, whatever its standard input is.
 pub(crate) fn ask(question: &str) -> io::Result<Zeroizing<String>> {
     let tty = OpenOptions::new().read(true).write(true).open("/dev/tty")?;
+    // In the background we would be stopped for it, and the client would wait.
+    if tcgetpgrp(&tty)? != getpgrp() {
+        return Err(io::Error::other("this process is in its background"));
+    }
     let quiet = Quiet::enter(&tty)?;
     (&tty).write_all(question.as_bytes())?;
     let answer = read(&tty);

@@ -218,9 +218,7 @@ fn a_token_that_is_put_back_is_opened_again() {
         "01",
     );
     let dir = ScratchDir::new();
-    let script = dir.write("askpass", format!("#!/bin/sh\necho {PIN}\n"));
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-    std::fs::set_permissions(script, mode).unwrap();
+    dir.write_program("askpass", &format!("#!/bin/sh\necho {PIN}\n"));
     let tokens = token.configuration();
     let tokens = tokens.parent().unwrap();
     let variables = [("PREPARED", dir.path()), ("TOKENS", tokens)];

@@ -5,7 +5,7 @@
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -18,9 +18,10 @@ use serde_json::{Value, json};
 use skewbridge_client::kubeconfig::Material;
 use skewbridge_client::{Endpoint, Kubeconfig, Request};
 use skewbridge_harness::forward::BoxFuture;
-use skewbridge_harness::{Asked, Harness, ModifyError, Outgoing, RequestModifier};
+use skewbridge_harness::{Asked, Harness, IgnoredSignals, ModifyError, Outgoing, RequestModifier};
 use skewbridge_testkit::{ApiServer, Ca, Options, PATIENCE, Reply, ScratchDir, Seen, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::signal::unix::SignalKind;
 
 /// More than any of it takes.
 const PATIENT: Option<Duration> = Some(Duration::from_mins(1));
@@ -92,7 +93,7 @@ impl Stage {
     /// `skewbridge run` as this user, and whatever follows.
     fn run(&self, user: &Value) -> Command {
         let runtime = self.dir.path().join("runtime");
-        let _ = std::fs::create_dir(&runtime);
+        let _ = std::fs::DirBuilder::new().mode(0o700).create(&runtime);
         let mut command = Command::new(env!("CARGO_BIN_EXE_skewbridge"));
         command
             .arg("run")
@@ -344,11 +345,16 @@ async fn the_exit_code_is_the_commands() {
 #[tokio::test]
 async fn signals_reach_the_command() {
     let stage = Stage::new().await;
-    for (signal, name) in [
-        (Signal::TERM, "TERM"),
-        (Signal::HUP, "HUP"),
-        (Signal::INT, "INT"),
+    let ignored = IgnoredSignals::now();
+    for (signal, kind, name) in [
+        (Signal::TERM, SignalKind::terminate(), "TERM"),
+        (Signal::HUP, SignalKind::hangup(), "HUP"),
+        (Signal::INT, SignalKind::interrupt(), "INT"),
     ] {
+        // By whoever runs this test, in the background or with nohup.
+        if ignored.contains(kind) {
+            continue;
+        }
         let ready = stage.dir.path().join("ready");
         let _ = std::fs::remove_file(&ready);
         let script = format!(
@@ -357,17 +363,7 @@ async fn signals_reach_the_command() {
         );
         let command = stage.script(&token(), &script);
         // In a session of its own there is no terminal whose keys it could be.
-        let mut run = Command::new("setsid");
-        run.arg("--wait")
-            .arg(command.get_program())
-            .args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => run.env(name, value),
-                None => run.env_remove(name),
-            };
-        }
-        let run = run.stdin(Stdio::null()).spawn().unwrap();
+        let run = started_by(&["setsid", "--wait"], &command).spawn().unwrap();
         eventually("the command", PATIENCE * 2, async || {
             stage.read("ready").ends_with('\n')
         })
@@ -379,6 +375,23 @@ async fn signals_reach_the_command() {
         let ended = ended.await.unwrap().unwrap();
         assert_eq!(ended.status.code(), Some(33), "{name}");
     }
+}
+
+/// The same command, as what these words start.
+fn started_by(words: &[&str], command: &Command) -> Command {
+    let mut started = Command::new(words[0]);
+    started
+        .args(&words[1..])
+        .arg(command.get_program())
+        .args(command.get_args())
+        .stdin(Stdio::null());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => started.env(name, value),
+            None => started.env_remove(name),
+        };
+    }
+    started
 }
 
 /// Whether a process has ended, be it that nobody has asked how.
@@ -487,13 +500,22 @@ async fn a_bridge_that_is_killed_takes_its_plugin_along() {
 }
 
 #[tokio::test]
+async fn what_is_ignored_at_the_start_stays_ignored() {
+    let stage = Stage::new().await;
+    let run = stage.script(&token(), "kill -HUP $$ && kill -HUP $PPID && echo alive");
+    let nohup = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"];
+    let ran = output(started_by(&nohup, &run)).await;
+    assert!(ran.status.success(), "{}", said(&ran));
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), "alive\n");
+}
+
+#[tokio::test]
 async fn a_shell_has_the_kubeconfig_and_a_hint() {
     let stage = Stage::new().await;
-    let shell = stage.dir.write(
+    let shell = stage.dir.write_program(
         "shell",
         "#!/bin/sh\necho \"$PS1\"; test -r \"$KUBECONFIG\"\n",
     );
-    std::fs::set_permissions(&shell, std::fs::Permissions::from_mode(0o700)).unwrap();
     let mut command = stage.run(&token());
     command.arg("--shell").env("SHELL", shell);
     let ran = output(command).await;

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A fresh directory that only this user can enter, removed on drop.
@@ -46,6 +47,19 @@ impl ScratchDir {
     pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path.join(name);
         fs::write(&path, contents).unwrap();
+        path
+    }
+
+    /// Writes a program. Another process does: what a thread of ours forks meanwhile would
+    /// hold a file of ours open for writing, and such a file cannot be executed.
+    pub fn write_program(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path.join(name);
+        let written = Command::new("sh")
+            .args(["-c", "printf %s \"$2\" > \"$1\" && chmod 700 \"$1\"", "sh"])
+            .arg(&path)
+            .arg(text)
+            .status();
+        assert!(written.unwrap().success(), "{}", path.display());
         path
     }
 

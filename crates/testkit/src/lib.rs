@@ -39,7 +39,7 @@ pub use files::{KubeletStyleVolume, ScratchDir};
 pub use pki::{Ca, ClientAuth, Leaf, Validity};
 pub use pods::{Grant, Pods};
 pub use soft_token::{SoftToken, TokenPublicKey};
-pub use upstream::{ApiServer, BodySender, Options, RawConn, RawServer, Reply, Seen};
+pub use upstream::{ApiServer, BodySender, Options, RawConn, RawServer, Reply, Seen, SilentPort};
 
 /// A TLS connection over TCP, of either side, that can be read by lines as well as by bytes.
 pub type Connection = tokio::io::BufReader<tokio_rustls::TlsStream<tokio::net::TcpStream>>;

@@ -8,6 +8,10 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::fs::OFlags;
+
+use super::runtime_dir::runtime_directories;
+
 /// How our directories begin; then come our process and a number.
 const PREFIX: &str = "skewbridge-exec-";
 
@@ -33,12 +37,14 @@ impl LockFile {
     /// Makes a directory and takes a lock in it, where runtime files of this user
     /// are.
     pub(super) fn take() -> io::Result<Self> {
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        let runtime = runtime.filter(|path| path.is_absolute() && path.is_dir());
-        if let Some(taken) = runtime.and_then(|beside| Self::take_in(&beside).ok()) {
-            return Ok(taken);
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        for beside in runtime_directories() {
+            match Self::take_in(&beside) {
+                Ok(taken) => return Ok(taken),
+                Err(error) => last = error,
+            }
         }
-        Self::take_in(&std::env::temp_dir())
+        Err(last)
     }
 
     fn take_in(beside: &Path) -> io::Result<Self> {
@@ -106,14 +112,15 @@ fn sweep(beside: &Path) {
         let name = entry.file_name();
         name.to_str().is_some_and(|name| name.starts_with(PREFIX))
     });
+    let us = rustix::process::geteuid().as_raw();
     for entry in ours.take(SWEPT) {
         let path = entry.path().join(FILE);
-        // Of other users nothing can be opened, and a link is none of ours.
-        let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        if !is_directory {
+        // What is another user's is not touched, and a link is none of ours.
+        let is_ours = |it: fs::Metadata| it.is_dir() && it.uid() == us;
+        if !entry.metadata().is_ok_and(is_ours) {
             continue;
         }
-        match File::open(&path) {
+        match open_to_lock(&path) {
             Ok(file) => match file.try_lock() {
                 Ok(()) => remove(&path),
                 Err(TryLockError::WouldBlock | TryLockError::Error(_)) => {}
@@ -126,6 +133,15 @@ fn sweep(beside: &Path) {
             Err(_) => {}
         }
     }
+}
+
+/// Opens it without waiting for anybody, whatever it is.
+fn open_to_lock(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(path)
 }
 
 #[cfg(test)]
@@ -149,6 +165,23 @@ mod tests {
         drop(lock);
         other.try_lock().unwrap();
         assert!(!directory.exists());
+    }
+
+    #[test]
+    fn nobody_is_waited_for_by_sweeping() {
+        use rustix::fs::{CWD, FileType, Mode};
+        let dir = ScratchDir::new();
+        let trap = dir.path().join(format!("{PREFIX}1-0"));
+        fs::create_dir(&trap).unwrap();
+        let (pipe, mode) = (trap.join(FILE), Mode::RUSR | Mode::WUSR);
+        rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, mode, 0).unwrap();
+        let away = dir.path().join("away");
+        fs::write(&away, "").unwrap();
+        let linked = dir.path().join(format!("{PREFIX}1-1"));
+        fs::create_dir(&linked).unwrap();
+        std::os::unix::fs::symlink(&away, linked.join(FILE)).unwrap();
+        LockFile::take_in(dir.path()).unwrap();
+        assert!(linked.exists() && away.exists());
     }
 
     #[test]

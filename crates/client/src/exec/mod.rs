@@ -13,6 +13,7 @@ mod lock;
 mod plugin;
 mod process;
 mod question;
+mod runtime_dir;
 mod said;
 mod wire;
 
@@ -24,4 +25,5 @@ pub(crate) use known::plugin_of;
 pub(crate) use plugin::{Plugin, Straight, Way};
 pub use process::PLUGIN_PATIENCE;
 pub use question::stdin_is_taken;
+pub use runtime_dir::runtime_directories;
 pub(crate) use wire::{Refused, Wire};

@@ -153,9 +153,8 @@ impl Plugin {
         if self.gate == Gate::On && state.lock.is_none() {
             let lock = LockFile::take().map_err(|error| {
                 self.error(format!(
-                    "no lock file for it can be made in {}: {error}; set $TMPDIR to a directory \
-                     of yours",
-                    std::env::temp_dir().display()
+                    "no lock file for it can be made: {error}; set $TMPDIR to a directory that is \
+                     yours alone"
                 ))
             })?;
             state.lock = Some(lock);

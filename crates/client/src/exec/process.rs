@@ -34,6 +34,10 @@ const SHOW_AFTER: Duration = Duration::from_secs(2);
 /// no credential has to tell by its exit code what is wrong.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// How often pipes and process are looked at when that time is over, for what is there
+/// already: on a busy machine we may be later than they. Two full pipes are 16 chunks.
+const LAST_LOOKS: usize = 24;
+
 /// A plugin and what it is asked.
 pub(super) struct Call<'a> {
     pub(super) plugin: &'a Exec,
@@ -200,8 +204,16 @@ impl Dialogue {
         let mut wrong: Option<ParseError> = None;
         let mut ended: Option<ExitStatus> = None;
         let mut give_up: Option<Instant> = None;
-        while ended.is_none() || self.stdout.is_some() || self.stderr.is_some() {
+        let mut looks: Option<usize> = None;
+        while looks != Some(0)
+            && (ended.is_none() || self.stdout.is_some() || self.stderr.is_some())
+        {
+            looks = looks.map(|left| left - 1);
             tokio::select! {
+                biased;
+                // First, for a plugin that never stops printing; then comes what is
+                // there already.
+                () = until(give_up), if looks.is_none() => looks = Some(LAST_LOOKS),
                 read = read(&mut self.stdout, &mut self.printed), if self.stdout.is_some() => {
                     if read == 0 {
                         self.stdout = None;
@@ -243,7 +255,7 @@ impl Dialogue {
                     give_up.get_or_insert(Instant::now() + GRACE);
                 }
                 () = &mut show, if !show.is_elapsed() => self.said.show_at_once(),
-                () = until(give_up) => break,
+                () = std::future::ready(()), if looks.is_some() => break,
             }
         }
         match (ended, wrong) {

@@ -1,5 +1,6 @@
 //! A client that can be killed: this test program, as a process of its own.
 
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -45,7 +46,7 @@ pub(crate) fn start(stage: &Stage, variables: &[(&str, &str)]) -> Child {
     let config = stage.kubeconfig("u", &stage.plugin());
     let config = stage.dir.write("kubeconfig", config);
     let runtime = stage.dir.path().join("runtime");
-    let _ = std::fs::create_dir(&runtime);
+    let _ = std::fs::DirBuilder::new().mode(0o700).create(&runtime);
     Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "client_process::a_client"])
         .env("CLIENT_KUBECONFIG", config)

@@ -111,15 +111,19 @@ impl Signatures {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.unwrap_or_default();
         let key = |id: &str| keys.get(id).map(|it| &it.key);
-        let verified = self
-            .verifier(now)
-            .verify(&request, has_body, now.as_secs(), key)?;
+        let judge = self.verifier(now);
+        let now = now.as_secs();
+        let verified = judge.verify(&request, has_body, now, key);
+        let verified = verified.map_err(|refusal| match refusal {
+            Refusal::BeforeStart => Rejected::BeforeStart(wait(&judge.window, now)),
+            refusal => refusal.into(),
+        })?;
         let user = keys.get(&verified.key_id).ok_or(Refusal::UnknownKey)?;
         if matches!(caller, Caller::Certificate(other) if other.name != user.name) {
             return Err(Rejected::OtherCredential);
         }
         let mut replays = self.replays.lock().unwrap_or_else(PoisonError::into_inner);
-        match replays.remember(verified.fingerprint, verified.until, now.as_secs()) {
+        match replays.remember(verified.fingerprint, verified.until, now) {
             Remembered::New => Ok((user.clone(), verified.digest)),
             Remembered::Seen => Err(Refusal::Replayed.into()),
             Remembered::Full => Err(Rejected::NoMemory),
@@ -131,9 +135,17 @@ impl Signatures {
     /// along.
     fn verifier(&self, now: Duration) -> Verifier {
         let mut verifier = self.verifier.clone();
-        verifier.window.since = now.saturating_sub(self.started.elapsed()).as_secs();
+        let start = now.saturating_sub(self.started.elapsed());
+        // Whoever was here before may have used all of the second.
+        verifier.window.since = start.as_secs() + u64::from(start.subsec_nanos() > 0);
         verifier
     }
+}
+
+/// After how many seconds a signature of then is known to be new.
+fn wait(window: &Window, now: u64) -> u32 {
+    let from = window.is_unknown_until().saturating_add(1);
+    u32::try_from(from.saturating_sub(now)).map_or(u32::MAX, |seconds| seconds.max(1))
 }
 
 /// Whether a request is to be judged: it says that it is signed, and nobody who may

@@ -11,6 +11,9 @@ use crate::respond;
 pub(crate) enum Rejected {
     /// Its signature is not good.
     Refused(Refusal),
+    /// It may have been accepted before we started. Signed in so many seconds, it
+    /// will do.
+    BeforeStart(u32),
     /// It brings another credential, of somebody else or of who knows whom.
     OtherCredential,
     /// It could not be remembered, so it could come again.
@@ -27,7 +30,10 @@ pub(crate) enum Rejected {
 
 impl From<Refusal> for Rejected {
     fn from(refusal: Refusal) -> Self {
-        Self::Refused(refusal)
+        match refusal {
+            Refusal::BeforeStart => Self::BeforeStart(1),
+            refusal => Self::Refused(refusal),
+        }
     }
 }
 
@@ -41,7 +47,7 @@ impl Rejected {
         Self::Refused(Refusal::WrongAuthority),
         Self::Refused(Refusal::Late),
         Self::Refused(Refusal::Early),
-        Self::Refused(Refusal::BeforeStart),
+        Self::BeforeStart(1),
         Self::Refused(Refusal::Mismatch),
         Self::Refused(Refusal::Replayed),
         Self::Refused(Refusal::WrongDigest),
@@ -57,6 +63,7 @@ impl Rejected {
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Refused(refusal) => refusal.as_str(),
+            Self::BeforeStart(_) => Refusal::BeforeStart.as_str(),
             Self::OtherCredential => "other-credential",
             Self::NoMemory => "no-memory",
             Self::TooLarge => "too-large",
@@ -71,7 +78,9 @@ impl Rejected {
         let unauthorized = |message: &str| Status::new(401, "Unauthorized", message);
         match self {
             // Signed again, it will do; nothing is wrong with who asks.
-            Self::Refused(refusal @ Refusal::BeforeStart) => respond::later(refusal.message()),
+            Self::BeforeStart(seconds) => {
+                Status::service_unavailable(Refusal::BeforeStart.message(), seconds)
+            }
             Self::Refused(refusal) => unauthorized(refusal.message()),
             Self::OtherCredential => unauthorized(
                 "the request is signed and brings another credential: \
@@ -108,9 +117,7 @@ mod tests {
         for rejected in Rejected::ALL {
             let status = rejected.status();
             let expected = match rejected {
-                Rejected::Refused(Refusal::BeforeStart) | Rejected::NoMemory | Rejected::NoRoom => {
-                    (503, Some(1))
-                }
+                Rejected::BeforeStart(_) | Rejected::NoMemory | Rejected::NoRoom => (503, Some(1)),
                 Rejected::TooLarge => (413, None),
                 Rejected::BodyLost => (400, None),
                 Rejected::BodySlow => (408, None),

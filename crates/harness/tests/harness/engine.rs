@@ -6,7 +6,9 @@ use std::time::Duration;
 use http::{HeaderValue, Request, StatusCode};
 use skewbridge_harness::forward::BoxFuture;
 use skewbridge_harness::{ModifyError, NeedsBody, Outgoing, RequestModifier};
-use skewbridge_testkit::{ApiServer, Ca, Options, PATIENCE, RawServer, Reply, eventually};
+use skewbridge_testkit::{
+    ApiServer, Ca, Options, PATIENCE, RawServer, Reply, SilentPort, eventually,
+};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -306,9 +308,8 @@ async fn a_write_is_never_sent_twice_and_a_read_is_where_it_is_safe() {
 #[tokio::test]
 async fn nobody_there_is_said_with_the_servers_name() {
     let ca = Ca::new("cluster");
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let addr = free.local_addr().unwrap();
-    drop(free);
+    let silent = SilentPort::new();
+    let addr = silent.addr();
     let rig = Rig::start(addr, &ca, Vec::new()).await;
     let answer = rig.h2().await.get("/").await.unwrap();
     assert_eq!(answer.status, 503);

@@ -30,8 +30,9 @@ pub struct Window {
     pub max_age: u32,
     /// Seconds by which clocks may differ.
     pub skew: u32,
-    /// Seconds since 1970: what was made before is not known to be new, for
-    /// nothing is remembered from then.
+    /// Seconds since 1970: from when on what is accepted is remembered. Who verified
+    /// before accepted what was made by then, or later by the skew of clocks: that is
+    /// not known to be new.
     pub since: u64,
 }
 
@@ -66,7 +67,7 @@ pub enum Refusal {
     /// It was made in the future.
     Early,
     /// It is not known whether it has been seen: it was made before this verifier
-    /// started.
+    /// started, as far as clocks can tell.
     BeforeStart,
     /// It is not over this request, or not by this key.
     Mismatch,
@@ -111,7 +112,8 @@ impl Refusal {
             Self::Late => "the request's signature has run out",
             Self::Early => "the request's signature was made in the future: clocks differ",
             Self::BeforeStart => {
-                "the request was signed before this server started: it has to be signed again"
+                "the request was signed before this server started, or too shortly after to \
+                 tell by clocks: it has to be signed again"
             }
             Self::Mismatch => "the request's signature does not match the request and its key",
             Self::Replayed => "the request's signature has been used before",
@@ -289,6 +291,12 @@ fn covers(input: &SignatureInput, request: &Request<'_>, body: HasBody) -> Resul
 }
 
 impl Window {
+    /// Seconds since 1970: what was made then or before may have been accepted before
+    /// anything was remembered.
+    pub fn is_unknown_until(&self) -> u64 {
+        self.since.saturating_add(self.skew.into())
+    }
+
     /// Until when a signature has to be remembered, if it is good now.
     fn check(&self, input: &SignatureInput, now: u64) -> Result<u64, Refusal> {
         let second = |at: Option<i64>| at.and_then(|it| u64::try_from(it).ok());
@@ -304,7 +312,7 @@ impl Window {
             Err(Refusal::Early)
         } else if now > until {
             Err(Refusal::Late)
-        } else if created < self.since {
+        } else if created <= self.is_unknown_until() {
             Err(Refusal::BeforeStart)
         } else {
             Ok(until)

@@ -170,12 +170,35 @@ fn the_time_has_to_be_right() {
         assert_eq!(verified.map(|_| ()), expected, "{created}");
     }
     let mut strict = verifier();
-    strict.window.since = NOW;
+    strict.window.since = NOW - 30;
     let key = key();
-    for (created, expected) in [(NOW, Ok(())), (NOW - 1, Err(Refusal::BeforeStart))] {
+    for (created, expected) in [(NOW + 1, Ok(())), (NOW, Err(Refusal::BeforeStart))] {
         let signed = Owned::new().sign(&signer(), created);
         let verified = strict.verify(&signed.request(), signed.body, NOW, |_| Some(&key));
         assert_eq!(verified.map(|_| ()), expected);
+    }
+}
+
+#[test]
+fn what_was_accepted_before_a_restart_is_not_accepted_after_it() {
+    let key = key();
+    let until = |since: u64| {
+        let mut verifier = verifier();
+        verifier.window.since = since;
+        verifier
+    };
+    let (first, second) = (until(NOW - 1000), until(NOW + 1));
+    // All that the first may accept in its last second.
+    for created in NOW - 300..=NOW + 30 {
+        let signed = Owned::new().sign(&signer().lifetime(None), created);
+        let judge = |by: &Verifier, now| {
+            let verified = by.verify(&signed.request(), signed.body, now, |_| Some(&key));
+            verified.map(|_| ())
+        };
+        assert_eq!(judge(&first, NOW), Ok(()), "{created}");
+        for now in [NOW + 1, NOW + 20] {
+            assert_eq!(judge(&second, now), Err(Refusal::BeforeStart), "{created}");
+        }
     }
 }
 

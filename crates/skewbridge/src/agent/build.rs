@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::HeaderName;
 use skewbridge_agent::{FileKey, Headers, HttpSignature, KeyFile, SigV4, Source};
-use skewbridge_harness::{ClientKey, Harness, Listen, LockFile};
+use skewbridge_harness::{Asked, ClientKey, Harness, Listen, LockFile};
 use skewbridge_pkcs11::{PinSource, Selection, TokenConfig, TokenKey};
 use skewbridge_signatures::{http_signature, sigv4};
 
@@ -12,7 +12,7 @@ use super::Problem;
 use super::flags::{self, Flags, Signer};
 
 /// A harness with its signers, or all that is wrong with the flags.
-pub(super) fn harness(flags: &Flags) -> Result<Harness, Problem> {
+pub(super) fn harness(flags: &Flags, asked: &Asked) -> Result<Harness, Problem> {
     let mut problems = misplaced(flags);
     let mut harness = Harness::new()
         .listen(match flags.listen {
@@ -30,7 +30,7 @@ pub(super) fn harness(flags: &Flags) -> Result<Harness, Problem> {
     let mut token = None;
     for signer in &flags.signer {
         let built = match signer {
-            Signer::Pkcs11 => match token_config(flags) {
+            Signer::Pkcs11 => match token_config(flags, asked) {
                 Ok(config) => {
                     token = Some(config);
                     continue;
@@ -151,7 +151,7 @@ fn misplaced(flags: &Flags) -> Vec<String> {
     problems
 }
 
-fn token_config(flags: &Flags) -> Result<TokenConfig, String> {
+fn token_config(flags: &Flags, asked: &Asked) -> Result<TokenConfig, String> {
     let named = Selection {
         token: flags.pkcs11_token.clone(),
         serial: flags.pkcs11_serial.clone(),
@@ -169,7 +169,8 @@ fn token_config(flags: &Flags) -> Result<TokenConfig, String> {
     let pin = match (&flags.pkcs11_askpass, &which.pin_file) {
         (Some(program), _) => PinSource::Askpass(program.clone()),
         (None, Some(path)) => PinSource::File(path.clone()),
-        (None, None) => PinSource::Prompt,
+        (None, None) if asked.interactive => PinSource::Prompt,
+        (None, None) => PinSource::Nowhere,
     };
     let certificate = match &flags.client_certificate {
         Some(path) => Some(

@@ -3,6 +3,8 @@
 mod build;
 mod flags;
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::{Command, ExitCode};
 
@@ -11,24 +13,18 @@ use skewbridge_api::exec_credential::{ExecCredential, Spec, Version};
 use skewbridge_gateway::config::{LogFormat, Logs};
 use skewbridge_harness::{Asked, Ended, Error, Harness, Seat};
 
-/// What makes one instance differ from another, beside flags and cluster.
-const ENVIRONMENT: [&str; 16] = [
-    "HTTPS_PROXY",
-    "https_proxy",
-    "NO_PROXY",
-    "no_proxy",
-    "SSL_CERT_FILE",
-    "HOME",
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AWS_PROFILE",
-    "AWS_DEFAULT_PROFILE",
-    "AWS_SHARED_CREDENTIALS_FILE",
-    "AWS_CONFIG_FILE",
-    "AWS_REGION",
-    "AWS_DEFAULT_REGION",
-    "SOFTHSM2_CONF",
+/// What a shell changes by itself, and the question, whose cluster is looked at apart.
+/// Everything else in the environment may say who the user is: plugins of plugins
+/// (`credential_process`, askpass, libraries of tokens) read what we do not know of.
+const VOLATILE: [&str; 8] = [
+    "KUBERNETES_EXEC_INFO",
+    "PWD",
+    "OLDPWD",
+    "SHLVL",
+    "_",
+    "TERM",
+    "COLUMNS",
+    "LINES",
 ];
 
 /// Flags to signers, signers to a plugin, until its end.
@@ -79,7 +75,7 @@ impl From<std::io::Error> for Problem {
 /// Is the proxy, for one client or for all.
 fn serve(flags: &Flags) -> Result<(), Problem> {
     let asked = Asked::from_environment()?;
-    let harness = build::harness(flags)?;
+    let harness = build::harness(flags, &asked)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -128,16 +124,28 @@ fn seat(asked: &Asked) -> Result<Seat, Error> {
         .filter(|argument| argument != "--shared-instance")
         .collect();
     let here = std::env::current_dir().unwrap_or_default();
-    let environment = ENVIRONMENT.map(|name| std::env::var_os(name).unwrap_or_default());
+    let environment = lasting(std::env::vars_os());
     let version = env!("CARGO_PKG_VERSION");
     let mut parts = vec![
         version.as_bytes(),
         cluster.expose().as_bytes(),
         here.as_os_str().as_encoded_bytes(),
     ];
-    parts.extend(environment.iter().map(|value| value.as_encoded_bytes()));
+    for (name, value) in &environment {
+        parts.extend([name.as_encoded_bytes(), value.as_encoded_bytes()]);
+    }
+    // So that a word is not taken for a variable.
+    parts.push(b"");
     parts.extend(arguments.iter().map(|value| value.as_encoded_bytes()));
     Seat::of(parts)
+}
+
+/// What of the environment tells one instance from another, in one order.
+fn lasting(
+    environment: impl Iterator<Item = (OsString, OsString)>,
+) -> BTreeMap<OsString, OsString> {
+    let is_volatile = |name: &OsString| VOLATILE.iter().any(|volatile| name == volatile);
+    environment.filter(|(name, _)| !is_volatile(name)).collect()
 }
 
 /// Keys and PINs are in this process: nobody is to look into it, and no file is to
@@ -155,4 +163,22 @@ fn keep_memory_private() {
 
 fn complain(problem: &str) {
     let _ = writeln!(std::io::stderr(), "skewbridge agent: {problem}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_variable_tells_instances_apart_but_those_that_shells_change() {
+        let of = |pairs: &[(&str, &str)]| {
+            let pairs = pairs.iter();
+            lasting(pairs.map(|(name, value)| (OsString::from(name), OsString::from(value))))
+        };
+        let jane = of(&[("VAULT_TOKEN", "jane"), ("PWD", "/a"), ("HOME", "/root")]);
+        assert_ne!(jane, of(&[("VAULT_TOKEN", "joe"), ("HOME", "/root")]));
+        assert_ne!(jane, of(&[("HOME", "/root")]));
+        let elsewhere = [("HOME", "/root"), ("SHLVL", "2"), ("VAULT_TOKEN", "jane")];
+        assert_eq!(jane, of(&elsewhere));
+    }
 }

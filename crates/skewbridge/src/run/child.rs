@@ -8,8 +8,9 @@ use std::path::Path;
 use std::process::ExitStatus;
 
 use rustix::process::{Pid, Signal, getpgrp, kill_process};
+use skewbridge_harness::{Heard, IgnoredSignals};
 use tokio::process::{Child, Command};
-use tokio::signal::unix::{Signal as Listening, SignalKind, signal};
+use tokio::signal::unix::SignalKind;
 
 /// What shells have for a program that is not there, or is none.
 const NOT_FOUND: u8 = 127;
@@ -61,17 +62,7 @@ fn with_loopback(list: Option<&OsStr>) -> OsString {
 }
 
 /// Runs the command to its end, in our group of processes and with our terminal.
-pub(super) async fn run(mut command: Command) -> Ended {
-    // Before it starts: what comes then is not lost.
-    let mut signals = match Signals::listen() {
-        Ok(signals) => signals,
-        Err(error) => {
-            return Ended {
-                code: super::EXIT_FAILED,
-                problem: Some(format!("cannot listen to signals: {error}")),
-            };
-        }
-    };
+pub(super) async fn run(mut command: Command, mut signals: Signals) -> Ended {
     let program = command
         .as_std()
         .get_program()
@@ -135,18 +126,22 @@ fn has_terminal() -> bool {
     })
 }
 
-/// The signals that mean the command.
-struct Signals {
-    interrupt: Listening,
-    quit: Listening,
-    terminate: Listening,
-    hang_up: Listening,
-    user1: Listening,
-    user2: Listening,
+/// The signals that mean the command. What was ignored when we started is ignored by it,
+/// too.
+pub(super) struct Signals {
+    interrupt: Heard,
+    quit: Heard,
+    terminate: Heard,
+    hang_up: Heard,
+    user1: Heard,
+    user2: Heard,
 }
 
 impl Signals {
-    fn listen() -> std::io::Result<Self> {
+    /// From now on signals wait for the command instead of ending us.
+    pub(super) fn listen() -> std::io::Result<Self> {
+        let ignored = IgnoredSignals::now();
+        let signal = |kind| ignored.listen(kind);
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
             quit: signal(SignalKind::quit())?,
@@ -159,12 +154,12 @@ impl Signals {
 
     async fn next(&mut self) -> Signal {
         tokio::select! {
-            _ = self.interrupt.recv() => Signal::INT,
-            _ = self.quit.recv() => Signal::QUIT,
-            _ = self.terminate.recv() => Signal::TERM,
-            _ = self.hang_up.recv() => Signal::HUP,
-            _ = self.user1.recv() => Signal::USR1,
-            _ = self.user2.recv() => Signal::USR2,
+            () = self.interrupt.recv() => Signal::INT,
+            () = self.quit.recv() => Signal::QUIT,
+            () = self.terminate.recv() => Signal::TERM,
+            () = self.hang_up.recv() => Signal::HUP,
+            () = self.user1.recv() => Signal::USR1,
+            () = self.user2.recv() => Signal::USR2,
         }
     }
 }

@@ -10,6 +10,9 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::fs::OFlags;
+use skewbridge_client::exec::runtime_directories;
+
 /// How our directories begin; then come our process and a number.
 const PREFIX: &str = "skewbridge-run-";
 
@@ -32,12 +35,14 @@ impl PrivateDirectory {
     /// Makes one where runtime files of this user are: in memory, where the system has
     /// such a place.
     pub(super) fn new() -> io::Result<Self> {
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        let runtime = runtime.filter(|path| path.is_absolute() && path.is_dir());
-        if let Some(made) = runtime.and_then(|beside| Self::new_in(&beside).ok()) {
-            return Ok(made);
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        for beside in runtime_directories() {
+            match Self::new_in(&beside) {
+                Ok(made) => return Ok(made),
+                Err(error) => last = error,
+            }
         }
-        Self::new_in(&std::env::temp_dir())
+        Err(last)
     }
 
     fn new_in(beside: &Path) -> io::Result<Self> {
@@ -97,15 +102,23 @@ fn sweep(beside: &Path) {
     let Ok(entries) = fs::read_dir(beside) else {
         return;
     };
-    let ours = entries.filter_map(Result::ok).filter(|entry| {
+    let us = rustix::process::geteuid().as_raw();
+    let named = entries.filter_map(Result::ok).filter(|entry| {
         let name = entry.file_name();
         name.to_str().is_some_and(|name| name.starts_with(PREFIX))
-            && entry.file_type().is_ok_and(|kind| kind.is_dir())
     });
-    for entry in ours.take(SWEPT) {
-        // Of other users it cannot be opened.
-        let dead = File::open(entry.path()).is_ok_and(|directory| directory.try_lock().is_ok());
-        if dead {
+    for entry in named.take(SWEPT) {
+        // What is another user's is not touched.
+        let is_ours = |it: fs::Metadata| it.is_dir() && it.uid() == us;
+        let is_left = || {
+            let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+            let opened = OpenOptions::new()
+                .read(true)
+                .custom_flags(flags.bits().cast_signed())
+                .open(entry.path());
+            opened.is_ok_and(|directory| directory.try_lock().is_ok())
+        };
+        if entry.metadata().is_ok_and(is_ours) && is_left() {
             let _ = fs::remove_dir_all(entry.path());
         }
     }

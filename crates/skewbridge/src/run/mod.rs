@@ -16,7 +16,7 @@ use std::time::Duration;
 use skewbridge_client::{Endpoint, Kubeconfig, Limits, exec};
 
 use bridge::Bridge;
-use child::Ended;
+use child::{Ended, Signals};
 use directory::PrivateDirectory;
 pub(crate) use flags::Flags;
 use flags::Wish;
@@ -83,6 +83,9 @@ async fn session(wish: &Wish) -> Result<Ended, String> {
     let endpoint = Endpoint::prepare_within(&target, limits).await;
     let endpoint = Arc::new(endpoint.map_err(|error| error.to_string())?);
     let bridge = Bridge::open(endpoint).await?;
+    // Before anything is written that would stay behind.
+    let signals =
+        Signals::listen().map_err(|error| format!("cannot listen to signals: {error}"))?;
     let directory = PrivateDirectory::new().map_err(|error| {
         format!("no private directory for a kubeconfig can be made: {error}; set $TMPDIR")
     })?;
@@ -97,7 +100,7 @@ async fn session(wish: &Wish) -> Result<Ended, String> {
     });
     // From here on the terminal is the command's.
     exec::stdin_is_taken("the command that skewbridge run has started reads it");
-    let ended = child::run(command).await;
+    let ended = child::run(command, signals).await;
     drop(bridge);
     Ok(ended)
 }

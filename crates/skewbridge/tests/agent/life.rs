@@ -63,6 +63,7 @@ async fn a_signal_ends_it_and_an_interrupt_is_for_the_client_to_judge() {
     let client = Client::start(&bench);
     let mut plugin = bench.start(server.addr(), &client, &[]);
     plugin.signal(Signal::INT);
+    plugin.signal(Signal::QUIT);
     assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));
     assert!(plugin.is_running());
     plugin.signal(Signal::TERM);
@@ -118,11 +119,21 @@ async fn clients_of_one_configuration_share_an_instance_that_outlives_them() {
         other.url(),
         "another configuration, another process"
     );
+    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    let mut command = bench.agent(&info, &[&FILE[..], &["--shared"]].concat());
+    command.env("TOKEN_OF_SOME_TOOL", "joe");
+    let mut stranger = Plugin::of(command);
+    assert!(stranger.ended().await.success());
+    assert_ne!(
+        first.url(),
+        stranger.url(),
+        "another environment, perhaps another user"
+    );
     client.kill();
     assert!(first.get("/").await.unwrap().contains("\njane\r\n"));
     assert!(second.get("/").await.unwrap().contains("\njane\r\n"));
     assert_eq!(server.connections(), 1);
-    for plugin in [&first, &other] {
+    for plugin in [&first, &other, &stranger] {
         end_instance_at(plugin).await;
     }
     let seats = std::fs::read_dir(bench.dir.path().join("run/skewbridge-agent")).unwrap();
@@ -139,10 +150,19 @@ async fn end_instance_at(plugin: &Plugin) {
     drop(socket);
     rustix::process::kill_process(peer.pid, Signal::TERM).unwrap();
     eventually("the end of an instance", PATIENCE, async || {
-        rustix::process::test_kill_process(peer.pid).is_err()
+        is_gone(peer.pid)
     })
     .await;
     assert!(!plugin.socket().exists());
+}
+
+/// Whether it has ended, be it that nobody waits for it where we run.
+fn is_gone(pid: rustix::process::Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    stat.map_or(true, |stat| {
+        let state = stat.rsplit(") ").next().and_then(|it| it.chars().next());
+        matches!(state, Some('Z' | 'X'))
+    })
 }
 
 #[tokio::test]

@@ -20,26 +20,40 @@ async fn the_key_in_the_token_is_the_users() {
     let server = bench.server().await;
     let client = Client::start(&bench);
     let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
-    let agent = |pin: &str| {
+    let agent = |words: &[&str]| {
         let module = format!("--pkcs11-module={}", token.library().display());
-        let pin = format!("--pkcs11-pin-file={pin}");
         let uri = "--pkcs11-uri=pkcs11:token=jane;object=kubernetes";
-        let mut command = bench.agent(&info, &["--signer=pkcs11", &module, uri, &pin]);
+        let words = [&["--signer=pkcs11", &module, uri], words].concat();
+        let mut command = bench.agent(&info, &words);
         command.env("SOFTHSM2_CONF", token.configuration());
         command
     };
-    let output = agent("wrong").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains("token \"jane\": the PIN is wrong"), "{said}");
-    let plugin = Plugin::of(agent("pin"));
+    let rows: [(&[&str], &str); 2] = [
+        (&["--pkcs11-pin-file=wrong"], "the PIN is wrong"),
+        // The client is not interactive: nobody is asked.
+        (&[], "a PIN is needed, and the client has given no terminal"),
+    ];
+    for (words, expected) in rows {
+        let output = agent(words).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(
+            said.contains(&format!("token \"jane\": {expected}")),
+            "{said}"
+        );
+    }
+    let plugin = Plugin::of(agent(&["--pkcs11-pin-file=pin"]));
     let is_jane = || async { plugin.get("/").await.unwrap().contains("\ntoken-jane\r\n") };
     assert!(is_jane().await);
     // The connection is lost while the token is away.
     token.take_out();
     server.kill_connections().await;
-    let answer = plugin.get("/").await.unwrap();
-    assert!(answer.contains("it is not there; put it in"), "{answer}");
+    // What goes out before the loss is noticed fails otherwise.
+    eventually("a word about the token", PATIENCE, async || {
+        let answer = plugin.get("/").await.unwrap();
+        answer.contains("it is not there; put it in")
+    })
+    .await;
     token.put_back();
     eventually("the token's key", PATIENCE, async || is_jane().await).await;
 }

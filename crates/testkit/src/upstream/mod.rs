@@ -40,6 +40,28 @@ fn listen(addr: SocketAddr) -> TcpListener {
     bound(addr).listen(BACKLOG).unwrap()
 }
 
+/// An address where nobody listens, for as long as this lives: nobody else is given it.
+#[derive(Debug)]
+pub struct SilentPort(TcpSocket);
+
+impl SilentPort {
+    /// A free port, kept.
+    pub fn new() -> Self {
+        Self(bound(anywhere()))
+    }
+
+    /// Where connections are refused.
+    pub fn addr(&self) -> SocketAddr {
+        self.0.local_addr().unwrap()
+    }
+}
+
+impl Default for SilentPort {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// Any free port of this machine.
 fn anywhere() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
