@@ -94,7 +94,12 @@ fn play(flags: &Flags) -> Result<ExitCode> {
         let mut playground = None;
         let code = tokio::select! {
             played = show(flags, &directory, &mut playground) => played,
-            () = signals.any() => Ok(ExitCode::SUCCESS),
+            number = signals.any() => Ok(if flags.tour {
+                // It has not shown what it was to show: as shells tell it.
+                ExitCode::from(128 + number)
+            } else {
+                ExitCode::SUCCESS
+            }),
         };
         if let Some(cluster) = playground {
             cluster.end().await;
@@ -156,7 +161,8 @@ async fn show(
     };
     let serving = control::run(listener, control);
     let command = format!(
-        "curl -XPOST -H \"Authorization: Bearer $(cat {token_file})\" http://{address}/servers/1.36/kill"
+        "curl -XPOST -H \"Authorization: Bearer $(cat {})\" http://{address}/servers/1.36/kill",
+        quoted(&token_file)
     );
     say(&Scene::of(cluster, Some(command)).draw(paint));
     tokio::select! {
@@ -271,6 +277,15 @@ fn say(text: &str) {
     let _ = out.flush();
 }
 
+/// A word as a shell reads it back.
+fn quoted(word: &str) -> String {
+    let is_plain = |it: char| it.is_ascii_alphanumeric() || "/._-".contains(it);
+    if word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 /// What the control asks for: nobody guesses it.
 fn token() -> Result<String> {
     let mut bytes = [0_u8; 16];
@@ -308,11 +323,28 @@ impl Signals {
         })
     }
 
-    async fn any(&mut self) {
+    /// The number of the first that comes.
+    async fn any(&mut self) -> u8 {
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
+            _ = self.interrupt.recv() => 2,
+            _ = self.terminate.recv() => 15,
+            _ = self.hangup.recv() => 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_where_a_shell_would_take_them_apart() {
+        for (word, expected) in [
+            ("/tmp/play-1.x/control-token", "/tmp/play-1.x/control-token"),
+            ("/tmp/my play/token", "'/tmp/my play/token'"),
+            ("it's $HOME", r"'it'\''s $HOME'"),
+        ] {
+            assert_eq!(quoted(word), expected);
         }
     }
 }
