@@ -131,8 +131,8 @@ pub(super) fn remove_credentials(headers: &mut HeaderMap) {
         .collect();
     let kept = kept.join(", ");
     headers.remove(SEC_WEBSOCKET_PROTOCOL);
-    if let Ok(kept) = kept.parse()
-        && kept != ""
+    if !kept.is_empty()
+        && let Ok(kept) = kept.parse()
     {
         headers.insert(SEC_WEBSOCKET_PROTOCOL, kept);
     }
