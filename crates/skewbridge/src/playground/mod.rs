@@ -14,7 +14,7 @@ mod tour;
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::net::Ipv4Addr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -162,7 +162,7 @@ async fn show(
     let serving = control::run(listener, control);
     let command = format!(
         "curl -XPOST -H \"Authorization: Bearer $(cat {})\" http://{address}/servers/1.36/kill",
-        quoted(&token_file)
+        topology::shown(&token_file)
     );
     say(&Scene::of(cluster, Some(command)).draw(paint));
     tokio::select! {
@@ -277,15 +277,6 @@ fn say(text: &str) {
     let _ = out.flush();
 }
 
-/// A word as a shell reads it back.
-fn quoted(word: &str) -> String {
-    let is_plain = |it: char| it.is_ascii_alphanumeric() || "/._-".contains(it);
-    if word.chars().all(is_plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
 /// What the control asks for: nobody guesses it.
 fn token() -> Result<String> {
     let mut bytes = [0_u8; 16];
@@ -294,7 +285,7 @@ fn token() -> Result<String> {
     Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 
-fn write_token(directory: &Path, token: &str) -> Result<String> {
+fn write_token(directory: &Path, token: &str) -> Result<PathBuf> {
     use std::os::unix::fs::OpenOptionsExt as _;
     let path = directory.join("control-token");
     let file = std::fs::OpenOptions::new()
@@ -304,7 +295,7 @@ fn write_token(directory: &Path, token: &str) -> Result<String> {
         .open(&path);
     let written = file.and_then(|mut file| file.write_all(token.as_bytes()));
     written.with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(path.display().to_string())
+    Ok(path)
 }
 
 /// What ends it.
@@ -329,22 +320,6 @@ impl Signals {
             _ = self.interrupt.recv() => 2,
             _ = self.terminate.recv() => 15,
             _ = self.hangup.recv() => 1,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_are_quoted_where_a_shell_would_take_them_apart() {
-        for (word, expected) in [
-            ("/tmp/play-1.x/control-token", "/tmp/play-1.x/control-token"),
-            ("/tmp/my play/token", "'/tmp/my play/token'"),
-            ("it's $HOME", r"'it'\''s $HOME'"),
-        ] {
-            assert_eq!(quoted(word), expected);
         }
     }
 }
