@@ -2,12 +2,16 @@
 
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::time::Duration;
 
-use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
+use skewbridge_testkit::{ScratchDir, eventually};
 use tokio::process::Command;
 
 use crate::binaries;
 use crate::process::Process;
+
+/// Longer than the playground gives itself, which says then what is missing.
+const GETTING_READY: Duration = Duration::from_mins(1);
 
 /// A running playground. It ends when it is dropped.
 pub struct Playground {
@@ -25,9 +29,14 @@ impl Playground {
         let arguments = ["playground", "--directory"].map(str::to_owned);
         let arguments = [&arguments[..], &[directory.display().to_string()]].concat();
         let program = binaries::bridge();
-        let process = Process::start("playground", "play", &program, &arguments, scratch.path());
-        eventually("the playground is ready", PATIENCE, async || {
-            process.log().contains("Ctrl-C ends it.")
+        let mut process =
+            Process::start("playground", "play", &program, &arguments, scratch.path());
+        eventually("the playground is ready", GETTING_READY, async || {
+            // First whether it runs: what it says at its end is there then.
+            let is_running = process.is_running();
+            let is_ready = process.log().contains("Ctrl-C ends it.");
+            assert!(is_running || is_ready, "the playground has ended");
+            is_ready
         })
         .await;
         Self {

@@ -38,7 +38,7 @@ enum Presence {
     Always,
     /// Left out when it is empty.
     UnlessEmpty,
-    /// Its own fields stand among those of the message.
+    /// Its own fields stand among those of the message; a list stands for the message.
     Inline,
 }
 
@@ -87,10 +87,13 @@ pub fn decode(bytes: &[u8]) -> Result<Value, Unreadable> {
         }
     }
     let name = message_name(&api_version, &kind);
-    let mut object = message(&name, raw, 0)?;
-    object["apiVersion"] = api_version.into();
-    object["kind"] = kind.into();
-    Ok(object)
+    // Some messages are bare lists, which are no objects.
+    let Value::Object(mut object) = message(&name, raw, 0)? else {
+        return Err(Unreadable::Malformed);
+    };
+    object.insert("apiVersion".to_owned(), api_version.into());
+    object.insert("kind".to_owned(), kind.into());
+    Ok(Value::Object(object))
 }
 
 /// The fields of a message, if it is known.
@@ -109,7 +112,7 @@ pub(crate) fn resolved(within: &str, kind: &str) -> String {
 
 /// Whether a message is a list that is a type of its own.
 pub(crate) fn is_list(fields: &[Field]) -> bool {
-    matches!(fields, [only] if (only.name, only.shape) == ("items", Shape::List))
+    matches!(fields, [only] if (only.presence, only.shape) == (Presence::Inline, Shape::List))
 }
 
 /// `core.v1.Pod`, `rbac.v1.Role`
@@ -435,6 +438,42 @@ mod tests {
         let refused = decode(&gizmo).unwrap_err();
         assert_eq!(refused, Unreadable::Unknown("example.v1.Gizmo".to_owned()));
         assert_eq!(decode(b"{}"), Err(Unreadable::Malformed));
+    }
+
+    #[test]
+    fn a_list_is_bare_only_where_it_is_a_type_of_its_own() {
+        let file = Writer::default().text(1, "labels");
+        let downward = Writer::default().message(1, file);
+        let source = Writer::default().message(2, downward);
+        let projected = Writer::default().message(1, source);
+        let volume = Writer::default()
+            .text(1, "v")
+            .message(2, Writer::default().message(26, projected));
+        let pod = Writer::default().message(2, Writer::default().message(1, volume));
+        let read = decode(&envelope("v1", "Pod", pod)).unwrap();
+        assert_eq!(
+            read["spec"]["volumes"][0]["projected"]["sources"],
+            json!([{"downwardAPI": {"items": [{"path": "labels"}]}}])
+        );
+        let values = Writer::default().text(1, "b");
+        let extra = Writer::default().text(1, "a").message(2, values);
+        let spec = Writer::default().message(5, extra);
+        let review = Writer::default().message(2, spec);
+        let api_version = "authorization.k8s.io/v1";
+        let read = decode(&envelope(api_version, "SubjectAccessReview", review)).unwrap();
+        assert_eq!(read["spec"]["extra"], json!({"a": ["b"]}));
+    }
+
+    #[test]
+    fn what_is_no_object_is_malformed() {
+        for api_version in [
+            "authentication.k8s.io/v1",
+            "authorization.k8s.io/v1",
+            "certificates.k8s.io/v1",
+        ] {
+            let list = envelope(api_version, "ExtraValue", Writer::default().text(1, "a"));
+            assert_eq!(decode(&list), Err(Unreadable::Malformed));
+        }
     }
 
     proptest! {

@@ -249,6 +249,13 @@ mod tests {
                 "SubjectAccessReview",
                 json!({"spec": {"extra": {"a": ["b"]}}}),
             ),
+            (
+                "v1",
+                "Pod",
+                json!({"spec": {"volumes": [{"projected": {"sources": [
+                    {"downwardAPI": {"items": [{"path": "labels"}]}},
+                ]}}]}}),
+            ),
         ] {
             let before = object.clone();
             assert_eq!(prune(api_version, kind, &mut object), Ok(vec![]));

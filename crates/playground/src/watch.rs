@@ -91,7 +91,7 @@ impl Watcher {
         if from_now {
             watcher.seen = store.version();
         }
-        // Refused now if it is too old, not after a 200.
+        // Known now if it is too old, not when something happens.
         let _ = store.events_after(watcher.seen)?;
         Ok((watcher, Vec::new()))
     }

@@ -261,6 +261,31 @@ fn the_tour_can_be_read_by_machines() {
 }
 
 #[test]
+fn a_tour_that_is_interrupted_has_not_succeeded() {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let scratch = ScratchDir::new();
+        let directory = scratch.path().join("play");
+        let words = ["--tour", "--directory", directory.to_str().unwrap()];
+        let mut tour = Playground {
+            child: command(&words).stdout(Stdio::null()).spawn().unwrap(),
+            said: String::new(),
+            reader: None,
+            directory,
+            _scratch: scratch,
+        };
+        // All runs, and the tour is far from its end.
+        let started = Instant::now();
+        while !tour.directory.join("kubeconfig").exists() {
+            assert!(started.elapsed() < LIMIT, "it does not start");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        kill_process(tour.id(), signal).unwrap();
+        assert_eq!(wait(&mut tour.child).code(), Some(code));
+        assert!(!tour.directory.exists(), "its directory is left");
+    }
+}
+
+#[test]
 fn what_cannot_be_is_told_by_its_flag() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().min(65_520);

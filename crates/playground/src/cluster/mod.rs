@@ -4,10 +4,11 @@
 mod bridges;
 mod kubeconfig;
 mod pki;
+mod port;
 mod samples;
 
 use std::collections::HashMap;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +29,7 @@ use crate::server::shared::ShareError;
 use crate::server::{ApiServer, RunningServer, ServerConfig, SharedStore, StartError};
 use pki::Pki;
 pub use pki::{ADMIN, PkiError};
+use port::Port;
 pub use samples::{POD, POD_PORT, POLICY, POLICY_PATH};
 
 /// How many servers there are: one of each release.
@@ -75,7 +77,7 @@ pub struct Cluster {
 pub struct Server {
     name: String,
     hostname: String,
-    address: SocketAddr,
+    port: Port,
     release: Release,
     running: Option<RunningServer>,
 }
@@ -165,19 +167,17 @@ impl Cluster {
             node: Arc::new(node.map_err(ClusterError::Node)?),
         };
         for (index, release) in Release::ALL.into_iter().enumerate() {
-            let listener = bind(config.ports.number(index))?;
-            let address = listener.local_addr().map_err(|cause| ClusterError::Port {
-                address: loopback(0),
-                cause,
-            })?;
+            let address = loopback(config.ports.number(index));
+            let port =
+                Port::take(address).map_err(|cause| ClusterError::Port { address, cause })?;
             cluster.servers.push(Server {
                 name: format!("server-{release}"),
                 hostname: format!("playground-{release}"),
-                address,
+                port,
                 release,
                 running: None,
             });
-            cluster.run(index, release, listener).await?;
+            cluster.resume(index).await?;
         }
         let exchange = Exchange::default();
         for (index, server) in cluster.servers.iter().enumerate() {
@@ -187,7 +187,7 @@ impl Cluster {
                 &cluster.pki,
                 &exchange,
                 &server.hostname,
-                server.address,
+                server.address(),
                 config.ports.number(port),
                 config.ports.number(admin),
             );
@@ -206,7 +206,7 @@ impl Cluster {
     fn write_kubeconfig(&self, directory: &Path) -> Result<PathBuf, PkiError> {
         let servers = self.servers.iter().map(|server| kubeconfig::Place {
             name: &server.name,
-            address: server.address,
+            address: server.address(),
         });
         let bridges = self.bridges.iter().map(|bridge| kubeconfig::Place {
             name: &bridge.name,
@@ -269,43 +269,22 @@ impl Cluster {
 
     /// Starts a server that does not run.
     pub async fn resume(&mut self, index: usize) -> Result<(), ClusterError> {
-        match self.servers.get(index) {
-            Some(server) if server.running.is_none() => {
-                let (release, port) = (server.release, server.address.port());
-                self.run(index, release, bind(port)?).await
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Makes a server one of another release: it is stopped and started at its place.
-    pub async fn change(&mut self, index: usize, release: Release) -> Result<(), ClusterError> {
-        self.stop(index).await;
-        if let Some(server) = self.servers.get_mut(index) {
-            server.release = release;
-        }
-        self.resume(index).await
-    }
-
-    fn running(&mut self, index: usize) -> Option<RunningServer> {
-        self.servers.get_mut(index)?.running.take()
-    }
-
-    async fn run(
-        &mut self,
-        index: usize,
-        release: Release,
-        listener: TcpListener,
-    ) -> Result<(), ClusterError> {
         let Some(server) = self.servers.get_mut(index) else {
             return Ok(());
         };
+        if server.is_running() {
+            return Ok(());
+        }
+        let listener = server.port.listen().map_err(|cause| ClusterError::Port {
+            address: server.address(),
+            cause,
+        })?;
         let visitor = User {
             name: VISITOR.to_owned(),
             ..User::default()
         };
         let config = ServerConfig {
-            release,
+            release: server.release,
             listener,
             serving: self.pki.serving.load()?,
             client_ca: load_ca(&self.pki.ca)?,
@@ -320,6 +299,19 @@ impl Cluster {
         let running = running.map_err(|error| ClusterError::Server(server.name.clone(), error))?;
         server.running = Some(running);
         Ok(())
+    }
+
+    /// Makes a server one of another release: it is stopped and started at its place.
+    pub async fn change(&mut self, index: usize, release: Release) -> Result<(), ClusterError> {
+        self.stop(index).await;
+        if let Some(server) = self.servers.get_mut(index) {
+            server.release = release;
+        }
+        self.resume(index).await
+    }
+
+    fn running(&mut self, index: usize) -> Option<RunningServer> {
+        self.servers.get_mut(index)?.running.take()
     }
 
     /// Ends it in order: bridges first, as nobody is to be told of servers that are
@@ -354,7 +346,7 @@ impl Server {
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.port.address()
     }
 
     /// What it is now.
@@ -383,11 +375,6 @@ impl Bridge {
     pub fn admin_address(&self) -> SocketAddr {
         self.handle.admin_address()
     }
-}
-
-fn bind(port: u16) -> Result<TcpListener, ClusterError> {
-    let address = loopback(port);
-    TcpListener::bind(address).map_err(|cause| ClusterError::Port { address, cause })
 }
 
 fn loopback(port: u16) -> SocketAddr {

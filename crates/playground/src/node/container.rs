@@ -6,9 +6,9 @@ use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
 use skewbridge_channels::{Output, TerminalSize};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{broadcast, mpsc, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::journal::{Cutter, Journal};
 use super::plan::{ContainerPlan, Place, RestartPolicy};
@@ -293,8 +293,17 @@ async fn supervise(life: &mut Life, stop: &mut watch::Receiver<Option<Duration>>
         },
     };
     life.terminate();
-    if let Ok(ended) = timeout(grace, life.wait()).await {
-        return ended;
+    let mut deadline = Instant::now() + grace;
+    loop {
+        tokio::select! {
+            ended = life.wait() => return ended,
+            () = sleep_until(deadline) => break,
+            // It may be hurried, not given more time.
+            Ok(()) = stop.changed() => {
+                let grace = stop.borrow_and_update().unwrap_or_default();
+                deadline = deadline.min(Instant::now() + grace);
+            }
+        }
     }
     life.kill();
     life.wait().await
@@ -312,9 +321,8 @@ async fn write_down(
     let mut piece = BytesMut::new();
     loop {
         piece.reserve(PIECE);
-        match from.read_buf(&mut piece).await {
-            Ok(1..) => {}
-            Ok(0) | Err(_) => break,
+        if !from.read(&mut piece).await {
+            break;
         }
         cutter.push(&piece, journal);
         // Nobody need be attached.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use bytes::{Bytes, BytesMut};
 use skewbridge_channels::{ExitCode, Failure, Outcome, Output};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{broadcast, mpsc};
 
 use super::container::{Fed, Run};
@@ -107,9 +107,8 @@ async fn tell(from: Option<Outlet>, mut to: Option<mpsc::Sender<Bytes>>) {
     let mut piece = BytesMut::new();
     loop {
         piece.reserve(PIECE);
-        match from.read_buf(&mut piece).await {
-            Ok(1..) => {}
-            Ok(0) | Err(_) => return,
+        if !from.read(&mut piece).await {
+            return;
         }
         let data = piece.split().freeze();
         if let Some(sender) = &to

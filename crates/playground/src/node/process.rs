@@ -10,18 +10,25 @@ use std::pin::{Pin, pin};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use bytes::BytesMut;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 use tokio::process::{Child, Command};
-use tokio::time::timeout;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
 
 use super::terminal::{Terminal, Window};
 
 /// Where commands without a slash are looked for.
 pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// How long the output of a process that has ended may take to come.
+/// How long is waited in all for output of a process that has ended: what it has left
+/// running may hold it open.
 const DRAIN: Duration = Duration::from_secs(2);
+
+/// How much is read of a process that has ended: the most that a pipe holds, unless root
+/// has said otherwise. What comes then is another's, who got away.
+const REST: usize = 1024 * 1024;
 
 /// The program that begins every process of a pod: what is to be run with
 /// [`attend`](super::program::attend), and the words that lead it there.
@@ -63,7 +70,15 @@ pub(super) enum Input {
 }
 
 /// A byte stream out of a process.
-pub(super) type Outlet = Pin<Box<dyn AsyncRead + Send>>;
+pub(super) struct Outlet {
+    bytes: Pin<Box<dyn AsyncRead + Send>>,
+    ended: watch::Receiver<bool>,
+    /// What is left of [`DRAIN`] and [`REST`]. How long readers take with what they have
+    /// read does not count.
+    patience: Duration,
+    rest: usize,
+}
+
 /// A byte stream into a process.
 pub(super) type Inlet = Pin<Box<dyn AsyncWrite + Send>>;
 
@@ -124,15 +139,15 @@ impl Launch<'_> {
                 .stdin(theirs.try_clone()?)
                 .stdout(theirs.try_clone()?)
                 .stderr(theirs);
-            let child = command.spawn()?;
+            let life = Life::new(command.spawn()?);
             // It has its own ends; the terminal is over when nobody else has them.
             drop(command);
             return Ok(Process {
-                life: Life::new(child),
                 stdin: Some(Box::pin(input)),
-                stdout: Some(Box::pin(output)),
+                stdout: Some(life.outlet(output)),
                 stderr: None,
                 window: Some(window),
+                life,
             });
         }
         command
@@ -142,13 +157,14 @@ impl Launch<'_> {
             })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut child = command.spawn()?;
+        let mut life = Life::new(command.spawn()?);
+        let (stdout, stderr) = (life.child.stdout.take(), life.child.stderr.take());
         Ok(Process {
-            stdin: child.stdin.take().map(|it| Box::pin(it) as Inlet),
-            stdout: child.stdout.take().map(|it| Box::pin(it) as Outlet),
-            stderr: child.stderr.take().map(|it| Box::pin(it) as Outlet),
+            stdin: life.child.stdin.take().map(|it| Box::pin(it) as Inlet),
+            stdout: stdout.map(|it| life.outlet(it)),
+            stderr: stderr.map(|it| life.outlet(it)),
             window: None,
-            life: Life::new(child),
+            life,
         })
     }
 
@@ -181,8 +197,33 @@ fn find(word: &str, path: &str, directory: &Path) -> Result<(), LaunchError> {
     Err(LaunchError::NotFound(word.to_owned()))
 }
 
-/// Waits for the end of a process while it is fed and heard, and then for the rest of
-/// what it has written.
+impl Outlet {
+    /// Reads something; `false` if nothing more comes.
+    pub(super) async fn read(&mut self, into: &mut BytesMut) -> bool {
+        if !*self.ended.borrow() {
+            tokio::select! {
+                biased;
+                read = self.bytes.read_buf(into) => return matches!(read, Ok(1..)),
+                // Nobody is left who waits for it: that is an end, too.
+                _ = self.ended.wait_for(|ended| *ended) => {}
+            }
+        }
+        if self.rest == 0 {
+            return false;
+        }
+        let begun = Instant::now();
+        let read = timeout(self.patience, self.bytes.read_buf(into)).await;
+        self.patience = self.patience.saturating_sub(begun.elapsed());
+        let Ok(Ok(read @ 1..)) = read else {
+            return false;
+        };
+        self.rest = self.rest.saturating_sub(read);
+        true
+    }
+}
+
+/// Waits for the end of a process while it is fed and heard, and then until the rest of
+/// what it has written is heard: by whoever is slow, as late as that may be.
 pub(super) async fn accompany(
     end: impl Future<Output = Ended>,
     outputs: impl Future<Output = ()>,
@@ -197,9 +238,12 @@ pub(super) async fn accompany(
             () = &mut inputs, if !fed => fed = true,
         }
     };
-    if !heard {
-        // What a process that got away holds open is not waited for.
-        let _ = timeout(DRAIN, outputs).await;
+    while !heard {
+        // Whoever still writes to it is not to be kept waiting.
+        tokio::select! {
+            () = &mut outputs => heard = true,
+            () = &mut inputs, if !fed => fed = true,
+        }
     }
     ended
 }
@@ -209,6 +253,7 @@ pub(super) async fn accompany(
 pub(super) struct Life {
     child: Child,
     leader: Option<Pid>,
+    ended: watch::Sender<bool>,
 }
 
 /// How a process ended.
@@ -225,6 +270,16 @@ impl Life {
         Self {
             leader: id.and_then(Pid::from_raw),
             child,
+            ended: watch::Sender::new(false),
+        }
+    }
+
+    fn outlet(&self, bytes: impl AsyncRead + Send + 'static) -> Outlet {
+        Outlet {
+            bytes: Box::pin(bytes),
+            ended: self.ended.subscribe(),
+            patience: DRAIN,
+            rest: REST,
         }
     }
 
@@ -234,6 +289,7 @@ impl Life {
         let status = self.child.wait().await;
         self.signal(Signal::KILL);
         self.leader = None;
+        self.ended.send_replace(true);
         // That a child cannot be waited for does not happen; if it does, it is gone.
         status.map_or(Ended::FAILED, Ended::of)
     }

@@ -122,14 +122,18 @@ fn bearer(headers: &HeaderMap) -> Option<String> {
 pub(super) fn remove_credentials(headers: &mut HeaderMap) {
     headers.remove(AUTHORIZATION);
     IdentityHeaders::default().remove(headers);
-    let Some(protocols) = headers.get(SEC_WEBSOCKET_PROTOCOL) else {
-        return;
-    };
-    let kept: Vec<_> = (protocols.to_str().unwrap_or_default().split(','))
+    let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter();
+    let kept: Vec<_> = offered
+        .filter_map(|it| it.to_str().ok())
+        .flat_map(|it| it.split(','))
         .map(str::trim)
         .filter(|it| !it.starts_with(TOKEN_PROTOCOL))
         .collect();
-    if let Ok(kept) = kept.join(", ").parse() {
+    let kept = kept.join(", ");
+    headers.remove(SEC_WEBSOCKET_PROTOCOL);
+    if !kept.is_empty()
+        && let Ok(kept) = kept.parse()
+    {
         headers.insert(SEC_WEBSOCKET_PROTOCOL, kept);
     }
 }
@@ -230,6 +234,30 @@ mod tests {
         assert_eq!(bearer(&headers).as_deref(), Some("abc"));
         remove_credentials(&mut headers);
         assert_eq!(headers[SEC_WEBSOCKET_PROTOCOL], "v4.channel.k8s.io");
+    }
+
+    #[test]
+    fn tokens_go_from_whichever_line_they_are_on() {
+        let token = "base64url.bearer.authorization.k8s.io.YWJj";
+        let rows: [(&[&'static str], Option<&str>); 3] = [
+            (&["v5.channel.k8s.io", token], Some("v5.channel.k8s.io")),
+            (
+                &[token, "v5.channel.k8s.io, v4.channel.k8s.io"],
+                Some("v5.channel.k8s.io, v4.channel.k8s.io"),
+            ),
+            (&[token], None),
+        ];
+        for (lines, kept) in rows {
+            let mut headers = HeaderMap::new();
+            for line in lines {
+                headers.append(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(line));
+            }
+            assert_eq!(bearer(&headers).as_deref(), Some("abc"));
+            remove_credentials(&mut headers);
+            let left = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter();
+            let left: Vec<_> = left.map(|it| it.to_str().unwrap()).collect();
+            assert_eq!(left, kept.into_iter().collect::<Vec<_>>());
+        }
     }
 
     #[test]

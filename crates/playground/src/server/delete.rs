@@ -38,11 +38,15 @@ pub(super) enum Dependents {
 
 impl Options {
     pub(super) fn of(ask: &Ask<'_>) -> Result<Self, Status> {
-        let body = if ask.body.is_empty() {
-            json!({})
+        if ask.body.is_empty() {
+            Self::read(&Value::Null, ask)
         } else {
-            ask.value()?
-        };
+            Self::read(&ask.value()?, ask)
+        }
+    }
+
+    /// `DeleteOptions` wherever they stand; the query counts where they do not say.
+    pub(super) fn read(body: &Value, ask: &Ask<'_>) -> Result<Self, Status> {
         let said = |name: &str| match &body[name] {
             Value::String(text) => text.clone(),
             Value::Number(number) => number.to_string(),

@@ -1,7 +1,7 @@
 //! What pods have besides an object: a node to be bound to, an end before their time, and
 //! streams, which somebody else answers.
 
-use http::header::{SEC_WEBSOCKET_PROTOCOL, UPGRADE};
+use http::header::UPGRADE;
 use http::{HeaderValue, StatusCode};
 use serde_json::json;
 use skewbridge_api::status::Status;
@@ -55,7 +55,7 @@ pub(super) async fn stream(
         .store
         .read(|store| store.get(&subject.definition, subject.namespace, subject.name))?;
     if is_websocket && protocols == Protocols::Spdy {
-        return Ok(Answer::new(not_by_websocket(headers)));
+        return Ok(Answer::new(not_by_websocket()));
     }
     if pod.text(&["spec", "nodeName"]).is_empty() {
         if kind == StreamKind::Log {
@@ -106,13 +106,9 @@ pub(super) async fn stream(
 
 /// What a kubelet of 1.28 answers to a subprotocol that it does not know: the handshake
 /// fails, and the client takes the other way.
-fn not_by_websocket(headers: &http::HeaderMap) -> Reply {
-    let offered = headers.get(SEC_WEBSOCKET_PROTOCOL);
-    let offered = offered.and_then(|it| it.to_str().ok()).unwrap_or_default();
-    tracing::debug!(
-        offered,
-        "a WebSocket is refused by a server that speaks SPDY alone"
-    );
+fn not_by_websocket() -> Reply {
+    // Not what was offered: a token may be among it.
+    tracing::debug!("a WebSocket is refused by a server that speaks SPDY alone");
     let mut reply = answers::text(StatusCode::FORBIDDEN, "");
     reply
         .headers_mut()
@@ -167,11 +163,7 @@ pub(super) fn bind(ask: &Ask<'_>, subject: &Subject<'_>, pod: &str) -> Result<Re
 
 /// `pods/eviction`: a deletion that budgets could forbid; here are none.
 pub(super) fn evict(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Status> {
-    let eviction = Object::new(ask.value()?)?;
-    let mut options = Options::of(ask)?;
-    if let Some(grace) = eviction.at(&["deleteOptions", "gracePeriodSeconds"]) {
-        options.grace = grace.as_u64().and_then(|it| u32::try_from(it).ok());
-    }
+    let options = Options::read(&ask.value()?["deleteOptions"], ask)?;
     ask.server.store.write(options.effect, |store, occasion| {
         end(
             store,

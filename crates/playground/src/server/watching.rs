@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use http::{HeaderValue, Response};
+use http::{HeaderValue, Response, StatusCode};
 use serde_json::{Value, json};
 use skewbridge_api::media::Format;
 use skewbridge_api::status::Status;
@@ -61,7 +61,15 @@ pub(super) fn watch(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Statu
         selection(ask, subject)?,
         ask.query.get("resourceVersion"),
         beginning,
-    )?;
+    );
+    let watch = match watch {
+        Ok(watch) => watch,
+        // As kube-apiserver: the watch begins, and this is what it tells.
+        Err(status) if status.code == StatusCode::GONE => {
+            return Ok(reply(ResponseBody::full(line(&failure(&status)))));
+        }
+        Err(status) => return Err(status),
+    };
     let watching = Watching {
         events: Events {
             form,
@@ -80,13 +88,17 @@ pub(super) fn watch(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Statu
         drain: ask.server.drain.clone(),
         over: false,
     };
-    let mut reply = Response::new(ResponseBody::made(WatchBody {
+    Ok(reply(ResponseBody::made(WatchBody {
         step: Box::pin(watching.step()),
-    }));
+    })))
+}
+
+fn reply(body: ResponseBody) -> Reply {
+    let mut reply = Response::new(body);
     let headers = reply.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
-    Ok(reply)
+    reply
 }
 
 /// How a watch begins, by `sendInitialEvents`.
@@ -230,7 +242,7 @@ impl Events {
     }
 }
 
-/// What a watch says that goes wrong after it has begun.
+/// What a watch says that cannot go on, or could not begin where it was to.
 fn failure(status: &Status) -> Value {
     let object: Value = serde_json::from_slice(&status.encode(Format::Json)).unwrap_or_default();
     json!({"type": "ERROR", "object": object})

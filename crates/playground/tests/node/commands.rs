@@ -1,5 +1,7 @@
 //! Exec and attach.
 
+use std::time::Duration;
+
 use serde_json::json;
 use skewbridge_channels::{ExitCode, Input, Outcome, Protocol, SpdyProtocol, TerminalSize};
 use skewbridge_playground::server::pod_streams::StreamKind::{Attach, Exec};
@@ -33,6 +35,46 @@ async fn a_command_is_told_as_it_went_in_every_protocol() {
     client.write(Input::Stdin, b"hello\n").await;
     client.close_stdin().await;
     assert_eq!(client.finish().await, heard("hello\n", "no\n", exited(3)));
+}
+
+#[tokio::test]
+async fn all_that_a_command_has_said_is_heard_by_who_is_slow() {
+    let site = site().await;
+    // Fills all there is on the way, again and again, and does not wait for room.
+    let fill = "dd if=/dev/zero bs=4096 count=256 oflag=nonblock 2>> counts";
+    let script = format!("for i in 1 2 3 4 5 6 7 8; do {fill}; sleep 0.1; done; echo > over");
+    let query = query(&["/bin/sh", "-c", &script], "stdout=true");
+    let client = site.spdy(Exec, &query, SpdyProtocol::V4).await;
+    let directory = site.directory(&site.pod("web"));
+    eventually(
+        || directory.join("over").exists().then_some(()),
+        "it is over",
+    )
+    .await;
+    // Longer than is waited for what a command leaves open.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let got = client.finish().await;
+    assert_eq!(got.outcome, Outcome::Success);
+    let counts = std::fs::read_to_string(directory.join("counts")).unwrap();
+    let blocks: usize = counts
+        .lines()
+        .filter_map(|line| line.strip_suffix("+0 records out")?.parse::<usize>().ok())
+        .sum();
+    assert!(blocks > 16, "{counts}");
+    assert_eq!(got.stdout.len(), blocks * 4096);
+}
+
+#[tokio::test]
+async fn a_command_that_leaves_its_output_open_is_over_all_the_same() {
+    let site = site().await;
+    // What it leaves is in a session of its own, and says more and more.
+    let left = "setsid sh -c 'echo $$ > id; while echo more; do :; done' & ";
+    let script = format!("{left} until [ -s id ]; do sleep 0.05; done; echo done");
+    let query = query(&["/bin/sh", "-c", &script], "stdout=true");
+    let client = site.websocket(Exec, &query, Protocol::V5).await;
+    let got = client.finish().await;
+    assert_eq!(got.outcome, Outcome::Success);
+    assert!(got.stdout.contains("done\n"));
 }
 
 #[tokio::test]

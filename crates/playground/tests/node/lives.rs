@@ -1,5 +1,7 @@
 //! How pods come and go.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 use skewbridge_playground::status::GroupResource;
 use skewbridge_playground::store::{Effect, Preconditions};
@@ -77,10 +79,14 @@ async fn pods_end_as_their_processes_do() {
 #[tokio::test]
 async fn a_deleted_pod_gets_its_grace_and_is_gone() {
     let site = Site::new();
-    // It does not listen.
-    let script = "trap '' TERM; echo $$ > id; while :; do sleep 0.1; done";
-    let pod = site.running("web", &shell(script, "Always")).await;
-    let directory = site.scratch.path().join("pods").join(pod.uid());
+    // It hears, and does not listen.
+    let asked = site.scratch.path().join("asked");
+    let script = format!(
+        "trap 'echo > {}' TERM; echo $$ > id; while :; do sleep 0.1; done",
+        asked.display()
+    );
+    let pod = site.running("web", &shell(&script, "Always")).await;
+    let directory = site.directory(&pod);
     let id: i32 = eventually(
         || {
             std::fs::read_to_string(directory.join("id"))
@@ -99,22 +105,36 @@ async fn a_deleted_pod_gets_its_grace_and_is_gone() {
             pod.set(&["metadata", "labels", "x"], "y");
         });
     marked.unwrap();
-    site.store
-        .write(Effect::Lasting, |store, occasion| {
-            let definition = site.store.definition(&pods())?;
-            store.delete(
-                definition,
-                "default",
-                "web",
-                &Preconditions::default(),
-                occasion,
-            )
-        })
-        .unwrap();
+    let delete_within = |grace| {
+        site.store
+            .write(Effect::Lasting, |store, occasion| {
+                let definition = site.store.definition(&pods())?;
+                let any = Preconditions::default();
+                store.delete_within(definition, "default", "web", grace, &any, occasion)
+            })
+            .unwrap();
+    };
+    let begun = Instant::now();
+    delete_within(3600);
+    eventually(|| asked.exists().then_some(()), "it is asked to end").await;
+    assert!(site.pod("web").deletion_timestamp().is_some());
+    assert!(lives(id));
+    // Whoever is in a hurry does not wait for the time that another one has given.
+    delete_within(1);
     eventually(|| (!lives(id)).then_some(()), "its process is gone").await;
+    // A node gives no pod more than this.
+    assert!(begun.elapsed() < Duration::from_secs(30));
     eventually(
         || (!directory.exists()).then_some(()),
         "so is its directory",
+    )
+    .await;
+    eventually(
+        || {
+            let found = site.store.get(&pods(), "default", "web");
+            (found.err()?.code == 404).then_some(())
+        },
+        "so is the pod",
     )
     .await;
 }

@@ -1,41 +1,66 @@
 //! Logs.
 
+use bytes::Bytes;
 use http::HeaderMap;
 use serde_json::json;
 use skewbridge_playground::server::pod_streams::{StreamAnswer, StreamKind::Log};
+use tokio::sync::mpsc;
 
 use crate::site::{LIMIT, Site};
 
-async fn log(site: &Site, query: &str) -> String {
-    let answer = site.ask(Log, "web", query, HeaderMap::new()).await;
-    let StreamAnswer::Pieces(head, mut pieces) = answer else {
-        panic!("{answer:?}")
-    };
-    assert_eq!(head.headers()["content-type"], "text/plain");
-    let mut text = Vec::new();
-    let all = async {
-        while let Some(piece) = pieces.recv().await {
-            text.extend_from_slice(&piece);
+/// A log that is read.
+struct Reading {
+    pieces: mpsc::Receiver<Bytes>,
+    text: String,
+}
+
+impl Reading {
+    async fn of(site: &Site, query: &str) -> Self {
+        let answer = site.ask(Log, "web", query, HeaderMap::new()).await;
+        let StreamAnswer::Pieces(head, pieces) = answer else {
+            panic!("{answer:?}")
+        };
+        assert_eq!(head.headers()["content-type"], "text/plain");
+        Self {
+            pieces,
+            text: String::new(),
         }
-    };
-    tokio::time::timeout(LIMIT, all).await.unwrap();
-    String::from_utf8(text).unwrap()
+    }
+
+    /// Reads until there is enough, or nothing more.
+    async fn read(&mut self, enough: impl Fn(&str) -> bool) {
+        let read = async {
+            while !enough(&self.text)
+                && let Some(piece) = self.pieces.recv().await
+            {
+                self.text.push_str(std::str::from_utf8(&piece).unwrap());
+            }
+        };
+        tokio::time::timeout(LIMIT, read).await.unwrap();
+    }
+}
+
+async fn log(site: &Site, query: &str) -> String {
+    let mut reading = Reading::of(site, query).await;
+    reading.read(|_| false).await;
+    reading.text
 }
 
 #[tokio::test]
 async fn logs_are_followed_to_the_end_and_cut_as_asked() {
     let site = Site::new();
-    let script = "echo one; echo two >&2; sleep 0.2; echo three";
+    let script = "echo one; echo two >&2; until [ -e go ]; do sleep 0.05; done; echo three";
     let container = json!({"name": "web", "command": ["/bin/sh", "-c", script]});
     let spec = json!({"restartPolicy": "Never", "containers": [container]});
-    site.running("web", &spec).await;
-    let mut lines: Vec<_> = log(&site, "follow=true")
-        .await
-        .lines()
-        .map(str::to_owned)
-        .collect();
-    assert_eq!(lines.pop().as_deref(), Some("three"));
-    lines.sort();
+    let pod = site.running("web", &spec).await;
+    let mut followed = Reading::of(&site, "follow=true").await;
+    followed.read(|text| text.lines().count() == 2).await;
+    std::fs::write(site.directory(&pod).join("go"), "").unwrap();
+    followed.read(|_| false).await;
+    let mut lines: Vec<_> = followed.text.lines().collect();
+    assert_eq!(lines.pop(), Some("three"));
+    // Which of two outputs is heard first, nobody knows.
+    lines.sort_unstable();
     assert_eq!(lines, ["one", "two"]);
     assert_eq!(log(&site, "tailLines=1").await, "three\n");
     assert_eq!(log(&site, "tailLines=1&limitBytes=2").await, "th");

@@ -1,6 +1,7 @@
 //! A node over a store, and clients of its streams.
 
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,9 @@ use skewbridge_playground::server::SharedStore;
 use skewbridge_playground::server::pod_streams::{
     PodStreams as _, Protocols, StreamAnswer, StreamKind, StreamRequest, Switched,
 };
+use skewbridge_playground::server::shared::StoreWatch;
 use skewbridge_playground::status::GroupResource;
+use skewbridge_playground::watch::Change;
 use skewbridge_spdy::connection::{self, Receiver, Sender};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_testkit::ScratchDir;
@@ -73,17 +76,38 @@ impl Site {
         self.store.get(&pods(), "default", name).unwrap()
     }
 
+    fn watch(&self) -> StoreWatch {
+        self.store.watch(&pods(), "default").unwrap()
+    }
+
+    /// Where a pod's processes are.
+    pub(crate) fn directory(&self, pod: &Object) -> PathBuf {
+        self.scratch.path().join("pods").join(pod.uid())
+    }
+
     /// Waits until a pod is as wanted.
     pub(crate) async fn until(&self, name: &str, wanted: impl Fn(&Object) -> bool) -> Arc<Object> {
-        let mut watch = self.store.watch(&pods(), "default").unwrap();
+        self.seen(self.watch(), name, wanted).await
+    }
+
+    /// Waits until a watch has told that a pod was as wanted, whatever has become of it
+    /// since.
+    async fn seen(
+        &self,
+        mut watch: StoreWatch,
+        name: &str,
+        wanted: impl Fn(&Object) -> bool,
+    ) -> Arc<Object> {
         let wait = async {
             loop {
-                if let Ok(pod) = self.store.get(&pods(), "default", name)
-                    && wanted(&pod)
-                {
-                    return pod;
+                for change in watch.next().await.unwrap() {
+                    if let Change::Added(pod) | Change::Modified(pod) = change
+                        && pod.name() == name
+                        && wanted(&pod)
+                    {
+                        return pod;
+                    }
                 }
-                watch.next().await.unwrap();
             }
         };
         let found = tokio::time::timeout(LIMIT, wait).await;
@@ -91,9 +115,12 @@ impl Site {
     }
 
     pub(crate) async fn running(&self, name: &str, spec: &Value) -> Arc<Object> {
+        let watch = self.watch();
         self.create(name, spec);
-        self.until(name, |pod| pod.text(&["status", "phase"]) == "Running")
-            .await
+        self.seen(watch, name, |pod| {
+            pod.text(&["status", "phase"]) == "Running"
+        })
+        .await
     }
 
     pub(crate) async fn ask(

@@ -170,10 +170,26 @@ async fn pods_are_bound_and_evicted() {
     assert_eq!(client.post(&path, &binding).await.code, 409);
     let pod = client.get(&format!("{pods}/lone")).await.body;
     assert_eq!(pod["spec"]["nodeName"], "n");
+    let path = format!("{pods}/lone/eviction");
+    let uid = pod["metadata"]["uid"].clone();
+    for (options, code) in [
+        (json!({"dryRun": ["All"]}), 201),
+        (json!({"dryRun": ["Some"]}), 422),
+        (json!({"preconditions": {"uid": "another"}}), 409),
+        (json!({"gracePeriodSeconds": -1}), 400),
+        (
+            json!({"dryRun": ["All"], "preconditions": {"uid": uid}}),
+            201,
+        ),
+    ] {
+        let eviction = json!({"metadata": {"name": "lone"}, "deleteOptions": options});
+        let said = client.post(&path, &eviction).await;
+        assert_eq!(said.code, code, "{said:?}");
+        let pod = client.get(&format!("{pods}/lone")).await.body;
+        assert!(pod["metadata"]["deletionTimestamp"].is_null(), "{options}");
+    }
     let eviction = json!({"metadata": {"name": "lone"}});
-    let said = client
-        .post(&format!("{pods}/lone/eviction"), &eviction)
-        .await;
+    let said = client.post(&path, &eviction).await;
     assert_eq!(said.code, 201, "{said:?}");
     let pod = client.get(&format!("{pods}/lone")).await.body;
     assert_eq!(pod["metadata"]["deletionGracePeriodSeconds"], 30);

@@ -135,10 +135,15 @@ async fn what_is_forgotten_cannot_be_watched() {
             .await;
         assert_eq!(said.code, 201);
     }
-    let gone = client
-        .get(&format!("{MAPS}?watch=1&resourceVersion=5"))
+    let mut gone = client
+        .watch(&format!("{MAPS}?watch=1&resourceVersion=5"))
         .await;
-    assert_eq!((gone.code, &gone.body["reason"]), (410, &json!("Expired")));
+    let event = gone.next().await.unwrap();
+    assert_eq!(event["type"], "ERROR");
+    assert_eq!(event["object"]["kind"], "Status");
+    assert_eq!(event["object"]["code"], 410);
+    assert_eq!(event["object"]["reason"], "Expired");
+    assert_eq!(gone.next().await, None);
     let old = client
         .get(&format!(
             "{MAPS}?resourceVersion=5&resourceVersionMatch=Exact"

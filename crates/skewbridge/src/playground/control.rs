@@ -4,6 +4,7 @@
 //! requests carry an `Origin`, and by a name that was rebound to 127.0.0.1 it is
 //! recognised by the `Host`.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -34,12 +35,21 @@ const PATIENCE: Patience = Patience {
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
 
 /// The control.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Control {
     pub(super) address: SocketAddr,
     /// What whoever asks has to know.
     pub(super) token: String,
     pub(super) orders: mpsc::Sender<Order>,
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not the token.
+        f.debug_struct("Control")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Serves until it is dropped.
@@ -165,6 +175,12 @@ mod tests {
             token: "secret".to_owned(),
             orders: mpsc::channel(1).0,
         }
+    }
+
+    #[test]
+    fn the_token_is_not_told() {
+        let told = format!("{:?}", control());
+        assert!(told.contains("7006") && !told.contains("secret"), "{told}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod tour;
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::net::Ipv4Addr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -94,7 +94,12 @@ fn play(flags: &Flags) -> Result<ExitCode> {
         let mut playground = None;
         let code = tokio::select! {
             played = show(flags, &directory, &mut playground) => played,
-            () = signals.any() => Ok(ExitCode::SUCCESS),
+            number = signals.any() => Ok(if flags.tour {
+                // It has not shown what it was to show: as shells tell it.
+                ExitCode::from(128 + number)
+            } else {
+                ExitCode::SUCCESS
+            }),
         };
         if let Some(cluster) = playground {
             cluster.end().await;
@@ -156,7 +161,8 @@ async fn show(
     };
     let serving = control::run(listener, control);
     let command = format!(
-        "curl -XPOST -H \"Authorization: Bearer $(cat {token_file})\" http://{address}/servers/1.36/kill"
+        "curl -XPOST -H \"Authorization: Bearer $(cat {})\" http://{address}/servers/1.36/kill",
+        topology::shown(&token_file)
     );
     say(&Scene::of(cluster, Some(command)).draw(paint));
     tokio::select! {
@@ -279,7 +285,7 @@ fn token() -> Result<String> {
     Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 
-fn write_token(directory: &Path, token: &str) -> Result<String> {
+fn write_token(directory: &Path, token: &str) -> Result<PathBuf> {
     use std::os::unix::fs::OpenOptionsExt as _;
     let path = directory.join("control-token");
     let file = std::fs::OpenOptions::new()
@@ -289,7 +295,7 @@ fn write_token(directory: &Path, token: &str) -> Result<String> {
         .open(&path);
     let written = file.and_then(|mut file| file.write_all(token.as_bytes()));
     written.with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(path.display().to_string())
+    Ok(path)
 }
 
 /// What ends it.
@@ -308,11 +314,12 @@ impl Signals {
         })
     }
 
-    async fn any(&mut self) {
+    /// The number of the first that comes.
+    async fn any(&mut self) -> u8 {
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
+            _ = self.interrupt.recv() => 2,
+            _ = self.terminate.recv() => 15,
+            _ = self.hangup.recv() => 1,
         }
     }
 }

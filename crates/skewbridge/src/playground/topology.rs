@@ -158,7 +158,7 @@ fn program() -> String {
 }
 
 /// As a shell takes it for one word.
-fn shown(path: &Path) -> String {
+pub(super) fn shown(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |it: char| it.is_ascii_alphanumeric() || "/._-".contains(it);
     if text.chars().all(is_plain) {
@@ -176,6 +176,7 @@ mod tests {
     fn paths_are_quoted_where_a_shell_needs_it() {
         assert_eq!(shown(Path::new("/tmp/a-b")), "/tmp/a-b");
         assert_eq!(shown(Path::new("/tmp/it's")), "'/tmp/it'\\''s'");
+        assert_eq!(shown(Path::new("/tmp/a b/token")), "'/tmp/a b/token'");
     }
 
     #[test]

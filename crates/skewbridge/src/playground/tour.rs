@@ -33,6 +33,9 @@ pub(super) struct Report {
 struct Step {
     title: &'static str,
     sights: Vec<Sight>,
+    /// What it could not be finished for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
     passed: bool,
 }
 
@@ -74,6 +77,14 @@ impl Report {
     pub(super) fn passed(&self) -> bool {
         self.passed
     }
+
+    /// The last step could not be finished.
+    fn fail(&mut self, error: String) {
+        if let Some(step) = self.steps.last_mut() {
+            step.passed = false;
+            step.error = Some(error);
+        }
+    }
 }
 
 const POLICIES: &str = "get mutatingadmissionpolicies hello";
@@ -90,13 +101,18 @@ impl<'a, W: Write> Guide<'a, W> {
         })
     }
 
-    /// All steps.
+    /// All steps, whether those before could be finished or not.
     pub(super) async fn run(mut self) -> Result<Report> {
-        self.object().await?;
-        self.counts().await?;
-        self.exec().await?;
-        self.kill().await?;
-        self.upgrade().await?;
+        let done = self.object().await;
+        self.settle(done);
+        let done = self.counts().await;
+        self.settle(done);
+        let done = self.exec().await;
+        self.settle(done);
+        let done = self.kill().await;
+        self.settle(done);
+        let done = self.upgrade().await;
+        self.settle(done);
         let report = &mut self.report;
         report.passed = report.steps.iter().all(|step| step.passed);
         match self.voice {
@@ -137,7 +153,6 @@ impl<'a, W: Write> Guide<'a, W> {
             "through its bridge: a server that knows it was asked",
             said.status == StatusCode::OK,
         );
-        self.end();
         Ok(())
     }
 
@@ -173,7 +188,6 @@ impl<'a, W: Write> Guide<'a, W> {
                 is_whole,
             );
         }
-        self.end();
         Ok(())
     }
 
@@ -206,7 +220,6 @@ impl<'a, W: Write> Guide<'a, W> {
             "through its bridge: translated, with the exit code",
             promised,
         );
-        self.end();
         Ok(())
     }
 
@@ -247,7 +260,6 @@ impl<'a, W: Write> Guide<'a, W> {
             "there was never a 404",
             said.status == StatusCode::OK && !lied,
         );
-        self.end();
         Ok(())
     }
 
@@ -299,7 +311,6 @@ impl<'a, W: Write> Guide<'a, W> {
         let saw = format!("{}, {grown} more", resources(after));
         let meaning = "and so does all that came with it";
         self.show("bridge-1.28", "api-resources", &saw, meaning, grown > 0);
-        self.end();
         Ok(())
     }
 
@@ -322,6 +333,7 @@ impl<'a, W: Write> Guide<'a, W> {
         self.report.steps.push(Step {
             title,
             sights: Vec::new(),
+            error: None,
             passed: true,
         });
         let number = self.report.steps.len();
@@ -367,7 +379,16 @@ impl<'a, W: Write> Guide<'a, W> {
         }
     }
 
-    fn end(&mut self) {
+    /// Ends a step.
+    fn settle(&mut self, done: Result<()>) {
+        if let Err(error) = done {
+            let error = format!("{error:#}");
+            if let Voice::Text(paint) = self.voice {
+                let (mark, words) = (paint.bad("✗"), paint.bad(&error));
+                self.say(&format!("   {mark} {words}"));
+            }
+            self.report.fail(error);
+        }
         if let Voice::Text(_) = self.voice {
             self.say("");
         }
@@ -405,5 +426,37 @@ impl std::fmt::Display for Ran {
                 Outcome::CutOff => write!(f, "{stdout} (cut off)"),
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_cannot_be_finished_is_told_and_has_failed() {
+        let mut report = Report::default();
+        for title in ["one", "two"] {
+            report.steps.push(Step {
+                title,
+                sights: Vec::new(),
+                error: None,
+                passed: true,
+            });
+        }
+        report.fail("server-1.28: connection refused".to_owned());
+        let told = serde_json::to_value(&report).unwrap();
+        assert_eq!(
+            told["steps"],
+            serde_json::json!([
+                {"title": "one", "sights": [], "passed": true},
+                {
+                    "title": "two",
+                    "sights": [],
+                    "error": "server-1.28: connection refused",
+                    "passed": false,
+                },
+            ])
+        );
     }
 }

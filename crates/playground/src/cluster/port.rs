@@ -1,0 +1,87 @@
+//! The port of a server, which is its own for as long as the playground runs, whether
+//! anybody listens there or not.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+
+use tokio::net::TcpSocket;
+
+/// Connections that wait for being accepted, as tokio has it.
+const BACKLOG: u32 = 1024;
+
+/// A port that nobody else can have.
+#[derive(Debug)]
+pub(super) struct Port {
+    address: SocketAddr,
+    /// Never listens. As it does not say `SO_REUSEADDR`, no other program's socket may
+    /// be where it is; by `SO_REUSEPORT` those may that listen for us.
+    _held: TcpSocket,
+}
+
+impl Port {
+    /// Takes one; any that is free if it is 0.
+    pub(super) fn take(address: SocketAddr) -> io::Result<Self> {
+        if address.port() != 0 {
+            // Another playground's port would be shared with it: one that does not share
+            // is refused.
+            drop(TcpListener::bind(address)?);
+        }
+        let held = TcpSocket::new_v4()?;
+        held.set_reuseport(true)?;
+        held.bind(address)?;
+        Ok(Self {
+            address: held.local_addr()?,
+            _held: held,
+        })
+    }
+
+    /// Where it is.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Listens. Must be called within a runtime, by one server at a time.
+    pub(super) fn listen(&self) -> io::Result<TcpListener> {
+        let socket = TcpSocket::new_v4()?;
+        // Connections of the server before may not be over yet.
+        socket.set_reuseaddr(true)?;
+        socket.set_reuseport(true)?;
+        socket.bind(self.address)?;
+        socket.listen(BACKLOG)?.into_std()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::net::{Ipv4Addr, TcpStream};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_port_is_kept_while_nobody_listens() {
+        let port = Port::take((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let others = || {
+            let taken = [
+                TcpListener::bind(port.address()).err(),
+                Port::take(port.address()).err(),
+            ];
+            taken.map(|it| it.map(|error| error.kind()))
+        };
+        let refused = [Some(io::ErrorKind::AddrInUse); 2];
+        assert_eq!(others(), refused);
+        for _ in 0..2 {
+            let listener = port.listen().unwrap();
+            listener.set_nonblocking(false).unwrap();
+            let mut client = TcpStream::connect(port.address()).unwrap();
+            // The side that ends first keeps the address for a while.
+            drop(listener.accept().unwrap());
+            assert_eq!(client.read(&mut [0]).unwrap(), 0);
+            assert_eq!(others(), refused);
+            drop(listener);
+            let error = TcpStream::connect(port.address()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+            assert_eq!(others(), refused);
+        }
+    }
+}
