@@ -52,7 +52,7 @@ pub(crate) struct Flags {
     /// A pod, or TYPE/NAME of what runs it (deployment, statefulset, service, job…)
     #[arg(value_name = "POD | TYPE/NAME")]
     target: String,
-    /// [LOCAL:]REMOTE; :REMOTE for any local port; unix:PATH:REMOTE for a socket
+    /// `[LOCAL:]REMOTE`; :REMOTE for any local port; unix:PATH:REMOTE for a socket
     #[arg(value_name = "PORT", required = true)]
     ports: Vec<String>,
     /// Addresses to listen at: IP addresses, or localhost for both of this machine
