@@ -21,7 +21,7 @@ Examples:
   skewbridge attach web
   skewbridge attach deploy/web -c app -i -t";
 
-/// Everything that `attach` can be told.
+// Everything that `attach` can be told. (What it is for, `main.rs` says.)
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {

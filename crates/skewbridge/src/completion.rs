@@ -14,7 +14,7 @@ Examples:
   skewbridge completion fish > ~/.config/fish/completions/skewbridge.fish
   skewbridge completion powershell | Out-String | Invoke-Expression";
 
-/// Everything that `completion` can be told.
+// Everything that `completion` can be told. (What it is for, `main.rs` says.)
 #[derive(Debug, Clone, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Flags {

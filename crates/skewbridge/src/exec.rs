@@ -22,7 +22,7 @@ Examples:
   skewbridge exec web -it -- bash
   tar c . | skewbridge exec -i web -- tar x -C /srv";
 
-/// Everything that `exec` can be told.
+// Everything that `exec` can be told. (What it is for, `main.rs` says.)
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {

@@ -35,19 +35,18 @@ fn main() -> ExitCode {
         // Not for clap: what follows is somebody else's command line.
         return playground::process(words);
     }
-    let definition = definition(called.as_deref());
-    let parsed = definition
-        .clone()
+    let definition = || definition(called.as_deref());
+    let parsed = definition()
         .try_get_matches()
         .and_then(|matches| Cli::from_arg_matches(&matches));
     match parsed {
         Ok(cli) => match cli.command {
             Command::Agent(flags) => agent::run(&flags),
             Command::Attach(flags) => attach::run(&flags),
-            Command::Completion(flags) => completion::run(&flags, definition),
+            Command::Completion(flags) => completion::run(&flags, definition()),
             Command::Cp(flags) => cp::run(&flags),
             Command::Exec(flags) => exec::run(&flags),
-            Command::Man(flags) => man::run(&flags, definition),
+            Command::Man(flags) => man::run(&flags, definition()),
             Command::Playground(flags) => playground::run(&flags),
             Command::PortForward(flags) => port_forward::run(&flags),
             Command::Run(flags) => run::run(&flags),
@@ -73,7 +72,10 @@ struct Cli {
     command: Command,
 }
 
+// The flags of a command are defined when it is called: those of all others would be most
+// of what a short one does.
 #[derive(Subcommand)]
+#[command(defer = true)]
 enum Command {
     /// Be a credential plugin that proxies requests, named in a kubeconfig.
     Agent(Box<agent::Flags>),
@@ -145,5 +147,18 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_command_says_of_itself_what_the_list_says_of_it() {
+        let listed = Cli::command();
+        let mut built = Cli::command();
+        built.build();
+        for command in listed.get_subcommands() {
+            let itself = built.find_subcommand(command.get_name()).unwrap();
+            let about = |command: &clap::Command| command.get_about().map(ToString::to_string);
+            assert_eq!(about(itself), about(command), "{}", command.get_name());
+            assert!(about(command).is_some());
+        }
     }
 }

@@ -14,7 +14,7 @@ Examples:
   skewbridge man | man -l -
   skewbridge man --directory /usr/local/share/man/man1";
 
-/// Everything that `man` can be told.
+// Everything that `man` can be told. (What it is for, `main.rs` says.)
 #[derive(Debug, Clone, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Flags {

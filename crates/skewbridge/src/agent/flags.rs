@@ -34,7 +34,7 @@ Clients that know nothing of it (kubectl, helm, k9s) run below `skewbridge run`:
 Of pkcs11 and file there can be one: it is the key of the TLS handshake. The others
 change each request, in the order in which they are named.";
 
-/// Everything that `agent` can be told.
+// Everything that `agent` can be told. (What it is for, `main.rs` says.)
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {

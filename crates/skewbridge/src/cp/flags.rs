@@ -31,7 +31,7 @@ Examples:
   # From one pod to another one
   skewbridge cp -c app web-0:/etc/app web-1:/tmp/app";
 
-/// Everything that `cp` can be told.
+// Everything that `cp` can be told. (What it is for, `main.rs` says.)
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {

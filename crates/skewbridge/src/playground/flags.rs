@@ -19,7 +19,7 @@ Examples:
   skewbridge playground --tour -o json | jq .passed
   skewbridge playground --port-base=7000 --directory=/tmp/play";
 
-/// Everything that `playground` can be told.
+// Everything that `playground` can be told. (What it is for, `main.rs` says.)
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {

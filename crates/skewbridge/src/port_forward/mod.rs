@@ -45,7 +45,7 @@ Examples:
   skewbridge port-forward --address 0.0.0.0 deploy/web 8080:http
   skewbridge port-forward pod/db unix:/run/user/1000/db.sock:5432";
 
-/// Everything that `port-forward` can be told.
+// Everything that `port-forward` can be told. (What it is for, `main.rs` says.)
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {

@@ -22,7 +22,7 @@ Examples:
   skewbridge run --context=prod -- helm upgrade web ./web
   skewbridge run --shell";
 
-/// Everything that `run` can be told.
+// Everything that `run` can be told. (What it is for, `main.rs` says.)
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {

@@ -35,7 +35,7 @@ LIST is comma-separated, and its flag may be repeated. DURATION is written
 like 30s, 1m30s or 100ms. Files are PEM unless told otherwise, and certificates,
 keys and CAs are read again when they change.";
 
-/// Everything that `serve` can be told.
+// Everything that `serve` can be told. (What it is for, `main.rs` says.)
 #[derive(Debug, Clone, Args)]
 #[command(
     args_override_self = true,

@@ -19,7 +19,7 @@ Examples:
   skewbridge skew --context=blue --context=green
   skewbridge skew --server=https://10.0.0.1:6443 --server=https://10.0.0.2:6443 -o json";
 
-/// Everything that `skew` can be told.
+// Everything that `skew` can be told. (What it is for, `main.rs` says.)
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
