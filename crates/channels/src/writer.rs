@@ -45,6 +45,30 @@ impl ToServer {
         Self::with_role(protocol, Role::Client)
     }
 
+    /// Appends what has to be written before data, and gives the data back as it is to be
+    /// written after it: masked where it lies. What has to be encoded is appended
+    /// whole.
+    #[must_use = "what is given back is to be written"]
+    pub fn frame_in_place(
+        &mut self,
+        channel: Input,
+        mut data: BytesMut,
+        out: &mut BytesMut,
+    ) -> Option<Bytes> {
+        if self.protocol.encoding() != Encoding::Binary {
+            self.write(channel, &data, out);
+            return None;
+        }
+        let head = self.frames.head(Frame::Whole(Kind::Binary), 1 + data.len());
+        out.extend_from_slice(head.as_bytes());
+        let mut number = [channel.number()];
+        if let Some(mask) = head.mask() {
+            let _ = mask.apply(&mut number).apply(&mut data);
+        }
+        out.extend_from_slice(&number);
+        Some(data.freeze())
+    }
+
     /// Appends the signal that nothing follows on a channel. `false` where the
     /// protocol has none: then only the end of the connection says so, and
     /// that ends the command as well.
@@ -110,8 +134,41 @@ impl<C: Numbered> Writer<C> {
 
 #[cfg(test)]
 mod tests {
+    use skewbridge_websocket::{Decoder, Event, Limits};
+
     use super::*;
     use crate::options::Words;
+    use crate::reader::{FromClient, Said};
+
+    const LIMITS: Limits = Limits {
+        frame: u64::MAX,
+        message: u64::MAX,
+    };
+
+    #[test]
+    fn what_is_masked_in_place_is_what_is_masked_by_copying() {
+        for protocol in [Protocol::V5, Protocol::V4_BASE64] {
+            for length in [0, 1, 5, 70_000] {
+                let data: BytesMut = (0..length).map(|at| (at % 251) as u8).collect();
+                let (mut out, mut client) = (BytesMut::new(), ToServer::new(protocol));
+                let rest = client.frame_in_place(Input::Stdin, data.clone(), &mut out);
+                assert_eq!(rest.is_some(), protocol == Protocol::V5);
+                out.extend_from_slice(&rest.unwrap_or_default());
+                let mut decoder = Decoder::new(Role::Server, LIMITS);
+                let mut reader = FromClient::new(protocol);
+                let mut heard = Vec::new();
+                while let Some(event) = decoder.decode(&mut out).unwrap() {
+                    let Event::Piece(piece) = event else {
+                        panic!("{event:?}")
+                    };
+                    if let Some(Said::Data(Input::Stdin, bytes)) = reader.piece(piece).unwrap() {
+                        heard.extend_from_slice(&bytes);
+                    }
+                }
+                assert_eq!(heard, data);
+            }
+        }
+    }
 
     #[test]
     fn messages_of_a_server() {

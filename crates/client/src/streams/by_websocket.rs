@@ -171,10 +171,7 @@ impl Exchange<'_> {
             let mut more = true;
             while more && socket.has_room() {
                 let said = self.shared.take_input(|data| {
-                    socket.write(|out| {
-                        writer.write(Input::Stdin, data, out);
-                        None
-                    });
+                    socket.write(|out| writer.frame_in_place(Input::Stdin, data.split(), out));
                 });
                 more = said.is_some();
                 if said == Some(Next::End) {
