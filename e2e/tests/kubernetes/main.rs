@@ -42,4 +42,5 @@ mod translate;
 mod translate_cuts;
 mod translate_idle;
 mod translate_users;
+mod upgrades;
 mod websocket;

@@ -26,6 +26,10 @@ const LONGEST: [&str; 13] = [
     "etcd",
 ];
 
+/// Those that wait nearly all of their time, for a minute to pass: they take nothing from
+/// others, and run beside them.
+const IDLE: [&str; 1] = ["upgrades"];
+
 /// The program of all tests: one, since each would be a link of everything.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Program(PathBuf);
@@ -38,6 +42,13 @@ pub(super) struct Suite {
     pub(super) program: PathBuf,
     /// Their whole names.
     pub(super) tests: Vec<String>,
+}
+
+impl Suite {
+    /// Whether it leaves the processors to others.
+    pub(super) fn is_idle(&self) -> bool {
+        IDLE.contains(&self.name.as_str())
+    }
 }
 
 impl Program {
