@@ -34,6 +34,7 @@ mod rolling;
 mod run;
 mod skew;
 mod spdystream;
+mod stock_clients;
 mod stories;
 mod streaming;
 mod streams;

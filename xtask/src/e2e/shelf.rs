@@ -6,6 +6,7 @@ use std::process::{self, Command};
 use std::{env, fs, io};
 
 use super::modules;
+use super::python;
 use super::version::Version;
 use crate::step::{self, Failed};
 
@@ -63,6 +64,24 @@ impl Shelf {
         self.build(name, &directory, &inputs, &["-ldflags=-s -w", "."])
     }
 
+    /// Builds a package of others, with the modules of a folder under `e2e/`.
+    pub(super) fn tool(&self, name: &str, package: &str) -> Result<(), Failed> {
+        let directory = self.sources.join(name);
+        let inputs = ["go.mod", "go.sum"].map(|file| directory.join(file));
+        self.build(name, &directory, &inputs, &["-ldflags=-s -w", package])
+    }
+
+    /// Makes an environment of Python with what `e2e/python` wants.
+    pub(super) fn python(&self) -> Result<(), Failed> {
+        let name = "python";
+        let wanted = self.sources.join("python/requirements.txt");
+        let key = self.key(
+            &[python::version()?.as_str()],
+            std::slice::from_ref(&wanted),
+        )?;
+        self.kept(name, key, |unfinished| python::make(unfinished, &wanted))
+    }
+
     /// Builds programs of a version of Kubernetes: folders under
     /// `e2e/kubernetes`.
     pub(super) fn kubernetes(&self, version: Version, programs: &[&str]) -> Result<(), Failed> {
@@ -113,6 +132,23 @@ impl Shelf {
         arguments: &[&str],
     ) -> Result<(), Failed> {
         let key = self.key(arguments, inputs)?;
+        self.kept(name, key, |unfinished| {
+            step::run(
+                go("build -o")
+                    .arg(unfinished)
+                    .args(arguments)
+                    .current_dir(directory),
+            )
+        })
+    }
+
+    /// Makes something unless it is there under this key, and links it into the checkout.
+    fn kept(
+        &self,
+        name: &str,
+        key: u64,
+        make: impl FnOnce(&Path) -> Result<(), Failed>,
+    ) -> Result<(), Failed> {
         let kept = self.cache.join(format!("{name}-{key:016x}"));
         if kept.exists() {
             println!("{name}: built before");
@@ -120,12 +156,7 @@ impl Shelf {
             // Under another name until it is whole; others may be at it too.
             let unfinished = format!("{name}.unfinished-{}", process::id());
             let unfinished = self.cache.join(unfinished);
-            step::run(
-                go("build -o")
-                    .arg(&unfinished)
-                    .args(arguments)
-                    .current_dir(directory),
-            )?;
+            make(&unfinished)?;
             fs::rename(&unfinished, &kept).map_err(failed(name))?;
         }
         let link = self.links.join(name);
