@@ -56,12 +56,21 @@ impl Shelf {
         self.links.join("../debug/skewbridge")
     }
 
-    /// Builds the program of a folder under `e2e/` that has modules of its own.
+    /// Builds the program of a folder under `e2e/` that has modules of its own, once its
+    /// own tests have passed.
     pub(super) fn program(&self, name: &str) -> Result<(), Failed> {
         let directory = self.sources.join(name);
         let mut inputs = vec![directory.join("go.mod"), directory.join("go.sum")];
         inputs.extend(go_files(&directory)?);
-        self.build(name, &directory, &inputs, &["-ldflags=-s -w", "."])
+        let has_tests = inputs.iter().any(|it| is_test(it));
+        let arguments = ["-ldflags=-s -w", "."];
+        let key = self.key(&arguments, &inputs)?;
+        self.kept(name, key, |unfinished| {
+            if has_tests {
+                step::run(go("test .").current_dir(&directory))?;
+            }
+            build(unfinished, &directory, &arguments)
+        })
     }
 
     /// Builds a package of others, with the modules of a folder under `e2e/`.
@@ -133,12 +142,7 @@ impl Shelf {
     ) -> Result<(), Failed> {
         let key = self.key(arguments, inputs)?;
         self.kept(name, key, |unfinished| {
-            step::run(
-                go("build -o")
-                    .arg(unfinished)
-                    .args(arguments)
-                    .current_dir(directory),
-            )
+            build(unfinished, directory, arguments)
         })
     }
 
@@ -175,6 +179,21 @@ impl Shelf {
         }
         Ok(key.finish())
     }
+}
+
+fn build(program: &Path, directory: &Path, arguments: &[&str]) -> Result<(), Failed> {
+    step::run(
+        go("build -o")
+            .arg(program)
+            .args(arguments)
+            .current_dir(directory),
+    )
+}
+
+/// Whether a file of Go is one of tests.
+fn is_test(file: &Path) -> bool {
+    let stem = file.file_stem().unwrap_or_default();
+    stem.to_string_lossy().ends_with("_test")
 }
 
 /// What a released program says of itself. With the minor version too, or
