@@ -1,6 +1,6 @@
 // client-go does what the users of that library do, one check at a time:
 //
-//	client-go --kubeconfig F --namespace N [--pod P --container C] CHECK
+//	client-go [--kubeconfig F] --namespace N [--pod P --container C] CHECK
 //
 // It prints one line of JSON with what must be the same by every way to a
 // server, or says what was wrong and exits with 1.
@@ -40,6 +40,7 @@ var checks = map[string]check{
 	"mapping":        {run: mapping, stays: true},
 	"pages":          {run: pages},
 	"protobuf":       {run: protobuf},
+	"upgrades":       {run: upgrades, stays: true},
 }
 
 func main() {
@@ -50,7 +51,7 @@ func main() {
 }
 
 func run() error {
-	kubeconfig := flag.String("kubeconfig", "", "how to reach the server")
+	kubeconfig := flag.String("kubeconfig", "", "how to reach the server; else KUBECONFIG says it")
 	namespace := flag.String("namespace", "", "where to work; made if it is not there")
 	pod := flag.String("pod", "", "where to run a command")
 	container := flag.String("container", "", "in which of its containers")

@@ -15,19 +15,24 @@ import (
 
 // target is what a check works on.
 type target struct {
+	kubeconfig     string
 	config         *rest.Config
 	namespace      string
 	pod, container string
 }
 
+// newTarget finds the server as programs do: by a file that they are given, or else
+// by KUBECONFIG.
 func newTarget(ctx context.Context, kubeconfig, namespace string) (target, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = kubeconfig
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
 	if err != nil {
 		return target{}, err
 	}
 	// The library would hold requests back on its own side.
 	config.QPS = -1
-	made := target{config: config, namespace: namespace}
+	made := target{kubeconfig: kubeconfig, config: config, namespace: namespace}
 	client, err := made.client()
 	if err != nil {
 		return target{}, err

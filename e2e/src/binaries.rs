@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-/// A directory with `etcd`, `node`, `client-go`, `websocket`, `spdystream`,
-/// `kube-apiserver-VERSION`, `kubectl-VERSION` and, of the newest version,
-/// `kube-controller-manager-VERSION`.
+/// A directory with `etcd`, `node`, `client-go`, `websocket`, `spdystream`, `helm`, an
+/// environment `python`, `kube-apiserver-VERSION`, `kubectl-VERSION` and, of the newest
+/// version, `kube-controller-manager-VERSION`.
 const BINARIES: &str = "SKEWBRIDGE_E2E_BINARIES";
 /// The bridge itself.
 const BRIDGE: &str = "SKEWBRIDGE_E2E_BRIDGE";
@@ -19,6 +19,20 @@ pub(crate) fn node() -> PathBuf {
 
 pub(crate) fn client_go() -> PathBuf {
     from(BINARIES).join("client-go")
+}
+
+pub(crate) fn helm() -> PathBuf {
+    from(BINARIES).join("helm")
+}
+
+/// A Python that has the official client.
+pub(crate) fn python() -> PathBuf {
+    from(BINARIES).join("python/bin/python")
+}
+
+/// An example of our own client library.
+pub(crate) fn example(name: &str) -> PathBuf {
+    bridge().with_file_name("examples").join(name)
 }
 
 pub(crate) fn websocket() -> PathBuf {

@@ -1,12 +1,14 @@
-//! A kubectl that has no credential: below `skewbridge run`, and what it asks goes
+//! Clients that have no credential: below `skewbridge run`, and what they ask goes
 //! through `skewbridge agent`.
 
+use std::net::SocketAddr;
 use std::process::Stdio;
 
 use serde_json::json;
 use tokio::process::Command;
 
 use crate::binaries;
+use crate::node::Node;
 use crate::plane::Plane;
 
 impl Plane {
@@ -24,13 +26,22 @@ impl Plane {
     /// its arguments. Its user has a plugin: `skewbridge agent` with these flags.
     pub fn kubectl_below_run(&self, server: usize, agent: &[String]) -> Command {
         let running = &self.servers[server];
+        let mut command = self.below_run(running.address, agent);
+        command.arg(binaries::kubectl(&running.version));
+        command
+    }
+
+    /// `skewbridge run` with what is there, ready to be given a command.
+    pub fn below_run(&self, server: SocketAddr, agent: &[String]) -> Command {
         let mut arguments = vec!["agent".to_owned()];
         arguments.extend_from_slice(agent);
         let config = json!({
             "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+            "contexts": [{"name": "c", "context": {
+                "cluster": "k", "user": "u", "namespace": Node::NAMESPACE,
+            }}],
             "clusters": [{"name": "k", "cluster": {
-                "server": format!("https://{}", running.address),
+                "server": format!("https://{server}"),
                 "certificate-authority": self.pki.file("ca.crt"),
             }}],
             "users": [{"name": "u", "user": {"exec": {
@@ -42,7 +53,7 @@ impl Plane {
             }}}],
         });
         let config = config.to_string();
-        let name = format!("run-{}.kubeconfig", running.address.port());
+        let name = format!("run-{}.kubeconfig", server.port());
         // One that is there may be read at this moment.
         let path = match std::fs::read_to_string(self.pki.file(&name)) {
             Ok(there) if there == config => self.pki.file(&name),
@@ -54,7 +65,6 @@ impl Plane {
             .arg("--kubeconfig")
             .arg(path)
             .arg("--")
-            .arg(binaries::kubectl(&running.version))
             .env("HOME", self.pki.path())
             .stdin(Stdio::null())
             .kill_on_drop(true);

@@ -27,14 +27,7 @@ pub(crate) fn ensure(needs: &[Need]) -> Result<(), Failed> {
     let programs: Vec<_> = missing.iter().map(|need| need.program).collect();
     let packages: Vec<_> = missing.iter().flat_map(|need| need.packages).collect();
     let packages: Vec<&str> = packages.into_iter().copied().collect();
-    if !(Path::new("/etc/debian_version").exists() && is_root()) {
-        return Err(Failed(format!(
-            "missing: {}; install it first (Debian packages: {})",
-            programs.join(", "),
-            packages.join(" ")
-        )));
-    }
-    install(&packages)?;
+    install(&programs.join(", "), &packages)?;
     match self::missing(needs).as_slice() {
         [] => Ok(()),
         [need, ..] => Err(Failed(format!(
@@ -49,7 +42,14 @@ fn missing(needs: &[Need]) -> Vec<Need> {
     missing.copied().collect()
 }
 
-fn install(packages: &[&str]) -> Result<(), Failed> {
+/// Installs packages for what is missing, where that is possible.
+pub(crate) fn install(missing: &str, packages: &[&str]) -> Result<(), Failed> {
+    if !(Path::new("/etc/debian_version").exists() && is_root()) {
+        return Err(Failed(format!(
+            "missing: {missing}; install it first (Debian packages: {})",
+            packages.join(" ")
+        )));
+    }
     let _quiet = NoServices::enter()?;
     step::run(Command::new("apt-get").arg("update"))?;
     step::run(

@@ -2,6 +2,7 @@
 
 mod modules;
 mod planes;
+mod python;
 mod shelf;
 mod side_by_side;
 mod suites;
@@ -20,7 +21,7 @@ use side_by_side::Run;
 use suites::Program;
 
 /// Each server gets a host name of its own, and ends with the test.
-const NEEDS: [Need; 6] = [
+const NEEDS: [Need; 7] = [
     Need {
         program: "unshare",
         packages: &["util-linux"],
@@ -49,10 +50,18 @@ const NEEDS: [Need; 6] = [
         program: "haproxy",
         packages: &["haproxy"],
     },
+    // For the official Python client.
+    Need {
+        program: "python3",
+        packages: &["python3", "python3-venv"],
+    },
 ];
 
 /// Programs with a folder and modules of their own under `e2e/`.
 const PROGRAMS: [&str; 5] = ["etcd", "node", "client-go", "websocket", "spdystream"];
+
+/// Programs of others that are packages of Go, by the folder under `e2e/` with their modules.
+const TOOLS: [(&str, &str); 1] = [("helm", "helm.sh/helm/v3/cmd/helm")];
 
 /// How the tests are told of the control planes, and of what was built.
 const PLANES: &str = "SKEWBRIDGE_E2E_PLANES";
@@ -78,6 +87,10 @@ pub(crate) fn steps(
     for program in PROGRAMS {
         steps.run(program, || shelf.program(program))?;
     }
+    steps.run("python", || {
+        python::ensure_environments()?;
+        shelf.python()
+    })?;
     // Before minutes are spent on the others, a version that there is not is named.
     steps.run("modules of Kubernetes", || {
         let mut versions = planes.versions();
@@ -87,6 +100,10 @@ pub(crate) fn steps(
         let name = format!("Kubernetes {version}").leak();
         let programs = planes.programs(version);
         steps.run(name, || shelf.kubernetes(version, &programs))?;
+    }
+    // After kubectl, with which they share most of what is compiled.
+    for (name, package) in TOOLS {
+        steps.run(name, || shelf.tool(name, package))?;
     }
     let mut program = None;
     steps.run("bridge and test program", || {

@@ -6,6 +6,7 @@ use std::process::{self, Command};
 use std::{env, fs, io};
 
 use super::modules;
+use super::python;
 use super::version::Version;
 use crate::step::{self, Failed};
 
@@ -55,12 +56,39 @@ impl Shelf {
         self.links.join("../debug/skewbridge")
     }
 
-    /// Builds the program of a folder under `e2e/` that has modules of its own.
+    /// Builds the program of a folder under `e2e/` that has modules of its own, once its
+    /// own tests have passed.
     pub(super) fn program(&self, name: &str) -> Result<(), Failed> {
         let directory = self.sources.join(name);
         let mut inputs = vec![directory.join("go.mod"), directory.join("go.sum")];
         inputs.extend(go_files(&directory)?);
-        self.build(name, &directory, &inputs, &["-ldflags=-s -w", "."])
+        let has_tests = inputs.iter().any(|it| is_test(it));
+        let arguments = ["-ldflags=-s -w", "."];
+        let key = self.key(&arguments, &inputs)?;
+        self.kept(name, key, |unfinished| {
+            if has_tests {
+                step::run(go("test .").current_dir(&directory))?;
+            }
+            build(unfinished, &directory, &arguments)
+        })
+    }
+
+    /// Builds a package of others, with the modules of a folder under `e2e/`.
+    pub(super) fn tool(&self, name: &str, package: &str) -> Result<(), Failed> {
+        let directory = self.sources.join(name);
+        let inputs = ["go.mod", "go.sum"].map(|file| directory.join(file));
+        self.build(name, &directory, &inputs, &["-ldflags=-s -w", package])
+    }
+
+    /// Makes an environment of Python with what `e2e/python` wants.
+    pub(super) fn python(&self) -> Result<(), Failed> {
+        let name = "python";
+        let wanted = self.sources.join("python/requirements.txt");
+        let key = self.key(
+            &[python::version()?.as_str()],
+            std::slice::from_ref(&wanted),
+        )?;
+        self.kept(name, key, |unfinished| python::make(unfinished, &wanted))
     }
 
     /// Builds programs of a version of Kubernetes: folders under
@@ -113,6 +141,18 @@ impl Shelf {
         arguments: &[&str],
     ) -> Result<(), Failed> {
         let key = self.key(arguments, inputs)?;
+        self.kept(name, key, |unfinished| {
+            build(unfinished, directory, arguments)
+        })
+    }
+
+    /// Makes something unless it is there under this key, and links it into the checkout.
+    fn kept(
+        &self,
+        name: &str,
+        key: u64,
+        make: impl FnOnce(&Path) -> Result<(), Failed>,
+    ) -> Result<(), Failed> {
         let kept = self.cache.join(format!("{name}-{key:016x}"));
         if kept.exists() {
             println!("{name}: built before");
@@ -120,12 +160,7 @@ impl Shelf {
             // Under another name until it is whole; others may be at it too.
             let unfinished = format!("{name}.unfinished-{}", process::id());
             let unfinished = self.cache.join(unfinished);
-            step::run(
-                go("build -o")
-                    .arg(&unfinished)
-                    .args(arguments)
-                    .current_dir(directory),
-            )?;
+            make(&unfinished)?;
             fs::rename(&unfinished, &kept).map_err(failed(name))?;
         }
         let link = self.links.join(name);
@@ -144,6 +179,21 @@ impl Shelf {
         }
         Ok(key.finish())
     }
+}
+
+fn build(program: &Path, directory: &Path, arguments: &[&str]) -> Result<(), Failed> {
+    step::run(
+        go("build -o")
+            .arg(program)
+            .args(arguments)
+            .current_dir(directory),
+    )
+}
+
+/// Whether a file of Go is one of tests.
+fn is_test(file: &Path) -> bool {
+    let stem = file.file_stem().unwrap_or_default();
+    stem.to_string_lossy().ends_with("_test")
 }
 
 /// What a released program says of itself. With the minor version too, or

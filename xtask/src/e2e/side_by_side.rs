@@ -1,4 +1,5 @@
-//! Suites of tests, two at a time: most of the time they wait.
+//! Suites of tests, two at a time: most of the time they wait. What waits nearly all of
+//! its time runs beside them.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -17,6 +18,9 @@ use crate::step::Failed;
 /// command is meant for two cores.
 const AT_A_TIME: usize = 2;
 
+/// And how many of those that are idle: together they would not be.
+const IDLE_AT_A_TIME: usize = 1;
+
 /// How to run each of the suites.
 pub(super) struct Run<'a> {
     /// For the tests: which of them count, beside their names.
@@ -33,7 +37,9 @@ impl Run<'_> {
     pub(super) fn all(&self, suites: VecDeque<Suite>) -> Result<(), Failed> {
         fs::create_dir_all(self.said).map_err(failed("a directory for what tests say"))?;
         let board = Board::new(suites.len());
-        share(suites, AT_A_TIME, |suite: Suite| self.shown(&suite, &board));
+        let run = |suite: Suite| self.shown(&suite, &board);
+        let (idle, busy) = suites.into_iter().partition(Suite::is_idle);
+        beside(idle, busy, run);
         board.verdict(self.said)
     }
 
@@ -64,6 +70,15 @@ impl Run<'_> {
             .stderr(said)
             .status()
     }
+}
+
+/// Runs all of them, those that are idle beside the others.
+fn beside<T: Send>(idle: VecDeque<T>, busy: VecDeque<T>, run: impl Fn(T) + Sync) {
+    let run = &run;
+    thread::scope(|scope| {
+        scope.spawn(|| share(idle, IDLE_AT_A_TIME, run));
+        share(busy, AT_A_TIME, run);
+    });
 }
 
 /// Runs all of them, so many at a time, in this order.
@@ -192,6 +207,18 @@ mod tests {
         let mut done = done.into_inner().expect("what was done");
         done.sort_unstable();
         assert_eq!(done, (0..10).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn an_idle_one_takes_nobodys_place() {
+        // All three end only beside each other.
+        let all = Barrier::new(AT_A_TIME + IDLE_AT_A_TIME);
+        let done = AtomicUsize::new(0);
+        beside(VecDeque::from([0]), VecDeque::from([1, 2]), |_| {
+            all.wait();
+            done.fetch_add(1, Ordering::SeqCst);
+        });
+        assert_eq!(done.into_inner(), 3);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::step::{Failed, cargo};
+use crate::step::{self, Failed, cargo};
 
 /// Those that take longest, from the longest: one of them that begins late would
 /// end alone. A wrong order costs time, no more.
@@ -26,6 +26,13 @@ const LONGEST: [&str; 13] = [
     "etcd",
 ];
 
+/// Those that wait nearly all of their time, for a minute to pass: they take nothing from
+/// others, and run beside them.
+const IDLE: [&str; 1] = ["upgrades"];
+
+/// The example of the client library that the tests run.
+const EXAMPLE: &str = "run_a_command";
+
 /// The program of all tests: one, since each would be a link of everything.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Program(PathBuf);
@@ -38,6 +45,13 @@ pub(super) struct Suite {
     pub(super) program: PathBuf,
     /// Their whole names.
     pub(super) tests: Vec<String>,
+}
+
+impl Suite {
+    /// Whether it leaves the processors to others.
+    pub(super) fn is_idle(&self) -> bool {
+        IDLE.contains(&self.name.as_str())
+    }
 }
 
 impl Program {
@@ -56,6 +70,10 @@ impl Program {
             Ok(ended) => return Err(Failed(format!("cargo test --no-run: {}", ended.status))),
             Err(error) => return Err(Failed(format!("cargo did not start: {error}"))),
         };
+        // By `cargo test` an example would become a program of tests.
+        step::run(&mut cargo(&format!(
+            "build --locked --workspace --features skewbridge-e2e/kubernetes --example {EXAMPLE}"
+        )))?;
         let messages = String::from_utf8_lossy(&ended.stdout);
         let tests = sources.join("tests");
         let program = messages.lines().find_map(|it| announced(it, &tests));

@@ -1,0 +1,83 @@
+//! Clients as they come, below `skewbridge run`: they have no credential, and are told
+//! where to go by `KUBECONFIG` alone.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use skewbridge_testkit::ScratchDir;
+use tokio::process::Command;
+
+use crate::binaries;
+use crate::kubectl::Output;
+use crate::plane::Plane;
+
+/// For a client that takes seconds on an idle machine.
+const BOUND: Duration = Duration::from_mins(3);
+
+/// Tells which kubeconfig it finds, and becomes the command.
+const TELL: &str = r#"printf %s "$KUBECONFIG" >"$0"; exec "$@""#;
+
+/// Whose client it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stock {
+    /// The program of `e2e/client-go`.
+    Go,
+    /// The script of `e2e/python`, with the official client of Python.
+    Python,
+    /// An example of our own client library.
+    Rust,
+    /// Helm.
+    Helm,
+}
+
+/// What a client has said, and the kubeconfig that it was given.
+#[derive(Debug)]
+pub struct StockRun {
+    /// As that of any command.
+    pub output: Output,
+    /// Where it was.
+    pub kubeconfig: PathBuf,
+}
+
+impl Stock {
+    fn words(self) -> Vec<OsString> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/client.py");
+        match self {
+            Self::Go => vec![binaries::client_go().into()],
+            Self::Python => vec![binaries::python().into(), script.into()],
+            Self::Rust => vec![binaries::example("run_a_command").into()],
+            Self::Helm => vec![binaries::helm().into()],
+        }
+    }
+}
+
+impl Plane {
+    /// Runs a client with these words below `skewbridge run`, whose plugin is
+    /// `skewbridge agent` with these flags.
+    pub async fn stock_client(
+        &self,
+        server: SocketAddr,
+        agent: &[String],
+        client: Stock,
+        words: &[&str],
+    ) -> StockRun {
+        let scratch = ScratchDir::new();
+        let told = scratch.path().join("kubeconfig");
+        let mut command: Command = self.below_run(server, agent);
+        command
+            .args(["sh", "-c", TELL])
+            .arg(&told)
+            .args(client.words())
+            .args(words)
+            .current_dir(scratch.path());
+        let ended = tokio::time::timeout(BOUND, command.output()).await;
+        let ended = ended.unwrap_or_else(|_| panic!("{client:?} {words:?} hangs"));
+        let kubeconfig = std::fs::read_to_string(told).unwrap_or_default();
+        StockRun {
+            output: Output::of(&ended.expect("skewbridge run starts")),
+            kubeconfig: kubeconfig.into(),
+        }
+    }
+}

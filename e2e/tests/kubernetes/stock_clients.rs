@@ -1,0 +1,188 @@
+//! Clients as they come, below `skewbridge run`: in Go, Python and Rust, and helm. None
+//! of them has a credential or knows of plugins.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use skewbridge_e2e::{Node, Plane, Server, Stock, Vip, is_since, newest, versions};
+use skewbridge_testkit::ScratchDir;
+
+/// For a bridge that does not believe signatures of before its start.
+const BELIEVED: Duration = Duration::from_mins(1);
+
+#[tokio::test]
+async fn clients_in_go_python_and_rust_and_helm_need_no_change() {
+    let versions = versions();
+    let mut plane = Plane::prepare(&[Server::of(newest(&versions)).without_bridge()]);
+    plane.run_all();
+    let server = &plane.servers[0];
+    plane.ready(&server.version, server.address).await;
+    let _node = plane.start_node().await;
+    let below = Below {
+        plane: &plane,
+        server: server.address,
+        agent: plane.key_in_a_file("admin"),
+    };
+    go(&below).await;
+    python(&below).await;
+    rust(&below).await;
+    helm(&below).await;
+    signed(&plane).await;
+}
+
+/// Where clients are run, and with which plugin.
+struct Below<'a> {
+    plane: &'a Plane,
+    server: SocketAddr,
+    agent: Vec<String>,
+}
+
+impl Below<'_> {
+    /// The exit code, what is printed, and what is complained of.
+    async fn run(&self, client: Stock, words: &[&str]) -> (Option<i32>, String, String) {
+        let run = self
+            .plane
+            .stock_client(self.server, &self.agent, client, words)
+            .await;
+        let kubeconfig = &run.kubeconfig;
+        assert!(kubeconfig.is_absolute(), "{client:?}: {run:?}");
+        let directory = kubeconfig.parent().unwrap();
+        assert!(!directory.exists(), "{} is left", directory.display());
+        (run.output.code, run.output.stdout, run.output.stderr)
+    }
+
+    async fn ok(&self, client: Stock, words: &[&str]) -> String {
+        let (code, printed, complaint) = self.run(client, words).await;
+        assert_eq!(code, Some(0), "{client:?} {words:?}: {complaint}");
+        printed
+    }
+}
+
+/// Informers, and commands by both protocols.
+async fn go(below: &Below<'_>) {
+    let seen = below
+        .ok(Stock::Go, &["--namespace=by-go", "informers"])
+        .await;
+    let seen: Value = serde_json::from_str(&seen).unwrap();
+    assert_eq!(seen["Events"].as_array().unwrap().len(), 4, "{seen}");
+    let expected = json!({"Bytes": 1 << 20, "Stderr": "err\n", "Code": 7});
+    // kube-apiserver translates v5, which is all that client-go offers, from 1.30 on.
+    let websocket = is_since(&below.plane.servers[0].version, 30).then_some("exec-websocket");
+    for check in ["exec-spdy"].into_iter().chain(websocket) {
+        let namespace = format!("--namespace={}", Node::NAMESPACE);
+        let words = ["--pod", Node::POD, "--container", Node::CONTAINER, check];
+        let words = [&[namespace.as_str()], &words[..]].concat();
+        let ran = below.ok(Stock::Go, &words).await;
+        let ran: Value = serde_json::from_str(&ran).unwrap();
+        assert_eq!(ran, expected, "{check}");
+    }
+}
+
+async fn python(below: &Below<'_>) {
+    let words = [Node::NAMESPACE, Node::POD, Node::CONTAINER];
+    let seen = below.ok(Stock::Python, &words).await;
+    let seen: Value = serde_json::from_str(&seen).unwrap();
+    let expected = json!({
+        "user": "admin",
+        "pods": [Node::POD],
+        "watched": ["ADDED", "MODIFIED", "DELETED"],
+        "ran": {"stdout": "to the pod and back", "stderr": "err\n", "code": 7},
+        "strictly": 200,
+    });
+    assert_eq!(seen, expected);
+}
+
+/// What runs in the pod: all that it says and how it ends is to be seen.
+const COMMAND: [&str; 4] = [Node::POD, "sh", "-c", "echo out; echo err >&2; exit 7"];
+
+async fn rust(below: &Below<'_>) {
+    let (code, printed, complaint) = below.run(Stock::Rust, &COMMAND).await;
+    assert_eq!((code, &*printed), (Some(7), "out\n"), "{complaint}");
+    assert_eq!(complaint, "err\n");
+}
+
+/// From the first release of a chart to its end.
+async fn helm(below: &Below<'_>) {
+    let chart = chart();
+    let chart = chart.path().to_str().unwrap();
+    let helm = async |words: &[&str]| {
+        let words = [words, &["--namespace=default"]].concat();
+        below.ok(Stock::Helm, &words).await
+    };
+    let installed = helm(&["install", "ours", chart, "--set=greeting=good morning"]).await;
+    assert!(installed.contains("STATUS: deployed"), "{installed}");
+    let listed = helm(&["list", "-o", "json"]).await;
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(listed[0]["name"], "ours", "{listed}");
+    assert_eq!(listed[0]["chart"], "small-0.1.0", "{listed}");
+    helm(&["upgrade", "ours", chart, "--set=greeting=good evening"]).await;
+    let manifest = helm(&["get", "manifest", "ours"]).await;
+    assert!(manifest.contains("good evening"), "{manifest}");
+    let removed = helm(&["uninstall", "ours", "--wait"]).await;
+    assert!(removed.contains("uninstalled"), "{removed}");
+    let listed = helm(&["list", "--all", "-o", "json"]).await;
+    assert_eq!(listed.trim(), "[]");
+}
+
+/// What the program in Rust does, where a bridge believes signatures, and nothing else is brought.
+async fn signed(plane: &Plane) {
+    // Signatures are for an address, which is to be known before the bridge is there.
+    let vip = Vip::start(plane.servers[0].address).await;
+    let keys = plane.file(
+        "keys.yaml",
+        "keys:\n  laptop:\n    algorithm: hmac-sha256\n    \
+         secret: MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=\n    \
+         user: signer\n    groups: ['system:masters']\n",
+    );
+    let secret = plane.file("secret", "0123456789abcdef0123456789abcdef");
+    let flags = [
+        format!("--http-signature-keys={keys}"),
+        format!("--http-signature-authorities={}", vip.address),
+        "--http-signature-clock-skew=1s".to_owned(),
+    ];
+    let flags = flags.each_ref().map(String::as_str);
+    let bridge = plane.bridge_before(plane.servers[0].address, &flags).await;
+    vip.turn(bridge.address).await;
+    let below = Below {
+        plane,
+        server: vip.address,
+        agent: vec![
+            "--signer=http-signature".to_owned(),
+            format!("--http-signature-secret={secret}"),
+            "--http-signature-key-id=laptop".to_owned(),
+        ],
+    };
+    let began = Instant::now();
+    loop {
+        let (code, printed, complaint) = below.run(Stock::Rust, &COMMAND).await;
+        if code == Some(7) {
+            assert_eq!((&*printed, &*complaint), ("out\n", "err\n"));
+            break;
+        }
+        let is_early = complaint.contains("ServiceUnavailable") || complaint.contains("503");
+        assert!(is_early && began.elapsed() < BELIEVED, "{complaint}");
+    }
+    let audit = std::fs::read_to_string(&plane.servers[0].audit_log).unwrap_or_default();
+    assert!(
+        audit.contains(r#""username":"signer""#),
+        "nobody has signed"
+    );
+}
+
+/// A chart of one object.
+fn chart() -> ScratchDir {
+    let directory = ScratchDir::new();
+    directory.write(
+        "Chart.yaml",
+        "apiVersion: v2\nname: small\nversion: 0.1.0\n",
+    );
+    directory.write("values.yaml", "greeting: hello\n");
+    std::fs::create_dir(directory.path().join("templates")).unwrap();
+    directory.write(
+        "templates/greeting.yaml",
+        "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {{ .Release.Name }}\n\
+         data:\n  greeting: {{ .Values.greeting | quote }}\n",
+    );
+    directory
+}
