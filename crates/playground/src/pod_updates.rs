@@ -225,7 +225,7 @@ mod tests {
             ),
             (
                 |spec| {
-                    spec["tolerations"] = json!([{"key": "t", "operator": "Exists"}, {"key": "u"}])
+                    spec["tolerations"] = json!([{"key": "t", "operator": "Exists"}, {"key": "u"}]);
                 },
                 "",
             ),

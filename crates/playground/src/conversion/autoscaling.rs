@@ -45,9 +45,9 @@ pub(super) fn to_v1(value: &mut Value) {
         if let Some(busy) = busy {
             spec.insert("targetCPUUtilizationPercentage".to_owned(), busy);
         }
-        note(&mut notes, METRICS, others.into());
+        note(&mut notes, METRICS, &others.into());
         if let Some(behavior) = spec.remove("behavior") {
-            note(&mut notes, BEHAVIOR, with_keys(behavior, capital));
+            note(&mut notes, BEHAVIOR, &with_keys(behavior, capital));
         }
     }
     if let Some(status) = value.get_mut("status").and_then(Value::as_object_mut) {
@@ -56,8 +56,8 @@ pub(super) fn to_v1(value: &mut Value) {
             status.insert("currentCPUUtilizationPercentage".to_owned(), busy);
         }
         let all: Vec<_> = metrics.iter().map(|it| simple(it, Of::Measure)).collect();
-        note(&mut notes, CURRENT, all.into());
-        note(&mut notes, CONDITIONS, taken(status, "conditions").into());
+        note(&mut notes, CURRENT, &all.into());
+        note(&mut notes, CONDITIONS, &taken(status, "conditions").into());
     }
     if notes.is_empty() {
         return;
@@ -73,30 +73,9 @@ pub(super) fn to_v1(value: &mut Value) {
 
 /// To `v2`.
 pub(super) fn from_v1(value: &mut Value) {
-    let mut notes = Map::new();
-    if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
-        if let Some(all) = metadata
-            .get_mut("annotations")
-            .and_then(Value::as_object_mut)
-        {
-            for name in [METRICS, CURRENT, CONDITIONS, BEHAVIOR] {
-                // What cannot be read is lost, as there.
-                let text = all.remove(name);
-                let text = text.as_ref().and_then(Value::as_str).unwrap_or_default();
-                if let Ok(read) = serde_json::from_str(text) {
-                    notes.insert(name.to_owned(), read);
-                }
-            }
-            if all.is_empty() {
-                metadata.remove("annotations");
-            }
-        }
-    }
-    let mut noted = |name: &str| match notes.remove(name) {
-        Some(Value::Array(all)) => all,
-        _ => Vec::new(),
-    };
-    let (metrics, current, conditions) = (noted(METRICS), noted(CURRENT), noted(CONDITIONS));
+    let mut notes = taken_notes(value);
+    let mut list = |name: &str| taken(&mut notes, name);
+    let (metrics, current, conditions) = (list(METRICS), list(CURRENT), list(CONDITIONS));
     if let Some(spec) = value.get_mut("spec").and_then(Value::as_object_mut) {
         let busy = spec.remove("targetCPUUtilizationPercentage");
         let busy = busy.filter(Value::is_number).map(|percent| {
@@ -128,6 +107,31 @@ pub(super) fn from_v1(value: &mut Value) {
     }
 }
 
+/// What the annotations say that are not for others.
+fn taken_notes(value: &mut Value) -> Map<String, Value> {
+    let mut notes = Map::new();
+    let metadata = value.get_mut("metadata").and_then(Value::as_object_mut);
+    let Some(metadata) = metadata else {
+        return notes;
+    };
+    let all = metadata.get_mut("annotations");
+    let Some(all) = all.and_then(Value::as_object_mut) else {
+        return notes;
+    };
+    for name in [METRICS, CURRENT, CONDITIONS, BEHAVIOR] {
+        // What cannot be read is lost, as there.
+        let text = all.remove(name);
+        let text = text.as_ref().and_then(Value::as_str).unwrap_or_default();
+        if let Ok(read) = serde_json::from_str(text) {
+            notes.insert(name.to_owned(), read);
+        }
+    }
+    if all.is_empty() {
+        metadata.remove("annotations");
+    }
+    notes
+}
+
 fn taken(fields: &mut Map<String, Value>, name: &str) -> Vec<Value> {
     match fields.remove(name) {
         Some(Value::Array(items)) => items,
@@ -142,8 +146,8 @@ fn put(fields: &mut Map<String, Value>, name: &str, items: Vec<Value>) {
 }
 
 /// Writes an annotation, unless it would say nothing.
-fn note(notes: &mut Map<String, Value>, name: &str, value: Value) {
-    if value != json!([]) {
+fn note(notes: &mut Map<String, Value>, name: &str, value: &Value) {
+    if *value != json!([]) {
         notes.insert(name.to_owned(), value.to_string().into());
     }
 }

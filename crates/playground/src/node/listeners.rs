@@ -126,7 +126,8 @@ mod tests {
     #[test]
     fn only_what_is_the_pods_own_is_reached() {
         // 1 and 2 are the pod's, the others are not.
-        let rows: [(&[(&str, u64)], Option<&str>); 11] = [
+        type All = &'static [(&'static str, u64)];
+        let rows: [(All, Option<&str>); 11] = [
             (&[("127.0.0.2:80", 1)], Some("127.0.0.2:80")),
             (&[("127.0.0.2:80", 7)], None),
             (&[("127.0.0.1:80", 1)], Some("127.0.0.1:80")),

@@ -195,7 +195,6 @@ async fn upwards(mut from: Receiver, to: &mut (impl AsyncWrite + Unpin)) {
 }
 
 /// Ends with what the process says, or when the client does not listen any more.
-
 async fn downwards(from: &mut (impl AsyncRead + Unpin), to: &mut Sender) {
     loop {
         let mut piece = bytes::BytesMut::with_capacity(PIECE);
