@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use percent_encoding::percent_decode_str;
@@ -17,6 +16,7 @@ use skewbridge_channels::{
     negotiate_spdy,
 };
 use skewbridge_websocket::{accepting_headers, is_upgrade, read_request, subprotocols};
+use skewbridge_wire::Prefixed;
 use tokio::io::{AsyncRead, AsyncWrite, duplex};
 use tokio::sync::mpsc;
 
@@ -27,7 +27,6 @@ use super::keeper::{Pod, Pods};
 use super::port_forward::{self, Reach};
 use super::process::Launcher;
 use super::remote::Near;
-use super::websocket::with_input;
 use super::{spdy, websocket};
 use crate::server::pod_streams::{StreamAnswer, StreamKind, StreamRequest, Switched, Takeover};
 use crate::time::Moment;
@@ -412,7 +411,10 @@ fn forwarded(
 
 /// The connection, with what was read of it already.
 fn whole(switched: Switched) -> impl AsyncRead + AsyncWrite + Unpin + Send {
-    with_input(switched.io, Bytes::from(switched.input))
+    Prefixed {
+        prefix: switched.input,
+        io: switched.io,
+    }
 }
 
 fn spdy_headers(protocol: &'static str) -> HeaderMap {

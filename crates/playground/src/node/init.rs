@@ -28,7 +28,7 @@ pub(super) const END: Signal = Signal::USR1;
 
 /// How long those who are killed may take to be gone: one that waits for a disk, or that
 /// belongs to somebody else, may stay.
-const DYING: Duration = Duration::from_secs(3);
+const DYING: Duration = Duration::from_secs(10);
 
 /// Between two looks whether they are: some have begun another one meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);

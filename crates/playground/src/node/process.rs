@@ -34,7 +34,7 @@ const REST: usize = 1024 * 1024;
 
 /// How long a process and all that it has started may take to be gone when it is killed:
 /// longer than its init waits for that.
-pub(super) const DYING: Duration = Duration::from_secs(5);
+pub(super) const DYING: Duration = Duration::from_secs(15);
 
 /// Between two looks whether processes are gone.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
