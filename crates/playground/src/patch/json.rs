@@ -78,7 +78,8 @@ pub(super) fn check_length(operations: usize) -> Result<(), Status> {
         return Ok(());
     }
     let message = format!(
-        "The allowed maximum operations in a JSON patch is {MOST_OPERATIONS}, got {operations}"
+        "Request entity too large: The allowed maximum operations in a JSON patch is \
+         {MOST_OPERATIONS}, got {operations}"
     );
     Err(Status::new(413, "RequestEntityTooLarge", message))
 }
@@ -263,6 +264,21 @@ mod tests {
         let operations: Vec<Operation> =
             serde_json::from_value(patch).map_err(|error| error.to_string())?;
         apply(target, &operations)
+    }
+
+    #[test]
+    fn a_patch_has_so_many_steps_and_no_more() {
+        assert_eq!(check_length(10_000), Ok(()));
+        let refused = check_length(10_001).unwrap_err();
+        assert_eq!(
+            (refused.code, refused.reason),
+            (413, "RequestEntityTooLarge")
+        );
+        assert_eq!(
+            refused.message,
+            "Request entity too large: The allowed maximum operations in a JSON patch is 10000, \
+             got 10001"
+        );
     }
 
     #[test]
