@@ -29,6 +29,7 @@
 pub mod apply;
 pub mod catalogue;
 pub mod cluster;
+pub mod conversion;
 pub mod defaults;
 pub mod lists;
 pub mod names;
@@ -36,6 +37,7 @@ pub mod namespaces;
 pub mod node;
 pub mod object;
 pub mod patch;
+pub mod pod_updates;
 pub mod protobuf;
 pub mod rbac;
 #[cfg(test)]

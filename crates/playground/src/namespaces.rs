@@ -6,7 +6,7 @@ use skewbridge_api::status::{Cause, Status};
 
 use crate::object::{Object, texts};
 use crate::status::{GroupResource, forbidden, not_found};
-use crate::store::{Key, Occasion, Preconditions, Store};
+use crate::store::{Occasion, Preconditions, Store};
 use crate::strategy::{Definition, Part, Scope, StatusPart};
 
 /// Those that every cluster has.
@@ -85,18 +85,17 @@ pub fn admit_deletion(of: &Definition, name: &str) -> Result<(), Status> {
 /// Empties namespaces that are to end, and lets go of those that are empty.
 pub fn settle(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<(), Status> {
     for name in terminating(store) {
-        let content: Vec<Key> = store
-            .in_namespace(&name)
-            .map(|(key, _)| key.clone())
-            .collect();
-        for key in content {
+        let content = store.in_namespace(&name);
+        let content: Vec<_> = content.map(|(key, it)| (key.clone(), it.clone())).collect();
+        for (key, object) in content {
             let of = Definition {
                 kind: key.resource.resource.clone(),
                 resource: key.resource,
                 scope: Scope::Namespaced,
                 status: StatusPart::Separate,
             };
-            store.delete(&of, &name, &key.name, &Preconditions::default(), occasion)?;
+            let (grace, any) = (of.grace(&object, None), Preconditions::default());
+            store.delete_within(&of, &name, &key.name, grace, &any, occasion)?;
         }
         let found = store.get(&definition(), "", &name)?;
         let mut next = Object::clone(&found);
@@ -317,6 +316,32 @@ mod tests {
         now(|it| settle(&mut store, it)).unwrap();
         assert_eq!(store.get(&definition(), "", "shop").unwrap_err().code, 404);
         assert!(store.get(&config_maps(), "default", "other").is_ok());
+    }
+
+    #[test]
+    fn pods_of_a_namespace_that_ends_get_their_time() {
+        let mut store = cluster();
+        let pods = crate::sample::definition("", "v1", "pods");
+        let shop = object("shop", json!({}));
+        now(|it| store.create(&definition(), "", shop, it)).unwrap();
+        for (name, node) in [("waits", ""), ("runs", "n")] {
+            let spec = json!({"nodeName": node, "terminationGracePeriodSeconds": 7});
+            let pod = object(name, json!({"spec": spec}));
+            now(|it| store.create(&pods, "shop", pod, it)).unwrap();
+        }
+        delete(&mut store, "shop");
+        for _ in 0..2 {
+            now(|it| settle(&mut store, it)).unwrap();
+            assert_eq!(store.get(&pods, "shop", "waits").unwrap_err().code, 404);
+            let pod = store.get(&pods, "shop", "runs").unwrap();
+            assert_eq!(pod.value()["metadata"]["deletionGracePeriodSeconds"], 7);
+            assert!(store.get(&definition(), "", "shop").is_ok());
+        }
+        // What its node says when it is over.
+        let any = Preconditions::default();
+        now(|it| store.delete(&pods, "shop", "runs", &any, it)).unwrap();
+        now(|it| settle(&mut store, it)).unwrap();
+        assert_eq!(store.get(&definition(), "", "shop").unwrap_err().code, 404);
     }
 
     #[test]

@@ -20,6 +20,28 @@ pub struct OwnerReference<'a> {
     pub uid: &'a str,
 }
 
+/// How many bytes a value has as JSON.
+pub(crate) fn json_size(value: &Value) -> usize {
+    let mut counted = Count(0);
+    // Neither counting nor a value with string keys fails.
+    let _ = serde_json::to_writer(&mut counted, value);
+    counted.0
+}
+
+/// Counts what is written to it.
+struct Count(usize);
+
+impl std::io::Write for Count {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Letters of made-up names: no vowels, so no words, and nothing that looks alike.
 const SUFFIX_LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 const SUFFIX_LENGTH: usize = 5;
@@ -63,6 +85,11 @@ impl Object {
     /// The JSON.
     pub fn into_value(self) -> Value {
         self.0
+    }
+
+    /// How many bytes it has as JSON.
+    pub fn size(&self) -> usize {
+        json_size(&self.0)
     }
 
     /// Its fields.

@@ -46,7 +46,7 @@ use skewbridge_gateway::serve::{ClientIo, h1, h2};
 use skewbridge_gateway::tls::material::{CaBundle, KeyPair};
 use skewbridge_gateway::tls::{ReadAhead, server_config};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
@@ -176,6 +176,8 @@ pub struct RunningServer {
     address: SocketAddr,
     keeper: Keeper,
     leave: Leave,
+    /// Cuts all connections.
+    cut: oneshot::Sender<()>,
     /// Accepting, and all connections.
     serving: JoinSet<()>,
     /// The Lease and the controllers.
@@ -226,7 +228,9 @@ impl ApiServer {
             drain,
         });
         let mut serving = JoinSet::new();
-        serving.spawn(accept(listener, TlsAcceptor::from(Arc::new(tls)), server));
+        let (cut, cutting) = oneshot::channel();
+        let tls = TlsAcceptor::from(Arc::new(tls));
+        serving.spawn(serve(listener, tls, server, cutting));
         let mut beside = JoinSet::new();
         beside.spawn(keeper.clone().run());
         beside.spawn(controllers::run(store));
@@ -235,6 +239,7 @@ impl ApiServer {
             address,
             keeper,
             leave,
+            cut,
             serving,
             beside,
         })
@@ -257,31 +262,63 @@ impl RunningServer {
         self.keeper.identity().as_str()
     }
 
-    /// Finishes what is running and goes, as a server that is told to terminate: watches
-    /// end between two events, and from 1.35 on the Lease is deleted.
+    /// Finishes what is running and goes, as a server that is told to terminate: who has
+    /// begun to ask is answered, watches end between two events, and from 1.35 on the Lease
+    /// is deleted. What still runs after ten seconds (an exec, say) is cut.
     pub async fn stop(mut self) {
         self.leave.leave();
         self.beside.shutdown().await;
         self.keeper.give_up();
         self.leave.drain(DRAIN_TIME);
-        // What is left after that is cut.
         let _ = timeout(DRAIN_TIME, self.serving.join_next()).await;
-        self.serving.shutdown().await;
+        self.end_connections().await;
     }
 
-    /// Ends at once, as a server whose machine has lost its power: connections are cut, and
-    /// the Lease stays. When this returns the port is free.
+    /// Ends at once, as a server whose machine has lost its power: connections are cut
+    /// whatever they carry, nobody is answered any more, and the Lease stays. What was being
+    /// written may have been written. When this returns all connections are gone, and the
+    /// port is free.
     pub async fn kill(mut self) {
-        self.serving.shutdown().await;
         self.beside.shutdown().await;
+        self.end_connections().await;
+    }
+
+    async fn end_connections(self) {
+        let Self {
+            cut, mut serving, ..
+        } = self;
+        // It has ended already if it does not listen.
+        let _ = cut.send(());
+        while serving.join_next().await.is_some() {}
     }
 }
 
+/// Serves until the server drains and all connections have ended, or until it is cut: then
+/// they are gone when this is.
+async fn serve(
+    listener: TcpListener,
+    tls: TlsAcceptor,
+    server: Arc<Server>,
+    cutting: oneshot::Receiver<()>,
+) {
+    let mut connections = JoinSet::new();
+    tokio::select! {
+        biased;
+        _ = cutting => {}
+        () = accept(listener, tls, server, &mut connections) => {}
+    }
+    connections.shutdown().await;
+}
+
 /// Accepts until the server drains, and then waits for the connections that there are.
-async fn accept(listener: TcpListener, tls: TlsAcceptor, server: Arc<Server>) {
+async fn accept(
+    listener: TcpListener,
+    tls: TlsAcceptor,
+    server: Arc<Server>,
+    connections: &mut JoinSet<()>,
+) {
     let mut drain = server.drain.clone();
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    let mut connections = JoinSet::new();
     loop {
         // First a place, then a connection: who finds none waits in the kernel's queue.
         let accepted = async {

@@ -218,6 +218,16 @@ pub fn expired(message: impl Into<String>) -> Status {
     Status::new(410, "Expired", message)
 }
 
+/// 500, as kube-apiserver passes on what its etcd says: the object is larger than 1.5 MiB.
+pub fn too_large() -> Status {
+    Status::new(500, "", "etcdserver: request is too large")
+}
+
+/// 500, as kube-apiserver passes on what its etcd says: all objects together are too large.
+pub fn no_space() -> Status {
+    Status::new(500, "", "etcdserver: mvcc: database space exceeded")
+}
+
 /// 405: not with this resource.
 pub fn method_not_supported(resource: &GroupResource, action: &str) -> Status {
     let message = format!(

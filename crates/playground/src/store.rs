@@ -28,7 +28,37 @@ const NAME_TRIES: usize = 8;
 
 /// Events that are kept for watches and consistent lists, unless told otherwise: a
 /// playground writes a few a second, so this is more than ten minutes.
-pub const DEFAULT_HISTORY: usize = 10_000;
+pub const DEFAULT_HISTORY: History = History {
+    events: 10_000,
+    bytes: 8 * 1024 * 1024,
+};
+
+/// The largest object, as JSON: what etcd takes in a request.
+const LARGEST_OBJECT: usize = 3 * 512 * 1024;
+
+/// All objects together, as JSON; in memory they are several times as large. Enough for
+/// ten thousands of pods, and not for a client that goes astray.
+const LARGEST_STORE: usize = 64 * 1024 * 1024;
+
+/// How much of what has happened is remembered, at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct History {
+    /// So many events.
+    pub events: usize,
+    /// Whose objects have so many bytes together, as JSON. The last one is remembered
+    /// however large it is.
+    pub bytes: usize,
+}
+
+impl History {
+    /// So many events, of usual sizes.
+    pub fn of(events: usize) -> Self {
+        Self {
+            events,
+            ..DEFAULT_HISTORY
+        }
+    }
+}
 
 /// Where an object is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,6 +75,8 @@ pub struct Key {
 #[derive(Debug)]
 pub struct Store {
     objects: BTreeMap<Key, Arc<Object>>,
+    /// Of all of them.
+    bytes: usize,
     log: Log,
 }
 
@@ -92,10 +124,11 @@ impl Default for Store {
 }
 
 impl Store {
-    /// An empty one, which remembers so many events.
-    pub fn new(history: usize) -> Self {
+    /// An empty one, which remembers so much.
+    pub fn new(history: History) -> Self {
         Self {
             objects: BTreeMap::new(),
+            bytes: 0,
             log: Log::new(history),
         }
     }
@@ -174,7 +207,7 @@ impl Store {
         object.set(&["metadata", "uid"], make_up_uid(occasion.entropy));
         object.set(&["metadata", "creationTimestamp"], occasion.now.to_string());
         let key = key(definition, namespace, object.name());
-        Ok(self.commit(key, object, occasion.effect))
+        self.commit(key, object, occasion.effect)
     }
 
     /// Writes a part of an object that is there.
@@ -215,7 +248,7 @@ impl Store {
         if is_over && definition.holders(&next).is_empty() {
             return Ok(self.end(&key, next, occasion.effect));
         }
-        Ok(self.commit(key, next, occasion.effect))
+        self.commit(key, next, occasion.effect)
     }
 
     /// Ends an object, or has it wait for those who have to let go of it.
@@ -265,7 +298,8 @@ impl Store {
         if definition.is_namespaces() {
             next.set(&["status", "phase"], "Terminating");
         }
-        Ok(Deletion::Pending(self.commit(key, next, occasion.effect)))
+        self.commit(key, next, occasion.effect)
+            .map(Deletion::Pending)
     }
 
     /// Deletes all objects of a resource in a namespace, or in all (an empty one),
@@ -305,13 +339,31 @@ impl Store {
             .take_while(move |(key, _)| key.is_within(resource, namespace))
     }
 
-    /// Keeps an object as a new version.
-    fn commit(&mut self, key: Key, mut object: Object, effect: Effect) -> Arc<Object> {
-        if effect == Effect::DryRun {
-            return Arc::new(object);
-        }
+    /// Keeps an object as a new version; 500 if that is more than can be kept.
+    fn commit(
+        &mut self,
+        key: Key,
+        mut object: Object,
+        effect: Effect,
+    ) -> Result<Arc<Object>, Status> {
         let version = self.log.next_version();
-        object.set(&["metadata", "resourceVersion"], version.to_string());
+        if effect == Effect::Lasting {
+            object.set(&["metadata", "resourceVersion"], version.to_string());
+        }
+        let size = object.size();
+        if size > LARGEST_OBJECT {
+            return Err(status::too_large());
+        }
+        let before = self.objects.get(&key).map_or(0, |it| it.size());
+        let bytes = self.bytes.saturating_sub(before).saturating_add(size);
+        // What makes room is never refused.
+        if bytes > LARGEST_STORE && size > before {
+            return Err(status::no_space());
+        }
+        if effect == Effect::DryRun {
+            return Ok(Arc::new(object));
+        }
+        self.bytes = bytes;
         let object = Arc::new(object);
         let before = self.objects.insert(key.clone(), Arc::clone(&object));
         self.log.push(Event {
@@ -325,7 +377,7 @@ impl Store {
             object: Arc::clone(&object),
             before,
         });
-        object
+        Ok(object)
     }
 
     /// Lets an object go, as it last was.
@@ -336,12 +388,15 @@ impl Store {
         let version = self.log.next_version();
         object.set(&["metadata", "resourceVersion"], version.to_string());
         let object = Arc::new(object);
+        let before = self.objects.remove(key);
+        let freed = before.as_ref().map_or(0, |it| it.size());
+        self.bytes = self.bytes.saturating_sub(freed);
         self.log.push(Event {
             version,
             kind: EventKind::Deleted,
             key: key.clone(),
             object: Arc::clone(&object),
-            before: self.objects.remove(key),
+            before,
         });
         object
     }

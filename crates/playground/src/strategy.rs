@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::catalogue::Served;
+use crate::conversion::kept_as;
 use crate::defaults::quality_of_service;
 use crate::object::{Object, texts};
 use crate::status::GroupResource;
@@ -50,6 +51,9 @@ pub enum Part {
     Finalize,
 }
 
+/// What pods are given if nobody says.
+const POD_GRACE: u32 = 30;
+
 /// Metadata that only the server writes.
 const SYSTEM: [&str; 6] = [
     "uid",
@@ -64,7 +68,7 @@ impl Definition {
     /// Of a resource of a catalogue.
     pub fn of(served: &Served<'_>) -> Self {
         Self {
-            resource: served.group_resource(),
+            resource: kept_as(served.group_resource()),
             kind: served.kind().to_owned(),
             scope: if served.is_namespaced() {
                 Scope::Namespaced
@@ -161,6 +165,21 @@ impl Definition {
             holders.extend(texts(object.at(&["spec", "finalizers"])));
         }
         holders
+    }
+
+    /// How many seconds an object that is deleted is given, if that is not said: only pods
+    /// on a node are given any, and they say how many.
+    pub(crate) fn grace(&self, object: &Object, said: Option<u32>) -> u32 {
+        let is_pod = self.resource.group.is_empty() && self.resource.resource == "pods";
+        let is_over = matches!(object.text(&["status", "phase"]), "Succeeded" | "Failed");
+        if !is_pod || is_over || object.text(&["spec", "nodeName"]).is_empty() {
+            return 0;
+        }
+        let own = object.at(&["spec", "terminationGracePeriodSeconds"]);
+        let own = own
+            .and_then(Value::as_u64)
+            .map(|it| u32::try_from(it).unwrap_or(u32::MAX));
+        said.or(own).unwrap_or(POD_GRACE)
     }
 
     fn counts_generations(&self) -> bool {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use skewbridge_api::status::Status;
 
+use crate::conversion;
 use crate::object::Object;
 use crate::select::Selection;
 use crate::status::{self, GroupResource};
@@ -159,9 +160,7 @@ impl Change {
     /// As it is sent: a `metav1.WatchEvent`, with an object of this version and kind.
     pub fn to_json(&self, api_version: &str, kind: &str) -> Value {
         let event = |word: &str, object: &Object| {
-            let mut object = object.clone();
-            object.set(&["apiVersion"], api_version);
-            object.set(&["kind"], kind);
+            let object = conversion::shown(object, api_version, kind);
             json!({"type": word, "object": object.into_value()})
         };
         match self {

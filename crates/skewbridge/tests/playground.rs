@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use http::Method;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 use skewbridge_client::{Endpoint, Kubeconfig, Request, Response};
 use skewbridge_testkit::ScratchDir;
 
@@ -87,12 +87,46 @@ impl Playground {
     }
 
     async fn get(&self, context: &str, path: &str) -> Response {
+        let request = Request::get(path).header("accept", "application/json");
+        self.send(context, &request).await
+    }
+
+    async fn send(&self, context: &str, request: &Request) -> Response {
         let config = Kubeconfig::load(Some(&self.directory.join("kubeconfig"))).unwrap();
         let target = config.target(Some(context)).unwrap();
         let endpoint = Endpoint::prepare(&target, Some(LIMIT)).await.unwrap();
         let mut connection = endpoint.connect().await.unwrap();
-        let request = Request::get(path).header("accept", "application/json");
-        connection.send(&request).await.unwrap()
+        connection.send(request).await.unwrap()
+    }
+
+    /// Runs a script as a pod, whose process and another one that leaves it say who they
+    /// are.
+    async fn run_leaving(&self, name: &str) -> [i32; 2] {
+        let script = "setsid sh -c 'echo $$ > away; exec sleep 1000' & echo $$ > own; \
+                      exec sleep 1000";
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {"containers": [{"name": name, "image": name, "command": ["sh", "-c", script]}]},
+        });
+        let request = Request::new(Method::POST, "/api/v1/namespaces/default/pods")
+            .header("content-type", "application/json")
+            .body(pod.to_string());
+        let made = self.send("bridge-1.28", &request).await;
+        let made: Value = serde_json::from_slice(&made.body).unwrap();
+        let uid = made["metadata"]["uid"].as_str().unwrap();
+        let directory = self.directory.join("pods").join(uid);
+        let started = Instant::now();
+        loop {
+            let read = |file| {
+                let text = fs::read_to_string(directory.join(file)).ok()?;
+                text.trim().parse().ok()
+            };
+            if let (Some(own), Some(away)) = (read("own"), read("away")) {
+                return [own, away];
+            }
+            assert!(started.elapsed() < LIMIT, "the pod does not run");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// Asks until the answer has this code.
@@ -234,6 +268,28 @@ async fn servers_are_killed_started_and_changed_by_the_control() {
     }
     assert_eq!(post("/servers/1.99/kill").await.0, 404);
     playground.end(Signal::TERM);
+}
+
+#[tokio::test]
+async fn nothing_of_pods_outlives_a_playground_however_it_ends() {
+    let playground = Playground::start();
+    let ids = playground.run_leaving("leaving").await;
+    assert!(ids.iter().all(|id| lives(*id)));
+    playground.end(Signal::INT);
+    assert!(ids.iter().all(|id| !lives(*id)), "{ids:?}");
+
+    let mut playground = Playground::start();
+    let mut ids = playground.run_leaving("leaving").await.to_vec();
+    ids.extend(playground.children());
+    assert!(ids.iter().all(|id| lives(*id)));
+    // Nothing can be done then but by those who see it happen.
+    kill_process(playground.id(), Signal::KILL).unwrap();
+    wait(&mut playground.child);
+    let started = Instant::now();
+    while ids.iter().any(|id| lives(*id)) {
+        assert!(started.elapsed() < LIMIT, "{ids:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 #[test]

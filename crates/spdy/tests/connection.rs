@@ -106,6 +106,23 @@ async fn a_reset_ends_one_stream_after_what_came_before_it() {
 }
 
 #[tokio::test]
+async fn who_has_nothing_to_write_hears_of_a_reset() {
+    let mut pair = pair(Config::default());
+    let (client, server) = pair.stream().await;
+    let (mut writer, mut reader) = (client.sender, client.receiver);
+    let waiting = tokio::spawn(async move { writer.stopped().await });
+    // The end of what is read is not the end of what is written.
+    let mut sender = server.sender;
+    sender.finish().unwrap();
+    assert_eq!(within(reader.read()).await.unwrap(), None);
+    assert!(!waiting.is_finished());
+    sender.reset(ResetStatus::Cancel);
+    let stopped = within(waiting).await.unwrap();
+    let expected = StreamError::ResetByPeer(ResetStatus::Cancel);
+    assert_eq!(stopped.to_string(), expected.to_string());
+}
+
+#[tokio::test]
 async fn a_sender_dropped_without_an_end_is_no_end() {
     let mut pair = pair(Config::default());
     let (client, mut server) = pair.stream().await;

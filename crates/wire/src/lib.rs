@@ -1,6 +1,7 @@
 //! Connections as those who pass streams on need them: a byte stream with its two
-//! buffers ([`Buffered`]), a WebSocket on it ([`Socket`]), a remote command by SPDY
-//! ([`Node`]), SPDY inside a WebSocket ([`Tunnel`]), and whether the other end still lives ([`Pulse`], [`Pings`]).
+//! buffers ([`Buffered`]), a WebSocket on it ([`Socket`]), a remote command by SPDY at the
+//! end that asks for it ([`Node`]) and at the end that serves it ([`CommandStreams`]), SPDY
+//! inside a WebSocket ([`Tunnel`]), and whether the other end still lives ([`Pulse`], [`Pings`]).
 //!
 //! Nothing here has a task of its own: its owner polls it.
 //!
@@ -25,6 +26,7 @@
 //! ```
 
 mod buffered;
+mod command_streams;
 mod node;
 mod pings;
 mod prefixed;
@@ -34,6 +36,7 @@ mod stall;
 mod tunnel;
 
 pub use buffered::Buffered;
+pub use command_streams::CommandStreams;
 pub use node::{Node, Said, Verdict};
 pub use pings::Pings;
 pub use prefixed::Prefixed;

@@ -6,16 +6,15 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use skewbridge_channels::{
-    Channel, End, ErrorChannel, FromServer, Input, Options, Outcome, Output, Protocol, STREAM_TYPE,
-    Said, SpdyProtocol, ToServer, Version,
+    End, ErrorChannel, FromServer, Input, Options, Outcome, Output, Protocol, Said, SpdyProtocol,
+    ToServer, Version,
 };
-use skewbridge_spdy::connection::{self, Driver, Incoming, Receiver, Sender};
-use skewbridge_spdy::frame::ResetStatus;
-use skewbridge_spdy::{Config, Headers, StreamError};
+use skewbridge_spdy::connection::{self, Driver, Sender};
+use skewbridge_spdy::{Config, StreamError};
 use skewbridge_websocket::{CloseCode, Role};
-use skewbridge_wire::{Left, Pings, Prefixed, Socket};
+use skewbridge_wire::{CommandStreams, Left, Pings, Prefixed, Socket};
 use tokio::time::{Instant, timeout};
 
 use super::clock::{Clock, Due};
@@ -59,7 +58,11 @@ impl CommandToWebSocket {
         let now = Instant::now();
         let above = Socket::new(io, input, Role::Client, self.care.of_upstream(now));
         let opened = {
-            let opening = pin!(open(&mut incoming, self.options, self.protocol));
+            let opening = pin!(CommandStreams::open(
+                &mut incoming,
+                self.options,
+                self.protocol
+            ));
             tokio::select! {
                 opened = timeout(OPENING, opening) => opened.ok(),
                 _ = &mut driver => None,
@@ -149,81 +152,11 @@ impl CommandToWebSocket {
     }
 }
 
-/// The streams that a client has opened.
-#[derive(Debug, Default)]
-struct Streams {
-    stdin: Option<Receiver>,
-    resize: Option<Receiver>,
-    stdout: Option<Sender>,
-    stderr: Option<Sender>,
-    error: Option<Sender>,
-    /// What is only read, or only written, on our side.
-    idle_senders: Vec<Sender>,
-}
-
-/// Takes the streams of a command; others are refused.
-async fn open(incoming: &mut Incoming, options: Options, protocol: SpdyProtocol) -> Streams {
-    let mut missing: Vec<Channel> = options.streams(protocol).collect();
-    let mut streams = Streams::default();
-    while !missing.is_empty() {
-        let Some(request) = incoming.next().await else {
-            // The driver has more to say about it.
-            return std::future::pending().await;
-        };
-        let channel = request.headers().get(STREAM_TYPE);
-        let channel = channel.and_then(Channel::from_stream_type);
-        let Some(at) = missing.iter().position(|it| Some(*it) == channel) else {
-            request.refuse(ResetStatus::RefusedStream);
-            continue;
-        };
-        let Ok(stream) = request.accept(Headers::new()) else {
-            continue;
-        };
-        let (sender, receiver) = (stream.sender, stream.receiver);
-        match missing.swap_remove(at) {
-            Channel::Stdin => {
-                streams.stdin = Some(receiver);
-                streams.idle_senders.push(sender);
-            }
-            Channel::Resize => {
-                streams.resize = Some(receiver);
-                streams.idle_senders.push(sender);
-            }
-            Channel::Stdout => streams.stdout = Some(sender),
-            Channel::Stderr => streams.stderr = Some(sender),
-            Channel::Error => streams.error = Some(sender),
-        }
-    }
-    streams
-}
-
-impl Streams {
-    fn output(&mut self, output: Output) -> &mut Option<Sender> {
-        match output {
-            Output::Stdout => &mut self.stdout,
-            Output::Stderr => &mut self.stderr,
-            Output::Error => &mut self.error,
-        }
-    }
-
-    /// Says the last words, and ends all of them. How it ended is said behind all
-    /// output: whoever hears it has heard everything.
-    async fn end(mut self, words: Bytes) {
-        for sender in [&mut self.stdout, &mut self.stderr].into_iter().flatten() {
-            if sender.finish().is_ok() {
-                sender.sent().await;
-            }
-        }
-        if let Some(error) = &mut self.error
-            && !words.is_empty()
-        {
-            let _ = error.send(words);
-        }
-        let outputs = [self.stdout, self.stderr, self.error];
-        for mut sender in outputs.into_iter().flatten().chain(self.idle_senders) {
-            // One that the client has ended needs no end.
-            let _ = sender.finish();
-        }
+fn output_of(streams: &mut CommandStreams, output: Output) -> &mut Option<Sender> {
+    match output {
+        Output::Stdout => &mut streams.stdout,
+        Output::Stderr => &mut streams.stderr,
+        Output::Error => &mut streams.error,
     }
 }
 
@@ -242,7 +175,7 @@ enum Over {
 struct Exchange<'a> {
     driver: Option<Here>,
     pings: Pings,
-    streams: Streams,
+    streams: CommandStreams,
     above: Socket<UpstreamIo>,
     reader: FromServer,
     writer: ToServer,
@@ -320,7 +253,7 @@ impl Exchange<'_> {
             match self.waiting.take() {
                 Some(Said::Data(Output::Error, data)) => self.told.push(&data),
                 Some(Said::Data(output, data)) => {
-                    let sender = self.streams.output(output);
+                    let sender = output_of(&mut self.streams, output);
                     match sender.as_mut().map(|it| it.poll_ready(cx)) {
                         Some(Poll::Pending) => {
                             self.waiting = Some(Said::Data(output, data));

@@ -6,16 +6,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use percent_encoding::percent_decode_str;
 use skewbridge_api::status::Status;
 use skewbridge_channels::port_forward::tunnel::{PORT_FORWARD, TUNNELLED_PORT_FORWARD, tunnelled};
 use skewbridge_channels::{
-    Channel, Options, Protocol, Server, SpdyProtocol, Words, negotiate, negotiate_spdy,
+    Channel, ExitCode, Options, Outcome, Protocol, Server, SpdyProtocol, Words, negotiate,
+    negotiate_spdy,
 };
 use skewbridge_websocket::{accepting_headers, is_upgrade, read_request, subprotocols};
+use skewbridge_wire::Prefixed;
 use tokio::io::{AsyncRead, AsyncWrite, duplex};
 use tokio::sync::mpsc;
 
@@ -24,9 +25,8 @@ use super::exec::{Exec, attach};
 use super::journal::LogOptions;
 use super::keeper::{Pod, Pods};
 use super::port_forward::{self, Reach};
-use super::process::Program;
+use super::process::Launcher;
 use super::remote::Near;
-use super::websocket::with_input;
 use super::{spdy, websocket};
 use crate::server::pod_streams::{StreamAnswer, StreamKind, StreamRequest, Switched, Takeover};
 use crate::time::Moment;
@@ -37,16 +37,19 @@ const PROTOCOL_VERSION: &str = "x-stream-protocol-version";
 /// Bytes between SPDY and the WebSocket around it.
 const TUNNEL: usize = 64 * 1024;
 
+/// As shells tell it: killed.
+const KILLED: u8 = 128 + 9;
+
 /// Pieces of a log that wait for who reads it.
 const LOG_QUEUE: usize = 4;
 
 /// Answers a request for something of a pod.
-pub(super) fn answer(pods: &Pods, program: &Program, request: &StreamRequest) -> StreamAnswer {
+pub(super) fn answer(pods: &Pods, launcher: &Launcher, request: &StreamRequest) -> StreamAnswer {
     let answered = match request.kind {
         StreamKind::Log => log(pods, request),
-        StreamKind::Exec => exec(pods, program, request),
+        StreamKind::Exec => exec(pods, launcher, request),
         StreamKind::Attach => attached(pods, request),
-        StreamKind::PortForward => forwarded(pods, request),
+        StreamKind::PortForward => forwarded(pods, launcher, request),
     };
     answered.unwrap_or_else(StreamAnswer::Refused)
 }
@@ -203,10 +206,10 @@ fn log(pods: &Pods, request: &StreamRequest) -> Result<StreamAnswer, Status> {
     Ok(StreamAnswer::Pieces(head, receiver))
 }
 
-fn exec(pods: &Pods, program: &Program, request: &StreamRequest) -> Result<StreamAnswer, Status> {
+fn exec(pods: &Pods, launcher: &Launcher, request: &StreamRequest) -> Result<StreamAnswer, Status> {
     let pod = pod(pods, request)?;
     let container = container(&pod, request)?;
-    running(request, &container)?;
+    let run = running(request, &container)?;
     let words: Vec<String> = Query(&request.query).all("command").collect();
     if words.is_empty() {
         return Err(Status::bad_request("you must specify at least 1 command"));
@@ -218,17 +221,25 @@ fn exec(pods: &Pods, program: &Program, request: &StreamRequest) -> Result<Strea
         environment.push(("TERM".to_owned(), "xterm".to_owned()));
     }
     let task = OwnedExec {
-        program: program.clone(),
+        launcher: launcher.clone(),
+        pod: pod.plan.uid.clone(),
         words,
         directory: pod.place.directory.clone(),
         environment,
         tty,
     };
-    Ok(wants.switch(move |near| async move { task.run(near).await }))
+    Ok(wants.switch(move |near| async move {
+        tokio::select! {
+            outcome = task.run(near) => outcome,
+            // Nothing outlives the container that it is in.
+            () = run.end() => ExitCode::new(KILLED).map_or(Outcome::Success, Outcome::Exited),
+        }
+    }))
 }
 
 struct OwnedExec {
-    program: Program,
+    launcher: Launcher,
+    pod: String,
     words: Vec<String>,
     directory: PathBuf,
     environment: Vec<(String, String)>,
@@ -236,9 +247,10 @@ struct OwnedExec {
 }
 
 impl OwnedExec {
-    async fn run(&self, near: Near) -> skewbridge_channels::Outcome {
+    async fn run(&self, near: Near) -> Outcome {
         let exec = Exec {
-            program: &self.program,
+            launcher: &self.launcher,
+            pod: &self.pod,
             words: &self.words,
             directory: &self.directory,
             environment: &self.environment,
@@ -327,7 +339,7 @@ impl Wants {
     fn switch<R, F>(self, run: R) -> StreamAnswer
     where
         R: FnOnce(Near) -> F + Send + 'static,
-        F: Future<Output = skewbridge_channels::Outcome> + Send + 'static,
+        F: Future<Output = Outcome> + Send + 'static,
     {
         match self {
             Self::Spdy(protocol, options) => {
@@ -347,7 +359,11 @@ impl Wants {
     }
 }
 
-fn forwarded(pods: &Pods, request: &StreamRequest) -> Result<StreamAnswer, Status> {
+fn forwarded(
+    pods: &Pods,
+    launcher: &Launcher,
+    request: &StreamRequest,
+) -> Result<StreamAnswer, Status> {
     let pod = pod(pods, request)?;
     if request.pod.text(&["status", "phase"]) != "Running" {
         return Err(Status::bad_request(format!(
@@ -357,9 +373,8 @@ fn forwarded(pods: &Pods, request: &StreamRequest) -> Result<StreamAnswer, Statu
     }
     let reach = Reach {
         pod: request.name.clone(),
-        address: pod.place.address,
-        ports: pod.plan.ports(),
-        directory: pod.place.directory.clone(),
+        place: pod.place.clone(),
+        launcher: launcher.clone(),
     };
     let headers = &request.headers;
     if is_upgrade(headers) {
@@ -396,7 +411,10 @@ fn forwarded(pods: &Pods, request: &StreamRequest) -> Result<StreamAnswer, Statu
 
 /// The connection, with what was read of it already.
 fn whole(switched: Switched) -> impl AsyncRead + AsyncWrite + Unpin + Send {
-    with_input(switched.io, Bytes::from(switched.input))
+    Prefixed {
+        prefix: switched.input,
+        io: switched.io,
+    }
 }
 
 fn spdy_headers(protocol: &'static str) -> HeaderMap {

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::journal::{Cutter, Journal};
 use super::plan::{ContainerPlan, Place, RestartPolicy};
 use super::process::{
-    Ended, Inlet, Input, Launch, LaunchError, Life, Outlet, Process, Program, Task, accompany,
+    Ended, Inlet, Input, Launch, LaunchError, Launcher, Life, Outlet, Process, Task, accompany,
 };
 use super::remote::PIECE;
 use crate::time::Moment;
@@ -69,7 +69,6 @@ pub(super) enum Phase {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Termination {
     pub(super) code: u8,
-    pub(super) signal: Option<i32>,
     pub(super) reason: &'static str,
     pub(super) message: String,
     pub(super) started: Moment,
@@ -83,6 +82,7 @@ pub(super) struct Run {
     pub(super) output: broadcast::WeakSender<(Output, Bytes)>,
     pub(super) stdin: Option<mpsc::Sender<Fed>>,
     pub(super) sizes: mpsc::Sender<TerminalSize>,
+    ended: watch::Receiver<bool>,
 }
 
 /// What those who are attached say.
@@ -91,6 +91,14 @@ pub(super) enum Fed {
     Data(Bytes),
     /// The last of them has ended its input.
     End,
+}
+
+impl Run {
+    /// Waits for the end of the process.
+    pub(super) async fn end(mut self) {
+        // Nobody is left who could tell: that is an end, too.
+        let _ = self.ended.wait_for(|ended| *ended).await;
+    }
 }
 
 impl Container {
@@ -140,7 +148,7 @@ impl Container {
     /// Runs it until it is over or stopped; tells whenever something has changed.
     pub(super) async fn keep(
         self: Arc<Self>,
-        program: Program,
+        launcher: Launcher,
         place: Place,
         policy: RestartPolicy,
         mut stop: watch::Receiver<Option<Duration>>,
@@ -149,7 +157,7 @@ impl Container {
         let mut backoff = FIRST_BACKOFF;
         loop {
             let started = SystemTime::now();
-            let termination = self.run_once(&program, &place, &mut stop, &changed).await;
+            let termination = self.run_once(&launcher, &place, &mut stop, &changed).await;
             if started.elapsed().is_ok_and(|it| it > STEADY) {
                 backoff = FIRST_BACKOFF;
             }
@@ -188,7 +196,7 @@ impl Container {
     /// One process, from its beginning to its end.
     async fn run_once(
         &self,
-        program: &Program,
+        launcher: &Launcher,
         place: &Place,
         stop: &mut watch::Receiver<Option<Duration>>,
         changed: &impl Fn(),
@@ -199,13 +207,12 @@ impl Container {
             let mut state = self.lock();
             state.previous = state.journal.replace(journal.clone());
         }
-        let process = match self.launch(program, place) {
+        let process = match self.launch(launcher, place) {
             Ok(process) => process,
             Err(error) => {
                 journal.close();
                 return Termination {
                     code: START_ERROR,
-                    signal: None,
                     reason: "StartError",
                     message: error.to_string(),
                     started,
@@ -229,6 +236,7 @@ impl Container {
                 output: output.downgrade(),
                 stdin: self.plan.stdin.then_some(say),
                 sizes: resize,
+                ended: life.ended(),
             },
         };
         changed();
@@ -252,7 +260,6 @@ impl Container {
         journal.close();
         Termination {
             code: ended.code,
-            signal: ended.signal,
             reason: if ended.code == 0 {
                 "Completed"
             } else {
@@ -264,8 +271,9 @@ impl Container {
         }
     }
 
-    fn launch(&self, program: &Program, place: &Place) -> Result<Process, LaunchError> {
+    fn launch(&self, launcher: &Launcher, place: &Place) -> Result<Process, LaunchError> {
         let launch = Launch {
+            pod: &place.pod,
             task: match &self.plan.command {
                 Some(command) => Task::Command(command),
                 None => Task::Sample,
@@ -278,7 +286,7 @@ impl Container {
                 (false, false) => Input::None,
             },
         };
-        launch.start(program)
+        launcher.start(&launch)
     }
 }
 
@@ -305,8 +313,7 @@ async fn supervise(life: &mut Life, stop: &mut watch::Receiver<Option<Duration>>
             }
         }
     }
-    life.kill();
-    life.wait().await
+    life.kill().await
 }
 
 /// Puts output down, and shows it to those who are attached.

@@ -8,7 +8,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{broadcast, mpsc};
 
 use super::container::{Fed, Run};
-use super::process::{Ended, Inlet, Input, Launch, Outlet, Process, Program, Task, accompany};
+use super::process::{Ended, Inlet, Input, Launch, Launcher, Outlet, Process, Task, accompany};
 use super::remote::{Near, PIECE};
 
 /// What a terminal takes for the end of its input: a line that ends so.
@@ -17,7 +17,8 @@ const END_OF_TRANSMISSION: &[u8] = &[4];
 /// A command to run beside a container's process.
 #[derive(Debug)]
 pub(super) struct Exec<'a> {
-    pub(super) program: &'a Program,
+    pub(super) launcher: &'a Launcher,
+    pub(super) pod: &'a str,
     pub(super) words: &'a [String],
     pub(super) directory: &'a Path,
     pub(super) environment: &'a [(String, String)],
@@ -28,6 +29,7 @@ impl Exec<'_> {
     /// Runs it to its end. Dropped, it is killed with all that it has started.
     pub(super) async fn run(&self, near: Near) -> Outcome {
         let launch = Launch {
+            pod: self.pod,
             task: Task::Command(self.words),
             directory: self.directory,
             environment: self.environment,
@@ -37,7 +39,7 @@ impl Exec<'_> {
                 (false, None) => Input::None,
             },
         };
-        let process = match launch.start(self.program) {
+        let process = match self.launcher.start(&launch) {
             Ok(process) => process,
             Err(error) => {
                 return Outcome::Failed(Failure::internal(format_args!(

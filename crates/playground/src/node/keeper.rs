@@ -13,13 +13,13 @@ use serde_json::Value;
 use skewbridge_api::status::Status;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::container::Container;
 use super::node_object::{self, MOST_PODS, NODE_NAME};
 use super::plan::{Place, PodPlan, grace};
 use super::pod_status;
-use super::process::Program;
+use super::process::{DYING, Launcher};
 use crate::object::Object;
 use crate::server::{SharedStore, StoreWatch};
 use crate::status::GroupResource;
@@ -29,9 +29,6 @@ use crate::time::Moment;
 
 /// How long all pods together may take to end with the playground.
 const LAST_GRACE: Duration = Duration::from_millis(500);
-
-/// How long processes that were killed may take to be gone.
-const DYING: Duration = Duration::from_secs(5);
 
 /// Addresses of pods: 127.0.0.2 and on, all of them loopback.
 const ADDRESSES: std::ops::RangeInclusive<u8> = 2..=254;
@@ -47,6 +44,7 @@ pub(super) struct Pod {
     pub(super) place: Place,
     pub(super) containers: Vec<Arc<Container>>,
     started: Moment,
+    begun: Instant,
     /// Tells its containers to end, and within what time.
     stop: watch::Sender<Option<Duration>>,
 }
@@ -65,7 +63,7 @@ impl Pods {
 /// The task.
 pub(super) struct Keeper {
     pub(super) store: SharedStore,
-    pub(super) program: Program,
+    pub(super) launcher: Launcher,
     pub(super) directory: PathBuf,
     pub(super) pods: Pods,
     /// Rung by containers.
@@ -108,26 +106,41 @@ impl Keeper {
     async fn work(&mut self) -> Result<(), Status> {
         let mut watch: StoreWatch = self.store.watch(&pods(), "")?;
         loop {
-            self.look().await?;
+            let due = self.look().await?;
             let changed = self.changed.clone();
+            let due = async {
+                match due {
+                    Some(due) => sleep_until(due).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 news = watch.next() => drop(news?),
                 () = changed.notified() => {}
+                () = due => {}
             }
         }
     }
 
-    /// Makes what runs what is wanted.
-    async fn look(&mut self) -> Result<(), Status> {
+    /// Makes what runs what is wanted; tells when the next pod has had its time.
+    async fn look(&mut self) -> Result<Option<Instant>, Status> {
         let listed = self.store.list(&pods(), "")?;
         let mut wanted = BTreeMap::new();
         for pod in &listed.items {
             wanted.insert(pod.uid().to_owned(), pod.clone());
         }
         let known: Vec<_> = self.pods.lock().values().cloned().collect();
+        let mut next = None;
         for pod in known {
             match wanted.get(&pod.plan.uid) {
-                Some(object) if object.deletion_timestamp().is_none() => self.tell(object, &pod),
+                Some(object) if object.deletion_timestamp().is_none() => {
+                    match pod.due(object) {
+                        Some(due) if due <= Instant::now() => pod.end(grace(object)),
+                        Some(due) => next = next.into_iter().chain([due]).min(),
+                        None => {}
+                    }
+                    self.tell(object, &pod);
+                }
                 Some(object) => self.leave(object, &pod).await,
                 // Somebody took it away without grace.
                 None => {
@@ -141,7 +154,7 @@ impl Keeper {
                 self.meet(object);
             }
         }
-        Ok(())
+        Ok(next)
     }
 
     /// A pod that is not run yet.
@@ -183,6 +196,7 @@ impl Keeper {
         let directory = directory.join(object.uid());
         private_directory(&directory)?;
         let place = Place {
+            pod: object.uid().to_owned(),
             address,
             directory,
             node: NODE_NAME.to_owned(),
@@ -195,7 +209,7 @@ impl Keeper {
         for container in &containers {
             let changed = self.changed.clone();
             tasks.spawn(container.clone().keep(
-                self.program.clone(),
+                self.launcher.clone(),
                 place.clone(),
                 plan.restart,
                 stopped.clone(),
@@ -207,6 +221,7 @@ impl Keeper {
             place,
             containers,
             started: now(),
+            begun: Instant::now(),
             stop,
         });
         self.running.insert(object.uid().to_owned(), tasks);
@@ -237,7 +252,7 @@ impl Keeper {
             .iter()
             .map(|it| (&it.plan, it.state()))
             .collect();
-        let status = pod_status::status(
+        let mut status = pod_status::status(
             object,
             &pod.place,
             pod.plan.restart,
@@ -245,6 +260,12 @@ impl Keeper {
             pod.started,
             now(),
         );
+        if pod.is_stopped() && object.deletion_timestamp().is_none() {
+            status["phase"] = "Failed".into();
+            status["reason"] = "DeadlineExceeded".into();
+            status["message"] =
+                "Pod was active on the node longer than the specified deadline".into();
+        }
         if object.at(&["status"]) != Some(&status) {
             let told = self.modify(object, Part::Status, |pod| pod.set(&["status"], status));
             if let Err(status) = told {
@@ -332,6 +353,21 @@ impl Keeper {
 }
 
 impl Pod {
+    /// When it has had its time, if that is limited and it has not come to its end.
+    fn due(&self, object: &Object) -> Option<Instant> {
+        let seconds = object.at(&["spec", "activeDeadlineSeconds"])?.as_u64()?;
+        let phase = object.text(&["status", "phase"]);
+        if matches!(phase, "Succeeded" | "Failed") {
+            return None;
+        }
+        let limit = Duration::from_secs(seconds.min(u64::from(u32::MAX)));
+        Some(self.begun + limit)
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.borrow().is_some()
+    }
+
     fn end(&self, grace: Duration) {
         self.stop.send_if_modified(|stop| {
             let sooner = stop.is_none_or(|before| grace < before);

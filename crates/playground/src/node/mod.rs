@@ -6,8 +6,11 @@
 mod answers;
 mod container;
 mod exec;
+mod family;
+mod init;
 mod journal;
 mod keeper;
+mod listeners;
 mod node_object;
 mod plan;
 mod pod_status;
@@ -34,6 +37,7 @@ use crate::server::pod_streams::{PodStreams, StreamAnswer, StreamRequest};
 use keeper::{Keeper, Pods};
 pub use node_object::NODE_NAME;
 pub use process::Program;
+use process::{DYING, Launcher};
 
 /// What a node needs.
 #[derive(Debug)]
@@ -49,7 +53,7 @@ pub struct NodeConfig {
 /// A node that runs. Dropped, it ends, and all its processes with it.
 pub struct Node {
     pods: Pods,
-    program: Program,
+    launcher: Launcher,
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -62,9 +66,10 @@ impl Node {
             .enable_all()
             .build()?;
         let pods = Pods::default();
+        let launcher = Launcher::new(config.program);
         let keeper = Keeper {
             store: config.store,
-            program: config.program.clone(),
+            launcher: launcher.clone(),
             directory: config.directory,
             pods: pods.clone(),
             changed: Arc::new(Notify::new()),
@@ -80,7 +85,7 @@ impl Node {
             })?;
         Ok(Self {
             pods,
-            program: config.program,
+            launcher,
             end: Some(end),
             thread: Some(thread),
         })
@@ -92,7 +97,7 @@ impl PodStreams for Node {
         &self,
         request: StreamRequest,
     ) -> Pin<Box<dyn Future<Output = StreamAnswer> + Send + '_>> {
-        Box::pin(async move { answers::answer(&self.pods, &self.program, &request) })
+        Box::pin(async move { answers::answer(&self.pods, &self.launcher, &request) })
     }
 }
 
@@ -102,6 +107,8 @@ impl Drop for Node {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+        // Commands beside containers are not the thread's.
+        self.launcher.end_all(DYING);
     }
 }
 

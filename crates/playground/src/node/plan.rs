@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::object::{Object, texts};
 
-/// How long a process may take to end at most, whatever the pod says.
-const LONGEST_GRACE: Duration = Duration::from_secs(30);
+/// How long a process may take to end if nobody says.
+const USUAL_GRACE: Duration = Duration::from_secs(30);
 
 /// A pod, as it is run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,11 +28,9 @@ pub(super) struct PodPlan {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ContainerPlan {
     pub(super) name: String,
-    pub(super) image: String,
     /// None: the sample.
     pub(super) command: Option<Vec<String>>,
     pub(super) environment: Vec<(String, String)>,
-    pub(super) ports: BTreeSet<u16>,
     pub(super) stdin: bool,
     pub(super) stdin_once: bool,
     pub(super) tty: bool,
@@ -49,6 +47,8 @@ pub(super) enum RestartPolicy {
 /// Where a pod is on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
+    /// Its uid.
+    pub(super) pod: String,
     pub(super) address: IpAddr,
     pub(super) directory: PathBuf,
     pub(super) node: String,
@@ -84,12 +84,6 @@ impl PodPlan {
                 .collect(),
         }
     }
-
-    /// The ports that the pod has declared.
-    pub(super) fn ports(&self) -> BTreeSet<u16> {
-        let ports = self.containers.iter().flat_map(|it| &it.ports);
-        ports.copied().collect()
-    }
 }
 
 /// How long a pod may take to end: what the deletion says, or else the pod.
@@ -97,8 +91,9 @@ pub(super) fn grace(pod: &Object) -> Duration {
     let of_deletion = pod.at(&["metadata", "deletionGracePeriodSeconds"]);
     let of_spec = || pod.at(&["spec", "terminationGracePeriodSeconds"]);
     let seconds = of_deletion.or_else(of_spec).and_then(Value::as_u64);
-    seconds.map_or(LONGEST_GRACE, |seconds| {
-        Duration::from_secs(seconds).min(LONGEST_GRACE)
+    seconds.map_or(USUAL_GRACE, |seconds| {
+        // Longer than anything lasts, and short enough for every clock.
+        Duration::from_secs(seconds.min(u64::from(u32::MAX)))
     })
 }
 
@@ -113,7 +108,6 @@ impl ContainerPlan {
         let ports: BTreeSet<u16> = ports.collect();
         Self {
             name: container["name"].as_str().unwrap_or_default().to_owned(),
-            image: container["image"].as_str().unwrap_or_default().to_owned(),
             environment: environment(container, pod, place, &ports),
             command: match command.is_empty() {
                 false => Some(command),
@@ -121,7 +115,6 @@ impl ContainerPlan {
                 true if stdin => Some(vec!["/bin/sh".to_owned()]),
                 true => None,
             },
-            ports,
             stdin,
             stdin_once: is_on("stdinOnce"),
             tty,
@@ -195,6 +188,7 @@ mod tests {
             "metadata": {"name": "web", "namespace": "shop", "uid": "u"}, "spec": spec,
         }));
         let place = Place {
+            pod: "u".to_owned(),
             address: "127.0.0.2".parse().unwrap(),
             directory: "/scratch".into(),
             node: "node".to_owned(),
@@ -229,7 +223,6 @@ mod tests {
                 {"name": "A=B", "value": "c"},
             ],
         }]}));
-        assert_eq!(plan.ports(), [80, 9000].into());
         let environment = &plan.containers[0].environment;
         let value = |name: &str| {
             let found = environment.iter().find(|it| it.0 == name);

@@ -119,7 +119,7 @@ fn container(pod: &Object, plan: &ContainerPlan, state: &State) -> Value {
     );
     json!({
         "name": plan.name,
-        "image": plan.image,
+        "image": image(pod, &plan.name),
         "imageID": "",
         "containerID": id(state.restarts),
         "state": now,
@@ -128,6 +128,15 @@ fn container(pod: &Object, plan: &ContainerPlan, state: &State) -> Value {
         "started": state.is_running(),
         "restartCount": state.restarts,
     })
+}
+
+/// What is wanted now: images are not run, so that another one changes nothing else.
+fn image<'a>(pod: &'a Object, container: &str) -> &'a str {
+    let all = pod.at(&["spec", "containers"]).and_then(Value::as_array);
+    let found = all.into_iter().flatten().find(|it| it["name"] == container);
+    found
+        .and_then(|it| it["image"].as_str())
+        .unwrap_or_default()
 }
 
 fn terminated(how: &Termination, id: &str) -> Value {
@@ -140,9 +149,6 @@ fn terminated(how: &Termination, id: &str) -> Value {
     });
     if !how.message.is_empty() {
         state["message"] = how.message.clone().into();
-    }
-    if let Some(signal) = how.signal {
-        state["signal"] = signal.into();
     }
     json!({"terminated": state})
 }

@@ -1,10 +1,11 @@
 //! Port-forward: pairs of SPDY streams, each joined with a connection to a port that
-//! the pod has declared, and to no other.
+//! the pod itself listens on, and to no other.
 
-use std::collections::{BTreeSet, HashMap};
-use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::fs;
+use std::net::SocketAddr;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use skewbridge_channels::port_forward::Stream as Which;
@@ -14,45 +15,58 @@ use skewbridge_spdy::{Config, Headers};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
+use super::plan::Place;
+use super::process::Launcher;
 use super::program::PORTS_DIRECTORY;
 use super::remote::PIECE;
+use super::{family, listeners};
 
 /// How long a process may take to accept a connection.
 const CONNECTING: Duration = Duration::from_secs(10);
 
-/// Connections at once, and halves of pairs that wait for the other: a client that
-/// leaves pairs unfinished gets no further ones.
+/// Connections at once, and halves of pairs that wait for the other.
 const MOST: usize = 128;
 
-/// Where a pod can be reached, and at which ports.
+/// How long half of a pair waits for the other: as kubelets.
+const PAIRING: Duration = Duration::from_secs(30);
+
+/// Where a pod can be reached.
 #[derive(Debug, Clone)]
 pub(super) struct Reach {
+    /// Its name.
     pub(super) pod: String,
-    pub(super) address: IpAddr,
-    pub(super) ports: BTreeSet<u16>,
-    pub(super) directory: PathBuf,
+    pub(super) place: Place,
+    pub(super) launcher: Launcher,
 }
 
 impl Reach {
-    /// Where the process listens that stands behind a port.
-    fn address(&self, port: u16) -> Result<SocketAddr, String> {
-        if !self.ports.contains(&port) {
-            return Err(format!(
-                "port {port} is not one of the container ports of pod {}",
-                self.pod
-            ));
+    /// Where the process listens that stands behind a port. A stranger who takes the port
+    /// between this look and the connection would have to take it from the pod.
+    fn address(&self, port: u16) -> Option<SocketAddr> {
+        // The sample says which port it took if it could not have this one.
+        let directory = self.place.directory.join(PORTS_DIRECTORY);
+        let said = fs::read_to_string(directory.join(port.to_string())).ok();
+        let said = said.and_then(|text| text.trim().parse().ok());
+        let address = self.place.address;
+        if cfg!(not(target_os = "linux")) {
+            // Nobody tells whose sockets are: only the sample's word counts.
+            return said.map(|real| SocketAddr::new(address, real));
         }
-        // A process that could not have the port says which one it took.
-        let file = self.directory.join(PORTS_DIRECTORY).join(port.to_string());
-        let real = std::fs::read_to_string(file).ok();
-        let real = real.and_then(|text| text.trim().parse().ok());
-        Ok(SocketAddr::new(self.address, real.unwrap_or(port)))
+        let started = self.launcher.running(&self.place.pod);
+        let mut family = family::descendants(started.iter().copied());
+        family.extend(started);
+        let own = listeners::sockets(&family);
+        listeners::reach(said.unwrap_or(port), address, &own, &listeners::listeners())
     }
 
     async fn connect(&self, port: u16) -> Result<TcpStream, String> {
-        let address = self.address(port)?;
+        let Some(address) = self.address(port) else {
+            return Err(format!(
+                "failed to connect to localhost:{port} inside the pod: connection refused"
+            ));
+        };
         match timeout(CONNECTING, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) => Err(format!("dial tcp {address}: connect: {error}")),
@@ -63,9 +77,30 @@ impl Reach {
 
 /// Forwards until the client leaves.
 pub(super) async fn carry(io: impl AsyncRead + AsyncWrite + Unpin, reach: Reach) {
+    let pod = reach.pod.clone();
+    let reach = Arc::new(reach);
+    let connect = move |port| {
+        let reach = reach.clone();
+        async move { reach.connect(port).await }
+    };
+    forward_all(io, &pod, connect).await;
+}
+
+/// The first half of a pair.
+struct Half {
+    which: Which,
+    stream: Stream,
+    came: Instant,
+}
+
+async fn forward_all<C, F>(io: impl AsyncRead + AsyncWrite + Unpin, pod: &str, connect: C)
+where
+    C: Fn(u16) -> F,
+    F: Future<Output = Result<TcpStream, String>> + Send + 'static,
+{
     let (handle, mut incoming, driver) = connection::server(io, Config::default());
     let mut driver = pin!(driver);
-    let mut waiting: HashMap<String, (Which, Stream)> = HashMap::new();
+    let mut waiting: HashMap<String, Half> = HashMap::new();
     let mut forwards = JoinSet::new();
     loop {
         let request = tokio::select! {
@@ -81,18 +116,29 @@ pub(super) async fn carry(io: impl AsyncRead + AsyncWrite + Unpin, reach: Reach)
         let Some((headers, stream)) = accept(request) else {
             continue;
         };
+        waiting.retain(|_, half| half.came.elapsed() < PAIRING);
         match waiting.remove(&headers.request) {
-            Some((other, half)) if other != headers.stream => {
+            Some(half) if half.which != headers.stream => {
                 let (data, error) = match headers.stream {
-                    Which::Data => (stream, half),
-                    Which::Error => (half, stream),
+                    Which::Data => (stream, half.stream),
+                    Which::Error => (half.stream, stream),
                 };
-                let reach = reach.clone();
                 let port = headers.port.number();
-                forwards.spawn(async move { forward(&reach, port, data, error).await });
+                let (connecting, pod) = (connect(port), pod.to_owned());
+                forwards.spawn(async move {
+                    let connected = connecting.await.map_err(|why| {
+                        format!("error forwarding port {port} to pod {pod}, uid : {why}")
+                    });
+                    forward(connected, data, error).await;
+                });
             }
             _ if waiting.len() < MOST => {
-                waiting.insert(headers.request, (headers.stream, stream));
+                let half = Half {
+                    which: headers.stream,
+                    stream,
+                    came: Instant::now(),
+                };
+                waiting.insert(headers.request, half);
             }
             _ => {}
         }
@@ -113,27 +159,18 @@ fn accept(request: Request) -> Option<(pair::Headers, Stream)> {
 }
 
 /// One connection, from its beginning to its end.
-async fn forward(reach: &Reach, port: u16, data: Stream, error: Stream) {
+async fn forward(connected: Result<TcpStream, String>, data: Stream, error: Stream) {
     let (mut said, mut to_client, from_client) = (error.sender, data.sender, data.receiver);
-    match reach.connect(port).await {
+    match connected {
         Ok(stream) => {
             let (mut from_pod, mut to_pod) = stream.into_split();
-            let up = upwards(from_client, &mut to_pod);
-            let down = downwards(&mut from_pod, &mut to_client);
-            // As long as the process has something to say.
-            let mut down = pin!(down);
+            // As long as the process has something to say to a client that listens.
             tokio::select! {
-                () = &mut down => {}
-                () = up => down.await,
+                () = downwards(&mut from_pod, &mut to_client) => {}
+                () = upwards(from_client, &mut to_pod) => {}
             }
         }
-        Err(why) => {
-            let words = format!(
-                "error forwarding port {port} to pod {}, uid : {why}",
-                reach.pod
-            );
-            let _ = said.write(words.into()).await;
-        }
+        Err(why) => drop(said.write(why.into()).await),
     }
     let _ = to_client.finish();
     let _ = said.finish();
@@ -141,21 +178,31 @@ async fn forward(reach: &Reach, port: u16, data: Stream, error: Stream) {
     said.sent().await;
 }
 
+/// Ends when the client has broken off: one that has only ended what it says may still
+/// listen.
 async fn upwards(mut from: Receiver, to: &mut (impl AsyncWrite + Unpin)) {
-    while let Ok(Some(data)) = from.read().await {
-        if to.write_all(&data).await.is_err() {
-            return;
+    loop {
+        match from.read().await {
+            // A process that does not read may still talk.
+            Ok(Some(data)) => drop(to.write_all(&data).await),
+            Ok(None) => {
+                let _ = to.shutdown().await;
+                return std::future::pending().await;
+            }
+            Err(_) => return,
         }
     }
-    let _ = to.shutdown().await;
 }
 
+/// Ends with what the process says, or when the client does not listen any more.
 async fn downwards(from: &mut (impl AsyncRead + Unpin), to: &mut Sender) {
     loop {
         let mut piece = bytes::BytesMut::with_capacity(PIECE);
-        match from.read_buf(&mut piece).await {
-            Ok(1..) => {}
-            Ok(0) | Err(_) => return,
+        tokio::select! {
+            read = from.read_buf(&mut piece) => if !matches!(read, Ok(1..)) {
+                return;
+            },
+            _ = to.stopped() => return,
         }
         if to.write(piece.freeze()).await.is_err() {
             return;
@@ -165,21 +212,77 @@ async fn downwards(from: &mut (impl AsyncRead + Unpin), to: &mut Sender) {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use skewbridge_channels::port_forward::Port;
+    use skewbridge_spdy::frame::ResetStatus;
+    use tokio::net::TcpListener;
+
     use super::*;
 
-    #[test]
-    fn only_declared_ports_can_be_reached() {
-        let reach = Reach {
-            pod: "web".to_owned(),
-            address: "127.0.0.2".parse().unwrap(),
-            ports: [8080].into(),
-            directory: "/nonexistent".into(),
+    /// Generous: the machine may be busy with something else.
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// A pair of streams and the pod's end of the connection, which has got a word.
+    async fn pair(handle: &connection::Handle, pod: &TcpListener) -> (Stream, Stream, TcpStream) {
+        let open = |stream| {
+            let headers = pair::Headers {
+                stream,
+                port: Port::new(80).unwrap(),
+                request: "1".to_owned(),
+            };
+            let fields = headers.fields().into_iter();
+            let fields = fields.fold(Headers::new(), |all, (name, value)| all.with(name, value));
+            handle.open(fields).unwrap()
         };
-        assert_eq!(reach.address(8080), Ok("127.0.0.2:8080".parse().unwrap()));
-        let refused = reach.address(22).unwrap_err();
-        assert_eq!(
-            refused,
-            "port 22 is not one of the container ports of pod web"
-        );
+        let (error, mut data) = (open(Which::Error), open(Which::Data));
+        data.sender.write(Bytes::from_static(b"x")).await.unwrap();
+        let (mut theirs, _) = pod.accept().await.unwrap();
+        assert_eq!(theirs.read_u8().await.unwrap(), b'x');
+        (error, data, theirs)
+    }
+
+    #[tokio::test]
+    async fn a_connection_ends_when_its_client_breaks_off() {
+        let pod = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = pod.local_addr().unwrap();
+        let connect = move |_| async move {
+            TcpStream::connect(address)
+                .await
+                .map_err(|error| error.to_string())
+        };
+        let (here, there) = tokio::io::duplex(64 * 1024);
+        tokio::spawn(async move { forward_all(there, "web", connect).await });
+        let (handle, _incoming, driver) = connection::client(here, Config::default());
+        tokio::spawn(driver);
+        let test = async {
+            // While it listens, while it has only ended what it says, and while the pod
+            // does not take any more.
+            for step in 0..3 {
+                let (_error, mut data, mut theirs) = pair(&handle, &pod).await;
+                match step {
+                    1 => {
+                        data.sender.finish().unwrap();
+                        assert_eq!(theirs.read(&mut [0]).await.unwrap(), 0);
+                        theirs.write_all(b"still").await.unwrap();
+                        assert_eq!(data.receiver.read().await.unwrap().unwrap(), "still");
+                    }
+                    2 => {
+                        let much = Bytes::from(vec![0; 256 * 1024]);
+                        let full = async {
+                            loop {
+                                data.sender.write(much.clone()).await.unwrap();
+                            }
+                        };
+                        assert!(timeout(Duration::from_secs(1), full).await.is_err());
+                    }
+                    _ => {}
+                }
+                data.reset(ResetStatus::Cancel);
+                // Whatever was on the way, and then the end.
+                let mut bytes = vec![0; 64 * 1024];
+                while let Ok(1..) = theirs.read(&mut bytes).await {}
+            }
+        };
+        timeout(LIMIT, test).await.unwrap();
     }
 }

@@ -1,6 +1,7 @@
 //! Processes of pods. Each leads a session of its own, so that it has no terminal
-//! but the one it is given, and can be ended with all that it has started.
+//! but the one it is given, below an [`init`](super::init) that ends all of it.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,10 +9,11 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
 use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
@@ -30,6 +32,13 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// has said otherwise. What comes then is another's, who got away.
 const REST: usize = 1024 * 1024;
 
+/// How long a process and all that it has started may take to be gone when it is killed:
+/// longer than its init waits for that.
+pub(super) const DYING: Duration = Duration::from_secs(15);
+
+/// Between two looks whether processes are gone.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
 /// The program that begins every process of a pod: what is to be run with
 /// [`attend`](super::program::attend), and the words that lead it there.
 #[derive(Debug, Clone)]
@@ -40,9 +49,27 @@ pub struct Program {
     pub words: Vec<OsString>,
 }
 
+/// Starts the processes of pods, and knows which of them are there: a clone is the same.
+#[derive(Debug, Clone)]
+pub(super) struct Launcher {
+    program: Program,
+    running: Arc<Mutex<HashMap<Pid, Running>>>,
+}
+
+/// A process that runs.
+#[derive(Debug, Clone)]
+struct Running {
+    /// The uid of its pod.
+    pod: String,
+    /// What has it end at once.
+    end: Signal,
+}
+
 /// What to run.
 #[derive(Debug)]
 pub(super) struct Launch<'a> {
+    /// The uid of the pod that it is a part of.
+    pub(super) pod: &'a str,
     pub(super) task: Task<'a>,
     pub(super) directory: &'a Path,
     pub(super) environment: &'a [(String, String)],
@@ -106,15 +133,75 @@ pub(super) enum LaunchError {
     System(#[from] io::Error),
 }
 
-impl Launch<'_> {
-    /// Runs it. Must be called within a runtime.
-    pub(super) fn start(&self, program: &Program) -> Result<Process, LaunchError> {
-        let mut command = Command::new(&program.file);
-        command.args(&program.words);
-        match self.task {
+impl Launcher {
+    pub(super) fn new(program: Program) -> Self {
+        Self {
+            program,
+            running: Arc::default(),
+        }
+    }
+
+    /// Those that were started for a pod.
+    pub(super) fn running(&self, pod: &str) -> Vec<Pid> {
+        let running = self.lock();
+        let its = running.iter().filter(|(_, it)| it.pod == pod);
+        its.map(|(id, _)| *id).collect()
+    }
+
+    /// Ends all that are left, whoever waits for them, and waits until they are gone.
+    pub(super) fn end_all(&self, limit: Duration) {
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < limit {
+            let mut running = self.lock();
+            running.retain(|id, _| is_running(*id));
+            if running.is_empty() {
+                return;
+            }
+            for (id, it) in running.iter() {
+                order_end(*id, it.end);
+            }
+            drop(running);
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Pid, Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spawn(&self, command: &mut Command, launch: &Launch<'_>) -> io::Result<Life> {
+        // Held meanwhile: whoever asks for them then sees this one, too.
+        let mut running = self.lock();
+        running.retain(|id, _| is_running(*id));
+        let child = command.spawn()?;
+        let id = child.id().and_then(|id| i32::try_from(id).ok());
+        let id = id.and_then(Pid::from_raw);
+        let end = match launch.task {
+            Task::Command(_) => super::init::END,
+            Task::Sample => Signal::KILL,
+        };
+        if let Some(id) = id {
+            let pod = launch.pod.to_owned();
+            running.insert(id, Running { pod, end });
+        }
+        Ok(Life {
+            child,
+            id,
+            end,
+            ended: watch::Sender::new(false),
+        })
+    }
+
+    /// Runs something. Must be called within a runtime.
+    pub(super) fn start(&self, launch: &Launch<'_>) -> Result<Process, LaunchError> {
+        let Program { file, words } = &self.program;
+        let mut command = Command::new(file);
+        command.args(words);
+        match launch.task {
             Task::Command(argv) => {
-                self.find(argv)?;
-                command.arg(match self.input {
+                launch.find(argv)?;
+                command.arg(super::program::INIT).arg(file).args(words);
+                command.arg(match launch.input {
                     Input::Terminal => super::program::TERMINAL,
                     Input::None | Input::Pipe => super::program::SESSION,
                 });
@@ -122,13 +209,16 @@ impl Launch<'_> {
             }
             Task::Sample => command.arg(super::program::SAMPLE),
         };
+        let environment = launch.environment.iter();
         command
             .env_clear()
             .env("PATH", PATH)
-            .envs(self.environment.iter().map(|(name, value)| (name, value)))
-            .current_dir(self.directory)
-            .kill_on_drop(true);
-        if self.input == Input::Terminal {
+            .envs(environment.map(|(name, value)| (name, value)))
+            .env(super::program::PARENT, std::process::id().to_string())
+            .current_dir(launch.directory)
+            // Ctrl-C at our terminal is not for it.
+            .process_group(0);
+        if launch.input == Input::Terminal {
             let Terminal {
                 output,
                 input,
@@ -139,7 +229,7 @@ impl Launch<'_> {
                 .stdin(theirs.try_clone()?)
                 .stdout(theirs.try_clone()?)
                 .stderr(theirs);
-            let life = Life::new(command.spawn()?);
+            let life = self.spawn(&mut command, launch)?;
             // It has its own ends; the terminal is over when nobody else has them.
             drop(command);
             return Ok(Process {
@@ -151,13 +241,13 @@ impl Launch<'_> {
             });
         }
         command
-            .stdin(match self.input {
+            .stdin(match launch.input {
                 Input::Pipe => Stdio::piped(),
                 Input::None | Input::Terminal => Stdio::null(),
             })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let mut life = Life::new(command.spawn()?);
+        let mut life = self.spawn(&mut command, launch)?;
         let (stdout, stderr) = (life.child.stdout.take(), life.child.stderr.take());
         Ok(Process {
             stdin: life.child.stdin.take().map(|it| Box::pin(it) as Inlet),
@@ -167,7 +257,21 @@ impl Launch<'_> {
             life,
         })
     }
+}
 
+/// Whether a child of ours has not ended yet. It stays to be waited for.
+fn is_running(id: Pid) -> bool {
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    matches!(waitid(WaitId::Pid(id), look), Ok(None))
+}
+
+/// Has a process end that may have been stopped.
+fn order_end(id: Pid, signal: Signal) {
+    let _ = kill_process(id, signal);
+    let _ = kill_process(id, Signal::CONT);
+}
+
+impl Launch<'_> {
     fn find(&self, argv: &[String]) -> Result<(), LaunchError> {
         let first = argv.first().ok_or(LaunchError::NoCommand)?;
         let path = self.environment.iter().rfind(|(name, _)| name == "PATH");
@@ -248,11 +352,14 @@ pub(super) async fn accompany(
     ended
 }
 
-/// A process and all of its session's first group. Dropped, it is killed.
+/// A process and all that it has started. Dropped, it is killed.
 #[derive(Debug)]
 pub(super) struct Life {
     child: Child,
-    leader: Option<Pid>,
+    /// While it runs.
+    id: Option<Pid>,
+    /// What has it end at once.
+    end: Signal,
     ended: watch::Sender<bool>,
 }
 
@@ -261,19 +368,9 @@ pub(super) struct Life {
 pub(super) struct Ended {
     /// As shells tell it: 128 and the signal if there was one.
     pub(super) code: u8,
-    pub(super) signal: Option<i32>,
 }
 
 impl Life {
-    fn new(child: Child) -> Self {
-        let id = child.id().and_then(|id| i32::try_from(id).ok());
-        Self {
-            leader: id.and_then(Pid::from_raw),
-            child,
-            ended: watch::Sender::new(false),
-        }
-    }
-
     fn outlet(&self, bytes: impl AsyncRead + Send + 'static) -> Outlet {
         Outlet {
             bytes: Box::pin(bytes),
@@ -283,15 +380,19 @@ impl Life {
         }
     }
 
-    /// Waits for its end. What it has left running ends then too: a container of the
+    /// Turns true when it has ended.
+    pub(super) fn ended(&self) -> watch::Receiver<bool> {
+        self.ended.subscribe()
+    }
+
+    /// Waits for its end. What it has left running ends with it: a container of the
     /// playground is no more than its process.
     pub(super) async fn wait(&mut self) -> Ended {
         let status = self.child.wait().await;
-        self.signal(Signal::KILL);
-        self.leader = None;
+        self.id = None;
         self.ended.send_replace(true);
         // That a child cannot be waited for does not happen; if it does, it is gone.
-        status.map_or(Ended::FAILED, Ended::of)
+        status.map_or(Ended { code: 255 }, Ended::of)
     }
 
     /// Asks it to end.
@@ -299,40 +400,42 @@ impl Life {
         self.signal(Signal::TERM);
     }
 
-    /// Has it end.
-    pub(super) fn kill(&self) {
+    /// Has it end, and waits for that.
+    pub(super) async fn kill(&mut self) -> Ended {
+        self.order_end();
+        if let Ok(ended) = timeout(DYING, self.wait()).await {
+            return ended;
+        }
+        // Somebody has stopped the one who was to do it.
         self.signal(Signal::KILL);
+        self.wait().await
+    }
+
+    fn order_end(&self) {
+        if let Some(id) = self.id {
+            order_end(id, self.end);
+        }
     }
 
     fn signal(&self, signal: Signal) {
-        let Some(leader) = self.leader else { return };
-        // One that has just begun may not lead a group yet.
-        let _ = kill_process_group(leader, signal);
-        if self.child.id().is_some() {
-            let _ = kill_process(leader, signal);
+        if let Some(id) = self.id {
+            let _ = kill_process(id, signal);
         }
     }
 }
 
 impl Drop for Life {
     fn drop(&mut self) {
-        // The child itself is killed, and waited for, by tokio.
-        self.kill();
+        // It is waited for by tokio.
+        self.order_end();
     }
 }
 
 impl Ended {
-    const FAILED: Self = Self {
-        code: 255,
-        signal: None,
-    };
-
     fn of(status: ExitStatus) -> Self {
-        let signal = status.signal();
-        let code = status.code().or(signal.map(|signal| 128 + signal));
+        let code = status.code().or(status.signal().map(|signal| 128 + signal));
         Self {
             code: code.and_then(|code| u8::try_from(code).ok()).unwrap_or(255),
-            signal,
         }
     }
 }

@@ -13,14 +13,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::{ioctl_tiocsctty, setsid};
+use rustix::process::{Signal, ioctl_tiocsctty, setsid};
 
+/// The word for the first process of a container, which starts what is told behind it.
+pub(super) const INIT: &str = "init";
 /// The word for a command without a terminal.
 pub(super) const SESSION: &str = "session";
 /// The word for a command on the terminal that is its stdin.
 pub(super) const TERMINAL: &str = "terminal";
 /// The word for the sample.
 pub(super) const SAMPLE: &str = "sample";
+
+/// Who has started the process: its id. Commands do not see it.
+pub(super) const PARENT: &str = "SKEWBRIDGE_PARENT";
 
 /// Where the sample is to listen: an address.
 pub(super) const ADDRESS: &str = "POD_IP";
@@ -29,8 +34,9 @@ pub(super) const PORTS: &str = "POD_PORTS";
 /// Who it is.
 pub(super) const NAME: &str = "POD_NAME";
 
-/// Where a pod says which real port stands for one that it could not have, within
-/// its directory: the name of the file is the declared port, its content the real one.
+/// Where the sample says which real port stands for a declared one, which it may not have
+/// had, within its directory: the name of the file is the declared port, its content the
+/// real one.
 pub(super) const PORTS_DIRECTORY: &str = ".ports";
 
 /// As shells: the command cannot be run.
@@ -54,13 +60,17 @@ pub fn attend(words: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut words = words.into_iter();
     let task = words.next().unwrap_or_default();
     let task = task.to_str().unwrap_or_default();
-    die_with_parent();
+    if task == INIT {
+        return super::init::run(&words.collect::<Vec<_>>());
+    }
     if task == SAMPLE {
+        die_with_parent(Signal::KILL);
         return sample();
     }
     if ![SESSION, TERMINAL].contains(&task) {
         return complain("this is a part of the playground, not a command");
     }
+    die_with_parent(Signal::KILL);
     // Fails only for the leader of a group, which is its own already.
     let _ = setsid();
     if task == TERMINAL
@@ -71,24 +81,28 @@ pub fn attend(words: impl IntoIterator<Item = OsString>) -> ExitCode {
     let Some(file) = words.next() else {
         return complain("no command");
     };
-    let error = Command::new(&file).args(words).exec();
+    let error = Command::new(&file).args(words).env_remove(PARENT).exec();
     complain(format_args!("{}: {error}", Path::new(&file).display()))
 }
 
-/// A playground that is killed leaves no processes behind.
-fn die_with_parent() {
+/// A playground that is killed leaves no processes behind: what happens to a process
+/// when the one that has started it is gone.
+pub(super) fn die_with_parent(signal: Signal) {
     #[cfg(target_os = "linux")]
     {
-        use rustix::process::{Signal, getppid, set_parent_process_death_signal};
-        let parent = getppid();
-        let _ = set_parent_process_death_signal(Some(Signal::KILL));
-        if getppid() != parent {
+        use rustix::process::{Pid, getppid, set_parent_process_death_signal};
+        let _ = set_parent_process_death_signal(Some(signal));
+        let parent = std::env::var(PARENT).ok().and_then(|id| id.parse().ok());
+        // It may be gone already.
+        if getppid() != parent.and_then(Pid::from_raw) {
             std::process::exit(i32::from(CANNOT_RUN));
         }
     }
+    #[cfg(not(target_os = "linux"))]
+    let _ = signal;
 }
 
-fn complain(what: impl std::fmt::Display) -> ExitCode {
+pub(super) fn complain(what: impl std::fmt::Display) -> ExitCode {
     // With nobody to read it, the exit code still tells.
     let _ = writeln!(io::stderr(), "{what}");
     ExitCode::from(CANNOT_RUN)
@@ -96,7 +110,6 @@ fn complain(what: impl std::fmt::Display) -> ExitCode {
 
 /// What runs in pods that say nothing else: it logs, and answers on its ports.
 fn sample() -> ExitCode {
-    let _ = setsid();
     let variable = |name| std::env::var(name).unwrap_or_default();
     let name: Arc<str> = variable(NAME).into();
     let Ok(address) = variable(ADDRESS).parse::<IpAddr>() else {
@@ -132,10 +145,8 @@ fn say(what: std::fmt::Arguments<'_>) -> bool {
 /// The port itself if it may be had, or one that stands for it: low ports belong to
 /// root, and another playground may have the same address.
 fn listen(address: IpAddr, port: u16) -> io::Result<TcpListener> {
-    if let Ok(listener) = TcpListener::bind(SocketAddr::new(address, port)) {
-        return Ok(listener);
-    }
-    let listener = TcpListener::bind(SocketAddr::new(address, 0))?;
+    let listener = TcpListener::bind(SocketAddr::new(address, port))
+        .or_else(|_| TcpListener::bind(SocketAddr::new(address, 0)))?;
     std::fs::create_dir_all(PORTS_DIRECTORY)?;
     let real = listener.local_addr()?.port();
     let file = Path::new(PORTS_DIRECTORY).join(port.to_string());

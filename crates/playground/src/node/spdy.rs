@@ -5,10 +5,10 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use skewbridge_channels::{Channel, Options, Outcome, STREAM_TYPE, SpdyProtocol};
-use skewbridge_spdy::connection::{self, Incoming, Receiver, Sender};
-use skewbridge_spdy::frame::ResetStatus;
-use skewbridge_spdy::{Config, Headers};
+use skewbridge_channels::{Options, Outcome, SpdyProtocol};
+use skewbridge_spdy::Config;
+use skewbridge_spdy::connection::{self, Receiver, Sender};
+use skewbridge_wire::CommandStreams;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -35,7 +35,7 @@ pub(super) async fn carry<T, F>(
     let (handle, mut incoming, driver) = connection::server(io, Config::default());
     let mut driver = pin!(driver);
     let opened = tokio::select! {
-        opened = timeout(OPENING, open(&mut incoming, options, protocol)) => opened.ok(),
+        opened = timeout(OPENING, CommandStreams::open(&mut incoming, options, protocol)) => opened.ok(),
         _ = &mut driver => None,
     };
     let Some(mut streams) = opened else { return };
@@ -75,76 +75,6 @@ pub(super) async fn carry<T, F>(
     handle.close();
     drop(handle);
     let _ = timeout(FAREWELL, driver).await;
-}
-
-/// The streams of a command. A sender that is dropped resets its stream, so all are
-/// kept to the end.
-#[derive(Debug, Default)]
-struct Streams {
-    stdin: Option<Receiver>,
-    resize: Option<Receiver>,
-    stdout: Option<Sender>,
-    stderr: Option<Sender>,
-    error: Option<Sender>,
-    unused: Vec<Sender>,
-}
-
-async fn open(incoming: &mut Incoming, options: Options, protocol: SpdyProtocol) -> Streams {
-    let mut missing: Vec<Channel> = options.streams(protocol).collect();
-    let mut streams = Streams::default();
-    while !missing.is_empty() {
-        let Some(request) = incoming.next().await else {
-            // The driver has more to say about it.
-            return std::future::pending().await;
-        };
-        let channel = request.headers().get(STREAM_TYPE);
-        let channel = channel.and_then(Channel::from_stream_type);
-        let Some(at) = missing.iter().position(|it| Some(*it) == channel) else {
-            request.refuse(ResetStatus::RefusedStream);
-            continue;
-        };
-        let Ok(stream) = request.accept(Headers::new()) else {
-            continue;
-        };
-        let (sender, receiver) = (stream.sender, stream.receiver);
-        match missing.swap_remove(at) {
-            Channel::Stdin => {
-                streams.stdin = Some(receiver);
-                streams.unused.push(sender);
-            }
-            Channel::Resize => {
-                streams.resize = Some(receiver);
-                streams.unused.push(sender);
-            }
-            Channel::Stdout => streams.stdout = Some(sender),
-            Channel::Stderr => streams.stderr = Some(sender),
-            Channel::Error => streams.error = Some(sender),
-        }
-    }
-    streams
-}
-
-impl Streams {
-    /// Says how it ended, behind all output, and ends all streams.
-    async fn end(&mut self, words: Bytes) {
-        for sender in [&mut self.stdout, &mut self.stderr].into_iter().flatten() {
-            if sender.finish().is_ok() {
-                sender.sent().await;
-            }
-        }
-        if let Some(error) = &mut self.error {
-            if !words.is_empty() {
-                let _ = error.send(words);
-            }
-            if error.finish().is_ok() {
-                error.sent().await;
-            }
-        }
-        for sender in &mut self.unused {
-            // One that the client has ended needs no end.
-            let _ = sender.finish();
-        }
-    }
 }
 
 /// From the client to the process. Its end is the end of the input.

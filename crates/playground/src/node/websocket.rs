@@ -1,11 +1,10 @@
 //! A remote command by WebSocket, and SPDY inside of a WebSocket.
 
 use std::future::Future;
-use std::io;
 use std::pin::pin;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use skewbridge_channels::port_forward::tunnel;
 use skewbridge_channels::{FromClient, Input, Options, Outcome, Output, Protocol, Said, ToClient};
 use skewbridge_websocket::{
@@ -188,13 +187,4 @@ impl<R: AsyncRead + Unpin> Hearing<R> {
             }
         }
     }
-}
-
-/// What was read behind the head of a request is read first.
-pub(super) fn with_input(
-    io: impl AsyncRead + AsyncWrite,
-    input: Bytes,
-) -> impl AsyncRead + AsyncWrite {
-    let (read, write) = tokio::io::split(io);
-    tokio::io::join(io::Cursor::new(input).chain(read), write)
 }

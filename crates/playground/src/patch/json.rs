@@ -4,8 +4,17 @@ use serde::Deserialize;
 use serde_json::Value;
 use skewbridge_api::status::Status;
 
+use crate::object::json_size;
+
 /// As kube-apiserver: a patch may be short and its work long.
 const MOST_OPERATIONS: usize = 10_000;
+
+/// What `copy` may copy in all, as JSON: as kube-apiserver. Copying what was copied, a few
+/// steps would fill any memory.
+const MOST_COPIED: usize = 3 * 1024 * 1024;
+
+/// How deep values may be after a patch: as deep as they are read.
+const DEEPEST: usize = 128;
 
 /// A step.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -48,8 +57,18 @@ fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Value, D
 /// The target after all steps; none of them is taken if one cannot be.
 pub fn apply(target: &Value, operations: &[Operation]) -> Result<Value, String> {
     let mut value = target.clone();
+    let mut copied = 0;
+    // No less than it is: looked at again only when it might be too much.
+    let mut deep = depth(&value);
     for operation in operations {
-        operation.take(&mut value)?;
+        operation.take(&mut value, &mut copied)?;
+        deep = operation.deepened(deep);
+        if deep > DEEPEST {
+            deep = depth(&value);
+            if deep > DEEPEST {
+                return Err(format!("the value is more than {DEEPEST} levels deep"));
+            }
+        }
     }
     Ok(value)
 }
@@ -59,13 +78,26 @@ pub(super) fn check_length(operations: usize) -> Result<(), Status> {
         return Ok(());
     }
     let message = format!(
-        "The allowed maximum operations in a JSON patch is {MOST_OPERATIONS}, got {operations}"
+        "Request entity too large: The allowed maximum operations in a JSON patch is \
+         {MOST_OPERATIONS}, got {operations}"
     );
     Err(Status::new(413, "RequestEntityTooLarge", message))
 }
 
 impl Operation {
-    fn take(&self, target: &mut Value) -> Result<(), String> {
+    /// How deep a value can be after this step that was so deep before.
+    fn deepened(&self, deep: usize) -> usize {
+        let levels = |path: &str| path.matches('/').count();
+        match self {
+            Self::Add { path, value } | Self::Replace { path, value } => {
+                deep.max(levels(path) + depth(value))
+            }
+            Self::Move { path, .. } | Self::Copy { path, .. } => deep + levels(path),
+            Self::Remove { .. } | Self::Test { .. } => deep,
+        }
+    }
+
+    fn take(&self, target: &mut Value, copied: &mut usize) -> Result<(), String> {
         match self {
             Self::Add { path, value } => add(target, path, value.clone()),
             Self::Remove { path } => remove(target, path).map(drop),
@@ -83,9 +115,15 @@ impl Operation {
                 add(target, path, value)
             }
             Self::Copy { from, path } => {
-                let value = find(target, from)
-                    .ok_or_else(|| missing("copy", from))?
-                    .clone();
+                let value = find(target, from).ok_or_else(|| missing("copy", from))?;
+                *copied = copied.saturating_add(json_size(value));
+                if *copied > MOST_COPIED {
+                    return Err(format!(
+                        "unable to complete the copy, the accumulated size increase of copy is \
+                         {copied}, exceeding the limit {MOST_COPIED}"
+                    ));
+                }
+                let value = value.clone();
                 add(target, path, value)
             }
             Self::Test { path, value } => {
@@ -98,6 +136,22 @@ impl Operation {
             }
         }
     }
+}
+
+/// How deep a value is. Not by going down itself: what is too deep to be walked so is what
+/// this is to find.
+fn depth(value: &Value) -> usize {
+    let mut deepest = 0;
+    let mut open = vec![(value, 1)];
+    while let Some((value, level)) = open.pop() {
+        deepest = deepest.max(level);
+        match value {
+            Value::Array(items) => open.extend(items.iter().map(|it| (it, level + 1))),
+            Value::Object(fields) => open.extend(fields.values().map(|it| (it, level + 1))),
+            _ => {}
+        }
+    }
+    deepest
 }
 
 fn missing(operation: &str, path: &str) -> String {
@@ -210,6 +264,56 @@ mod tests {
         let operations: Vec<Operation> =
             serde_json::from_value(patch).map_err(|error| error.to_string())?;
         apply(target, &operations)
+    }
+
+    #[test]
+    fn a_patch_has_so_many_steps_and_no_more() {
+        assert_eq!(check_length(10_000), Ok(()));
+        let refused = check_length(10_001).unwrap_err();
+        assert_eq!(
+            (refused.code, refused.reason),
+            (413, "RequestEntityTooLarge")
+        );
+        assert_eq!(
+            refused.message,
+            "Request entity too large: The allowed maximum operations in a JSON patch is 10000, \
+             got 10001"
+        );
+    }
+
+    #[test]
+    fn copies_of_copies_come_to_an_end() {
+        let target = json!({"data": {"a": "x".repeat(1024)}});
+        let copy = json!({"op": "copy", "from": "/data", "path": "/data/b"});
+        let times = |count| patched(&target, Value::Array(vec![copy.clone(); count]));
+        assert_eq!(times(3).unwrap()["data"]["b"]["b"]["b"], target["data"]);
+        // Each copies all that there is.
+        let refused = times(100).unwrap_err();
+        assert!(refused.contains("exceeding the limit 3145728"), "{refused}");
+        let flat = json!({"op": "copy", "from": "/data/a", "path": "/data/b"});
+        let flat = |count| patched(&target, Value::Array(vec![flat.clone(); count]));
+        assert!(flat(3000).is_ok());
+        assert!(flat(4000).is_err());
+    }
+
+    #[test]
+    fn nothing_becomes_too_deep() {
+        let target = json!({"a": {}, "b": {}});
+        let deeper = [
+            json!({"op": "move", "from": "/a", "path": "/b/c"}),
+            json!({"op": "move", "from": "/b", "path": "/a"}),
+            json!({"op": "add", "path": "/b", "value": {}}),
+        ];
+        let times = |count: usize| {
+            let steps = deeper.iter().cycle().take(3 * count).cloned();
+            patched(&target, steps.collect())
+        };
+        assert_eq!(depth(&times(100).unwrap()), 102);
+        assert!(times(3333).unwrap_err().contains("levels deep"));
+        let wide = json!({"op": "add", "path": "/b/c/-", "value": [1]});
+        let wide = std::iter::once(json!({"op": "add", "path": "/b/c", "value": []}))
+            .chain(vec![wide; 1000]);
+        assert!(patched(&target, wide.collect()).is_ok());
     }
 
     /// RFC 6902, Appendix A. `None` is an error.

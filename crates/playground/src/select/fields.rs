@@ -161,6 +161,13 @@ fn known(group: &str, kind: &str, field: &str) -> Result<String, String> {
         ("certificates.k8s.io", "CertificateSigningRequest") => &["spec.signerName"],
         _ => &[],
     };
+    // It has other names for what is the same.
+    let renamed = match (group, field.split_once('.')) {
+        ("events.k8s.io", Some(("regarding", rest))) => format!("involvedObject.{rest}"),
+        ("events.k8s.io", None) if field == "reportingController" => "reportingComponent".into(),
+        _ => field.to_owned(),
+    };
+    let field = renamed.as_str();
     let in_no_namespace = matches!((group, kind), ("", "Node" | "Namespace"));
     match field {
         "spec.host" if further.contains(&field) => Ok("spec.nodeName".to_owned()),

@@ -173,20 +173,20 @@ pub(super) fn impersonated(
         };
         may(&user, deed)
     };
-    match service_account(&wanted.name) {
-        Some((namespace, name)) => {
-            ask("", "serviceaccounts", "", namespace, name)?;
-            if wanted.groups.is_empty() {
-                wanted.groups = vec![
-                    "system:serviceaccounts".to_owned(),
-                    format!("system:serviceaccounts:{namespace}"),
-                ];
-            }
-        }
+    let account = service_account(&wanted.name);
+    match account {
+        Some((namespace, name)) => ask("", "serviceaccounts", "", namespace, name)?,
         None => ask("", "users", "", "", &wanted.name)?,
     }
     for group in &wanted.groups {
         ask("", "groups", "", "", group)?;
+    }
+    if let (Some((namespace, _)), true) = (account, wanted.groups.is_empty()) {
+        // Those that every one has, for which nobody has to ask.
+        wanted.groups = vec![
+            "system:serviceaccounts".to_owned(),
+            format!("system:serviceaccounts:{namespace}"),
+        ];
     }
     for (key, values) in &wanted.extra {
         for value in values {
@@ -291,8 +291,23 @@ mod tests {
                 AUTHENTICATED
             ]
         );
-        headers.remove("impersonate-user");
+        // Whoever may act for the account need not be allowed to act for its groups.
+        let only_accounts = |_: &User, deed: Deed<'_>| match deed {
+            Deed::Resource {
+                resource: "serviceaccounts",
+                namespace: "shop",
+                name: "web",
+                ..
+            } => Ok(()),
+            other => Err(other.refused(&user("visitor", &[]))),
+        };
+        let visitor = user("visitor", &[AUTHENTICATED]);
+        let acting = impersonated(visitor.clone(), &headers, &only_accounts).unwrap();
+        assert_eq!(acting.groups[1], "system:serviceaccounts:shop");
         headers.insert("impersonate-group", HeaderValue::from_static("dev"));
+        let refused = impersonated(visitor, &headers, &only_accounts).unwrap_err();
+        assert!(refused.message.starts_with("groups \"dev\" is forbidden"));
+        headers.remove("impersonate-user");
         assert_eq!(impersonated(admin, &headers, &may).unwrap_err().code, 500);
     }
 

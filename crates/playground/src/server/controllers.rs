@@ -74,20 +74,15 @@ fn collect_garbage(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<(),
             && object.deletion_timestamp().is_none()
             && !owners.iter().any(|owner| there.contains(owner.uid))
     };
-    let garbage: Vec<Key> = store
+    let garbage: Vec<_> = store
         .all()
         .filter(|(_, object)| is_garbage(object))
-        .map(|(key, _)| key.clone())
+        .map(|(key, object)| (key.clone(), object.clone()))
         .collect();
-    for key in garbage {
-        let none = Preconditions::default();
-        store.delete(
-            &definition(&key),
-            &key.namespace,
-            &key.name,
-            &none,
-            occasion,
-        )?;
+    for (key, object) in garbage {
+        let (of, any) = (definition(&key), Preconditions::default());
+        let grace = of.grace(&object, None);
+        store.delete_within(&of, &key.namespace, &key.name, grace, &any, occasion)?;
     }
     Ok(())
 }
@@ -103,5 +98,37 @@ fn definition(key: &Key) -> Definition {
             Scope::Namespaced
         },
         status: StatusPart::Separate,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::sample::{config_maps, now, object};
+
+    #[test]
+    fn a_pod_that_has_lost_its_owner_gets_its_time() {
+        let mut store = Store::default();
+        let pods = crate::sample::definition("", "v1", "pods");
+        let owner = object("owner", json!({}));
+        let owner = now(|it| store.create(&config_maps(), "shop", owner, it)).unwrap();
+        let references = json!([{"kind": "ConfigMap", "name": "owner", "uid": owner.uid()}]);
+        let fields = json!({
+            "metadata": {"ownerReferences": references},
+            "spec": {"nodeName": "n", "terminationGracePeriodSeconds": 7},
+        });
+        now(|it| store.create(&pods, "shop", object("web", fields), it)).unwrap();
+        now(|it| collect_garbage(&mut store, it)).unwrap();
+        let pod = store.get(&pods, "shop", "web").unwrap();
+        assert_eq!(pod.deletion_timestamp(), None);
+        let any = Preconditions::default();
+        now(|it| store.delete(&config_maps(), "shop", "owner", &any, it)).unwrap();
+        for _ in 0..2 {
+            now(|it| collect_garbage(&mut store, it)).unwrap();
+            let pod = store.get(&pods, "shop", "web").unwrap();
+            assert_eq!(pod.value()["metadata"]["deletionGracePeriodSeconds"], 7);
+        }
     }
 }

@@ -15,9 +15,6 @@ use crate::status::quoted;
 use crate::store::{Deletion, Effect, Listed, Occasion, Preconditions, Store};
 use crate::strategy::Definition;
 
-/// What pods are given if nobody says.
-const POD_GRACE: u32 = 30;
-
 /// How something is to be deleted: `DeleteOptions` in the body, or the query.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Options {
@@ -80,20 +77,6 @@ impl Options {
             },
             effect: query::effect(dry_run.into_iter(), "DeleteOptions")?,
         })
-    }
-
-    /// How many seconds an object is given: only pods on a node are given any.
-    fn grace_for(&self, definition: &Definition, object: &Object) -> u32 {
-        let is_pod = definition.resource.group.is_empty() && definition.resource.resource == "pods";
-        let is_over = matches!(object.text(&["status", "phase"]), "Succeeded" | "Failed");
-        if !is_pod || is_over || object.text(&["spec", "nodeName"]).is_empty() {
-            return 0;
-        }
-        let own = object.at(&["spec", "terminationGracePeriodSeconds"]);
-        let own = own
-            .and_then(Value::as_u64)
-            .and_then(|it| u32::try_from(it).ok());
-        self.grace.or(own).unwrap_or(POD_GRACE)
     }
 }
 
@@ -166,7 +149,7 @@ pub(super) fn end(
     let definition = &subject.definition;
     admit_deletion(definition, name)?;
     let before = store.get(definition, namespace, name)?;
-    let grace = options.grace_for(definition, &before);
+    let grace = definition.grace(&before, options.grace);
     let preconditions = &options.preconditions;
     let deletion =
         store.delete_within(definition, namespace, name, grace, preconditions, occasion)?;

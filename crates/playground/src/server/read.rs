@@ -8,6 +8,7 @@ use super::answers::{self, Reply};
 use super::ask::{Ask, Subject};
 use super::negotiate::Form;
 use super::shared::now;
+use crate::conversion;
 use crate::object::Object;
 use crate::select::Selection;
 use crate::status::{FieldError, invalid};
@@ -52,7 +53,7 @@ pub(super) fn selection(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Selectio
     Selection::parse(
         ask.query.get("labelSelector"),
         &fields,
-        &subject.definition.resource.group,
+        subject.served.group,
         &subject.definition.kind,
     )
 }
@@ -105,17 +106,15 @@ fn options(ask: &Ask<'_>) -> Result<ListOptions, Status> {
 
 /// An object in the version in which it is asked for.
 pub(super) fn versioned(subject: &Subject<'_>, object: &Object) -> Object {
-    let mut object = object.clone();
-    object.set(&["apiVersion"], subject.served.api_version());
-    object.set(&["kind"], subject.definition.kind.as_str());
-    object
+    let api_version = subject.served.api_version();
+    conversion::shown(object, &api_version, &subject.definition.kind)
 }
 
 /// An object in a form.
 pub(super) fn present(ask: &Ask<'_>, subject: &Subject<'_>, object: &Object, form: Form) -> Value {
     match form {
         Form::Objects => versioned(subject, object).into_value(),
-        Form::Metadata => partial(object),
+        Form::Metadata => partial(&versioned(subject, object)),
         Form::Table => {
             let meta = ListMeta {
                 resource_version: object.resource_version().to_owned(),
@@ -156,11 +155,11 @@ pub(super) fn present_list(
         ),
     };
     let items = listed.items.iter().map(|object| {
+        let mut object = versioned(subject, object);
         if form == Form::Metadata {
-            return partial(object);
+            return partial(&object);
         }
         // The list says what they are.
-        let mut object = Object::clone(object);
         object.remove(&["apiVersion"]);
         object.remove(&["kind"]);
         object.into_value()

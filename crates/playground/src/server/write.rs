@@ -10,10 +10,12 @@ use super::ask::{Ask, Subject, Typed, yaml};
 use super::negotiate::Form;
 use super::read::{present, versioned};
 use crate::apply::{self, Conflicts, Writer, note_update};
+use crate::conversion::kept;
 use crate::defaults;
 use crate::namespaces::admit_creation;
 use crate::object::Object;
 use crate::patch::{Patch, PatchKind};
+use crate::pod_updates;
 use crate::shape;
 use crate::status::{FieldError, invalid};
 use crate::store::{Occasion, Store};
@@ -168,8 +170,11 @@ fn apply_to(
         return make(store, subject, after, None, occasion).map(Written::Created);
     }
     complete(store, subject, &mut after, live.as_deref(), occasion)?;
+    if let Some(live) = &live {
+        judge(subject, part, live, &mut after)?;
+    }
     let (definition, namespace, name) = (&subject.definition, subject.namespace, subject.name);
-    let changed = store.update(definition, namespace, name, after, part, occasion)?;
+    let changed = store.update(definition, namespace, name, kept(after), part, occasion)?;
     Ok(Written::Changed(changed))
 }
 
@@ -188,7 +193,7 @@ pub(super) fn make(
     if let Some(writer) = writer {
         note_update(None, &mut object, writer);
     }
-    store.create(definition, subject.namespace, object, occasion)
+    store.create(definition, subject.namespace, kept(object), occasion)
 }
 
 /// Changes a part of an object in the store. The writer owns what it changes.
@@ -201,7 +206,8 @@ pub(super) fn change(
     occasion: &mut Occasion<'_>,
 ) -> Result<Arc<Object>, Status> {
     let (definition, namespace, name) = (&subject.definition, subject.namespace, subject.name);
-    let before = store.get(definition, namespace, name)?;
+    // Compared in the version that is written: that is what the writer owns.
+    let before = versioned(subject, &*store.get(definition, namespace, name)?);
     let given = object.clone();
     let mut next = definition.prepare_update(part, &before, object);
     // The store judges what was expected to be there.
@@ -209,8 +215,9 @@ pub(super) fn change(
         next.take_from(&given, &["metadata", field]);
     }
     complete(store, subject, &mut next, Some(&before), occasion)?;
+    judge(subject, part, &before, &mut next)?;
     note_update(Some(&before), &mut next, writer);
-    store.update(definition, namespace, name, next, part, occasion)
+    store.update(definition, namespace, name, kept(next), part, occasion)
 }
 
 /// Fills in what nobody said; 422 for what is still missing.
@@ -232,6 +239,27 @@ fn complete(
             let (group, kind) = (&resource.group, &subject.definition.kind);
             Err(invalid(group, kind, object.name(), faults))
         }
+    }
+}
+
+/// 422 for what may not be changed any more.
+fn judge(
+    subject: &Subject<'_>,
+    part: Part,
+    before: &Object,
+    next: &mut Object,
+) -> Result<(), Status> {
+    let resource = subject.resource();
+    if !resource.group.is_empty() || resource.resource != "pods" || part != Part::Main {
+        return Ok(());
+    }
+    if let Some(subresource) = subject.served.subresource {
+        pod_updates::confine(&subresource.subresource, before, next);
+        return Ok(());
+    }
+    match &pod_updates::faults(before, next)[..] {
+        [] => Ok(()),
+        faults => Err(invalid("", "Pod", before.name(), faults)),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use skewbridge_api::status::Status;
 
-use super::Key;
+use super::{History, Key};
 use crate::object::Object;
 use crate::status;
 
@@ -37,17 +37,20 @@ pub enum EventKind {
 #[derive(Debug)]
 pub(super) struct Log {
     events: VecDeque<Event>,
-    most: usize,
+    most: History,
+    /// Of the objects of all events.
+    bytes: usize,
     version: u64,
     /// The version of the last event that was forgotten.
     forgotten: u64,
 }
 
 impl Log {
-    pub(super) fn new(most: usize) -> Self {
+    pub(super) fn new(most: History) -> Self {
         Self {
             events: VecDeque::new(),
             most,
+            bytes: 0,
             // 0 is "any version" to clients, so nothing can have it.
             version: 1,
             forgotten: 0,
@@ -64,12 +67,19 @@ impl Log {
 
     pub(super) fn push(&mut self, event: Event) {
         self.version = event.version;
+        self.bytes = self.bytes.saturating_add(event.object.size());
         self.events.push_back(event);
-        while self.events.len() > self.most
+        while self.is_full()
             && let Some(oldest) = self.events.pop_front()
         {
+            self.bytes = self.bytes.saturating_sub(oldest.object.size());
             self.forgotten = oldest.version;
         }
+    }
+
+    fn is_full(&self) -> bool {
+        let count = self.events.len();
+        count > self.most.events || count > 1 && self.bytes > self.most.bytes
     }
 
     /// In order; 410 if some of them are forgotten.

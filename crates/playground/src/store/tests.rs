@@ -318,7 +318,7 @@ fn a_dry_run_leaves_no_trace() {
 
 #[test]
 fn lists_in_pages_are_of_one_moment_until_it_is_forgotten() {
-    let mut store = Store::new(3);
+    let mut store = Store::new(History::of(3));
     for name in ["a", "b", "c"] {
         create(&mut store, name);
     }
@@ -423,4 +423,75 @@ proptest! {
         }
         prop_assert_eq!(pages, whole.items);
     }
+}
+
+#[test]
+fn an_object_is_as_large_as_etcd_takes_it() {
+    let mut store = Store::default();
+    let large = |bytes| object("large", json!({"data": {"a": "x".repeat(bytes)}}));
+    let refused = now(|it| store.create(&config_maps(), "shop", large(1_572_865), it));
+    let refused = refused.unwrap_err();
+    assert_eq!(
+        (refused.code, &*refused.message),
+        (500, "etcdserver: request is too large")
+    );
+    now(|it| store.create(&config_maps(), "shop", large(1_570_000), it)).unwrap();
+    let update = |store: &mut Store, bytes, effect| {
+        with(effect, |it| {
+            store.update(
+                &config_maps(),
+                "shop",
+                "large",
+                large(bytes),
+                Part::Main,
+                it,
+            )
+        })
+    };
+    for effect in [Effect::Lasting, Effect::DryRun] {
+        assert_eq!(update(&mut store, 1_572_865, effect).unwrap_err().code, 500);
+        update(&mut store, 10, effect).unwrap();
+    }
+}
+
+#[test]
+fn a_store_is_full_until_something_goes() {
+    let mut store = Store::new(History::of(1));
+    let large = |name: &str| object(name, json!({"data": {"a": "x".repeat(1_500_000)}}));
+    let mut names = (0..).map(|number| format!("large-{number}"));
+    let refused = names
+        .find_map(|name| now(|it| store.create(&config_maps(), "shop", large(&name), it)).err());
+    let refused = refused.unwrap();
+    assert_eq!(
+        (refused.code, &*refused.message),
+        (500, "etcdserver: mvcc: database space exceeded")
+    );
+    let any = Preconditions::default();
+    now(|it| store.delete(&config_maps(), "shop", "large-0", &any, it)).unwrap();
+    now(|it| store.create(&config_maps(), "shop", large("again"), it)).unwrap();
+}
+
+#[test]
+fn what_has_happened_is_remembered_in_so_many_bytes() {
+    let history = History {
+        events: 100,
+        bytes: 10_000,
+    };
+    let mut store = Store::new(history);
+    let named = |number: usize, bytes| {
+        object(
+            &format!("a-{number}"),
+            json!({"data": {"a": "x".repeat(bytes)}}),
+        )
+    };
+    for number in 0..50 {
+        now(|it| store.create(&config_maps(), "shop", named(number, 1_000), it)).unwrap();
+    }
+    let version = store.version();
+    let remembered = |store: &Store, back| store.events_after(version - back).is_ok();
+    assert!(remembered(&store, 5) && !remembered(&store, 20));
+    // One that is larger than all is still told.
+    now(|it| store.create(&config_maps(), "shop", named(50, 20_000), it)).unwrap();
+    assert_eq!(store.events_after(version).unwrap().count(), 1);
+    assert!(!remembered(&store, 1));
 }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::sample::{config_maps, now, object};
-use crate::store::Preconditions;
+use crate::store::{History, Preconditions};
 use crate::strategy::Part;
 
 fn write(store: &mut Store, name: &str, app: &str) {
@@ -47,7 +47,7 @@ fn words(changes: &[Change]) -> Vec<String> {
 
 #[test]
 fn a_watch_begins_as_it_is_asked_to() {
-    let mut store = Store::new(2);
+    let mut store = Store::new(History::of(2));
     for name in ["a", "b", "c"] {
         write(&mut store, name, "x");
     }
@@ -104,7 +104,7 @@ fn an_object_comes_and_goes_as_it_is_selected() {
 
 #[test]
 fn who_is_too_slow_is_told_so() {
-    let mut store = Store::new(2);
+    let mut store = Store::new(History::of(2));
     let (mut watcher, _) = watch(&store, "", "", Beginning::Unsaid).unwrap();
     for name in ["a", "b", "c"] {
         write(&mut store, name, "x");

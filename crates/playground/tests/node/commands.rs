@@ -153,6 +153,24 @@ async fn a_terminal_is_the_commands_own_and_has_a_size() {
 }
 
 #[tokio::test]
+async fn keys_of_a_terminal_go_to_the_job_and_not_to_the_shell() {
+    let site = site().await;
+    let query = query(&["/bin/sh", "-i"], "stdin=true&stdout=true&tty=true");
+    let mut client = site.websocket(Exec, &query, Protocol::V5).await;
+    let mut heard = String::new();
+    // What is echoed is not what is said.
+    let job = b"sh -c 'echo rea''dy; exec sleep 1000'\n";
+    client.write(Input::Stdin, job).await;
+    while !heard.contains("ready") {
+        let (_, data) = client.next().await.unwrap();
+        heard.push_str(std::str::from_utf8(&data).unwrap());
+    }
+    client.write(Input::Stdin, b"\x03").await;
+    client.write(Input::Stdin, b"exit 4\n").await;
+    assert_eq!(client.finish().await.outcome, exited(4));
+}
+
+#[tokio::test]
 async fn who_leaves_takes_the_command_and_its_children_along() {
     let site = site().await;
     let words = ["/bin/sh", "-c", "sleep 1000 & echo $$ $!; wait"];

@@ -1,14 +1,16 @@
 //! How pods come and go.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use skewbridge_channels::{ExitCode, Outcome, SpdyProtocol};
+use skewbridge_playground::server::pod_streams::StreamKind::Exec;
 use skewbridge_playground::status::GroupResource;
-use skewbridge_playground::store::{Effect, Preconditions};
 use skewbridge_playground::strategy::Part;
 
 use crate::commands::lives;
-use crate::site::{Site, eventually, pods};
+use crate::site::{Site, eventually, pods, query};
 
 fn shell(script: &str, policy: &str) -> Value {
     json!({
@@ -105,24 +107,14 @@ async fn a_deleted_pod_gets_its_grace_and_is_gone() {
             pod.set(&["metadata", "labels", "x"], "y");
         });
     marked.unwrap();
-    let delete_within = |grace| {
-        site.store
-            .write(Effect::Lasting, |store, occasion| {
-                let definition = site.store.definition(&pods())?;
-                let any = Preconditions::default();
-                store.delete_within(definition, "default", "web", grace, &any, occasion)
-            })
-            .unwrap();
-    };
     let begun = Instant::now();
-    delete_within(3600);
+    site.delete_within("web", 3600);
     eventually(|| asked.exists().then_some(()), "it is asked to end").await;
     assert!(site.pod("web").deletion_timestamp().is_some());
     assert!(lives(id));
     // Whoever is in a hurry does not wait for the time that another one has given.
-    delete_within(1);
+    site.delete_within("web", 1);
     eventually(|| (!lives(id)).then_some(()), "its process is gone").await;
-    // A node gives no pod more than this.
     assert!(begun.elapsed() < Duration::from_secs(30));
     eventually(
         || (!directory.exists()).then_some(()),
@@ -137,6 +129,27 @@ async fn a_deleted_pod_gets_its_grace_and_is_gone() {
         "so is the pod",
     )
     .await;
+}
+
+#[tokio::test]
+async fn a_pod_that_has_had_its_time_fails() {
+    let site = Site::new();
+    let script = "echo $$ > id; exec sleep 1000";
+    let pod = site.running("web", &shell(script, "Always")).await;
+    let id = site.directory(&pod).join("id");
+    let read = || std::fs::read_to_string(&id).ok()?.trim().parse().ok();
+    let id: i32 = eventually(read, "it runs").await;
+    let hurried = site
+        .store
+        .modify(&pods(), "default", "web", Part::Main, |pod| {
+            pod.set(&["spec", "activeDeadlineSeconds"], 1);
+        });
+    hurried.unwrap();
+    let pod = site
+        .until("web", |pod| pod.text(&["status", "phase"]) == "Failed")
+        .await;
+    assert_eq!(pod.text(&["status", "reason"]), "DeadlineExceeded");
+    gone(&[id]).await;
 }
 
 #[tokio::test]
@@ -161,4 +174,90 @@ async fn a_node_that_ends_leaves_nothing_behind() {
     )
     .await;
     assert!(!directory.exists());
+}
+
+/// Starts what leaves: one in a session of its own, one of a shell with job control, and
+/// one that has lost its parents and all that could be known of it. Each says who it is.
+const LEAVERS: &str = "\
+    setsid sh -c 'echo $$ > session; exec sleep 1000' & \
+    sh -c 'set -m; sh -c \"echo \\$\\$ > job; exec sleep 1000\" & :'; \
+    env -i sh -c '(setsid sh -c \"echo \\$\\$ > orphan; exec sleep 1000\" &) &'; \
+    until [ -s session ] && [ -s job ] && [ -s orphan ]; do sleep 0.05; done; ";
+
+/// Who they are.
+async fn leavers(directory: &Path) -> Vec<i32> {
+    let read = |name| {
+        let text = std::fs::read_to_string(directory.join(name)).ok()?;
+        text.trim().parse::<i32>().ok()
+    };
+    let all = || [read("session"), read("job"), read("orphan")].into_iter();
+    let ids: Vec<i32> = eventually(|| all().collect::<Option<_>>(), "all have left").await;
+    assert!(ids.iter().all(|id| lives(*id)), "{ids:?}");
+    ids
+}
+
+async fn gone(ids: &[i32]) {
+    let all_gone = || ids.iter().all(|id| !lives(*id)).then_some(());
+    eventually(all_gone, "all are gone").await;
+}
+
+#[tokio::test]
+async fn nobody_who_leaves_outlives_the_pod() {
+    let site = Site::new();
+    let script = format!("{LEAVERS} exec sleep 1000");
+    let pod = site.running("web", &shell(&script, "Never")).await;
+    let ids = leavers(&site.directory(&pod)).await;
+    site.delete_within("web", 1);
+    gone(&ids).await;
+}
+
+#[tokio::test]
+async fn nobody_who_leaves_outlives_the_containers_own_process() {
+    let site = Site::new();
+    let script = format!("{LEAVERS} until [ -e over ]; do sleep 0.05; done; exit 7");
+    let pod = site.running("web", &shell(&script, "Never")).await;
+    let directory = site.directory(&pod);
+    let ids = leavers(&directory).await;
+    std::fs::write(directory.join("over"), "").unwrap();
+    let pod = site
+        .until("web", |pod| pod.text(&["status", "phase"]) == "Failed")
+        .await;
+    assert_eq!(state(&pod, "/0/state/terminated/exitCode"), 7);
+    // It is not told before it is true.
+    assert!(ids.iter().all(|id| !lives(*id)), "{ids:?}");
+}
+
+#[tokio::test]
+async fn nobody_who_leaves_outlives_the_node() {
+    let site = Site::new();
+    let script = format!("{LEAVERS} exec sleep 1000");
+    let pod = site.running("web", &shell(&script, "Never")).await;
+    let directory = site.directory(&pod);
+    let mut ids = leavers(&directory).await;
+    for name in ["session", "job", "orphan"] {
+        std::fs::remove_file(directory.join(name)).unwrap();
+    }
+    // Beside the container's own process as well.
+    let query = query(&["/bin/sh", "-c", &script], "stdin=true&stdout=true");
+    let client = site.spdy(Exec, &query, SpdyProtocol::V4).await;
+    ids.extend(leavers(&directory).await);
+    client.abandon();
+    drop(site.node);
+    assert!(ids.iter().all(|id| !lives(*id)), "{ids:?}");
+}
+
+#[tokio::test]
+async fn a_command_ends_with_the_container_that_it_is_in() {
+    let site = Site::new();
+    let pod = site
+        .running("web", &shell("exec sleep 1000", "Never"))
+        .await;
+    let script = format!("{LEAVERS} exec sleep 1000");
+    let query = query(&["/bin/sh", "-c", &script], "stdout=true");
+    let client = site.spdy(Exec, &query, SpdyProtocol::V4).await;
+    let ids = leavers(&site.directory(&pod)).await;
+    site.delete_within("web", 1);
+    let got = client.finish().await;
+    assert_eq!(got.outcome, Outcome::Exited(ExitCode::new(137).unwrap()));
+    gone(&ids).await;
 }

@@ -52,7 +52,7 @@ async fn connection(site: &Site) -> DuplexStream {
 }
 
 #[tokio::test]
-async fn declared_ports_are_forwarded_and_no_others() {
+async fn what_a_pod_listens_on_is_forwarded() {
     let site = Site::new();
     // One that only root may have, and one that anybody may.
     let ports = json!([{"containerPort": 80}, {"containerPort": 18_080}]);
@@ -78,12 +78,40 @@ async fn declared_ports_are_forwarded_and_no_others() {
             "{got:?}"
         );
     }
-    let (data, error) = get(&handle, 22, "4").await;
-    assert_eq!(data, "");
-    assert_eq!(
-        error,
-        "error forwarding port 22 to pod web, uid : port 22 is not one of the container ports of \
-         pod web"
-    );
+    driver.abort();
+}
+
+#[tokio::test]
+async fn nobody_else_is_reached_through_a_pod() {
+    let site = Site::new();
+    let pod = |port: u16| {
+        let ports = json!([{"containerPort": port}]);
+        json!({"containers": [{"name": "web", "command": ["sleep", "1000"], "ports": ports}]})
+    };
+    // Strangers at the address of pods, everywhere, and at what pods call localhost.
+    let strangers = ["127.0.0.2:0", "0.0.0.0:0", "127.0.0.1:0", "[::1]:0"];
+    let strangers = strangers.map(|address| std::net::TcpListener::bind(address).ok());
+    let strangers: Vec<_> = strangers.into_iter().flatten().collect();
+    let first = strangers[0].local_addr().unwrap().port();
+    site.running("web", &pod(first)).await;
+    let (handle, _incoming, driver) =
+        connection::client(connection(&site).await, Config::default());
+    let driver = tokio::spawn(driver);
+    for (number, stranger) in strangers.iter().enumerate() {
+        let port = stranger.local_addr().unwrap().port();
+        let (data, error) = get(&handle, port, &number.to_string()).await;
+        assert_eq!(data, "");
+        assert_eq!(
+            error,
+            format!(
+                "error forwarding port {port} to pod web, uid : failed to connect to \
+                 localhost:{port} inside the pod: connection refused"
+            )
+        );
+        stranger.set_nonblocking(true).unwrap();
+        let nobody = stranger.accept().map(|(_, address)| address);
+        let nobody = nobody.unwrap_err().kind();
+        assert_eq!(nobody, std::io::ErrorKind::WouldBlock);
+    }
     driver.abort();
 }

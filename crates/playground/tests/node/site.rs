@@ -24,6 +24,7 @@ use skewbridge_playground::server::pod_streams::{
 };
 use skewbridge_playground::server::shared::StoreWatch;
 use skewbridge_playground::status::GroupResource;
+use skewbridge_playground::store::{Effect, Preconditions};
 use skewbridge_playground::watch::Change;
 use skewbridge_spdy::connection::{self, Receiver, Sender};
 use skewbridge_spdy::{Config, Headers};
@@ -74,6 +75,16 @@ impl Site {
 
     pub(crate) fn pod(&self, name: &str) -> Arc<Object> {
         self.store.get(&pods(), "default", name).unwrap()
+    }
+
+    /// As a client deletes a pod.
+    pub(crate) fn delete_within(&self, name: &str, grace: u32) {
+        let deleted = self.store.write(Effect::Lasting, |store, occasion| {
+            let definition = self.store.definition(&pods())?;
+            let any = Preconditions::default();
+            store.delete_within(definition, "default", name, grace, &any, occasion)
+        });
+        deleted.unwrap();
     }
 
     fn watch(&self) -> StoreWatch {

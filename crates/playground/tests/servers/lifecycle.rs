@@ -111,3 +111,50 @@ async fn a_cluster_begins_with_what_every_cluster_has() {
         .await;
     assert_eq!(service.body["spec"]["clusterIP"], "10.96.0.1");
 }
+
+#[tokio::test]
+async fn who_has_begun_to_ask_is_answered_by_a_server_that_is_stopped() {
+    let cluster = Cluster::start().await;
+    let address = cluster.new.address();
+    let new = cluster.new;
+    let mut client = cluster.pki.admin().http1(address).await.unwrap();
+    let body = json!({"metadata": {"name": "late"}}).to_string();
+    let (first, rest) = body.split_at(5);
+    let head = format!(
+        "POST {MAPS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\nExpect: 100-continue\r\n\r\n",
+        body.len()
+    );
+    client.send(head).await.unwrap();
+    // It is being asked.
+    assert_eq!(client.read_head().await.unwrap().status, 100);
+    client.send(first).await.unwrap();
+    let stopping = tokio::spawn(new.stop());
+    skewbridge_testkit::eventually("nobody else is let in", PATIENCE, async || {
+        cluster.pki.admin().http1(address).await.is_err()
+    })
+    .await;
+    client.send(rest).await.unwrap();
+    let answered = timeout(PATIENCE, client.read_head()).await.unwrap();
+    assert_eq!(answered.unwrap().status, 201);
+    timeout(PATIENCE, stopping).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn nobody_is_answered_by_a_server_that_is_killed() {
+    let cluster = Cluster::start().await;
+    let address = cluster.new.address();
+    let mut client = cluster.pki.admin().http1(address).await.unwrap();
+    let head = format!(
+        "POST {MAPS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+         Content-Length: 31\r\nExpect: 100-continue\r\n\r\n"
+    );
+    client.send(head).await.unwrap();
+    assert_eq!(client.read_head().await.unwrap().status, 100);
+    let others = cluster.admin(&cluster.old).await;
+    cluster.new.kill().await;
+    let _ = client.send(r#"{"metadata": {"name": "killed"}}"#).await;
+    let cut = timeout(PATIENCE, client.read_head()).await.unwrap();
+    assert!(cut.is_err(), "{cut:?}");
+    assert_eq!(others.get(&format!("{MAPS}/killed")).await.code, 404);
+}

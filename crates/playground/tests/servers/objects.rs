@@ -383,3 +383,166 @@ async fn what_depends_on_something_ends_with_it() {
         }
     }
 }
+
+#[tokio::test]
+async fn one_autoscaler_is_read_in_all_versions() {
+    let cluster = Cluster::start().await;
+    let old = cluster.admin(&cluster.old).await;
+    let new = cluster.admin(&cluster.new).await;
+    let path = |version: &str| {
+        format!("/apis/autoscaling/{version}/namespaces/default/horizontalpodautoscalers")
+    };
+    let mut watch = new.watch(&format!("{}?watch=1", path("v1"))).await;
+    let reference = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"});
+    let made = json!({
+        "apiVersion": "autoscaling/v1", "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "web"},
+        "spec": {"scaleTargetRef": reference, "maxReplicas": 3, "targetCPUUtilizationPercentage": 70},
+    });
+    let made = old.post(&path("v1"), &made).await;
+    assert_eq!(made.code, 201, "{made:?}");
+    assert_eq!(made.body["spec"]["targetCPUUtilizationPercentage"], 70);
+    let one = format!("{}/web", path("v2"));
+    let mut seen = new.get(&one).await.body;
+    let metric = |name: &str, target: Value| json!({"type": "Resource", "resource": {"name": name, "target": target}});
+    let busy = metric(
+        "cpu",
+        json!({"type": "Utilization", "averageUtilization": 70}),
+    );
+    assert_eq!(seen["spec"]["metrics"], json!([busy]));
+    assert_eq!(seen["spec"]["targetCPUUtilizationPercentage"], Value::Null);
+    let memory = metric(
+        "memory",
+        json!({"type": "AverageValue", "averageValue": "1Gi"}),
+    );
+    seen["spec"]["metrics"] = json!([busy, memory]);
+    assert_eq!(new.put(&one, &seen).await.code, 200);
+    // Whoever only knows the older version changes what it knows, and loses nothing.
+    let form = "application/merge-patch+json";
+    let change = json!({"spec": {"maxReplicas": 4, "targetCPUUtilizationPercentage": 80}});
+    let changed = old
+        .patch(&format!("{}/web", path("v1")), form, &change)
+        .await;
+    assert_eq!(changed.code, 200, "{changed:?}");
+    let seen = new.get(&one).await.body;
+    let busy = metric(
+        "cpu",
+        json!({"type": "Utilization", "averageUtilization": 80}),
+    );
+    assert_eq!(seen["spec"]["metrics"], json!([busy, memory]));
+    assert_eq!(seen["spec"]["maxReplicas"], 4);
+    assert_eq!(seen["metadata"]["annotations"], Value::Null);
+    let listed = old.get(&path("v1")).await.body;
+    assert_eq!(
+        listed["items"][0]["spec"]["targetCPUUtilizationPercentage"],
+        80
+    );
+    for percent in [70, 70, 80] {
+        let event = watch.next().await.unwrap();
+        assert_eq!(event["object"]["apiVersion"], "autoscaling/v1");
+        let spec = &event["object"]["spec"];
+        assert_eq!(spec["targetCPUUtilizationPercentage"], percent);
+    }
+}
+
+#[tokio::test]
+async fn one_event_is_read_in_both_groups() {
+    let cluster = Cluster::start().await;
+    let client = cluster.admin(&cluster.middle).await;
+    let core = "/api/v1/namespaces/default/events";
+    let later = "/apis/events.k8s.io/v1/namespaces/default/events";
+    let mut watch = client.watch(&format!("{later}?watch=1")).await;
+    let event = json!({
+        "metadata": {"name": "e"}, "reason": "Testing", "message": "hello", "type": "Normal",
+        "involvedObject": {"kind": "Pod", "name": "web", "namespace": "default"},
+    });
+    assert_eq!(client.post(core, &event).await.code, 201);
+    let selected = format!("{later}?fieldSelector=regarding.name%3Dweb");
+    let seen = client.get(&selected).await.body["items"][0].clone();
+    assert_eq!(
+        (&seen["note"], &seen["message"]),
+        (&json!("hello"), &Value::Null)
+    );
+    assert_eq!(seen["regarding"]["name"], "web");
+    let told = watch.next().await.unwrap();
+    assert_eq!(told["object"]["apiVersion"], "events.k8s.io/v1");
+    assert_eq!(told["object"]["note"], "hello");
+    let again = client
+        .post(later, &json!({"metadata": {"name": "e"}}))
+        .await;
+    assert_eq!(again.code, 409, "{again:?}");
+    assert_eq!(client.delete(&format!("{later}/e")).await.code, 200);
+    assert_eq!(client.get(&format!("{core}/e")).await.code, 404);
+}
+
+#[tokio::test]
+async fn little_of_a_pod_can_be_changed() {
+    let cluster = Cluster::start().await;
+    let client = cluster.admin(&cluster.new).await;
+    let pods = "/api/v1/namespaces/default/pods";
+    let pod = json!({"metadata": {"name": "web"}, "spec": {
+        "containers": [{"name": "c", "image": "i", "command": ["x"]}],
+    }});
+    client.post(pods, &pod).await;
+    let path = format!("{pods}/web");
+    let form = "application/strategic-merge-patch+json";
+    let image = json!({"spec": {"containers": [{"name": "c", "image": "j"}]}});
+    assert_eq!(client.patch(&path, form, &image).await.code, 200);
+    let command = json!({"spec": {"containers": [{"name": "c", "command": ["y"]}]}});
+    let refused = client.patch(&path, form, &command).await;
+    assert_eq!(refused.code, 422);
+    assert_eq!(refused.body["reason"], "Invalid");
+    assert_eq!(
+        refused.body["message"],
+        "Pod \"web\" is invalid: spec: Forbidden: pod updates may not change fields other than \
+         `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,\
+         `spec.tolerations` (only additions to existing tolerations),\
+         `spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously \
+         negative)"
+    );
+    let applied = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"},
+        "spec": {"containers": [{"name": "c", "image": "j", "command": ["y"]}]},
+    });
+    let apply = format!("{path}?fieldManager=me&force=true");
+    let refused = client
+        .patch(&apply, "application/apply-patch+yaml", &applied)
+        .await;
+    assert_eq!(refused.code, 422, "{refused:?}");
+    let label = json!({"metadata": {"labels": {"a": "b"}}});
+    assert_eq!(client.patch(&path, form, &label).await.code, 200);
+    let node = json!({"metadata": {"name": "web"}, "target": {"name": "n"}});
+    let bound = client.post(&format!("{path}/binding"), &node).await;
+    assert_eq!(bound.code, 201, "{bound:?}");
+    let debug = json!({"spec": {
+        "nodeName": "other",
+        "ephemeralContainers": [{"name": "debug", "image": "busybox"}],
+    }});
+    let said = client
+        .patch(&format!("{path}/ephemeralcontainers"), form, &debug)
+        .await;
+    assert_eq!(said.code, 200, "{said:?}");
+    assert_eq!(said.body["spec"]["ephemeralContainers"][0]["name"], "debug");
+    assert_eq!(said.body["spec"]["nodeName"], "n");
+}
+
+#[tokio::test]
+async fn what_is_too_large_is_refused() {
+    let cluster = Cluster::start().await;
+    let client = cluster.admin(&cluster.new).await;
+    let data = json!({"metadata": {"name": "large"}, "data": {"a": "x".repeat(1_600_000)}});
+    let refused = client.post(MAPS, &data).await;
+    assert_eq!(
+        (refused.code, &refused.body["message"]),
+        (500, &json!("etcdserver: request is too large"))
+    );
+    let data = json!({"metadata": {"name": "large"}, "data": {"a": "x".repeat(1_000_000)}});
+    assert_eq!(client.post(MAPS, &data).await.code, 201);
+    let copies: Vec<Value> = (0..8)
+        .map(|number| json!({"op": "copy", "from": "/data/a", "path": format!("/data/b{number}")}))
+        .collect();
+    let form = "application/json-patch+json";
+    let path = format!("{MAPS}/large");
+    let refused = client.patch(&path, form, &Value::Array(copies)).await;
+    assert_eq!(refused.code, 422, "{refused:?}");
+}

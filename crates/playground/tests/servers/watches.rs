@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use skewbridge_playground::catalogue::Release;
 use skewbridge_playground::server::SharedStore;
 use skewbridge_playground::server::pod_streams::NoNode;
-use skewbridge_playground::store::Store;
+use skewbridge_playground::store::{History, Store};
 use std::sync::Arc;
 
 use crate::cluster::{Client, Cluster, Pki};
@@ -126,7 +126,7 @@ async fn tables_are_watched_too() {
 #[tokio::test]
 async fn what_is_forgotten_cannot_be_watched() {
     let pki = Pki::new();
-    let store = SharedStore::over(Store::new(20)).unwrap();
+    let store = SharedStore::over(Store::new(History::of(20))).unwrap();
     let server = pki.start(Release::V1_36, &store, Arc::new(NoNode)).await;
     let client = Client(pki.admin().http2(server.address()).await.unwrap());
     for number in 0..30 {
@@ -157,7 +157,7 @@ async fn what_is_forgotten_cannot_be_watched() {
 #[tokio::test]
 async fn a_watcher_that_does_not_read_is_told_that_it_is_too_late() {
     let pki = Pki::new();
-    let store = SharedStore::over(Store::new(10)).unwrap();
+    let store = SharedStore::over(Store::new(History::of(10))).unwrap();
     let server = pki.start(Release::V1_36, &store, Arc::new(NoNode)).await;
     let client = Client(pki.admin().http2(server.address()).await.unwrap());
     let watcher = Client(pki.admin().http2(server.address()).await.unwrap());

@@ -4,8 +4,11 @@
 //! requests carry an `Origin`, and by a name that was rebound to 127.0.0.1 it is
 //! recognised by the `Host`.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,17 +21,18 @@ use skewbridge_gateway::serve::h1::{self, Patience};
 use skewbridge_gateway::serve::{Answer as Answered, ClientIo, Service};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use super::orders::{Answer, Deed, Order, Wish};
 
 /// A person and a script; not a crowd.
 const MOST_CONNECTIONS: usize = 16;
 
-const PATIENCE: Patience = Patience {
+/// What clients are allowed, who have little to say.
+pub(super) const PATIENCE: Patience = Patience {
     head: Duration::from_secs(10),
-    idle: Duration::from_mins(1),
-    stall: Duration::from_mins(1),
+    idle: Duration::from_secs(10),
+    stall: Duration::from_secs(10),
 };
 
 /// After the system has given no connection.
@@ -52,30 +56,70 @@ impl fmt::Debug for Control {
     }
 }
 
-/// Serves until it is dropped.
-pub(super) async fn run(listener: TcpListener, control: Control) {
+/// Serves until it is dropped. Those who say nothing make room for those who come.
+pub(super) async fn run(listener: TcpListener, control: Control, patience: Patience) {
     let (_never, drain) = announcement();
     let mut connections = JoinSet::new();
+    let mut open: VecDeque<Open> = VecDeque::new();
     loop {
-        while connections.len() >= MOST_CONNECTIONS {
-            connections.join_next().await;
-        }
-        if let Ok((tcp, _)) = listener.accept().await {
-            let io = ClientIo::Plain(tcp);
-            connections.spawn(h1::serve(io, control.clone(), PATIENCE, drain.clone()));
-        } else {
+        let Ok((tcp, _)) = listener.accept().await else {
             tokio::time::sleep(AFTER_FAILURE).await;
-        }
+            continue;
+        };
         while connections.try_join_next().is_some() {}
+        open.retain(|it| !it.task.is_finished());
+        if open.len() >= MOST_CONNECTIONS {
+            let Some(idle) = open.iter().position(Open::is_idle) else {
+                // All are being served, and it is not a crowd.
+                continue;
+            };
+            if let Some(idle) = open.remove(idle) {
+                idle.task.abort();
+            }
+        }
+        let busy = Arc::new(AtomicBool::new(false));
+        let requests = Requests {
+            control: control.clone(),
+            busy: busy.clone(),
+        };
+        let io = ClientIo::Plain(tcp);
+        let task = connections.spawn(h1::serve(io, requests, patience, drain.clone()));
+        open.push_back(Open { task, busy });
     }
 }
 
-impl Service for Control {
+/// A connection, the oldest first.
+struct Open {
+    task: AbortHandle,
+    /// While it is being served: then it is not cut.
+    busy: Arc<AtomicBool>,
+}
+
+impl Open {
+    fn is_idle(&self) -> bool {
+        !self.busy.load(Ordering::Relaxed)
+    }
+}
+
+/// The requests of one connection.
+#[derive(Clone)]
+struct Requests {
+    control: Control,
+    busy: Arc<AtomicBool>,
+}
+
+impl Service for Requests {
     fn refused(&self, _status: StatusCode) {}
 
     async fn call(&self, request: Request<RequestBody>) -> Answered {
-        let (status, value) = match self.understand(&request) {
-            Ok(wish) => self.order(wish).await,
+        let control = &self.control;
+        let (status, value) = match control.understand(&request) {
+            Ok(wish) => {
+                self.busy.store(true, Ordering::Relaxed);
+                let told = control.order(wish).await;
+                self.busy.store(false, Ordering::Relaxed);
+                told
+            }
             Err(refusal) => refusal,
         };
         let mut text = value.to_string();
@@ -167,6 +211,9 @@ fn wish(method: &Method, path: &str) -> Result<Wish, Refusal> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+
     use super::*;
 
     fn control() -> Control {
@@ -175,6 +222,57 @@ mod tests {
             token: "secret".to_owned(),
             orders: mpsc::channel(1).0,
         }
+    }
+
+    #[tokio::test]
+    async fn those_who_say_nothing_are_in_nobodys_way() {
+        let limit = Duration::from_secs(30);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (orders, mut ordered) = mpsc::channel(1);
+        let control = Control {
+            address,
+            orders,
+            ..control()
+        };
+        // Nobody is sent away for being slow: that is not what helps here.
+        let patience = Patience {
+            head: 100 * limit,
+            idle: 100 * limit,
+            stall: 100 * limit,
+        };
+        let serving = tokio::spawn(run(listener, control, patience));
+        let ask = async || {
+            let mut asking = TcpStream::connect(address).await.unwrap();
+            let request = format!(
+                "GET /servers HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer secret\r\n\r\n"
+            );
+            asking.write_all(request.as_bytes()).await.unwrap();
+            asking
+        };
+        let test = async {
+            // One that waits for its answer is not idle.
+            let mut first = ask().await;
+            let order: Order = ordered.recv().await.unwrap();
+            let mut idle = Vec::new();
+            for _ in 0..3 * MOST_CONNECTIONS {
+                idle.push(TcpStream::connect(address).await.unwrap());
+            }
+            let mut last = ask().await;
+            for (asking, order) in [
+                (&mut last, ordered.recv().await.unwrap()),
+                (&mut first, order),
+            ] {
+                order.answer.send(Answer::Done(json!({}))).unwrap();
+                let mut said = [0; 12];
+                asking.read_exact(&mut said).await.unwrap();
+                assert_eq!(&said, b"HTTP/1.1 200");
+            }
+            // The oldest has made room.
+            assert!(matches!(idle[0].read(&mut [0]).await, Ok(0) | Err(_)));
+        };
+        tokio::time::timeout(limit, test).await.unwrap();
+        serving.abort();
     }
 
     #[test]

@@ -4,13 +4,20 @@ use std::collections::hash_map::RandomState;
 use std::fs;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
+use rustix::process::geteuid;
 
 /// Only for its owner.
 const PRIVATE: u32 = 0o700;
+
+/// The user who may do everything.
+const ROOT: u32 = 0;
+
+/// Who is neither the owner nor trusted may write.
+const OTHERS_WRITE: u32 = 0o022;
 
 /// How often a name is made up again if there is one like it.
 const NAME_TRIES: usize = 16;
@@ -40,6 +47,7 @@ impl Directory {
                          there yet"
                     );
                 }
+                check_owner(path, &fs::metadata(path)?)?;
                 fs::set_permissions(path, fs::Permissions::from_mode(PRIVATE))
                     .with_context(|| format!("--directory: {shown}"))?;
                 Self::absolute(path, false)
@@ -74,6 +82,33 @@ impl Directory {
     }
 }
 
+/// Keys and processes of ours are not for a directory of somebody else, who could put
+/// others in their place.
+fn check_owner(path: &Path, found: &fs::Metadata) -> Result<()> {
+    let us = geteuid();
+    judge_owner(us.as_raw(), found.uid(), found.mode())
+        .map_err(|why| anyhow!("--directory: {} {why}", path.display()))
+}
+
+/// Why a directory of this owner and mode is not for us. Root's have to be safe already:
+/// what root trusts, others may have prepared.
+fn judge_owner(us: u32, owner: u32, mode: u32) -> Result<(), String> {
+    if owner != us {
+        return Err(format!(
+            "belongs to user {owner}, and we are user {us}; name one of your own, or one that \
+             is not there yet"
+        ));
+    }
+    if us == ROOT && mode & OTHERS_WRITE != 0 {
+        return Err(format!(
+            "can be written to by others (mode {:03o}); `chmod go-w` it, or name one that is not \
+             there yet",
+            mode & 0o777
+        ));
+    }
+    Ok(())
+}
+
 impl Drop for Directory {
     fn drop(&mut self) {
         if self.made {
@@ -97,6 +132,35 @@ impl Drop for Directory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_directory_of_ours_will_do() {
+        let rows = [
+            (1000, 1000, 0o700, true),
+            // It is made private.
+            (1000, 1000, 0o775, true),
+            (1000, 1001, 0o700, false),
+            (1000, 0, 0o777, false),
+            (0, 0, 0o755, true),
+            (0, 0, 0o775, false),
+            (0, 0, 0o757, false),
+            (0, 1000, 0o700, false),
+        ];
+        for (us, owner, mode, good) in rows {
+            let judged = judge_owner(us, owner, 0o40_000 | mode);
+            assert_eq!(judged.is_ok(), good, "{us} {owner} {mode:o}: {judged:?}");
+        }
+        let refused = judge_owner(0, 0, 0o40_775).unwrap_err();
+        assert!(refused.contains("(mode 775)"), "{refused}");
+        if geteuid().is_root() {
+            let fresh = Directory::prepare(None).unwrap();
+            let theirs = fresh.path().join("theirs");
+            fs::create_dir(&theirs).unwrap();
+            std::os::unix::fs::chown(&theirs, Some(65_534), None).unwrap();
+            let refused = Directory::prepare(Some(&theirs)).unwrap_err().to_string();
+            assert!(refused.contains("belongs to user 65534"), "{refused}");
+        }
+    }
 
     #[test]
     fn what_was_made_is_gone_and_what_was_there_is_empty() {

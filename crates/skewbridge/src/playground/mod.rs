@@ -159,7 +159,7 @@ async fn show(
         token,
         orders,
     };
-    let serving = control::run(listener, control);
+    let serving = control::run(listener, control, control::PATIENCE);
     let command = format!(
         "curl -XPOST -H \"Authorization: Bearer $(cat {})\" http://{address}/servers/1.36/kill",
         topology::shown(&token_file)

@@ -89,6 +89,20 @@ impl Sender {
         room
     }
 
+    /// Waits until nothing more can be written: the other side has reset the stream, or the
+    /// connection is over. With nothing to write, nobody would notice otherwise.
+    pub async fn stopped(&mut self) -> StreamError {
+        poll_fn(|context| {
+            let mut state = self.shared.lock();
+            if let Poll::Ready(Err(error)) = state.session.poll_room(self.id) {
+                return Poll::Ready(error);
+            }
+            state.wait(self.id, Half::Sender, context);
+            Poll::Pending
+        })
+        .await
+    }
+
     /// Leaves `data` to be sent even if there is no room; who does this without
     /// [`Sender::poll_ready`] answers for the memory.
     pub fn send(&mut self, data: Bytes) -> Result<(), StreamError> {

@@ -1,0 +1,227 @@
+//! One object in all versions in which it is served. Each has one shape in the store,
+//! whoever wrote it; what differs between versions is made of that when it is read, and
+//! made into it when it is written.
+//!
+//! Of all that the three releases serve, three things differ in more than their names:
+//! autoscalers, events (which are served by two groups) and the priority levels of flow
+//! control. Everything else has the same fields in all of its versions.
+
+mod autoscaling;
+
+use serde_json::{Map, Value};
+
+use crate::object::Object;
+use crate::status::GroupResource;
+
+/// What differs between versions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Difference {
+    /// `autoscaling/v1`, of what is kept as `v2`.
+    Autoscaler,
+    /// `events.k8s.io/v1`, of what is kept as `v1`.
+    Event,
+    /// `flowcontrol.apiserver.k8s.io/v1beta2`, of what is kept as the later ones.
+    PriorityLevel,
+}
+
+impl Difference {
+    fn of(api_version: &str, kind: &str) -> Option<Self> {
+        Some(match (api_version, kind) {
+            ("autoscaling/v1", "HorizontalPodAutoscaler") => Self::Autoscaler,
+            ("events.k8s.io/v1", "Event") => Self::Event,
+            ("flowcontrol.apiserver.k8s.io/v1beta2", "PriorityLevelConfiguration") => {
+                Self::PriorityLevel
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// Under which name a resource is kept: events of both groups are the same, and also
+/// spoken of by the same name.
+pub fn kept_as(resource: GroupResource) -> GroupResource {
+    if (resource.group.as_str(), resource.resource.as_str()) == ("events.k8s.io", "events") {
+        return GroupResource::new("", "events");
+    }
+    resource
+}
+
+/// An object of the store as it is in a version.
+pub fn shown(object: &Object, api_version: &str, kind: &str) -> Object {
+    let mut shown = object.clone();
+    match Difference::of(api_version, kind) {
+        Some(Difference::Autoscaler) => shown = remade(shown, autoscaling::to_v1),
+        Some(Difference::Event) => shown = remade(shown, |it| rename(it, &EVENT, Towards::Shown)),
+        Some(Difference::PriorityLevel) => {
+            shown = remade(shown, |it| rename_shares(it, Towards::Shown));
+        }
+        None => {}
+    }
+    shown.set(&["apiVersion"], api_version);
+    shown.set(&["kind"], kind);
+    shown
+}
+
+/// An object as it is written in its version, for the store.
+pub fn kept(object: Object) -> Object {
+    let Some(difference) = Difference::of(object.api_version(), object.kind()) else {
+        return object;
+    };
+    let (mut kept, api_version) = match difference {
+        Difference::Autoscaler => (remade(object, autoscaling::from_v1), "autoscaling/v2"),
+        Difference::Event => (remade(object, |it| rename(it, &EVENT, Towards::Kept)), "v1"),
+        Difference::PriorityLevel => (
+            remade(object, |it| rename_shares(it, Towards::Kept)),
+            "flowcontrol.apiserver.k8s.io/v1",
+        ),
+    };
+    kept.set(&["apiVersion"], api_version);
+    kept
+}
+
+fn remade(object: Object, make: impl FnOnce(&mut Value)) -> Object {
+    let unchanged = object.clone();
+    let mut value = object.into_value();
+    make(&mut value);
+    // It was one, and nothing here makes it something else.
+    Object::new(value).unwrap_or(unchanged)
+}
+
+/// Which way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Towards {
+    Shown,
+    Kept,
+}
+
+/// Names of fields of events, as they are kept and as `events.k8s.io` has them.
+const EVENT: [(&str, &str); 7] = [
+    ("involvedObject", "regarding"),
+    ("message", "note"),
+    ("reportingComponent", "reportingController"),
+    ("source", "deprecatedSource"),
+    ("firstTimestamp", "deprecatedFirstTimestamp"),
+    ("lastTimestamp", "deprecatedLastTimestamp"),
+    ("count", "deprecatedCount"),
+];
+
+fn rename(value: &mut Value, names: &[(&str, &str)], towards: Towards) {
+    let Some(fields) = value.as_object_mut() else {
+        return;
+    };
+    for (kept, shown) in names {
+        let (from, to) = match towards {
+            Towards::Shown => (*kept, *shown),
+            Towards::Kept => (*shown, *kept),
+        };
+        move_field(fields, from, to);
+    }
+}
+
+fn rename_shares(value: &mut Value, towards: Towards) {
+    let names = [("nominalConcurrencyShares", "assuredConcurrencyShares")];
+    if let Some(limited) = value.pointer_mut("/spec/limited") {
+        rename(limited, &names, towards);
+    }
+}
+
+fn move_field(fields: &mut Map<String, Value>, from: &str, to: &str) {
+    if let Some(value) = fields.remove(from) {
+        fields.insert(to.to_owned(), value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::catalogue::{Catalogue, Release};
+
+    #[test]
+    fn an_event_is_the_same_in_both_groups() {
+        let written = json!({
+            "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "e"},
+            "regarding": {"kind": "Pod", "name": "web"}, "note": "hello", "reason": "Testing",
+            "reportingController": "tester", "deprecatedCount": 2, "type": "Normal",
+            "eventTime": "2026-01-01T00:00:00.000000Z",
+        });
+        let kept = kept(Object::new(written.clone()).unwrap());
+        assert_eq!(
+            kept.value(),
+            &json!({
+                "apiVersion": "v1", "kind": "Event", "metadata": {"name": "e"},
+                "involvedObject": {"kind": "Pod", "name": "web"}, "message": "hello",
+                "reason": "Testing", "reportingComponent": "tester", "count": 2,
+                "type": "Normal", "eventTime": "2026-01-01T00:00:00.000000Z",
+            })
+        );
+        assert_eq!(shown(&kept, "v1", "Event"), kept);
+        assert_eq!(shown(&kept, "events.k8s.io/v1", "Event").value(), &written);
+    }
+
+    #[test]
+    fn shares_of_a_priority_level_have_two_names() {
+        let level = |version: &str, field: &str| {
+            let kind = "PriorityLevelConfiguration";
+            let version = format!("flowcontrol.apiserver.k8s.io/{version}");
+            Object::new(json!({
+                "apiVersion": version, "kind": kind, "metadata": {"name": "l"},
+                "spec": {"type": "Limited", "limited": {field: 5, "lendablePercent": 1}},
+            }))
+            .unwrap()
+        };
+        let (old, new) = ("assuredConcurrencyShares", "nominalConcurrencyShares");
+        assert_eq!(kept(level("v1beta2", old)), level("v1", new));
+        assert_eq!(kept(level("v1", new)), level("v1", new));
+        for (version, field) in [("v1beta2", old), ("v1beta3", new), ("v1", new)] {
+            let api_version = format!("flowcontrol.apiserver.k8s.io/{version}");
+            let seen = shown(
+                &level("v1", new),
+                &api_version,
+                "PriorityLevelConfiguration",
+            );
+            assert_eq!(seen, level(version, field));
+        }
+    }
+
+    /// Another version of anything else would need a look whether it has the same shape.
+    #[test]
+    fn all_that_has_several_versions_is_known() {
+        let mut several = std::collections::BTreeMap::<String, Vec<String>>::new();
+        for release in Release::ALL {
+            let catalogue = Catalogue::new(release).unwrap();
+            let versions = catalogue.versions();
+            let all = versions.flat_map(|(group, version)| catalogue.in_version(group, version));
+            for served in all {
+                let versions = several
+                    .entry(served.group_resource().to_string())
+                    .or_default();
+                if !versions.iter().any(|it| it == served.version) {
+                    versions.push(served.version.to_owned());
+                }
+            }
+        }
+        several.retain(|_, versions| versions.len() > 1);
+        let several: Vec<_> = several.into_iter().collect();
+        let expected = [
+            (
+                "flowschemas.flowcontrol.apiserver.k8s.io",
+                &["v1beta3", "v1beta2", "v1"][..],
+            ),
+            ("horizontalpodautoscalers.autoscaling", &["v2", "v1"]),
+            (
+                "prioritylevelconfigurations.flowcontrol.apiserver.k8s.io",
+                &["v1beta3", "v1beta2", "v1"],
+            ),
+        ];
+        let expected: Vec<_> = expected
+            .into_iter()
+            .map(|(name, versions)| {
+                let versions = versions.iter().map(|it| (*it).to_owned());
+                (name.to_owned(), versions.collect::<Vec<_>>())
+            })
+            .collect();
+        assert_eq!(several, expected);
+    }
+}

@@ -1,0 +1,405 @@
+//! `autoscaling/v1`, which knows one metric: how busy CPUs are. As kube-apiserver does, it
+//! keeps all others in annotations, where they have the names of their time.
+
+use serde_json::{Map, Value, json};
+
+const METRICS: &str = "autoscaling.alpha.kubernetes.io/metrics";
+const CURRENT: &str = "autoscaling.alpha.kubernetes.io/current-metrics";
+const CONDITIONS: &str = "autoscaling.alpha.kubernetes.io/conditions";
+const BEHAVIOR: &str = "autoscaling.alpha.kubernetes.io/behavior";
+
+/// Kinds of metrics, and the field of each.
+const KINDS: [(&str, &str); 5] = [
+    ("Resource", "resource"),
+    ("ContainerResource", "containerResource"),
+    ("Pods", "pods"),
+    ("Object", "object"),
+    ("External", "external"),
+];
+
+/// Whether what is wanted is told, or what is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Of {
+    Wish,
+    Measure,
+}
+
+impl Of {
+    /// What `v2` calls it.
+    fn field(self) -> &'static str {
+        match self {
+            Self::Wish => "target",
+            Self::Measure => "current",
+        }
+    }
+}
+
+/// From `v2`.
+pub(super) fn to_v1(value: &mut Value) {
+    let mut notes = Map::new();
+    if let Some(spec) = value.get_mut("spec").and_then(Value::as_object_mut) {
+        let metrics = taken(spec, "metrics");
+        let busy = metrics.iter().find_map(|it| cpu(it, Of::Wish));
+        let others = metrics.iter().filter(|it| cpu(it, Of::Wish).is_none());
+        let others: Vec<_> = others.map(|it| simple(it, Of::Wish)).collect();
+        if let Some(busy) = busy {
+            spec.insert("targetCPUUtilizationPercentage".to_owned(), busy);
+        }
+        note(&mut notes, METRICS, &others.into());
+        if let Some(behavior) = spec.remove("behavior") {
+            note(&mut notes, BEHAVIOR, &with_keys(behavior, capital));
+        }
+    }
+    if let Some(status) = value.get_mut("status").and_then(Value::as_object_mut) {
+        let metrics = taken(status, "currentMetrics");
+        if let Some(busy) = metrics.iter().find_map(|it| cpu(it, Of::Measure)) {
+            status.insert("currentCPUUtilizationPercentage".to_owned(), busy);
+        }
+        let all: Vec<_> = metrics.iter().map(|it| simple(it, Of::Measure)).collect();
+        note(&mut notes, CURRENT, &all.into());
+        note(&mut notes, CONDITIONS, &taken(status, "conditions").into());
+    }
+    if notes.is_empty() {
+        return;
+    }
+    let annotations = &mut value["metadata"]["annotations"];
+    if !annotations.is_object() {
+        *annotations = json!({});
+    }
+    if let Some(annotations) = annotations.as_object_mut() {
+        annotations.extend(notes);
+    }
+}
+
+/// To `v2`.
+pub(super) fn from_v1(value: &mut Value) {
+    let mut notes = taken_notes(value);
+    let mut list = |name: &str| taken(&mut notes, name);
+    let (metrics, current, conditions) = (list(METRICS), list(CURRENT), list(CONDITIONS));
+    if let Some(spec) = value.get_mut("spec").and_then(Value::as_object_mut) {
+        let busy = spec.remove("targetCPUUtilizationPercentage");
+        let busy = busy.filter(Value::is_number).map(|percent| {
+            json!({"type": "Resource", "resource": {
+                "name": "cpu", "target": {"type": "Utilization", "averageUtilization": percent},
+            }})
+        });
+        let others = metrics.iter().map(|it| modern(it, Of::Wish));
+        put(spec, "metrics", busy.into_iter().chain(others).collect());
+        if let Some(behavior) = notes.remove(BEHAVIOR) {
+            spec.insert("behavior".to_owned(), with_keys(behavior, small));
+        }
+    }
+    if let Some(status) = value.get_mut("status").and_then(Value::as_object_mut) {
+        let busy = status.remove("currentCPUUtilizationPercentage");
+        let busy = busy.filter(|it| it.is_number() && current.is_empty());
+        let busy = busy.map(|percent| {
+            json!({"type": "Resource", "resource": {
+                "name": "cpu", "current": {"averageUtilization": percent},
+            }})
+        });
+        let all = current.iter().map(|it| modern(it, Of::Measure));
+        put(
+            status,
+            "currentMetrics",
+            busy.into_iter().chain(all).collect(),
+        );
+        put(status, "conditions", conditions);
+    }
+}
+
+/// What the annotations say that are not for others.
+fn taken_notes(value: &mut Value) -> Map<String, Value> {
+    let mut notes = Map::new();
+    let metadata = value.get_mut("metadata").and_then(Value::as_object_mut);
+    let Some(metadata) = metadata else {
+        return notes;
+    };
+    let all = metadata.get_mut("annotations");
+    let Some(all) = all.and_then(Value::as_object_mut) else {
+        return notes;
+    };
+    for name in [METRICS, CURRENT, CONDITIONS, BEHAVIOR] {
+        // What cannot be read is lost, as there.
+        let text = all.remove(name);
+        let text = text.as_ref().and_then(Value::as_str).unwrap_or_default();
+        if let Ok(read) = serde_json::from_str(text) {
+            notes.insert(name.to_owned(), read);
+        }
+    }
+    if all.is_empty() {
+        metadata.remove("annotations");
+    }
+    notes
+}
+
+fn taken(fields: &mut Map<String, Value>, name: &str) -> Vec<Value> {
+    match fields.remove(name) {
+        Some(Value::Array(items)) => items,
+        _ => Vec::new(),
+    }
+}
+
+fn put(fields: &mut Map<String, Value>, name: &str, items: Vec<Value>) {
+    if !items.is_empty() {
+        fields.insert(name.to_owned(), items.into());
+    }
+}
+
+/// Writes an annotation, unless it would say nothing.
+fn note(notes: &mut Map<String, Value>, name: &str, value: &Value) {
+    if *value != json!([]) {
+        notes.insert(name.to_owned(), value.to_string().into());
+    }
+}
+
+/// The one number that `v1` has a field for.
+fn cpu(metric: &Value, of: Of) -> Option<Value> {
+    let resource = metric.get("resource")?;
+    let is_cpu = metric["type"] == "Resource" && resource["name"] == "cpu";
+    let percent = &resource[of.field()]["averageUtilization"];
+    (is_cpu && percent.is_number()).then(|| percent.clone())
+}
+
+/// What a value of `v2` is called within an annotation, by the kind of the metric.
+fn names(kind: &str, of: Of) -> &'static [(&'static str, &'static str)] {
+    match (kind, of) {
+        ("resource" | "containerResource", Of::Wish) => &[
+            ("averageUtilization", "targetAverageUtilization"),
+            ("averageValue", "targetAverageValue"),
+        ],
+        ("resource" | "containerResource", Of::Measure) => &[
+            ("averageUtilization", "currentAverageUtilization"),
+            ("averageValue", "currentAverageValue"),
+        ],
+        ("pods", Of::Wish) => &[("averageValue", "targetAverageValue")],
+        ("pods", Of::Measure) => &[("averageValue", "currentAverageValue")],
+        ("object", Of::Wish) => &[("value", "targetValue"), ("averageValue", "averageValue")],
+        ("object", Of::Measure) => &[("value", "currentValue"), ("averageValue", "averageValue")],
+        ("external", Of::Wish) => &[
+            ("value", "targetValue"),
+            ("averageValue", "targetAverageValue"),
+        ],
+        ("external", Of::Measure) => &[
+            ("value", "currentValue"),
+            ("averageValue", "currentAverageValue"),
+        ],
+        _ => &[],
+    }
+}
+
+/// Where the selector of a metric is within an annotation.
+fn selector(kind: &str) -> &'static str {
+    if kind == "external" {
+        "metricSelector"
+    } else {
+        "selector"
+    }
+}
+
+fn kind_of(metric: &Value) -> Option<(&'static str, &Value)> {
+    let (_, field) = KINDS
+        .into_iter()
+        .find(|(kind, _)| metric["type"] == *kind)?;
+    Some((field, metric.get(field)?))
+}
+
+/// A metric of `v2` as it stands in an annotation.
+fn simple(metric: &Value, of: Of) -> Value {
+    let Some((kind, source)) = kind_of(metric) else {
+        return json!({"type": metric["type"]});
+    };
+    let mut out = Map::new();
+    for (name, value) in source.as_object().into_iter().flatten() {
+        match name.as_str() {
+            "metric" => {
+                out.insert("metricName".to_owned(), value["name"].clone());
+                if let Some(selecting) = value.get("selector") {
+                    out.insert(selector(kind).to_owned(), selecting.clone());
+                }
+            }
+            "describedObject" => drop(out.insert("target".to_owned(), value.clone())),
+            name if name == of.field() => {
+                for (modern, simple) in names(kind, of) {
+                    if let Some(value) = value.get(modern) {
+                        out.insert((*simple).to_owned(), value.clone());
+                    }
+                }
+            }
+            name => drop(out.insert(name.to_owned(), value.clone())),
+        }
+    }
+    json!({"type": metric["type"], kind: out})
+}
+
+/// A metric of an annotation as `v2` has it.
+fn modern(metric: &Value, of: Of) -> Value {
+    let Some((kind, source)) = kind_of(metric) else {
+        return json!({"type": metric["type"]});
+    };
+    let mut out = Map::new();
+    let mut told = Map::new();
+    let mut named = Map::new();
+    for (name, value) in source.as_object().into_iter().flatten() {
+        let number = names(kind, of).iter().find(|(_, simple)| simple == name);
+        if let Some((modern, _)) = number {
+            told.insert((*modern).to_owned(), value.clone());
+        } else if name == "metricName" {
+            named.insert("name".to_owned(), value.clone());
+        } else if name == selector(kind) {
+            named.insert("selector".to_owned(), value.clone());
+        } else if name == "target" {
+            out.insert("describedObject".to_owned(), value.clone());
+        } else {
+            out.insert(name.clone(), value.clone());
+        }
+    }
+    if of == Of::Wish {
+        let how = ["averageUtilization", "averageValue", "value"];
+        let how = how.into_iter().find(|it| told.contains_key(*it));
+        let how = match how {
+            Some("averageUtilization") => "Utilization",
+            Some("averageValue") => "AverageValue",
+            _ => "Value",
+        };
+        told.insert("type".to_owned(), how.into());
+    }
+    if !named.is_empty() {
+        out.insert("metric".to_owned(), named.into());
+    }
+    out.insert(of.field().to_owned(), told.into());
+    json!({"type": metric["type"], kind: out})
+}
+
+/// The behaviour is kept under the names of Go's structures.
+fn with_keys(value: Value, rename: fn(char) -> char) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let fields = fields.into_iter().map(|(name, value)| {
+                let mut letters = name.chars();
+                let first = letters.next().map(rename);
+                let name = first.into_iter().chain(letters).collect();
+                (name, with_keys(value, rename))
+            });
+            Value::Object(fields.collect())
+        }
+        Value::Array(items) => items.into_iter().map(|it| with_keys(it, rename)).collect(),
+        other => other,
+    }
+}
+
+fn capital(letter: char) -> char {
+    letter.to_ascii_uppercase()
+}
+
+fn small(letter: char) -> char {
+    letter.to_ascii_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_one_metric_that_v1_knows_is_a_field() {
+        let v1 = json!({"metadata": {"name": "web"}, "spec": {
+            "maxReplicas": 5, "scaleTargetRef": {"kind": "Deployment", "name": "web"},
+            "targetCPUUtilizationPercentage": 80,
+        }});
+        let v2 = json!({"metadata": {"name": "web"}, "spec": {
+            "maxReplicas": 5, "scaleTargetRef": {"kind": "Deployment", "name": "web"},
+            "metrics": [{"type": "Resource", "resource": {
+                "name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80},
+            }}],
+        }});
+        let mut there = v1.clone();
+        from_v1(&mut there);
+        assert_eq!(there, v2);
+        to_v1(&mut there);
+        assert_eq!(there, v1);
+    }
+
+    #[test]
+    fn all_others_are_annotations_and_come_back() {
+        let labels = json!({"matchLabels": {"a": "b"}});
+        let target = json!({"kind": "Ingress", "name": "main"});
+        let v2 = json!({
+            "metadata": {"name": "web", "annotations": {"mine": "too"}},
+            "spec": {
+                "maxReplicas": 5,
+                "metrics": [
+                    {"type": "Resource", "resource": {
+                        "name": "cpu", "target": {"type": "Utilization", "averageUtilization": 8},
+                    }},
+                    {"type": "Resource", "resource": {
+                        "name": "memory", "target": {"type": "AverageValue", "averageValue": "1Gi"},
+                    }},
+                    {"type": "ContainerResource", "containerResource": {
+                        "name": "cpu", "container": "c",
+                        "target": {"type": "Utilization", "averageUtilization": 7},
+                    }},
+                    {"type": "Pods", "pods": {
+                        "metric": {"name": "hits", "selector": labels},
+                        "target": {"type": "AverageValue", "averageValue": "1k"},
+                    }},
+                    {"type": "Object", "object": {
+                        "metric": {"name": "hits"}, "describedObject": target,
+                        "target": {"type": "Value", "value": "10k"},
+                    }},
+                    {"type": "External", "external": {
+                        "metric": {"name": "queue", "selector": labels},
+                        "target": {"type": "AverageValue", "averageValue": "30"},
+                    }},
+                ],
+                "behavior": {"scaleDown": {
+                    "stabilizationWindowSeconds": 300, "policies": [
+                        {"type": "Percent", "value": 100, "periodSeconds": 15},
+                    ],
+                }},
+            },
+            "status": {
+                "currentReplicas": 1,
+                "currentMetrics": [{"type": "Resource", "resource": {
+                    "name": "cpu", "current": {"averageUtilization": 9, "averageValue": "5m"},
+                }}],
+                "conditions": [{"type": "AbleToScale", "status": "True"}],
+            },
+        });
+        let mut seen = v2.clone();
+        to_v1(&mut seen);
+        assert_eq!(
+            seen["spec"],
+            json!({"maxReplicas": 5, "targetCPUUtilizationPercentage": 8})
+        );
+        assert_eq!(
+            seen["status"],
+            json!({"currentReplicas": 1, "currentCPUUtilizationPercentage": 9})
+        );
+        let noted = |name: &str| -> Value {
+            let text = seen["metadata"]["annotations"][name].as_str().unwrap();
+            serde_json::from_str(text).unwrap()
+        };
+        let metrics = noted(METRICS);
+        assert_eq!(
+            metrics[0],
+            json!({"type": "Resource", "resource": {
+                "name": "memory", "targetAverageValue": "1Gi",
+            }})
+        );
+        assert_eq!(
+            metrics[3],
+            json!({"type": "Object", "object": {
+                "metricName": "hits", "target": target, "targetValue": "10k",
+            }})
+        );
+        assert_eq!(
+            noted(CURRENT)[0]["resource"],
+            json!({"name": "cpu", "currentAverageUtilization": 9, "currentAverageValue": "5m"})
+        );
+        assert_eq!(
+            noted(BEHAVIOR)["ScaleDown"]["Policies"][0]["PeriodSeconds"],
+            15
+        );
+        from_v1(&mut seen);
+        assert_eq!(seen, v2);
+    }
+}

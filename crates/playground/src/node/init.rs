@@ -1,0 +1,160 @@
+//! The first process of a container or of a command beside it, as pid 1 is in life: it
+//! starts the command, adopts whatever loses its parents below it, and lets nothing
+//! outlive the command, nor the playground.
+//!
+//! A process may leave its group, its session and its parents; it cannot leave those who
+//! adopt it (`PR_SET_CHILD_SUBREAPER`). The playground's death is a signal
+//! (`PR_SET_PDEATHSIG`) that this process hears, as it cannot hear `SIGKILL` on behalf of
+//! the others.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use rustix::process::{
+    Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, kill_process_group, wait,
+};
+use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
+use tokio::time::{Instant, timeout};
+
+use super::family::descendants;
+use super::program::{PARENT, complain, die_with_parent};
+
+/// What tells it to end all there is, at once. Until it listens it ends by it, and has
+/// started nothing.
+pub(super) const END: Signal = Signal::USR1;
+
+/// How long those who are killed may take to be gone: one that waits for a disk, or that
+/// belongs to somebody else, may stay.
+const DYING: Duration = Duration::from_secs(10);
+
+/// Between two looks whether they are: some have begun another one meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// As shells tell it: killed.
+const KILLED: u8 = 128 + 9;
+
+/// Runs a command line to its end.
+pub(super) fn run(words: &[OsString]) -> ExitCode {
+    match tend(words) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => complain(error),
+    }
+}
+
+fn tend(words: &[OsString]) -> io::Result<u8> {
+    let (file, words) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        // Before anything runs that would be left behind.
+        let mut end = signal(SignalKind::user_defined1())?;
+        let mut ask = signal(SignalKind::terminate())?;
+        let mut buried = signal(SignalKind::child())?;
+        adopt_orphans()?;
+        die_with_parent(END);
+        let mut command = Command::new(file);
+        command
+            .args(words)
+            .env(PARENT, std::process::id().to_string());
+        let child = command.spawn()?;
+        // What it reads and writes is not ours: it ends when all who have it have ended.
+        let_go_of_streams()?;
+        let leader = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let mut house = House {
+            leader: leader.ok_or(io::ErrorKind::Other)?,
+            code: None,
+        };
+        while house.code.is_none() {
+            tokio::select! {
+                _ = end.recv() => break,
+                _ = ask.recv() => house.signal(Signal::TERM),
+                _ = buried.recv() => drop(house.bury()),
+            }
+        }
+        house.end(&mut buried).await;
+        Ok(house.code.unwrap_or(KILLED))
+    })
+}
+
+/// All that runs below.
+struct House {
+    leader: Pid,
+    /// How the leader has ended.
+    code: Option<u8>,
+}
+
+/// Who is left.
+#[derive(PartialEq, Eq)]
+enum Left {
+    Some,
+    Nobody,
+}
+
+impl House {
+    /// To the command and its group.
+    fn signal(&self, signal: Signal) {
+        if self.code.is_none() {
+            // One that has just begun may not lead a group yet.
+            if kill_process_group(self.leader, signal).is_err() {
+                let _ = kill_process(self.leader, signal);
+            }
+        }
+    }
+
+    /// Waits for those who have ended already.
+    fn bury(&mut self) -> Left {
+        loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((id, status))) => {
+                    if id == self.leader {
+                        self.code = Some(code(status));
+                    }
+                }
+                Ok(None) => return Left::Some,
+                // Nobody is left to wait for.
+                Err(_) => return Left::Nobody,
+            }
+        }
+    }
+
+    /// Kills everybody, until nobody is left.
+    async fn end(&mut self, buried: &mut Signals) {
+        let deadline = Instant::now() + DYING;
+        loop {
+            self.signal(Signal::KILL);
+            for id in descendants([getpid()]) {
+                let _ = kill_process(id, Signal::KILL);
+            }
+            if self.bury() == Left::Nobody || Instant::now() > deadline {
+                return;
+            }
+            let _ = timeout(LOOK_AGAIN, buried.recv()).await;
+        }
+    }
+}
+
+fn code(status: WaitStatus) -> u8 {
+    let signal = status.terminating_signal().map(|signal| 128 + signal);
+    let code = status.exit_status().or(signal);
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(255)
+}
+
+fn let_go_of_streams() -> io::Result<()> {
+    use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
+    let nothing = File::options().read(true).write(true).open("/dev/null")?;
+    dup2_stdin(&nothing)?;
+    dup2_stdout(&nothing)?;
+    dup2_stderr(&nothing)?;
+    Ok(())
+}
+
+/// Elsewhere only the command's group is known.
+fn adopt_orphans() -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    rustix::process::set_child_subreaper(Some(getpid()))?;
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! The streams of a remote command, at the end that serves it.
+
+use bytes::Bytes;
+use skewbridge_channels::{Channel, Options, STREAM_TYPE, SpdyProtocol};
+use skewbridge_spdy::Headers;
+use skewbridge_spdy::connection::{Incoming, Receiver, Sender};
+use skewbridge_spdy::frame::ResetStatus;
+
+/// The streams that a client has opened for a command. A sender that is dropped resets
+/// its stream, so all are kept to the end.
+#[derive(Debug, Default)]
+pub struct CommandStreams {
+    /// From the client.
+    pub stdin: Option<Receiver>,
+    /// From the client.
+    pub resize: Option<Receiver>,
+    /// To the client.
+    pub stdout: Option<Sender>,
+    /// To the client.
+    pub stderr: Option<Sender>,
+    /// To the client: how the command ended.
+    pub error: Option<Sender>,
+    /// Of those that are only read here.
+    idle: Vec<Sender>,
+}
+
+impl CommandStreams {
+    /// Takes the streams of a command; others are refused. Waits for as long as some are
+    /// missing: how long that may be, the caller says, and the driver that the connection is
+    /// over.
+    pub async fn open(incoming: &mut Incoming, options: Options, protocol: SpdyProtocol) -> Self {
+        let mut missing: Vec<Channel> = options.streams(protocol).collect();
+        let mut streams = Self::default();
+        while !missing.is_empty() {
+            let Some(request) = incoming.next().await else {
+                // The driver has more to say about it.
+                return std::future::pending().await;
+            };
+            let channel = request.headers().get(STREAM_TYPE);
+            let channel = channel.and_then(Channel::from_stream_type);
+            let Some(at) = missing.iter().position(|it| Some(*it) == channel) else {
+                request.refuse(ResetStatus::RefusedStream);
+                continue;
+            };
+            let Ok(stream) = request.accept(Headers::new()) else {
+                continue;
+            };
+            let (sender, receiver) = (stream.sender, stream.receiver);
+            match missing.swap_remove(at) {
+                Channel::Stdin => {
+                    streams.stdin = Some(receiver);
+                    streams.idle.push(sender);
+                }
+                Channel::Resize => {
+                    streams.resize = Some(receiver);
+                    streams.idle.push(sender);
+                }
+                Channel::Stdout => streams.stdout = Some(sender),
+                Channel::Stderr => streams.stderr = Some(sender),
+                Channel::Error => streams.error = Some(sender),
+            }
+        }
+        streams
+    }
+
+    /// Says the last words, and ends all of them. How it ended is said behind all output:
+    /// whoever hears it has heard everything.
+    pub async fn end(mut self, words: Bytes) {
+        for sender in [&mut self.stdout, &mut self.stderr].into_iter().flatten() {
+            if sender.finish().is_ok() {
+                sender.sent().await;
+            }
+        }
+        if let Some(error) = &mut self.error {
+            if !words.is_empty() {
+                let _ = error.send(words);
+            }
+            if error.finish().is_ok() {
+                error.sent().await;
+            }
+        }
+        for mut sender in self.idle {
+            // One that the client has ended needs no end.
+            let _ = sender.finish();
+        }
+    }
+}
