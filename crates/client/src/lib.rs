@@ -65,7 +65,7 @@ mod tls;
 
 pub use connection::{Connection, Request, Response, Stream};
 pub use dial::Dialer;
-pub use endpoint::{Endpoint, Limits};
+pub use endpoint::{Endpoint, Limits, Opening};
 pub use error::{Entry, Error, Refusal};
 pub use kubeconfig::{Kubeconfig, Target};
 pub use secret::Secret;
