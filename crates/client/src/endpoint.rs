@@ -17,6 +17,7 @@ use crate::credential::{self, Certificate, Credential};
 use crate::error::{Entry, Error};
 use crate::exec::{self, Gate, PLUGIN_PATIENCE, Plugin, Refused, Shown};
 use crate::kubeconfig::Target;
+use crate::opening::Opening;
 use crate::proxy::Proxy;
 use crate::secret::Secret;
 use crate::tls::{self, Trust};
@@ -435,24 +436,6 @@ impl Default for Limits {
             request: None,
             plugin: PLUGIN_PATIENCE,
         }
-    }
-}
-
-/// A stream to the cluster, or to the proxy of its credential plugin.
-pub struct Opening {
-    /// Its bytes.
-    pub stream: Stream,
-    /// What the other end has chosen by ALPN.
-    pub protocol: Option<Vec<u8>>,
-    /// What a credential plugin gave for it.
-    pub shown: Option<Shown>,
-}
-
-impl fmt::Debug for Opening {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Opening")
-            .field("protocol", &self.protocol)
-            .finish_non_exhaustive()
     }
 }
 

@@ -172,3 +172,20 @@ impl Signer for OneSignature {
         self.scheme
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use skewbridge_testkit::{Ca, Validity};
+
+    use super::*;
+
+    #[test]
+    fn a_certificate_says_when_it_runs_out() {
+        let ca = Ca::new("users");
+        let now = SystemTime::now();
+        let of = |validity| expires(&ca.client_valid("jane", &[], validity).chain_der[0]).unwrap();
+        assert!(of(Validity::Current) > now);
+        assert!(of(Validity::Expired) < now);
+        assert_eq!(expires(&CertificateDer::from(vec![1, 2, 3])), None);
+    }
+}

@@ -43,6 +43,24 @@ async fn a_plugin_is_told_about_the_cluster_and_gives_a_token() {
 }
 
 #[tokio::test]
+async fn a_certificate_with_its_intermediates_is_for_the_cluster_if_there_is_no_proxy() {
+    let stage = Stage::new(Kind::Itself).await;
+    let pair = stage.cluster_ca.intermediate("below").client("jane", &[]);
+    assert_eq!(pair.chain_der.len(), 2);
+    let document = json!({
+        "kind": "ExecCredential",
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "status": {"clientCertificateData": pair.cert_pem, "clientKeyData": pair.key_pem},
+    });
+    let file = stage.dir.write("document", document.to_string());
+    let script = format!("cat {}", file.display());
+    let mut target = stage.target_of("u", &Stage::script(&script));
+    target.cluster.proxy_url = None;
+    let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    assert_eq!(ask(&endpoint, "/x").await.unwrap(), "jane /x");
+}
+
+#[tokio::test]
 async fn without_provide_cluster_info_the_cluster_is_not_told() {
     let stage = Stage::new(Kind::Itself).await;
     let good = r#"{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{"token":"t"}}"#;

@@ -103,7 +103,7 @@ async fn live(flags: &Flags, asked: &Asked) -> Result<Ended, Problem> {
         move || build::harness(&flags, &asked)
     };
     let harness = match vigil.prepare(build).await {
-        Ok(built) => built?,
+        Ok(harness) => harness?,
         Err(ended) => return Ok(ended),
     };
     let ended = if flags.shared_instance {
