@@ -18,7 +18,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 use zeroize::Zeroizing;
 
-use crate::secret_file;
+use crate::{FAILURE_AGE, secret_file};
 
 /// How often a file is read again while requests come.
 const FILE_AGE: Duration = Duration::from_secs(1);
@@ -56,7 +56,14 @@ type List = Vec<(HeaderName, HeaderValue)>;
 #[derive(Debug)]
 pub struct Headers {
     source: Source,
-    last: Mutex<Option<(Instant, List)>>,
+    last: Mutex<Option<Found>>,
+}
+
+/// What came of the last look.
+#[derive(Debug)]
+struct Found {
+    at: Instant,
+    headers: Result<List, String>,
 }
 
 impl Headers {
@@ -68,33 +75,43 @@ impl Headers {
         }
     }
 
-    /// The headers as they are now. However many ask, one looks.
+    /// The headers as they are now. However many ask, one looks, and all who have waited
+    /// for it are told what came of it.
     pub async fn current(&self) -> Result<List, String> {
+        let asked = Instant::now();
         let mut last = self.last.lock().await;
-        let age = match &self.source {
-            Source::File(_) => FILE_AGE,
-            Source::Command { every, .. } => *every,
-        };
-        if let Some((since, headers)) = &*last
-            && since.elapsed() < age
-        {
-            return Ok(headers.clone());
+        if let Some(found) = &*last {
+            let age = match (&found.headers, &self.source) {
+                (Err(_), _) => FAILURE_AGE,
+                (Ok(_), Source::File(_)) => FILE_AGE,
+                (Ok(_), Source::Command { every, .. }) => *every,
+            };
+            if found.at >= asked || found.at.elapsed() < age {
+                return found.headers.clone();
+            }
         }
-        let headers = match &self.source {
+        let headers = self.look().await;
+        *last = Some(Found {
+            at: Instant::now(),
+            headers: headers.clone(),
+        });
+        headers
+    }
+
+    async fn look(&self) -> Result<List, String> {
+        match &self.source {
             Source::File(path) => {
                 let text = secret_file::read(path)?;
-                parse(&text).map_err(|cause| format!("{}: {cause}", path.display()))?
+                parse(&text).map_err(|cause| format!("{}: {cause}", path.display()))
             }
             Source::Command {
                 program, arguments, ..
             } => {
                 let text = run(program, arguments).await;
                 let headers = text.and_then(|text| parse(&text));
-                headers.map_err(|cause| format!("{}: {cause}", program.display()))?
+                headers.map_err(|cause| format!("{}: {cause}", program.display()))
             }
-        };
-        *last = Some((Instant::now(), headers.clone()));
-        Ok(headers)
+        }
     }
 }
 
@@ -125,7 +142,9 @@ async fn run(program: &OsString, arguments: &[OsString]) -> Result<Zeroizing<Vec
         .kill_on_drop(true)
         .spawn()
         .map_err(|error| error.to_string())?;
-    let mut printed = Zeroizing::new(Vec::new());
+    // Room for all of it: a buffer that grows leaves copies behind.
+    let room = usize::try_from(MAX_OUTPUT + 1).unwrap_or_default();
+    let mut printed = Zeroizing::new(Vec::with_capacity(room));
     let running = async {
         if let Some(stdout) = child.stdout.take() {
             let mut limited = stdout.take(MAX_OUTPUT + 1);
@@ -262,5 +281,38 @@ mod tests {
             headers.current().await.is_err()
         })
         .await;
+    }
+
+    #[tokio::test]
+    async fn all_who_ask_at_once_are_told_of_one_failure_and_later_it_is_looked_again() {
+        let dir = ScratchDir::new();
+        let (runs, good) = (dir.path().join("runs"), dir.path().join("good"));
+        let script = format!(
+            "echo x >> {}; test -e {} && echo X-Badge: 1",
+            runs.display(),
+            good.display()
+        );
+        let headers = Headers::new(Source::Command {
+            program: "sh".into(),
+            arguments: vec!["-c".into(), script.into()],
+            every: Duration::from_mins(1),
+        });
+        let headers = std::sync::Arc::new(headers);
+        let runs = || std::fs::read_to_string(&runs).unwrap().lines().count();
+        let mut asking = tokio::task::JoinSet::new();
+        for _ in 0..20 {
+            let headers = headers.clone();
+            asking.spawn(async move { headers.current().await.unwrap_err() });
+        }
+        for error in asking.join_all().await {
+            assert!(error.contains("failed with exit status: 1"), "{error}");
+        }
+        assert_eq!(runs(), 1);
+        std::fs::write(good, "").unwrap();
+        eventually("the badge", PATIENCE, async || {
+            headers.current().await.is_ok()
+        })
+        .await;
+        assert_eq!(runs(), 2);
     }
 }

@@ -24,7 +24,11 @@ pub use headers::{Headers, Source};
 pub use http_signature::{HttpSignature, KeyFile};
 pub use sigv4::SigV4;
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// How long a failure of a command is told to whoever asks, instead of running it again:
+/// clients repeat their requests, many at a time.
+const FAILURE_AGE: Duration = Duration::from_secs(1);
 
 /// Seconds since 1970.
 fn now() -> u64 {

@@ -15,6 +15,7 @@ use skewbridge_h1::{
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
 use crate::error::Error;
+use crate::exec::Shown;
 
 /// How long an answer may be unless the request says otherwise: more than any
 /// discovery document.
@@ -84,6 +85,8 @@ pub struct Connection {
     server: String,
     prefix: String,
     headers: HeaderMap,
+    /// By a plugin.
+    shown: Option<Shown>,
     timeout: Option<Duration>,
     state: State,
 }
@@ -176,6 +179,7 @@ impl Connection {
         server: String,
         prefix: String,
         headers: HeaderMap,
+        shown: Option<Shown>,
         timeout: Option<Duration>,
     ) -> Self {
         Self {
@@ -184,6 +188,7 @@ impl Connection {
             server,
             prefix,
             headers,
+            shown,
             timeout,
             state: State::Ready,
         }
@@ -192,6 +197,11 @@ impl Connection {
     /// Whether it can take another request.
     pub fn is_ready(&self) -> bool {
         self.state == State::Ready
+    }
+
+    /// Whether what it was opened with still counts, as far as is known here.
+    pub(crate) fn is_good(&self) -> bool {
+        self.shown.as_ref().is_none_or(Shown::is_good)
     }
 
     /// Sends a request and reads its answer. A connection on which this was
@@ -246,6 +256,11 @@ impl Connection {
             }
             (Err(error), _) => return Err(error),
         };
+        if head.status == StatusCode::UNAUTHORIZED
+            && let Some(shown) = &self.shown
+        {
+            shown.refused(&self.headers);
+        }
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(Response {
                 status: head.status,

@@ -7,6 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+use zeroize::Zeroizing;
 
 use crate::error::{Entry, Error};
 use crate::kubeconfig::{Exec, Impersonation, Material, Target, User};
@@ -127,14 +128,19 @@ fn read_file(path: &Path) -> Result<Secret, Error> {
         path: path.to_owned(),
         cause,
     };
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut bytes))
-        .map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    let mut bytes = Zeroizing::new(Vec::new());
+    let mut read = || {
+        let file = std::fs::File::open(path)?;
+        let length = file.metadata().map_or(0, |it| it.len()).min(MAX_FILE);
+        // Room for all of it: a buffer that grows leaves copies behind.
+        bytes.reserve_exact(usize::try_from(length).unwrap_or_default() + 1);
+        file.take(MAX_FILE + 1).read_to_end(&mut bytes)
+    };
+    read().map_err(|error| wrong(format!("cannot be read: {error}")))?;
     if bytes.len() as u64 > MAX_FILE {
         return Err(wrong("is larger than 1 MiB; correct the path".to_owned()));
     }
-    Ok(Secret::new(bytes))
+    Ok(Secret::new(std::mem::take(&mut *bytes)))
 }
 
 fn trimmed(secret: &Secret) -> Secret {
@@ -143,13 +149,14 @@ fn trimmed(secret: &Secret) -> Secret {
 
 /// The header for a token.
 pub(crate) fn bearer(token: &Secret) -> Option<HeaderValue> {
-    secret_header(&[b"Bearer ", token.expose()].concat())
+    secret_header(&Zeroizing::new([b"Bearer ", token.expose()].concat()))
 }
 
 /// The header for a name and a password.
 pub(crate) fn basic(name: &str, password: &[u8]) -> Option<HeaderValue> {
-    let pair = [name.as_bytes(), b":", password].concat();
-    secret_header(format!("Basic {}", STANDARD.encode(pair)).as_bytes())
+    let pair = Zeroizing::new([name.as_bytes(), b":", password].concat());
+    let pair = Zeroizing::new(STANDARD.encode(&*pair));
+    secret_header(Zeroizing::new(["Basic ", &pair].concat()).as_bytes())
 }
 
 fn secret_header(bytes: &[u8]) -> Option<HeaderValue> {

@@ -15,8 +15,9 @@ use crate::address::{Address, Scheme};
 use crate::connection::{Connection, Kept, Request, Response, Stream};
 use crate::credential::{self, Certificate, Credential};
 use crate::error::{Entry, Error};
-use crate::exec::{self, Gate, PLUGIN_PATIENCE, Plugin, Refused};
+use crate::exec::{self, Gate, PLUGIN_PATIENCE, Plugin, Refused, Shown};
 use crate::kubeconfig::Target;
+use crate::opening::Opening;
 use crate::proxy::Proxy;
 use crate::secret::Secret;
 use crate::tls::{self, Trust};
@@ -80,6 +81,12 @@ struct ByPlugin {
 struct Idle {
     connection: Connection,
     since: Instant,
+}
+
+impl Idle {
+    fn is_fresh(&self) -> bool {
+        self.since.elapsed() < IDLE && self.connection.is_good()
+    }
 }
 
 impl fmt::Debug for Idle {
@@ -208,7 +215,7 @@ impl Endpoint {
     /// A connection that can take a request.
     pub(crate) async fn connection(&self) -> Result<Connection, Error> {
         let idle = self.lock_idle().take();
-        match idle.filter(|idle| idle.since.elapsed() < IDLE) {
+        match idle.filter(Idle::is_fresh) {
             Some(idle) => Ok(idle.connection),
             None => self.connect().await,
         }
@@ -240,8 +247,8 @@ impl Endpoint {
     }
 
     /// Opens a connection: to the server, or to the proxy of the credential plugin.
-    /// The plugin is run again if what it gave has expired, or nobody listens where it
-    /// said.
+    /// The plugin is run again if what it gave has expired or was answered with 401, or
+    /// if nobody listens where it said.
     pub async fn connect(&self) -> Result<Connection, Error> {
         let opened = self.open_speaking(&tls::HTTP1).await?;
         let mut headers = self.headers_now();
@@ -254,6 +261,7 @@ impl Endpoint {
             opened.server,
             self.address.prefix.clone(),
             headers,
+            opened.shown,
             self.limits.request,
         ))
     }
@@ -261,10 +269,14 @@ impl Endpoint {
     /// Opens a stream for whoever speaks on it themselves, in one of these protocols
     /// of ALPN, and says which the other end has chosen. It leads where
     /// [`Endpoint::connect`] does.
-    pub async fn open(&self, alpn: &[Vec<u8>]) -> Result<(Stream, Option<Vec<u8>>), Error> {
+    pub async fn open(&self, alpn: &[Vec<u8>]) -> Result<Opening, Error> {
         let opened = self.open_speaking(alpn).await?;
         if opened.early.is_empty() {
-            Ok((opened.stream, opened.chosen))
+            Ok(Opening {
+                stream: opened.stream,
+                protocol: opened.chosen,
+                shown: opened.shown,
+            })
         } else {
             Err(Error::NotHttp {
                 server: opened.server,
@@ -318,6 +330,7 @@ impl Endpoint {
                     let tls = by.secured(straight)?;
                     let mut opened = self.open_straight(Some(&tls), alpn).await?;
                     opened.authorization = issued.authorization().cloned();
+                    opened.shown = Some(Shown::new(issued));
                     return Ok(opened);
                 }
                 exec::Way::Proxy(wire) => wire,
@@ -329,6 +342,7 @@ impl Endpoint {
                         chosen,
                         server: format!("{} (through the plugin's proxy)", self.server()),
                         authorization: issued.authorization().cloned(),
+                        shown: Some(Shown::new(issued.clone())),
                         stream: Box::new(Kept::new(stream, (plugin.clone(), issued))),
                         early: BytesMut::new(),
                     });
@@ -411,6 +425,7 @@ impl Endpoint {
             chosen,
             server,
             authorization: None,
+            shown: None,
         })
     }
 }
@@ -433,6 +448,8 @@ struct Opened {
     /// For errors.
     server: String,
     authorization: Option<HeaderValue>,
+    /// By a plugin.
+    shown: Option<Shown>,
 }
 
 impl Security {

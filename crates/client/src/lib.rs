@@ -57,6 +57,7 @@ mod endpoint;
 mod error;
 pub mod exec;
 pub mod kubeconfig;
+mod opening;
 mod proxy;
 mod secret;
 mod socks;
@@ -68,6 +69,7 @@ pub use dial::Dialer;
 pub use endpoint::{Endpoint, Limits};
 pub use error::{Entry, Error, Refusal};
 pub use kubeconfig::{Kubeconfig, Target};
+pub use opening::Opening;
 pub use secret::Secret;
 pub use streams::{
     AttachRequest, ExecRequest, Executor, ExitStatus, FallbackExecutor, PortForwarder,

@@ -2,15 +2,17 @@
 
 use std::fmt;
 
-/// A token, a password or a private key. It is shown nowhere: whoever needs it
-/// has to [`expose`](Secret::expose) it.
+use zeroize::Zeroizing;
+
+/// A token, a password or a private key. It is shown nowhere, and overwritten when it
+/// is dropped: whoever needs it has to [`expose`](Secret::expose) it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Box<[u8]>);
+pub struct Secret(Zeroizing<Vec<u8>>);
 
 impl Secret {
-    /// Keeps it.
+    /// Keeps it; a buffer is taken over, not copied.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
-        Self(bytes.into().into_boxed_slice())
+        Self(Zeroizing::new(bytes.into()))
     }
 
     /// Gives it away.

@@ -6,13 +6,15 @@ use std::sync::{Arc, LazyLock};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WantsClientCert, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{
     CertificateError, ClientConfig, ConfigBuilder, DigitallySignedStruct, Error as TlsError,
-    RootCertStore, SignatureScheme,
+    InconsistentKeys, RootCertStore, SignatureScheme,
 };
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use tokio_rustls::TlsConnector;
+use zeroize::Zeroize as _;
 
 use crate::credential::Certificate;
 
@@ -65,6 +67,8 @@ pub(crate) fn builder(
     })
 }
 
+const UNUSABLE: &str = "client-certificate or client-key cannot be used";
+
 /// What a handshake needs. An error says what to do.
 pub(crate) fn config(
     trust: &Trust<'_>,
@@ -77,16 +81,19 @@ pub(crate) fn config(
             let chain = certificates(chain.expose())
                 .filter(|chain| !chain.is_empty())
                 .ok_or("client-certificate holds no certificate in PEM")?;
-            let key = PrivateKeyDer::from_pem_slice(key.expose())
+            let mut key = PrivateKeyDer::from_pem_slice(key.expose())
                 .map_err(|_| "client-key holds no private key in PEM, or an encrypted one")?;
-            builder
-                .with_client_auth_cert(chain, key)
-                .map_err(|error| match error {
-                    TlsError::InconsistentKeys(_) => {
-                        "client-key does not belong to client-certificate".to_owned()
-                    }
-                    _ => "client-certificate or client-key cannot be used".to_owned(),
-                })?
+            let signing = aws_lc_rs::sign::any_supported_type(&key);
+            key.zeroize();
+            let shown = CertifiedKey::new(chain, signing.map_err(|_| UNUSABLE)?);
+            match shown.keys_match() {
+                Ok(()) | Err(TlsError::InconsistentKeys(InconsistentKeys::Unknown)) => {}
+                Err(TlsError::InconsistentKeys(_)) => {
+                    return Err("client-key does not belong to client-certificate".to_owned());
+                }
+                Err(_) => return Err(UNUSABLE.to_owned()),
+            }
+            builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(shown)))
         }
     };
     config.alpn_protocols.clone_from(&HTTP1);

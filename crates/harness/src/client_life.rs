@@ -13,12 +13,14 @@ use crate::Error;
 /// A client that lives, as far as is known.
 #[derive(Debug)]
 pub(crate) struct ClientLife {
-    gone: oneshot::Receiver<()>,
+    /// Until it has been heard.
+    gone: Option<oneshot::Receiver<()>>,
 }
 
 impl ClientLife {
     /// Watches a client by its lock, on a thread that waits for it. The thread has
-    /// no other end: it is a part of the process that is to quit with the client.
+    /// no other end: it is a part of the process that is to quit with the client, or, where
+    /// that is shared, removes what the client leaves.
     pub(crate) fn watch(path: &Path) -> Result<Self, Error> {
         let wrong = |cause: io::Error| Error::LockFile {
             path: path.to_owned(),
@@ -34,13 +36,16 @@ impl ClientLife {
                 let _ = tell.send(());
             })
             .map_err(wrong)?;
-        Ok(Self { gone })
+        Ok(Self { gone: Some(gone) })
     }
 
     /// Returns when the client is gone.
-    pub(crate) async fn ended(self) {
-        // A thread that has ended otherwise has nothing to wait for either.
-        let _ = self.gone.await;
+    pub(crate) async fn ended(&mut self) {
+        if let Some(gone) = &mut self.gone {
+            // A thread that has ended otherwise has nothing to wait for either.
+            let _ = gone.await;
+            self.gone = None;
+        }
     }
 }
 

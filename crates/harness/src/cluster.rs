@@ -2,7 +2,7 @@
 //! client's key in the handshake.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use http::uri::Authority;
 use rustls::client::ResolvesClientCert;
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use crate::Error;
-use crate::forward::{BoxFuture, Dial, DialError, Dialled, Offer, Protocol};
+use crate::forward::{BoxFuture, Dial, DialError, Dialled, Offer, Protocol, Standing};
 use crate::key::{Bridge, ClientKey, Resolver};
 
 /// TCP, proxy and TLS together: Go's dialer has the same patience.
@@ -97,16 +97,18 @@ impl Cluster {
         };
         // A key that is not there is more to the point than what the server says
         // to a client without a certificate.
-        if let Some(error) = bridge.and_then(|bridge| bridge.failure()) {
+        if let Some(error) = bridge.as_ref().and_then(|bridge| bridge.failure()) {
             return Err(failed(&error));
         }
         let tls = shaken
             .map_err(|_| self.too_slow(limit))?
             .map_err(|error| failed(&self.dialer.explain(&error)))?;
         let protocol = Protocol::from_alpn(tls.get_ref().1.alpn_protocol());
+        let expires = bridge.and_then(|bridge| bridge.expires());
         Ok(Dialled {
             stream: Box::new(tls),
             protocol,
+            standing: expires.map(|expires| Arc::new(Until(expires)) as _),
         })
     }
 
@@ -133,6 +135,16 @@ async fn elsewhere(
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
     });
     shaken.await.unwrap_or_else(|error| Err(error.into()))
+}
+
+/// A certificate that expires. kube-apiserver looks at it on each request, and a new one
+/// may be there already.
+struct Until(SystemTime);
+
+impl Standing for Until {
+    fn is_good(&self) -> bool {
+        SystemTime::now() < self.0
+    }
 }
 
 impl Dial for Cluster {

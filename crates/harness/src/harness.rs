@@ -6,18 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skewbridge_api::exec_credential::{ExecCredential, ProxyConfig, Status, Version};
-use tokio::signal::unix::SignalKind;
 
 use crate::asked::Asked;
-use crate::client_life::ClientLife;
 use crate::cluster::Cluster;
 use crate::forward::{self, Forwarder, Listener};
 use crate::identity::Authority;
-use crate::ignored::{Heard, IgnoredSignals};
 use crate::key::ClientKey;
 use crate::modifier::RequestModifier;
 use crate::shared::Seat;
 use crate::socket::{self, Listen, Place};
+use crate::vigil::Vigil;
 use crate::{Error, shared};
 
 /// How long a plugin stays without a request (KEP-2718, "Proxy Shutdown").
@@ -153,33 +151,46 @@ impl Harness {
     /// standard output, closes it, and stays until the client is gone, nothing is
     /// asked any more, or a signal comes. Nothing is left behind then.
     pub async fn run(self, asked: &Asked) -> Result<Ended, Error> {
-        let client = match (&asked.lock_file, self.lock) {
-            (Some(path), _) => Some(ClientLife::watch(path)?),
-            (None, LockFile::Required) => return Err(Error::NoLockFile),
-            (None, LockFile::Optional) => None,
-        };
-        // Before the client is told: from then on a signal may come.
-        let signals = Signals::new()?;
+        let vigil = Vigil::begin(asked, self.lock)?;
+        self.run_under(asked, vigil).await
+    }
+
+    /// The same, for whoever has watched the client since before there was a harness:
+    /// whether it has to have a lock was said then.
+    pub async fn run_under(self, asked: &Asked, mut vigil: Vigil) -> Result<Ended, Error> {
         let instance = self.start(asked).await?;
         let credential = instance.credential(asked.version)?;
+        vigil.will_tell();
         print(&credential)?;
         drop(credential);
         silence(&[Output::Stdin, Output::Stdout]);
-        let beside = std::future::pending();
-        instance.serve(signals, client, beside).await
+        instance.serve(vigil, std::future::pending()).await
     }
 
     /// Serves all clients that ask at this seat, until nothing is asked any more or
     /// a signal comes. It says so on standard output when it is there, and then
-    /// belongs to no terminal. See [`Seat::ask`] for the other end.
+    /// belongs to no terminal. Until then it ends with who has started it. See
+    /// [`Seat::ask`] for the other end.
     pub async fn run_shared(self, asked: &Asked, seat: &Seat) -> Result<Ended, Error> {
-        let signals = Signals::new()?;
+        let vigil = Vigil::begin(asked, LockFile::Optional)?;
+        self.run_shared_under(asked, seat, vigil).await
+    }
+
+    /// The same, for whoever has watched since before there was a harness.
+    pub async fn run_shared_under(
+        self,
+        asked: &Asked,
+        seat: &Seat,
+        mut vigil: Vigil,
+    ) -> Result<Ended, Error> {
         let instance = Arc::new(self.start(asked).await?);
         let (listener, _seated) = seat.take()?;
+        vigil.will_tell();
         let mut out = std::io::stdout();
         out.write_all(shared::READY)
             .and_then(|()| out.flush())
             .map_err(Error::Output)?;
+        vigil.forget_client();
         silence(&[Output::Stdin, Output::Stdout, Output::Stderr]);
         // Fails where it leads a group, and then it has left its terminal before.
         let _ = rustix::process::setsid();
@@ -188,7 +199,7 @@ impl Harness {
             move |version| instance.credential(version)
         };
         instance
-            .serve(signals, None, shared::answer_all(listener, issue))
+            .serve(vigil, shared::answer_all(listener, issue))
             .await
     }
 
@@ -257,85 +268,22 @@ impl Instance {
     /// To the end, which is also the end of the socket and of all that is under way.
     async fn serve(
         &self,
-        mut signals: Signals,
-        client: Option<ClientLife>,
+        mut vigil: Vigil,
         beside: impl Future<Output = ()>,
     ) -> Result<Ended, Error> {
-        let has_client = client.is_some();
         let Some(listener) = lock(&self.listener).take() else {
             return Ok(Ended::Signal);
-        };
-        let gone = async {
-            match client {
-                Some(client) => client.ended().await,
-                None => std::future::pending().await,
-            }
-        };
-        let attention = if has_client {
-            Attention::ClientJudges
-        } else {
-            Attention::Alone
         };
         let shutdown = std::future::pending();
         let forwarder = self.forwarder.clone();
         let ended = tokio::select! {
             () = forward::serve(listener, self.tls.clone(), forwarder, shutdown) => Ended::Signal,
             () = beside => Ended::Signal,
-            () = gone => Ended::ClientGone,
+            ended = vigil.ended() => ended,
             () = self.forwarder.activity().idle(self.idle) => Ended::Idle(self.idle),
-            () = signals.told_to_stop(attention) => Ended::Signal,
         };
         lock(&self.place).leave();
         Ok(ended)
-    }
-}
-
-/// Signals are caught from when this is made.
-struct Signals {
-    terminate: Heard,
-    hang_up: Heard,
-    interrupt: Heard,
-    quit: Heard,
-}
-
-/// What an interrupt by a key means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Attention {
-    /// ^C and ^\ in a terminal are sent to all that run in it. It is for the client to
-    /// say what they mean: a shell goes on, and needs us.
-    ClientJudges,
-    /// It is for us.
-    Alone,
-}
-
-impl Signals {
-    fn new() -> Result<Self, Error> {
-        let ignored = IgnoredSignals::now();
-        let caught = |kind| ignored.listen(kind).map_err(Error::Signals);
-        Ok(Self {
-            terminate: caught(SignalKind::terminate())?,
-            hang_up: caught(SignalKind::hangup())?,
-            interrupt: caught(SignalKind::interrupt())?,
-            quit: caught(SignalKind::quit())?,
-        })
-    }
-
-    async fn told_to_stop(&mut self, attention: Attention) {
-        let (interrupt, quit) = (&mut self.interrupt, &mut self.quit);
-        let interrupted = async {
-            tokio::select! {
-                () = interrupt.recv() => {}
-                () = quit.recv() => {}
-            }
-            if attention == Attention::ClientJudges {
-                std::future::pending::<()>().await;
-            }
-        };
-        tokio::select! {
-            () = self.terminate.recv() => {}
-            () = self.hang_up.recv() => {}
-            () = interrupted => {}
-        }
     }
 }
 

@@ -6,6 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType,
@@ -16,7 +18,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use skewbridge_api::exec_credential::Sensitive;
-use zeroize::Zeroize as _;
+use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::Error;
 use crate::forward::Offer;
@@ -75,7 +77,7 @@ impl Authority {
             .map_err(Error::certificate)?;
         Ok(ClientIdentity {
             certificate: certificate.pem(),
-            key: Sensitive::new(key.0.serialize_pem()),
+            key: key.pem(),
         })
     }
 
@@ -142,6 +144,24 @@ impl Wiped {
         let key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256);
         key.map(Self).map_err(Error::certificate)
     }
+
+    /// In PEM (RFC 7468), without a copy that would not be overwritten.
+    fn pem(&self) -> Sensitive {
+        const LINE: usize = 64;
+        let base64 = Zeroizing::new(STANDARD.encode(self.0.serialized_der()));
+        // Room for all of it: a buffer that grows leaves copies behind.
+        let mut pem = String::with_capacity(base64.len() + base64.len() / LINE + 64);
+        pem.push_str("-----BEGIN PRIVATE KEY-----\n");
+        let mut rest = base64.as_str();
+        while !rest.is_empty() {
+            let (line, next) = rest.split_at(rest.len().min(LINE));
+            pem.push_str(line);
+            pem.push('\n');
+            rest = next;
+        }
+        pem.push_str("-----END PRIVATE KEY-----\n");
+        Sensitive::new(pem)
+    }
 }
 
 impl Drop for Wiped {
@@ -182,4 +202,18 @@ fn end_entity(name: &str, purpose: ExtendedKeyUsagePurpose) -> CertificateParams
     params.extended_key_usages = vec![purpose];
     params.use_authority_key_identifier_extension = true;
     params
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls_pki_types::pem::PemObject as _;
+
+    use super::*;
+
+    #[test]
+    fn a_key_is_written_in_pem() {
+        let key = Wiped::new().unwrap();
+        let read = PrivateKeyDer::from_pem_slice(key.pem().expose().as_bytes()).unwrap();
+        assert_eq!(read.secret_der(), key.0.serialized_der());
+    }
 }

@@ -3,11 +3,13 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use rustls::client::ResolvesClientCert;
 use rustls::sign::{CertifiedKey, Signer, SigningKey};
 use rustls::{SignatureAlgorithm, SignatureScheme};
 use rustls_pki_types::CertificateDer;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 /// Signs TLS handshakes with a key that need not be in memory.
 ///
@@ -52,6 +54,8 @@ impl KeyError {
 pub(crate) struct Bridge {
     key: Arc<dyn ClientKey>,
     failure: std::sync::Mutex<Option<KeyError>>,
+    /// Until when the certificate is valid that was shown.
+    expires: std::sync::OnceLock<SystemTime>,
 }
 
 impl Bridge {
@@ -59,7 +63,14 @@ impl Bridge {
         Arc::new(Self {
             key,
             failure: std::sync::Mutex::new(None),
+            expires: std::sync::OnceLock::new(),
         })
+    }
+
+    /// Until when the certificate is valid that was shown in the handshake that used
+    /// this; none if the server did not ask for one.
+    pub(crate) fn expires(&self) -> Option<SystemTime> {
+        self.expires.get().copied()
     }
 
     /// What went wrong in the handshake that used this.
@@ -93,6 +104,9 @@ impl ResolvesClientCert for Resolver {
             *self.0.lock() = Some(KeyError::new(cause));
             return None;
         }
+        if let Some(expires) = certificate.chain.first().and_then(expires) {
+            let _ = self.0.expires.set(expires);
+        }
         Some(Arc::new(CertifiedKey::new(
             certificate.chain,
             Arc::new(Elsewhere {
@@ -106,6 +120,13 @@ impl ResolvesClientCert for Resolver {
     fn has_certs(&self) -> bool {
         true
     }
+}
+
+/// When a certificate runs out; none if it is none.
+fn expires(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    let seconds = certificate.validity().not_after.timestamp();
+    Some(SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
 }
 
 #[derive(Debug)]
@@ -149,5 +170,22 @@ impl Signer for OneSignature {
 
     fn scheme(&self) -> SignatureScheme {
         self.scheme
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use skewbridge_testkit::{Ca, Validity};
+
+    use super::*;
+
+    #[test]
+    fn a_certificate_says_when_it_runs_out() {
+        let ca = Ca::new("users");
+        let now = SystemTime::now();
+        let of = |validity| expires(&ca.client_valid("jane", &[], validity).chain_der[0]).unwrap();
+        assert!(of(Validity::Current) > now);
+        assert!(of(Validity::Expired) < now);
+        assert_eq!(expires(&CertificateDer::from(vec![1, 2, 3])), None);
     }
 }

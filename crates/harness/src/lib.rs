@@ -32,6 +32,7 @@ mod key;
 mod modifier;
 mod shared;
 mod socket;
+mod vigil;
 
 pub use asked::Asked;
 pub use cluster::Cluster;
@@ -43,3 +44,4 @@ pub use key::{Certificate, ClientKey, KeyError};
 pub use modifier::{ModifyError, NeedsBody, Outgoing, RequestModifier};
 pub use shared::Seat;
 pub use socket::Listen;
+pub use vigil::Vigil;

@@ -29,6 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// More than any answer.
 const MAX_ANSWER: u64 = 256 * 1024;
 
+/// More than most answers: a buffer that grows leaves copies behind.
+const ROOM: usize = 32 * 1024;
+
 /// The longest question: a version.
 const MAX_QUESTION: usize = 64;
 
@@ -55,7 +58,10 @@ impl Seat {
         runtime: &Path,
         parts: impl IntoIterator<Item = &'a [u8]>,
     ) -> Result<Self, Error> {
-        let mut all = Zeroizing::new(Vec::new());
+        let parts: Vec<&[u8]> = parts.into_iter().collect();
+        // Room for all of it: a buffer that grows leaves copies behind.
+        let room = parts.iter().map(|part| part.len() + 8).sum();
+        let mut all = Zeroizing::new(Vec::with_capacity(room));
         for part in parts {
             all.extend_from_slice(&(part.len() as u64).to_be_bytes());
             all.extend_from_slice(part);
@@ -137,7 +143,8 @@ impl Seat {
         if !is_same_user(&stream) {
             return Err(self.failed("it is of another user"));
         }
-        let mut answer = Zeroizing::new(Vec::new());
+        // Room for all of it, as a rule.
+        let mut answer = Zeroizing::new(Vec::with_capacity(ROOM));
         let asked = async {
             stream.write_all(version.as_str().as_bytes()).await?;
             stream.shutdown().await?;

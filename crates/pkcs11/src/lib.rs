@@ -18,7 +18,9 @@ mod selection;
 mod signature;
 mod token;
 mod tty;
+mod under_way;
 
 pub use pin::PinSource;
 pub use selection::Selection;
 pub use token::{TokenConfig, TokenKey};
+pub use under_way::give_up;

@@ -7,9 +7,11 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use rustix::process::Pid;
 use zeroize::Zeroizing;
 
 use crate::tty;
+use crate::under_way::{self, UnderWay};
 
 /// More than any PIN.
 const MAX_LENGTH: u64 = 256;
@@ -29,6 +31,17 @@ pub enum PinSource {
     Askpass(OsString),
 }
 
+/// Which time a PIN is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// For the first time.
+    First,
+    /// The last one was wrong.
+    Again,
+    /// The last one was wrong, and so must not be the next.
+    ForTheLastTime,
+}
+
 impl PinSource {
     /// Whether a user types it, and not a file or a program.
     pub(crate) fn is_typed(&self) -> bool {
@@ -36,8 +49,13 @@ impl PinSource {
     }
 
     /// The PIN of this token. It may take as long as the user does.
-    pub(crate) fn get(&self, token: &str) -> Result<Zeroizing<String>, String> {
-        let question = format!("PIN of token {token:?}: ");
+    pub(crate) fn get(&self, token: &str, asked: Asked) -> Result<Zeroizing<String>, String> {
+        let before = match asked {
+            Asked::First => "",
+            Asked::Again => "That PIN is wrong. ",
+            Asked::ForTheLastTime => "That PIN is wrong, and one try is left (^C ends it). ",
+        };
+        let question = format!("{before}PIN of token {token:?}: ");
         match self {
             Self::Prompt => tty::ask(&question).map_err(|error| {
                 format!(
@@ -68,10 +86,13 @@ fn ask_program(program: &OsString, question: &str) -> std::io::Result<Zeroizing<
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()?;
+    let asking = under_way::begin(UnderWay::Program(Pid::from_child(&child)));
     let line = match child.stdout.take() {
         Some(stdout) => first_line(stdout),
         None => Err(std::io::Error::other("it has no output")),
     };
+    // Before its number can become another's.
+    drop(asking);
     let ended = child.wait()?;
     if !ended.success() {
         return Err(std::io::Error::other(format!("failed with {ended}")));
@@ -106,15 +127,28 @@ mod tests {
     fn a_pin_is_the_first_line_of_a_file_or_of_what_a_program_prints() {
         let dir = ScratchDir::new();
         let file = PinSource::File(dir.write("pin", "1234\r\nmore\n"));
-        assert_eq!(&**file.get("t").unwrap(), "1234");
+        assert_eq!(&**file.get("t", Asked::First).unwrap(), "1234");
         let empty = PinSource::File(dir.write("empty", "\n"));
-        assert!(empty.get("t").unwrap_err().ends_with("there is no PIN"));
+        assert!(
+            empty
+                .get("t", Asked::First)
+                .unwrap_err()
+                .ends_with("there is no PIN")
+        );
         let script = dir.write_program("askpass", "#!/bin/sh\necho \"$1\"\n");
         let program = PinSource::Askpass(script.into());
-        assert_eq!(&**program.get("t").unwrap(), "PIN of token \"t\": ");
-        let nowhere = PinSource::Nowhere.get("t").unwrap_err();
+        assert_eq!(
+            &**program.get("t", Asked::First).unwrap(),
+            "PIN of token \"t\": "
+        );
+        let nowhere = PinSource::Nowhere.get("t", Asked::First).unwrap_err();
         assert!(nowhere.contains("no terminal to ask at"), "{nowhere}");
         let failing = PinSource::Askpass("false".into());
-        assert!(failing.get("t").unwrap_err().contains("failed with"));
+        assert!(
+            failing
+                .get("t", Asked::First)
+                .unwrap_err()
+                .contains("failed with")
+        );
     }
 }

@@ -9,7 +9,7 @@ use cryptoki::context::{CInitializeArgs, CInitializeFlags, Pkcs11};
 use cryptoki::error::{Error, RvError};
 use cryptoki::object::{Attribute, AttributeType, KeyType, ObjectClass, ObjectHandle};
 use cryptoki::session::{Session, UserType};
-use cryptoki::slot::Slot;
+use cryptoki::slot::{Slot, TokenInfo};
 use cryptoki::types::AuthPin;
 use rustls::SignatureScheme;
 use rustls_pki_types::CertificateDer;
@@ -17,9 +17,15 @@ use skewbridge_harness::{Certificate, ClientKey, KeyError};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 use zeroize::Zeroizing;
 
-use crate::pin::PinSource;
+use crate::pin::{Asked, PinSource};
 use crate::selection::Selection;
 use crate::signature::{Kind, Plan};
+
+/// How often a user may mistype: tokens lock themselves after three tries or more, and
+/// say when one is left.
+const TYPED_TRIES: usize = 3;
+
+const LOCKED: &str = "its PIN is locked; unlock it with the tool of its maker";
 
 /// Where a key is, and how it is reached.
 #[derive(Debug, Clone)]
@@ -51,6 +57,14 @@ struct State {
     /// What was refused, as a digest: it is not tried again. Tokens lock themselves
     /// after a few tries.
     refused: Option<[u8; 32]>,
+}
+
+/// Why a PIN has not opened a token.
+enum Refused {
+    /// Another one may.
+    Wrong(KeyError),
+    /// Nor would another.
+    Otherwise(KeyError),
 }
 
 /// A session with a key. The fields are dropped in this order.
@@ -197,44 +211,78 @@ impl TokenKey {
         session: &Session,
         state: &mut State,
     ) -> Result<(), KeyError> {
-        let token = context
+        let mut token = context
             .get_token_info(slot)
             .map_err(|error| self.failed(error))?;
         if !token.login_required() {
             return Ok(());
         }
         if token.user_pin_locked() {
-            return Err(self.failed("its PIN is locked; unlock it with the tool of its maker"));
+            return Err(self.failed(LOCKED));
         }
         if token.protected_authentication_path() {
             // It has keys of its own for the PIN.
             let entered = session.login(UserType::User, None);
             return self.judge_login(entered.as_ref());
         }
+        let tries = match self.config.pin {
+            PinSource::Prompt => TYPED_TRIES,
+            _ => 1,
+        };
+        let mut asked = Asked::First;
+        for left in (0..tries).rev() {
+            match self.enter_pin(&token, session, state, asked) {
+                Err(Refused::Wrong(_)) if left > 0 => {}
+                Err(Refused::Wrong(error) | Refused::Otherwise(error)) => return Err(error),
+                Ok(()) => return Ok(()),
+            }
+            token = context
+                .get_token_info(slot)
+                .map_err(|error| self.failed(error))?;
+            if token.user_pin_locked() {
+                return Err(self.failed(LOCKED));
+            }
+            asked = if token.user_pin_final_try() {
+                Asked::ForTheLastTime
+            } else {
+                Asked::Again
+            };
+        }
+        Err(self.failed("the PIN is wrong"))
+    }
+
+    fn enter_pin(
+        &self,
+        token: &TokenInfo,
+        session: &Session,
+        state: &mut State,
+        asked: Asked,
+    ) -> Result<(), Refused> {
         let remembered = state.pin.take();
         let has_worked = remembered.is_some();
         let pin = if let Some(pin) = remembered {
             pin
         } else {
             if token.user_pin_final_try() && !self.config.pin.is_typed() {
-                return Err(self.failed(
+                return Err(Refused::Otherwise(self.failed(
                     "one try is left for its PIN, which is not spent on a PIN that nobody types; \
                      leave out --pkcs11-pin-file and --pkcs11-askpass",
-                ));
+                )));
             }
-            let pin = self.config.pin.get(token.label().trim());
-            pin.map_err(|cause| self.failed(cause))?
+            let pin = self.config.pin.get(token.label().trim(), asked);
+            pin.map_err(|cause| Refused::Otherwise(self.failed(cause)))?
         };
         let fingerprint = fingerprint(&pin);
         if state.refused == Some(fingerprint) {
-            return Err(self.failed(
+            return Err(Refused::Wrong(self.failed(
                 "the PIN is wrong, as it was before; it is not tried again, or the token would be \
                  locked",
-            ));
+            )));
         }
         let secret = AuthPin::new(pin.as_str().into());
         let entered = session.login(UserType::User, Some(&secret));
-        if matches!(&entered, Err(Error::Pkcs11(RvError::PinIncorrect, _))) {
+        let is_wrong = matches!(&entered, Err(Error::Pkcs11(RvError::PinIncorrect, _)));
+        if is_wrong {
             state.refused = Some(fingerprint);
         }
         // What has nothing to do with the PIN takes nothing from it.
@@ -242,16 +290,18 @@ impl TokenKey {
         if judged.is_ok() || (has_worked && !entered.is_err_and(|error| is_about_pin(&error))) {
             state.pin = Some(pin);
         }
-        judged
+        judged.map_err(if is_wrong {
+            Refused::Wrong
+        } else {
+            Refused::Otherwise
+        })
     }
 
     fn judge_login(&self, entered: Result<&(), &Error>) -> Result<(), KeyError> {
         match entered {
             Ok(()) | Err(Error::Pkcs11(RvError::UserAlreadyLoggedIn, _)) => Ok(()),
             Err(Error::Pkcs11(RvError::PinIncorrect, _)) => Err(self.failed("the PIN is wrong")),
-            Err(Error::Pkcs11(RvError::PinLocked, _)) => {
-                Err(self.failed("its PIN is locked; unlock it with the tool of its maker"))
-            }
+            Err(Error::Pkcs11(RvError::PinLocked, _)) => Err(self.failed(LOCKED)),
             Err(error) => Err(self.failed(error)),
         }
     }

@@ -3,9 +3,11 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 
-use rustix::process::getpgrp;
+use rustix::process::{getpgrp, setsid};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 use zeroize::Zeroizing;
+
+use crate::under_way::{self, UnderWay};
 
 /// More than any PIN.
 const MAX_LENGTH: usize = 256;
@@ -21,7 +23,7 @@ pub(crate) fn ask(question: &str) -> io::Result<Zeroizing<String>> {
     if tcgetpgrp(&tty)? != getpgrp() {
         return Err(io::Error::other("this process is in its background"));
     }
-    let quiet = Quiet::enter(&tty)?;
+    let quiet = under_way::begin(UnderWay::Terminal(Quiet::enter(&tty)?));
     (&tty).write_all(question.as_bytes())?;
     let answer = read(&tty);
     drop(quiet);
@@ -53,26 +55,47 @@ fn read(mut tty: &File) -> io::Result<Zeroizing<String>> {
     Ok(Zeroizing::new(text.to_owned()))
 }
 
-/// The terminal says nothing, and passes keys on as they come.
-struct Quiet<'a> {
-    tty: &'a File,
+/// The terminal says nothing, and passes keys on as they come, until it is told
+/// otherwise.
+pub(crate) struct Quiet {
+    tty: File,
     before: Termios,
+    during: Termios,
 }
 
-impl<'a> Quiet<'a> {
-    fn enter(tty: &'a File) -> io::Result<Self> {
-        let before = tcgetattr(tty)?;
-        let mut quiet = before.clone();
-        quiet
+impl Quiet {
+    fn enter(tty: &File) -> io::Result<Self> {
+        let tty = tty.try_clone()?;
+        let before = tcgetattr(&tty)?;
+        let mut during = before.clone();
+        during
             .local_modes
             .remove(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG);
-        tcsetattr(tty, OptionalActions::Flush, &quiet)?;
-        Ok(Self { tty, before })
+        tcsetattr(&tty, OptionalActions::Flush, &during)?;
+        Ok(Self {
+            tty,
+            before,
+            during,
+        })
     }
-}
 
-impl Drop for Quiet<'_> {
-    fn drop(&mut self) {
-        let _ = tcsetattr(self.tty, OptionalActions::Now, &self.before);
+    /// As it was.
+    pub(crate) fn leave(&self) {
+        let _ = tcsetattr(&self.tty, OptionalActions::Now, &self.before);
+    }
+
+    /// The same, for a process that is about to end and may have lost the terminal to
+    /// the shell already: what somebody else has set since stays.
+    pub(crate) fn abandon(&self) {
+        let is_ours = |now: Termios| now.local_modes == self.during.local_modes;
+        if !tcgetattr(&self.tty).is_ok_and(is_ours) {
+            return;
+        }
+        // Of a process in the background the kernel would ask to stop for it, unless the
+        // terminal is not that of its session.
+        let is_free = setsid().is_ok();
+        if is_free || tcgetpgrp(&self.tty).is_ok_and(|group| group == getpgrp()) {
+            self.leave();
+        }
     }
 }

@@ -19,7 +19,9 @@ use skewbridge_client::kubeconfig::Material;
 use skewbridge_client::{Endpoint, Kubeconfig, Request};
 use skewbridge_harness::forward::BoxFuture;
 use skewbridge_harness::{Asked, Harness, IgnoredSignals, ModifyError, Outgoing, RequestModifier};
-use skewbridge_testkit::{ApiServer, Ca, Options, PATIENCE, Reply, ScratchDir, Seen, eventually};
+use skewbridge_testkit::{
+    ApiServer, Ca, Options, PATIENCE, Reply, ScratchDir, Seen, Stopwatch, eventually,
+};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::signal::unix::SignalKind;
 
@@ -224,6 +226,14 @@ fn a_command() {
             assert_eq!(&heard, b"pong");
         }
         let mut connection = endpoint.connect().await.unwrap();
+        if let Some(first) = asks.strip_prefix("first ") {
+            let request = match first {
+                "" => Request::get("/first"),
+                token => Request::get("/first").header("authorization", token),
+            };
+            let answer = connection.send(&request).await.unwrap();
+            std::fs::write(dir.join("first"), answer.status.as_str()).unwrap();
+        }
         let answer = connection.send(&Request::get("/asked")).await.unwrap();
         std::fs::write(dir.join("answer"), &answer.body).unwrap();
         std::fs::write(dir.join("server"), &target.cluster.server).unwrap();
@@ -282,6 +292,45 @@ async fn plain_credentials_go_straight_to_the_cluster_and_the_command_does_not_s
     let seen = String::from_utf8_lossy(&ran.stdout).into_owned();
     assert!(seen.contains("\"namespace\":\"shop\"") && seen.contains("SKEWBRIDGE_CONTEXT=c"));
     assert!(!seen.contains("secret-token"), "{seen}");
+}
+
+#[tokio::test]
+async fn after_401_the_plugin_is_asked_again_unless_the_command_had_its_own_token() {
+    let rows = [
+        ("first ", "/prefix/asked Bearer token-2", 2),
+        ("first Bearer its-own", "/prefix/asked Bearer token-1", 1),
+    ];
+    for (asks, answer, execs) in rows {
+        let refused = move |token: &str| match asks {
+            "first " => token == "Bearer token-1",
+            _ => token == "Bearer its-own",
+        };
+        let stage = Stage::with(move |seen| {
+            let token = seen.header("authorization").unwrap_or("none");
+            if refused(token) {
+                return Reply::new(401);
+            }
+            Reply::json(format!("{} {token}", seen.target))
+        })
+        .await;
+        let script = format!(
+            "cd {}; echo x >> count; n=$(wc -l < count | tr -d ' '); \
+             echo '{{\"kind\":\"ExecCredential\",\"apiVersion\":\"client.authentication.k8s.io/v1\",\
+             \"status\":{{\"token\":\"token-'$n'\"}}}}'",
+            stage.dir.path().display()
+        );
+        let user = json!({"exec": {
+            "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never",
+            "command": "sh", "args": ["-c", script],
+        }});
+        let ran = output(stage.asking(&user, asks)).await;
+        assert!(ran.status.success(), "{}", said(&ran));
+        assert_eq!(
+            (&*stage.read("first"), &*stage.read("answer")),
+            ("401", answer)
+        );
+        assert_eq!(stage.read("count").lines().count(), execs);
+    }
 }
 
 #[tokio::test]
@@ -488,9 +537,12 @@ async fn a_bridge_that_is_killed_takes_its_plugin_along() {
     })
     .await;
     let plugin = stage.read("execs").trim().to_owned();
+    let watch = Stopwatch::start();
     run.kill().unwrap();
     run.wait().unwrap();
-    eventually("the end of the plugin", PATIENCE, async || is_gone(&plugin)).await;
+    let limit = Duration::from_secs(2);
+    let gone = async || is_gone(&plugin);
+    watch.within(limit, "the end of the plugin", gone).await;
     let command = stage.read("ready").trim().parse().unwrap();
     kill_process(Pid::from_raw(command).unwrap(), Signal::KILL).unwrap();
     // Its own directory is worthless now, and the next one removes it.

@@ -28,8 +28,11 @@ pub mod h2frames;
 mod h2io;
 pub mod pki;
 pub mod pods;
+mod second_user;
 mod soft_token;
+mod stopwatch;
 mod task;
+mod terminal;
 pub mod upstream;
 mod wire;
 
@@ -38,7 +41,10 @@ pub use eventually::{PATIENCE, eventually};
 pub use files::{KubeletStyleVolume, ScratchDir};
 pub use pki::{Ca, ClientAuth, Leaf, Validity};
 pub use pods::{Grant, Pods};
+pub use second_user::second_user;
 pub use soft_token::{SoftToken, TokenPublicKey};
+pub use stopwatch::Stopwatch;
+pub use terminal::Terminal;
 pub use upstream::{ApiServer, BodySender, Options, RawConn, RawServer, Reply, Seen, SilentPort};
 
 /// A TLS connection over TCP, of either side, that can be read by lines as well as by bytes.

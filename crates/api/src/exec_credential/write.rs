@@ -15,11 +15,17 @@ impl ExecCredential {
             spec: WrittenSpec::of(&self.spec),
             status: self.status.as_ref().map(WrittenStatus::of),
         };
+        // Room for all of it, as a rule: a buffer that grows leaves copies behind.
+        let mut json = Vec::with_capacity(ROOM);
         // Strings, numbers and maps with strings as keys: there is nothing in it that
-        // JSON could not hold.
-        Sensitive::new(serde_json::to_string(&written).unwrap_or_default())
+        // JSON could not hold, and JSON is text.
+        let _ = serde_json::to_writer(&mut json, &written);
+        Sensitive::new(String::from_utf8(json).unwrap_or_default())
     }
 }
+
+/// More than certificates of most lengths, with a key and a token.
+const ROOM: usize = 32 * 1024;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]

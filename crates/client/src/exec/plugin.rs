@@ -1,46 +1,80 @@
 //! One plugin for one user at one cluster: when it is run, and what it has given.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use http::HeaderValue;
 use rustls::ClientConfig;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex as Queue, watch};
+use tokio::task::AbortHandle;
 
 use super::answer::understand;
 use super::calls::{self, CallStatus};
 use super::lock::LockFile;
 use super::process::{Call, Failure, Staying};
 use super::question::{Stdin, is_interactive, question};
-use super::{Gate, Wire};
+use super::{Gate, Wire, said};
 use crate::credential::{self, Certificate};
 use crate::error::Error;
 use crate::kubeconfig::{Cluster, Exec};
 
 /// Those that may ask the user come one at a time: there is one terminal.
-static TERMINAL: Mutex<()> = Mutex::const_new(());
+static TERMINAL: Queue<()> = Queue::const_new(());
 
-/// A plugin, and what it gave last.
+/// How often a call is begun again that was broken off with the runtime in which it ran.
+const ATTEMPTS: usize = 3;
+
+/// A plugin, and what it gave last. A call that is under way ends with it.
 #[derive(Debug)]
 pub(crate) struct Plugin {
+    program: Arc<Program>,
+}
+
+/// What a call needs, which is a task of its own: whoever has begun it may leave, and
+/// others wait for it.
+#[derive(Debug)]
+struct Program {
     exec: Exec,
     cluster: Cluster,
     user: String,
     gate: Gate,
-    /// Held while it runs: at most one call at a time, whoever waits for it.
     state: Mutex<State>,
-    /// How many calls have ended.
-    calls: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct State {
     issued: Option<Arc<Issued>>,
-    /// Why the last call failed, for all who waited for it.
-    failed: Option<String>,
+    /// At most one at a time, whoever waits for it.
+    calling: Option<Calling>,
     /// Taken before the first call, and held for life (KEP-2718, "Proxy Shutdown").
     lock: Option<LockFile>,
+}
+
+/// A call that is under way.
+#[derive(Debug)]
+struct Calling {
+    outcome: watch::Receiver<Option<Outcome>>,
+    task: AbortHandle,
+}
+
+/// What came of a call, for all who wait for it.
+type Outcome = Result<Arc<Issued>, Failed>;
+
+/// Why nothing came of it.
+#[derive(Debug, Clone)]
+struct Failed {
+    cause: String,
+    hint: Option<String>,
+}
+
+impl Failed {
+    fn because(cause: impl Into<String>) -> Self {
+        Self {
+            cause: cause.into(),
+            hint: None,
+        }
+    }
 }
 
 /// What a plugin gave, and the process that stands behind it.
@@ -48,6 +82,8 @@ struct State {
 pub(crate) struct Issued {
     authorization: Option<HeaderValue>,
     expires: Option<SystemTime>,
+    /// The cluster does not take it: as client-go, we ask the plugin for another.
+    refused: AtomicBool,
     way: Way,
     /// The process that is the proxy, or has started one.
     staying: Option<Staying>,
@@ -72,20 +108,32 @@ pub(crate) struct Straight {
 impl Plugin {
     pub(super) fn new(exec: Exec, cluster: Cluster, user: String, gate: Gate) -> Self {
         Self {
-            exec,
-            cluster,
-            user,
-            gate,
-            state: Mutex::default(),
-            calls: AtomicU64::new(0),
+            program: Arc::new(Program {
+                exec,
+                cluster,
+                user,
+                gate,
+                state: Mutex::default(),
+            }),
         }
     }
 
-    /// What it has given, unless that has expired: then it is run again.
+    /// What it has given, unless that has expired or was refused: then it is run again.
     pub(crate) async fn current(&self, patience: Duration) -> Result<Arc<Issued>, Error> {
-        let now = SystemTime::now();
-        self.obtain(patience, |issued| !issued.has_expired(now))
-            .await
+        let obtained = self.obtain(patience, Issued::is_good).await;
+        let Err(error) = obtained else {
+            return obtained;
+        };
+        // As client-go: what was refused may have been refused for another reason, and
+        // there is nothing better.
+        match self.refused() {
+            Some(issued) => {
+                said::note(&format!("refreshing credentials: {error}"));
+                issued.refused.store(false, Ordering::Relaxed);
+                Ok(issued)
+            }
+            None => Err(error),
+        }
     }
 
     /// What it gives instead of this, which is of no use any more.
@@ -102,16 +150,7 @@ impl Plugin {
 
     /// An error that names the plugin and whose it is.
     pub(crate) fn error(&self, cause: String) -> Error {
-        self.error_with(cause, None)
-    }
-
-    fn error_with(&self, cause: String, hint: Option<String>) -> Error {
-        Error::Exec {
-            command: self.exec.command.display().to_string(),
-            user: self.user.clone(),
-            cause,
-            hint,
-        }
+        self.program.error(Failed { cause, hint: None })
     }
 
     async fn obtain(
@@ -119,48 +158,106 @@ impl Plugin {
         patience: Duration,
         is_good: impl Fn(&Issued) -> bool,
     ) -> Result<Arc<Issued>, Error> {
-        let calls = self.calls.load(Ordering::Acquire);
-        let mut state = self.state.lock().await;
-        if let Some(issued) = state.issued.as_ref().filter(|issued| is_good(issued)) {
-            return Ok(issued.clone());
-        }
-        if self.calls.load(Ordering::Acquire) != calls
-            && let Some(cause) = &state.failed
-        {
-            return Err(self.error(cause.clone()));
-        }
-        let called = self.call(&mut state, patience).await;
-        self.calls.fetch_add(1, Ordering::AcqRel);
-        match called {
-            Ok(issued) => {
-                state.failed = None;
-                // The one before goes when its last connection does.
-                state.issued = Some(issued.clone());
-                Ok(issued)
-            }
-            Err(error) => {
-                if let Error::Exec { cause, .. } = &error {
-                    state.failed = Some(cause.clone());
+        for _ in 0..ATTEMPTS {
+            let mut outcome = {
+                let mut state = self.program.lock();
+                if let Some(issued) = state.issued.as_ref().filter(|issued| is_good(issued)) {
+                    return Ok(issued.clone());
                 }
-                Err(error)
+                let under_way = state.calling.take();
+                let calling = under_way
+                    .filter(|calling| !calling.is_over())
+                    .unwrap_or_else(|| self.program.clone().begin(patience));
+                state.calling.insert(calling).outcome.clone()
+            };
+            // None is told by a call that was broken off.
+            if let Ok(told) = outcome.wait_for(Option::is_some).await
+                && let Some(outcome) = &*told
+            {
+                return outcome.clone().map_err(|failed| self.program.error(failed));
             }
+        }
+        Err(self.error("its call was broken off".to_owned()))
+    }
+
+    /// What is there and was refused, but has not expired.
+    fn refused(&self) -> Option<Arc<Issued>> {
+        let now = SystemTime::now();
+        let issued = self.program.lock().issued.clone();
+        issued.filter(|issued| issued.refused.load(Ordering::Relaxed) && !issued.has_expired(now))
+    }
+}
+
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        if let Some(calling) = self.program.lock().calling.take() {
+            calling.task.abort();
+        }
+    }
+}
+
+impl Calling {
+    /// Broken off, with the runtime in which it ran.
+    fn is_over(&self) -> bool {
+        self.outcome.has_changed().is_err()
+    }
+}
+
+impl Program {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing that panics is done under this lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn error(&self, failed: Failed) -> Error {
+        Error::Exec {
+            command: self.exec.command.display().to_string(),
+            user: self.user.clone(),
+            cause: failed.cause,
+            hint: failed.hint,
         }
     }
 
-    async fn call(&self, state: &mut State, patience: Duration) -> Result<Arc<Issued>, Error> {
-        let mode = self.exec.interactive_mode;
-        let interactive = is_interactive(mode, Stdin::now()).map_err(|cause| self.error(cause))?;
-        if self.gate == Gate::On && state.lock.is_none() {
-            let lock = LockFile::take().map_err(|error| {
-                self.error(format!(
-                    "no lock file for it can be made: {error}; set $TMPDIR to a directory that is \
-                     yours alone"
-                ))
-            })?;
-            state.lock = Some(lock);
+    /// Begins a call. It is ended by whoever drops the [`Plugin`].
+    fn begin(self: Arc<Self>, patience: Duration) -> Calling {
+        let (tell, outcome) = watch::channel(None);
+        let task = tokio::spawn(async move {
+            let called = self.call(patience).await;
+            let mut state = self.lock();
+            state.calling = None;
+            if let Ok(issued) = &called {
+                // The one before goes when its last connection does.
+                state.issued = Some(issued.clone());
+            }
+            drop(state);
+            tell.send_replace(Some(called));
+        });
+        Calling {
+            outcome,
+            task: task.abort_handle(),
         }
-        let lock = state.lock.as_ref().map(|lock| lock.path().to_owned());
-        let question = question(&self.exec, &self.cluster, interactive, lock)?;
+    }
+
+    async fn call(&self, patience: Duration) -> Outcome {
+        let mode = self.exec.interactive_mode;
+        let interactive = is_interactive(mode, Stdin::now()).map_err(Failed::because)?;
+        let (lock, before) = {
+            let mut state = self.lock();
+            if self.gate == Gate::On && state.lock.is_none() {
+                let lock = LockFile::take().map_err(|error| {
+                    Failed::because(format!(
+                        "no lock file for it can be made: {error}; set $TMPDIR to a directory \
+                         that is yours alone"
+                    ))
+                })?;
+                state.lock = Some(lock);
+            }
+            let lock = state.lock.as_ref().map(|lock| lock.path().to_owned());
+            let before = state.issued.as_deref().and_then(Issued::wire).cloned();
+            (lock, before)
+        };
+        let question = question(&self.exec, &self.cluster, interactive, lock)
+            .map_err(|error| Failed::because(error.to_string()))?;
         let _terminal = if interactive {
             Some(TERMINAL.lock().await)
         } else {
@@ -172,7 +269,6 @@ impl Plugin {
             interactive,
             patience,
         };
-        let before = state.issued.as_deref().and_then(Issued::wire);
         let called = call.make().await;
         let issued = called.and_then(|answered| {
             let given = understand(answered.credential, self.exec.api_version, self.gate)
@@ -187,7 +283,7 @@ impl Plugin {
                 (Some(proxy), Some(certificate)) => {
                     let known = before.filter(|wire| wire.is(&proxy, &certificate));
                     let wire = match known {
-                        Some(wire) => wire.clone(),
+                        Some(wire) => wire,
                         None => {
                             Arc::new(Wire::new(proxy, certificate).map_err(Failure::of_answer)?)
                         }
@@ -202,6 +298,7 @@ impl Plugin {
             Ok(Issued {
                 authorization,
                 expires: given.expires,
+                refused: AtomicBool::new(false),
                 way,
                 staying: answered.staying,
             })
@@ -220,7 +317,10 @@ impl Plugin {
                 let hint = failure
                     .is_of_plugin()
                     .then(|| self.exec.install_hint.clone());
-                Err(self.error_with(failure.cause, hint.flatten()))
+                Err(Failed {
+                    cause: failure.cause,
+                    hint: hint.flatten(),
+                })
             }
         }
     }
@@ -247,6 +347,16 @@ impl Issued {
             Way::Proxy(wire) => Some(wire),
             Way::Straight(_) => None,
         }
+    }
+
+    /// Whether requests may still be sent with it.
+    pub(crate) fn is_good(&self) -> bool {
+        !self.refused.load(Ordering::Relaxed) && !self.has_expired(SystemTime::now())
+    }
+
+    /// The cluster has answered 401 to a request that was sent with it.
+    pub(crate) fn refuse(&self) {
+        self.refused.store(true, Ordering::Relaxed);
     }
 
     fn has_expired(&self, now: SystemTime) -> bool {

@@ -11,8 +11,10 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use zeroize::Zeroizing;
 
 use super::calls::CallStatus;
+use super::lent_terminal::LentTerminal;
 use super::said::Said;
 use crate::kubeconfig::Exec;
 use crate::secret::Secret;
@@ -22,6 +24,9 @@ pub const PLUGIN_PATIENCE: Duration = Duration::from_mins(5);
 
 /// More than any credential; a plugin that prints more is not one.
 const MAX_OUTPUT: usize = 1024 * 1024;
+
+/// More than most credentials.
+const ROOM: usize = 64 * 1024;
 
 /// What is asked of a pipe at once.
 const CHUNK: usize = 8 * 1024;
@@ -84,6 +89,8 @@ impl Failure {
 impl Call<'_> {
     /// Starts the plugin and waits for its answer.
     pub(super) async fn make(&self) -> Result<Answered, Failure> {
+        // Dropped last: a plugin that is killed cannot do it itself.
+        let _terminal = self.interactive.then(LentTerminal::lend);
         let mut dialogue = self.start()?;
         match tokio::time::timeout(self.patience, dialogue.listen()).await {
             Ok(Ok(credential)) => {
@@ -149,7 +156,8 @@ impl Call<'_> {
                 },
                 by: Signal::KILL,
             },
-            printed: Vec::new(),
+            // Room for most of what is printed: a buffer that grows leaves copies behind.
+            printed: Zeroizing::new(Vec::with_capacity(ROOM)),
             credential: None,
             said: Said::default(),
         })
@@ -189,7 +197,8 @@ struct Dialogue {
     running: Running,
     stdout: Option<ChildStdout>,
     stderr: Option<ChildStderr>,
-    printed: Vec<u8>,
+    /// There may be a key in it.
+    printed: Zeroizing<Vec<u8>>,
     /// The first document, when it is whole.
     credential: Option<ExecCredential>,
     said: Said,

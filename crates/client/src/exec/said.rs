@@ -73,6 +73,11 @@ impl Said {
     }
 }
 
+/// Tells the user something of ours, where there is nobody to return it to.
+pub(super) fn note(text: &str) {
+    show(format!("{text}\n").as_bytes());
+}
+
 fn show(bytes: &[u8]) {
     // Whoever closed it does not want to know.
     let _ = std::io::stderr().write_all(bytes);

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Deserializer};
+use zeroize::Zeroizing;
 
 use super::{
     Cluster, Context, Exec, ExecVersion, Impersonation, InteractiveMode, Kubeconfig, Material, User,
@@ -368,9 +369,9 @@ fn material(
     file: Option<String>,
     beside: &Path,
 ) -> Result<Option<Material>, Error> {
-    if let Some(mut data) = given(data) {
+    if let Some(mut data) = given(data).map(Zeroizing::new) {
         data.retain(|letter| !letter.is_ascii_whitespace());
-        return match STANDARD.decode(data) {
+        return match STANDARD.decode(&*data) {
             Ok(bytes) => Ok(Some(Material::Data(Secret::new(bytes)))),
             Err(_) => Err(Error::Invalid {
                 entry,

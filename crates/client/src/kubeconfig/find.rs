@@ -5,6 +5,8 @@ use std::fs::File;
 use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
+use zeroize::Zeroizing;
+
 use super::{Cluster, Context, Kubeconfig, Material, User};
 use crate::error::Error;
 
@@ -119,15 +121,20 @@ impl Kubeconfig {
 }
 
 /// The text of a file, if there is one.
-fn read(path: &Path) -> Result<Option<String>, Error> {
+fn read(path: &Path) -> Result<Option<Zeroizing<String>>, Error> {
     let wrong = |cause: String| {
         Err(Error::File {
             path: path.to_owned(),
             cause,
         })
     };
-    let mut text = String::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text));
+    let mut text = Zeroizing::new(String::new());
+    let read = File::open(path).and_then(|file| {
+        let length = file.metadata().map_or(0, |it| it.len()).min(MAX_FILE);
+        // Room for all of it: a buffer that grows leaves copies behind.
+        text.reserve_exact(usize::try_from(length).unwrap_or_default() + 1);
+        file.take(MAX_FILE + 1).read_to_string(&mut text)
+    });
     match read {
         Ok(_) if text.len() as u64 > MAX_FILE => wrong(format!(
             "is larger than {} MiB; correct the path",

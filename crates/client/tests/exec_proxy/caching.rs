@@ -2,8 +2,9 @@
 
 use serde_json::json;
 use skewbridge_client::Endpoint;
+use skewbridge_testkit::{PATIENCE, eventually};
 
-use crate::stage::{Kind, LIMITS, NAME, Stage, ask};
+use crate::stage::{Kind, LIMITS, NAME, Stage, ask, is_gone};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn fifty_clients_at_once_are_one_exec() {
@@ -69,6 +70,52 @@ async fn all_who_waited_for_a_plugin_that_failed_are_told_so_by_one_exec() {
     }
     let count = std::fs::read_to_string(count).unwrap();
     assert_eq!(count.lines().count(), 1);
+}
+
+#[tokio::test]
+async fn who_leaves_while_the_plugin_runs_takes_nothing_from_those_who_wait() {
+    let stage = Stage::new(Kind::Itself).await;
+    let (count, go) = (stage.dir.path().join("count"), stage.dir.path().join("go"));
+    let good = r#"{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{"token":"t"}}"#;
+    let script = format!(
+        "echo x >> {}; while [ ! -e {} ]; do sleep 0.1; done; echo '{good}'",
+        count.display(),
+        go.display()
+    );
+    let target = stage.target_of("u", &Stage::script(&script));
+    let execs = || {
+        let noted = std::fs::read_to_string(&count).unwrap_or_default();
+        noted.lines().count()
+    };
+    let mut first = Box::pin(Endpoint::prepare_within(&target, LIMITS));
+    let mut second = Box::pin(Endpoint::prepare_within(&target, LIMITS));
+    // Each has asked for it when it was polled once, the first one first.
+    for asking in [&mut first, &mut second] {
+        tokio::select! {
+            biased;
+            _ = asking => panic!("nobody has let it go on"),
+            () = std::future::ready(()) => {}
+        }
+    }
+    eventually("the plugin", PATIENCE, async || execs() == 1).await;
+    drop(first);
+    std::fs::write(go, "").unwrap();
+    second.await.unwrap();
+    assert_eq!(execs(), 1);
+}
+
+#[tokio::test]
+async fn a_plugin_that_nobody_wants_any_more_is_ended() {
+    let stage = Stage::new(Kind::Itself).await;
+    let pid = stage.dir.path().join("waiting");
+    let script = format!("echo $$ > {}; exec sleep 300", pid.display());
+    let target = stage.target_of("u", &Stage::script(&script));
+    let asking = tokio::spawn(async move { Endpoint::prepare_within(&target, LIMITS).await });
+    let read = || std::fs::read_to_string(&pid).unwrap_or_default();
+    eventually("the plugin", PATIENCE, async || read().ends_with('\n')).await;
+    asking.abort();
+    let pid = read().trim().parse().unwrap();
+    eventually("its end", PATIENCE, async || is_gone(pid)).await;
 }
 
 #[tokio::test]

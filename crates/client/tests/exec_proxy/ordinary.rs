@@ -1,8 +1,8 @@
 //! Plugins that know of no proxy work as they always have.
 
 use serde_json::{Value, json};
-use skewbridge_client::Endpoint;
 use skewbridge_client::exec::{CallStatus, ExecCall, calls_with_proxy};
+use skewbridge_client::{Endpoint, Request};
 use skewbridge_testkit::{ApiServer, Ca, Options, Reply};
 
 use crate::stage::{Kind, LIMITS, Stage, ask};
@@ -43,6 +43,41 @@ async fn a_plugin_is_told_about_the_cluster_and_gives_a_token() {
 }
 
 #[tokio::test]
+async fn a_certificate_with_its_intermediates_is_for_the_cluster_if_there_is_no_proxy() {
+    let stage = Stage::new(Kind::Itself).await;
+    let pair = stage.cluster_ca.intermediate("below").client("jane", &[]);
+    assert_eq!(pair.chain_der.len(), 2);
+    let document = json!({
+        "kind": "ExecCredential",
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "status": {"clientCertificateData": pair.cert_pem, "clientKeyData": pair.key_pem},
+    });
+    let file = stage.dir.write("document", document.to_string());
+    let script = format!("cat {}", file.display());
+    let mut target = stage.target_of("u", &Stage::script(&script));
+    target.cluster.proxy_url = None;
+    let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    assert_eq!(ask(&endpoint, "/x").await.unwrap(), "jane /x");
+}
+
+#[tokio::test]
+async fn without_provide_cluster_info_the_cluster_is_not_told() {
+    let stage = Stage::new(Kind::Itself).await;
+    let good = r#"{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{"token":"t"}}"#;
+    let told = stage.dir.path().join("told");
+    let script = format!(
+        "echo \"$KUBERNETES_EXEC_INFO\" > {}; echo '{good}'",
+        told.display()
+    );
+    let target = stage.target_of("u", &Stage::script(&script));
+    Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    let told = std::fs::read_to_string(told).unwrap();
+    let info: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(info["spec"]["interactive"], false);
+    assert_eq!(info["spec"].get("cluster"), None);
+}
+
+#[tokio::test]
 async fn calls_are_counted_if_they_may_have_given_a_proxy() {
     let call = |code, call_status| {
         let calls = calls_with_proxy();
@@ -56,4 +91,92 @@ async fn calls_are_counted_if_they_may_have_given_a_proxy() {
     let target = stage.target_of("u", &Stage::script("exit 77"));
     Endpoint::prepare_within(&target, LIMITS).await.unwrap_err();
     assert_eq!(call(77, CallStatus::PluginExecutionError), 1);
+}
+
+/// A cluster that takes all tokens but one, and a plugin that gives `token-1`, `token-2`
+/// and so on, unless it is told to fail.
+struct Tokens {
+    stage: Stage,
+    _server: ApiServer,
+    endpoint: Endpoint,
+}
+
+impl Tokens {
+    async fn new(refused: &'static str, status: &str) -> Self {
+        let ca = Ca::new("cluster");
+        let options = Options::new(ca.server(&["127.0.0.1"]));
+        let server = ApiServer::start(options, move |seen| {
+            let token = seen.header("authorization").unwrap_or("none").to_owned();
+            if token == format!("Bearer {refused}") {
+                return Reply::new(401);
+            }
+            Reply::json(token)
+        })
+        .await;
+        let stage = Stage::new(Kind::Itself).await;
+        let script = format!(
+            "cd {}; test -e fail && {{ echo no card >&2; exit 1; }}; echo x >> count; \
+             n=$(wc -l < count | tr -d ' '); \
+             echo '{{\"kind\":\"ExecCredential\",\"apiVersion\":\"client.authentication.k8s.io/v1\",\
+             \"status\":{{{status}\"token\":\"token-'$n'\"}}}}'",
+            stage.dir.path().display()
+        );
+        let mut target = stage.target_of("u", &Stage::script(&script));
+        target.cluster.server = format!("https://{}", server.addr());
+        target.cluster.proxy_url = None;
+        target.cluster.certificate_authority = Some(skewbridge_client::kubeconfig::Material::Data(
+            skewbridge_client::Secret::new(ca.pem()),
+        ));
+        let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+        Self {
+            stage,
+            _server: server,
+            endpoint,
+        }
+    }
+
+    /// A request on the connection of the last one, if that may be used.
+    async fn ask(&self) -> (u16, String) {
+        let answer = self.endpoint.send(&Request::get("/")).await.unwrap();
+        let text = String::from_utf8_lossy(&answer.body).into_owned();
+        (answer.status.as_u16(), text)
+    }
+
+    fn execs(&self) -> usize {
+        self.stage.told("count").lines().count()
+    }
+}
+
+#[tokio::test]
+async fn what_has_expired_is_not_sent_on_a_connection_that_is_open() {
+    let past = r#""expirationTimestamp":"2001-01-01T00:00:00Z","#;
+    let tokens = Tokens::new("none", past).await;
+    let (first, second) = (tokens.ask().await.1, tokens.ask().await.1);
+    assert_eq!((&*first, &*second), ("Bearer token-2", "Bearer token-3"));
+    let tokens = Tokens::new("none", "").await;
+    for _ in 0..2 {
+        assert_eq!(tokens.ask().await.1, "Bearer token-1");
+    }
+    assert_eq!(tokens.execs(), 1);
+}
+
+#[tokio::test]
+async fn after_401_the_next_request_has_what_the_plugin_gives_then() {
+    let tokens = Tokens::new("token-1", "").await;
+    assert_eq!(tokens.ask().await.0, 401);
+    assert_eq!(tokens.execs(), 1, "not before it is needed");
+    assert_eq!(tokens.ask().await, (200, "Bearer token-2".to_owned()));
+    assert_eq!(tokens.ask().await.1, "Bearer token-2");
+    assert_eq!(tokens.execs(), 2);
+}
+
+/// As client-go: a 401 may have had another reason.
+#[tokio::test]
+async fn after_401_a_plugin_that_fails_takes_nothing_away() {
+    let tokens = Tokens::new("token-1", "").await;
+    assert_eq!(tokens.ask().await.0, 401);
+    tokens.stage.dir.write("fail", "");
+    assert_eq!(tokens.ask().await.0, 401);
+    std::fs::remove_file(tokens.stage.dir.path().join("fail")).unwrap();
+    assert_eq!(tokens.ask().await, (200, "Bearer token-2".to_owned()));
 }

@@ -2,6 +2,7 @@
 //! it is what was signed, and nothing may be acted upon before.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -17,8 +18,8 @@ use crate::body::{Frame, RequestBody};
 /// The longest body that is held: what kube-apiserver takes of an object.
 pub(super) const MAX_BODY: usize = 3 * 1024 * 1024;
 
-/// What is held of all bodies that have not come whole yet. Only who has a key
-/// comes so far.
+/// What is held of all bodies, until the last byte of each has left for upstream. Only
+/// who has a key comes so far.
 const MAX_HELD: usize = 256 * 1024 * 1024;
 
 /// Whether a body says of itself that it is longer.
@@ -31,22 +32,22 @@ pub(super) fn is_too_long(headers: &HeaderMap) -> bool {
 /// Counts what is held.
 #[derive(Debug, Default)]
 pub(super) struct Room {
-    held: AtomicUsize,
+    held: Arc<AtomicUsize>,
 }
 
 /// A part of the room, given back when it is dropped.
-struct Part<'a> {
-    room: &'a Room,
+struct Part {
+    held: Arc<AtomicUsize>,
     bytes: usize,
 }
 
-impl Part<'_> {
+impl Part {
     fn grow(&mut self, bytes: usize) -> Result<(), Rejected> {
         if self.bytes + bytes > MAX_BODY {
             return Err(Rejected::TooLarge);
         }
         self.bytes += bytes;
-        let before = self.room.held.fetch_add(bytes, Ordering::Relaxed);
+        let before = self.held.fetch_add(bytes, Ordering::Relaxed);
         if before + bytes > MAX_HELD {
             return Err(Rejected::NoRoom);
         }
@@ -54,9 +55,21 @@ impl Part<'_> {
     }
 }
 
-impl Drop for Part<'_> {
+impl Drop for Part {
     fn drop(&mut self) {
-        self.room.held.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.held.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A whole body and its part of the room, for as long as anybody has some of it.
+struct Held {
+    bytes: BytesMut,
+    _part: Part,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
@@ -83,7 +96,7 @@ impl Room {
 
     async fn collect(&self, mut body: RequestBody) -> Result<Bytes, Rejected> {
         let mut part = Part {
-            room: self,
+            held: self.held.clone(),
             bytes: 0,
         };
         let mut whole = BytesMut::new();
@@ -96,7 +109,10 @@ impl Room {
                 Frame::Trailers(_) => {}
             }
         }
-        Ok(whole.freeze())
+        Ok(Bytes::from_owner(Held {
+            bytes: whole,
+            _part: part,
+        }))
     }
 }
 
@@ -139,5 +155,23 @@ mod tests {
         room.held.store(MAX_HELD - 1, Ordering::Relaxed);
         assert_eq!(whole(&room, b"a", b"a").await, Ok(()));
         assert_eq!(room.held.load(Ordering::Relaxed), MAX_HELD - 1);
+    }
+
+    #[tokio::test]
+    async fn a_whole_body_counts_until_the_last_of_it_is_gone() {
+        let room = Room::default();
+        let (body, digest) = (
+            RequestBody::Full(Bytes::from_static(b"abc")),
+            digest_of(b"abc"),
+        );
+        let patience = Duration::from_secs(30);
+        let RequestBody::Full(whole) = room.whole(body, &digest, patience).await.unwrap() else {
+            panic!("it is whole");
+        };
+        let piece = whole.slice(1..);
+        drop(whole);
+        assert_eq!(room.held.load(Ordering::Relaxed), 3);
+        drop(piece);
+        assert_eq!(room.held.load(Ordering::Relaxed), 0);
     }
 }

@@ -74,10 +74,14 @@ pub(crate) enum Uncollected {
     Cut(Cut),
 }
 
-/// All of a body, if it is not longer than `limit`. Trailers are left out: what
-/// is collected is sent with its length.
-pub(crate) async fn collect(mut body: AnyBody, limit: usize) -> Result<Bytes, Uncollected> {
-    let mut whole = BytesMut::new();
+/// All of a body, if it is not longer than `limit`; as long as `expected`, as a rule.
+/// Trailers are left out: what is collected is sent with its length.
+pub(crate) async fn collect(
+    mut body: AnyBody,
+    expected: usize,
+    limit: usize,
+) -> Result<Bytes, Uncollected> {
+    let mut whole = BytesMut::with_capacity(expected);
     while let Some(frame) = poll_fn(|cx| body.poll_frame(cx)).await {
         if let Frame::Data(data) = frame.map_err(Uncollected::Cut)? {
             if whole.len() + data.len() > limit {

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 
+use http::HeaderMap;
 use skewbridge_client::Stream;
 
 /// A future on the heap.
@@ -24,7 +26,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 ///         Box::pin(async {
 ///             let stream = tokio::net::UnixStream::connect(&self.0).await;
 ///             let stream = stream.map_err(|error| DialError::new(format!("no plugin: {error}")))?;
-///             Ok(Dialled { stream: Box::new(stream), protocol: Protocol::Http1 })
+///             Ok(Dialled { stream: Box::new(stream), protocol: Protocol::Http1, standing: None })
 ///         })
 ///     }
 /// }
@@ -79,6 +81,20 @@ pub struct Dialled {
     pub stream: Stream,
     /// What is spoken on it.
     pub protocol: Protocol,
+    /// What it was opened with, where that can run out.
+    pub standing: Option<Arc<dyn Standing>>,
+}
+
+/// What a connection was opened with: a certificate, say, that expires.
+pub trait Standing: Send + Sync + 'static {
+    /// Whether further requests may be sent on the connection. Those that are under way
+    /// are left alone.
+    fn is_good(&self) -> bool;
+
+    /// Upstream has answered 401 to a request that was sent with these headers.
+    fn refused(&self, request: &HeaderMap) {
+        let _ = request;
+    }
 }
 
 impl fmt::Debug for Dialled {

@@ -12,8 +12,10 @@ mod body;
 mod client_h1;
 mod client_h2;
 mod dial;
+mod handshakes;
 mod pool;
 mod refusal;
+mod room;
 mod serve;
 mod tunnel;
 mod upstream_h1;
@@ -25,11 +27,11 @@ use std::sync::Arc;
 use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use skewbridge_api::hygiene;
 
 pub use activity::Activity;
-pub use dial::{BoxFuture, Dial, DialError, Dialled, Offer, Protocol};
+pub use dial::{BoxFuture, Dial, DialError, Dialled, Offer, Protocol, Standing};
 pub(crate) use serve::is_same_user;
 pub use serve::{Listener, serve};
 
@@ -38,6 +40,7 @@ use activity::Busy;
 use body::{AnyBody, Uncollected, Whole, collect};
 use pool::Pool;
 use refusal::Refusal;
+use room::{MAX_HELD, Place, Room};
 use tunnel::Upgraded;
 
 /// Bodies that modifiers see are held in memory, up to this unless
@@ -57,6 +60,7 @@ pub struct Forwarder {
     pool: Arc<Pool>,
     activity: Activity,
     body_limit: usize,
+    room: Room,
 }
 
 impl Forwarder {
@@ -77,6 +81,7 @@ impl Forwarder {
             pool: Pool::new(Box::new(dial)),
             activity: Activity::default(),
             body_limit: BODY_LIMIT,
+            room: Room::new(MAX_HELD),
         }
     }
 
@@ -84,6 +89,15 @@ impl Forwarder {
     #[must_use]
     pub fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = bytes;
+        self.held_limit(bytes.max(MAX_HELD))
+    }
+
+    /// With another limit for all bodies together that are held at one time. Requests
+    /// for which there is no room wait, and are refused with a 503 Status if that takes
+    /// too long.
+    #[must_use]
+    pub fn held_limit(mut self, bytes: usize) -> Self {
+        self.room = Room::new(bytes);
         self
     }
 
@@ -118,7 +132,7 @@ impl Forwarder {
         hygiene::remove_hop_by_hop(&mut head.headers);
         // The body tells the client to go on when it is asked for.
         head.headers.remove(EXPECT);
-        let body = Body::of(&head, body).await?;
+        let body = Body::of(&head, body, &self.room).await?;
         // As it came, should it have to be signed anew.
         let unsigned = (!self.modifiers.is_empty()).then(|| head.headers.clone());
         let body = self.modify(&mut head, body, upgrade.as_ref()).await?;
@@ -175,6 +189,45 @@ impl Forwarder {
         })
     }
 
+    /// All of a body, for a modifier that wants to see it.
+    async fn hold(
+        &self,
+        body: Body,
+        modifier: &dyn RequestModifier,
+        head: &mut Parts,
+    ) -> Result<Body, Refusal> {
+        let body = match body {
+            Body::Held(bytes) => return Ok(Body::Held(bytes)),
+            Body::Streamed(body) => body,
+        };
+        let limit = self.body_limit;
+        let too_long = || Refusal::BodyTooLong {
+            modifier: modifier.name().to_owned(),
+            limit,
+        };
+        let length = match content_length(&head.headers) {
+            Some(length) => {
+                let length = usize::try_from(length).ok();
+                let length = length.filter(|length| *length <= limit);
+                Some(length.ok_or_else(too_long)?)
+            }
+            None => None,
+        };
+        let place = self.room.take(length.unwrap_or(limit)).await;
+        let place: Place = place.ok_or_else(|| Refusal::NoRoom {
+            modifier: modifier.name().to_owned(),
+        })?;
+        match collect(body, length.unwrap_or_default(), limit).await {
+            Ok(bytes) => {
+                head.headers.remove(TRANSFER_ENCODING);
+                head.headers.insert(CONTENT_LENGTH, bytes.len().into());
+                Ok(Body::Held(place.hold(bytes)))
+            }
+            Err(Uncollected::TooLong) => Err(too_long()),
+            Err(Uncollected::Cut(cut)) => Err(Refusal::Body(cut.to_string())),
+        }
+    }
+
     /// Lets each modifier have its turn. What concerns the connection is not
     /// theirs to say.
     async fn modify(
@@ -193,7 +246,7 @@ impl Forwarder {
         head.headers.insert(HOST, self.host.clone());
         for modifier in &self.modifiers {
             if modifier.needs_body() == NeedsBody::Whole {
-                body = body.held(self.body_limit, modifier.as_ref(), head).await?;
+                body = self.hold(body, modifier.as_ref(), head).await?;
             }
             let outgoing = Outgoing {
                 method: &head.method,
@@ -246,50 +299,27 @@ enum Body {
 }
 
 impl Body {
-    async fn of(head: &Parts, body: AnyBody) -> Result<Self, Refusal> {
+    async fn of(head: &Parts, body: AnyBody, room: &Room) -> Result<Self, Refusal> {
         if body.is_done() {
             return Ok(Self::Held(bytes::Bytes::new()));
         }
-        match content_length(&head.headers) {
-            Some(length @ 0..=HELD_BODY) => {
+        let length = content_length(&head.headers).filter(|length| *length <= HELD_BODY);
+        let length = length.and_then(|length| usize::try_from(length).ok());
+        // Without room it is sent as it comes, and not again.
+        match length.and_then(|length| Some((length, room.take_now(length)?))) {
+            Some((length, place)) => {
                 // HTTP/2 checks the length itself, and HTTP/1.1 has no other end.
-                let collected = collect(body, usize::try_from(length).unwrap_or(0)).await;
-                collected.map(Self::Held).map_err(|error| match error {
-                    Uncollected::TooLong => {
-                        Refusal::Body("it is longer than Content-Length".to_owned())
-                    }
-                    Uncollected::Cut(cut) => Refusal::Body(cut.to_string()),
-                })
+                let collected = collect(body, length, length)
+                    .await
+                    .map_err(|error| match error {
+                        Uncollected::TooLong => {
+                            Refusal::Body("it is longer than Content-Length".to_owned())
+                        }
+                        Uncollected::Cut(cut) => Refusal::Body(cut.to_string()),
+                    });
+                collected.map(|bytes| Self::Held(place.hold(bytes)))
             }
-            _ => Ok(Self::Streamed(body)),
-        }
-    }
-
-    async fn held(
-        self,
-        limit: usize,
-        modifier: &dyn RequestModifier,
-        head: &mut Parts,
-    ) -> Result<Self, Refusal> {
-        let body = match self {
-            Self::Held(bytes) => return Ok(Self::Held(bytes)),
-            Self::Streamed(body) => body,
-        };
-        let too_long = || Refusal::BodyTooLong {
-            modifier: modifier.name().to_owned(),
-            limit,
-        };
-        if content_length(&head.headers).is_some_and(|length| length > limit as u64) {
-            return Err(too_long());
-        }
-        match collect(body, limit).await {
-            Ok(bytes) => {
-                head.headers.remove(TRANSFER_ENCODING);
-                head.headers.insert(CONTENT_LENGTH, bytes.len().into());
-                Ok(Self::Held(bytes))
-            }
-            Err(Uncollected::TooLong) => Err(too_long()),
-            Err(Uncollected::Cut(cut)) => Err(Refusal::Body(cut.to_string())),
+            None => Ok(Self::Streamed(body)),
         }
     }
 
@@ -330,6 +360,13 @@ enum Reply {
     Response(Response<()>, AnyBody),
     /// 101: the connection is the client's now.
     Upgraded(Response<()>, Upgraded),
+}
+
+impl Reply {
+    fn status(&self) -> StatusCode {
+        let (Self::Response(response, _) | Self::Upgraded(response, _)) = self;
+        response.status()
+    }
 }
 
 /// What a client is answered.

@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use http::StatusCode;
 use http::request::Parts;
 use tokio::time::Instant;
 
 use super::body::AnyBody;
-use super::dial::{Dial, DialError, Offer, Protocol};
+use super::dial::{Dial, DialError, Offer, Protocol, Standing};
 use super::refusal::Refusal;
 use super::upstream_h1::H1Connection;
 use super::upstream_h2::{H2Connection, Place};
@@ -30,16 +31,35 @@ const MAX_IDLE: usize = 32;
 pub(crate) struct Pool {
     dial: Box<dyn Dial>,
     idle: Mutex<VecDeque<(Instant, H1Connection)>>,
-    shared: Mutex<Vec<(Instant, H2Connection)>>,
+    shared: Mutex<Vec<Shared>>,
     /// One connection is opened at a time; who waits shares its outcome.
     opening: tokio::sync::Mutex<Option<(Instant, DialError)>>,
     /// Upstream does not speak HTTP/2.
     h1_only: AtomicBool,
 }
 
+/// A connection for many requests.
+struct Shared {
+    used: Instant,
+    connection: H2Connection,
+    standing: OpenedWith,
+}
+
+/// What a connection was opened with.
+pub(crate) type OpenedWith = Option<Arc<dyn Standing>>;
+
 enum Channel {
     H1(H1Connection),
-    H2(Place),
+    H2(Place, OpenedWith),
+}
+
+impl Channel {
+    fn standing(&self) -> &OpenedWith {
+        match self {
+            Self::H1(connection) => connection.standing(),
+            Self::H2(_, standing) => standing,
+        }
+    }
 }
 
 impl Pool {
@@ -65,17 +85,28 @@ impl Pool {
             Offer::Http1 => self.fresh().await,
             Offer::Either => self.open().await,
         };
-        match channel.map_err(|error| Refusal::Unreachable(error.to_string()))? {
+        let channel = channel.map_err(|error| Refusal::Unreachable(error.to_string()))?;
+        let standing = channel.standing().clone();
+        let reply = match channel {
             Channel::H1(connection) => connection.send(head, body, repeat, self).await,
-            Channel::H2(place) => place.send(head, body).await,
+            Channel::H2(place, _) => place.send(head, body).await,
+        };
+        if let (Ok(reply), Some(standing)) = (&reply, standing)
+            && reply.status() == StatusCode::UNAUTHORIZED
+        {
+            standing.refused(&head.headers);
         }
+        reply
     }
 
     /// An upgrade takes its connection away for good, and its request must not
     /// meet one that upstream is about to close: it gets a new one.
     async fn fresh(&self) -> Result<Channel, DialError> {
         let dialled = self.dial.dial(Offer::Http1).await?;
-        Ok(Channel::H1(H1Connection::new(dialled.stream)))
+        Ok(Channel::H1(H1Connection::new(
+            dialled.stream,
+            dialled.standing,
+        )))
     }
 
     async fn open(&self) -> Result<Channel, DialError> {
@@ -109,7 +140,8 @@ impl Pool {
         self.h1_only
             .store(spoken == Protocol::Http1, Ordering::Relaxed);
         if spoken == Protocol::Http1 {
-            return Ok(Channel::H1(H1Connection::new(dialled.stream)));
+            let connection = H1Connection::new(dialled.stream, dialled.standing);
+            return Ok(Channel::H1(connection));
         }
         let failed = |cause: String| DialError::new(format!("HTTP/2 to the server: {cause}"));
         let connection = H2Connection::start(dialled.stream)
@@ -117,29 +149,35 @@ impl Pool {
             .map_err(|error| failed(error.to_string()))?;
         let place = connection.reserve();
         let place = place.ok_or_else(|| failed("it allows no stream at all".to_owned()))?;
-        lock(&self.shared).push((Instant::now(), connection));
-        Ok(Channel::H2(place))
+        let standing = dialled.standing;
+        lock(&self.shared).push(Shared {
+            used: Instant::now(),
+            connection,
+            standing: standing.clone(),
+        });
+        Ok(Channel::H2(place, standing))
     }
 
     /// What is open and has room.
     fn waiting(&self) -> Option<Channel> {
         let place = {
             let mut shared = lock(&self.shared);
-            shared.retain(|(_, connection)| !connection.is_over());
+            // What is under way on one that is let go ends in its own time.
+            shared.retain(|it| !it.connection.is_over() && is_good(&it.standing));
             // Fuller ones come first, so that others run empty and can be closed.
-            shared.iter_mut().find_map(|(used, connection)| {
-                let place = connection.reserve()?;
-                *used = Instant::now();
-                Some(place)
+            shared.iter_mut().find_map(|it| {
+                let place = it.connection.reserve()?;
+                it.used = Instant::now();
+                Some(Channel::H2(place, it.standing.clone()))
             })
         };
-        if let Some(place) = place {
-            return Some(Channel::H2(place));
+        if place.is_some() {
+            return place;
         }
         loop {
             // The one that was used last: the others run out.
             let (_, mut connection) = lock(&self.idle).pop_back()?;
-            if !connection.is_stale() {
+            if is_good(connection.standing()) && !connection.is_stale() {
                 return Some(Channel::H1(connection));
             }
         }
@@ -157,13 +195,17 @@ impl Pool {
     fn tidy(&self) {
         let now = Instant::now();
         lock(&self.idle).retain(|(since, _)| now - *since < IDLE);
-        lock(&self.shared).retain_mut(|(used, connection)| {
-            if connection.active() > 0 {
-                *used = now;
+        lock(&self.shared).retain_mut(|it| {
+            if it.connection.active() > 0 {
+                it.used = now;
             }
-            !connection.is_over() && now - *used < IDLE
+            !it.connection.is_over() && now - it.used < IDLE
         });
     }
+}
+
+fn is_good(standing: &OpenedWith) -> bool {
+    standing.as_ref().is_none_or(|standing| standing.is_good())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -23,6 +23,11 @@ pub(crate) enum Refusal {
         "{modifier} needs the whole body of a request, and this one is longer than {limit} bytes"
     )]
     BodyTooLong { modifier: String, limit: usize },
+    #[error(
+        "{modifier} needs the whole body of a request, and there is no room for it: too many \
+         requests with bodies are under way"
+    )]
+    NoRoom { modifier: String },
     #[error("{modifier}: {cause}")]
     Modifier { modifier: String, cause: String },
     /// No connection: upstream has seen nothing.
@@ -52,7 +57,9 @@ impl Refusal {
             Self::BodyTooLong { .. } => Status::new(413, "RequestEntityTooLarge", message),
             Self::Modifier { .. } => Status::internal(message),
             Self::Unreachable(_) => Status::unavailable(message),
-            Self::NotProcessed(_) => Status::service_unavailable(message, RETRY_SECONDS),
+            Self::NoRoom { .. } | Self::NotProcessed(_) => {
+                Status::service_unavailable(message, RETRY_SECONDS)
+            }
             Self::CutOff(_) | Self::BadAnswer(_) => Status::bad_gateway(message),
         }
     }

@@ -8,18 +8,16 @@ use std::time::Duration;
 use rustls::ServerConfig;
 use skewbridge_client::Stream;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
+use super::handshakes::{Ends, Handshakes};
 use super::{Forwarder, client_h1, client_h2};
 
-/// Clients at one time: one user's programs. More wait.
+/// Clients with a certificate at one time: one user's programs. More wait.
 const MAX_CONNECTIONS: usize = 1024;
-
-/// How long a handshake may take: the client is on this machine.
-const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// After an accept that failed, which is because of a limit of the system.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
@@ -34,23 +32,25 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// The next client that may be talked to.
-    async fn accept(&self) -> Stream {
+    /// The next client that may be talked to. It can be given up and asked again.
+    async fn accept(&self) -> (Stream, Option<Ends>) {
         loop {
-            let accepted: std::io::Result<Stream> = match self {
+            let accepted: std::io::Result<(Stream, _)> = match self {
                 Self::Unix(listener) => match listener.accept().await {
-                    Ok((stream, _)) if is_same_user(&stream) => Ok(Box::new(stream)),
+                    Ok((stream, _)) if is_same_user(&stream) => Ok((Box::new(stream), None)),
                     Ok(_) => continue,
                     Err(error) => Err(error),
                 },
-                Self::Tcp(listener) => listener.accept().await.map(|(stream, _)| {
+                Self::Tcp(listener) => listener.accept().await.map(|(stream, theirs)| {
                     // A socket that refuses the option still works.
                     let _ = stream.set_nodelay(true);
-                    Box::new(stream) as Stream
+                    let ours = stream.local_addr().ok();
+                    let ends = ours.map(|ours| Ends { theirs, ours });
+                    (Box::new(stream) as Stream, ends)
                 }),
             };
             match accepted {
-                Ok(stream) => return stream,
+                Ok(accepted) => return accepted,
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
                     sleep(AFTER_FAILURE).await;
@@ -90,39 +90,24 @@ pub async fn serve(
     forwarder: Arc<Forwarder>,
     shutdown: impl Future<Output = ()>,
 ) {
-    let acceptor = TlsAcceptor::from(tls);
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut handshakes = Handshakes::new(TlsAcceptor::from(tls));
     let mut connections = JoinSet::new();
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
-        let next = async {
-            // The semaphore is never closed.
-            let place = places.clone().acquire_owned().await.ok();
-            (listener.accept().await, place)
-        };
         tokio::select! {
             () = &mut shutdown => return,
-            (stream, place) = next => {
-                let (acceptor, forwarder) = (acceptor.clone(), forwarder.clone());
-                connections.spawn(async move {
-                    let _place = place;
-                    talk(stream, acceptor, forwarder).await;
-                });
+            (stream, ends) = listener.accept(), if connections.len() < MAX_CONNECTIONS => {
+                handshakes.begin(stream, ends).await;
+            }
+            stream = handshakes.next() => {
+                connections.spawn(talk(stream, forwarder.clone()));
             }
             Some(_) = connections.join_next() => {}
         }
     }
 }
 
-async fn talk(stream: Stream, acceptor: TlsAcceptor, forwarder: Arc<Forwarder>) {
-    let stream = match timeout(HANDSHAKE_PATIENCE, acceptor.accept(stream)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => {
-            tracing::debug!(%error, "a client failed its handshake");
-            return;
-        }
-        Err(_) => return,
-    };
+async fn talk(stream: TlsStream<Stream>, forwarder: Arc<Forwarder>) {
     let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     let stream: Stream = Box::new(stream);
     if is_h2 {

@@ -15,7 +15,7 @@ use skewbridge_h1::{
 };
 
 use super::body::{AnyBody, Body, Cut, Frame, PollFrame, empty};
-use super::pool::Pool;
+use super::pool::{OpenedWith, Pool};
 use super::refusal::Refusal;
 use super::tunnel::Upgraded;
 use super::wire::Wire;
@@ -27,16 +27,23 @@ const MAX_INTERIM: usize = 16;
 /// A connection that carries one request at a time.
 pub(crate) struct H1Connection {
     wire: Wire,
+    standing: OpenedWith,
     /// Whether it has carried a request before.
     used: bool,
 }
 
 impl H1Connection {
-    pub(crate) fn new(io: Stream) -> Self {
+    pub(crate) fn new(io: Stream, standing: OpenedWith) -> Self {
         Self {
             wire: Wire::new(io),
+            standing,
             used: false,
         }
+    }
+
+    /// What it was opened with.
+    pub(crate) fn standing(&self) -> &OpenedWith {
+        &self.standing
     }
 
     /// Lies in the pool from now on.

@@ -1,18 +1,19 @@
 //! Requests and answers on their way through.
 
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::{HeaderValue, Request, StatusCode};
-use skewbridge_harness::forward::BoxFuture;
-use skewbridge_harness::{ModifyError, NeedsBody, Outgoing, RequestModifier};
+use skewbridge_harness::forward::{BoxFuture, Dial, DialError, Dialled, Offer, Standing};
+use skewbridge_harness::{Cluster, ModifyError, NeedsBody, Outgoing, RequestModifier};
 use skewbridge_testkit::{
     ApiServer, Ca, Options, PATIENCE, RawServer, Reply, SilentPort, eventually,
 };
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use crate::rig::Rig;
+use crate::rig::{Rig, cluster};
 
 /// Says what it sees.
 struct Witness(NeedsBody);
@@ -160,6 +161,115 @@ async fn what_a_modifier_cannot_do_is_told_and_goes_nowhere() {
     );
     assert_eq!(refused.header("connection"), Some("close"));
     assert!(server.requests().is_empty());
+}
+
+#[tokio::test]
+async fn bodies_that_a_modifier_sees_have_so_much_room_and_the_next_waits() {
+    let ca = Ca::new("cluster");
+    let server = server(&ca, &BOTH).await;
+    let modifiers: Vec<Box<dyn RequestModifier>> = vec![Box::new(Witness(NeedsBody::Whole))];
+    let rig = Rig::start(server.addr(), &ca, modifiers).await;
+    let head = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n";
+    let (first, rest) = (vec![b'x'; 60_000], vec![b'x'; 40_000]);
+    let under_way = async |many| {
+        eventually("requests under way", PATIENCE, async || {
+            rig.forwarder.activity().count() == many
+        })
+        .await;
+    };
+    let mut slow = rig.h1().await;
+    slow.send(head).await.unwrap();
+    slow.send(first.clone()).await.unwrap();
+    under_way(1).await;
+    // What is small has room.
+    let mut small = rig.h1().await;
+    small
+        .send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        .await
+        .unwrap();
+    assert_eq!(small.read_response().await.unwrap().text(), "POST 2");
+    under_way(1).await;
+    let mut waiting = rig.h1().await;
+    let body = [&*first, &*rest].concat();
+    let waiting = tokio::spawn(async move {
+        waiting.send(head).await.unwrap();
+        waiting.send(body).await.unwrap();
+        waiting.read_response().await.unwrap().text()
+    });
+    under_way(2).await;
+    assert_eq!(server.requests().len(), 1);
+    slow.send(rest).await.unwrap();
+    let answer = timeout(PATIENCE, slow.read_response()).await;
+    assert_eq!(answer.unwrap().unwrap().text(), "POST 100000");
+    let answer = timeout(PATIENCE, waiting).await;
+    assert_eq!(answer.unwrap().unwrap(), "POST 100000");
+}
+
+/// A certificate that can be called expired.
+#[derive(Default)]
+struct Expiring {
+    over: std::sync::atomic::AtomicBool,
+    refused: std::sync::atomic::AtomicUsize,
+}
+
+impl Standing for Expiring {
+    fn is_good(&self) -> bool {
+        !self.over.load(Ordering::Relaxed)
+    }
+
+    fn refused(&self, request: &http::HeaderMap) {
+        assert!(request.contains_key("host"));
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Another way to the same cluster, with what expires.
+struct WithExpiring {
+    cluster: Cluster,
+    shown: Arc<Mutex<Arc<Expiring>>>,
+}
+
+impl Dial for WithExpiring {
+    fn dial(&self, offer: Offer) -> BoxFuture<'_, Result<Dialled, DialError>> {
+        Box::pin(async move {
+            let mut dialled = self.cluster.dial(offer).await?;
+            let shown = Arc::new(Expiring::default());
+            *self.shown.lock().unwrap() = shown.clone();
+            dialled.standing = Some(shown);
+            Ok(dialled)
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_connection_whose_certificate_has_expired_takes_no_request() {
+    let ca = Ca::new("cluster");
+    for alpn in [&BOTH[..], &H1[..]] {
+        let options = Options::new(ca.server(&["localhost", "127.0.0.1"])).alpn(alpn);
+        let server = ApiServer::start(options, |seen| match seen.path() {
+            "/refused" => Reply::new(401),
+            _ => Reply::json("{}"),
+        })
+        .await;
+        let shown = Arc::new(Mutex::new(Arc::new(Expiring::default())));
+        let dial = WithExpiring {
+            cluster: Cluster::new(&cluster(server.addr(), &ca), None).unwrap(),
+            shown: shown.clone(),
+        };
+        let rig = Rig::dialling(dial, server.addr().to_string().parse().unwrap()).await;
+        let h2 = rig.h2().await;
+        let now = || shown.lock().unwrap().clone();
+        for _ in 0..2 {
+            assert_eq!(h2.get("/").await.unwrap().status, 200);
+        }
+        assert_eq!(server.connections(), 1);
+        assert_eq!(now().refused.load(Ordering::Relaxed), 0);
+        assert_eq!(h2.get("/refused").await.unwrap().status, 401);
+        assert_eq!(now().refused.load(Ordering::Relaxed), 1);
+        now().over.store(true, Ordering::Relaxed);
+        assert_eq!(h2.get("/").await.unwrap().status, 200);
+        assert_eq!(server.connections(), 2, "{alpn:?}");
+    }
 }
 
 #[tokio::test]

@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use http::uri::Authority;
 use skewbridge_api::exec_credential;
-use skewbridge_harness::forward::{Forwarder, Listener, serve};
+use skewbridge_harness::forward::{Dial, Forwarder, Listener, serve};
 use skewbridge_harness::{ClientKey, Cluster, RequestModifier};
 use skewbridge_testkit::{Ca, ClientAuth, H1Client, H2Client, TlsClient};
 use tokio::net::TcpListener;
@@ -43,7 +44,16 @@ impl Rig {
     ) -> Self {
         let cluster = Cluster::new(cluster, key).unwrap();
         let authority = cluster.authority().clone();
-        let forwarder = Forwarder::new(cluster, authority, modifiers).body_limit(100_000);
+        Self::forwarding(Forwarder::new(cluster, authority, modifiers)).await
+    }
+
+    /// With a way of its own.
+    pub(crate) async fn dialling(dial: impl Dial, authority: Authority) -> Self {
+        Self::forwarding(Forwarder::new(dial, authority, Vec::new())).await
+    }
+
+    async fn forwarding(forwarder: Forwarder) -> Self {
+        let forwarder = forwarder.body_limit(100_000).held_limit(150_000);
         let forwarder = Arc::new(forwarder);
         let ca = Ca::new("clients");
         let tls = ca

@@ -1,28 +1,26 @@
 //! Who may connect to the socket.
 
 use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::process::{Uid, geteuid};
+use rustix::process::Uid;
 use skewbridge_harness::Cluster;
 use skewbridge_harness::forward::{Forwarder, Listener, serve};
-use skewbridge_testkit::{ApiServer, Ca, ClientAuth, Options, PATIENCE, Reply, ScratchDir};
+use skewbridge_testkit::{
+    ApiServer, Ca, ClientAuth, Options, PATIENCE, Reply, ScratchDir, Stopwatch, eventually,
+    second_user,
+};
 use tokio::net::UnixListener;
 
-use crate::rig::cluster;
-
-/// Nobody, on most systems; somebody else, on all.
-const OTHER: u32 = 65534;
+use crate::rig::{Rig, cluster};
 
 /// A thread can be another user than its process, and the kernel tells who connects.
 #[tokio::test]
 async fn another_users_process_is_turned_away_before_a_byte_is_read() {
-    if !geteuid().is_root() {
-        eprintln!("left out: only root can be another user");
-        return;
-    }
+    let Some(other) = second_user() else { return };
     let ca = Ca::new("cluster");
     let options = Options::new(ca.server(&["127.0.0.1"]));
     let server = ApiServer::start(options, |_| Reply::new(200)).await;
@@ -47,7 +45,7 @@ async fn another_users_process_is_turned_away_before_a_byte_is_read() {
     ));
     let ours = connect(path.clone(), None).await;
     assert_eq!(ours, Met::Listens);
-    let others = connect(path, Some(OTHER)).await;
+    let others = connect(path, Some(other)).await;
     assert_eq!(others, Met::TurnedAway);
     task.abort();
 }
@@ -80,4 +78,64 @@ async fn connect(path: std::path::PathBuf, uid: Option<u32>) -> Met {
         .await
         .unwrap()
         .unwrap()
+}
+
+/// Connections that say nothing, as another user.
+fn silent_connections(to: std::net::SocketAddr, many: usize, uid: Option<u32>) -> Vec<TcpStream> {
+    let opened = std::thread::spawn(move || {
+        if let Some(uid) = uid {
+            rustix::thread::set_thread_uid(Uid::from_raw(uid)).unwrap();
+        }
+        let open = || {
+            let stream = TcpStream::connect(to).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            stream
+        };
+        (0..many).map(|_| open()).collect()
+    });
+    opened.join().unwrap()
+}
+
+fn is_closed(mut stream: &TcpStream) -> bool {
+    match stream.read(&mut [0]) {
+        Ok(read) => read == 0,
+        Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_of_another_user_is_turned_away() {
+    let Some(other) = second_user() else { return };
+    let ca = Ca::new("cluster");
+    let server =
+        ApiServer::start(Options::new(ca.server(&["127.0.0.1"])), |_| Reply::new(200)).await;
+    let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
+    let theirs = silent_connections(rig.addr, 100, Some(other));
+    let mut closed = 0;
+    // Who is left is no crowd.
+    eventually("their end", PATIENCE, async || {
+        closed = theirs.iter().filter(|it| is_closed(it)).count();
+        closed > 50
+    })
+    .await;
+    assert_eq!(rig.h2().await.get("/").await.unwrap().status, 200);
+}
+
+/// As the same user, which is the worst case: nobody can be told apart.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn handshakes_that_never_end_keep_nobody_out() {
+    let ca = Ca::new("cluster");
+    let server =
+        ApiServer::start(Options::new(ca.server(&["127.0.0.1"])), |_| Reply::new(200)).await;
+    let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
+    let to = rig.addr;
+    let watch = Stopwatch::start();
+    // More than may be under way.
+    let silent = tokio::task::spawn_blocking(move || silent_connections(to, 300, None));
+    let silent = silent.await.unwrap();
+    assert_eq!(rig.h2().await.get("/").await.unwrap().status, 200);
+    // A handshake has 10 s: nobody waits for the end of the others'.
+    let limit = Duration::from_secs(8);
+    let given_up = async || is_closed(&silent[0]);
+    watch.within(limit, "the oldest given up", given_up).await;
 }

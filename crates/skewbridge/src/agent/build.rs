@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::HeaderName;
 use skewbridge_agent::{FileKey, Headers, HttpSignature, KeyFile, SigV4, Source};
-use skewbridge_harness::{Asked, ClientKey, Harness, Listen, LockFile};
+use skewbridge_harness::{Asked, ClientKey, Harness, Listen};
 use skewbridge_pkcs11::{PinSource, Selection, TokenConfig, TokenKey};
 use skewbridge_signatures::{http_signature, sigv4};
 
@@ -21,9 +21,6 @@ pub(super) fn harness(flags: &Flags, asked: &Asked) -> Result<Harness, Problem> 
         })
         .idle_timeout(flags.idle_timeout)
         .body_limit(flags.max_signed_body);
-    if flags.without_lock_file {
-        harness = harness.lock_file(LockFile::Optional);
-    }
     if flags.idle_timeout.is_zero() {
         problems.push("--idle-timeout: has to be longer than 0".to_owned());
     }

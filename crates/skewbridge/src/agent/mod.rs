@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode};
 pub(crate) use flags::Flags;
 use skewbridge_api::exec_credential::{ExecCredential, Spec, Version};
 use skewbridge_gateway::config::{LogFormat, Logs};
-use skewbridge_harness::{Asked, Ended, Error, Harness, Seat};
+use skewbridge_harness::{Asked, Ended, Error, LockFile, Seat, Vigil};
 
 /// What a shell changes by itself, and the question, whose cluster is looked at apart.
 /// Everything else in the environment may say who the user is: plugins of plugins
@@ -75,12 +75,13 @@ impl From<std::io::Error> for Problem {
 /// Is the proxy, for one client or for all.
 fn serve(flags: &Flags) -> Result<(), Problem> {
     let asked = Asked::from_environment()?;
-    let harness = build::harness(flags, &asked)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()?;
-    let ended = runtime.block_on(serve_as_told(flags, harness, &asked));
+    let ended = runtime.block_on(live(flags, &asked));
+    // What is asked just now nobody will answer any more.
+    skewbridge_pkcs11::give_up();
     // A handshake that waits for a token is not waited for.
     runtime.shutdown_background();
     let ended = ended?;
@@ -88,15 +89,34 @@ fn serve(flags: &Flags) -> Result<(), Problem> {
     Ok(())
 }
 
-async fn serve_as_told(flags: &Flags, harness: Harness, asked: &Asked) -> Result<Ended, Error> {
-    if flags.shared_instance {
-        harness.run_shared(asked, &seat(asked)?).await
+/// From before the first question to the user: its client may be gone while it waits for
+/// a PIN.
+async fn live(flags: &Flags, asked: &Asked) -> Result<Ended, Problem> {
+    let lock = if flags.without_lock_file || flags.shared_instance {
+        LockFile::Optional
     } else {
-        harness.run(asked).await
-    }
+        LockFile::Required
+    };
+    let mut vigil = Vigil::begin(asked, lock)?;
+    let build = {
+        let (flags, asked) = (flags.clone(), asked.clone());
+        move || build::harness(&flags, &asked)
+    };
+    let harness = match vigil.prepare(build).await {
+        Ok(harness) => harness?,
+        Err(ended) => return Ok(ended),
+    };
+    let ended = if flags.shared_instance {
+        let seat = seat(asked)?;
+        harness.run_shared_under(asked, &seat, vigil).await
+    } else {
+        harness.run_under(asked, vigil).await
+    };
+    Ok(ended?)
 }
 
-/// Asks the instance that is shared, and starts it if there is none.
+/// Asks the instance that is shared, and starts it if there is none. It notices itself
+/// if its client goes while it asks its user for something.
 fn ask_shared() -> Result<(), Problem> {
     let asked = Asked::from_environment()?;
     let seat = seat(&asked)?;
@@ -107,8 +127,18 @@ fn ask_shared() -> Result<(), Problem> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let answer = runtime.block_on(seat.ask(asked.version, instance))?;
-    Ok(Seat::print(&answer)?)
+    let answer = runtime.block_on(async {
+        let mut vigil = Vigil::begin(&asked, LockFile::Optional)?;
+        tokio::select! {
+            answer = seat.ask(asked.version, instance) => answer.map(Some),
+            _ = vigil.ended() => Ok(None),
+        }
+    });
+    runtime.shutdown_background();
+    match answer? {
+        Some(answer) => Ok(Seat::print(&answer)?),
+        None => Ok(()),
+    }
 }
 
 /// Where the instance is found that does what these flags say, for this cluster, by

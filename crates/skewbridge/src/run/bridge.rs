@@ -7,8 +7,9 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use http::uri::Authority as HostAndPort;
 use skewbridge_client::Endpoint;
+use skewbridge_client::exec::Shown;
 use skewbridge_harness::forward::{
-    self, BoxFuture, Dial, DialError, Dialled, Forwarder, Listener, Offer, Protocol,
+    self, BoxFuture, Dial, DialError, Dialled, Forwarder, Listener, Offer, Protocol, Standing,
 };
 use skewbridge_harness::{Authority, ModifyError, Outgoing, RequestModifier};
 use tokio::net::TcpListener;
@@ -82,12 +83,27 @@ impl Dial for Upstream {
     fn dial(&self, offer: Offer) -> BoxFuture<'_, Result<Dialled, DialError>> {
         Box::pin(async move {
             let opened = self.0.open(&offer.alpn()).await;
-            let (stream, chosen) = opened.map_err(|error| DialError::new(error.to_string()))?;
+            let opened = opened.map_err(|error| DialError::new(error.to_string()))?;
+            let standing = opened.shown.map(|shown| Arc::new(ByPlugin(shown)) as _);
             Ok(Dialled {
-                stream,
-                protocol: Protocol::from_alpn(chosen.as_deref()),
+                stream: opened.stream,
+                protocol: Protocol::from_alpn(opened.protocol.as_deref()),
+                standing,
             })
         })
+    }
+}
+
+/// What the plugin gave counts for as long as it says, and until the cluster says 401.
+struct ByPlugin(Shown);
+
+impl Standing for ByPlugin {
+    fn is_good(&self) -> bool {
+        self.0.is_good()
+    }
+
+    fn refused(&self, request: &HeaderMap) {
+        self.0.refused(request);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::json;
+use serde::Serialize;
 use skewbridge_api::exec_credential::Sensitive;
 use skewbridge_client::Target;
 
@@ -26,25 +26,91 @@ pub(crate) fn text(target: &Target, namespace: Option<&str>, access: &Access) ->
         "" => "skewbridge",
         name => name,
     };
-    let mut context = json!({"cluster": target.cluster_name, "user": user});
-    if let Some(namespace) = namespace.or(target.namespace.as_deref()) {
-        context["namespace"] = namespace.into();
-    }
-    let config = json!({
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": target.context,
-        "contexts": [{"name": target.context, "context": context}],
-        "clusters": [{"name": target.cluster_name, "cluster": {
-            "server": access.server,
-            "certificate-authority-data": STANDARD.encode(&access.authority),
-        }}],
-        "users": [{"name": user, "user": {
-            "client-certificate-data": STANDARD.encode(&access.certificate),
-            "client-key-data": STANDARD.encode(access.key.expose()),
-        }}],
-    });
-    Sensitive::new(config.to_string())
+    let key = Sensitive::new(STANDARD.encode(access.key.expose()));
+    let config = Written {
+        api_version: "v1",
+        kind: "Config",
+        current_context: &target.context,
+        contexts: [Named {
+            name: &target.context,
+            context: Some(WrittenContext {
+                cluster: &target.cluster_name,
+                user,
+                namespace: namespace.or(target.namespace.as_deref()),
+            }),
+            ..Named::default()
+        }],
+        clusters: [Named {
+            name: &target.cluster_name,
+            cluster: Some(WrittenCluster {
+                server: &access.server,
+                certificate_authority_data: STANDARD.encode(&access.authority),
+            }),
+            ..Named::default()
+        }],
+        users: [Named {
+            name: user,
+            user: Some(WrittenUser {
+                client_certificate_data: STANDARD.encode(&access.certificate),
+                client_key_data: key.expose(),
+            }),
+            ..Named::default()
+        }],
+    };
+    // Room for all of it, as a rule: a buffer that grows leaves copies of the key behind.
+    let mut json = Vec::with_capacity(ROOM);
+    // Strings and lists of them: there is nothing in it that JSON could not hold.
+    let _ = serde_json::to_writer(&mut json, &config);
+    Sensitive::new(String::from_utf8(json).unwrap_or_default())
+}
+
+/// More than a certificate, its authority and its key.
+const ROOM: usize = 16 * 1024;
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Written<'a> {
+    #[serde(rename = "apiVersion")]
+    api_version: &'static str,
+    kind: &'static str,
+    current_context: &'a str,
+    contexts: [Named<'a>; 1],
+    clusters: [Named<'a>; 1],
+    users: [Named<'a>; 1],
+}
+
+/// An entry of any of the lists.
+#[derive(Serialize, Default)]
+struct Named<'a> {
+    name: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context: Option<WrittenContext<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster: Option<WrittenCluster<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<WrittenUser<'a>>,
+}
+
+#[derive(Serialize)]
+struct WrittenContext<'a> {
+    cluster: &'a str,
+    user: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct WrittenCluster<'a> {
+    server: &'a str,
+    certificate_authority_data: String,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct WrittenUser<'a> {
+    client_certificate_data: String,
+    client_key_data: &'a str,
 }
 
 #[cfg(test)]

@@ -1,16 +1,21 @@
 //! From its start to its end.
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs::File;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use skewbridge_testkit::eventually;
+use skewbridge_testkit::{Stopwatch, eventually};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::rig::{Bench, Client, FILE, PATIENCE, Plugin, get};
+use crate::rig::{Bench, Client, FILE, PATIENCE, Plugin, get, is_gone};
+
+/// Within so much of its client's death a plugin is gone.
+const LIMIT: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn a_client_that_is_killed_takes_its_plugin_along_and_nothing_is_left() {
@@ -38,11 +43,75 @@ async fn a_client_that_is_killed_takes_its_plugin_along_and_nothing_is_left() {
         let told = std::fs::read(format!("{process}/{secret}")).unwrap_or_default();
         assert!(!String::from_utf8_lossy(&told).contains("PRIVATE KEY"));
     }
+    let watch = Stopwatch::start();
     client.kill();
-    assert!(plugin.ended().await.success());
+    plugin.ends_within(LIMIT, &watch).await;
     assert!(bench.left().is_empty(), "{:?}", bench.left());
     assert!(!client.lock.exists());
     assert!(!client.lock.parent().unwrap().exists());
+}
+
+/// A plugin whose key comes by a pipe in which nothing is yet.
+fn waiting_for_its_key(bench: &Bench, client: &Client) -> (Plugin, File) {
+    let pipe = bench.dir.path().join("key");
+    assert!(
+        Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let info = bench.info("https://127.0.0.1:1", Some(&client.lock));
+    let key = [
+        "--signer=http-signature",
+        "--http-signature-key-id=laptop",
+        "--http-signature-secret=key",
+    ];
+    let plugin = Plugin::waiting(bench.agent(&info, &key));
+    // It is there when the pipe has a reader.
+    let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap();
+    let begun = Instant::now();
+    let writer = loop {
+        let mut options = std::fs::OpenOptions::new();
+        let opened = options.write(true).custom_flags(nonblocking).open(&pipe);
+        match opened {
+            Ok(writer) => break writer,
+            Err(_) => assert!(begun.elapsed() < PATIENCE, "nobody reads the key"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    (plugin, writer)
+}
+
+#[tokio::test]
+async fn a_client_that_is_killed_while_its_plugin_gets_ready_takes_it_along() {
+    let bench = Bench::new();
+    let mut client = Client::start(&bench);
+    let (mut plugin, _writer) = waiting_for_its_key(&bench, &client);
+    let watch = Stopwatch::start();
+    client.kill();
+    plugin.ends_within(LIMIT, &watch).await;
+    assert!(bench.left().is_empty(), "{:?}", bench.left());
+    assert!(!client.lock.parent().unwrap().exists());
+}
+
+#[tokio::test]
+async fn a_plugin_that_gets_ready_hears_signals_and_that_nobody_listens() {
+    let bench = Bench::new();
+    let client = Client::start(&bench);
+    let (mut plugin, writer) = waiting_for_its_key(&bench, &client);
+    plugin.signal(Signal::INT);
+    assert!(plugin.is_running());
+    let watch = Stopwatch::start();
+    plugin.signal(Signal::TERM);
+    plugin.ends_within(LIMIT, &watch).await;
+    drop(writer);
+    std::fs::remove_file(bench.dir.path().join("key")).unwrap();
+    let (mut plugin, _writer) = waiting_for_its_key(&bench, &client);
+    let watch = Stopwatch::start();
+    drop(plugin.child.stdout.take());
+    plugin.ends_within(LIMIT, &watch).await;
+    assert!(client.lock.exists(), "the client lives");
 }
 
 #[tokio::test]
@@ -142,6 +211,63 @@ async fn clients_of_one_configuration_share_an_instance_that_outlives_them() {
     assert_eq!(taken.count(), 0);
 }
 
+#[tokio::test]
+async fn however_many_ask_at_once_one_instance_is_started() {
+    let bench = Bench::new();
+    let server = bench.server().await;
+    let client = Client::start(&bench);
+    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    let words = [&FILE[..], &["--shared"]].concat();
+    let askers: Vec<_> = (0..20)
+        .map(|_| Plugin::waiting(bench.agent(&info, &words)))
+        .collect();
+    let answered = tokio::task::spawn_blocking(|| {
+        let answered = askers.into_iter().map(Plugin::answered);
+        answered.collect::<Vec<_>>()
+    });
+    let answered = answered.await.unwrap();
+    for asker in &answered {
+        assert_eq!(asker.url(), answered[0].url());
+    }
+    assert!(answered[0].get("/").await.unwrap().contains("\njane\r\n"));
+    // Where its seat is, and where its socket.
+    assert_eq!(bench.left().len(), 2, "{:?}", bench.left());
+    end_instance_at(&answered[0]).await;
+}
+
+#[tokio::test]
+async fn an_instance_that_is_not_ready_goes_with_the_client_that_wanted_it() {
+    let bench = Bench::new();
+    let mut client = Client::start(&bench);
+    let pipe = bench.dir.path().join("key");
+    assert!(
+        Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let info = bench.info("https://127.0.0.1:1", Some(&client.lock));
+    let words = [
+        "--shared",
+        "--signer=http-signature",
+        "--http-signature-key-id=laptop",
+        "--http-signature-secret=key",
+    ];
+    let mut asker = Plugin::waiting(bench.agent(&info, &words));
+    let has_reader = || {
+        let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap();
+        let mut options = std::fs::OpenOptions::new();
+        options.write(true).custom_flags(nonblocking).open(&pipe)
+    };
+    eventually("the instance", PATIENCE, async || has_reader().is_ok()).await;
+    let watch = Stopwatch::start();
+    client.kill();
+    asker.ends_within(LIMIT, &watch).await;
+    let gone = async || has_reader().is_err();
+    watch.within(LIMIT, "the end of the instance", gone).await;
+}
+
 /// The instance is no child of ours: it is found by its socket, and ended by its
 /// number.
 async fn end_instance_at(plugin: &Plugin) {
@@ -150,19 +276,10 @@ async fn end_instance_at(plugin: &Plugin) {
     drop(socket);
     rustix::process::kill_process(peer.pid, Signal::TERM).unwrap();
     eventually("the end of an instance", PATIENCE, async || {
-        is_gone(peer.pid)
+        is_gone(peer.pid.as_raw_nonzero().get())
     })
     .await;
     assert!(!plugin.socket().exists());
-}
-
-/// Whether it has ended, be it that nobody waits for it where we run.
-fn is_gone(pid: rustix::process::Pid) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
-    stat.map_or(true, |stat| {
-        let state = stat.rsplit(") ").next().and_then(|it| it.chars().next());
-        matches!(state, Some('Z' | 'X'))
-    })
 }
 
 #[tokio::test]
@@ -212,7 +329,8 @@ fn what_is_missing_is_said_with_what_to_do() {
     let bench = Bench::new();
     let with_lock = bench.info("https://127.0.0.1:1", Some(&bench.dir.path().join("none")));
     let without = bench.info("https://127.0.0.1:1", None);
-    let plain = bench.info("http://127.0.0.1:1", Some(&bench.dir.write("lock", "")));
+    let client = Client::start(&bench);
+    let plain = bench.info("http://127.0.0.1:1", Some(&client.lock));
     let no_cluster = r#"{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","spec":{"interactive":false}}"#;
     let rows: [(&str, &[&str], i32, &str); 9] = [
         ("", &FILE, 1, "KUBERNETES_EXEC_INFO"),

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod life;
+mod prompts;
 mod rig;
 mod signers;
 mod tokens;

@@ -13,7 +13,7 @@ use rustls::RootCertStore;
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use serde_json::{Value, json};
-use skewbridge_testkit::{ApiServer, Ca, ClientAuth, Options, Reply, ScratchDir, Seen};
+use skewbridge_testkit::{ApiServer, Ca, ClientAuth, Options, Reply, ScratchDir, Seen, Stopwatch};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
@@ -168,17 +168,32 @@ pub(crate) struct Plugin {
 }
 
 impl Plugin {
-    pub(crate) fn of(mut command: Command) -> Self {
-        let mut child = command.spawn().unwrap();
+    pub(crate) fn of(command: Command) -> Self {
+        Self::waiting(command).answered()
+    }
+
+    /// One that has said nothing yet.
+    pub(crate) fn waiting(mut command: Command) -> Self {
+        Self {
+            child: command.spawn().unwrap(),
+            printed: Value::Null,
+        }
+    }
+
+    /// The same, with what it says.
+    pub(crate) fn answered(mut self) -> Self {
         // The plugin closes its output, so this ends while it runs.
         let mut text = String::new();
-        let mut stdout = child.stdout.take().unwrap();
+        let mut stdout = self.child.stdout.take().unwrap();
         std::io::Read::read_to_string(&mut stdout, &mut text).unwrap();
         let Ok(printed) = serde_json::from_str(&text) else {
-            let output = child.wait_with_output().unwrap();
-            panic!("{text:?} {}", String::from_utf8_lossy(&output.stderr));
+            let mut said = String::new();
+            let mut stderr = self.child.stderr.take().unwrap();
+            std::io::Read::read_to_string(&mut stderr, &mut said).unwrap();
+            panic!("{text:?} {said}");
         };
-        Self { child, printed }
+        self.printed = printed;
+        self
     }
 
     pub(crate) fn url(&self) -> &str {
@@ -207,6 +222,13 @@ impl Plugin {
             assert!(begun.elapsed() < PATIENCE, "the plugin does not end");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    /// That it ends well, and in time.
+    pub(crate) async fn ends_within(&mut self, limit: Duration, watch: &Stopwatch) {
+        let ended = async || self.child.try_wait().unwrap().is_some();
+        watch.within(limit, "the end of the plugin", ended).await;
+        assert!(self.ended().await.success());
     }
 
     pub(crate) fn is_running(&mut self) -> bool {
@@ -276,4 +298,13 @@ pub(crate) async fn send(printed: &Value, request: &str) -> std::io::Result<Stri
     let mut answer = String::new();
     tls.read_to_string(&mut answer).await?;
     Ok(answer)
+}
+
+/// Whether a process has ended, be it that nobody waits for it where we run.
+pub(crate) fn is_gone(process: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"));
+    stat.map_or(true, |stat| {
+        let state = stat.rsplit(") ").next().and_then(|it| it.chars().next());
+        matches!(state, Some('Z' | 'X'))
+    })
 }

@@ -5,11 +5,10 @@ use std::os::unix::fs::symlink;
 use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
-use skewbridge_testkit::{Grant, PATIENCE, eventually};
+use skewbridge_testkit::{Grant, PATIENCE, Terminal, eventually};
 use tokio::time::timeout;
 
 use super::Cluster;
-use super::terminal::Terminal;
 
 #[tokio::test]
 async fn a_tree_goes_to_a_pod_and_comes_back() {
@@ -130,7 +129,7 @@ async fn a_terminal_shows_how_far_it_is() {
     let file = cluster.dir.write("file", vec![7; 1 << 20]);
     let remote = format!("web:{}/copy", cluster.dir.path().display());
     let terminal = Terminal::open(80, 24);
-    let mut child = terminal.run(&cluster, &["cp", &file.display().to_string(), &remote]);
+    let mut child = terminal.run(cluster.command(&["cp", &file.display().to_string(), &remote]));
     terminal.shows("copied 1.0 MiB in 1 entry, ").await;
     let ended = timeout(PATIENCE, child.wait()).await.unwrap().unwrap();
     assert!(ended.success());

@@ -1,0 +1,227 @@
+//! A PIN that somebody types, and terminals that are as before.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use skewbridge_client::{Endpoint, Kubeconfig, Request};
+use skewbridge_testkit::{ApiServer, SoftToken, Stopwatch, Terminal, eventually};
+
+use crate::rig::{Bench, PATIENCE, is_gone};
+
+const PIN: &str = "246810";
+
+/// Within so much of its client's death a plugin is gone.
+const LIMIT: Duration = Duration::from_secs(2);
+
+fn parent_of(process: i32) -> i32 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let (_, rest) = stat.rsplit_once(')').unwrap();
+    rest.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// A kubeconfig whose user's plugin may ask, and `skewbridge run` as its client.
+struct Desk {
+    bench: Bench,
+    server: ApiServer,
+}
+
+impl Desk {
+    async fn new() -> Self {
+        let bench = Bench::new();
+        let server = bench.server().await;
+        Self { bench, server }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.bench.dir.path().join(name)
+    }
+
+    /// `skewbridge run` with a plugin of this script, whose number is in `plugin`, and a
+    /// command that waits for a line in `go`.
+    fn client(
+        &self,
+        timeout: &str,
+        script: &str,
+        words: &[&str],
+        environment: &[(&str, PathBuf)],
+    ) -> Command {
+        let noting = format!("echo $$ > {}; {script}", self.path("plugin").display());
+        let mut arguments = vec![json!("-c"), json!(noting), json!("sh")];
+        arguments.extend(words.iter().map(|word| json!(word)));
+        let environment: Vec<Value> = environment
+            .iter()
+            .map(|(name, value)| json!({"name": name, "value": value}))
+            .collect();
+        let ca = self.bench.dir.write("ca.crt", self.bench.ca.pem());
+        let config = json!({
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+            "clusters": [{"name": "k", "cluster": {
+                "server": format!("https://{}", self.server.addr()),
+                "certificate-authority": ca,
+            }}],
+            "users": [{"name": "u", "user": {"exec": {
+                "apiVersion": "client.authentication.k8s.io/v1",
+                "command": "sh",
+                "args": arguments,
+                "env": environment,
+                "interactiveMode": "Always",
+                "provideClusterInfo": true,
+            }}}],
+        });
+        let config = self.bench.dir.write("kubeconfig", config.to_string());
+        if !self.path("go").exists() {
+            let made = Command::new("mkfifo").arg(self.path("go")).status();
+            assert!(made.unwrap().success());
+        }
+        let mut client = Command::new(env!("CARGO_BIN_EXE_skewbridge"));
+        client
+            .args(["run", "--plugin-timeout", timeout, "--kubeconfig"])
+            .arg(config)
+            .args(["--", "sh", "-c"])
+            .arg("cp \"$KUBECONFIG\" copy.new; mv copy.new copy; read line < go")
+            .env("XDG_RUNTIME_DIR", self.path("run"))
+            .env_remove("KUBECONFIG")
+            .current_dir(self.bench.dir.path());
+        client
+    }
+
+    /// The same, with the key in a token.
+    fn with_token(&self, token: &SoftToken) -> Command {
+        let module = format!("--pkcs11-module={}", token.library().display());
+        let words = [
+            env!("CARGO_BIN_EXE_skewbridge"),
+            "agent",
+            "--signer=pkcs11",
+            &module,
+            "--pkcs11-uri=pkcs11:token=jane;object=kubernetes",
+        ];
+        let environment = [("SOFTHSM2_CONF", token.configuration())];
+        self.client("1m", "exec \"$@\"", &words, &environment)
+    }
+
+    fn token(&self) -> Option<SoftToken> {
+        let token = SoftToken::new("jane", PIN)?;
+        let key = token.generate("EC:prime256v1", "kubernetes", "01");
+        let certificate = self.bench.ca.client_with_key(&key, "token-jane", &[]);
+        token.store(&certificate, "kubernetes", "01");
+        Some(token)
+    }
+
+    fn plugin(&self) -> i32 {
+        let noted = std::fs::read_to_string(self.path("plugin")).unwrap();
+        noted.trim().parse().unwrap()
+    }
+
+    fn plugin_is_gone(&self) -> bool {
+        is_gone(self.plugin())
+    }
+}
+
+#[tokio::test]
+async fn a_pin_is_asked_for_at_the_terminal_and_not_shown_and_may_be_mistyped() {
+    let desk = Desk::new().await;
+    let Some(token) = desk.token() else { return };
+    let terminal = Terminal::open(80, 24);
+    let _shell = terminal.run_in_shell(&desk.with_token(&token));
+    terminal.shows("PIN of token \"jane\": ").await;
+    terminal.becomes_raw().await;
+    terminal.type_keys("111111\r");
+    let again = "That PIN is wrong. PIN of token \"jane\": ";
+    terminal.shows(again).await;
+    terminal.becomes_raw().await;
+    // With what is taken back before it is sent.
+    terminal.type_keys("24x\x7f6810\r");
+    eventually("the command", PATIENCE, async || desk.path("copy").exists()).await;
+    assert!(!terminal.is_raw());
+    let config = Kubeconfig::load(Some(&desk.path("copy"))).unwrap();
+    let target = config.target(None).unwrap();
+    let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await.unwrap();
+    let answer = endpoint.send(&Request::get("/")).await.unwrap();
+    assert_eq!(answer.body, "token-jane");
+    std::fs::write(desk.path("go"), "go\n").unwrap();
+    terminal.shows("ended 0.").await;
+    eventually("the end of the plugin", PATIENCE, async || {
+        desk.plugin_is_gone() && desk.bench.left().is_empty()
+    })
+    .await;
+    let shown = terminal.shown();
+    for typed in ["1111", "24", "68"] {
+        assert!(!shown.contains(typed), "{shown}");
+    }
+}
+
+#[tokio::test]
+async fn a_question_can_be_given_up_and_leaves_the_terminal_as_it_was() {
+    let desk = Desk::new().await;
+    let Some(token) = desk.token() else { return };
+    let terminal = Terminal::open(80, 24);
+    let _shell = terminal.run_in_shell(&desk.with_token(&token));
+    terminal.becomes_raw().await;
+    terminal.type_keys("\x03");
+    terminal.shows("ended 125.").await;
+    assert!(
+        terminal.shown().contains("failed with exit status: 1"),
+        "{}",
+        terminal.shown()
+    );
+    assert!(!terminal.is_raw());
+    assert!(desk.bench.left().is_empty(), "{:?}", desk.bench.left());
+}
+
+#[tokio::test]
+async fn a_client_that_is_killed_at_the_question_takes_its_plugin_along() {
+    let desk = Desk::new().await;
+    let Some(token) = desk.token() else { return };
+    for signal in [Signal::KILL, Signal::TERM] {
+        let terminal = Terminal::open(80, 24);
+        let _shell = terminal.run_in_shell(&desk.with_token(&token));
+        terminal.shows("PIN of token \"jane\": ").await;
+        terminal.becomes_raw().await;
+        let client = parent_of(desk.plugin());
+        let watch = Stopwatch::start();
+        kill_process(Pid::from_raw(client).unwrap(), signal).unwrap();
+        let gone = async || desk.plugin_is_gone() && desk.bench.left().is_empty();
+        watch.within(LIMIT, "the end of the plugin", gone).await;
+        // The shell lives, and shows what is typed.
+        assert!(!terminal.is_raw(), "{signal:?}");
+        terminal
+            .shows(&format!("ended {}.", 128 + signal.as_raw()))
+            .await;
+    }
+}
+
+#[tokio::test]
+async fn a_plugin_that_is_ended_at_its_time_limit_leaves_the_terminal_as_it_was() {
+    let desk = Desk::new().await;
+    let terminal = Terminal::open(80, 24);
+    let script = "stty -echo -icanon; exec sleep 300";
+    let _shell = terminal.run_in_shell(&desk.client("3s", script, &[], &[]));
+    terminal.shows("ended 125.").await;
+    assert!(
+        terminal
+            .shown()
+            .contains("did not give a credential within 3 s"),
+        "{}",
+        terminal.shown()
+    );
+    assert!(!terminal.is_raw());
+}
+
+#[tokio::test]
+async fn without_a_terminal_a_plugin_that_has_to_ask_is_told_of() {
+    let desk = Desk::new().await;
+    let mut client = desk.client("1m", "exit 1", &[], &[]);
+    client.stdin(std::process::Stdio::null());
+    let ran = tokio::task::spawn_blocking(move || client.output());
+    let ran = ran.await.unwrap().unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert_eq!(ran.status.code(), Some(125), "{said}");
+    let expected = "exec: sh (user \"u\"): exec plugin cannot support interactive mode: standard \
+                    input is not a terminal";
+    assert!(said.contains(expected), "{said}");
+    assert!(!desk.path("plugin").exists(), "it is not even started");
+}
