@@ -1,6 +1,7 @@
 //! Connections as those who pass streams on need them: a byte stream with its two
 //! buffers ([`Buffered`]), a WebSocket on it ([`Socket`]), a remote command by SPDY
-//! ([`Node`]), SPDY inside a WebSocket ([`Tunnel`]), and whether the other end still lives ([`Pulse`], [`Pings`]).
+//! ([`Node`]), SPDY inside a WebSocket ([`Tunnel`]), and whether the other end still lives
+//! ([`Pulse`], [`Pings`], and what they are told by: [`Counted`]).
 //!
 //! Nothing here has a task of its own: its owner polls it.
 //!
@@ -25,6 +26,7 @@
 //! ```
 
 mod buffered;
+mod counted;
 mod node;
 mod pings;
 mod prefixed;
@@ -34,6 +36,7 @@ mod stall;
 mod tunnel;
 
 pub use buffered::Buffered;
+pub use counted::{Counted, Counts};
 pub use node::{Node, Said, Verdict};
 pub use pings::Pings;
 pub use prefixed::Prefixed;
