@@ -61,6 +61,7 @@ mod proxy;
 mod secret;
 mod socks;
 pub mod streams;
+mod tcp;
 mod tls;
 
 pub use connection::{Connection, Request, Response, Stream};
