@@ -27,7 +27,7 @@ impl PortStream {
     /// here ([`Local`]), and never as if it were whole.
     ///
     /// A local program that takes nothing for as long as the pod may take to answer a
-    /// ping ([`super::super::KeepAlive`]) and keeps other connections waiting by that is
+    /// ping ([`KeepAlive`](crate::streams::KeepAlive)) and keeps other connections waiting by that is
     /// given up.
     pub async fn carry<T: Local>(mut self, local: T) -> io::Result<()> {
         local.closes(Closing::ByReset);
