@@ -8,7 +8,7 @@ use skewbridge_spdy::connection::{Incoming, Stream};
 use skewbridge_spdy::frame::ResetStatus;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::sync::oneshot;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::*;
 
@@ -128,7 +128,8 @@ async fn one_that_keeps_others_waiting_is_given_up_and_they_go_on() {
     local.write_all(b"?").await.unwrap();
     assert_eq!(pair.data.receiver.read().await.unwrap().unwrap(), "?");
     pair.data.sender.write(Bytes::from("!")).await.unwrap();
-    assert_eq!(local.read_u8().await.unwrap(), b'!');
+    let answer = timeout(HOUR, local.read_u8()).await;
+    assert_eq!(answer.expect("an answer").unwrap(), b'!');
     let error = stalled.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{error}");
     assert!(!forwarder.is_closed());
@@ -143,7 +144,7 @@ async fn a_pod_that_does_not_answer_is_noticed() {
     sleep(HOUR).await;
     assert!(!forwarder.is_closed(), "an idle one is kept");
     pod.freeze();
-    let cause = forwarder.closed().await;
+    let cause = timeout(HOUR, forwarder.closed()).await.expect("an end");
     assert_eq!(cause, "the other side does not answer any more");
     assert!(carrying.await.unwrap().is_err());
 }
