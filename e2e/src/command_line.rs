@@ -41,6 +41,32 @@ impl Plane {
         command
     }
 
+    /// kubectl of the server's version, that finds our program as a plugin on its `PATH`:
+    /// `kubectl skewbridge`, ready to be given its arguments.
+    pub fn kubectl_skewbridge(&self, server: usize, via: Via, user: User) -> Command {
+        let directory = self.pki.file("plugins");
+        std::fs::create_dir_all(&directory).expect("a directory for plugins");
+        let plugin = directory.join("kubectl-skewbridge");
+        if !plugin.exists() {
+            std::os::unix::fs::symlink(binaries::bridge(), &plugin).expect("a link");
+        }
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let others = std::env::split_paths(&path);
+        let path = std::env::join_paths(std::iter::once(directory).chain(others));
+        let version = &self.servers[server].version;
+        let mut command = Command::new(binaries::kubectl(version));
+        command
+            .arg("skewbridge")
+            .env("PATH", path.expect("a path"))
+            .env("HOME", self.pki.path())
+            .env(
+                "KUBECONFIG",
+                self.kubeconfig(self.servers[server].at(via), user),
+            )
+            .kill_on_drop(true);
+        command
+    }
+
     /// A kubeconfig of the admin with a context for each address, the first of
     /// them the current one. Gives its path.
     pub fn kubeconfig_of(&self, contexts: &[(&str, SocketAddr)]) -> String {

@@ -1,8 +1,5 @@
 //! Copies a file or a directory out of a pod of the current context:
-//!
-//! ```sh
-//! cargo run -p skewbridge-client --example copy_a_file -- web-0 /etc/hostname ./hostname
-//! ```
+//! `cargo run -p skewbridge-client --example copy_a_file -- web-0 /etc/hostname ./hostname`
 
 use std::error::Error;
 use std::path::Path;

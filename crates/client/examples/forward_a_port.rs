@@ -1,5 +1,4 @@
-//! Has a port of this machine lead to one of a pod, until it is interrupted.
-//!
+//! Has a port of this machine lead to one of a pod, until it is interrupted:
 //! `cargo run -p skewbridge-client --example forward_a_port -- POD PORT`
 
 use skewbridge_client::streams::Port;

@@ -9,9 +9,10 @@ use rustls_pki_types::ServerName;
 
 use crate::address::{Address, Scheme};
 use crate::connection::Stream;
-use crate::endpoint::{Way, tcp};
+use crate::endpoint::Way;
 use crate::error::Error;
 use crate::proxy::Proxy;
+use crate::tcp::tcp;
 use crate::tls::{self, Trust};
 
 /// A server that is reached by HTTPS, straight or through a proxy.
@@ -42,7 +43,9 @@ impl Dialer {
             Some(url) => Some(url.to_owned()),
             None => Proxy::from_environment(&address, |name| std::env::var(name).ok()),
         };
-        let proxy = proxy.map(|url| Way::through(&url)).transpose();
+        let proxy = proxy
+            .map(|url| Way::through(&url, &Trust::System))
+            .transpose();
         let proxy = proxy.map_err(|cause| format!("proxy-url: {cause}"))?;
         Ok(Self { address, proxy })
     }

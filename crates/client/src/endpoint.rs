@@ -9,7 +9,6 @@ use http::header::{AUTHORIZATION, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderValue};
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
-use tokio::net::TcpStream;
 
 use crate::address::{Address, Scheme};
 use crate::connection::{Connection, Kept, Request, Response, Stream};
@@ -20,6 +19,7 @@ use crate::kubeconfig::Target;
 use crate::opening::Opening;
 use crate::proxy::Proxy;
 use crate::secret::Secret;
+use crate::tcp::tcp;
 use crate::tls::{self, Trust};
 
 /// TCP, proxy and TLS together; Go's dialer has the same patience.
@@ -164,8 +164,16 @@ impl Endpoint {
             Some(url) => Some(String::from_utf8_lossy(url.expose()).into_owned()),
             None => Proxy::from_environment(&address, |name| std::env::var(name).ok()),
         };
-        let proxy = proxy.map(|url| Way::through(&url)).transpose();
-        let proxy = proxy.map_err(|cause| wrong(format!("proxy-url: {cause}")))?;
+        let proxy = match proxy {
+            Some(url) => {
+                let authority = cluster.certificate_authority.as_ref();
+                let authority = authority.map(credential::read).transpose()?;
+                let trust = trust_in_proxy(authority.as_ref(), cluster.insecure_skip_tls_verify);
+                let way = Way::through(&url, &trust);
+                Some(way.map_err(|cause| wrong(format!("proxy-url: {cause}")))?)
+            }
+            None => None,
+        };
         headers.insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
         let host = HeaderValue::try_from(&*address.authority)
             .map_err(|_| wrong("its host cannot stand in a header".to_owned()))?;
@@ -520,6 +528,19 @@ fn trust(authority: Option<&Secret>, believes_anybody: bool) -> Trust<'_> {
     }
 }
 
+/// Whom an HTTPS proxy's certificate may be from. client-go has one set of rules for both
+/// the cluster and the proxy before it: the cluster's CA, or anybody if the cluster is not
+/// verified. Those of the system are believed beside the cluster's, for proxies that
+/// others go through too; what is inside the tunnel is verified by the cluster's alone.
+/// Our own certificate is for the cluster, and is not shown.
+fn trust_in_proxy(authority: Option<&Secret>, believes_anybody: bool) -> Trust<'_> {
+    match (authority, believes_anybody) {
+        (Some(pem), _) => Trust::SystemAnd(pem.expose()),
+        (None, true) => Trust::Anybody,
+        (None, false) => Trust::System,
+    }
+}
+
 /// What is wrong with a client's certificate is the user's, the rest the cluster's.
 fn misconfigured(cluster: &str, user: &str, cause: String) -> Error {
     let (entry, name) = if cause.starts_with("client-") {
@@ -535,12 +556,12 @@ fn misconfigured(cluster: &str, user: &str, cause: String) -> Error {
 }
 
 impl Way {
-    pub(crate) fn through(url: &str) -> Result<Self, String> {
+    pub(crate) fn through(url: &str, trust: &Trust<'_>) -> Result<Self, String> {
         let proxy = Proxy::parse(url)?;
         let tls = match proxy.address.scheme {
             Scheme::Http => None,
             Scheme::Https => Some(Secured {
-                config: tls::config(&Trust::System, None)?,
+                config: tls::config(trust, None)?,
                 name: ServerName::try_from(proxy.address.host.clone())
                     .map_err(|_| "its host is not a name")?,
             }),
@@ -579,11 +600,4 @@ impl Secured {
             Err(error) => Err(tls::explain(&error)),
         }
     }
-}
-
-pub(crate) async fn tcp(address: &Address) -> std::io::Result<TcpStream> {
-    let tcp = TcpStream::connect((address.host.as_str(), address.port)).await?;
-    // A socket that refuses the option still works.
-    let _ = tcp.set_nodelay(true);
-    Ok(tcp)
 }

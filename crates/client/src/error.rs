@@ -156,9 +156,28 @@ pub enum Error {
         /// In words.
         cause: String,
     },
+    /// A stream was granted neither by WebSocket nor by SPDY.
+    #[error("{spdy}; a WebSocket had been refused before: {websocket}")]
+    Neither {
+        /// Why not by WebSocket, in words.
+        websocket: String,
+        /// Why not by SPDY.
+        spdy: Box<Error>,
+    },
     /// The request cannot be written: a path or a header that is none.
     #[error("{0} cannot be sent in a request")]
     Unsendable(String),
+}
+
+impl Error {
+    /// Both ways have failed; what both say alike is told once.
+    pub(crate) fn neither(websocket: String, spdy: Self) -> Self {
+        if spdy.to_string().contains(&websocket) {
+            return spdy;
+        }
+        let spdy = Box::new(spdy);
+        Self::Neither { websocket, spdy }
+    }
 }
 
 /// An answer that is a refusal.

@@ -21,31 +21,26 @@
 //! ```
 //!
 //! Above that, [`streams`] has commands in pods and connections to their ports: an
-//! [`Executor`] gives a [`RemoteProcess`], and a [`PortForwarder`] streams. Complete
-//! programs are in `examples`.
+//! [`Executor`] gives a [`RemoteProcess`], and a [`PortForwarder`] streams. [`copy`] has
+//! files and trees, to pods, from pods and between them. Three complete programs follow;
+//! they are in `examples`, and the tests run them.
+//!
+//! # Run a command
 //!
 //! ```no_run
-//! use skewbridge_client::{Endpoint, ExecRequest, Executor, FallbackExecutor, Kubeconfig};
+#![doc = include_str!("../examples/run_a_command.rs")]
+//! ```
 //!
-//! # async fn example() -> Result<(), skewbridge_client::Error> {
-//! let target = Kubeconfig::load(None)?.target(None)?;
-//! let executor = FallbackExecutor::new(Endpoint::prepare(&target, None).await?);
-//! let request = ExecRequest {
-//!     namespace: "default".to_owned(),
-//!     pod: "web".to_owned(),
-//!     command: vec!["date".to_owned()],
-//!     stdout: true,
-//!     ..ExecRequest::default()
-//! };
-//! let mut process = executor.start(&request).await?;
-//! if let Some(mut stdout) = process.stdout.take() {
-//!     while let Ok(Some(piece)) = stdout.piece().await {
-//!         print!("{}", String::from_utf8_lossy(&piece));
-//!     }
-//! }
-//! println!("{:?}", process.wait().await);
-//! # Ok(())
-//! # }
+//! # Copy a file
+//!
+//! ```no_run
+#![doc = include_str!("../examples/copy_a_file.rs")]
+//! ```
+//!
+//! # Forward a port
+//!
+//! ```no_run
+#![doc = include_str!("../examples/forward_a_port.rs")]
 //! ```
 
 mod address;
@@ -62,6 +57,7 @@ mod proxy;
 mod secret;
 mod socks;
 pub mod streams;
+mod tcp;
 mod tls;
 
 pub use connection::{Connection, Request, Response, Stream};

@@ -37,6 +37,8 @@ pub(crate) enum Trust<'a> {
     AuthoritiesOfAnyName(&'a [u8]),
     /// Those of the system.
     System,
+    /// Those of the system, if it has any, and these, in PEM.
+    SystemAnd(&'a [u8]),
     /// Anybody at all.
     Anybody,
 }
@@ -61,6 +63,13 @@ pub(crate) fn builder(
                 .with_custom_certificate_verifier(Arc::new(OfAnyName(inner)))
         }
         Trust::System => builder.with_root_certificates(system_authorities()?),
+        Trust::SystemAnd(pem) => {
+            let mut roots = authorities(pem)?;
+            if let Ok(system) = system_authorities() {
+                roots.extend(system.roots);
+            }
+            builder.with_root_certificates(roots)
+        }
         Trust::Anybody => builder
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(Believing(provider))),

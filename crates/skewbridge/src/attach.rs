@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{ArgAction, Args};
-use skewbridge_client::{AttachRequest, Executor as _, ExitStatus, FallbackExecutor};
+use skewbridge_client::{AttachRequest, ExitStatus};
 
 use crate::client_command::{self, Failure, say};
 use crate::cluster_flags::ClusterFlags;
@@ -11,7 +11,7 @@ use crate::console::{self, DetachKeys, RawTerminal};
 use crate::exec::explain;
 use crate::pods::{Found, Pod, Pods, Reference, choose_container};
 use crate::serve::parse;
-use crate::session::{Ended, Session, told, verdict};
+use crate::session::{Ended, Session, executor, told, verdict};
 
 const HELP: &str = "\
 With a terminal, ctrl-p and then ctrl-q leave the process alone with itself
@@ -94,9 +94,7 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
         tty,
     };
     let why = || pod.why_not_running(&container.name);
-    let process = FallbackExecutor::new(access.endpoint)
-        .attach(&request)
-        .await;
+    let process = executor(access.endpoint).attach(&request).await;
     let process =
         process.map_err(|error| explain(error, "pods/attach", &access.namespace, why()))?;
     if access.verbosity > 0 {

@@ -80,6 +80,9 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
             Error::Refused { refusal, .. } => Self::refused(&refusal),
+            Error::Neither { websocket, spdy } => {
+                Self::from(*spdy).hint(refused_before(&websocket))
+            }
             error => Self::new(error),
         }
     }
@@ -99,6 +102,11 @@ impl fmt::Display for Failure {
         }
         Ok(())
     }
+}
+
+/// What was tried before that which has failed.
+pub(crate) fn refused_before(websocket: &str) -> String {
+    format!("that was by SPDY; a WebSocket had been refused before: {websocket}")
 }
 
 /// Runs a command to its end: one thread, for most of its time is waiting. What still
@@ -131,8 +139,10 @@ pub(crate) fn end(ended: Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// A line on stderr. Whoever closed it does not want to know.
+/// A line on stderr, in which nothing that a server has said can do anything to a
+/// terminal. Whoever closed it does not want to know.
 pub(crate) fn say(line: impl fmt::Display) {
+    let line = plain(&line.to_string());
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 

@@ -3,14 +3,14 @@
 use std::process::ExitCode;
 
 use clap::{ArgAction, Args};
-use skewbridge_client::{Error, ExecRequest, Executor as _, ExitStatus, FallbackExecutor};
+use skewbridge_client::{Error, ExecRequest, ExitStatus};
 
-use crate::client_command::{self, Failure, say};
+use crate::client_command::{self, Failure, refused_before, say};
 use crate::cluster_flags::ClusterFlags;
 use crate::console::{self, RawTerminal};
 use crate::pods::{Found, Pods, Reference, choose_container, explain_refusal};
 use crate::serve::parse;
-use crate::session::{Ended, Session, told, verdict};
+use crate::session::{BY_WEBSOCKET, Ended, Session, executor, told, verdict};
 
 const HELP: &str = "\
 The exit code is that of the command, or 1 if there is none: a stream that was cut
@@ -115,7 +115,7 @@ async fn execute(flags: &Flags) -> Result<(), Failure> {
         tty,
     };
     let why = || pod.why_not_running(&container.name);
-    let process = FallbackExecutor::new(access.endpoint).start(&request).await;
+    let process = executor(access.endpoint).start(&request).await;
     let process = process.map_err(|error| explain(error, "pods/exec", &access.namespace, why()))?;
     if access.verbosity > 0 {
         say(told(process.transport()));
@@ -149,6 +149,14 @@ pub(crate) fn explain(
 ) -> Failure {
     let failure = match error {
         Error::Refused { refusal, .. } => explain_refusal(&refusal, "create", resource, namespace),
+        Error::Neither { websocket, spdy } => {
+            explain(*spdy, resource, namespace, None).hint(refused_before(&websocket))
+        }
+        error @ Error::BrokeOff { .. } if resource != "pods/portforward" => Failure::from(error)
+            .hint(format!(
+                "whether the server has heard it is not known; if something on the way breaks \
+             WebSockets, {BY_WEBSOCKET}=false has them left out"
+            )),
         error => error.into(),
     };
     why.into_iter().fold(failure, Failure::hint)

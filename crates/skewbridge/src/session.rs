@@ -6,7 +6,9 @@ use std::io;
 use skewbridge_client::streams::{
     Cut, ProcessOutput, ProcessStdin, Resizer, TerminalSize, Transport,
 };
-use skewbridge_client::{ExitStatus, RemoteProcess};
+use skewbridge_client::{
+    Endpoint, Executor, ExitStatus, FallbackExecutor, RemoteProcess, SpdyExecutor,
+};
 
 use crate::client_command::Failure;
 use crate::console::{DetachKeys, Pressed, RawTerminal, Signals, StdInput, StdOutput, size};
@@ -16,6 +18,23 @@ const CHUNK: usize = 32 * 1024;
 
 /// What a shell says of a program that writes where nobody reads: 128 and SIGPIPE.
 const EXIT_PIPE: u8 = 141;
+
+/// Who starts commands: by WebSocket or SPDY, or by SPDY alone where kubectl is told so.
+pub(crate) fn executor(endpoint: Endpoint) -> Box<dyn Executor> {
+    if is_off(BY_WEBSOCKET) {
+        Box::new(SpdyExecutor::new(endpoint))
+    } else {
+        Box::new(FallbackExecutor::new(endpoint))
+    }
+}
+
+/// What kubectl calls its switch for WebSocket in exec and attach.
+pub(crate) const BY_WEBSOCKET: &str = "KUBECTL_REMOTE_COMMAND_WEBSOCKETS";
+
+/// Whether a switch of kubectl's is off, as kubectl reads it.
+pub(crate) fn is_off(switch: &str) -> bool {
+    std::env::var(switch).is_ok_and(|value| value.eq_ignore_ascii_case("false"))
+}
 
 /// How a session is to be.
 #[derive(Debug)]
@@ -154,10 +173,7 @@ pub(crate) fn told(transport: &Transport) -> String {
         Transport::Spdy { instead: None } => "skewbridge: by SPDY".to_owned(),
         Transport::Spdy {
             instead: Some(reason),
-        } => {
-            let reason = crate::skew::plain(reason);
-            format!("skewbridge: by SPDY, because a WebSocket was refused: {reason}")
-        }
+        } => format!("skewbridge: by SPDY, because a WebSocket was refused: {reason}"),
     }
 }
 

@@ -1,7 +1,8 @@
 //! Connections as those who pass streams on need them: a byte stream with its two
 //! buffers ([`Buffered`]), a WebSocket on it ([`Socket`]), a remote command by SPDY at the
 //! end that asks for it ([`Node`]) and at the end that serves it ([`CommandStreams`]), SPDY
-//! inside a WebSocket ([`Tunnel`]), and whether the other end still lives ([`Pulse`], [`Pings`]).
+//! inside a WebSocket ([`Tunnel`]), and whether the other end still lives ([`Pulse`],
+//! [`Pings`], and what they are told by: [`Counted`]).
 //!
 //! Nothing here has a task of its own: its owner polls it.
 //!
@@ -27,6 +28,7 @@
 
 mod buffered;
 mod command_streams;
+mod counted;
 mod node;
 mod pings;
 mod prefixed;
@@ -37,6 +39,7 @@ mod tunnel;
 
 pub use buffered::Buffered;
 pub use command_streams::CommandStreams;
+pub use counted::{Counted, Counts};
 pub use node::{Node, Said, Verdict};
 pub use pings::Pings;
 pub use prefixed::Prefixed;

@@ -15,6 +15,9 @@ use tokio::task::JoinSet;
 /// For a command that takes a second or two on an idle machine.
 const BOUND: Duration = Duration::from_mins(1);
 
+/// For a server that starts again; no measure of anything.
+const RESTART: Duration = Duration::from_mins(5);
+
 /// Much more than all the buffers on its way.
 const STDIN: usize = 2 << 20;
 
@@ -37,7 +40,11 @@ async fn our_commands_do_what_kubectl_does() {
                 an_attached_process_answers(&pair).await;
                 what_is_refused_is_told_the_same(&pair).await;
                 it_is_carried_as_the_server_can(&pair).await;
-                ports_are_forwarded(&pair).await;
+                let (target, _echo) = echo().await;
+                let ports = format!(":{}", target.port());
+                let words = ["port-forward", "--address=127.0.0.1", Node::POD, &ports];
+                ports_are_forwarded(pair.ours(&words), target).await;
+                kubectl_finds_its_plugin(&pair).await;
             }
         }
     }
@@ -201,11 +208,20 @@ async fn it_is_carried_as_the_server_can(pair: &Pair<'_>) {
     );
 }
 
-async fn ports_are_forwarded(pair: &Pair<'_>) {
-    let (target, _echo) = echo().await;
-    let ports = format!(":{}", target.port());
-    let words = ["port-forward", "--address=127.0.0.1", Node::POD, &ports];
-    let mut forward = Staying::start(&mut pair.ours(&words));
+/// As `kubectl skewbridge exec`, by the kubectl of the server's version.
+async fn kubectl_finds_its_plugin(pair: &Pair<'_>) {
+    let Pair { plane, server, via } = *pair;
+    let mut plugin = plane.kubectl_skewbridge(server, via, User::Admin);
+    plugin.args(["exec", "-i", "-n", Node::NAMESPACE, Node::POD]);
+    let output = run_script(plugin, "cat; echo err >&2; exit 7", "by kubectl\n").await;
+    assert_eq!(output.code, Some(7), "{via:?}: {}", output.stderr);
+    assert_eq!(output.stdout, "by kubectl\n");
+    assert_eq!(output.stderr, "err\ncommand terminated with exit code 7\n");
+}
+
+/// By a command that forwards to an echo.
+async fn ports_are_forwarded(mut command: Command, target: SocketAddr) {
+    let mut forward = Staying::start(&mut command);
     let line = forward.line().await;
     let address = line.strip_prefix("Forwarding from ").expect(&line);
     let (address, remote) = address.split_once(" -> ").expect(&line);
@@ -262,13 +278,32 @@ async fn a_proxy_that_knows_only_websocket_is_no_obstacle() {
         for (number, version) in versions.iter().enumerate() {
             for via in [Via::Server, Via::Bridge] {
                 let nginx = plane.nginx_before(plane.servers[number].at(via)).await;
-                let mut exec = plane.skewbridge_at(&nginx.kubeconfig);
+                let ours = |words: &[&str]| {
+                    let mut command = plane.skewbridge_at(&nginx.kubeconfig);
+                    command.args(words).args(["-n", Node::NAMESPACE, "-v=1"]);
+                    command
+                };
+                let (target, _echo) = echo().await;
+                let ports = format!(":{}", target.port());
+                let forward = ["port-forward", "--address=127.0.0.1", Node::POD, &ports];
+                let exec = ours(&["exec", "-i", Node::POD]);
                 let script = "cat; echo err >&2; exit 7";
-                exec.args(["exec", "-i", "-v=1", "-n", Node::NAMESPACE, Node::POD]);
                 let output = run_script(exec, script, "through\n").await;
-                if via == Via::Server && !is_since(version, 30) {
+                let attached = run(ours(&["attach", "-i", Node::POD]), "attached\n").await;
+                if via == Via::Server && !is_since(version, 31) {
                     // It has nothing but SPDY, and that does not pass.
-                    assert_eq!(output.code, Some(1), "{}", output.stderr);
+                    let refused = run(ours(&forward), "").await;
+                    for output in [output, attached, refused] {
+                        assert_eq!(output.code, Some(1), "{}", output.stderr);
+                        // Both ways are told.
+                        assert!(
+                            output
+                                .stderr
+                                .contains("a WebSocket had been refused before"),
+                            "{}",
+                            output.stderr
+                        );
+                    }
                     continue;
                 }
                 assert_eq!(output.code, Some(7), "{version} {via:?}: {}", output.stderr);
@@ -276,6 +311,11 @@ async fn a_proxy_that_knows_only_websocket_is_no_obstacle() {
                 let expected =
                     "skewbridge: by WebSocket\nerr\ncommand terminated with exit code 7\n";
                 assert_eq!(output.stderr, expected);
+                assert_eq!(attached.code, Some(0), "{via:?}: {}", attached.stderr);
+                assert_eq!(attached.stdout, "attached\n");
+                let by = "skewbridge: by WebSocket\n";
+                assert!(attached.stderr.starts_with(by), "{}", attached.stderr);
+                ports_are_forwarded(ours(&forward), target).await;
             }
         }
     }
@@ -297,6 +337,8 @@ async fn a_forwarded_port_survives_a_restart_of_the_server() {
     command.args([
         "port-forward",
         "--address=127.0.0.1",
+        // However long a server takes to start on a machine that has much to do.
+        "--pod-running-timeout=1h",
         "-n",
         Node::NAMESPACE,
         Node::POD,
@@ -308,8 +350,9 @@ async fn a_forwarded_port_survives_a_restart_of_the_server() {
     let address: SocketAddr = address.split_once(" -> ").expect(&line).0.parse().unwrap();
     let talk = async |word: &[u8]| {
         let mut connection = TcpStream::connect(address).await.unwrap();
-        connection.write_all(word).await.unwrap();
-        connection.shutdown().await.unwrap();
+        // What is cut off early fails.
+        let _ = connection.write_all(word).await;
+        let _ = connection.shutdown().await;
         let mut heard = Vec::new();
         let _ = connection.read_to_end(&mut heard).await;
         heard
@@ -318,7 +361,7 @@ async fn a_forwarded_port_survives_a_restart_of_the_server() {
     plane.end_server(0, "KILL");
     plane.run_server(0);
     // Who connects too early may be cut off, and no more.
-    eventually("an echo again", BOUND, async || {
+    eventually("an echo again", RESTART, async || {
         talk(b"after").await == b"after"
     })
     .await;
@@ -436,11 +479,9 @@ async fn an_interactive_shell_works_and_leaves_a_sane_terminal() {
     tmux.run(&["send-keys", "Enter"]).await;
     tmux.shows("again").await;
     tmux.run(&["resize-window", "-x", "100", "-y", "30"]).await;
-    eventually("the new size", PATIENCE, async || {
-        tmux.types("stty size\r").await;
-        tmux.run(&["capture-pane", "-p"]).await.contains("30 100")
-    })
-    .await;
+    let new_size = r#"until [ "$(stty size)" = "30 100" ]; do sleep 0.1; done; echo re''sized"#;
+    tmux.types(&format!("{new_size}\r")).await;
+    tmux.shows("resized").await;
     // ctrl-c ends what runs, and not the shell.
     tmux.types("echo sle''eping; sleep 1000\r").await;
     tmux.shows("sleeping").await;

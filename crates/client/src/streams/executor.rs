@@ -11,6 +11,7 @@ use super::keep_alive::KeepAlive;
 use super::process::{RemoteProcess, Transport};
 use super::request::{AttachRequest, ExecRequest, Opening};
 use super::shared::Shared;
+use super::upgrade::Repeat;
 use super::{by_spdy, by_websocket, upgrade};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
@@ -51,7 +52,8 @@ pub struct SpdyExecutor {
 }
 
 /// By WebSocket, or by SPDY where a WebSocket is refused: then
-/// [`RemoteProcess::transport`] tells why. A stream that has begun is never begun again.
+/// [`RemoteProcess::transport`] tells why. What may have begun is never begun again: no
+/// command runs twice.
 #[derive(Debug, Clone)]
 pub struct FallbackExecutor {
     first: WebSocketExecutor,
@@ -176,12 +178,18 @@ impl Executor for FallbackExecutor {
                 Err(error) => error,
             };
             let endpoint = &self.first.endpoint;
-            let Some(reason) = upgrade::instead(&error, endpoint.is_behind_https_proxy()) else {
+            let behind_https_proxy = endpoint.is_behind_https_proxy();
+            let reason = upgrade::instead(&error, behind_https_proxy, Repeat::Harmful);
+            let Some(reason) = reason else {
                 return Err(error);
             };
-            let process = self.second.open(opening).await?;
-            let instead = Some(reason);
-            Ok(process.with_transport(Transport::Spdy { instead }))
+            match self.second.open(opening).await {
+                Ok(process) => {
+                    let instead = Some(reason);
+                    Ok(process.with_transport(Transport::Spdy { instead }))
+                }
+                Err(error) => Err(Error::neither(reason, error)),
+            }
         })
     }
 }

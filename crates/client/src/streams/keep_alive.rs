@@ -13,7 +13,8 @@ pub struct KeepAlive {
     /// a minute, some earlier.
     pub interval: Duration,
     /// How long the other end may leave pings unanswered. One that may be busy with what
-    /// it was sent is given all the time that it needs.
+    /// it was sent is given all the time that it needs. A local program may keep other
+    /// connections to a pod waiting for as long.
     pub patience: Duration,
 }
 

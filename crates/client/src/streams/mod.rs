@@ -19,7 +19,7 @@ mod upgrade;
 
 pub use executor::{Executor, FallbackExecutor, SpdyExecutor, Starting, WebSocketExecutor};
 pub use keep_alive::KeepAlive;
-pub use port_forward::{PortForwarder, PortStream};
+pub use port_forward::{By, Closing, Local, Manner, PortForwarder, PortStream};
 pub use process::{
     Cut, ExitStatus, ProcessOutput, ProcessStdin, RemoteProcess, Resizer, Transport,
 };

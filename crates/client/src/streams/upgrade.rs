@@ -101,16 +101,31 @@ pub(crate) async fn spdy(
     })
 }
 
+/// What comes of asking a server again that may have heard it the first time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Repeat {
+    /// Nothing: ports are connected to later.
+    Harmless,
+    /// A command would run twice.
+    Harmful,
+}
+
 /// Why SPDY is to be tried when a WebSocket has failed so; `None` if it is not.
 ///
-/// As client-go has it (`IsUpgradeFailure`, `IsHTTPSProxyError`): every answer but a 101
-/// that grants what was asked for. What is no answer says nothing of them, unless
-/// there is a proxy on the way that is spoken to by TLS, which may have broken it.
-pub(crate) fn instead(error: &Error, behind_https_proxy: bool) -> Option<String> {
+/// As client-go has it (`IsUpgradeFailure`, `IsHTTPSProxyError`): after an answer that
+/// is no 101, and where an HTTPS proxy lets nobody through, so that nothing can have
+/// been heard of the request. A 101 begins a stream, whatever else is wrong with it; and
+/// what becomes of a request that has been sent and is not answered nobody knows. Then
+/// only what is harmless is asked for again, and only if there is an HTTPS proxy on the
+/// way, which may be what broke it.
+pub(crate) fn instead(error: &Error, behind_https_proxy: bool, repeat: Repeat) -> Option<String> {
     match error {
         Error::Refused { refusal, .. } => Some(refusal.to_string()),
-        Error::Unswitched { cause, .. } => Some(cause.clone()),
-        Error::BrokeOff { .. } | Error::NotHttp { .. } if behind_https_proxy => {
+        Error::Proxy { .. } if behind_https_proxy => Some(error.to_string()),
+        Error::Unswitched { cause, .. } if repeat == Repeat::Harmless => Some(cause.clone()),
+        Error::BrokeOff { .. } | Error::NotHttp { .. }
+            if behind_https_proxy && repeat == Repeat::Harmless =>
+        {
             Some(format!("{error} (behind an HTTPS proxy)"))
         }
         _ => None,
@@ -142,60 +157,70 @@ mod tests {
     }
 
     #[test]
-    fn the_second_way_is_tried_after_an_answer_and_after_nothing_else() {
+    fn the_second_way_is_tried_only_if_nothing_can_run_twice() {
         let server = || "k:6443".to_owned();
         let cause = || "x".to_owned();
-        let broke_off = || Error::BrokeOff {
+        let broke_off = Error::BrokeOff {
             server: server(),
             cause: cause(),
         };
+        let not_http = Error::NotHttp {
+            server: server(),
+            cause: cause(),
+        };
+        let unswitched = Error::Unswitched {
+            server: server(),
+            cause: cause(),
+        };
+        let proxy = Error::Proxy {
+            proxy: "p:3128".to_owned(),
+            server: server(),
+            cause: cause(),
+        };
+        let tls = Error::Tls {
+            server: server(),
+            cause: cause(),
+        };
+        let status =
+            r#"{"kind":"Status","reason":"Forbidden","message":"pods \"a\" is forbidden"}"#;
+        let broken = "the server k:6443 ended the connection before it had answered: x (behind an \
+                      HTTPS proxy)";
+        let other = "the server k:6443 does not answer in HTTP/1.1: x (behind an HTTPS proxy)";
+        let barred = "the proxy p:3128 on the way to k:6443 x";
+        // The error; of a command: straight, behind an HTTPS proxy; of ports: the same.
+        let no = None;
         let rows = [
             (
                 refusal(400, "upgrade please"),
-                false,
-                Some("upgrade please (400)"),
+                [Some("upgrade please (400)"); 4],
             ),
             (
-                refusal(
-                    403,
-                    r#"{"kind":"Status","reason":"Forbidden","message":"pods \"a\" is forbidden"}"#,
-                ),
-                false,
-                Some("pods \"a\" is forbidden (Forbidden)"),
+                refusal(403, status),
+                [Some("pods \"a\" is forbidden (Forbidden)"); 4],
             ),
-            (refusal(502, ""), false, Some("502 Bad Gateway")),
-            (
-                Error::Unswitched {
-                    server: server(),
-                    cause: cause(),
-                },
-                false,
-                Some("x"),
-            ),
-            (broke_off(), false, None),
-            (
-                broke_off(),
-                true,
-                Some(
-                    "the server k:6443 ended the connection before it had answered: x (behind an HTTPS proxy)",
-                ),
-            ),
-            (
-                Error::Tls {
-                    server: server(),
-                    cause: cause(),
-                },
-                true,
-                None,
-            ),
-            (Error::Unsendable(cause()), false, None),
+            (refusal(502, ""), [Some("502 Bad Gateway"); 4]),
+            (proxy, [no, Some(barred), no, Some(barred)]),
+            (unswitched, [no, no, Some("x"), Some("x")]),
+            (broke_off, [no, no, no, Some(broken)]),
+            (not_http, [no, no, no, Some(other)]),
+            (tls, [no; 4]),
+            (Error::Unsendable(cause()), [no; 4]),
         ];
-        for (error, behind_https_proxy, expected) in rows {
-            assert_eq!(
-                instead(&error, behind_https_proxy).as_deref(),
-                expected,
-                "{error}"
-            );
+        let cases = [
+            (false, Repeat::Harmful),
+            (true, Repeat::Harmful),
+            (false, Repeat::Harmless),
+            (true, Repeat::Harmless),
+        ];
+        for (error, expected) in rows {
+            for ((behind_https_proxy, repeat), expected) in cases.into_iter().zip(expected) {
+                let found = instead(&error, behind_https_proxy, repeat);
+                assert_eq!(
+                    found.as_deref(),
+                    expected,
+                    "{error} {behind_https_proxy} {repeat:?}"
+                );
+            }
         }
     }
 }

@@ -40,6 +40,21 @@ async fn running_a_command() {
 }
 
 #[tokio::test]
+async fn copying_a_file() {
+    let (pods, dir) = (Pods::start().await, ScratchDir::new());
+    let from = dir.write("from", "what is copied").display().to_string();
+    let to = dir.path().join("to");
+    let copying = command("copy_a_file", &pods, &dir)
+        .args(["web", &from])
+        .arg(&to)
+        .output();
+    let output = timeout(PATIENCE, copying).await.unwrap().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(output.stdout, b"14 bytes\n");
+    assert_eq!(std::fs::read(to).unwrap(), b"what is copied");
+}
+
+#[tokio::test]
 async fn forwarding_a_port() {
     let (pods, dir) = (Pods::start().await, ScratchDir::new());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,7 +1,7 @@
 //! SPDY where a WebSocket is refused, and only there.
 
 use skewbridge_client::streams::Transport;
-use skewbridge_client::{Error, Executor, ExitStatus, FallbackExecutor};
+use skewbridge_client::{Error, Executor, ExitStatus, FallbackExecutor, PortForwarder};
 use skewbridge_testkit::{Grant, Pods};
 
 use super::{endpoint, shell};
@@ -39,15 +39,31 @@ async fn any_answer_but_101_leads_to_spdy_and_the_reason_is_kept() {
 }
 
 #[tokio::test]
-async fn what_both_refuse_is_told_as_the_second_said_it() {
+async fn what_both_refuse_is_told_of_both() {
     let pods = Pods::start().await;
     pods.websocket(Grant::No(400, "no WebSockets".to_owned()));
     pods.spdy(Grant::No(404, NOT_FOUND.to_owned()));
-    let Err(Error::Refused { refusal, .. }) = transport(&pods).await else {
-        panic!("it was not refused")
-    };
-    assert_eq!((refusal.code, &*refusal.reason), (404, "NotFound"));
-    assert_eq!(refusal.message, "pods \"web\" not found");
+    let forwarding = PortForwarder::connect(&endpoint(&pods).await, "default", "web").await;
+    for error in [transport(&pods).await.unwrap_err(), forwarding.unwrap_err()] {
+        let text = error.to_string();
+        let Error::Neither { websocket, spdy } = error else {
+            panic!("{text}")
+        };
+        assert_eq!(websocket, "no WebSockets (400)");
+        let Error::Refused { refusal, .. } = *spdy else {
+            panic!("{spdy}")
+        };
+        assert_eq!((refusal.code, &*refusal.reason), (404, "NotFound"));
+        assert_eq!(refusal.message, "pods \"web\" not found");
+        assert!(
+            text.contains(&refusal.message) && text.contains(&websocket),
+            "{text}"
+        );
+    }
+    // What is the same is told once.
+    pods.websocket(Grant::No(404, NOT_FOUND.to_owned()));
+    let error = transport(&pods).await.unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ mod commands;
 mod cuts;
 mod examples;
 mod fallback;
+mod https_proxy;
 mod ports;
 
 use std::net::SocketAddr;

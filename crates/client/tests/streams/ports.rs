@@ -1,8 +1,10 @@
 //! Connections to ports.
 
+use std::io::ErrorKind;
+
 use skewbridge_client::PortForwarder;
-use skewbridge_client::streams::{Port, Transport};
-use skewbridge_testkit::{Grant, PATIENCE, Pods};
+use skewbridge_client::streams::{By, Manner, Port, Transport};
+use skewbridge_testkit::{Grant, PATIENCE, Pods, SilentPort};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -26,16 +28,29 @@ async fn echo() -> (Port, JoinHandle<()>) {
     (Port::new(port).unwrap(), task)
 }
 
+async fn connect(pods: &Pods, by: By) -> PortForwarder {
+    let manner = Manner {
+        by,
+        ..Manner::default()
+    };
+    PortForwarder::connect_in(&endpoint(pods).await, "default", "web", manner)
+        .await
+        .unwrap()
+}
+
 async fn both(pods: &Pods) -> [PortForwarder; 2] {
-    let endpoint = endpoint(pods).await;
     [
-        PortForwarder::by_websocket(&endpoint, "default", "web")
-            .await
-            .unwrap(),
-        PortForwarder::by_spdy(&endpoint, "default", "web")
-            .await
-            .unwrap(),
+        connect(pods, By::WebSocket).await,
+        connect(pods, By::Spdy).await,
     ]
+}
+
+/// A local program's connection, and ours to be carried.
+async fn local() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let (program, accepted) = tokio::join!(TcpStream::connect(addr), listener.accept());
+    (program.unwrap(), accepted.unwrap().0)
 }
 
 #[tokio::test]
@@ -72,9 +87,8 @@ async fn many_connections_go_through_one_at_once() {
 async fn a_port_where_nobody_listens_is_told_and_the_others_stay() {
     let pods = Pods::start().await;
     let (port, task) = echo().await;
-    let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let closed = Port::new(free.local_addr().unwrap().port()).unwrap();
-    drop(free);
+    let nobody = SilentPort::new();
+    let closed = Port::new(nobody.addr().port()).unwrap();
     for forwarder in both(&pods).await {
         let mut good = forwarder.open(port).unwrap();
         good.write_all(b"before").await.unwrap();
@@ -98,25 +112,63 @@ async fn a_local_connection_is_carried_with_its_half_close() {
     let pods = Pods::start().await;
     let (port, task) = echo().await;
     for forwarder in both(&pods).await {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = listener.local_addr().unwrap();
+        let (mut program, ours) = local().await;
         let stream = forwarder.open(port).unwrap();
-        let carrying = async {
-            let (tcp, _) = listener.accept().await.unwrap();
-            stream.carry(tcp).await
-        };
         let using = async {
-            let mut tcp = TcpStream::connect(addr).await.unwrap();
-            tcp.write_all(b"hello").await.unwrap();
-            tcp.shutdown().await.unwrap();
+            program.write_all(b"hello").await.unwrap();
+            program.shutdown().await.unwrap();
             let mut came = Vec::new();
-            tcp.read_to_end(&mut came).await.unwrap();
+            program.read_to_end(&mut came).await.unwrap();
             assert_eq!(came, b"hello");
         };
-        let (carried, ()) = tokio::join!(carrying, using);
+        let both = async { tokio::join!(stream.carry(ours), using) };
+        let (carried, ()) = timeout(PATIENCE, both).await.unwrap();
         carried.unwrap();
     }
     task.abort();
+}
+
+#[tokio::test]
+async fn what_is_cut_off_is_no_end_to_the_local_program() {
+    let pods = Pods::start().await;
+    let (port, task) = echo().await;
+    // The connection to the cluster is cut, or we are ended.
+    for (by, left) in [
+        (By::WebSocket, false),
+        (By::WebSocket, true),
+        (By::Spdy, false),
+        (By::Spdy, true),
+    ] {
+        let forwarder = connect(&pods, by).await;
+        let (mut program, ours) = local().await;
+        let carrying = tokio::spawn(forwarder.open(port).unwrap().carry(ours));
+        let mut came = [0; 5];
+        program.write_all(b"hello").await.unwrap();
+        program.read_exact(&mut came).await.unwrap();
+        if left {
+            carrying.abort();
+        } else {
+            pods.cut_all();
+        }
+        let ended = timeout(PATIENCE, program.read(&mut came)).await.unwrap();
+        assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert!(!matches!(carrying.await, Ok(Ok(()))));
+    }
+    task.abort();
+}
+
+#[tokio::test]
+async fn a_port_where_nobody_listens_resets_the_local_connection() {
+    let pods = Pods::start().await;
+    let nobody = SilentPort::new();
+    let closed = Port::new(nobody.addr().port()).unwrap();
+    for forwarder in both(&pods).await {
+        let (mut program, ours) = local().await;
+        let carrying = tokio::spawn(forwarder.open(closed).unwrap().carry(ours));
+        let ended = timeout(PATIENCE, program.read(&mut [0; 1])).await.unwrap();
+        assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert!(carrying.await.unwrap().is_err());
+    }
 }
 
 #[tokio::test]

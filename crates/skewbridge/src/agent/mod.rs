@@ -192,6 +192,7 @@ fn keep_memory_private() {
 }
 
 fn complain(problem: &str) {
+    let problem = crate::skew::plain(problem);
     let _ = writeln!(std::io::stderr(), "skewbridge agent: {problem}");
 }
 

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use rustix::stdio::{stderr, stdin, stdout};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 use skewbridge_client::streams::TerminalSize;
+use skewbridge_harness::{Heard, IgnoredSignals};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Whether standard input is a terminal.
@@ -55,24 +56,15 @@ impl Drop for RawTerminal {
 /// Signals that end a program, and that of a window that has changed.
 #[derive(Debug)]
 pub(crate) struct Signals {
-    ends: [(Signal, u8); 4],
+    ends: Endings,
     window: Signal,
 }
 
 impl Signals {
     /// From here on they do not end the program by themselves.
     fn listen() -> io::Result<Self> {
-        let listen = |kind: SignalKind| -> io::Result<(Signal, u8)> {
-            let number = u8::try_from(kind.as_raw_value()).unwrap_or(0);
-            Ok((signal(kind)?, number))
-        };
         Ok(Self {
-            ends: [
-                listen(SignalKind::interrupt())?,
-                listen(SignalKind::terminate())?,
-                listen(SignalKind::hangup())?,
-                listen(SignalKind::quit())?,
-            ],
+            ends: Endings::listen()?,
             window: signal(SignalKind::window_change())?,
         })
     }
@@ -80,14 +72,45 @@ impl Signals {
     /// Waits for another size of the window, or for the end: that with the exit code of
     /// shells for it.
     pub(crate) async fn end_or_resize(&mut self) -> Result<(), u8> {
-        let [(a, one), (b, two), (c, three), (d, four)] = &mut self.ends;
-        let number = tokio::select! {
-            _ = self.window.recv() => return Ok(()),
-            _ = a.recv() => *one,
-            _ = b.recv() => *two,
-            _ = c.recv() => *three,
-            _ = d.recv() => *four,
+        tokio::select! {
+            _ = self.window.recv() => Ok(()),
+            code = self.ends.recv() => Err(code),
+        }
+    }
+}
+
+/// Signals that end a program. Those that whoever started us wants to be ignored, as
+/// `nohup` does, are.
+#[derive(Debug)]
+pub(crate) struct Endings([(Heard, u8); 4]);
+
+/// What a shell makes of a program that was ended by ctrl-c.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+impl Endings {
+    /// From here on they do not end the program by themselves.
+    pub(crate) fn listen() -> io::Result<Self> {
+        let ignored = IgnoredSignals::now();
+        let listen = |kind: SignalKind| -> io::Result<(Heard, u8)> {
+            let number = u8::try_from(kind.as_raw_value()).unwrap_or(0);
+            Ok((ignored.listen(kind)?, 128 + number))
         };
-        Err(128 + number)
+        Ok(Self([
+            listen(SignalKind::interrupt())?,
+            listen(SignalKind::terminate())?,
+            listen(SignalKind::hangup())?,
+            listen(SignalKind::quit())?,
+        ]))
+    }
+
+    /// Waits for one; gives the exit code of shells for it.
+    pub(crate) async fn recv(&mut self) -> u8 {
+        let [(a, one), (b, two), (c, three), (d, four)] = &mut self.0;
+        tokio::select! {
+            () = a.recv() => *one,
+            () = b.recv() => *two,
+            () = c.recv() => *three,
+            () = d.recv() => *four,
+        }
     }
 }

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use skewbridge_client::copy::{Notice, Tally};
 
+use crate::skew::plain;
+
 /// How often the line is drawn: fast enough to look alive, slow enough to be read.
 const EVERY: Duration = Duration::from_millis(200);
 
@@ -69,6 +71,7 @@ impl Screen {
         } else {
             ""
         };
+        let text = plain(text);
         let _ = writeln!(std::io::stderr(), "{clear}{text}");
     }
 

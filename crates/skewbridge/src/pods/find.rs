@@ -44,7 +44,7 @@ impl Pods {
         let body = self
             .body(&path)
             .await
-            .map_err(|error| self.explain(error, to.kind))?;
+            .map_err(|error| self.explain(error, "get", to.kind))?;
         let workload: Workload = read(&body, &path)?;
         let Some(selector) = workload.selector() else {
             let (kind, name) = (to.kind.singular(), &to.name);
@@ -81,7 +81,7 @@ impl Pods {
                 let failure = Failure::refused(&refusal);
                 Err(self.suggest(failure, name).await)
             }
-            Err(error) => Err(self.explain(error, Kind::Pod)),
+            Err(error) => Err(self.explain(error, "get", Kind::Pod)),
         }
     }
 
@@ -91,7 +91,7 @@ impl Pods {
         let until = Instant::now() + patience;
         loop {
             let body = self.body(&path).await;
-            let body = body.map_err(|error| self.explain(error, Kind::Pod))?;
+            let body = body.map_err(|error| self.explain(error, "list", Kind::Pod))?;
             let list: List<Pod> = read(&body, &path)?;
             let best = list.items.into_iter().max_by_key(Pod::fitness);
             if best.is_some() || Instant::now() >= until {
@@ -129,12 +129,12 @@ impl Pods {
         ))
     }
 
-    fn explain(&self, error: Error, kind: Kind) -> Failure {
+    fn explain(&self, error: Error, verb: &str, kind: Kind) -> Failure {
         match error {
             Error::Refused { refusal, .. } => {
                 let resource = kind.path(&self.namespace);
                 let resource = resource.rsplit('/').next().unwrap_or_default();
-                explain_refusal(&refusal, "get", resource, &self.namespace)
+                explain_refusal(&refusal, verb, resource, &self.namespace)
             }
             error => error.into(),
         }

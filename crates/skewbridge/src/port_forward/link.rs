@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skewbridge_client::PortForwarder;
-use skewbridge_client::streams::Port;
+use skewbridge_client::streams::{By, Manner, Port};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
@@ -13,7 +13,10 @@ use super::spec::{Remote, Resolved, resolve};
 use crate::client_command::{Failure, say};
 use crate::exec::explain;
 use crate::pods::{Pods, Reference};
-use crate::session::told;
+use crate::session::{is_off, told};
+
+/// What kubectl calls its switch for WebSocket in port-forward.
+const BY_WEBSOCKET: &str = "KUBECTL_PORT_FORWARD_WEBSOCKETS";
 
 /// The first pause before a connection is made anew, and the longest: each is twice the
 /// one before.
@@ -62,7 +65,17 @@ impl Linker {
             .map(|remote| resolve(remote, &pod, service));
         let ports = ports.collect::<Result<_, _>>()?;
         let (namespace, name) = (&self.pods.namespace, &pod.metadata.name);
-        let forwarder = PortForwarder::connect(&self.pods.endpoint, namespace, name).await;
+        let by = if is_off(BY_WEBSOCKET) {
+            By::Spdy
+        } else {
+            By::Either
+        };
+        let manner = Manner {
+            by,
+            ..Manner::default()
+        };
+        let endpoint = &self.pods.endpoint;
+        let forwarder = PortForwarder::connect_in(endpoint, namespace, name, manner).await;
         let forwarder =
             forwarder.map_err(|error| explain(error, "pods/portforward", namespace, None))?;
         if self.verbosity > 0 {

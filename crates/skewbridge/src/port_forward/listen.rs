@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use skewbridge_client::connection::Stream;
+use skewbridge_client::streams::{Closing, Local};
 use tokio::net::{TcpListener, UnixListener};
 
 /// Whose socket it is may use it, and nobody else: ports of this machine are open to all
@@ -114,12 +114,13 @@ impl Listener {
         Ok(Self::Unix(listener, socket))
     }
 
-    /// The next connection.
-    pub(crate) async fn accept(&self) -> io::Result<Stream> {
+    /// The next connection. Until it is carried to a clean end it closes by a reset.
+    pub(crate) async fn accept(&self) -> io::Result<Box<dyn Local>> {
         match self {
             Self::Tcp(listener, _) => {
                 let (tcp, _) = listener.accept().await?;
                 let _ = tcp.set_nodelay(true);
+                tcp.closes(Closing::ByReset);
                 Ok(Box::new(tcp))
             }
             Self::Unix(listener, _) => Ok(Box::new(listener.accept().await?.0)),

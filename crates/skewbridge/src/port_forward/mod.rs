@@ -10,19 +10,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use skewbridge_client::connection::Stream;
-use tokio::signal::unix::{SignalKind, signal};
+use skewbridge_client::streams::Local;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::client_command::{self, Failure, say};
 use crate::cluster_flags::ClusterFlags;
+use crate::console::{Endings, INTERRUPTED};
 use crate::pods::{Pods, Reference};
 use crate::serve::parse;
+use crate::skew::plain;
 use link::{Linker, Links};
 use listen::{Address, Listener};
-use spec::{Local, Spec};
+use spec::{Local as Listening, Spec};
 
 /// How many connections go through at once: each has two streams, of which a connection
 /// to a pod has 1024. More wait to be accepted.
@@ -37,7 +38,9 @@ const BREATH: Duration = Duration::from_millis(100);
 const HELP: &str = "\
 A connection to the pod that is lost is made anew, for --pod-running-timeout: to
 another pod if the pod was found by what runs it. We keep listening meanwhile. A
-connection that fails ends by itself, and no other with it.
+connection that fails ends by itself, and no other with it: what was cut off is reset
+here, and only what is whole has an end. One whose program reads nothing for 30 s and
+keeps others waiting by that is given up.
 
 Examples:
   skewbridge port-forward web 8080:80
@@ -92,12 +95,10 @@ async fn forward(flags: &Flags) -> Result<(), Failure> {
         patience,
         verbosity: access.verbosity,
     };
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::new)?;
-    let mut terminate = signal(SignalKind::terminate()).map_err(Failure::new)?;
+    let mut endings = Endings::listen().map_err(Failure::new)?;
     let link = tokio::select! {
         link = linker.link() => Arc::new(link?),
-        _ = interrupt.recv() => return Ok(()),
-        _ = terminate.recv() => return Err(Failure::silent(143)),
+        code = endings.recv() => return ended(code),
     };
     let (tell, links) = watch::channel(Some(link.clone()));
     let listeners = listen(&specs, &addresses, &link.ports).await?;
@@ -110,8 +111,15 @@ async fn forward(flags: &Flags) -> Result<(), Failure> {
     // With the tasks the sockets go.
     tokio::select! {
         failure = linker.keep(link, tell) => Err(failure),
-        _ = interrupt.recv() => Ok(()),
-        _ = terminate.recv() => Err(Failure::silent(143)),
+        code = endings.recv() => ended(code),
+    }
+}
+
+/// As kubectl: whoever presses ctrl-c wants no error.
+fn ended(code: u8) -> Result<(), Failure> {
+    match code {
+        INTERRUPTED => Ok(()),
+        code => Err(Failure::silent(code)),
     }
 }
 
@@ -124,10 +132,10 @@ async fn listen(
     let mut all = Vec::new();
     for (at, (spec, port)) in specs.iter().zip(ports).enumerate() {
         let listeners = match &spec.local {
-            Local::Unix(path) => Listener::unix(path).map(|it| vec![it]),
-            Local::Same => Listener::tcp(addresses, port.same.number()).await,
-            Local::Any => Listener::tcp(addresses, 0).await,
-            Local::Port(local) => Listener::tcp(addresses, local.number()).await,
+            Listening::Unix(path) => Listener::unix(path).map(|it| vec![it]),
+            Listening::Same => Listener::tcp(addresses, port.same.number()).await,
+            Listening::Any => Listener::tcp(addresses, 0).await,
+            Listening::Port(local) => Listener::tcp(addresses, local.number()).await,
         };
         for listener in listeners? {
             let remote = port.remote.number();
@@ -169,7 +177,7 @@ async fn accept(listener: Listener, at: usize, links: Links, room: Arc<Semaphore
 }
 
 /// Carries one connection to its end.
-async fn carry(local: Stream, at: usize, mut links: Links) -> Result<(), String> {
+async fn carry(local: Box<dyn Local>, at: usize, mut links: Links) -> Result<(), String> {
     let linked = async {
         let link = links.wait_for(Option::is_some).await;
         link.ok().and_then(|link| link.clone())
@@ -187,5 +195,6 @@ async fn carry(local: Stream, at: usize, mut links: Links) -> Result<(), String>
 /// A line on stdout. Whoever closed it does not want to know.
 fn print(line: std::fmt::Arguments<'_>) {
     let mut stdout = std::io::stdout();
+    let line = plain(&line.to_string());
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
 }

@@ -106,5 +106,6 @@ async fn session(wish: &Wish) -> Result<Ended, String> {
 }
 
 fn complain(problem: &str) {
+    let problem = crate::skew::plain(problem);
     let _ = writeln!(std::io::stderr(), "skewbridge: {problem}");
 }

@@ -169,6 +169,41 @@ async fn who_may_not_is_told_what_it_needs() {
         "Error from server (Forbidden): pods \"web\" is forbidden: User \"bob\" cannot create resource \"pods/exec\"\n\
          it needs the verb create on pods/exec in namespace \"default\"; see kubectl auth can-i create pods/exec -n default\n"
     );
+    // The pods of a deployment are listed.
+    cluster.pods.object(
+        "/apis/apps/v1/namespaces/default/deployments/shop",
+        r#"{"spec":{"selector":{"matchLabels":{"app":"shop"}}}}"#,
+    );
+    let forbidden =
+        r#"{"kind":"Status","reason":"Forbidden","message":"pods is forbidden","code":403}"#;
+    let pods = "/api/v1/namespaces/default/pods";
+    cluster.pods.answer(pods, 403, forbidden);
+    let said = cluster.run(&["exec", "deploy/shop", "--", "true"]).await;
+    assert_eq!(
+        said.stderr,
+        "Error from server (Forbidden): pods is forbidden\n\
+         it needs the verb list on pods in namespace \"default\"; see kubectl auth can-i list pods -n default\n"
+    );
+}
+
+#[tokio::test]
+async fn what_a_server_says_does_nothing_to_the_terminal() {
+    let cluster = Cluster::start().await;
+    let evil = "\u{1b}[2J\u{9b}2J\u{7}";
+    cluster.pods.websocket(Grant::No(400, evil.to_owned()));
+    cluster.pods.object(
+        "/api/v1/namespaces/default/pods/odd",
+        r#"{"metadata":{"name":"odd"},"spec":{"containers":[{"name":"a\u001b[2J"},{"name":"b"}]},
+        "status":{"phase":"Running"}}"#,
+    );
+    let said = cluster.run(&["exec", "-v=1", "odd", "--", "true"]).await;
+    assert!(said.stderr.contains("[2J"), "{said:?}");
+    let shown = |it: &str| !it.chars().any(|it| it.is_control() && it != '\n');
+    assert!(shown(&said.stderr), "{said:?}");
+    cluster.pods.spdy(Grant::No(500, evil.to_owned()));
+    let said = cluster.run(&["exec", "web", "--", "true"]).await;
+    assert!(said.stderr.contains("[2J"), "{said:?}");
+    assert!(shown(&said.stderr), "{said:?}");
 }
 
 #[tokio::test]
@@ -183,6 +218,17 @@ async fn the_reason_for_spdy_is_shown_to_who_asks() {
     let expected =
         "skewbridge: by SPDY, because a WebSocket was refused: no WebSockets here (400)\n";
     assert_eq!((said.code, &*said.stderr), (Some(0), expected));
+    // It can be left out.
+    let mut command = cluster.command(&["exec", "-v=1", "web", "--", "true"]);
+    command.env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "false");
+    let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
+    assert_eq!(output.stderr, b"skewbridge: by SPDY\n");
+    // If that is refused too, both are told.
+    cluster.pods.spdy(Grant::No(502, "nor SPDY".to_owned()));
+    let said = cluster.run(&["exec", "web", "--", "true"]).await;
+    let expected = "error: unable to upgrade connection: nor SPDY\n\
+                    that was by SPDY; a WebSocket had been refused before: no WebSockets here (400)\n";
+    assert_eq!((said.code, &*said.stderr), (Some(1), expected));
 }
 
 #[tokio::test]

@@ -41,8 +41,15 @@ impl Cluster {
 
     /// Our program, that knows this cluster.
     fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_skewbridge"));
+        self.command_with("--default-signal=HUP,INT,QUIT,TERM", words)
+    }
+
+    /// The same, with signals as `env` has them: they are passed on, and whoever runs the
+    /// tests may ignore some.
+    fn command_with(&self, signals: &str, words: &[&str]) -> Command {
+        let mut command = Command::new("env");
         command
+            .args([signals, env!("CARGO_BIN_EXE_skewbridge")])
             .args(words)
             .env_clear()
             .env("KUBECONFIG", self.dir.path().join("config"))

@@ -2,10 +2,11 @@
 
 use std::process::Stdio;
 
-use skewbridge_testkit::{PATIENCE, Pods};
+use rustix::process::{Pid, Signal, kill_process};
+use skewbridge_testkit::{PATIENCE, Pods, SilentPort};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
-use tokio::process::{Child, ChildStderr, ChildStdout};
+use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -36,7 +37,11 @@ struct Forwarding {
 
 impl Forwarding {
     fn start(cluster: &Cluster, words: &[&str]) -> Self {
-        let mut command = cluster.command(&["port-forward", "--address=127.0.0.1"]);
+        let command = cluster.command(&["port-forward", "--address=127.0.0.1"]);
+        Self::of(command, words)
+    }
+
+    fn of(mut command: Command, words: &[&str]) -> Self {
         command.args(words).stdin(Stdio::null());
         let mut child = command
             .stdout(Stdio::piped())
@@ -62,6 +67,16 @@ impl Forwarding {
         line.expect("a complaint in time")
             .unwrap()
             .expect("a complaint")
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = self.child.id().unwrap().cast_signed();
+        kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
+    }
+
+    async fn code(mut self) -> Option<i32> {
+        let ended = timeout(PATIENCE, self.child.wait()).await;
+        ended.expect("an end in time").unwrap().code()
     }
 
     /// The local port of the next line, which is of 127.0.0.1.
@@ -115,25 +130,82 @@ async fn ports_and_sockets_lead_to_the_pod() {
     unix.read_to_string(&mut answer).await.unwrap();
     assert_eq!(answer, "two");
     // As after ctrl-c.
-    let pid = rustix::process::Pid::from_raw(forwarding.child.id().unwrap().cast_signed()).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    let status = timeout(PATIENCE, forwarding.child.wait())
-        .await
-        .unwrap()
-        .unwrap();
-    assert_eq!(status.code(), Some(0));
+    forwarding.signal(Signal::INT);
+    assert_eq!(forwarding.code().await, Some(0));
     assert!(!socket.exists());
     first.abort();
     second.abort();
 }
 
 #[tokio::test]
+async fn whatever_ends_us_leaves_no_socket_behind() {
+    let cluster = Cluster::start().await;
+    for (signal, code) in [(Signal::HUP, 129), (Signal::TERM, 143), (Signal::QUIT, 131)] {
+        let socket = cluster.dir.path().join("s");
+        let spec = format!("unix:{}:80", socket.display());
+        let mut forwarding = Forwarding::start(&cluster, &["web", &spec]);
+        assert!(forwarding.line().await.starts_with("Forwarding from unix:"));
+        assert!(socket.exists());
+        forwarding.signal(signal);
+        assert_eq!(forwarding.code().await, Some(code));
+        assert!(!socket.exists(), "{signal:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_hangup_that_is_ignored_stays_so() {
+    let cluster = Cluster::start().await;
+    let (port, task) = answering("here").await;
+    // As by nohup.
+    let words = ["port-forward", "--address=127.0.0.1"];
+    let command = cluster.command_with("--ignore-signal=HUP", &words);
+    let mut forwarding = Forwarding::of(command, &["web", &format!(":{port}")]);
+    let local = forwarding.port(port).await;
+    forwarding.signal(Signal::HUP);
+    assert_eq!(ask(local).await, "here");
+    assert_eq!(forwarding.child.try_wait().unwrap(), None);
+    task.abort();
+}
+
+#[tokio::test]
+async fn only_what_is_whole_has_an_end_here() {
+    let cluster = Cluster::start().await;
+    let (port, task) = answering("here").await;
+    let mut forwarding = Forwarding::start(&cluster, &["web", &format!(":{port}")]);
+    let local = forwarding.port(port).await;
+    let address = ("127.0.0.1", local);
+    // The pod ends it.
+    let mut tcp = TcpStream::connect(address).await.unwrap();
+    tcp.write_all(b"?").await.unwrap();
+    let mut answer = String::new();
+    let read = timeout(PATIENCE, tcp.read_to_string(&mut answer)).await;
+    read.unwrap().unwrap();
+    assert_eq!(answer, "here");
+    // The connection to the cluster is cut; we are killed.
+    for kill in [false, true] {
+        let mut tcp = TcpStream::connect(address).await.unwrap();
+        // Who came later has been served: this one has been accepted.
+        assert_eq!(ask(local).await, "here");
+        if kill {
+            forwarding.signal(Signal::KILL);
+        } else {
+            cluster.pods.cut_all();
+        }
+        let read = timeout(PATIENCE, tcp.read(&mut [0; 1])).await.unwrap();
+        assert_eq!(
+            read.unwrap_err().kind(),
+            std::io::ErrorKind::ConnectionReset
+        );
+    }
+    task.abort();
+}
+
+#[tokio::test]
 async fn one_bad_connection_ends_no_other() {
     let cluster = Cluster::start().await;
     let (good, task) = answering("fine").await;
-    let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let bad = free.local_addr().unwrap().port();
-    drop(free);
+    let nobody = SilentPort::new();
+    let bad = nobody.addr().port();
     let words = ["web".to_owned(), format!(":{bad}"), format!(":{good}")];
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let mut forwarding = Forwarding::start(&cluster, &words);
@@ -176,8 +248,7 @@ async fn a_server_that_restarts_is_waited_for() {
     let mut forwarding = Forwarding::start(&cluster, &["web", &remote]);
     let local = forwarding.port(port).await;
     let Cluster { pods, dir: _dir } = cluster;
-    let addr = pods.addr();
-    pods.end().await;
+    let kept = pods.end().await;
     assert!(
         forwarding
             .complaint()
@@ -185,7 +256,7 @@ async fn a_server_that_restarts_is_waited_for() {
             .starts_with("lost connection to pod web: ")
     );
     let asking = tokio::spawn(ask(local));
-    let pods = Pods::start_at(addr).await;
+    let pods = Pods::start_at(kept).await;
     pods.pod("default", "web", &["app"]);
     assert_eq!(timeout(PATIENCE, asking).await.unwrap().unwrap(), "here");
     task.abort();

@@ -84,6 +84,14 @@ impl Handle {
         }
     }
 
+    /// Whether nothing is read from the connection just now, because more waits here
+    /// than should: for the reader of a stream ([`super::Receiver::is_overfull`]), or to
+    /// be sent. What the other side says meanwhile, answers to pings included, is not
+    /// heard.
+    pub fn is_held(&self) -> bool {
+        !self.0.lock().session.wants_input()
+    }
+
     /// Why the connection is over, when it is.
     pub fn closed(&self) -> Option<Closed> {
         self.0.lock().session.closed().cloned()

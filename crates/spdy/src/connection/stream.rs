@@ -178,6 +178,13 @@ impl Receiver {
             read
         })
     }
+
+    /// Whether so much waits to be read here that nothing more is read from the
+    /// connection, for any of its streams. It comes to that only with another side that
+    /// heeds no windows.
+    pub fn is_overfull(&self) -> bool {
+        self.shared.lock().session.is_overfull(self.id)
+    }
 }
 
 impl Drop for Receiver {

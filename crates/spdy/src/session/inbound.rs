@@ -71,6 +71,13 @@ impl Session {
         self.overfull == 0 && self.control.len() < MAX_CONTROL_BYTES
     }
 
+    /// Whether it is for this stream that the connection is not read.
+    pub fn is_overfull(&self, id: StreamId) -> bool {
+        let limit = self.config.receive_window as usize;
+        let stream = self.streams.get(&id);
+        stream.is_some_and(|stream| stream.inbound.bytes() > limit)
+    }
+
     /// The other side has ended the connection. `buffer` is what is left of it.
     pub fn end_of_input(&mut self, buffer: &BytesMut) -> Result<(), Error> {
         if self.decoder.is_between_frames(buffer) {

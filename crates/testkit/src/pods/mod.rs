@@ -14,9 +14,10 @@ use std::sync::{Arc, Mutex};
 use bytes::BytesMut;
 use skewbridge_channels::{Options, Protocol, SpdyProtocol, Words};
 use tokio::io::AsyncWriteExt as _;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 
 use crate::task::Owned;
+use crate::upstream::{SilentPort, listen};
 use cut::Cut;
 use request::Request;
 
@@ -34,7 +35,8 @@ pub enum Grant {
 /// The stand-in. It ends when it is dropped.
 #[derive(Debug)]
 pub struct Pods {
-    addr: SocketAddr,
+    /// Keeps the port from being given to anybody else.
+    port: SilentPort,
     state: Arc<Mutex<State>>,
     task: Owned<()>,
 }
@@ -54,13 +56,17 @@ struct State {
 impl Pods {
     /// One that grants everything.
     pub async fn start() -> Self {
-        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0))).await
+        Self::start_at(SilentPort::new()).await
     }
 
     /// The same, where another one has been.
-    pub async fn start_at(addr: SocketAddr) -> Self {
-        let listener = TcpListener::bind(addr).await.unwrap();
-        let addr = listener.local_addr().unwrap();
+    #[expect(
+        clippy::unused_async,
+        reason = "it needs the runtime that it listens in"
+    )]
+    pub async fn start_at(port: SilentPort) -> Self {
+        let addr = port.addr();
+        let listener = listen(addr);
         let state = Arc::new(Mutex::new(State {
             websocket: Grant::Yes,
             spdy: Grant::Yes,
@@ -80,12 +86,12 @@ impl Pods {
                 state.streams.push(serving);
             }
         });
-        Self { addr, state, task }
+        Self { port, state, task }
     }
 
     /// Where it listens.
     pub fn addr(&self) -> SocketAddr {
-        self.addr
+        self.port.addr()
     }
 
     /// A kubeconfig for it.
@@ -94,7 +100,7 @@ impl Pods {
             "current-context: c\n\
              contexts: [{{name: c, context: {{cluster: k, namespace: default}}}}]\n\
              clusters: [{{name: k, cluster: {{server: 'http://{}'}}}}]\n",
-            self.addr
+            self.addr()
         )
     }
 
@@ -154,10 +160,12 @@ impl Pods {
         self.state.lock().unwrap().streams.clear();
     }
 
-    /// Ends it, and frees its port.
-    pub async fn end(self) {
-        self.cut_all();
+    /// Ends it. Nobody listens at its port then, and nobody else is given it.
+    pub async fn end(self) -> SilentPort {
         self.task.end().await;
+        // Of those that it had accepted last, too.
+        self.state.lock().unwrap().streams.clear();
+        self.port
     }
 }
 

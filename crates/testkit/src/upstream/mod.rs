@@ -36,7 +36,8 @@ fn bound(addr: SocketAddr) -> TcpSocket {
     socket
 }
 
-fn listen(addr: SocketAddr) -> TcpListener {
+/// Listens, also where a [`SilentPort`] is kept.
+pub(crate) fn listen(addr: SocketAddr) -> TcpListener {
     bound(addr).listen(BACKLOG).unwrap()
 }
 

@@ -1,0 +1,200 @@
+//! Through a proxy that is spoken to by TLS: one that lets streams through, and ones that
+//! break them. No command runs twice, whatever they do.
+
+use std::net::SocketAddr;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use skewbridge_client::streams::Transport;
+use skewbridge_client::{
+    Endpoint, Error, Executor, ExitStatus, FallbackExecutor, Kubeconfig, PortForwarder,
+};
+use skewbridge_testkit::{Ca, Pods, RawConn, RawServer};
+use tokio::io::copy_bidirectional;
+use tokio::net::TcpStream;
+
+use super::shell;
+
+/// What a proxy does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Does {
+    /// What it is for.
+    Tunnels,
+    /// It answers a request for a WebSocket itself.
+    Refuses,
+    /// It passes a request for a WebSocket on, and keeps the answer.
+    HangsUpOnWebSocket,
+    /// It passes a request for a WebSocket on, and says something else.
+    TalksNonsense,
+    /// It grants no tunnel for the first time, and then does.
+    BarsTheFirst,
+}
+
+async fn proxy(ca: &Ca, does: Does, to: SocketAddr) -> RawServer {
+    let leaf = ca.server(&["127.0.0.1"]);
+    RawServer::start(&leaf, None, &["http/1.1"], move |conn| {
+        serve(conn, does, to)
+    })
+    .await
+}
+
+async fn serve(mut conn: RawConn, does: Does, to: SocketAddr) {
+    let asked = conn.read_head().await;
+    assert!(asked.starts_with(&format!("CONNECT {to} ")), "{asked}");
+    assert!(conn.peer_certs.is_empty(), "it is no business of a proxy");
+    if does == Does::BarsTheFirst && conn.ordinal == 0 {
+        return conn.write("HTTP/1.1 503 X\r\n\r\n").await;
+    }
+    conn.write("HTTP/1.1 200 OK\r\n\r\n").await;
+    let mut server = TcpStream::connect(to).await.unwrap();
+    if matches!(does, Does::Tunnels | Does::BarsTheFirst) {
+        let _ = copy_bidirectional(&mut conn.io, &mut server).await;
+        return;
+    }
+    let head = conn.read_head().await;
+    if !head.to_ascii_lowercase().contains("upgrade: websocket") {
+        use tokio::io::AsyncWriteExt as _;
+        server.write_all(head.as_bytes()).await.unwrap();
+        let _ = copy_bidirectional(&mut conn.io, &mut server).await;
+        return;
+    }
+    if does == Does::Refuses {
+        let refusal = "HTTP/1.1 502 X\r\nContent-Length: 13\r\n\r\nno WebSockets";
+        return conn.write(refusal).await;
+    }
+    // The server has heard it, and has begun.
+    {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        server.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = [0; 12];
+        server.read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 101");
+    }
+    if does == Does::TalksNonsense {
+        conn.write("nonsense, and more of it\r\n\r\n").await;
+    }
+}
+
+async fn endpoint(pods: &Pods, proxy: SocketAddr, trust: &str) -> Endpoint {
+    let text = format!(
+        "current-context: c\ncontexts: [{{name: c, context: {{cluster: k}}}}]\n\
+         clusters: [{{name: k, cluster: {{server: 'http://{}', proxy-url: 'https://{proxy}', \
+         {trust}}}}}]\n",
+        pods.addr()
+    );
+    let config = Kubeconfig::parse(&text, "/nonexistent/config".as_ref()).unwrap();
+    let target = config.target(None).unwrap();
+    Endpoint::prepare(&target, None).await.unwrap()
+}
+
+fn trusting(ca: &Ca) -> String {
+    format!("certificate-authority-data: {}", STANDARD.encode(ca.pem()))
+}
+
+async fn run(endpoint: &Endpoint) -> Result<Transport, Error> {
+    let executor = FallbackExecutor::new(endpoint.clone());
+    let mut process = executor.start(&shell("true")).await?;
+    assert_eq!(process.wait().await, ExitStatus::Success);
+    Ok(process.transport().clone())
+}
+
+/// How often the stand-in was asked to run something, or to forward.
+fn asked(pods: &Pods, what: &str) -> usize {
+    let seen = pods.seen();
+    seen.iter().filter(|it| it.contains(what)).count()
+}
+
+#[tokio::test]
+async fn a_proxy_that_does_what_it_is_for_carries_websockets() {
+    let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
+    let proxy = proxy(&ca, Does::Tunnels, pods.addr()).await;
+    let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
+    assert_eq!(run(&endpoint).await.unwrap(), Transport::WebSocket);
+    let forwarder = PortForwarder::connect(&endpoint, "default", "web").await;
+    assert_eq!(*forwarder.unwrap().transport(), Transport::WebSocket);
+    assert_eq!(pods.seen().len(), 2);
+}
+
+#[tokio::test]
+async fn an_answer_of_the_proxy_leads_to_spdy() {
+    let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
+    let proxy = proxy(&ca, Does::Refuses, pods.addr()).await;
+    let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
+    let instead = Some("no WebSockets (502)".to_owned());
+    let by_spdy = Transport::Spdy { instead };
+    assert_eq!(run(&endpoint).await.unwrap(), by_spdy);
+    let forwarder = PortForwarder::connect(&endpoint, "default", "web").await;
+    assert_eq!(*forwarder.unwrap().transport(), by_spdy);
+    assert_eq!(asked(&pods, "websocket"), 0);
+}
+
+#[tokio::test]
+async fn a_proxy_that_lets_nobody_through_leads_to_spdy() {
+    let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
+    let proxy = proxy(&ca, Does::BarsTheFirst, pods.addr()).await;
+    let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
+    let transport = run(&endpoint).await.unwrap();
+    let Transport::Spdy { instead: Some(why) } = transport else {
+        panic!("{transport:?}")
+    };
+    assert!(why.ends_with("answered 503 to CONNECT"), "{why}");
+    assert_eq!(pods.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn no_command_is_asked_for_twice_when_the_answer_was_lost() {
+    for does in [Does::HangsUpOnWebSocket, Does::TalksNonsense] {
+        let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
+        let proxy = proxy(&ca, does, pods.addr()).await;
+        let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
+        let error = run(&endpoint).await.unwrap_err();
+        assert!(
+            matches!(error, Error::BrokeOff { .. } | Error::NotHttp { .. }),
+            "{does:?}: {error:?}"
+        );
+        assert_eq!(asked(&pods, "/exec"), 1, "{does:?}");
+        // Ports are no commands: nothing happens by asking for them once more.
+        let forwarder = PortForwarder::connect(&endpoint, "default", "web").await;
+        let transport = forwarder.unwrap().transport().clone();
+        let Transport::Spdy { instead: Some(why) } = transport else {
+            panic!("{does:?}: {transport:?}")
+        };
+        assert!(why.ends_with("(behind an HTTPS proxy)"), "{why}");
+        assert_eq!(asked(&pods, "/portforward"), 2, "{does:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_is_believed_as_the_cluster_is_and_by_its_own_name() {
+    let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
+    let stranger = proxy(&Ca::new("stranger"), Does::Tunnels, pods.addr()).await;
+    let leaf = ca.server(&["elsewhere.example"]);
+    let to = pods.addr();
+    let elsewhere = RawServer::start(&leaf, None, &["http/1.1"], move |conn| {
+        serve(conn, Does::Tunnels, to)
+    })
+    .await;
+    let anybody = "insecure-skip-tls-verify: true".to_owned();
+    let rows = [
+        (
+            &stranger,
+            trusting(&ca),
+            Some("signed by unknown authority"),
+        ),
+        (&elsewhere, trusting(&ca), Some("tls-server-name")),
+        (&stranger, anybody, None),
+    ];
+    for (proxy, trust, expected) in rows {
+        let endpoint = endpoint(&pods, proxy.addr(), &trust).await;
+        match (run(&endpoint).await, expected) {
+            (Ok(transport), None) => assert_eq!(transport, Transport::WebSocket),
+            (Err(error), Some(expected)) => {
+                let text = error.to_string();
+                assert!(text.contains("cannot be trusted"), "{text}");
+                assert!(text.contains(expected), "{text}");
+            }
+            (result, expected) => panic!("{result:?} instead of {expected:?}"),
+        }
+    }
+    assert_eq!(pods.seen().len(), 1);
+}
