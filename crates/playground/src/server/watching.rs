@@ -72,6 +72,7 @@ pub(super) fn watch(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Statu
     };
     let watching = Watching {
         events: Events {
+            release: ask.server.release,
             form,
             include: include(ask),
             api_version: subject.served.api_version(),
@@ -199,6 +200,7 @@ impl Watching {
 
 /// How events are written.
 struct Events {
+    release: Release,
     form: Form,
     include: Include,
     api_version: String,
@@ -234,7 +236,14 @@ impl Events {
             resource_version: version.to_owned(),
             ..ListMeta::default()
         };
-        let mut table = table(&self.resource, objects, &meta, self.include, now());
+        let mut table = table(
+            self.release,
+            &self.resource,
+            objects,
+            &meta,
+            self.include,
+            now(),
+        );
         if std::mem::replace(&mut self.columns_told, true) {
             table["columnDefinitions"] = Value::Null;
         }
