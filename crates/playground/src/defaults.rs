@@ -24,6 +24,7 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
         ("", "services") => service(spec),
         ("", "secrets") => secret(&mut value),
         ("apps", kind) => workload(kind, spec),
+        ("", "persistentvolumeclaims") => or(spec, "volumeMode", json!("Filesystem")),
         ("batch", "jobs") => {
             or(spec, "completions", json!(1));
             or(spec, "parallelism", json!(1));
@@ -32,6 +33,8 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
             or(spec, "suspend", json!(false));
             pod_spec(&mut spec["template"]["spec"]);
         }
+        ("batch", "cronjobs") => cron_job(spec),
+        ("autoscaling", _) => scaler(&value["apiVersion"].clone(), &mut value["spec"]),
         _ => {}
     }
     // Looking has made it.
@@ -218,6 +221,8 @@ fn workload(kind: &str, spec: &mut Value) {
         }
         "replicasets" => or(spec, "replicas", json!(1)),
         "statefulsets" => {
+            let retain = json!({"whenDeleted": "Retain", "whenScaled": "Retain"});
+            or(spec, "persistentVolumeClaimRetentionPolicy", retain);
             or(spec, "replicas", json!(1));
             or(spec, "podManagementPolicy", json!("OrderedReady"));
             or(spec, "updateStrategy", rolling(json!({"partition": 0})));
@@ -235,6 +240,38 @@ fn workload(kind: &str, spec: &mut Value) {
     }
 }
 
+fn cron_job(spec: &mut Value) {
+    or(spec, "concurrencyPolicy", json!("Allow"));
+    or(spec, "successfulJobsHistoryLimit", json!(3));
+    or(spec, "failedJobsHistoryLimit", json!(1));
+    or(spec, "suspend", json!(false));
+    let Some(template) = spec.get_mut("jobTemplate") else {
+        return;
+    };
+    or(template, "metadata", json!({}));
+    if let Some(template) = template["spec"].get_mut("template") {
+        or(template, "metadata", json!({}));
+        pod_spec(&mut template["spec"]);
+    }
+}
+
+/// Who says nothing wants processors to be busy for four fifths of the time.
+fn scaler(api_version: &Value, spec: &mut Value) {
+    or(spec, "minReplicas", json!(1));
+    if api_version == "autoscaling/v1" {
+        or(spec, "targetCPUUtilizationPercentage", json!(80));
+        return;
+    }
+    let usual = json!([{
+        "type": "Resource",
+        "resource": {
+            "name": "cpu",
+            "target": {"type": "Utilization", "averageUtilization": 80},
+        },
+    }]);
+    or(spec, "metrics", usual);
+}
+
 fn service(spec: &mut Value) {
     or(spec, "type", json!("ClusterIP"));
     or(spec, "sessionAffinity", json!("None"));
@@ -242,6 +279,10 @@ fn service(spec: &mut Value) {
         or(spec, "internalTrafficPolicy", json!("Cluster"));
         or(spec, "ipFamilies", json!(["IPv4"]));
         or(spec, "ipFamilyPolicy", json!("SingleStack"));
+        if let Some(address) = spec["clusterIP"].as_str().filter(|it| !it.is_empty()) {
+            let addresses = json!([address]);
+            or(spec, "clusterIPs", addresses);
+        }
     }
     for port in items(spec, "ports") {
         or(port, "protocol", json!("TCP"));
