@@ -50,16 +50,18 @@ impl Playground {
     pub fn kubectl(&self, version: &str, context: &str) -> Command {
         let mut command = Command::new(binaries::kubectl(version));
         command
-            .arg(format!(
-                "--kubeconfig={}",
-                self.directory.join("kubeconfig").display()
-            ))
+            .arg(format!("--kubeconfig={}", self.kubeconfig().display()))
             .arg(format!("--context={context}"))
             .env("HOME", self.scratch.path())
             .current_dir(self.scratch.path())
             .stdin(Stdio::null())
             .kill_on_drop(true);
         command
+    }
+
+    /// The kubeconfig with all contexts.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.directory.join("kubeconfig")
     }
 
     /// Where files are that tests make.
