@@ -11,6 +11,7 @@ use crate::status::{Fault, FieldError, GroupResource};
 /// Fills in what is missing.
 pub fn fill(resource: &GroupResource, object: &mut Object) {
     let mut value = object.value().clone();
+    forget_unset_times(&mut value);
     let spec = &mut value["spec"];
     match (resource.group.as_str(), resource.resource.as_str()) {
         ("", "pods") => {
@@ -46,6 +47,24 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
     // It was one, and nothing above makes it something else.
     if let Ok(filled) = Object::new(value) {
         *object = filled;
+    }
+}
+
+/// Go writes times that are not set, in templates as well, where nobody sets them.
+fn forget_unset_times(value: &mut Value) {
+    for at in [
+        "/spec/template/metadata",
+        "/spec/jobTemplate/metadata",
+        "/spec/jobTemplate/spec/template/metadata",
+    ] {
+        let metadata = value.pointer_mut(at).and_then(Value::as_object_mut);
+        if let Some(metadata) = metadata
+            && metadata
+                .get("creationTimestamp")
+                .is_some_and(Value::is_null)
+        {
+            metadata.remove("creationTimestamp");
+        }
     }
 }
 
@@ -363,6 +382,27 @@ mod tests {
             (&json!("Yg=="), &json!("Opaque"))
         );
         assert!(secret.get("stringData").is_none());
+        let headless = json!({"spec": {"clusterIP": "None"}});
+        let headless = filled("", "services", headless);
+        assert_eq!(headless["spec"]["clusterIPs"], json!(["None"]));
+        let often = filled(
+            "batch",
+            "cronjobs",
+            json!({"spec": {"jobTemplate": {
+                "metadata": {"creationTimestamp": null},
+                "spec": {"template": {"spec": {"containers": []}}},
+            }}}),
+        );
+        let template = &often["spec"]["jobTemplate"];
+        assert_eq!(template["metadata"], json!({}));
+        let pod = &template["spec"]["template"]["spec"];
+        assert_eq!(pod["schedulerName"], "default-scheduler");
+        assert_eq!(often["spec"]["failedJobsHistoryLimit"], 1);
+        let scaler = json!({"apiVersion": "autoscaling/v2", "spec": {}});
+        let scaler = filled("autoscaling", "horizontalpodautoscalers", scaler);
+        assert_eq!(scaler["spec"]["metrics"][0]["resource"]["name"], "cpu");
+        let claim = filled("", "persistentvolumeclaims", json!({"spec": {}}));
+        assert_eq!(claim["spec"]["volumeMode"], "Filesystem");
         let map = json!({"metadata": {}, "data": {}});
         assert_eq!(filled("", "configmaps", map.clone()), map);
     }

@@ -11,7 +11,7 @@ use super::shared::now;
 use crate::catalogue::Release;
 use crate::object::Object;
 use crate::select::Selection;
-use crate::status::{FieldError, invalid};
+use crate::status::{FieldError, GroupResource, invalid};
 use crate::store::{ListOptions, Listed, VersionMatch};
 use crate::table::{Include, ListMeta, table};
 
@@ -105,12 +105,14 @@ fn options(ask: &Ask<'_>) -> Result<ListOptions, Status> {
 }
 
 /// An object as a release writes it, where releases differ.
-fn as_released(release: Release, subject: &Subject<'_>, object: &Object) -> Object {
-    let mut object = versioned(subject, object);
+pub(super) fn as_released(
+    release: Release,
+    resource: &GroupResource,
+    mut object: Object,
+) -> Object {
     if release > Release::V1_28 {
         return object;
     }
-    let resource = subject.resource();
     match (resource.group.as_str(), resource.resource.as_str()) {
         // Pods had no generations.
         ("", "pods") => drop(object.remove(&["metadata", "generation"])),
@@ -147,7 +149,10 @@ pub(super) fn versioned(subject: &Subject<'_>, object: &Object) -> Object {
 /// An object in a form.
 pub(super) fn present(ask: &Ask<'_>, subject: &Subject<'_>, object: &Object, form: Form) -> Value {
     match form {
-        Form::Objects => as_released(ask.server.release, subject, object).into_value(),
+        Form::Objects => {
+            let object = versioned(subject, object);
+            as_released(ask.server.release, subject.resource(), object).into_value()
+        }
         Form::Metadata => partial(object),
         Form::Table => {
             let meta = ListMeta {
@@ -197,7 +202,8 @@ pub(super) fn present_list(
             return partial(object);
         }
         // The list says what they are.
-        let mut object = as_released(ask.server.release, subject, object);
+        let object = Object::clone(object);
+        let mut object = as_released(ask.server.release, subject.resource(), object);
         object.remove(&["apiVersion"]);
         object.remove(&["kind"]);
         object.into_value()

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep_until};
 use super::answers::Reply;
 use super::ask::{Ask, Subject};
 use super::negotiate::Form;
-use super::read::{include, partial, selection};
+use super::read::{as_released, include, partial, selection};
 use super::shared::{StoreWatch, entropy, now};
 use crate::catalogue::Release;
 use crate::object::Object;
@@ -213,13 +213,11 @@ struct Events {
 impl Events {
     fn written(&mut self, change: &Change) -> Value {
         let mut event = change.to_json(&self.api_version, &self.kind);
-        if self.form == Form::Objects {
-            return event;
-        }
         let Ok(object) = Object::new(event["object"].take()) else {
             return event;
         };
         event["object"] = match (self.form, change) {
+            (Form::Objects, _) => as_released(self.release, &self.resource, object).into_value(),
             (Form::Metadata, _) => partial(&object),
             // Without rows.
             (_, Change::Bookmark { .. }) => self.table(&[], object.resource_version()),
