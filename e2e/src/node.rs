@@ -35,6 +35,13 @@ impl Node {
 impl Plane {
     /// Starts a node, and shows it and its pod to the servers.
     pub async fn start_node(&self) -> Node {
+        let node = self.start_kubelet().await;
+        self.show_node(node.address).await;
+        node
+    }
+
+    /// Starts a node of which nobody knows yet.
+    pub async fn start_kubelet(&self) -> Node {
         let address = free_address();
         let directory = self.pki.file("node");
         std::fs::create_dir(&directory).expect("a directory for a node");
@@ -48,7 +55,6 @@ impl Plane {
         ];
         let process = self.run_node(&arguments);
         self.answers("the node", address, "/healthz").await;
-        self.show_node(address).await;
         Node {
             directory,
             process,
@@ -117,7 +123,11 @@ impl Plane {
     }
 
     /// Asks the first server for a change, straight.
-    async fn write(&self, method: &str, target: &str, object: &Value) {
+    ///
+    /// # Panics
+    ///
+    /// When it refuses.
+    pub async fn write(&self, method: &str, target: &str, object: &Value) {
         let media = match method {
             "PATCH" => "application/merge-patch+json",
             _ => "application/json",

@@ -55,10 +55,7 @@ impl Playground {
     pub fn kubectl(&self, version: &str, context: &str) -> Command {
         let mut command = Command::new(binaries::kubectl(version));
         command
-            .arg(format!(
-                "--kubeconfig={}",
-                self.directory.join("kubeconfig").display()
-            ))
+            .arg(format!("--kubeconfig={}", self.kubeconfig().display()))
             .arg(format!("--context={context}"))
             .env("HOME", self.scratch.path())
             .current_dir(self.scratch.path())
@@ -107,6 +104,11 @@ impl Playground {
             answer.starts_with("HTTP/1.1 200 "),
             "{deed} {server}: {answer}"
         );
+    }
+
+    /// The kubeconfig with all contexts.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.directory.join("kubeconfig")
     }
 
     /// Where files are that tests make.

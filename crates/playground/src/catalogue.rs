@@ -70,8 +70,8 @@ impl Release {
 
     /// In which versions of `apidiscovery.k8s.io` it answers.
     pub fn understands(self, schema: Schema) -> bool {
-        // v2beta1 is still understood by those that have v2.
-        schema == Schema::V2Beta1 || self != Self::V1_28
+        // Those that have v2 no longer have what came before it.
+        (schema == Schema::V2Beta1) == (self == Self::V1_28)
     }
 
     fn documents(self) -> (&'static str, &'static str) {
@@ -135,11 +135,15 @@ impl Catalogue {
         })
     }
 
-    /// The `ETag` of a document: the same in every form of it.
+    /// The `ETag` of a document, as kube-apiserver makes it: of the document before it
+    /// gets a kind, so the same in every form of it.
     pub fn etag(&self, root: Root) -> String {
         let bytes = self.root(root).write(Format::Json, Layout::Compact);
+        let text = String::from_utf8_lossy(&bytes);
+        let content = text.find("\"metadata\"").map_or("", |at| &text[at..]);
+        let content = format!("{{{}", content.trim_end());
         let mut etag = String::from("\"");
-        for byte in digest(&SHA512, &bytes).as_ref() {
+        for byte in digest(&SHA512, content.as_bytes()).as_ref() {
             // Writing to a String does not fail.
             let _ = write!(etag, "{byte:02X}");
         }

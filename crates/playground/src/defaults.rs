@@ -11,6 +11,7 @@ use crate::status::{Fault, FieldError, GroupResource};
 /// Fills in what is missing.
 pub fn fill(resource: &GroupResource, object: &mut Object) {
     let mut value = object.value().clone();
+    forget_unset_times(&mut value);
     let spec = &mut value["spec"];
     match (resource.group.as_str(), resource.resource.as_str()) {
         ("", "pods") => {
@@ -24,6 +25,7 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
         ("", "services") => service(spec),
         ("", "secrets") => secret(&mut value),
         ("apps", kind) => workload(kind, spec),
+        ("", "persistentvolumeclaims") => or(spec, "volumeMode", json!("Filesystem")),
         ("batch", "jobs") => {
             or(spec, "completions", json!(1));
             or(spec, "parallelism", json!(1));
@@ -32,6 +34,8 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
             or(spec, "suspend", json!(false));
             pod_spec(&mut spec["template"]["spec"]);
         }
+        ("batch", "cronjobs") => cron_job(spec),
+        ("autoscaling", _) => scaler(&value["apiVersion"].clone(), &mut value["spec"]),
         _ => {}
     }
     // Looking has made it.
@@ -43,6 +47,24 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
     // It was one, and nothing above makes it something else.
     if let Ok(filled) = Object::new(value) {
         *object = filled;
+    }
+}
+
+/// Go writes times that are not set, in templates as well, where nobody sets them.
+fn forget_unset_times(value: &mut Value) {
+    for at in [
+        "/spec/template/metadata",
+        "/spec/jobTemplate/metadata",
+        "/spec/jobTemplate/spec/template/metadata",
+    ] {
+        let metadata = value.pointer_mut(at).and_then(Value::as_object_mut);
+        if let Some(metadata) = metadata
+            && metadata
+                .get("creationTimestamp")
+                .is_some_and(Value::is_null)
+        {
+            metadata.remove("creationTimestamp");
+        }
     }
 }
 
@@ -218,6 +240,8 @@ fn workload(kind: &str, spec: &mut Value) {
         }
         "replicasets" => or(spec, "replicas", json!(1)),
         "statefulsets" => {
+            let retain = json!({"whenDeleted": "Retain", "whenScaled": "Retain"});
+            or(spec, "persistentVolumeClaimRetentionPolicy", retain);
             or(spec, "replicas", json!(1));
             or(spec, "podManagementPolicy", json!("OrderedReady"));
             or(spec, "updateStrategy", rolling(json!({"partition": 0})));
@@ -235,6 +259,38 @@ fn workload(kind: &str, spec: &mut Value) {
     }
 }
 
+fn cron_job(spec: &mut Value) {
+    or(spec, "concurrencyPolicy", json!("Allow"));
+    or(spec, "successfulJobsHistoryLimit", json!(3));
+    or(spec, "failedJobsHistoryLimit", json!(1));
+    or(spec, "suspend", json!(false));
+    let Some(template) = spec.get_mut("jobTemplate") else {
+        return;
+    };
+    or(template, "metadata", json!({}));
+    if let Some(template) = template["spec"].get_mut("template") {
+        or(template, "metadata", json!({}));
+        pod_spec(&mut template["spec"]);
+    }
+}
+
+/// Who says nothing wants processors to be busy for four fifths of the time.
+fn scaler(api_version: &Value, spec: &mut Value) {
+    or(spec, "minReplicas", json!(1));
+    if api_version == "autoscaling/v1" {
+        or(spec, "targetCPUUtilizationPercentage", json!(80));
+        return;
+    }
+    let usual = json!([{
+        "type": "Resource",
+        "resource": {
+            "name": "cpu",
+            "target": {"type": "Utilization", "averageUtilization": 80},
+        },
+    }]);
+    or(spec, "metrics", usual);
+}
+
 fn service(spec: &mut Value) {
     or(spec, "type", json!("ClusterIP"));
     or(spec, "sessionAffinity", json!("None"));
@@ -242,6 +298,10 @@ fn service(spec: &mut Value) {
         or(spec, "internalTrafficPolicy", json!("Cluster"));
         or(spec, "ipFamilies", json!(["IPv4"]));
         or(spec, "ipFamilyPolicy", json!("SingleStack"));
+        if let Some(address) = spec["clusterIP"].as_str().filter(|it| !it.is_empty()) {
+            let addresses = json!([address]);
+            or(spec, "clusterIPs", addresses);
+        }
     }
     for port in items(spec, "ports") {
         or(port, "protocol", json!("TCP"));
@@ -322,6 +382,27 @@ mod tests {
             (&json!("Yg=="), &json!("Opaque"))
         );
         assert!(secret.get("stringData").is_none());
+        let headless = json!({"spec": {"clusterIP": "None"}});
+        let headless = filled("", "services", headless);
+        assert_eq!(headless["spec"]["clusterIPs"], json!(["None"]));
+        let often = filled(
+            "batch",
+            "cronjobs",
+            json!({"spec": {"jobTemplate": {
+                "metadata": {"creationTimestamp": null},
+                "spec": {"template": {"spec": {"containers": []}}},
+            }}}),
+        );
+        let template = &often["spec"]["jobTemplate"];
+        assert_eq!(template["metadata"], json!({}));
+        let pod = &template["spec"]["template"]["spec"];
+        assert_eq!(pod["schedulerName"], "default-scheduler");
+        assert_eq!(often["spec"]["failedJobsHistoryLimit"], 1);
+        let scaler = json!({"apiVersion": "autoscaling/v2", "spec": {}});
+        let scaler = filled("autoscaling", "horizontalpodautoscalers", scaler);
+        assert_eq!(scaler["spec"]["metrics"][0]["resource"]["name"], "cpu");
+        let claim = filled("", "persistentvolumeclaims", json!({"spec": {}}));
+        assert_eq!(claim["spec"]["volumeMode"], "Filesystem");
         let map = json!({"metadata": {}, "data": {}});
         assert_eq!(filled("", "configmaps", map.clone()), map);
     }

@@ -45,6 +45,7 @@ mod sample;
 pub mod select;
 pub mod server;
 pub mod shape;
+mod span;
 pub mod status;
 pub mod store;
 pub mod strategy;

@@ -10,6 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 use skewbridge_api::protobuf::{Field as Wire, Fields, Malformed};
 
+use crate::span::Span;
 use crate::time::Moment;
 
 static TEXT: &str = include_str!("../data/protobuf.txt");
@@ -31,6 +32,10 @@ pub(crate) struct Field {
     presence: Presence,
     pub(crate) shape: Shape,
     pub(crate) kind: &'static str,
+    /// Which releases have it.
+    pub(crate) releases: Span,
+    /// In which of them it has to be there.
+    pub(crate) required: Option<Span>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -301,7 +306,7 @@ fn read(text: &'static str) -> HashMap<&'static str, Vec<Field>> {
     for line in text.lines() {
         let words: Vec<&'static str> = line.split_whitespace().collect();
         match words[..] {
-            [number, name, kind] if line.starts_with(' ') => {
+            [number, name, kind, ref marks @ ..] if line.starts_with(' ') => {
                 let Ok(number) = number.parse() else { continue };
                 let (presence, name) = match name.split_at(1) {
                     ("~", name) => (Presence::UnlessEmpty, name),
@@ -319,6 +324,13 @@ fn read(text: &'static str) -> HashMap<&'static str, Vec<Field>> {
                     presence,
                     shape,
                     kind,
+                    releases: marks
+                        .iter()
+                        .find_map(|it| Span::parse(it))
+                        .unwrap_or_default(),
+                    required: marks
+                        .iter()
+                        .find_map(|it| Span::parse(it.strip_prefix('!')?)),
                 });
             }
             [name] if !name.starts_with('#') => {

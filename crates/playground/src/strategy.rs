@@ -112,11 +112,50 @@ impl Definition {
                 object.set(&["spec"], json!({"finalizers": ["kubernetes"]}));
                 object.set(&["status"], json!({"phase": "Active"}));
             }
-            _ if self.resource.group == "apps" && self.status == StatusPart::Separate => {
-                object.set(&["status"], json!({}));
+            (true, "persistentvolumeclaims") => {
+                object.set(&["status"], json!({"phase": "Pending"}));
             }
+            _ if self.status == StatusPart::Separate => self.begin_status(object),
             _ => {}
         }
+        self.count_templates(None, object);
+    }
+
+    /// Daemon sets have their templates counted in an annotation, as they had it before
+    /// there were generations.
+    fn count_templates(&self, before: Option<&Object>, object: &mut Object) {
+        const COUNT: [&str; 3] = [
+            "metadata",
+            "annotations",
+            "deprecated.daemonset.template.generation",
+        ];
+        if self.resource.group != "apps" || self.resource.resource != "daemonsets" {
+            return;
+        }
+        let template = ["spec", "template"];
+        let count = before.map_or(1, |before| {
+            let count: i64 = before.text(&COUNT).parse().unwrap_or(1);
+            count + i64::from(before.at(&template) != object.at(&template))
+        });
+        object.set(&COUNT, count.to_string());
+    }
+
+    /// What kube-apiserver writes of a state that nobody has told yet.
+    fn begin_status(&self, object: &mut Object) {
+        let group = self.resource.group.as_str();
+        let status = match (group, self.resource.resource.as_str()) {
+            ("apps", "replicasets") => json!({"replicas": 0}),
+            ("apps", "statefulsets") => json!({"availableReplicas": 0, "replicas": 0}),
+            ("apps", "daemonsets") => json!({
+                "currentNumberScheduled": 0,
+                "desiredNumberScheduled": 0,
+                "numberMisscheduled": 0,
+                "numberReady": 0,
+            }),
+            ("apps" | "batch", _) => json!({}),
+            _ => return,
+        };
+        object.set(&["status"], status);
     }
 
     /// Leaves of a new version only the part that is written; the rest is as it was.
@@ -150,8 +189,9 @@ impl Definition {
         for field in SYSTEM {
             next.take_from(before, &["metadata", field]);
         }
+        self.count_templates(Some(before), &mut next);
         if let Some(generation) = before.generation()
-            && wishes(before) != wishes(&next)
+            && self.wants_something_else(before, &next)
         {
             next.set(&["metadata", "generation"], generation + 1);
         }
@@ -180,6 +220,16 @@ impl Definition {
             .and_then(Value::as_u64)
             .map(|it| u32::try_from(it).unwrap_or(u32::MAX));
         said.or(own).unwrap_or(POD_GRACE)
+    }
+
+    fn wants_something_else(&self, before: &Object, next: &Object) -> bool {
+        if self.resource.group.is_empty() && self.resource.resource == "pods" {
+            // That it has been given a node is no wish.
+            let mut next = next.clone();
+            next.take_from(before, &["spec", "nodeName"]);
+            return wishes(before) != wishes(&next);
+        }
+        wishes(before) != wishes(next)
     }
 
     fn counts_generations(&self) -> bool {

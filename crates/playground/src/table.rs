@@ -1,12 +1,15 @@
 //! Objects as kubectl prints them: a `Table` of `meta.k8s.io/v1`, with the columns
-//! of kube-apiserver for what a playground shows, and name and age for the rest.
+//! of kube-apiserver for what a playground shows, and for the rest those that it has for
+//! what it knows nothing of.
 
 mod cells;
 mod more;
 mod pod;
+mod rest;
 
 use serde_json::{Value, json};
 
+use crate::catalogue::Release;
 use crate::object::Object;
 use crate::status::GroupResource;
 use crate::time::{Moment, human_duration};
@@ -54,16 +57,23 @@ pub struct ListMeta {
     pub remaining: Option<usize>,
 }
 
-/// A table of objects of a resource. Ages are counted until now.
+/// A table of objects of a resource, as a release shows them. Ages are counted until now.
 pub fn table<'a>(
+    release: Release,
     resource: &GroupResource,
     objects: impl IntoIterator<Item = &'a Object>,
     meta: &ListMeta,
     include: Include,
     now: Moment,
 ) -> Value {
+    let columns = columns(resource);
+    let shown = |column: &Column| has_column(release, resource, column.name);
     let rows = objects.into_iter().map(|object| {
-        let mut row = json!({"cells": cells::cells(resource, object, now)});
+        let cells = columns
+            .iter()
+            .zip(cells::cells(release, resource, object, now));
+        let cells = cells.filter(|(column, _)| shown(column)).map(|(_, it)| it);
+        let mut row = json!({"cells": cells.collect::<Vec<_>>()});
         match include {
             Include::None => {}
             Include::Object => row["object"] = object.value().clone(),
@@ -85,16 +95,29 @@ pub fn table<'a>(
     if let Some(remaining) = meta.remaining {
         metadata["remainingItemCount"] = remaining.into();
     }
+    let columns = columns.iter().copied().filter(shown);
     json!({
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",
         "metadata": metadata,
-        "columnDefinitions": columns(resource).into_iter().map(Column::to_json).collect::<Vec<_>>(),
+        "columnDefinitions": columns.map(Column::to_json).collect::<Vec<_>>(),
         "rows": rows,
     })
 }
 
-/// The columns of a resource.
+/// Whether a release has a column of [`columns`].
+fn has_column(release: Release, resource: &GroupResource, column: &str) -> bool {
+    match (resource.resource.as_str(), column) {
+        ("jobs", "Status")
+        | ("cronjobs", "Timezone")
+        | ("persistentvolumeclaims", "VolumeAttributesClass")
+        | ("priorityclasses", "PreemptionPolicy") => release >= Release::V1_34,
+        ("serviceaccounts", "Secrets") => release < Release::V1_36,
+        _ => true,
+    }
+}
+
+/// The columns of a resource, in any release.
 pub fn columns(resource: &GroupResource) -> Vec<Column> {
     let (always, wide): (&[_], &[_]) = match (resource.group.as_str(), resource.resource.as_str()) {
         ("", "pods") => (
@@ -131,7 +154,9 @@ pub fn columns(resource: &GroupResource) -> Vec<Column> {
         ),
         ("coordination.k8s.io", "leases") => (&["Name", "Holder", "Age"], &[]),
         ("" | "events.k8s.io", "events") => return event_columns(),
-        _ => more::columns(resource).unwrap_or((&["Name", "Age"], &[])),
+        _ => more::columns(resource)
+            .or_else(|| rest::columns(resource))
+            .unwrap_or((&["Name", "Created At"], &[])),
     };
     let column = |shown| {
         move |name: &&'static str| Column {

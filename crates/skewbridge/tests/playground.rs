@@ -2,17 +2,22 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
-use std::fs;
-use std::io::{BufRead as _, BufReader};
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use http::Method;
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, tcgetattr};
 use serde_json::{Value, json};
 use skewbridge_client::{Endpoint, Kubeconfig, Request, Response};
 use skewbridge_testkit::ScratchDir;
@@ -64,6 +69,31 @@ impl Playground {
             child,
             said,
             reader: Some(reader),
+            directory,
+            _scratch: scratch,
+        }
+    }
+
+    /// One whose terminal this is, as a shell gives it to what it runs.
+    fn start_in(terminal: &Terminal) -> Self {
+        let scratch = ScratchDir::new();
+        let directory = scratch.path().join("play");
+        let program = env!("CARGO_BIN_EXE_skewbridge");
+        // Only a process itself can take a terminal for its own: what does that for the
+        // processes of pods does it here.
+        let child = Command::new(program)
+            .args(["playground-process", "terminal", program, "playground"])
+            .arg("--directory")
+            .arg(&directory)
+            .stdin(terminal.end())
+            .stdout(terminal.end())
+            .stderr(terminal.end())
+            .spawn()
+            .unwrap();
+        Self {
+            child,
+            said: String::new(),
+            reader: None,
             directory,
             _scratch: scratch,
         }
@@ -189,6 +219,76 @@ impl Drop for Playground {
     }
 }
 
+/// A terminal, as seen from the person in front of it.
+struct Terminal {
+    here: File,
+    /// What the program has: kept, so that its modes can be looked at.
+    there: OwnedFd,
+    shown: Arc<Mutex<String>>,
+    /// How much of it has been looked at.
+    seen: usize,
+}
+
+impl Terminal {
+    fn open() -> Self {
+        let here = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&here).unwrap();
+        unlockpt(&here).unwrap();
+        let name = ptsname(&here, Vec::new()).unwrap();
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let there = rustix::fs::open(name, flags, Mode::empty()).unwrap();
+        let shown = Arc::new(Mutex::new(String::new()));
+        let here = File::from(here);
+        let (mut reader, text) = (here.try_clone().unwrap(), shown.clone());
+        // Ends with the terminal.
+        std::thread::spawn(move || {
+            let mut buffer = [0; 1024];
+            while let Ok(read @ 1..) = reader.read(&mut buffer) {
+                let piece = String::from_utf8_lossy(&buffer[..read]).into_owned();
+                text.lock().unwrap().push_str(&piece);
+            }
+        });
+        Self {
+            here,
+            there,
+            shown,
+            seen: 0,
+        }
+    }
+
+    fn end(&self) -> OwnedFd {
+        self.there.try_clone().unwrap()
+    }
+
+    fn press(&self, key: &str) {
+        (&self.here).write_all(key.as_bytes()).unwrap();
+    }
+
+    /// Waits until this is shown after all that was waited for before.
+    async fn shows(&mut self, text: &str) {
+        let started = Instant::now();
+        loop {
+            let shown = self.shown.lock().unwrap().clone();
+            if let Some(at) = shown[self.seen..].find(text) {
+                self.seen += at + text.len();
+                return;
+            }
+            assert!(
+                started.elapsed() < LIMIT,
+                "{text:?} is not shown: {}",
+                &shown[self.seen..]
+            );
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Whether it shows what is typed, and takes it line by line.
+    fn is_as_before(&self) -> bool {
+        let modes = tcgetattr(&self.there).unwrap().local_modes;
+        modes.contains(LocalModes::ICANON | LocalModes::ECHO)
+    }
+}
+
 /// Whether there is such a process, zombies apart.
 fn lives(id: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{id}/stat"));
@@ -290,6 +390,42 @@ async fn nothing_of_pods_outlives_a_playground_however_it_ends() {
         assert!(started.elapsed() < LIMIT, "{ids:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+#[tokio::test]
+async fn servers_are_stopped_started_killed_and_changed_by_keys() {
+    let mut terminal = Terminal::open();
+    let mut playground = Playground::start_in(&terminal);
+    terminal.shows("[1 server-1.28]").await;
+    terminal.shows("q quit").await;
+    assert!(!terminal.is_as_before());
+    let steps = [
+        ("3", "[3 server-1.36]", None),
+        ("k", "kill server-1.36 ...", Some(503)),
+        ("s", "stop or start server-1.36 ...", Some(200)),
+        ("d", "downgrade server-1.36 ...", Some(404)),
+        ("u", "upgrade server-1.36 ...", Some(200)),
+        ("s", "stop or start server-1.36 ...", Some(503)),
+        ("S", "stop or start server-1.36 ...", Some(200)),
+    ];
+    for (key, shown, code) in steps {
+        terminal.press(key);
+        terminal.shows(shown).await;
+        // It is done, and the keys are told again.
+        terminal.shows("q quit").await;
+        if let Some(code) = code {
+            playground.until("bridge-1.28", POLICY, code).await;
+        }
+    }
+    // Another server, and a key that means nothing.
+    terminal.press("x1k");
+    terminal.shows("[1 server-1.28]").await;
+    terminal.shows("kill server-1.28 ...").await;
+    terminal.shows("down").await;
+    terminal.press("q");
+    assert!(wait(&mut playground.child).success());
+    assert!(terminal.is_as_before());
+    assert!(!playground.directory.exists(), "its directory is left");
 }
 
 #[test]

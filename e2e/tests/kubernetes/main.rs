@@ -27,6 +27,8 @@ mod peer_users;
 mod peers;
 mod plane;
 mod playground;
+mod playground_new;
+mod playground_old;
 mod readers;
 mod replay;
 mod restart;

@@ -2,11 +2,15 @@
 
 use std::fs;
 use std::process::Stdio;
+use std::time::Duration;
 
-use skewbridge_testkit::{PATIENCE, eventually};
+use skewbridge_testkit::eventually;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
+
+/// For what takes a second or two on an idle machine.
+const BOUND: Duration = Duration::from_mins(1);
 
 /// A program in a terminal, by `script` of util-linux.
 pub(crate) struct Terminal {
@@ -53,7 +57,7 @@ impl Terminal {
     pub(crate) async fn resize(&self, rows: u16, columns: u16) {
         let script = self.child.id().unwrap();
         let mut device = None;
-        eventually("a program in the terminal", PATIENCE, async || {
+        eventually("a program in the terminal", BOUND, async || {
             let children = fs::read_to_string(format!("/proc/{script}/task/{script}/children"));
             let Some(child) = children
                 .ok()
@@ -81,20 +85,38 @@ impl Terminal {
     }
 
     pub(crate) async fn line_with(&mut self, text: &str) -> String {
+        let lines = self.lines_until(text).await;
+        lines.last().cloned().expect("a line")
+    }
+
+    /// The one with this text, after those before it.
+    pub(crate) async fn lines_until(&mut self, text: &str) -> Vec<String> {
         let reading = async {
-            loop {
+            let mut lines: Vec<String> = Vec::new();
+            while !lines.last().is_some_and(|line| line.contains(text)) {
                 let line = self.lines.next_line().await.unwrap();
-                let line = line.expect("the terminal goes on");
-                if line.contains(text) {
-                    return line;
-                }
+                lines.push(line.expect("the terminal goes on"));
             }
+            lines
         };
-        timeout(PATIENCE, reading).await.expect("a line in time")
+        timeout(BOUND, reading).await.expect("a line in time")
+    }
+
+    /// What else is shown, and the exit code.
+    pub(crate) async fn rest(mut self) -> (Vec<String>, Option<i32>) {
+        let reading = async {
+            let mut lines = Vec::new();
+            while let Some(line) = self.lines.next_line().await.unwrap() {
+                lines.push(line);
+            }
+            lines
+        };
+        let lines = timeout(BOUND, reading).await.expect("an end in time");
+        (lines, self.end().await)
     }
 
     pub(crate) async fn end(mut self) -> Option<i32> {
-        let status = timeout(PATIENCE, self.child.wait()).await;
+        let status = timeout(BOUND, self.child.wait()).await;
         status.expect("an end in time").unwrap().code()
     }
 }

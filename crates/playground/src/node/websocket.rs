@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use skewbridge_channels::port_forward::tunnel;
-use skewbridge_channels::{FromClient, Input, Options, Outcome, Output, Protocol, Said, ToClient};
+use skewbridge_channels::{
+    Failure, FromClient, Input, Options, Outcome, Output, Protocol, Said, ToClient, Version,
+};
 use skewbridge_websocket::{
     Close, CloseCode, Control, ControlPayload, Decoder, Encoder, Event, Frame, Kind, Limits, Piece,
     Role,
@@ -62,9 +64,8 @@ pub(super) async fn carry<T, F>(
                 },
             }
         }
-        let words = outcome
-            .unwrap_or(Outcome::CutOff)
-            .encode(protocol.version());
+        let words =
+            as_translated(outcome.unwrap_or(Outcome::CutOff), protocol).encode(protocol.version());
         // Before the fourth version success is silent.
         if !words.is_empty() {
             writer.write(Output::Error, &words, &mut out);
@@ -80,6 +81,17 @@ pub(super) async fn carry<T, F>(
     }
     // What is on its way would be lost if the connection were closed upon.
     let _ = timeout(FAREWELL, reading).await;
+}
+
+/// A failure as kube-apiserver passes it on. The fifth version it translates itself, and
+/// what the node said has become an error of its own.
+fn as_translated(outcome: Outcome, protocol: Protocol) -> Outcome {
+    match outcome {
+        Outcome::Failed(failure) if protocol.version() == Version::V5 => {
+            Outcome::Failed(Failure::internal(failure.message))
+        }
+        other => other,
+    }
 }
 
 /// Hears the client until it leaves.

@@ -50,12 +50,19 @@ pub(super) fn whole(code: StatusCode, media: &'static str, body: impl Into<Bytes
 
 /// What Go's server says of a path that nobody serves.
 pub(super) fn nothing_here() -> Reply {
-    text(StatusCode::NOT_FOUND, "404 page not found\n")
+    let mut reply = text(StatusCode::NOT_FOUND, "404 page not found\n");
+    let headers = reply.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    reply
 }
 
 /// A failure, in a form that the caller reads.
 pub(super) fn failure(status: &Status, asked: &HeaderMap) -> Reply {
-    let format = negotiate_error_format(asked);
+    let format = match status.code {
+        // Nothing that the caller reads: it is written for people.
+        406 => return not_acceptable(status),
+        _ => negotiate_error_format(asked),
+    };
     let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let media = match format {
         Format::Json | Format::Yaml => "application/json",
@@ -69,5 +76,20 @@ pub(super) fn failure(status: &Status, asked: &HeaderMap) -> Reply {
     if let Some(seconds) = status.retry_after_seconds {
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
+    reply
+}
+
+/// In lines, as kube-apiserver writes it to those of whom it cannot know what they read.
+fn not_acceptable(status: &Status) -> Reply {
+    let quoted = Value::from(status.message.as_str());
+    let text = format!(
+        "{{\n  \"kind\": \"Status\",\n  \"apiVersion\": \"v1\",\n  \"metadata\": {{}},\n  \
+         \"status\": \"Failure\",\n  \"message\": {quoted},\n  \"reason\": \"{}\",\n  \
+         \"code\": {}\n}}",
+        status.reason, status.code
+    );
+    let mut reply = whole(StatusCode::NOT_ACCEPTABLE, "application/json", text);
+    let headers = reply.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
     reply
 }

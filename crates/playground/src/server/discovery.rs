@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH, VARY};
 use http::{HeaderMap, HeaderValue, StatusCode};
-use serde_json::json;
 use skewbridge_api::media::{Format, negotiate};
 use skewbridge_api::status::Status;
 use skewbridge_discovery::accept::Wanted;
@@ -12,7 +11,7 @@ use skewbridge_discovery::{Layout, Object};
 
 use super::answers::{self, Reply};
 use crate::catalogue::{Catalogue, Root};
-use crate::status::not_acceptable;
+use crate::status::{not_acceptable, unknown_resource};
 
 /// What lists are written in, the best first.
 const OFFERS: [Format; 3] = [Format::Json, Format::Yaml, Format::Protobuf];
@@ -27,11 +26,14 @@ pub(super) fn answer(
     let parts: Vec<_> = path.trim_matches('/').split('/').collect();
     Some(match parts[..] {
         ["api"] => {
-            document(catalogue, Root::Api, headers).map_or_else(|| Ok(versions(address)), Ok)
+            document(catalogue, Root::Api, headers).map_or_else(|| versions(address, headers), Ok)
         }
         ["apis"] => document(catalogue, Root::Apis, headers)
             .map_or_else(|| list(&catalogue.groups(), headers), Ok),
-        ["api", version] => list(&catalogue.resources("", version)?, headers),
+        ["api", version] => match catalogue.resources("", version) {
+            Some(resources) => list(&resources, headers),
+            None => Err(unknown_resource()),
+        },
         ["apis", group] => list(&catalogue.group(group)?, headers),
         ["apis", group, version] => list(&catalogue.resources(group, version)?, headers),
         _ => return None,
@@ -66,14 +68,7 @@ fn document(catalogue: &Catalogue, root: Root, headers: &HeaderMap) -> Option<Re
 
 /// A list, in a format that the caller reads.
 fn list<T: Object>(list: &T, headers: &HeaderMap) -> Result<Reply, Status> {
-    let refusal = || {
-        not_acceptable(&[
-            "application/json",
-            "application/yaml",
-            "application/vnd.kubernetes.protobuf",
-        ])
-    };
-    let format = negotiate(headers, &OFFERS).ok_or_else(refusal)?;
+    let format = format(headers)?;
     let media = match format {
         Format::Json | Format::Cbor => "application/json",
         Format::Yaml => "application/yaml",
@@ -82,23 +77,30 @@ fn list<T: Object>(list: &T, headers: &HeaderMap) -> Result<Reply, Status> {
     let mut reply = answers::whole(StatusCode::OK, media, list.write(format, Layout::Compact));
     let fields = reply.headers_mut();
     fields.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
-    fields.insert(VARY, HeaderValue::from_static("Accept"));
     Ok(reply)
 }
 
+fn format(headers: &HeaderMap) -> Result<Format, Status> {
+    let refusal = || {
+        not_acceptable(&[
+            "application/json",
+            "application/yaml",
+            "application/vnd.kubernetes.protobuf",
+        ])
+    };
+    negotiate(headers, &OFFERS).ok_or_else(refusal)
+}
+
 /// `/api` for those who know no documents.
-fn versions(address: SocketAddr) -> Reply {
-    let mut reply = answers::json(
-        StatusCode::OK,
-        &json!({
-            "kind": "APIVersions",
-            "versions": ["v1"],
-            "serverAddressByClientCIDRs": [
-                {"clientCIDR": "0.0.0.0/0", "serverAddress": address.to_string()},
-            ],
-        }),
+fn versions(address: SocketAddr, headers: &HeaderMap) -> Result<Reply, Status> {
+    format(headers)?;
+    // In the order in which Go writes it.
+    let text = format!(
+        "{{\"kind\":\"APIVersions\",\"versions\":[\"v1\"],\"serverAddressByClientCIDRs\":\
+         [{{\"clientCIDR\":\"0.0.0.0/0\",\"serverAddress\":\"{address}\"}}]}}\n"
     );
+    let mut reply = answers::whole(StatusCode::OK, "application/json", text);
     let fields = reply.headers_mut();
-    fields.insert(VARY, HeaderValue::from_static("Accept"));
-    reply
+    fields.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    Ok(reply)
 }

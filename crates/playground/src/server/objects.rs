@@ -8,9 +8,13 @@ use super::answers;
 use super::ask::{Ask, Subject};
 use super::pod_streams::StreamKind;
 use super::{delete, pods, read, reviews, scale, watching, write};
-use crate::catalogue::Served;
+use crate::catalogue::{Release, Served};
 use crate::status::{method_not_allowed, unknown_resource};
 use crate::strategy::{Definition, Part};
+
+/// What is said to everybody who asks for endpoints.
+const ENDPOINTS: &str =
+    "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice";
 
 /// Answers a request for objects.
 pub(super) async fn answer(ask: &Ask<'_>) -> Result<Answer, Status> {
@@ -67,7 +71,12 @@ pub(super) async fn answer(ask: &Ask<'_>) -> Result<Answer, Status> {
         (part, Verb::Patch) => write::patch(ask, &subject, part_of(part)),
         _ => Err(method_not_allowed()),
     };
-    reply.map(Answer::new)
+    let mut reply = reply?;
+    let is_core = served.group.is_empty();
+    if is_core && served.resource.resource == "endpoints" && ask.server.release > Release::V1_28 {
+        answers::warn(&mut reply, &[ENDPOINTS.to_owned()]);
+    }
+    Ok(Answer::new(reply))
 }
 
 /// Which part of an object a subresource is.

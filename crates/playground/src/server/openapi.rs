@@ -76,7 +76,7 @@ impl Documents {
             "openapi": "3.0.0",
             "info": self.info(),
             "paths": paths,
-            "components": {"schemas": schemas(of_version, Dialect::V3)},
+            "components": {"schemas": schemas(of_version, self.catalogue.release(), Dialect::V3)},
         });
         let bytes = Bytes::from(document.to_string());
         let mut hash = String::new();
@@ -93,7 +93,11 @@ impl Documents {
                 "swagger": "2.0",
                 "info": self.info(),
                 "paths": {},
-                "definitions": schemas(self.catalogue.preferred(), Dialect::V2),
+                "definitions": schemas(
+                    self.catalogue.preferred(),
+                    self.catalogue.release(),
+                    Dialect::V2,
+                ),
             });
             document.to_string().into()
         })

@@ -8,10 +8,11 @@ use super::answers::{self, Reply};
 use super::ask::{Ask, Subject};
 use super::negotiate::Form;
 use super::shared::now;
+use crate::catalogue::Release;
 use crate::conversion;
 use crate::object::Object;
 use crate::select::Selection;
-use crate::status::{FieldError, invalid};
+use crate::status::{FieldError, GroupResource, invalid};
 use crate::store::{ListOptions, Listed, VersionMatch};
 use crate::table::{Include, ListMeta, table};
 
@@ -104,6 +105,40 @@ fn options(ask: &Ask<'_>) -> Result<ListOptions, Status> {
     })
 }
 
+/// An object as a release writes it, where releases differ.
+pub(super) fn as_released(
+    release: Release,
+    resource: &GroupResource,
+    mut object: Object,
+) -> Object {
+    if release > Release::V1_28 {
+        return object;
+    }
+    match (resource.group.as_str(), resource.resource.as_str()) {
+        // Pods had no generations.
+        ("", "pods") => drop(object.remove(&["metadata", "generation"])),
+        // A time that is not set was written as well.
+        ("batch", "cronjobs") => {
+            let job = ["spec", "jobTemplate"];
+            without_time(&mut object, &[&job[..], &["metadata"]].concat());
+            let pod = [&job[..], &["spec", "template", "metadata"]].concat();
+            without_time(&mut object, &pod);
+        }
+        ("apps" | "batch", _) => without_time(&mut object, &["spec", "template", "metadata"]),
+        _ => {}
+    }
+    object
+}
+
+fn without_time(object: &mut Object, metadata: &[&str]) {
+    if object.at(metadata).is_some_and(Value::is_object) {
+        let time = [metadata, &["creationTimestamp"]].concat();
+        if object.at(&time).is_none() {
+            object.set(&time, Value::Null);
+        }
+    }
+}
+
 /// An object in the version in which it is asked for.
 pub(super) fn versioned(subject: &Subject<'_>, object: &Object) -> Object {
     let api_version = subject.served.api_version();
@@ -113,7 +148,10 @@ pub(super) fn versioned(subject: &Subject<'_>, object: &Object) -> Object {
 /// An object in a form.
 pub(super) fn present(ask: &Ask<'_>, subject: &Subject<'_>, object: &Object, form: Form) -> Value {
     match form {
-        Form::Objects => versioned(subject, object).into_value(),
+        Form::Objects => {
+            let object = versioned(subject, object);
+            as_released(ask.server.release, subject.resource(), object).into_value()
+        }
         Form::Metadata => partial(&versioned(subject, object)),
         Form::Table => {
             let meta = ListMeta {
@@ -121,7 +159,9 @@ pub(super) fn present(ask: &Ask<'_>, subject: &Subject<'_>, object: &Object, for
                 ..ListMeta::default()
             };
             let object = versioned(subject, object);
-            table(subject.resource(), [&object], &meta, include(ask), now())
+            let release = ask.server.release;
+            let resource = subject.resource();
+            table(release, resource, [&object], &meta, include(ask), now())
         }
     }
 }
@@ -142,7 +182,9 @@ pub(super) fn present_list(
         let objects: Vec<_> = (listed.items.iter())
             .map(|object| versioned(subject, object))
             .collect();
-        return table(subject.resource(), &objects, &meta, include(ask), now());
+        let release = ask.server.release;
+        let resource = subject.resource();
+        return table(release, resource, &objects, &meta, include(ask), now());
     }
     let (kind, api_version) = match form {
         Form::Metadata => (
@@ -155,11 +197,12 @@ pub(super) fn present_list(
         ),
     };
     let items = listed.items.iter().map(|object| {
-        let mut object = versioned(subject, object);
+        let object = versioned(subject, object);
         if form == Form::Metadata {
             return partial(&object);
         }
         // The list says what they are.
+        let mut object = as_released(ask.server.release, subject.resource(), object);
         object.remove(&["apiVersion"]);
         object.remove(&["kind"]);
         object.into_value()

@@ -1,33 +1,23 @@
-//! What is told of types: a small table that was written by hand, and for all others what
-//! every object has.
+//! What is told of types: their fields by the table of [`protobuf`], in the words of a
+//! smaller one that was written by hand; and of kinds that are in neither, what every
+//! object has.
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use serde_json::{Map, Value, json};
 
-use crate::catalogue::Served;
+use crate::catalogue::{Release, Served};
+use crate::protobuf::{self, Field, Shape};
 
 static TEXT: &str = include_str!("../../data/schemas.txt");
 
-/// The types of the table, by package and name.
-static TYPES: LazyLock<Vec<Type>> = LazyLock::new(|| read(TEXT));
+/// What types are for, and what their fields are for, by package and name: `core Pod`,
+/// and `core Pod spec`.
+static WORDS: LazyLock<HashMap<String, &'static str>> = LazyLock::new(|| read(TEXT));
 
-#[derive(Debug, PartialEq, Eq)]
-struct Type {
-    package: &'static str,
-    name: &'static str,
-    about: &'static str,
-    fields: Vec<Field>,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct Field {
-    name: &'static str,
-    kind: &'static str,
-    about: &'static str,
-    required: bool,
-}
+/// What every object has.
+const OBJECT_META: &str = "meta.v1.ObjectMeta";
 
 /// Which version of OpenAPI is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,49 +29,52 @@ pub(super) enum Dialect {
 /// The schemas of kinds, and of what they are made of, by the names that refer to them.
 pub(super) fn schemas<'a>(
     served: impl Iterator<Item = Served<'a>>,
+    release: Release,
     dialect: Dialect,
 ) -> Map<String, Value> {
+    let mut writer = Writer {
+        release,
+        dialect,
+        left: vec![OBJECT_META.to_owned()],
+    };
     let mut schemas = Map::new();
-    let mut wanted = BTreeSet::from(["ObjectMeta"]);
     for served in served {
-        let (kind, package) = (served.kind(), package_of(served.group));
-        if kind.is_empty() {
+        if served.kind().is_empty() {
             continue;
         }
-        let known = TYPES
-            .iter()
-            .find(|it| it.package == package && it.name == kind);
-        let mut schema = known.map_or_else(|| anything(&served), |it| it.schema(dialect));
-        if let Some(known) = known {
-            wanted.extend(known.parts());
-        }
+        let message = protobuf::message_name(&served.api_version(), served.kind());
+        let mut schema = match protobuf::fields(&message) {
+            Some(fields) => writer.message(&message, fields),
+            None => writer.anything(&served),
+        };
         let properties = &mut schema["properties"];
         properties["apiVersion"] =
             text("The group and the version in which the object is written, such as apps/v1.");
         properties["kind"] = text("What the object is, such as Pod.");
-        properties["metadata"] = reference("ObjectMeta", dialect, "What every object has.");
         schema["x-kubernetes-group-version-kind"] = json!([gvk(&served)]);
         schemas.insert(kind_name(&served), schema);
     }
-    let mut left: Vec<_> = wanted.iter().copied().collect();
-    while let Some(name) = left.pop() {
-        let Some(found) = TYPES.iter().find(|it| it.name == name) else {
+    while let Some(message) = writer.left.pop() {
+        let name = full_name(&message);
+        if schemas.contains_key(&name) {
             continue;
-        };
-        for part in found.parts() {
-            if wanted.insert(part) {
-                left.push(part);
-            }
         }
-        schemas.insert(found.full_name(), found.schema(dialect));
+        let schema = match (scalar(&message, dialect), protobuf::fields(&message)) {
+            (Some(scalar), _) => scalar,
+            (None, Some(fields)) => writer.message(&message, fields),
+            (None, None) => continue,
+        };
+        schemas.insert(name, schema);
     }
     schemas
 }
 
 /// The name of the schema of a kind.
 pub(super) fn kind_name(served: &Served<'_>) -> String {
-    let package = package_of(served.group);
-    format!("io.k8s.api.{package}.{}.{}", served.version, served.kind())
+    full_name(&protobuf::message_name(
+        &served.api_version(),
+        served.kind(),
+    ))
 }
 
 /// A kind as OpenAPI marks it.
@@ -89,116 +82,146 @@ pub(super) fn gvk(served: &Served<'_>) -> Value {
     json!({"group": served.group, "version": served.version, "kind": served.kind()})
 }
 
-/// `rbac` of `rbac.authorization.k8s.io`
-fn package_of(group: &str) -> &str {
-    match group.split('.').next() {
-        None | Some("") => "core",
-        Some(first) => first,
-    }
+/// Writes schemas, and remembers what they refer to.
+struct Writer {
+    release: Release,
+    dialect: Dialect,
+    /// What has been referred to.
+    left: Vec<String>,
 }
 
-/// What can be said of any kind.
-fn anything(served: &Served<'_>) -> Value {
-    let mut properties = json!({
-        "spec": {"type": "object", "description": "What is wanted of it."},
-    });
-    if served.has_status() {
-        properties["status"] = json!({"type": "object", "description": "What has become of it."});
-    }
-    json!({
-        "type": "object",
-        "description": format!("{} of {}.", served.kind(), served.api_version()),
-        "properties": properties,
-        "x-kubernetes-preserve-unknown-fields": true,
-    })
-}
-
-impl Type {
-    fn full_name(&self) -> String {
-        full_name(self.package, self.name)
-    }
-
-    /// The types of the table that its fields have.
-    fn parts(&self) -> impl Iterator<Item = &'static str> {
-        let kinds = self
-            .fields
-            .iter()
-            .map(|it| it.kind.trim_start_matches("[]"));
-        kinds.filter(|kind| kind.starts_with(|it: char| it.is_ascii_uppercase()))
-    }
-
-    fn schema(&self, dialect: Dialect) -> Value {
-        let properties: Map<String, Value> = (self.fields.iter())
-            .map(|field| (field.name.to_owned(), field.schema(dialect)))
-            .collect();
-        let mut schema = json!({
-            "type": "object",
-            "description": self.about,
-            "properties": properties,
-        });
-        let required: Vec<_> = (self.fields.iter())
-            .filter(|it| it.required)
-            .map(|it| it.name)
-            .collect();
+impl Writer {
+    fn message(&mut self, message: &str, fields: &[Field]) -> Value {
+        let (mut properties, mut required) = (Map::new(), Vec::new());
+        self.fields(message, message, fields, &mut properties, &mut required);
+        let mut schema = json!({"type": "object", "properties": properties});
+        describe(&mut schema, words(message, None));
         if !required.is_empty() {
             schema["required"] = json!(required);
         }
         schema
     }
-}
 
-impl Field {
-    fn schema(&self, dialect: Dialect) -> Value {
-        let mut schema = match self.kind.strip_prefix("[]") {
-            Some(kind) => json!({"type": "array", "items": type_schema(kind, dialect)}),
-            None => type_schema(self.kind, dialect),
-        };
-        if schema.get("$ref").is_some() {
-            return reference(self.kind, dialect, self.about);
+    /// The fields of a message, with those of messages whose fields stand among them;
+    /// the whole is what words are about.
+    fn fields(
+        &mut self,
+        whole: &str,
+        message: &str,
+        fields: &[Field],
+        properties: &mut Map<String, Value>,
+        required: &mut Vec<&'static str>,
+    ) {
+        let release = self.release;
+        for field in fields.iter().filter(|it| it.releases.contains(release)) {
+            if field.is_inline() {
+                let inner = protobuf::resolved(message, field.kind);
+                let fields = protobuf::fields(&inner).unwrap_or_default();
+                self.fields(whole, &inner, fields, properties, required);
+                continue;
+            }
+            let about = words(whole, Some(field.name));
+            let kind = self.kind(message, field.kind);
+            let schema = match field.shape {
+                Shape::One => self.alone(kind, about),
+                Shape::List => described(json!({"type": "array", "items": kind}), about),
+                Shape::Map => {
+                    let map = json!({"type": "object", "additionalProperties": kind});
+                    described(map, about)
+                }
+            };
+            properties.insert(field.name.to_owned(), schema);
+            if field.required.is_some_and(|it| it.contains(release)) {
+                required.push(field.name);
+            }
         }
-        schema["description"] = self.about.into();
-        schema
     }
-}
 
-fn type_schema(kind: &str, dialect: Dialect) -> Value {
-    match kind {
-        "string" | "boolean" | "object" | "number" => json!({"type": kind}),
-        "integer" => json!({"type": "integer", "format": "int32"}),
-        "time" => json!({"type": "string", "format": "date-time"}),
-        "quantity" => json!({"type": "string"}),
-        "intstr" => json!({"format": "int-or-string", "type": "string"}),
-        "map" => json!({"type": "object", "additionalProperties": {"type": "string"}}),
-        "bytes" => json!({
+    /// The schema of a type, or where that is.
+    fn kind(&mut self, within: &str, kind: &str) -> Value {
+        let name = match kind {
+            "string" => return json!({"type": "string"}),
+            "bool" => return json!({"type": "boolean"}),
+            "int32" | "int64" => return json!({"type": "integer", "format": kind}),
+            "bytes" => return json!({"type": "string", "format": "byte"}),
+            "time" | "microtime" => return json!({"type": "string", "format": "date-time"}),
+            "quantity" | "intstr" | "raw" | "rawfields" => kind.to_owned(),
+            kind => protobuf::resolved(within, kind),
+        };
+        let is_list = protobuf::fields(&name).is_some_and(protobuf::is_list);
+        if is_list {
+            return json!({"type": "array", "items": {"type": "string"}});
+        }
+        let place = self.place(&name);
+        self.left.push(name);
+        json!({"$ref": place})
+    }
+
+    fn place(&self, name: &str) -> String {
+        let name = full_name(name);
+        match self.dialect {
+            Dialect::V2 => format!("#/definitions/{name}"),
+            Dialect::V3 => format!("#/components/schemas/{name}"),
+        }
+    }
+
+    /// What stands beside a reference is not read, so in version 3 it is wrapped.
+    fn alone(&self, schema: Value, about: Option<&str>) -> Value {
+        if schema.get("$ref").is_some() && self.dialect == Dialect::V3 {
+            return described(json!({"allOf": [schema]}), about);
+        }
+        described(schema, about)
+    }
+
+    /// What can be said of any kind.
+    fn anything(&mut self, served: &Served<'_>) -> Value {
+        let metadata = json!({"$ref": self.place(OBJECT_META)});
+        let mut properties = json!({
+            "metadata": self.alone(metadata, Some("What every object has.")),
+            "spec": {"type": "object", "description": "What is wanted of it."},
+        });
+        if served.has_status() {
+            properties["status"] =
+                json!({"type": "object", "description": "What has become of it."});
+        }
+        json!({
             "type": "object",
-            "additionalProperties": {"type": "string", "format": "byte"},
-        }),
-        name => json!({"$ref": place(name, dialect)}),
+            "description": format!("{} of {}.", served.kind(), served.api_version()),
+            "properties": properties,
+            "x-kubernetes-preserve-unknown-fields": true,
+        })
     }
 }
 
-/// What stands beside a reference is not read, so in version 3 it is wrapped.
-fn reference(name: &str, dialect: Dialect, about: &str) -> Value {
-    let place = place(name, dialect);
-    match dialect {
-        Dialect::V2 => json!({"$ref": place, "description": about}),
-        Dialect::V3 => json!({"allOf": [{"$ref": place}], "description": about, "default": {}}),
-    }
+/// The schemas of types that are no messages and have names.
+fn scalar(name: &str, dialect: Dialect) -> Option<Value> {
+    // Version 2 knows no alternatives.
+    let either = |kind: &str| match dialect {
+        Dialect::V2 => json!({"type": "string"}),
+        Dialect::V3 => json!({"oneOf": [{"type": "string"}, {"type": kind}]}),
+    };
+    Some(match name {
+        "quantity" => either("number"),
+        "intstr" => {
+            let mut schema = either("integer");
+            schema["format"] = "int-or-string".into();
+            schema
+        }
+        "raw" | "rawfields" => json!({"type": "object"}),
+        _ => return None,
+    })
 }
 
-fn place(name: &str, dialect: Dialect) -> String {
-    let found = TYPES.iter().find(|it| it.name == name);
-    let name = found.map(Type::full_name).unwrap_or_default();
-    match dialect {
-        Dialect::V2 => format!("#/definitions/{name}"),
-        Dialect::V3 => format!("#/components/schemas/{name}"),
-    }
-}
-
-fn full_name(package: &str, name: &str) -> String {
-    match package {
-        "meta" => format!("io.k8s.apimachinery.pkg.apis.meta.v1.{name}"),
-        package => format!("io.k8s.api.{package}.v1.{name}"),
+/// As OpenAPI calls a message, or a type that is none.
+fn full_name(message: &str) -> String {
+    const MACHINERY: &str = "io.k8s.apimachinery.pkg";
+    match message {
+        "quantity" => format!("{MACHINERY}.api.resource.Quantity"),
+        "intstr" => format!("{MACHINERY}.util.intstr.IntOrString"),
+        "raw" => format!("{MACHINERY}.runtime.RawExtension"),
+        "rawfields" => format!("{MACHINERY}.apis.meta.v1.FieldsV1"),
+        message if message.starts_with("meta.") => format!("{MACHINERY}.apis.{message}"),
+        message => format!("io.k8s.api.{message}"),
     }
 }
 
@@ -206,77 +229,88 @@ fn text(about: &str) -> Value {
     json!({"type": "string", "description": about})
 }
 
-/// Reads the table. What cannot be read is left out; that there is nothing such, a test
-/// shows.
-fn read(text: &'static str) -> Vec<Type> {
-    let mut types: Vec<Type> = Vec::new();
-    for line in text.lines() {
-        if line.is_empty() || line.starts_with('#') {
-            continue;
-        }
-        let Some(((left, right), about)) = line
-            .split_once(": ")
-            .and_then(|(words, about)| Some((words.trim().split_once(' ')?, about)))
-        else {
-            continue;
-        };
-        if line.starts_with(' ') {
-            let Some(last) = types.last_mut() else {
-                continue;
-            };
-            last.fields.push(Field {
-                name: left.trim_end_matches('!'),
-                kind: right,
-                about,
-                required: left.ends_with('!'),
-            });
-        } else {
-            types.push(Type {
-                package: left,
-                name: right,
-                about,
-                fields: Vec::new(),
-            });
-        }
-    }
-    types
+fn described(mut schema: Value, about: Option<&str>) -> Value {
+    describe(&mut schema, about);
+    schema
 }
 
-/// How many types there are of each name: one, or a reference would be ambiguous.
-#[cfg(test)]
-fn counts() -> std::collections::BTreeMap<&'static str, usize> {
-    let mut counts = std::collections::BTreeMap::new();
-    for found in TYPES.iter() {
-        *counts.entry(found.name).or_default() += 1;
+fn describe(schema: &mut Value, about: Option<&str>) {
+    if let Some(about) = about {
+        schema["description"] = about.into();
     }
-    counts
+}
+
+/// What is said of a message, or of a field of it.
+fn words(message: &str, field: Option<&str>) -> Option<&'static str> {
+    let package = message.split('.').next()?;
+    let name = message.rsplit('.').next()?;
+    let key = match field {
+        Some(field) => format!("{package} {name} {field}"),
+        None => format!("{package} {name}"),
+    };
+    WORDS.get(&key).copied()
+}
+
+/// Reads the words. What cannot be read is left out; that there is nothing such, a test
+/// shows.
+fn read(text: &'static str) -> HashMap<String, &'static str> {
+    let mut words = HashMap::new();
+    let mut last = "";
+    for line in text.lines() {
+        let Some((name, about)) = line.split_once(": ").filter(|_| !line.starts_with('#')) else {
+            continue;
+        };
+        if let Some(field) = name.strip_prefix("  ") {
+            words.insert(format!("{last} {field}"), about);
+        } else {
+            last = name;
+            words.insert(name.to_owned(), about);
+        }
+    }
+    words
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::{Catalogue, Release};
+    use crate::catalogue::Catalogue;
+
+    fn of(release: Release) -> Map<String, Value> {
+        let catalogue = Catalogue::new(release).unwrap();
+        schemas(catalogue.preferred(), release, Dialect::V3)
+    }
 
     #[test]
-    fn the_table_is_read_whole_and_refers_to_itself() {
+    fn whatever_has_words_is_there() {
         let lines = TEXT
             .lines()
             .filter(|it| !it.is_empty() && !it.starts_with('#'));
-        let fields: usize = TYPES.iter().map(|it| it.fields.len()).sum();
-        assert_eq!(TYPES.len() + fields, lines.count());
-        assert!(counts().values().all(|count| *count == 1), "{:?}", counts());
-        for found in TYPES.iter() {
-            for part in found.parts() {
-                assert!(TYPES.iter().any(|it| it.name == part), "{part}");
-            }
+        assert_eq!(WORDS.len(), lines.count());
+        let schemas = of(Release::V1_36);
+        let told = |package: &str, name: &str| {
+            let suffix = format!(".{name}");
+            let part = format!(".{package}.");
+            let mut schemas = schemas.iter();
+            schemas
+                .find_map(|(key, it)| (key.ends_with(&suffix) && key.contains(&part)).then_some(it))
+        };
+        for (key, about) in WORDS.iter() {
+            let parts: Vec<_> = key.split(' ').collect();
+            let Some(schema) = told(parts[0], parts[1]) else {
+                panic!("{key}");
+            };
+            let schema = match parts.get(2) {
+                Some(field) => &schema["properties"][field],
+                None => schema,
+            };
+            assert_eq!(schema["description"], *about, "{key}");
         }
     }
 
     #[test]
     fn whatever_is_referred_to_is_there() {
         for release in Release::ALL {
-            let catalogue = Catalogue::new(release).unwrap();
-            let schemas = schemas(catalogue.preferred(), Dialect::V3);
+            let schemas = of(release);
             let text = Value::Object(schemas.clone()).to_string();
             let mut places = text.split("#/components/schemas/").skip(1);
             assert!(places.all(|it| {
@@ -285,5 +319,21 @@ mod tests {
             }));
             assert!(schemas.contains_key("io.k8s.api.core.v1.Pod"));
         }
+    }
+
+    #[test]
+    fn fields_are_those_of_the_release() {
+        let [old, _, new] = Release::ALL.map(of);
+        let spec = "io.k8s.api.core.v1.PodSpec";
+        assert!(old[spec]["properties"]["resources"].is_null());
+        assert!(new[spec]["properties"]["resources"].is_object());
+        assert_eq!(new[spec]["required"], json!(["containers"]));
+        let stateful = "io.k8s.api.apps.v1.StatefulSetSpec";
+        let required = |of: &Map<String, Value>| of[stateful]["required"].to_string();
+        assert!(required(&old).contains("serviceName"));
+        assert!(!required(&new).contains("serviceName"));
+        // Those of messages that have no name in JSON.
+        let volume = &new["io.k8s.api.core.v1.Volume"]["properties"];
+        assert!(volume["emptyDir"].is_object() && volume["volumeSource"].is_null());
     }
 }

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep_until};
 use super::answers::Reply;
 use super::ask::{Ask, Subject};
 use super::negotiate::Form;
-use super::read::{include, partial, selection};
+use super::read::{as_released, include, partial, selection};
 use super::shared::{StoreWatch, entropy, now};
 use crate::catalogue::Release;
 use crate::object::Object;
@@ -72,6 +72,7 @@ pub(super) fn watch(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Statu
     };
     let watching = Watching {
         events: Events {
+            release: ask.server.release,
             form,
             include: include(ask),
             api_version: subject.served.api_version(),
@@ -199,6 +200,7 @@ impl Watching {
 
 /// How events are written.
 struct Events {
+    release: Release,
     form: Form,
     include: Include,
     api_version: String,
@@ -211,13 +213,11 @@ struct Events {
 impl Events {
     fn written(&mut self, change: &Change) -> Value {
         let mut event = change.to_json(&self.api_version, &self.kind);
-        if self.form == Form::Objects {
-            return event;
-        }
         let Ok(object) = Object::new(event["object"].take()) else {
             return event;
         };
         event["object"] = match (self.form, change) {
+            (Form::Objects, _) => as_released(self.release, &self.resource, object).into_value(),
             (Form::Metadata, _) => partial(&object),
             // Without rows.
             (_, Change::Bookmark { .. }) => self.table(&[], object.resource_version()),
@@ -234,7 +234,14 @@ impl Events {
             resource_version: version.to_owned(),
             ..ListMeta::default()
         };
-        let mut table = table(&self.resource, objects, &meta, self.include, now());
+        let mut table = table(
+            self.release,
+            &self.resource,
+            objects,
+            &meta,
+            self.include,
+            now(),
+        );
         if std::mem::replace(&mut self.columns_told, true) {
             table["columnDefinitions"] = Value::Null;
         }

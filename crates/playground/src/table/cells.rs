@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{age, more, pod};
+use super::{age, more, pod, rest};
+use crate::catalogue::Release;
 use crate::object::{Object, texts};
 use crate::status::GroupResource;
 use crate::time::Moment;
@@ -10,13 +11,18 @@ use crate::time::Moment;
 const NONE: &str = "<none>";
 
 /// The cells of an object, one for each column, also those for `-o wide`.
-pub(super) fn cells(resource: &GroupResource, object: &Object, now: Moment) -> Vec<Value> {
+pub(super) fn cells(
+    release: Release,
+    resource: &GroupResource,
+    object: &Object,
+    now: Moment,
+) -> Vec<Value> {
     let name = || Value::from(object.name());
     let since = || Value::from(age(object.creation_timestamp(), now));
     match (resource.group.as_str(), resource.resource.as_str()) {
         ("", "pods") => pod::cells(object, now),
         ("", "namespaces") => vec![name(), object.text(&["status", "phase"]).into(), since()],
-        ("", "nodes") => node(object, now),
+        ("", "nodes") => node(release, object, now),
         ("", "services") => service(object, now),
         ("", "configmaps") => {
             let count = count(object, "data") + count(object, "binaryData");
@@ -36,7 +42,11 @@ pub(super) fn cells(resource: &GroupResource, object: &Object, now: Moment) -> V
         }
         ("" | "events.k8s.io", "events") => event(object, now),
         _ if more::columns(resource).is_some() => more::cells(resource, object, now),
-        _ => vec![name(), since()],
+        _ if rest::columns(resource).is_some() => rest::cells(release, resource, object, now),
+        _ => vec![
+            name(),
+            object.text(&["metadata", "creationTimestamp"]).into(),
+        ],
     }
 }
 
@@ -63,7 +73,7 @@ pub(super) fn number(object: &Object, path: &[&str]) -> i64 {
     object.at(path).and_then(Value::as_i64).unwrap_or_default()
 }
 
-fn node(object: &Object, now: Moment) -> Vec<Value> {
+fn node(release: Release, object: &Object, now: Moment) -> Vec<Value> {
     let ready = list(object, &["status", "conditions"]).find(|it| it["type"] == "Ready");
     let mut status = match ready.map(|it| it["status"] == "True") {
         Some(true) => "Ready".to_owned(),
@@ -91,7 +101,7 @@ fn node(object: &Object, now: Moment) -> Vec<Value> {
         found.and_then(|it| it["address"].as_str()).unwrap_or(NONE)
     };
     let mut kernel = or(info("kernelVersion"), "<unknown>").to_owned();
-    if !info("architecture").is_empty() {
+    if release >= Release::V1_36 && !info("architecture").is_empty() {
         kernel = format!("{kernel} ({})", info("architecture"));
     }
     vec![

@@ -46,7 +46,7 @@ pub(super) fn columns(
                     "Last Schedule",
                     "Age",
                 ],
-                &[],
+                WORKLOAD,
             ),
             ("networking.k8s.io", "ingresses") => {
                 (&["Name", "Class", "Hosts", "Address", "Ports", "Age"], &[])
@@ -153,23 +153,31 @@ pub(super) fn cells(resource: &GroupResource, object: &Object, now: Moment) -> V
             ]
         }
     };
-    if matches!(resource.group.as_str(), "apps" | "batch") && resource.resource != "cronjobs" {
-        cells.extend(containers(object, resource.resource == "statefulsets"));
+    match (resource.group.as_str(), resource.resource.as_str()) {
+        ("apps", "statefulsets") => cells.extend(containers(object, &["spec"]).into_iter().take(2)),
+        ("batch", "cronjobs") => {
+            cells.extend(containers(object, &["spec", "jobTemplate", "spec"]));
+        }
+        ("apps" | "batch", _) => cells.extend(containers(object, &["spec"])),
+        _ => {}
     }
     cells
 }
 
-fn containers(object: &Object, is_plain: bool) -> Vec<Value> {
+/// Names, images and selector of what makes pods.
+fn containers(object: &Object, spec: &[&str]) -> Vec<Value> {
     let all = |field: &str| {
-        let containers = list(object, &["spec", "template", "spec", "containers"]);
+        let path = [spec, &["template", "spec", "containers"]].concat();
+        let containers = list(object, &path);
         let texts = containers.map(|it| it[field].as_str().unwrap_or_default());
         Value::from(texts.collect::<Vec<_>>().join(","))
     };
-    let mut cells = vec![all("name"), all("image")];
-    if !is_plain {
-        cells.push(pairs(object.at(&["spec", "selector", "matchLabels"])).into());
-    }
-    cells
+    let selector = [spec, &["selector", "matchLabels"]].concat();
+    vec![
+        all("name"),
+        all("image"),
+        pairs(object.at(&selector)).into(),
+    ]
 }
 
 fn job(object: &Object, now: Moment) -> Vec<Value> {

@@ -5,7 +5,8 @@ fn cells(group: &str, resource: &str, fields: Value) -> Vec<Value> {
     let mut object = object("web", fields);
     object.set(&["metadata", "creationTimestamp"], "2026-11-15T20:54:54Z");
     let resource = GroupResource::new(group, resource);
-    let cells = super::cells::cells(&resource, &object, Moment::from_unix(NOW));
+    let now = Moment::from_unix(NOW);
+    let cells = super::cells::cells(Release::V1_36, &resource, &object, now);
     assert_eq!(cells.len(), columns(&resource).len(), "{resource}");
     cells
 }
@@ -39,10 +40,10 @@ fn rows_are_those_that_kubectl_prints() {
             json!(["web", "me", "5m5s"]),
         ),
         (
-            "node.k8s.io",
-            "runtimeclasses",
+            "",
+            "limitranges",
             json!({}),
-            json!(["web", "5m5s"]),
+            json!(["web", "2026-11-15T20:54:54Z"]),
         ),
         (
             "apps",
@@ -231,14 +232,15 @@ fn a_pod_says_in_a_word_how_it_is_doing() {
 
 #[test]
 fn a_table_has_columns_rows_and_what_is_said_of_the_list() {
-    let resource = GroupResource::new("node.k8s.io", "runtimeclasses");
+    let resource = GroupResource::new("resource.k8s.io", "deviceclasses");
     let one = object("web", json!({"spec": {}}));
     let meta = ListMeta {
         resource_version: "7".to_owned(),
         continue_token: "t".to_owned(),
         remaining: Some(2),
     };
-    let make = |include| table(&resource, [&one], &meta, include, Moment::from_unix(NOW));
+    let now = Moment::from_unix(NOW);
+    let make = |include| table(Release::V1_36, &resource, [&one], &meta, include, now);
     assert_eq!(
         make(Include::Metadata),
         json!({
@@ -264,4 +266,28 @@ fn a_table_has_columns_rows_and_what_is_said_of_the_list() {
         make(Include::Object)["rows"][0]["object"]["spec"],
         json!({})
     );
+}
+
+#[test]
+fn columns_are_those_of_the_release() {
+    let rows = [
+        ("batch", "jobs", "Status", [false, true, true]),
+        ("batch", "cronjobs", "Timezone", [false, true, true]),
+        ("", "serviceaccounts", "Secrets", [true, true, false]),
+        ("", "pods", "Status", [true, true, true]),
+    ];
+    for (group, resource, column, expected) in rows {
+        let resource = GroupResource::new(group, resource);
+        let one = object("web", json!({}));
+        let got = Release::ALL.map(|release| {
+            let meta = ListMeta::default();
+            let now = Moment::from_unix(NOW);
+            let table = table(release, &resource, [&one], &meta, Include::None, now);
+            let columns = table["columnDefinitions"].as_array().unwrap();
+            let cells = table["rows"][0]["cells"].as_array().unwrap();
+            assert_eq!(columns.len(), cells.len());
+            columns.iter().any(|it| it["name"] == column)
+        });
+        assert_eq!(got, expected, "{resource} {column}");
+    }
 }

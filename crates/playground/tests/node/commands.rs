@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use serde_json::json;
-use skewbridge_channels::{ExitCode, Input, Outcome, Protocol, SpdyProtocol, TerminalSize};
+use skewbridge_channels::{
+    ExitCode, Input, Outcome, Protocol, SpdyProtocol, TerminalSize, Version,
+};
 use skewbridge_playground::server::pod_streams::StreamKind::{Attach, Exec};
 
 use crate::site::{Site, eventually, heard, query};
@@ -91,7 +93,13 @@ async fn success_and_what_cannot_be_run_are_told_apart() {
         };
         let why = "error executing command in container: exec: \"nope-1\": executable file not \
                    found in $PATH";
-        assert_eq!(failure.message, format!("Internal error occurred: {why}"));
+        let internal = "Internal error occurred: ";
+        let times = if protocol.version() == Version::V5 {
+            2
+        } else {
+            1
+        };
+        assert_eq!(failure.message, format!("{}{why}", internal.repeat(times)));
     }
 }
 

@@ -4,6 +4,7 @@ use http::Method;
 use serde_json::Value;
 use skewbridge_discovery::Document;
 use skewbridge_discovery::accept::{V2, V2_BETA1};
+use skewbridge_playground::catalogue::Release;
 
 use crate::cluster::{Client, Cluster};
 
@@ -76,6 +77,42 @@ async fn each_release_tells_what_it_serves() {
         counts[0] != counts[1] && counts[1] != counts[2],
         "{counts:?}"
     );
+}
+
+#[tokio::test]
+async fn what_is_not_there_or_not_understood_is_told_as_elsewhere() {
+    let cluster = Cluster::start().await;
+    for server in cluster.servers() {
+        let client = cluster.admin(server).await;
+        let strange = match server.release() {
+            Release::V1_28 => V2,
+            _ => V2_BETA1,
+        };
+        for path in ["/api", "/apis"] {
+            let (code, media, _, text) = whole(&client, path, strange).await;
+            assert_eq!((code, media.as_str()), (406, "application/json"), "{path}");
+            // For people, since nobody knows what the caller reads.
+            assert!(text.starts_with("{\n  \"kind\": \"Status\",\n"), "{text}");
+            let status: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(status["reason"], "NotAcceptable");
+        }
+        let version = client.get("/api/v2").await;
+        assert_eq!(
+            (version.code, &version.body["kind"]),
+            (404, &"Status".into())
+        );
+        let group = client.get("/apis/nope").await;
+        assert_eq!(
+            (group.code, group.body),
+            (404, "404 page not found\n".into())
+        );
+        let endpoints = "/api/v1/namespaces/default/endpoints";
+        let request = http::Request::get(format!("https://localhost{endpoints}"));
+        let request = request.body(()).unwrap();
+        let said = client.0.request(request, "").await.unwrap();
+        let is_old = server.release() == Release::V1_28;
+        assert_eq!(said.header("warning").is_none(), is_old);
+    }
 }
 
 #[tokio::test]

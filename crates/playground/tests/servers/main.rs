@@ -9,5 +9,6 @@ mod discovery;
 mod lifecycle;
 mod objects;
 mod patches;
+mod releases;
 mod streams;
 mod watches;

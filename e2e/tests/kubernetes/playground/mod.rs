@@ -1,0 +1,168 @@
+//! The playground beside real kube-apiservers: the same steps with the same kubectl, and
+//! what it prints. What is told is in the modules below; the suites that tell it are
+//! `playground_old` and `playground_new`.
+
+mod discovery;
+mod kubelet;
+mod namespaces;
+mod objects;
+mod pods;
+mod site;
+mod tables;
+mod tour;
+mod watches;
+
+use skewbridge_e2e::{
+    Node, Plane, Playground, Process, Server, User, Via, planes_are_chosen, versions,
+};
+use tokio::join;
+
+use self::kubelet::Kubelet;
+pub(crate) use self::site::{BOUND, run};
+use self::site::{Entry, Place, Site};
+
+/// What the playground has servers of.
+pub(crate) const RELEASES: [&str; 3] = ["1.28", "1.34", "1.36"];
+
+/// `1.34` of `1.34.4`.
+pub(crate) fn minor(version: &str) -> &str {
+    version.rsplit_once('.').unwrap().0
+}
+
+/// The versions of these releases that there are to be compared with.
+fn real(releases: &[&str]) -> Vec<String> {
+    let of_these = |version: &String| releases.contains(&minor(version));
+    let found: Vec<_> = versions().into_iter().filter(of_these).collect();
+    assert!(
+        planes_are_chosen() || found.len() == releases.len(),
+        "only {found:?} of {releases:?} are there to be compared with"
+    );
+    if found.is_empty() {
+        println!("left out: it needs a server of one of {releases:?}");
+    }
+    found
+}
+
+/// Real servers over one store, with what their clusters have besides, and a playground.
+struct Beside {
+    plane: Plane,
+    playground: Playground,
+    kubelet: Node,
+    _controllers: Process,
+}
+
+impl Beside {
+    /// Starts servers of these versions with their default settings.
+    async fn start(versions: &[String]) -> Self {
+        let servers: Vec<_> = versions
+            .iter()
+            .map(|it| {
+                Server::of(it)
+                    .runtime_config("api/ga=true")
+                    .without_bridge()
+            })
+            .collect();
+        let (plane, playground) = join!(Plane::start(&servers), Playground::start());
+        let controllers = plane.start_controller_manager(0, Via::Server, &["namespace-controller"]);
+        let kubelet = plane.start_kubelet().await;
+        Self {
+            plane,
+            playground,
+            kubelet,
+            _controllers: controllers,
+        }
+    }
+
+    /// All stories with servers of all versions of the plane, and all differences.
+    async fn differences(&self) -> Vec<String> {
+        kubelet::show_node(self).await;
+        tour::show_policy(self).await;
+        let mut found = Vec::new();
+        for number in 0..self.plane.servers.len() {
+            found.extend(Box::pin(self.differences_of(number)).await);
+        }
+        found
+    }
+
+    async fn differences_of(&self, number: usize) -> Vec<String> {
+        let sites = [Place::Real, Place::Server, Place::Bridge].map(|it| self.site(number, it));
+        let [real, server, bridge] = &sites;
+        let kubelet = Kubelet::new(self, real, server);
+        // What is told of pods is told of the same one through server and bridge.
+        let (expected, straight, bridged, of_pods, documents, proposed) = join!(
+            tell(real),
+            tell(server),
+            tell(bridge),
+            pods::differences(&kubelet, &sites),
+            discovery::differences(self, number),
+            tour::differences(self, number),
+        );
+        let mut found = compare(&expected, &server.name, &straight);
+        found.extend(compare(&expected, &bridge.name, &bridged));
+        found.extend(of_pods);
+        found.extend(documents);
+        found.extend(proposed);
+        found
+    }
+
+    /// One who is asked by kubectl of this server's version.
+    fn site(&self, number: usize, place: Place) -> Site<'_> {
+        let server = &self.plane.servers[number];
+        let (version, address) = (server.version.clone(), server.address);
+        let release = minor(&version).to_owned();
+        match place {
+            Place::Real => Site::new(place, &release, move || {
+                self.plane.kubectl_at(&version, address, User::Admin)
+            }),
+            place => {
+                let context = format!("{place}-{release}");
+                Site::new(place, &release, move || {
+                    self.playground.kubectl(&version, &context)
+                })
+            }
+        }
+    }
+}
+
+/// All that is told by anyone alone.
+async fn tell(site: &Site<'_>) -> Vec<Entry> {
+    let (mut told, of_namespaces) = join!(
+        async {
+            let mut told = objects::tell(site).await;
+            told.extend(tables::tell(site).await);
+            told.extend(watches::tell(site).await);
+            told
+        },
+        namespaces::tell(site),
+    );
+    told.extend(of_namespaces);
+    told
+}
+
+/// Where they differ, but for what either was not asked.
+fn compare(expected: &[Entry], name: &str, got: &[Entry]) -> Vec<String> {
+    assert_eq!(expected.len(), got.len(), "{name} was told another story");
+    let mut found = Vec::new();
+    for (expected, got) in expected.iter().zip(got) {
+        if let (Some(real), Some(said)) = (&expected.said, &got.said)
+            && real != said
+        {
+            found.push(format!(
+                "{name}: {}\n--- real\n{real}\n--- playground\n{said}",
+                got.title
+            ));
+        }
+    }
+    found
+}
+
+/// Tells the stories with real servers of these releases, and fails with all differences.
+pub(crate) async fn kubectl_prints_the_same(releases: &[&str]) {
+    let versions = real(releases);
+    if versions.is_empty() {
+        return;
+    }
+    let beside = Box::pin(Beside::start(&versions)).await;
+    let found = beside.differences().await;
+    assert!(found.is_empty(), "{}", found.join("\n\n"));
+}

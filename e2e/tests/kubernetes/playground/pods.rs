@@ -1,0 +1,200 @@
+//! Pods that run: looked at, talked with, copied from and to, forwarded to. The pod of the
+//! playground is asked for straight and through the bridge; that of the real server is in
+//! the same state, and the stand-in for its kubelet runs the same commands.
+
+use std::net::SocketAddr;
+
+use skewbridge_e2e::{Staying, steady};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::join;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+use super::compare;
+use super::kubelet::Kubelet;
+use super::site::At::{Everywhere, Servers};
+use super::site::{BOUND, Entry, Site};
+use crate::terminal::Terminal;
+
+/// What is said to the port of a pod, and what it says.
+const PING: &[u8] = b"ping";
+const PONG: &[u8] = b"pong";
+
+/// It logs what the stand-in for a kubelet says that every container has logged.
+fn manifest(port: u16) -> String {
+    let script =
+        "i=0; while [ $i -lt 1000 ]; do i=$((i+1)); echo line $i of c; done; exec sleep 1000";
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: pod, labels: {{app: pod}}}}\nspec:\n  \
+         terminationGracePeriodSeconds: 1\n  containers:\n  - name: c\n    image: none\n    \
+         command: [sh, -c, '{script}']\n    ports: [{{containerPort: {port}}}]\n"
+    )
+}
+
+pub(super) async fn differences(kubelet: &Kubelet<'_>, sites: &[Site<'_>; 3]) -> Vec<String> {
+    let [real, server, bridge] = sites;
+    let port = Port::open().await;
+    let manifest = manifest(port.number);
+    let (expected, got) = join!(begin(real, &manifest), begin(server, &manifest));
+    let mut found = compare(&expected, &server.name, &got);
+    let address = kubelet.runs("pods", "pod").await;
+    port.also_at(&address).await;
+    let (of_real, of_server) = (real.namespace("pods"), server.namespace("pods"));
+    let (expected, straight, bridged) = join!(
+        tell(real, &of_real, port.number),
+        tell(server, &of_server, port.number),
+        tell(bridge, &of_server, port.number),
+    );
+    found.extend(compare(&expected, &server.name, &straight));
+    found.extend(compare(&expected, &bridge.name, &bridged));
+    found
+}
+
+async fn begin(site: &Site<'_>, manifest: &str) -> Vec<Entry> {
+    let namespace = site.namespace("pods");
+    let create = format!("create namespace {namespace}");
+    vec![
+        site.step(&namespace, &create, "").await,
+        site.step(&namespace, "apply -f -", manifest).await,
+    ]
+}
+
+async fn tell(site: &Site<'_>, namespace: &str, port: u16) -> Vec<Entry> {
+    let file = format!("{}.txt", site.place);
+    site.directory.write("up", "up and down");
+    let looks = [
+        (Everywhere, "get pods"),
+        (Everywhere, "get pods -o wide"),
+        (Servers, "get pod pod -o yaml"),
+        (Everywhere, "describe pod pod"),
+        (Servers, "get nodes -o wide"),
+        (Everywhere, "get all"),
+        (Everywhere, "logs pod --tail=2"),
+        (Servers, "logs pod -c nope"),
+        (Servers, "exec pod -- nope-1"),
+        (Servers, "exec pod -c nope -- true"),
+        (Servers, "exec nope -- true"),
+        (Servers, "logs nope"),
+        (Servers, "port-forward nope 8080"),
+    ];
+    let mut told = Vec::new();
+    for (at, words) in looks {
+        told.push(site.step_at(at, namespace, words, "").await);
+    }
+    told.push(talk(site, namespace).await);
+    told.push(talk_in_a_terminal(site, namespace).await);
+    told.push(follow(site, namespace).await);
+    told.push(forward(site, namespace, port).await);
+    for words in [
+        format!("cp up pod:{file}"),
+        format!("exec pod -- cat {file}"),
+        format!("cp pod:{file} down"),
+    ] {
+        let output = site.output(namespace, &words, "").await;
+        told.push(Entry::of(namespace, &words.replace(&file, "file"), &output));
+    }
+    let down = std::fs::read_to_string(site.directory.path().join("down"));
+    told.push(Entry::seen(
+        namespace,
+        "what was copied",
+        &format!("{:?}", down.ok()),
+    ));
+    told
+}
+
+/// Input, both outputs and the exit code.
+async fn talk(site: &Site<'_>, namespace: &str) -> Entry {
+    let words = ["exec", "-i", "pod", "--", "sh", "-c"];
+    let words = [&words[..], &["cat; echo err >&2; exit 3"]].concat();
+    let output = super::run(site.command(namespace), &words, "typed\n").await;
+    Entry::of(namespace, "exec -i", &output)
+}
+
+/// The same in a terminal, whose size changes while it is used.
+async fn talk_in_a_terminal(site: &Site<'_>, namespace: &str) -> Entry {
+    let script = "echo ready; until [ \"$(stty size)\" = '33 99' ]; do sleep 0.1; done; \
+                  echo sized; read line; echo \"got $line\"; test -t 0 && exit 3";
+    let mut command = site.command(namespace);
+    command.args(["exec", "-it", "pod", "--", "sh", "-c", script]);
+    let mut terminal = Terminal::start(&command);
+    let mut shown = terminal.lines_until("ready").await;
+    terminal.resize(33, 99).await;
+    shown.extend(terminal.lines_until("sized").await);
+    terminal.types("hello\r").await;
+    shown.extend(terminal.lines_until("got").await);
+    let (rest, code) = terminal.rest().await;
+    shown.extend(rest);
+    Entry::seen(namespace, "exec -it", &format!("{code:?}\n{shown:#?}"))
+}
+
+/// The first lines; whether there will be more is another matter for each.
+async fn follow(site: &Site<'_>, namespace: &str) -> Entry {
+    let mut command = site.command(namespace);
+    let mut following = Staying::start(command.args(["logs", "-f", "pod", "--tail=3"]));
+    let mut lines = Vec::new();
+    for _ in 0..3 {
+        lines.push(following.line().await);
+    }
+    Entry::seen(namespace, "logs -f", &lines.join("\n"))
+}
+
+async fn forward(site: &Site<'_>, namespace: &str, port: u16) -> Entry {
+    let mut command = site.command(namespace);
+    let ports = format!(":{port}");
+    let words = ["port-forward", "pod/pod", &ports, "--address=127.0.0.1"];
+    let mut forwarding = Staying::start(command.args(words));
+    let line = forwarding.line().await;
+    let local = line
+        .split_whitespace()
+        .nth(2)
+        .unwrap_or_default()
+        .to_owned();
+    let local: SocketAddr = local.parse().unwrap();
+    let mut lines = vec![line];
+    for _ in 0..2 {
+        let talk = async {
+            let mut stream = TcpStream::connect(local).await.unwrap();
+            stream.write_all(PING).await.unwrap();
+            let mut answer = [0; PONG.len()];
+            stream.read_exact(&mut answer).await.unwrap();
+            assert_eq!(answer, PONG, "{}", site.name);
+        };
+        timeout(BOUND, talk).await.unwrap();
+        lines.push(forwarding.line().await);
+    }
+    let said = lines.join("\n").replace(&local.port().to_string(), "LOCAL");
+    Entry::seen(namespace, "port-forward", &steady(&said))
+}
+
+/// What listens behind a port of the pods.
+struct Port {
+    number: u16,
+}
+
+impl Port {
+    /// Where the stand-in for a kubelet looks for it.
+    async fn open() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let number = listener.local_addr().unwrap().port();
+        tokio::spawn(answer(listener));
+        Self { number }
+    }
+
+    /// Where the playground looks for it.
+    async fn also_at(&self, address: &str) {
+        if address != "127.0.0.1" {
+            let listener = TcpListener::bind((address, self.number)).await.unwrap();
+            tokio::spawn(answer(listener));
+        }
+    }
+}
+
+async fn answer(listener: TcpListener) {
+    while let Ok((mut stream, _)) = listener.accept().await {
+        let mut ping = [0; PING.len()];
+        if stream.read_exact(&mut ping).await.is_ok() && ping == PING {
+            // Whoever asks may have left.
+            let _ = stream.write_all(PONG).await;
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! The playground's oldest server and its bridge beside a real one, by its kubectl; and
+//! every kubectl with the contexts of other releases, whose streams it speaks otherwise.
+
+use std::collections::BTreeSet;
+
+use skewbridge_e2e::{Playground, Staying, newest, versions};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::join;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::playground::{BOUND, RELEASES, kubectl_prints_the_same, minor, run};
+use crate::terminal::Terminal;
+
+#[tokio::test]
+async fn kubectl_prints_what_the_oldest_server_has_it_print() {
+    kubectl_prints_the_same(&["1.28"]).await;
+}
+
+#[tokio::test]
+async fn every_kubectl_streams_by_contexts_of_other_releases() {
+    let playground = &Playground::start().await;
+    for version in &versions() {
+        for release in RELEASES.iter().filter(|it| **it != minor(version)) {
+            let [server, bridge] = ["server", "bridge"].map(|it| format!("{it}-{release}"));
+            println!("kubectl {version} at {server} and {bridge}");
+            let by = |context| Stream {
+                playground,
+                version,
+                context,
+            };
+            let (straight, bridged) = (by(&server), by(&bridge));
+            join!(straight.all(), bridged.all());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_pod_is_run_and_left_by_every_kubectl() {
+    let playground = &Playground::start().await;
+    for (version, release) in versions().iter().zip(RELEASES) {
+        let once = async |place: &str| {
+            let name = format!("once-{place}");
+            let words = [
+                "run",
+                &name,
+                "-i",
+                "--rm",
+                "--restart=Never",
+                "--image=none",
+            ];
+            let words = [&words[..], &["--", "sh"]].concat();
+            let command = playground.kubectl(version, &format!("{place}-{release}"));
+            let once = run(command, &words, "sleep 1; echo done\n").await;
+            assert_eq!(once.code, Some(0), "{once:?}");
+            assert!(once.stdout.contains("done"), "{once:?}");
+        };
+        join!(once("server"), once("bridge"));
+    }
+}
+
+#[tokio::test]
+async fn every_bridge_tells_of_what_all_servers_serve() {
+    let playground = &Playground::start().await;
+    let versions = versions();
+    let resources = async |place: &str, release: &str| {
+        let command = playground.kubectl(newest(&versions), &format!("{place}-{release}"));
+        let listed = run(command, &["api-resources", "-o", "name"], "").await;
+        assert_eq!(listed.code, Some(0), "{listed:?}");
+        let names = listed.stdout.lines().map(str::to_owned);
+        names.collect::<BTreeSet<_>>()
+    };
+    let mut all = BTreeSet::new();
+    for release in RELEASES {
+        all.extend(resources("server", release).await);
+    }
+    for release in RELEASES {
+        assert_eq!(resources("bridge", release).await, all, "{release}");
+    }
+}
+
+/// The pod that a playground begins with, by a kubectl in a context.
+struct Stream<'a> {
+    playground: &'a Playground,
+    version: &'a str,
+    context: &'a str,
+}
+
+impl Stream<'_> {
+    async fn all(&self) {
+        join!(self.exec(), self.terminal(), self.logs(), self.forward());
+    }
+
+    async fn exec(&self) {
+        let words = [
+            "exec",
+            "-i",
+            "web",
+            "--",
+            "sh",
+            "-c",
+            "cat; echo err >&2; exit 3",
+        ];
+        let command = self.playground.kubectl(self.version, self.context);
+        let ended = run(command, &words, "typed\n").await;
+        let shown = (ended.code, ended.stdout.as_str());
+        assert_eq!(shown, (Some(3), "typed\n"), "{ended:?}");
+        assert!(ended.stderr.starts_with("err\n"), "{ended:?}");
+    }
+
+    async fn terminal(&self) {
+        let mut command = self.playground.kubectl(self.version, self.context);
+        command.args(["exec", "-it", "web", "--", "sh"]);
+        let mut terminal = Terminal::start(&command);
+        // The shell may not be there yet: what is typed waits.
+        terminal.types("echo is$((6*7)); exit 4\r").await;
+        terminal.line_with("is42").await;
+        let (_, code) = terminal.rest().await;
+        assert_eq!(code, Some(4));
+    }
+
+    async fn logs(&self) {
+        let mut command = self.playground.kubectl(self.version, self.context);
+        let words = ["logs", "-f", "web", "--tail=1"];
+        let mut following = Staying::start(command.args(words));
+        // The last line that there is, and one that is still to come.
+        for _ in 0..2 {
+            assert!(following.line().await.starts_with("web: "));
+        }
+    }
+
+    async fn forward(&self) {
+        let mut command = self.playground.kubectl(self.version, self.context);
+        let mut forward = Staying::start(command.args(["port-forward", "web", ":8080"]));
+        let line = forward.line().await;
+        let address = line.split_whitespace().nth(2).unwrap();
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = b"GET / HTTP/1.1\r\nhost: web\r\n\r\n";
+        stream.write_all(request).await.unwrap();
+        let mut answer = String::new();
+        let read = stream.read_to_string(&mut answer);
+        timeout(BOUND, read).await.unwrap().unwrap();
+        assert!(
+            answer.ends_with("Hello from pod web, port 8080.\n"),
+            "{answer}"
+        );
+    }
+}
