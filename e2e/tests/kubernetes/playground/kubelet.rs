@@ -2,6 +2,7 @@
 //! says it: the same pod in the same state.
 
 use serde_json::{Value, json};
+use skewbridge_e2e::{Protocol, Request, Via};
 use skewbridge_testkit::eventually;
 
 use super::site::{BOUND, Site, run};
@@ -28,6 +29,10 @@ pub(super) async fn object(site: &Site<'_>, namespace: &str, name: &str) -> Valu
     serde_json::from_str(&output.stdout).unwrap()
 }
 
+fn path(namespace: &str, pod: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/pods/{pod}")
+}
+
 /// Keeps a pod of a real server in the state of one of the playground.
 pub(super) struct Kubelet<'a> {
     beside: &'a Beside,
@@ -48,25 +53,41 @@ impl<'a> Kubelet<'a> {
     /// the address of the pod.
     pub(super) async fn runs(&self, word: &str, pod: &str) -> String {
         let namespace = self.server.namespace(word);
-        let name = format!("pod/{pod}");
-        let mut running = Value::Null;
-        eventually("the playground's pod runs", BOUND, async || {
-            running = object(self.server, &namespace, &name).await;
-            running["status"]["phase"] == "Running"
-        })
-        .await;
+        let wait = format!("wait --for=condition=Ready pod/{pod} --timeout=100s");
+        let ready = self.server.output(&namespace, &wait, "").await;
+        assert_eq!(ready.code, Some(0), "{ready:?}");
+        let running = object(self.server, &namespace, &format!("pod/{pod}")).await;
         let namespace = self.real.namespace(word);
-        let at = format!("/api/v1/namespaces/{namespace}/pods/{pod}");
+        self.bind(&namespace, pod).await;
+        let plane = &self.beside.plane;
+        let at = path(&namespace, pod);
+        let status = json!({"status": running["status"]});
+        plane.write("PATCH", &format!("{at}/status"), &status).await;
+        running["status"]["podIP"].as_str().unwrap().to_owned()
+    }
+
+    /// Gives a pod of a real server to the node, as a scheduler does.
+    pub(super) async fn bind(&self, namespace: &str, pod: &str) {
         let binding = json!({
             "metadata": {"name": pod},
             "target": {"kind": "Node", "name": NODE},
         });
+        let at = format!("{}/binding", path(namespace, pod));
+        self.beside.plane.write("POST", &at, &binding).await;
+    }
+
+    /// Waits until a pod of a real server is to end, and says that it has.
+    pub(super) async fn end(&self, namespace: &str, pod: &str) {
         let plane = &self.beside.plane;
-        plane
-            .write("POST", &format!("{at}/binding"), &binding)
-            .await;
-        let status = json!({"status": running["status"]});
-        plane.write("PATCH", &format!("{at}/status"), &status).await;
-        running["status"]["podIP"].as_str().unwrap().to_owned()
+        let at = path(namespace, pod);
+        let mut raw = plane.raw(0, Via::Server, Protocol::H2);
+        eventually("the pod is to end", BOUND, async || {
+            let answer = raw.send(&Request::get(&at)).await.unwrap();
+            let pod: Value = serde_json::from_slice(&answer.body).unwrap();
+            pod["metadata"]["deletionTimestamp"].is_string()
+        })
+        .await;
+        let now = json!({"gracePeriodSeconds": 0});
+        plane.write("DELETE", &at, &now).await;
     }
 }

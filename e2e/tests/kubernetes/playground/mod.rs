@@ -90,9 +90,9 @@ impl Beside {
         let kubelet = Kubelet::new(self, real, server);
         // What is told of pods is told of the same one through server and bridge.
         let (expected, straight, bridged, of_pods, documents, proposed) = join!(
-            tell(real),
-            tell(server),
-            tell(bridge),
+            tell(real, Some(&kubelet)),
+            tell(server, None),
+            tell(bridge, None),
             pods::differences(&kubelet, &sites),
             discovery::differences(self, number),
             tour::differences(self, number),
@@ -125,7 +125,7 @@ impl Beside {
 }
 
 /// All that is told by anyone alone.
-async fn tell(site: &Site<'_>) -> Vec<Entry> {
+async fn tell(site: &Site<'_>, kubelet: Option<&Kubelet<'_>>) -> Vec<Entry> {
     let (mut told, of_namespaces) = join!(
         async {
             let mut told = objects::tell(site).await;
@@ -133,7 +133,7 @@ async fn tell(site: &Site<'_>) -> Vec<Entry> {
             told.extend(watches::tell(site).await);
             told
         },
-        namespaces::tell(site),
+        namespaces::tell(site, kubelet),
     );
     told.extend(of_namespaces);
     told

@@ -3,6 +3,7 @@
 use skewbridge_testkit::eventually;
 use tokio::join;
 
+use super::kubelet::Kubelet;
 use super::site::At::Servers;
 use super::site::{BOUND, Entry, Site};
 
@@ -10,24 +11,32 @@ use super::site::{BOUND, Entry, Site};
 const HELD: &str = "apiVersion: v1\nkind: ConfigMap\n\
                     metadata: {name: held, finalizers: [example.com/hold]}\n";
 
-/// On the playground's node it has to end before the namespace does. The real plane has
-/// no scheduler, so there it belongs to no node.
+/// It belongs to a node, and has to end before the namespace does.
 const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  \
                    terminationGracePeriodSeconds: 1\n  containers: [{name: c, image: none, \
                    command: [sleep, '1000']}]\n";
 
-pub(super) async fn tell(site: &Site<'_>) -> Vec<Entry> {
+/// With who speaks for the node of a real server.
+pub(super) async fn tell(site: &Site<'_>, kubelet: Option<&Kubelet<'_>>) -> Vec<Entry> {
     let namespace = site.namespace("gone");
     let ns = namespace.as_str();
     let mut told = vec![site.step(ns, &format!("create namespace {ns}"), "").await];
     told.push(site.step(ns, "apply -f -", HELD).await);
     told.push(site.step(ns, "create secret generic x", "").await);
     told.push(site.step(ns, "apply -f -", POD).await);
+    if let Some(kubelet) = kubelet {
+        kubelet.bind(ns, "p").await;
+    }
     let delete = format!("delete namespace {ns}");
     let get = format!("get namespace {ns}");
     let late = "create configmap late";
     let release = r#"patch configmap held --type=merge -p {"metadata":{"finalizers":null}}"#;
-    let (deleted, meanwhile) = join!(site.step(ns, &delete, ""), async {
+    let node = async {
+        if let Some(kubelet) = kubelet {
+            kubelet.end(ns, "p").await;
+        }
+    };
+    let (deleted, (), meanwhile) = join!(site.step(ns, &delete, ""), node, async {
         eventually("the namespace ends", BOUND, async || {
             let shown = site.output(ns, &get, "").await;
             shown.stdout.contains("Terminating")
