@@ -98,6 +98,7 @@ impl Extractor {
     /// The archive begins again: what is not whole is thrown away.
     pub(super) fn begin_again(&mut self) {
         self.file = None;
+        self.skipped = 0;
         if let Some(Ground::Directory(tree) | Ground::File(tree, _)) = &self.ground {
             self.room = Room::of(&self.options, tree);
         }
@@ -183,7 +184,7 @@ impl Extractor {
                 if let Some(finish) = finish(self.options.preserve, entry)
                     && !existed
                 {
-                    tree.keep_root(finish);
+                    tree.keep_root(finish)?;
                 }
                 Ground::Directory(tree)
             }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::contained;
+use super::stop::Stop;
 use super::tar::Kind;
 
 /// How to copy.
@@ -16,6 +18,8 @@ pub struct Options {
     /// Refuses, before it is written, what would be more than this. Without it,
     /// more than is free.
     pub max_bytes: Option<u64>,
+    /// Ends it in order.
+    pub stop: Stop,
     /// Is told what people should know of.
     pub notices: Option<Arc<dyn Fn(Notice) + Send + Sync>>,
 }
@@ -154,6 +158,7 @@ impl fmt::Display for Notice {
                 path.display()
             ),
             Self::Again { cause, from } => {
+                let cause = contained::shown(cause.as_bytes());
                 write!(f, "the connection was lost ({cause}), ")?;
                 match from {
                     Again::At(byte) => write!(f, "going on at byte {byte}"),

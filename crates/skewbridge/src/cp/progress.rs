@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use skewbridge_client::copy::{Notice, Tally};
 
+use crate::skew::plain;
+
 /// How often the line is drawn: fast enough to look alive, slow enough to be read.
 const EVERY: Duration = Duration::from_millis(200);
 
@@ -59,7 +61,12 @@ impl Screen {
         if self.manner == Manner::Quiet {
             return;
         }
-        self.line(&notice.to_string());
+        self.line(&plain(&notice.to_string()));
+    }
+
+    /// Whether there is somebody to look at it.
+    pub(super) fn is_live(&self) -> bool {
+        self.manner == Manner::Live
     }
 
     fn line(&self, text: &str) {
