@@ -35,7 +35,7 @@ impl From<std::fs::FileType> for Sort {
 pub(super) struct Levels {
     text: Vec<u8>,
     names: Vec<Name>,
-    levels: Vec<Level>,
+    open: Vec<Level>,
     limit: usize,
 }
 
@@ -75,14 +75,14 @@ impl Levels {
         Self {
             text: Vec::new(),
             names: Vec::new(),
-            levels: Vec::new(),
+            open: Vec::new(),
             limit,
         }
     }
 
     /// Goes into a directory, whose names follow.
     pub(super) fn enter(&mut self) {
-        self.levels.push(Level {
+        self.open.push(Level {
             text: self.text.len(),
             names: self.names.len(),
             next: self.names.len(),
@@ -110,7 +110,7 @@ impl Levels {
 
     /// All names are known: puts them in order.
     pub(super) fn sort(&mut self) {
-        if let Some(level) = self.levels.last() {
+        if let Some(level) = self.open.last() {
             let text = &self.text;
             self.names[level.names..].sort_unstable_by(|left, right| {
                 let (left, right) = (left.of(text), right.of(text));
@@ -121,24 +121,20 @@ impl Levels {
 
     /// Goes on.
     pub(super) fn next(&mut self) -> Next<'_> {
-        let Some(level) = self.levels.last_mut() else {
+        let Some(level) = self.open.last_mut() else {
             return Next::End;
         };
-        match self.names.get(level.next) {
-            Some(name) => {
-                level.next += 1;
-                Next::Name(name.of(&self.text), name.sort)
-            }
-            None => {
-                self.leave();
-                Next::Left
-            }
-        }
+        let Some(name) = self.names.get(level.next) else {
+            self.leave();
+            return Next::Left;
+        };
+        level.next += 1;
+        Next::Name(name.of(&self.text), name.sort)
     }
 
     /// Leaves the innermost directory.
     pub(super) fn leave(&mut self) {
-        if let Some(level) = self.levels.pop() {
+        if let Some(level) = self.open.pop() {
             self.text.truncate(level.text);
             self.names.truncate(level.names);
         }

@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn lines_are_two_numbers_and_a_name() {
-        let rows: [(&str, Option<(i64, i64, &str)>); 6] = [
+        let rows = [
             (
                 "12 1700000000 /tmp/s/a b",
                 Some((12, 1_700_000_000, "s/a b")),

@@ -22,6 +22,15 @@ fn set_time(path: &Path, seconds: u64) {
     file.set_modified(then).unwrap();
 }
 
+/// From where it went on each time.
+fn restarts(notices: &[Notice]) -> Vec<Again> {
+    let again = notices.iter().filter_map(|notice| match notice {
+        Notice::Again { from, .. } => Some(*from),
+        _ => None,
+    });
+    again.collect()
+}
+
 #[tokio::test]
 async fn a_stale_file_of_the_same_size_and_time_is_not_kept() {
     let (machine, scratch) = (Machine::new(), ScratchDir::new());
@@ -110,11 +119,7 @@ async fn entries_that_are_left_out_are_counted_once() {
     assert_eq!(error.to_string(), "one entry was not copied");
     assert_eq!((tally.bytes(), tally.entries()), (8, 3));
     let notices = notices.lock().unwrap();
-    let again = notices.iter().filter_map(|notice| match notice {
-        Notice::Again { from, .. } => Some(*from),
-        _ => None,
-    });
-    assert_eq!(again.last(), Some(Again::Beginning), "{notices:?}");
+    assert_eq!(restarts(&notices).pop(), Some(Again::Beginning));
 }
 
 #[tokio::test]
@@ -138,12 +143,8 @@ async fn without_tar_a_download_goes_on_where_it_was_cut() {
     assert!(std::fs::read(to).unwrap() == contents);
     assert_eq!((tally.bytes(), tally.retries()), (300_000, 3));
     let notices = notices.lock().unwrap();
-    let again = notices.iter().filter_map(|notice| match notice {
-        Notice::Again { from, .. } => Some(*from),
-        _ => None,
-    });
     let expected = [100_000, 150_000, 300_000].map(Again::At);
-    assert_eq!(again.collect::<Vec<_>>(), expected);
+    assert_eq!(restarts(&notices), expected);
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use skewbridge_client::copy::{Error, Place, Pod};
 use skewbridge_client::streams::{Executor, FallbackExecutor, Opening, Starting};
@@ -135,11 +135,16 @@ impl Lookup<'_> {
 struct Refused(Mutex<String>);
 
 impl Refused {
+    fn note(&self, namespace: &str) {
+        namespace.clone_into(&mut self.lock());
+    }
+
     fn namespace(&self) -> String {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -155,17 +160,13 @@ impl Executor for Telling {
     fn open(&self, opening: Opening) -> Starting<'_> {
         Box::pin(async move {
             let opened = self.inner.open(opening).await;
-            match &opened {
-                Ok(process) => {
-                    if !self.told.swap(true, Ordering::Relaxed) {
-                        say(plain(&told(process.transport())));
-                    }
-                }
-                Err(_) => {
-                    let refused = self.refused.0.lock();
-                    let mut refused = refused.unwrap_or_else(PoisonError::into_inner);
-                    refused.clone_from(&self.namespace);
-                }
+            if opened.is_err() {
+                self.refused.note(&self.namespace);
+            }
+            if let Ok(process) = &opened
+                && !self.told.swap(true, Ordering::Relaxed)
+            {
+                say(plain(&told(process.transport())));
             }
             opened
         })
