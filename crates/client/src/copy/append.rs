@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::cat;
+use super::cat::{self, Sending};
 use super::cksum::Sum;
 use super::commands;
 use super::container::{Container, Ended, ask};
@@ -77,18 +77,24 @@ pub(super) async fn go_on(
     part: &Part,
     options: &Options,
     tally: &Arc<Tally>,
-) -> Result<Option<(Metadata, u32)>, Error> {
+) -> Result<Option<Metadata>, Error> {
     let Ok(status) = part.path.symlink_metadata() else {
         return Ok(None);
     };
     let size = status.len();
     let known = sum_of(&part.path, part.size).await;
-    if !status.is_file() || part.size >= size || known.map(i64::from) != Some(part.sum) {
+    let known = known.filter(|known| i64::from(known.finish()) == part.sum);
+    let Some(mut sum) = known.filter(|_| status.is_file() && part.size < size) else {
         return Ok(None);
-    }
+    };
+    let sending = Sending {
+        path: &part.path,
+        from: part.size,
+        to: size,
+        sum: &mut sum,
+    };
     let command = commands::append(&part.place, size);
-    let sending = cat::send(container, command, &part.path, part.size, size, tally);
-    match sending.await {
+    match cat::send(container, command, sending, tally).await {
         Ok((Ended::Well, _)) => {}
         Ok((Ended::Cut(cause), _)) => return Err(way::cut(cause)),
         Err(error @ Error::Client(_)) => return Err(error),
@@ -106,11 +112,7 @@ pub(super) async fn go_on(
         return Err(way::cut(cause));
     }
     let said = sum_and_size(&answer.stdout).filter(|_| answer.ended == Ended::Well);
-    let whole = sum_of(&part.path, size).await;
-    Ok(match (whole, said) {
-        (Some(whole), Some(said)) if said == (whole, size) => Some((status, whole)),
-        _ => None,
-    })
+    Ok((said == Some((sum.finish(), size))).then_some(status))
 }
 
 /// What `cksum` says of one file.
@@ -120,7 +122,7 @@ pub(super) fn sum_and_size(said: &[u8]) -> Option<(u32, u64)> {
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
-async fn sum_of(path: &Path, length: u64) -> Option<u32> {
+async fn sum_of(path: &Path, length: u64) -> Option<Sum> {
     let path = path.to_path_buf();
     let summing = tokio::task::spawn_blocking(move || {
         let file = gather::open(&path).ok()?;

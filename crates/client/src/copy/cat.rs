@@ -9,6 +9,7 @@ use std::sync::Arc;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
+use super::cksum::Sum;
 use super::commands;
 use super::container::{Container, Ended, Process, Stdin, complaint};
 use super::error::Error;
@@ -50,7 +51,13 @@ pub(super) async fn upload(
         // Another one each time: who was left alone removes what it has made.
         let place = format!("{}/{}", directory.trim_end_matches('/'), temporary());
         let command = commands::unpack_cat(&place, target, status.len(), mode);
-        let (ended, stderr) = match send(container, command, from, 0, status.len(), tally).await {
+        let sending = Sending {
+            path: from,
+            from: 0,
+            to: status.len(),
+            sum: &mut Sum::default(),
+        };
+        let (ended, stderr) = match send(container, command, sending, tally).await {
             Ok(ended) => ended,
             Err(error) => (Ended::Cut(patience.cause(error)?), String::new()),
         };
@@ -86,13 +93,19 @@ pub(super) async fn upload(
     }
 }
 
+/// A part of a file that is sent, and added to a checksum.
+pub(super) struct Sending<'a> {
+    pub(super) path: &'a Path,
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) sum: &'a mut Sum,
+}
+
 /// Runs a command with a part of a file as its input.
 pub(super) async fn send(
     container: &dyn Container,
     command: Vec<String>,
-    from: &Path,
-    start: u64,
-    end: u64,
+    sending: Sending<'_>,
     tally: &Arc<Tally>,
 ) -> Result<(Ended, String), Error> {
     let process = container.run(command, Stdin::Piped).await?;
@@ -105,7 +118,7 @@ pub(super) async fn send(
     let feeding = async {
         match stdin {
             None => Ok(()),
-            Some(stdin) => feed(stdin, from, start, end, tally).await,
+            Some(stdin) => feed(stdin, sending, tally).await,
         }
     };
     let muted = async {
@@ -123,13 +136,11 @@ pub(super) async fn send(
 
 async fn feed(
     mut stdin: impl AsyncWrite + Unpin,
-    from: &Path,
-    start: u64,
-    end: u64,
+    sending: Sending<'_>,
     tally: &Arc<Tally>,
 ) -> Result<(), Error> {
     let (pieces, mut waiting) = mpsc::channel::<Vec<u8>>(WAITING);
-    let path = from.to_path_buf();
+    let (path, start, end) = (sending.path.to_path_buf(), sending.from, sending.to);
     let reading = tokio::task::spawn_blocking(move || {
         each_piece(&path, start, end, |piece| {
             pieces.blocking_send(piece).is_ok()
@@ -140,6 +151,7 @@ async fn feed(
         if stdin.write_all(&piece).await.is_err() {
             break;
         }
+        sending.sum.add(&piece);
         tally.moved(piece.len());
     }
     drop(waiting);

@@ -55,7 +55,7 @@ const fn tables() -> [[u32; 256]; 8] {
 
 impl Sum {
     /// Of the beginning of a file, if it is so long. Its position is left alone.
-    pub(super) fn of(file: &File, length: u64) -> io::Result<Option<u32>> {
+    pub(super) fn of(file: &File, length: u64) -> io::Result<Option<Self>> {
         let mut sum = Self::default();
         let mut piece = vec![0; PIECE];
         while sum.length < length {
@@ -66,7 +66,7 @@ impl Sum {
                 read => sum.add(&piece[..read]),
             }
         }
-        Ok(Some(sum.finish()))
+        Ok(Some(sum))
     }
 
     /// How many bytes it is of.

@@ -37,6 +37,22 @@ pub(super) struct There {
     /// Names, sizes and checksums.
     certain: HashSet<u64>,
     with_times: bool,
+    /// Files that have just been proven to be there, as they were here then.
+    proven: Vec<(Vec<u8>, Identity)>,
+    count: u64,
+}
+
+/// What changes with a file.
+type Identity = (u64, u64, u64, (i64, i64), (i64, i64));
+
+fn identity(status: &Metadata) -> Identity {
+    (
+        status.dev(),
+        status.ino(),
+        status.size(),
+        (status.mtime(), status.mtime_nsec()),
+        (status.ctime(), status.ctime_nsec()),
+    )
 }
 
 impl There {
@@ -59,16 +75,17 @@ impl There {
             if let Some((sum, size, name)) = read(line, prefix.as_bytes()) {
                 if let Ok(size) = u64::try_from(size) {
                     there.note_sum(name, size, sum);
+                    there.count += 1;
                 }
                 Part::note(&mut parts, from, way, name, size, sum);
             }
         });
         still_there(summed.await?)?;
         for part in parts {
-            if let Some((status, sum)) = append::go_on(container, &part, options, tally).await? {
-                there.note_sum(&part.name, status.size(), sum.into());
-                // It counts as set, whether or not the container has a program for that.
-                there.note_time(&part.name, status.size(), status.mtime());
+            match append::go_on(container, &part, options, tally).await? {
+                // Its time counts as set, whether or not there is a program for that.
+                Some(status) => there.proven.push((part.name, identity(&status))),
+                None => there.count -= 1,
             }
         }
         if there.with_times && !there.certain.is_empty() {
@@ -84,13 +101,17 @@ impl There {
         Ok(there)
     }
 
-    /// How many files are.
+    /// How many files are, more or less: of some, only a part may be.
     pub(super) fn count(&self) -> u64 {
-        self.certain.len() as u64
+        self.count
     }
 
     /// Whether this file is, as it is here.
     pub(super) fn has(&self, name: &[u8], file: &File, status: &Metadata) -> bool {
+        let mut proven = self.proven.iter().filter(|(known, _)| known == name);
+        if proven.any(|(_, known)| *known == identity(status)) {
+            return true;
+        }
         let size = status.size();
         if !self
             .likely
@@ -99,7 +120,10 @@ impl There {
             return false;
         }
         match Sum::of(file, size) {
-            Ok(Some(sum)) => self.certain.contains(&self.key(name, size, sum.into())),
+            Ok(Some(sum)) => {
+                let key = self.key(name, size, sum.finish().into());
+                self.certain.contains(&key)
+            }
             _ => false,
         }
     }
@@ -182,7 +206,8 @@ mod tests {
         let path = scratch.write("file", "contents");
         let (file, status) = (File::open(&path).unwrap(), path.metadata().unwrap());
         let (size, time) = (status.len(), status.mtime());
-        let sum = i64::from(Sum::of(&file, size).unwrap().unwrap());
+        let sum = Sum::of(&file, size).unwrap().unwrap();
+        let sum = i64::from(sum.finish());
         // With times or not; which sum and time are there; whether it is.
         let rows = [
             (true, sum, time, true),
@@ -204,5 +229,11 @@ mod tests {
             assert!(!there.has(b"it/other", &file, &status));
         }
         assert!(!There::default().has(b"it/file", &file, &status));
+        // What was proven is there as long as it is not touched here.
+        let mut there = There::default();
+        there.proven.push((b"it/file".to_vec(), identity(&status)));
+        assert!(there.has(b"it/file", &file, &status));
+        std::fs::write(&path, "other contents").unwrap();
+        assert!(!there.has(b"it/file", &file, &path.metadata().unwrap()));
     }
 }

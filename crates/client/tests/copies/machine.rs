@@ -176,11 +176,17 @@ impl Machine {
             stdout: Box::new(stdout),
             stderr: Box::new(stderr),
             ended: Box::pin(async move {
-                // What was lost is lost, however soon the process has ended of it.
+                // What was lost is lost, however soon the process has ended.
+                let waited = async {
+                    if matches!(loss, Some(Loss::Output(_))) {
+                        signal.read.notified().await;
+                    }
+                    child.wait().await.unwrap()
+                };
                 let ended = tokio::select! {
                     biased;
                     () = signal.notify.notified() => None,
-                    ended = child.wait() => Some(ended.unwrap()),
+                    ended = waited => Some(ended),
                 };
                 let Some(ended) = ended else {
                     // What it was sent has an end now, as it would in a pod; and nobody
@@ -255,6 +261,8 @@ fn failed(message: String) -> Process {
 #[derive(Default)]
 struct Lost {
     notify: Notify,
+    /// All output was read, or is wanted no more.
+    read: Notify,
 }
 
 struct Output {
@@ -277,11 +285,20 @@ impl AsyncRead for Output {
         let mut part = buf.take(room);
         ready!(Pin::new(&mut self.inner).poll_read(cx, &mut part))?;
         let read = part.filled().len();
+        if read == 0 {
+            self.lost.read.notify_one();
+        }
         // It was read into the memory of the buffer that it is a part of.
         let filled = part.filled().to_vec();
         buf.put_slice(&filled);
         self.left -= read as u64;
         Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        self.lost.read.notify_one();
     }
 }
 
