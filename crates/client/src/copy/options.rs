@@ -53,6 +53,13 @@ pub enum Notice {
         /// What it points to.
         target: String,
     },
+    /// A hard link to something that was left out, or is not there, was left out too.
+    HardLink {
+        /// Where it would have been.
+        path: PathBuf,
+        /// What it links to.
+        target: String,
+    },
     /// A device or a pipe was left out.
     Special {
         /// Where it would have been.
@@ -139,6 +146,11 @@ impl fmt::Display for Notice {
                 "warning: skipping symlink: {:?} -> {target:?} (it leads out of the target)",
                 path.display()
             ),
+            Self::HardLink { path, target } => write!(
+                f,
+                "warning: skipping hard link: {:?} -> {target:?} (that was not copied)",
+                path.display()
+            ),
             Self::Special { path, kind } => {
                 write!(f, "warning: skipping {kind}: {:?}", path.display())
             }
@@ -169,6 +181,30 @@ impl fmt::Display for Notice {
                 }
             }
             Self::Instead(text) => f.write_str(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_say_does_nothing_to_a_terminal() {
+        let notices = [
+            Notice::Again {
+                cause: "\u{1b}[2Jgone".to_owned(),
+                from: Again::Beginning,
+            },
+            Notice::Symlink {
+                path: "\u{1b}[2J".into(),
+                target: "\u{9b}2J".to_owned(),
+            },
+            Notice::Vanished("\r\u{1b}c".into()),
+        ];
+        for notice in notices {
+            let told = notice.to_string();
+            assert!(!told.contains(char::is_control), "{told:?}");
         }
     }
 }

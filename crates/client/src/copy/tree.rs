@@ -217,3 +217,31 @@ pub(super) fn remove(directory: &OwnedFd, name: &[u8]) -> io::Result<()> {
         Err(errno) => Err(errno.into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use skewbridge_testkit::ScratchDir;
+
+    use super::*;
+
+    #[test]
+    fn directories_are_kept_in_mind_by_their_bytes() {
+        let scratch = ScratchDir::new();
+        let (mut tree, _) = Tree::open(scratch.path()).unwrap();
+        let (name, finish) = (
+            vec![b'x'; 64 << 10],
+            Finish {
+                mode: 0o755,
+                time: Timespec {
+                    tv_sec: 0,
+                    tv_nsec: 0,
+                },
+            },
+        );
+        let kept = (0..MAX_MADE_BYTES).find(|_| tree.keep(&[&name], finish).is_err());
+        assert_eq!(
+            kept,
+            Some(MAX_MADE_BYTES / (name.len() + size_of::<(Box<[u8]>, Finish)>()))
+        );
+    }
+}

@@ -81,12 +81,12 @@ async fn what_is_there_with_its_contents_is_not_sent_again() {
 #[tokio::test]
 async fn a_large_file_gets_further_with_each_connection() {
     let (machine, scratch) = (Machine::new(), ScratchDir::new());
-    let contents = noise(20 << 20);
+    let contents = noise(14 << 20);
     let from = scratch.write("large", &contents);
     // A probe; tar. Then each time: the end of the last tar, sums, and the rest.
-    let mut losses = vec![None, Some(Loss::Input(6 << 20))];
+    let mut losses = vec![None, Some(Loss::Input(5 << 20))];
     for _ in 0..2 {
-        losses.extend([None, None, Some(Loss::Input(5 << 20))]);
+        losses.extend([None, None, Some(Loss::Input(4 << 20))]);
     }
     machine.lose(&losses);
     upload(&machine, &from, "large", 5).await.unwrap();
