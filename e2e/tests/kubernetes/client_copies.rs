@@ -1,43 +1,51 @@
-//! `skewbridge cp` with real servers: straight to a new one, and through a bridge before
-//! an old one.
+//! `skewbridge cp` beside kubectl's with real servers, straight and through a bridge, and
+//! through a proxy that knows no upgrade but that to WebSocket.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use skewbridge_client::copy::tar::{self, Kind};
-use skewbridge_e2e::{Node, Output, Plane, Server, User, Via, newest, oldest, versions};
+use skewbridge_e2e::{
+    Node, Output, Plane, Server, User, Via, is_since, newest, oldest, planes, versions,
+};
 use skewbridge_testkit::ScratchDir;
+use tokio::time::timeout;
 
 use crate::cutting::Cutting;
 
+/// For a command that takes a second or two on an idle machine.
+const BOUND: Duration = Duration::from_mins(1);
+
 /// Large enough to be cut in its middle.
-const FILE: usize = 48 << 20;
+const FILE: u64 = 48 << 20;
+const GIGABYTE: u64 = 1 << 30;
 
 /// What the connection of a copy carries before it is cut: about half of either.
 const HALF_OF_FILE: u64 = 24 << 20;
 const HALF_OF_TREE: u64 = 8 << 20;
 
 /// A pod, and by which way it is reached.
-struct Way {
-    plane: Plane,
-    node: Node,
+struct Way<'a> {
+    plane: &'a Plane,
+    node: &'a Node,
+    server: usize,
     via: Via,
     cutting: Arc<Cutting>,
     config: String,
 }
 
-impl Way {
-    async fn open(version: &str, via: Via) -> Self {
-        let plane = Plane::start(&[Server::of(version)]).await;
-        let node = plane.start_node().await;
-        let cutting = Cutting::start(plane.servers[0].at(via)).await;
+impl<'a> Way<'a> {
+    async fn open(plane: &'a Plane, node: &'a Node, server: usize, via: Via) -> Self {
+        let cutting = Cutting::start(plane.servers[server].at(via)).await;
         let config = plane.kubeconfig_of(&[("c", cutting.address)]);
         Self {
             plane,
             node,
+            server,
             via,
             cutting,
             config,
@@ -69,6 +77,18 @@ impl Way {
         self.node.directory.join(name)
     }
 
+    /// Removes what is in the pod.
+    fn empty(&self) {
+        for entry in fs::read_dir(&self.node.directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.symlink_metadata().unwrap().is_dir() {
+                fs::remove_dir_all(path).unwrap();
+            } else {
+                fs::remove_file(path).unwrap();
+            }
+        }
+    }
+
     fn no_leftovers(&self) {
         for entry in fs::read_dir(&self.node.directory).unwrap() {
             let name = entry.unwrap().file_name();
@@ -79,28 +99,48 @@ impl Way {
 }
 
 #[tokio::test]
-async fn files_and_trees_are_copied_straight() {
+async fn files_and_trees_are_copied_as_kubectl_copies_them() {
     let versions = versions();
-    judge(&Way::open(newest(&versions), Via::Server).await).await;
+    for plane_of in planes() {
+        let servers: Vec<_> = plane_of.iter().map(|version| Server::of(version)).collect();
+        let plane = Plane::start(&servers).await;
+        let node = plane.start_node().await;
+        for (server, version) in plane_of.iter().enumerate() {
+            for via in [Via::Server, Via::Bridge] {
+                println!("{version} by {via:?}");
+                let way = Way::open(&plane, &node, server, via).await;
+                // Everything by both ways and with both ends of what is supported.
+                let is_judged = match via {
+                    Via::Server => version == newest(&versions),
+                    Via::Bridge => version == oldest(&versions),
+                };
+                if is_judged {
+                    judge(&way).await;
+                } else {
+                    results_are_those_of_kubectl(&way, Extent::Short).await;
+                }
+                pods_are_copied_between(&way).await;
+                a_proxy_that_knows_only_websocket_is_no_obstacle(&way, version).await;
+            }
+        }
+    }
 }
 
-#[tokio::test]
-async fn files_and_trees_are_copied_through_a_bridge() {
-    let versions = versions();
-    judge(&Way::open(oldest(&versions), Via::Bridge).await).await;
-}
-
-async fn judge(way: &Way) {
+async fn judge(way: &Way<'_>) {
     a_tree_goes_both_ways_though_connections_are_cut(way).await;
-    a_file_goes_both_ways_though_connections_are_cut(way, FILE, HALF_OF_FILE).await;
-    results_are_those_of_kubectl(way).await;
+    let length = match way.via {
+        Via::Server => GIGABYTE,
+        Via::Bridge => FILE,
+    };
+    a_file_goes_both_ways_though_connections_are_cut(way, length).await;
+    results_are_those_of_kubectl(way, Extent::Full).await;
     what_leads_out_is_left_out(way).await;
     hostile_archives_write_nothing_outside(way).await;
     failures_are_told(way).await;
 }
 
 /// Ten thousand files, with permissions, times and links.
-async fn a_tree_goes_both_ways_though_connections_are_cut(way: &Way) {
+async fn a_tree_goes_both_ways_though_connections_are_cut(way: &Way<'_>) {
     let scratch = ScratchDir::new();
     let tree = scratch.path().join("tree");
     for directory in 0..100 {
@@ -132,14 +172,15 @@ async fn a_tree_goes_both_ways_though_connections_are_cut(way: &Way) {
     fs::remove_dir_all(way.in_pod("tree")).unwrap();
 }
 
-async fn a_file_goes_both_ways_though_connections_are_cut(way: &Way, length: usize, half: u64) {
+/// A cut is never a success, unless it is gone on with.
+async fn a_file_goes_both_ways_though_connections_are_cut(way: &Way<'_>, length: u64) {
     let scratch = ScratchDir::new();
     let original = scratch.path().join("large");
     write_noise(&original, length);
     let (local, remote) = (original.display().to_string(), way.remote("large"));
+    let half = length / 2;
 
-    // A cut is never a success.
-    way.cutting.cut_after(half);
+    way.cutting.cut_after(HALF_OF_FILE);
     let output = way.cp(&[&local, &remote]).await;
     assert_eq!(output.code, Some(1), "{output:?}");
     assert!(
@@ -152,6 +193,10 @@ async fn a_file_goes_both_ways_though_connections_are_cut(way: &Way, length: usi
     way.copies(&["--retries=3", &local, &remote]).await;
     assert!(way.cutting.has_cut(), "a file to the pod was not cut");
     assert!(same(&original, &way.in_pod("large")), "to the pod");
+    let times = [&original, &way.in_pod("large")].map(|path| path.metadata().unwrap().mtime());
+    assert_eq!(times[0], times[1]);
+    // What is there is what was here, so this need not take the room of both.
+    fs::remove_file(&original).unwrap();
 
     let back = scratch.path().join("back");
     way.cutting.cut_after(half);
@@ -160,14 +205,22 @@ async fn a_file_goes_both_ways_though_connections_are_cut(way: &Way, length: usi
         .await;
     assert_eq!(output.code, Some(0), "{output:?}");
     assert!(output.stderr.contains("going on at byte"), "{output:?}");
-    assert!(same(&original, &back), "from the pod");
-    let times = [&original, &back].map(|path| path.metadata().unwrap().mtime());
-    assert_eq!(times[0], times[1]);
-    fs::remove_file(way.in_pod("large")).unwrap();
+    assert!(same(&way.in_pod("large"), &back), "from the pod");
+    assert_eq!(back.metadata().unwrap().mtime(), times[0]);
+    way.empty();
+}
+
+/// How much is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    /// A tree and a file, there and back.
+    Short,
+    /// Every rule of what things are called.
+    Full,
 }
 
 /// Names and contents; kubectl keeps neither times nor permissions from a pod.
-async fn results_are_those_of_kubectl(way: &Way) {
+async fn results_are_those_of_kubectl(way: &Way<'_>, extent: Extent) {
     let scratch = ScratchDir::new();
     let tree = scratch.path().join("some tree");
     fs::create_dir_all(tree.join("a/b c")).unwrap();
@@ -178,22 +231,28 @@ async fn results_are_those_of_kubectl(way: &Way) {
     fs::create_dir(way.in_pod("dir")).unwrap();
     let name = |path: &Path| path.display().to_string();
     // From, to, each below the pod's directory.
-    let up = [
-        (name(&tree), "new"),
-        (name(&tree), "dir"),
-        (name(&file), "dir"),
-        (name(&file), "dir/other"),
-        (name(&file), "alone"),
-    ];
-    let down = ["new", "dir", "dir/other", "alone"];
+    let up: &[(&Path, &str)] = match extent {
+        Extent::Short => &[(&tree, "new"), (&file, "dir")],
+        Extent::Full => &[
+            (&tree, "new"),
+            (&tree, "dir"),
+            (&file, "dir"),
+            (&file, "dir/other"),
+            (&file, "alone"),
+        ],
+    };
+    let down: &[&str] = match extent {
+        Extent::Short => &["new", "dir/file"],
+        Extent::Full => &["new", "dir", "dir/other", "alone"],
+    };
     let mut found = Vec::new();
     for ours in [false, true] {
-        for (from, to) in &up {
-            let remote = way.remote(to);
+        for (from, to) in up {
+            let (from, remote) = (name(from), way.remote(to));
             if ours {
-                way.copies(&[from, &remote]).await;
+                way.copies(&[&from, &remote]).await;
             } else {
-                kubectl(way, &[from, &remote]).await;
+                kubectl(way, &[&from, &remote]).await;
             }
         }
         let local = scratch.path().join(if ours { "ours" } else { "theirs" });
@@ -207,28 +266,78 @@ async fn results_are_those_of_kubectl(way: &Way) {
         }
         let contents = |root: &Path| {
             let entries = listing(root).into_iter();
-            let entries = entries.filter(|it| !it.name.starts_with("large"));
             entries.map(|it| (it.name, it.what)).collect::<Vec<_>>()
         };
         found.push((contents(&way.node.directory), contents(&local)));
-        for entry in ["new", "dir"] {
-            fs::remove_dir_all(way.in_pod(entry)).unwrap();
-        }
-        fs::remove_file(way.in_pod("alone")).unwrap();
+        way.empty();
         fs::create_dir(way.in_pod("dir")).unwrap();
     }
-    fs::remove_dir(way.in_pod("dir")).unwrap();
+    way.empty();
+    assert!(!found[0].0.is_empty() && !found[0].1.is_empty());
     assert_eq!(found[0], found[1]);
 }
 
-async fn kubectl(way: &Way, words: &[&str]) {
+/// Through here: the one pod is both.
+async fn pods_are_copied_between(way: &Way<'_>) {
+    let from = way.in_pod("from");
+    fs::create_dir_all(from.join("a/b")).unwrap();
+    write_noise(&from.join("a/b/large"), 1 << 20);
+    fs::write(from.join("small"), "small").unwrap();
+    symlink("a/b/large", from.join("link")).unwrap();
+    way.copies(&[&way.remote("from"), &way.remote("to")]).await;
+    assert_eq!(listing(&way.in_pod("to")), listing(&from));
+    way.copies(&[&way.remote("from/small"), &way.remote("to/other")])
+        .await;
+    assert!(same(&way.in_pod("to/other"), &from.join("small")));
+    way.no_leftovers();
+    way.empty();
+}
+
+/// There and back through an nginx that passes no other upgrade.
+async fn a_proxy_that_knows_only_websocket_is_no_obstacle(way: &Way<'_>, version: &str) {
+    let scratch = ScratchDir::new();
+    let tree = scratch.path().join("tree");
+    fs::create_dir_all(tree.join("a")).unwrap();
+    write_noise(&tree.join("a/file"), 300_000);
+    let back = scratch.path().join("back");
+    let nginx = way
+        .plane
+        .nginx_before(way.plane.servers[way.server].at(way.via));
+    let nginx = nginx.await;
+    let copy = async |from: &str, to: &str| {
+        let mut command = way.plane.skewbridge_at(&nginx.kubeconfig);
+        command.args(["cp", "-v=1", "-n", Node::NAMESPACE, from, to]);
+        let output = timeout(BOUND, command.output()).await;
+        let output = output.expect("it hangs").unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), said)
+    };
+    let (local, remote) = (tree.display().to_string(), way.remote("by-nginx"));
+    let (code, said) = copy(&local, &remote).await;
+    if way.via == Via::Server && !is_since(version, 30) {
+        // It has nothing but SPDY, and that does not pass.
+        assert_eq!(code, Some(1), "{said}");
+        assert!(!way.in_pod("by-nginx").exists());
+        return;
+    }
+    let expected = (Some(0), "skewbridge: by WebSocket\n".to_owned());
+    assert_eq!((code, said), expected, "{version} {:?}", way.via);
+    assert_eq!(copy(&remote, &back.display().to_string()).await, expected);
+    let whole = listing(&tree);
+    assert_eq!(listing(&way.in_pod("by-nginx")), whole);
+    assert_eq!(listing(&back), whole);
+    way.empty();
+}
+
+async fn kubectl(way: &Way<'_>, words: &[&str]) {
     let words = [&["-n", Node::NAMESPACE, "cp"], words].concat();
-    let output = way.plane.kubectl(0, way.via, User::Admin, &words).await;
+    let kubectl = way.plane.kubectl(way.server, way.via, User::Admin, &words);
+    let output = kubectl.await;
     assert_eq!(output.code, Some(0), "{words:?}: {output:?}");
 }
 
 /// What a real tar can be made to say that is not meant well.
-async fn what_leads_out_is_left_out(way: &Way) {
+async fn what_leads_out_is_left_out(way: &Way<'_>) {
     let scratch = ScratchDir::new();
     let tree = way.in_pod("bad");
     fs::create_dir(&tree).unwrap();
@@ -271,7 +380,7 @@ async fn what_leads_out_is_left_out(way: &Way) {
 }
 
 /// A tar in the pod that says whatever it likes.
-async fn hostile_archives_write_nothing_outside(way: &Way) {
+async fn hostile_archives_write_nothing_outside(way: &Way<'_>) {
     let outside = way.in_pod("evil").display().to_string();
     let file = |name: &str| (Kind::File, name.to_owned(), String::new());
     let link = |kind, name: &str, to: &str| (kind, name.to_owned(), to.to_owned());
@@ -300,8 +409,7 @@ async fn hostile_archives_write_nothing_outside(way: &Way) {
     let bin = way.in_pod("bin");
     fs::create_dir(&bin).unwrap();
     let (program, archive) = (bin.join("tar"), bin.join("archive"));
-    fs::write(&program, format!("#!/bin/sh\ncat {}\n", archive.display())).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&program, &format!("#!/bin/sh\ncat {}\n", archive.display()));
     for (entries, expected) in rows {
         let mut bytes = Vec::new();
         tar::write_entry(&tar::Entry::new("top/", Kind::Directory), &mut bytes);
@@ -331,7 +439,7 @@ async fn hostile_archives_write_nothing_outside(way: &Way) {
     fs::remove_dir_all(bin).unwrap();
 }
 
-async fn failures_are_told(way: &Way) {
+async fn failures_are_told(way: &Way<'_>) {
     let scratch = ScratchDir::new();
     let to = scratch.path().join("to").display().to_string();
     let missing = format!("{}:/no/such/file", Node::POD);
@@ -353,15 +461,12 @@ async fn failures_are_told(way: &Way) {
 
 #[tokio::test]
 #[ignore = "long: cargo xtask e2e --all"]
-async fn a_gigabyte_goes_both_ways_though_connections_are_cut() {
+async fn a_gigabyte_goes_both_ways_through_a_bridge_too() {
     let versions = versions();
-    for (version, via) in [
-        (newest(&versions), Via::Server),
-        (oldest(&versions), Via::Bridge),
-    ] {
-        let way = Way::open(version, via).await;
-        a_file_goes_both_ways_though_connections_are_cut(&way, 1 << 30, 512 << 20).await;
-    }
+    let plane = Plane::start(&[Server::of(oldest(&versions))]).await;
+    let node = plane.start_node().await;
+    let way = Way::open(&plane, &node, 0, Via::Bridge).await;
+    a_file_goes_both_ways_though_connections_are_cut(&way, GIGABYTE).await;
 }
 
 /// A name, what is there, and how it may be used.
@@ -412,16 +517,46 @@ fn same(one: &Path, other: &Path) -> bool {
     compared.unwrap().success()
 }
 
-/// Bytes in which a lost, doubled or misplaced piece shows.
-fn write_noise(path: &Path, length: usize) {
+/// Bytes in which a lost, doubled or misplaced piece shows: noise that repeats, with a
+/// number that does not at the beginning of each page. A gigabyte of it takes a second.
+fn write_noise(path: &Path, length: u64) {
     use std::io::Write as _;
-    let mut file = std::io::BufWriter::new(fs::File::create(path).unwrap());
+    const BLOCK: usize = 1 << 20;
+    const PAGE: usize = 4 << 10;
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    for _ in 0..length / 8 {
+    let words = (0..BLOCK / 8).map(|_| {
         // Marsaglia's xorshift64.
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        file.write_all(&state.to_le_bytes()).unwrap();
+        state.to_le_bytes()
+    });
+    let mut block: Vec<u8> = words.flatten().collect();
+    let mut file = fs::File::create(path).unwrap();
+    let (mut number, mut left) = (0_u64, length);
+    while left > 0 {
+        for page in block.chunks_exact_mut(PAGE) {
+            page[..8].copy_from_slice(&number.to_le_bytes());
+            number += 1;
+        }
+        let wanted = usize::try_from(left).map_or(BLOCK, |left| left.min(BLOCK));
+        file.write_all(&block[..wanted]).unwrap();
+        left -= wanted as u64;
     }
+}
+
+/// By a process of its own: had we it open for writing while another test starts a
+/// process, that would inherit it, and the file could not be executed.
+fn write_program(path: &Path, script: &str) {
+    use std::io::Write as _;
+    let mut install = Command::new("install")
+        .args(["-m755", "/dev/stdin"])
+        .arg(path)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = install.stdin.take().unwrap();
+    stdin.write_all(script.as_bytes()).unwrap();
+    drop(stdin);
+    assert!(install.wait().unwrap().success());
 }

@@ -2,6 +2,7 @@
 //! rules as if it were written here, before the other one is given it.
 
 use std::collections::HashSet;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -13,14 +14,16 @@ use super::error::{Error, Skipped};
 use super::options::{Again, Notice, Options, Retries};
 use super::place::RemotePath;
 use super::retry::Patience;
+use super::stop::tidy;
 use super::tally::Tally;
 use super::tar::{self, Entry, Event, Kind, Reader};
-use super::upload::Way;
+use super::way::Way;
 
 /// In what pieces it is moved.
-const PIECE: usize = 128 << 10;
+const PIECE: usize = 64 << 10;
 
-/// How many symlinks are kept in mind, so that nothing goes through them.
+/// How many symlinks are kept in mind, so that nothing goes through them: by numbers of
+/// 64 bits, whatever their names, which are about 16 MiB then.
 const MAX_SYMLINKS: usize = 1 << 20;
 
 /// Copies a file, or what is in a directory, from a container into another one, or
@@ -34,108 +37,151 @@ pub async fn copy_between(
     let path = RemotePath::new(source.1);
     let mut patience = Patience::new(options);
     // Once: what the first try has put in place is no place for the second to go into.
-    let way = loop {
-        match Way::for_remote(target.0, &path, target.1).await {
-            Ok(way) => break way,
+    let finding = find(target.0, &path, target.1, &mut patience);
+    let way = options.stop.or(finding).await?;
+    let copying = Between {
+        source: source.0,
+        path: &path,
+        target: target.0,
+        way: &way,
+        options,
+        tally,
+    };
+    let copied = options.stop.or(copying.run(&mut patience)).await;
+    // What a try without retries leaves is removed by its own shell.
+    if copied.is_err() || options.retries != Retries::AtMost(0) {
+        tidy(target.0, &way).await;
+    }
+    copied.and_then(Skipped::result)
+}
+
+async fn find(
+    container: &dyn Container,
+    path: &RemotePath,
+    to: &str,
+    patience: &mut Patience,
+) -> Result<Way, Error> {
+    loop {
+        match Way::for_remote(container, path, to).await {
+            Ok(way) => return Ok(way),
             Err(error) => {
                 let cause = patience.cause(error)?;
                 patience.again(&cause, 0).await?;
             }
         }
-    };
-    loop {
-        let cause = match attempt(source.0, &path, (target.0, &way), options, tally).await {
-            Ok(Moved::All { skipped }) => return Skipped::result(skipped),
-            Ok(Moved::Cut(cause)) => cause,
-            Err(error) => patience.cause(error)?,
-        };
-        patience.again(&cause, tally.bytes()).await?;
-        options.tell(Notice::Again {
-            cause,
-            from: Again::Beginning,
-        });
-        tally.again(0);
     }
+}
+
+/// One copy, by as many tries as it takes.
+struct Between<'a> {
+    source: &'a dyn Container,
+    path: &'a RemotePath,
+    target: &'a dyn Container,
+    way: &'a Way,
+    options: &'a Options,
+    tally: &'a Arc<Tally>,
 }
 
 enum Moved {
-    All { skipped: u64 },
-    Cut(String),
+    All {
+        skipped: u64,
+    },
+    /// With what was left out, if everything had been passed on.
+    Cut {
+        cause: String,
+        passed: Option<u64>,
+    },
 }
 
-async fn attempt(
-    source: &dyn Container,
-    path: &RemotePath,
-    (container, way): (&dyn Container, &Way),
-    options: &Options,
-    tally: &Arc<Tally>,
-) -> Result<Moved, Error> {
-    let no_tar = |needed| Error::Missing {
-        program: "tar",
-        needed,
-    };
-    let from = source.run(commands::pack(path), Stdin::Null).await?;
-    if !way.has_tar() {
-        return Err(no_tar(" that is copied to"));
-    }
-    let into = container.run(way.command(options), Stdin::Piped).await?;
-    let Process {
-        stdin,
-        stdout: mut answer,
-        stderr: into_complains,
-        ended: into_ended,
-    } = into;
-    let mut passage = Passage::new(path.top(), way, options, tally);
-    let passing = async {
-        let Some(stdin) = stdin else {
-            return Ok(false);
-        };
-        passage.run(from.stdout, stdin).await
-    };
-    let muted = async {
-        let _ = tokio::io::copy(&mut answer, &mut tokio::io::sink()).await;
-        Ok(())
-    };
-    let moved = tokio::try_join!(
-        passing,
-        muted,
-        async { Ok(tokio::join!(complaint(from.stderr), from.ended)) },
-        async { Ok(tokio::join!(complaint(into_complains), into_ended)) },
-    );
-    let (passed, (), (said, status), (into_said, into_status)) = match moved {
-        Ok(moved) => moved,
-        Err(error) => {
-            way.clean_up(container).await;
-            return Err(error);
+impl Between<'_> {
+    /// How many entries were left out.
+    async fn run(&self, patience: &mut Patience) -> Result<u64, Error> {
+        loop {
+            let (mut cause, passed) = match self.attempt().await {
+                Ok(Moved::All { skipped }) => return Ok(skipped),
+                Ok(Moved::Cut { cause, passed }) => (cause, passed),
+                Err(error) => (patience.cause(error)?, None),
+            };
+            loop {
+                patience.again(&cause, self.tally.bytes()).await?;
+                self.tally.again();
+                let Some(skipped) = passed else {
+                    break;
+                };
+                // Perhaps only the answer was lost.
+                match self.way.is_done(self.target).await {
+                    Ok(true) => return Ok(skipped),
+                    Ok(false) => break,
+                    Err(error) => cause = patience.cause(error)?,
+                }
+            }
+            self.way.clean_up(self.target).await;
+            let from = Again::Beginning;
+            self.options.tell(Notice::Again { cause, from });
+            self.tally.restart();
         }
-    };
-    let badly = |how, stderr| Error::Remote {
-        program: "tar",
-        how,
-        stderr,
-    };
-    let ended = Ended::of(&status, &said);
-    let into_ended = Ended::of(&into_status, &into_said);
-    let all = Moved::All {
-        skipped: passage.skipped,
-    };
-    let result = match (ended, into_ended) {
-        // Only the answer was lost.
-        (Ended::Well, Ended::Cut(_)) if passed && way.is_done(container).await => Ok(all),
-        (Ended::Cut(cause), _) | (_, Ended::Cut(cause)) => Ok(Moved::Cut(cause)),
-        (Ended::Missing, _) => Err(no_tar(" that is copied from")),
-        (Ended::Badly(how), _) => Err(badly(how, said)),
-        (_, Ended::Missing) => Err(no_tar(" that is copied to")),
-        (_, Ended::Badly(how)) => Err(badly(how, into_said)),
-        (Ended::Well, Ended::Well) if passed => Ok(all),
-        (Ended::Well, Ended::Well) => Ok(Moved::Cut("the archive has no end".to_owned())),
-    };
-    // Of what is in its place nothing is left there but, for who asks again, the word.
-    let is_clean = matches!(result, Ok(Moved::All { .. })) && options.retries == Retries::AtMost(0);
-    if !is_clean {
-        way.clean_up(container).await;
     }
-    result
+
+    async fn attempt(&self) -> Result<Moved, Error> {
+        let no_tar = |needed| Error::Missing {
+            program: "tar",
+            needed,
+        };
+        if !self.way.has_tar() {
+            return Err(no_tar(" that is copied to"));
+        }
+        let from = self.source.run(commands::pack(self.path), Stdin::Null);
+        let from = from.await?;
+        let into = self
+            .target
+            .run(self.way.command(self.options), Stdin::Piped);
+        let Process {
+            stdin,
+            stdout: mut answer,
+            stderr: into_complains,
+            ended: into_ended,
+        } = into.await?;
+        let mut passage = Passage::new(self.path.top(), self.way, self.options, self.tally);
+        let passing = async {
+            let Some(stdin) = stdin else {
+                return Ok(false);
+            };
+            passage.run(from.stdout, stdin).await
+        };
+        let muted = async {
+            let _ = tokio::io::copy(&mut answer, &mut tokio::io::sink()).await;
+            Ok(())
+        };
+        let (passed, (), (said, status), (into_said, into_status)) = tokio::try_join!(
+            passing,
+            muted,
+            async { Ok(tokio::join!(complaint(from.stderr), from.ended)) },
+            async { Ok(tokio::join!(complaint(into_complains), into_ended)) },
+        )?;
+        let program = "tar";
+        let badly = |how, stderr| Error::Remote {
+            program,
+            how,
+            stderr,
+        };
+        let not_run = |message| Error::NotRun { program, message };
+        let skipped = passage.skipped;
+        let cut = |cause, passed| Ok(Moved::Cut { cause, passed });
+        match (
+            Ended::of(&status, &said),
+            Ended::of(&into_status, &into_said),
+        ) {
+            (Ended::Well, Ended::Cut(cause)) if passed => cut(cause, Some(skipped)),
+            (Ended::Cut(cause), _) | (_, Ended::Cut(cause)) => cut(cause, None),
+            (Ended::Missing, _) => Err(no_tar(" that is copied from")),
+            (Ended::Badly(how), _) => Err(badly(how, said)),
+            (_, Ended::Missing) => Err(no_tar(" that is copied to")),
+            (_, Ended::Badly(how)) => Err(badly(how, into_said)),
+            (Ended::NotRun(message), _) | (_, Ended::NotRun(message)) => Err(not_run(message)),
+            (Ended::Well, Ended::Well) if passed => Ok(Moved::All { skipped }),
+            (Ended::Well, Ended::Well) => cut("the archive has no end".to_owned(), None),
+        }
+    }
 }
 
 /// An archive that is given other names on its way.
@@ -145,7 +191,7 @@ struct Passage<'a> {
     around: (Vec<Entry>, Vec<Entry>),
     options: &'a Options,
     tally: &'a Arc<Tally>,
-    symlinks: HashSet<Vec<u8>>,
+    symlinks: Symlinks,
     skipped: u64,
     /// How much padding the current file needs.
     padding: &'static [u8],
@@ -160,7 +206,7 @@ impl<'a> Passage<'a> {
             around: way.around(),
             options,
             tally,
-            symlinks: HashSet::new(),
+            symlinks: Symlinks::default(),
             skipped: 0,
             padding: &[],
             left: 0,
@@ -240,10 +286,8 @@ impl<'a> Passage<'a> {
         let parts = self.below(&entry.name)?;
         let depth = parts.len();
         let name = self.renamed(&parts);
-        for end in 1..depth {
-            if self.symlinks.contains(&parts[..end].join(&b'/')) {
-                return Err(Error::Through(contained::shown(&entry.name).into()));
-            }
+        if (1..depth).any(|end| self.symlinks.has(&parts[..end])) {
+            return Err(Error::Through(contained::shown(&entry.name).into()));
         }
         match entry.kind {
             Kind::Character | Kind::Block | Kind::Fifo => {
@@ -261,26 +305,22 @@ impl<'a> Passage<'a> {
                     });
                     return Ok(());
                 }
-                if self.symlinks.len() == MAX_SYMLINKS {
-                    return Err(Error::Unexpected(format!(
-                        "there are more than {MAX_SYMLINKS} symlinks"
-                    )));
-                }
-                self.symlinks.insert(parts.join(&b'/'));
+                self.symlinks.add(&parts)?;
             }
             Kind::HardLink => {
                 let target = self.below(&entry.link)?;
                 let renamed = self.renamed(&target);
-                for end in 1..=target.len() {
-                    if self.symlinks.contains(&target[..end].join(&b'/')) {
-                        return Err(Error::Through(contained::shown(&entry.link).into()));
-                    }
+                if (1..=target.len()).any(|end| self.symlinks.has(&target[..end])) {
+                    return Err(Error::Through(contained::shown(&entry.link).into()));
                 }
                 entry.link = renamed;
             }
-            Kind::File | Kind::Directory => {
-                self.symlinks.remove(&parts.join(&b'/'));
+            // Some programs would take it for the directory that it leads to.
+            Kind::Directory if self.symlinks.has(&parts) => {
+                return Err(Error::Through(contained::shown(&entry.name).into()));
             }
+            Kind::Directory => {}
+            Kind::File => self.symlinks.remove(&parts),
         }
         if name == b"." {
             // What is filled stays as it is. Contents without a header of ours would be
@@ -320,5 +360,36 @@ impl<'a> Passage<'a> {
     fn skip(&mut self, notice: Notice) {
         self.skipped += 1;
         self.options.tell(notice);
+    }
+}
+
+/// Where there are symlinks, by numbers: two names with the same one mean that something
+/// is refused that need not be, and nobody outside can make them.
+#[derive(Debug, Default)]
+struct Symlinks {
+    keys: RandomState,
+    known: HashSet<u64>,
+}
+
+impl Symlinks {
+    fn has(&self, parts: &[&[u8]]) -> bool {
+        !self.known.is_empty() && self.known.contains(&self.keys.hash_one(parts))
+    }
+
+    fn add(&mut self, parts: &[&[u8]]) -> Result<(), Error> {
+        if self.known.len() == MAX_SYMLINKS {
+            return Err(Error::TooMuch {
+                what: "symlinks",
+                limit: MAX_SYMLINKS * size_of::<u64>(),
+            });
+        }
+        self.known.insert(self.keys.hash_one(parts));
+        Ok(())
+    }
+
+    fn remove(&mut self, parts: &[&[u8]]) {
+        if !self.known.is_empty() {
+            self.known.remove(&self.keys.hash_one(parts));
+        }
     }
 }

@@ -9,17 +9,18 @@ use std::sync::Arc;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
+use super::cksum::Sum;
+use super::commands;
 use super::container::{Container, Ended, Process, Stdin, complaint};
 use super::error::Error;
 use super::gather::{self, PIECE};
-use super::options::Options;
+use super::options::{Again, Notice, Options, Preserve};
 use super::place::RemotePath;
 use super::retry::Patience;
 use super::tally::Tally;
-use super::{commands, options::Preserve};
 
-/// How many pieces wait for the connection.
-const WAITING: usize = 4;
+/// How many pieces wait for the connection, beside one that is read and one that is sent.
+const WAITING: usize = 1;
 
 /// A name that nobody else has.
 pub(super) fn temporary() -> String {
@@ -27,11 +28,13 @@ pub(super) fn temporary() -> String {
     format!(".skewbridge-{number:016x}")
 }
 
+/// A lost connection means to begin again.
 pub(super) async fn upload(
     container: &dyn Container,
     from: &Path,
     target: &str,
     options: &Options,
+    patience: &mut Patience,
     tally: &Arc<Tally>,
 ) -> Result<(), Error> {
     let status = from.metadata().map_err(|cause| Error::Local {
@@ -40,15 +43,21 @@ pub(super) async fn upload(
         cause,
     })?;
     let directory = RemotePath::new(target).directory;
-    let place = format!("{}/{}", directory.trim_end_matches('/'), temporary());
     let mode = match options.preserve {
         Preserve::Yes => status.mode() & 0o777,
         Preserve::No => 0o644,
     };
-    let mut patience = Patience::new(options);
     loop {
+        // Another one each time: who was left alone removes what it has made.
+        let place = format!("{}/{}", directory.trim_end_matches('/'), temporary());
         let command = commands::unpack_cat(&place, target, status.len(), mode);
-        let (ended, stderr) = match send(container, command, from, 0, status.len(), tally).await {
+        let sending = Sending {
+            path: from,
+            from: 0,
+            to: status.len(),
+            sum: &mut Sum::default(),
+        };
+        let (ended, stderr) = match send(container, command, sending, tally).await {
             Ok(ended) => ended,
             Err(error) => (Ended::Cut(patience.cause(error)?), String::new()),
         };
@@ -56,7 +65,10 @@ pub(super) async fn upload(
             Ended::Well => return Ok(()),
             Ended::Cut(cause) => {
                 patience.again(&cause, tally.bytes()).await?;
-                tally.again(0);
+                tally.again();
+                tally.restart();
+                let from = Again::Beginning;
+                options.tell(Notice::Again { cause, from });
             }
             Ended::Missing => {
                 return Err(Error::Missing {
@@ -71,17 +83,29 @@ pub(super) async fn upload(
                     stderr,
                 });
             }
+            Ended::NotRun(message) => {
+                return Err(Error::NotRun {
+                    program: "cat",
+                    message,
+                });
+            }
         }
     }
+}
+
+/// A part of a file that is sent, and added to a checksum.
+pub(super) struct Sending<'a> {
+    pub(super) path: &'a Path,
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) sum: &'a mut Sum,
 }
 
 /// Runs a command with a part of a file as its input.
 pub(super) async fn send(
     container: &dyn Container,
     command: Vec<String>,
-    from: &Path,
-    start: u64,
-    end: u64,
+    sending: Sending<'_>,
     tally: &Arc<Tally>,
 ) -> Result<(Ended, String), Error> {
     let process = container.run(command, Stdin::Piped).await?;
@@ -94,7 +118,7 @@ pub(super) async fn send(
     let feeding = async {
         match stdin {
             None => Ok(()),
-            Some(stdin) => feed(stdin, from, start, end, tally).await,
+            Some(stdin) => feed(stdin, sending, tally).await,
         }
     };
     let muted = async {
@@ -112,13 +136,11 @@ pub(super) async fn send(
 
 async fn feed(
     mut stdin: impl AsyncWrite + Unpin,
-    from: &Path,
-    start: u64,
-    end: u64,
+    sending: Sending<'_>,
     tally: &Arc<Tally>,
 ) -> Result<(), Error> {
     let (pieces, mut waiting) = mpsc::channel::<Vec<u8>>(WAITING);
-    let path = from.to_path_buf();
+    let (path, start, end) = (sending.path.to_path_buf(), sending.from, sending.to);
     let reading = tokio::task::spawn_blocking(move || {
         each_piece(&path, start, end, |piece| {
             pieces.blocking_send(piece).is_ok()
@@ -129,6 +151,7 @@ async fn feed(
         if stdin.write_all(&piece).await.is_err() {
             break;
         }
+        sending.sum.add(&piece);
         tally.moved(piece.len());
     }
     drop(waiting);
@@ -141,7 +164,7 @@ async fn feed(
 }
 
 /// Reads a part of a file, as long as somebody wants it.
-pub(super) fn each_piece(
+fn each_piece(
     path: &Path,
     start: u64,
     end: u64,
@@ -157,12 +180,15 @@ pub(super) fn each_piece(
     file.seek(std::io::SeekFrom::Start(start)).map_err(local)?;
     let mut at = start;
     while at < end {
-        let wanted = (end - at).min(PIECE as u64);
-        let mut piece = Vec::with_capacity(PIECE);
-        let read = (&mut file).take(wanted).read_to_end(&mut piece);
-        let read = read.map_err(local)? as u64;
-        at += read;
-        if read < wanted {
+        let wanted = usize::try_from(end - at).map_or(PIECE, |left| left.min(PIECE));
+        let mut piece = vec![0; wanted];
+        let read = match file.read(&mut piece) {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            read => read.map_err(local)?,
+        };
+        piece.truncate(read);
+        at += read as u64;
+        if read == 0 {
             return Err(Error::Shrank {
                 path: path.to_path_buf(),
                 size: end,

@@ -88,11 +88,13 @@ const ABANDON: &str = concat!(end_the_last!("\"$1\""), "rm -rf \"$1\"");
 
 /// One file without a tar: a shell cannot tell a cut from an end, so it is counted.
 const UNPACK_CAT: &str = "\
-cat >\"$1\" || exit
-n=$(wc -c <\"$1\") || exit
-if [ \"$n\" -ne \"$3\" ]; then rm -f \"$1\"; echo \"only $n of $3 bytes came\" >&2; exit 1; fi
-chmod \"$4\" \"$1\" 2>/dev/null
-mv -f \"$1\" \"$2\"";
+t=$1
+end() { c=$?; rm -f \"$t\"; exit $c; }
+cat >\"$t\" || end
+n=$(wc -c <\"$t\") || end
+[ $n -eq \"$3\" ] || { echo \"only $n of $3 bytes came\" >&2; false; } || end
+chmod \"$4\" \"$t\" 2>/dev/null
+mv -f \"$t\" \"$2\" || end";
 
 /// Goes on with a file.
 const APPEND: &str = "\
@@ -191,8 +193,13 @@ pub(super) fn unpack_cat(temporary: &str, target: &str, size: u64, mode: u32) ->
     )
 }
 
-/// The sizes and times of all files of a tree.
-pub(super) fn list(path: &str) -> Vec<String> {
+/// The checksums and sizes of all files of a tree.
+pub(super) fn sums(path: &str) -> Vec<String> {
+    words(["find", path, "-type", "f", "-exec", "cksum", "{}", "+"])
+}
+
+/// Their sizes and times.
+pub(super) fn times(path: &str) -> Vec<String> {
     words([
         "find", path, "-type", "f", "-exec", "stat", "-c", "%s %Y %n", "{}", "+",
     ])
@@ -230,6 +237,16 @@ pub(super) fn settle(stage: &str) -> Vec<String> {
 /// Removes a stage that nobody needs any more.
 pub(super) fn abandon(stage: &str) -> Vec<String> {
     script(ABANDON, [stage])
+}
+
+/// The checksum and size of a file, without a shell.
+pub(super) fn sum(path: &str) -> Vec<String> {
+    words(["cksum", path])
+}
+
+/// One file from a byte on (counted from zero).
+pub(super) fn tail(path: &str, at: u64) -> Vec<String> {
+    words(["tail", "-c", &format!("+{}", at + 1), path])
 }
 
 /// One file.

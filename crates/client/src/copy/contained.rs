@@ -74,11 +74,17 @@ pub fn stays(depth: usize, target: &[u8]) -> bool {
 /// A name as it is told to people: an archive must not write to their terminal.
 pub fn shown(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(name);
-    if text.chars().any(char::is_control) {
+    if text.chars().any(is_active) {
         text.escape_debug().to_string()
     } else {
         text.into_owned()
     }
+}
+
+/// What moves a cursor, changes colours, or turns the direction of what follows.
+fn is_active(letter: char) -> bool {
+    letter.is_control()
+        || matches!(letter, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// The same for several lines.
@@ -164,6 +170,8 @@ mod tests {
     fn names_do_not_write_to_terminals() {
         assert_eq!(shown("grüße/a".as_bytes()), "grüße/a");
         assert_eq!(shown(b"a\x1b[2Jb"), "a\\u{1b}[2Jb");
+        assert_eq!(shown("a\u{202e}b".as_bytes()), "a\\u{202e}b");
+        assert_eq!(shown_lines(b"a\r\nb\x9b\n"), "a\\r\nb\u{fffd}");
     }
 
     proptest! {

@@ -9,24 +9,22 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use super::cat_out;
 use super::commands;
-use super::container::{Container, Ended, Process, Stdin, ask, complaint};
+use super::container::{Container, Ended, Process, Stdin, beside, complaint};
 use super::error::Error;
 use super::extract::Extractor;
 use super::options::{Again, Notice, Options};
 use super::place::{Landing, RemotePath};
 use super::retry::Patience;
 use super::tally::Tally;
-use super::tar::{self, Entry, Kind, Reader};
+use super::tar::Reader;
 
 /// In what pieces it is read: a call for each costs less than the copy of it.
-const PIECE: usize = 128 << 10;
+const PIECE: usize = 64 << 10;
 
 /// How many pieces wait for the disk.
-const WAITING: usize = 8;
-
-/// How long the answer of a program that counts bytes may be.
-const COUNT: u64 = 64 << 10;
+const WAITING: usize = 4;
 
 /// Copies a file, or what is in a directory, from a container.
 ///
@@ -44,14 +42,26 @@ pub async fn copy_from(
 ) -> Result<(), Error> {
     let path = RemotePath::new(from);
     let extractor = Extractor::new(path.top(), Landing::new(to), options.clone(), tally.clone());
-    let mut state = Box::new(State {
+    let state = Box::new(State {
         reader: Reader::new(),
         extractor,
     });
     let mut patience = Patience::new(options);
+    let copying = download(container, &path, state, options, &mut patience, tally);
+    options.stop.or(copying).await
+}
+
+async fn download(
+    container: &dyn Container,
+    path: &RemotePath,
+    mut state: Box<State>,
+    options: &Options,
+    patience: &mut Patience,
+    tally: &Arc<Tally>,
+) -> Result<(), Error> {
     let mut plan = Plan::Whole;
     loop {
-        let verdict = attempt(container, &path, plan, state).await;
+        let verdict = attempt(container, path, plan, state).await;
         let (back, verdict) = match verdict {
             Ok(verdict) => verdict,
             Err((back, error)) => (back, Verdict::Cut(patience.cause(error)?)),
@@ -64,7 +74,9 @@ pub async fn copy_from(
                 let _ = state.extractor.finish();
                 return Err(error);
             }
-            Verdict::NoTar => return by_cat(container, &path, *state, options).await,
+            Verdict::NoTar => {
+                return cat_out::download(container, path, state, options, patience, tally).await;
+            }
             Verdict::CannotGoOn => {
                 plan = Plan::Whole;
                 "it cannot be gone on with".to_owned()
@@ -80,21 +92,17 @@ pub async fn copy_from(
             Plan::From { at, .. } => Again::At(at),
         };
         options.tell(Notice::Again { cause, from });
-        tally.again(match from {
-            Again::At(_) => tally.bytes(),
-            _ => 0,
-        });
+        tally.again();
         if plan == Plan::Whole {
-            state.reader = Reader::new();
-            state.extractor.begin_again();
+            state.begin_again(tally);
         }
     }
 }
 
 /// What goes to the thread that writes, and comes back.
-struct State {
-    reader: Reader,
-    extractor: Extractor,
+pub(super) struct State {
+    pub(super) reader: Reader,
+    pub(super) extractor: Extractor,
 }
 
 /// What is asked for.
@@ -118,6 +126,13 @@ enum Verdict {
 }
 
 impl State {
+    /// What is not whole is thrown away, and everything counted anew.
+    pub(super) fn begin_again(&mut self, tally: &Tally) {
+        self.reader = Reader::new();
+        self.extractor.begin_again();
+        tally.restart();
+    }
+
     fn plan(&mut self) -> Plan {
         match self.reader.rewind() {
             None => Plan::Whole,
@@ -168,16 +183,7 @@ async fn attempt(
     let ending = async { tokio::join!(complaint(stderr), ended) };
     tokio::pin!(ending);
     // A command whose output nobody wants any more is left, not waited for.
-    let mut finished = None;
-    let (state, came) = {
-        tokio::pin!(reading);
-        loop {
-            tokio::select! {
-                done = &mut reading => break done,
-                end = &mut ending, if finished.is_none() => finished = Some(end),
-            }
-        }
-    };
+    let ((state, came), finished) = beside(reading, ending.as_mut()).await;
     let verdict = match came {
         Came::Wrong(error) => Verdict::Failed(error),
         Came::Other if plan != Plan::Whole => Verdict::CannotGoOn,
@@ -202,13 +208,18 @@ async fn attempt(
                     how,
                     stderr,
                 }),
+                (Ended::NotRun(message), _) => Verdict::Failed(Error::NotRun {
+                    program: "tar",
+                    message,
+                }),
             }
         }
     };
     Ok((state, verdict))
 }
 
-enum Came {
+/// What came of an archive.
+pub(super) enum Came {
     All,
     Cut,
     /// Not what was there before.
@@ -235,7 +246,10 @@ async fn is_the_same(
 }
 
 /// Reads here, and writes on a thread that may wait for the disk.
-async fn extract(mut stdout: impl AsyncRead + Unpin, state: Box<State>) -> (Box<State>, Came) {
+pub(super) async fn extract(
+    mut stdout: impl AsyncRead + Unpin,
+    state: Box<State>,
+) -> (Box<State>, Came) {
     let (pieces, mut waiting) = mpsc::channel::<Bytes>(WAITING);
     let disk: JoinHandle<(Box<State>, Result<(), Error>)> =
         tokio::task::spawn_blocking(move || {
@@ -295,81 +309,4 @@ async fn fill(stdout: &mut (impl AsyncRead + Unpin), buffer: &mut BytesMut) -> i
         }
     }
     Ok(Filled::Some)
-}
-
-/// One file, where there is no tar. Its size is asked for, so that a cut is seen.
-async fn by_cat(
-    container: &dyn Container,
-    path: &RemotePath,
-    mut state: State,
-    options: &Options,
-) -> Result<(), Error> {
-    const NEEDED: &str = ": without it only single files can be copied from there, by cat and wc";
-    let missing = || Error::Missing {
-        program: "tar",
-        needed: NEEDED,
-    };
-    let Some(base) = &path.base else {
-        return Err(missing());
-    };
-    let counted = ask(container, commands::count(&path.whole()), COUNT).await?;
-    let size = match counted.ended {
-        Ended::Well => String::from_utf8_lossy(&counted.stdout)
-            .split_whitespace()
-            .next()
-            .and_then(|size| size.parse().ok()),
-        Ended::Missing => return Err(missing()),
-        Ended::Badly(how) => {
-            return Err(Error::Remote {
-                program: "wc (there is no tar)",
-                how,
-                stderr: counted.stderr,
-            });
-        }
-        Ended::Cut(_) => None,
-    };
-    let size: u64 = size.ok_or_else(missing)?;
-    options.tell(Notice::Instead(
-        "there is no tar in the container: copying by cat, without times and permissions",
-    ));
-    let process = container
-        .run(commands::cat(&path.whole()), Stdin::Null)
-        .await?;
-    let mut header = Vec::new();
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let entry = Entry {
-        size,
-        mtime: now.map_or(0, |now| now.as_secs().cast_signed()),
-        ..Entry::new(base.clone(), Kind::File)
-    };
-    tar::write_entry(&entry, &mut header);
-    let mut end = tar::padding(size).to_vec();
-    tar::write_end(&mut end);
-    // The file as an archive of one: neither less nor more than it is said to be.
-    state.reader = Reader::new();
-    let archive = io::Cursor::new(header)
-        .chain(process.stdout)
-        .chain(io::Cursor::new(end));
-    let reading = extract(archive, Box::new(state));
-    let ((state, came), stderr, status) =
-        tokio::join!(reading, complaint(process.stderr), process.ended);
-    match (came, Ended::of(&status, &stderr)) {
-        (_, Ended::Badly(how)) => Err(Error::Remote {
-            program: "cat",
-            how,
-            stderr,
-        }),
-        (_, Ended::Missing) => Err(missing()),
-        (_, Ended::Cut(cause)) => {
-            Patience::new(&Options::default())
-                .again(&cause, state.reader.offset())
-                .await
-        }
-        (Came::All, Ended::Well) if state.reader.is_whole() => state.extractor.finish(),
-        // What is wrong then is the size.
-        _ => Err(Error::Unexpected(format!(
-            "{} is not as large as it was said to be ({size} bytes): does something write to it?",
-            path.whole()
-        ))),
-    }
 }

@@ -1,9 +1,10 @@
 //! Why something was not copied, and what to do about it.
 
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 
-use super::contained::Escape;
+use super::contained::{self, Escape};
 use super::tar::Violation;
 
 /// Why something was not copied. In kubectl's words where people know them.
@@ -14,10 +15,10 @@ pub enum Error {
     #[error("{0}")]
     Place(&'static str),
     /// There is nothing to copy.
-    #[error("{} doesn't exist in local filesystem", .0.display())]
+    #[error("{} doesn't exist in local filesystem", shown(.0))]
     NoSource(PathBuf),
     /// Something here cannot be read, written or made.
-    #[error("cannot {doing} {}: {cause}{}", path.display(), advice(cause))]
+    #[error("cannot {doing} {}: {cause}{}", shown(path), advice(cause))]
     Local {
         /// What was tried.
         doing: &'static str,
@@ -30,7 +31,7 @@ pub enum Error {
     #[error(
         "{} shrank while it was read: {read} of {size} bytes were there; copy it again when \
          nothing writes to it",
-        path.display()
+        shown(path)
     )]
     Shrank {
         /// Which one.
@@ -58,14 +59,14 @@ pub enum Error {
     #[error(
         "{} is a symlink or a file where a directory has to be: it is not followed, and nothing \
          was written through it",
-        .0.display()
+        shown(.0)
     )]
     Through(PathBuf),
     /// There is no room for it.
     #[error(
         "{name} has {size} bytes, but there is room for {room} in {} ({limit}); nothing of it was \
          written",
-        target.display()
+        shown(target)
     )]
     NoRoom {
         /// Which entry.
@@ -79,13 +80,22 @@ pub enum Error {
         /// Where to.
         target: PathBuf,
     },
+    /// More than is kept in memory.
+    #[error("there are more {what} than are kept in memory ({limit} bytes); copy it in parts")]
+    TooMuch {
+        /// Of what.
+        what: &'static str,
+        /// How much of it would be kept.
+        limit: usize,
+    },
     /// Not everything was copied; what was not has been told one by one.
     #[error("{0} not copied")]
     Skipped(Skipped),
     /// The connection ended before all had come, or gone.
     #[error(
-        "the connection was lost after {bytes} bytes and {tries}: {cause}; what is there is \
+        "the connection was lost after {bytes} bytes and {tries}: {}; what is there is \
          incomplete{}",
+        contained::shown(cause.as_bytes()),
         if *could_retry { ". --retries=N tries again" } else { "" }
     )]
     Cut {
@@ -116,6 +126,20 @@ pub enum Error {
         /// What for, and what can be done without it.
         needed: &'static str,
     },
+    /// The server says why a program was not run to its end.
+    #[error(
+        "{program} was not run to its end in the container: {}",
+        contained::shown_lines(message.as_bytes())
+    )]
+    NotRun {
+        /// Which one.
+        program: &'static str,
+        /// The server's words.
+        message: String,
+    },
+    /// Somebody wants no more of it ([`super::Stop`]).
+    #[error("stopped; what is there is incomplete")]
+    Stopped,
     /// No command could be started there.
     #[error(transparent)]
     Client(#[from] crate::Error),
@@ -155,6 +179,11 @@ impl std::fmt::Display for Tries {
             count => write!(f, "{count} tries"),
         }
     }
+}
+
+/// A name may come from an archive, and must do nothing to a terminal.
+fn shown(path: &Path) -> String {
+    contained::shown(path.as_os_str().as_bytes())
 }
 
 fn escape(why: Escape) -> &'static str {

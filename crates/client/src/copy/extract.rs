@@ -98,6 +98,7 @@ impl Extractor {
     /// The archive begins again: what is not whole is thrown away.
     pub(super) fn begin_again(&mut self) {
         self.file = None;
+        self.skipped = 0;
         if let Some(Ground::Directory(tree) | Ground::File(tree, _)) = &self.ground {
             self.room = Room::of(&self.options, tree);
         }
@@ -183,7 +184,7 @@ impl Extractor {
                 if let Some(finish) = finish(self.options.preserve, entry)
                     && !existed
                 {
-                    tree.keep_root(finish);
+                    tree.keep_root(finish)?;
                 }
                 Ground::Directory(tree)
             }
@@ -340,10 +341,19 @@ impl Extractor {
         }
         let source = tree.enter(from_above, None)?;
         let directory = tree.enter(to_above, None)?;
+        let status = fs::statat(&source, *from, AtFlags::SYMLINK_NOFOLLOW);
+        if matches!(status, Err(Errno::NOENT)) {
+            // To a pipe that was left out, for example.
+            let path = tree.shown(parts);
+            self.skip(Notice::HardLink {
+                path,
+                target: contained::shown(&entry.link),
+            });
+            return Ok(());
+        }
         let make = || -> io::Result<()> {
             // A file, and not a symlink that another program could follow.
-            let status = fs::statat(&source, *from, AtFlags::SYMLINK_NOFOLLOW)?;
-            if !fs::FileType::from_raw_mode(status.st_mode).is_file() {
+            if !fs::FileType::from_raw_mode(status?.st_mode).is_file() {
                 return Err(io::Error::other("what it links to is no file"));
             }
             tree::remove(&directory, to)?;

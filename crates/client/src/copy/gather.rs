@@ -1,7 +1,7 @@
 //! A tree of this machine as an archive, in pieces.
 
-use std::ffi::OsString;
-use std::fs::File;
+use std::ffi::OsStr;
+use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
@@ -11,13 +11,18 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 
 use super::error::Error;
+use super::levels::{Levels, Next, Sort};
 use super::options::{Notice, Options};
 use super::tally::Tally;
 use super::tar::{self, Entry, Kind};
 
 /// In what pieces an archive is made: few calls for large files, many small files
 /// in one.
-pub(super) const PIECE: usize = 256 << 10;
+pub(super) const PIECE: usize = 64 << 10;
+
+/// How full a piece is made, so that the padding behind a file still fits: a piece that
+/// had to grow would take twice as much.
+const FULL: usize = PIECE - tar::BLOCK;
 
 /// Whoever takes the pieces wants no more.
 #[derive(Debug)]
@@ -30,9 +35,12 @@ pub(super) struct Gatherer<'a, S> {
     options: &'a Options,
     tally: &'a Arc<Tally>,
     /// Says which files are there already, by their names in the archive.
-    has: &'a (dyn Fn(&[u8], u64, i64) -> bool + Send + Sync),
+    has: &'a Has<'a>,
     skipped: u64,
 }
+
+/// Whether a file is there already: by its name in the archive, and as it is here.
+pub(super) type Has<'a> = dyn Fn(&[u8], &File, &Metadata) -> bool + Send + Sync + 'a;
 
 /// How it went.
 pub(super) enum Gathered {
@@ -63,7 +71,7 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), Stopped>> Gatherer<'a, S> {
     pub(super) fn new(
         options: &'a Options,
         tally: &'a Arc<Tally>,
-        has: &'a (dyn Fn(&[u8], u64, i64) -> bool + Send + Sync),
+        has: &'a Has<'a>,
         sink: S,
     ) -> Self {
         Self {
@@ -123,32 +131,36 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), Stopped>> Gatherer<'a, S> {
         let status = status.map_err(|_| Error::NoSource(source.to_path_buf()))?;
         let kind = status.file_type();
         if !kind.is_dir() {
-            return self.single(source, name, kind);
+            return self.single(source, name, kind.into());
         }
-        let mut waiting: Vec<(PathBuf, Vec<u8>, std::vec::IntoIter<Found>)> = Vec::new();
-        waiting.push(self.directory(source.to_path_buf(), name.to_vec())?);
-        while let Some((path, name, found)) = waiting.last_mut() {
-            let Some((next, kind)) = found.next() else {
-                waiting.pop();
-                continue;
+        let mut levels = Levels::default();
+        // The way to where we are: here, and in the archive.
+        let (mut path, mut name) = (source.to_path_buf(), name.to_vec());
+        self.directory(&path, &name, &mut levels)?;
+        loop {
+            let (inner, sort) = match levels.next() {
+                Next::Name(inner, sort) => (inner, sort),
+                Next::Left => {
+                    up(&mut path, &mut name);
+                    continue;
+                }
+                Next::End => return Ok(()),
             };
-            let inner = path.join(&next);
-            let name = [&name[..], b"/", next.as_bytes()].concat();
-            if kind.is_dir() {
-                match self.directory(inner, name) {
-                    Ok(directory) => waiting.push(directory),
-                    Err(Failure::Error(error)) => self.vanished(error)?,
-                    Err(stopped) => return Err(stopped),
-                }
-            } else {
-                match self.single(&inner, &name, kind) {
-                    Ok(()) => {}
-                    Err(Failure::Error(error)) => self.vanished(error)?,
-                    Err(stopped) => return Err(stopped),
-                }
+            path.push(OsStr::from_bytes(inner));
+            name.push(b'/');
+            name.extend_from_slice(inner);
+            let gone_through = match sort {
+                Sort::Directory => self.directory(&path, &name, &mut levels),
+                sort => self.single(&path, &name, sort),
+            };
+            match gone_through {
+                Ok(()) if sort == Sort::Directory => continue,
+                Ok(()) => {}
+                Err(Failure::Error(error)) => self.vanished(error)?,
+                Err(stopped) => return Err(stopped),
             }
+            up(&mut path, &mut name);
         }
-        Ok(())
     }
 
     /// What is removed while a tree is copied is left out, and told.
@@ -167,35 +179,58 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), Stopped>> Gatherer<'a, S> {
         self.options.tell(notice);
     }
 
-    fn directory(&mut self, path: PathBuf, name: Vec<u8>) -> Result<Level, Failure> {
+    /// Its entry, and its names onto the levels.
+    fn directory(&mut self, path: &Path, name: &[u8], levels: &mut Levels) -> Result<(), Failure> {
         let local = |cause| Error::Local {
             doing: "read the directory",
-            path: path.clone(),
+            path: path.to_path_buf(),
             cause,
         };
         let status = path.metadata().map_err(local)?;
-        let mut found = Vec::new();
-        for entry in std::fs::read_dir(&path).map_err(local)? {
-            let entry = entry.map_err(local)?;
-            let kind = entry.file_type().map_err(local)?;
-            found.push((entry.file_name(), kind));
+        let entries = std::fs::read_dir(path).map_err(local)?;
+        levels.enter();
+        if let Err(error) = self.names(path, entries, levels) {
+            levels.leave();
+            return Err(error.into());
         }
-        found.sort_unstable_by(|left, right| left.0.cmp(&right.0));
         // What is there already stays as it is: /tmp is not to be ours.
         if name != b"." {
-            self.tally.entry(&name);
-            let mut slashed = name.clone();
-            slashed.push(b'/');
-            self.begin(&entry(slashed, Kind::Directory, &status))?;
+            self.tally.entry(name);
+            self.begin(&entry([name, b"/"].concat(), Kind::Directory, &status))?;
         }
-        Ok((path, name, found.into_iter()))
+        Ok(())
     }
 
-    fn single(&mut self, path: &Path, name: &[u8], kind: std::fs::FileType) -> Result<(), Failure> {
-        if kind.is_file() {
+    fn names(
+        &mut self,
+        path: &Path,
+        entries: std::fs::ReadDir,
+        levels: &mut Levels,
+    ) -> Result<(), Error> {
+        let local = |cause| Error::Local {
+            doing: "read the directory",
+            path: path.to_path_buf(),
+            cause,
+        };
+        for found in entries {
+            let found = found.map_err(local)?;
+            match found.file_type() {
+                Ok(kind) => levels.add(found.file_name().as_bytes(), kind.into())?,
+                Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
+                    self.skip(Notice::Vanished(found.path()));
+                }
+                Err(cause) => return Err(local(cause)),
+            }
+        }
+        levels.sort();
+        Ok(())
+    }
+
+    fn single(&mut self, path: &Path, name: &[u8], sort: Sort) -> Result<(), Failure> {
+        if sort == Sort::File {
             return self.file(path, name);
         }
-        if !kind.is_symlink() {
+        if sort != Sort::Symlink {
             // Nobody can read a device or a pipe to its end.
             self.skip(Notice::NoFile(path.to_path_buf()));
             return Ok(());
@@ -227,44 +262,49 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), Stopped>> Gatherer<'a, S> {
         }
         let size = status.len();
         self.tally.entry(name);
-        if (self.has)(name, size, status.mtime()) {
+        if (self.has)(name, &file, &status) {
             self.tally
                 .moved(usize::try_from(size).unwrap_or(usize::MAX));
             return Ok(());
         }
         self.begin(&entry(name.to_vec(), Kind::File, &status))?;
         let mut left = size;
-        while left > 0 {
-            if self.piece.len() >= PIECE {
+        let ended = loop {
+            if self.piece.len() >= FULL {
                 self.hand_over()?;
             }
-            let room = (PIECE - self.piece.len()) as u64;
-            let before = self.piece.len();
-            let wanted = room.min(left);
-            // One call, straight into the piece.
-            let read = (&mut file).take(wanted).read_to_end(&mut self.piece);
-            let read = read.map_err(local)?;
-            debug_assert_eq!(before + read, self.piece.len());
-            self.tally.moved(read);
-            left -= read as u64;
-            if (read as u64) < wanted {
+            let room = (FULL - self.piece.len()) as u64;
+            // Asked for a byte more than there should be, a small file says by the same
+            // call that it has ended.
+            let wanted = usize::try_from(room.min(left + 1)).unwrap_or(FULL);
+            let read = fill(&mut file, &mut self.piece, wanted).map_err(local)?;
+            if read == 0 && left > 0 {
                 return Err(Failure::Error(Error::Shrank {
                     path: path.to_path_buf(),
                     size,
                     read: size - left,
                 }));
             }
-        }
+            if read as u64 > left {
+                self.piece.pop();
+            }
+            let came = (read as u64).min(left);
+            self.tally.moved(usize::try_from(came).unwrap_or_default());
+            left -= came;
+            if left == 0 {
+                break read < wanted;
+            }
+        };
         self.piece.extend_from_slice(tar::padding(size));
         // Like tar, we send what it was when it was opened.
-        if file.metadata().is_ok_and(|now| now.len() > size) {
+        if !ended && file.metadata().is_ok_and(|now| now.len() > size) {
             self.options.tell(Notice::Grew(path.to_path_buf()));
         }
         Ok(())
     }
 
     fn begin(&mut self, entry: &Entry) -> Result<(), Failure> {
-        if self.piece.len() >= PIECE {
+        if !self.piece.is_empty() && self.piece.len() + tar::entry_length(entry) > FULL {
             self.hand_over()?;
         }
         tar::write_entry(entry, &mut self.piece);
@@ -272,10 +312,26 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), Stopped>> Gatherer<'a, S> {
     }
 }
 
-type Found = (OsString, std::fs::FileType);
+/// From something in a directory to the directory.
+fn up(path: &mut PathBuf, name: &mut Vec<u8>) {
+    path.pop();
+    let slash = name.iter().rposition(|&byte| byte == b'/');
+    name.truncate(slash.unwrap_or(name.len()));
+}
 
-/// A directory that is being gone through.
-type Level = (PathBuf, Vec<u8>, std::vec::IntoIter<Found>);
+/// Reads once, behind what is there.
+fn fill(file: &mut File, piece: &mut Vec<u8>, wanted: usize) -> io::Result<usize> {
+    let before = piece.len();
+    piece.resize(before + wanted, 0);
+    let read = loop {
+        match file.read(&mut piece[before..]) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            read => break read,
+        }
+    };
+    piece.truncate(before + read.as_ref().map_or(0, |read| *read));
+    read
+}
 
 /// What was a file when it was listed may be a symlink now, or a pipe without an end.
 pub(super) fn open(path: &Path) -> io::Result<File> {
@@ -286,7 +342,7 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-fn entry(name: Vec<u8>, kind: Kind, status: &std::fs::Metadata) -> Entry {
+fn entry(name: Vec<u8>, kind: Kind, status: &Metadata) -> Entry {
     Entry {
         name,
         kind,

@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::contained;
+use super::stop::Stop;
 use super::tar::Kind;
 
 /// How to copy.
@@ -16,6 +18,8 @@ pub struct Options {
     /// Refuses, before it is written, what would be more than this. Without it,
     /// more than is free.
     pub max_bytes: Option<u64>,
+    /// Ends it in order.
+    pub stop: Stop,
     /// Is told what people should know of.
     pub notices: Option<Arc<dyn Fn(Notice) + Send + Sync>>,
 }
@@ -47,6 +51,13 @@ pub enum Notice {
         /// Where it would have been.
         path: PathBuf,
         /// What it points to.
+        target: String,
+    },
+    /// A hard link to something that was left out, or is not there, was left out too.
+    HardLink {
+        /// Where it would have been.
+        path: PathBuf,
+        /// What it links to.
         target: String,
     },
     /// A device or a pipe was left out.
@@ -135,6 +146,11 @@ impl fmt::Display for Notice {
                 "warning: skipping symlink: {:?} -> {target:?} (it leads out of the target)",
                 path.display()
             ),
+            Self::HardLink { path, target } => write!(
+                f,
+                "warning: skipping hard link: {:?} -> {target:?} (that was not copied)",
+                path.display()
+            ),
             Self::Special { path, kind } => {
                 write!(f, "warning: skipping {kind}: {:?}", path.display())
             }
@@ -154,6 +170,7 @@ impl fmt::Display for Notice {
                 path.display()
             ),
             Self::Again { cause, from } => {
+                let cause = contained::shown(cause.as_bytes());
                 write!(f, "the connection was lost ({cause}), ")?;
                 match from {
                     Again::At(byte) => write!(f, "going on at byte {byte}"),
@@ -164,6 +181,30 @@ impl fmt::Display for Notice {
                 }
             }
             Self::Instead(text) => f.write_str(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_say_does_nothing_to_a_terminal() {
+        let notices = [
+            Notice::Again {
+                cause: "\u{1b}[2Jgone".to_owned(),
+                from: Again::Beginning,
+            },
+            Notice::Symlink {
+                path: "\u{1b}[2J".into(),
+                target: "\u{9b}2J".to_owned(),
+            },
+            Notice::Vanished("\r\u{1b}c".into()),
+        ];
+        for notice in notices {
+            let told = notice.to_string();
+            assert!(!told.contains(char::is_control), "{told:?}");
         }
     }
 }

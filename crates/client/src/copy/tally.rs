@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Numbers that only grow while something is copied (a retry that has to begin again
-/// sets the bytes back).
+/// sets bytes and entries back).
 #[derive(Debug, Default)]
 pub struct Tally {
     bytes: AtomicU64,
@@ -57,8 +57,14 @@ impl Tally {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    pub(super) fn again(&self, bytes: u64) {
+    /// Another try, which goes on.
+    pub(super) fn again(&self) {
         self.retries.fetch_add(1, Ordering::Relaxed);
-        self.bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// From here on everything is counted anew.
+    pub(super) fn restart(&self) {
+        self.bytes.store(0, Ordering::Relaxed);
+        self.entries.store(0, Ordering::Relaxed);
     }
 }

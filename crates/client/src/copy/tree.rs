@@ -18,9 +18,9 @@ use super::error::Error;
 /// process has 1024 of them by default.
 const MAX_DEPTH: usize = 512;
 
-/// Of how many directories the times and permissions are kept until the end. Further
-/// ones have the time at which they were made.
-const MAX_MADE: usize = 1 << 20;
+/// How much is kept of the directories that were made, so that they have their times and
+/// permissions in the end: enough for several hundred thousand.
+const MAX_MADE_BYTES: usize = 32 << 20;
 
 const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
@@ -35,7 +35,8 @@ pub(super) struct Tree {
     /// Where we are: names and handles, from the root.
     open: Vec<(Vec<u8>, Arc<OwnedFd>)>,
     /// Those that we have made, and how they are to be in the end.
-    made: Vec<(Vec<u8>, Finish)>,
+    made: Vec<(Box<[u8]>, Finish)>,
+    made_bytes: usize,
 }
 
 /// How a directory is to be when everything is in it.
@@ -66,6 +67,7 @@ impl Tree {
             root: Arc::new(root),
             open: Vec::new(),
             made: Vec::new(),
+            made_bytes: 0,
         };
         Ok((tree, existed))
     }
@@ -126,7 +128,7 @@ impl Tree {
         match fs::mkdirat(&parent, name, Mode::from_raw_mode(mode)) {
             Ok(()) => {
                 if let Some(finish) = finish {
-                    self.keep(parts, finish);
+                    self.keep(parts, finish)?;
                 }
             }
             Err(Errno::EXIST) => {}
@@ -138,20 +140,28 @@ impl Tree {
         }
     }
 
-    fn keep(&mut self, parts: &[&[u8]], finish: Finish) {
-        if self.made.len() < MAX_MADE {
-            self.made.push((parts.join(&b'/'), finish));
+    fn keep(&mut self, parts: &[&[u8]], finish: Finish) -> Result<(), Error> {
+        let name = parts.join(&b'/').into_boxed_slice();
+        self.made_bytes += name.len() + size_of::<(Box<[u8]>, Finish)>();
+        if self.made_bytes > MAX_MADE_BYTES {
+            return Err(Error::TooMuch {
+                what: "directories",
+                limit: MAX_MADE_BYTES,
+            });
         }
+        self.made.push((name, finish));
+        Ok(())
     }
 
     /// The same for the target itself.
-    pub(super) fn keep_root(&mut self, finish: Finish) {
-        self.keep(&[], finish);
+    pub(super) fn keep_root(&mut self, finish: Finish) -> Result<(), Error> {
+        self.keep(&[], finish)
     }
 
     /// Sets times and permissions of what was made, the deepest first: writing into a
     /// directory changes its time.
     pub(super) fn finish(&mut self) -> Result<(), Error> {
+        self.made_bytes = 0;
         for (name, finish) in std::mem::take(&mut self.made).into_iter().rev() {
             let parts: Vec<_> = name
                 .split(|&byte| byte == b'/')
@@ -205,5 +215,33 @@ pub(super) fn remove(directory: &OwnedFd, name: &[u8]) -> io::Result<()> {
     match fs::unlinkat(directory, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(errno) => Err(errno.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use skewbridge_testkit::ScratchDir;
+
+    use super::*;
+
+    #[test]
+    fn directories_are_kept_in_mind_by_their_bytes() {
+        let scratch = ScratchDir::new();
+        let (mut tree, _) = Tree::open(scratch.path()).unwrap();
+        let (name, finish) = (
+            vec![b'x'; 64 << 10],
+            Finish {
+                mode: 0o755,
+                time: Timespec {
+                    tv_sec: 0,
+                    tv_nsec: 0,
+                },
+            },
+        );
+        let kept = (0..MAX_MADE_BYTES).find(|_| tree.keep(&[&name], finish).is_err());
+        assert_eq!(
+            kept,
+            Some(MAX_MADE_BYTES / (name.len() + size_of::<(Box<[u8]>, Finish)>()))
+        );
     }
 }

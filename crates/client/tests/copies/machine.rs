@@ -33,6 +33,8 @@ pub(crate) fn is_busybox() -> bool {
 pub(crate) enum Loss {
     Output(u64),
     Input(u64),
+    /// No more than this is taken, for ever.
+    Stall(u64),
     /// Whatever is sent is on its way for ever: nothing has begun there.
     Everything,
     /// All is done there, and nobody hears of it.
@@ -43,6 +45,7 @@ pub(crate) struct Machine {
     scratch: ScratchDir,
     losses: Mutex<VecDeque<Option<Loss>>>,
     commands: Mutex<Vec<Vec<String>>>,
+    refusal: Mutex<Option<String>>,
 }
 
 impl Machine {
@@ -75,15 +78,31 @@ impl Machine {
             scratch,
             losses: Mutex::default(),
             commands: Mutex::default(),
+            refusal: Mutex::default(),
         }
     }
 
-    /// Gives it a program that is none of this machine's.
+    /// Gives it a program that is none of this machine's. It is written by a process of
+    /// its own: had we it open for writing while another test starts a process, that
+    /// would inherit it, and the file could not be executed.
     pub(crate) fn pretend(&self, program: &str, script: &str) {
-        use std::os::unix::fs::PermissionsExt as _;
+        use std::io::Write as _;
         let path = self.scratch.path().join("bin").join(program);
-        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let mut install = std::process::Command::new("install")
+            .args(["-m755", "/dev/stdin"])
+            .arg(path)
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdin = install.stdin.take().unwrap();
+        write!(stdin, "#!/bin/sh\n{script}\n").unwrap();
+        drop(stdin);
+        assert!(install.wait().unwrap().success());
+    }
+
+    /// From now on a server says this of whatever is to be run.
+    pub(crate) fn refuse(&self, message: &str) {
+        *self.refusal.lock().unwrap() = Some(message.to_owned());
     }
 
     /// Where its commands begin.
@@ -107,6 +126,9 @@ impl Machine {
 
     fn start(&self, command: &[String], stdin: Stdin) -> Process {
         self.commands.lock().unwrap().push(command.to_vec());
+        if let Some(message) = &*self.refusal.lock().unwrap() {
+            return failed(message.clone());
+        }
         let loss = self.losses.lock().unwrap().pop_front().flatten();
         if matches!(loss, Some(Loss::Everything)) {
             return into_nowhere(stdin);
@@ -139,12 +161,13 @@ impl Machine {
             lost: signal.clone(),
         };
         let left = of(|loss| match loss {
-            Loss::Input(bytes) => Some(bytes),
+            Loss::Input(bytes) | Loss::Stall(bytes) => Some(bytes),
             _ => None,
         });
         let stdin = child.stdin.take().map(|inner| Input {
             inner: Some(inner),
             left,
+            stalls: matches!(loss, Some(Loss::Stall(_))),
             lost: signal.clone(),
         });
         let stderr = child.stderr.take().unwrap();
@@ -153,11 +176,17 @@ impl Machine {
             stdout: Box::new(stdout),
             stderr: Box::new(stderr),
             ended: Box::pin(async move {
-                // What was lost is lost, however soon the process has ended of it.
+                // What was lost is lost, however soon the process has ended.
+                let waited = async {
+                    if matches!(loss, Some(Loss::Output(_))) {
+                        signal.read.notified().await;
+                    }
+                    child.wait().await.unwrap()
+                };
                 let ended = tokio::select! {
                     biased;
                     () = signal.notify.notified() => None,
-                    ended = child.wait() => Some(ended.unwrap()),
+                    ended = waited => Some(ended),
                 };
                 let Some(ended) = ended else {
                     // What it was sent has an end now, as it would in a pod; and nobody
@@ -209,7 +238,12 @@ fn into_nowhere(stdin: Stdin) -> Process {
 
 fn absent(program: &str, error: &io::Error) -> Process {
     assert_eq!(error.kind(), io::ErrorKind::NotFound);
-    let message = format!("exec: \"{program}\": executable file not found in $PATH");
+    failed(format!(
+        "exec: \"{program}\": executable file not found in $PATH"
+    ))
+}
+
+fn failed(message: String) -> Process {
     Process {
         stdin: None,
         stdout: Box::new(tokio::io::empty()),
@@ -227,6 +261,8 @@ fn absent(program: &str, error: &io::Error) -> Process {
 #[derive(Default)]
 struct Lost {
     notify: Notify,
+    /// All output was read, or is wanted no more.
+    read: Notify,
 }
 
 struct Output {
@@ -249,6 +285,9 @@ impl AsyncRead for Output {
         let mut part = buf.take(room);
         ready!(Pin::new(&mut self.inner).poll_read(cx, &mut part))?;
         let read = part.filled().len();
+        if read == 0 {
+            self.lost.read.notify_one();
+        }
         // It was read into the memory of the buffer that it is a part of.
         let filled = part.filled().to_vec();
         buf.put_slice(&filled);
@@ -257,9 +296,16 @@ impl AsyncRead for Output {
     }
 }
 
+impl Drop for Output {
+    fn drop(&mut self) {
+        self.lost.read.notify_one();
+    }
+}
+
 struct Input {
     inner: Option<tokio::process::ChildStdin>,
     left: u64,
+    stalls: bool,
     lost: Arc<Lost>,
 }
 
@@ -269,6 +315,9 @@ impl AsyncWrite for Input {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        if self.left == 0 && self.stalls {
+            return Poll::Pending;
+        }
         if self.left == 0 {
             // First of all: the process ends when its input does.
             self.lost.notify.notify_one();

@@ -1,6 +1,7 @@
 //! Copies in and out of a container that has a real tar, with cuts at any byte.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod again;
 mod hostile;
 mod machine;
 mod pods;

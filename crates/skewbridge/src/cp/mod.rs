@@ -1,36 +1,30 @@
 //! `skewbridge cp`: files and trees into pods, out of them, and from one to another.
 
+mod ends;
 mod flags;
 mod progress;
+mod signals;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use skewbridge_client::copy::{
-    Error, Options, Place, Pod, Tally, copy_between, copy_from, copy_to,
+    Error, Options, Place, Stop, Tally, copy_between, copy_from, copy_to,
 };
-use skewbridge_client::streams::{Executor, FallbackExecutor, Opening, Starting};
 
+use ends::{Ends, Spot};
 pub(crate) use flags::Flags;
 use flags::Journey;
 use progress::{Manner, Screen};
+use signals::Signals;
 
 use crate::client_command::{self, Failure, say};
-use crate::cluster_flags::ClusterAccess;
-use crate::exec::explain;
-use crate::pods::{Pods, choose_container};
-use crate::session::told;
 
-/// How long what is not whole may take to be removed here, after Ctrl-C: a disk may be
-/// slow.
+/// How long what is not whole may take to be removed, after a signal: here, where a disk
+/// may be slow, and in a container.
 const TIDYING: Duration = Duration::from_secs(10);
-
-/// What a shell says of a command that was interrupted: 128 and the signal.
-const EXIT_INTERRUPTED: u8 = 130;
-const EXIT_TERMINATED: u8 = 143;
 
 /// Flags to places, places to a copy, a copy to an exit code.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
@@ -47,7 +41,8 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
         .build();
     let ended = match runtime {
         Ok(runtime) => {
-            let ended = runtime.block_on(until_signal(copy(flags, &journey)));
+            let stop = Stop::default();
+            let ended = runtime.block_on(until_signal(copy(flags, &journey, &stop), &stop));
             // Whoever writes to the disk removes what is not whole.
             runtime.shutdown_timeout(TIDYING);
             ended
@@ -57,59 +52,65 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     client_command::end(ended)
 }
 
-/// A copy that is given up leaves nothing behind that looks whole, so a signal is heard.
-async fn until_signal(copy: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let terminate = signal(SignalKind::terminate());
-    let mut terminate = terminate.map_err(Failure::new)?;
+/// A copy that is given up leaves nothing behind that looks whole, so a signal is heard;
+/// who sends a second one does not want to wait for that.
+async fn until_signal(
+    copy: impl Future<Output = Result<(), Failure>>,
+    stop: &Stop,
+) -> Result<(), Failure> {
+    let mut signals = Signals::listen().map_err(Failure::new)?;
+    tokio::pin!(copy);
+    let code = tokio::select! {
+        ended = &mut copy => return ended,
+        code = signals.next() => code,
+    };
+    stop.now();
     tokio::select! {
-        ended = copy => ended,
-        _ = tokio::signal::ctrl_c() => Err(Failure::silent(EXIT_INTERRUPTED)),
-        _ = terminate.recv() => Err(Failure::silent(EXIT_TERMINATED)),
+        ended = tokio::time::timeout(TIDYING, copy) => match ended {
+            // It was just done.
+            Ok(Ok(())) => Ok(()),
+            _ => Err(Failure::silent(code)),
+        },
+        code = signals.next() => Err(Failure::silent(code)),
     }
 }
 
-async fn copy(flags: &Flags, journey: &Journey) -> Result<(), Failure> {
+async fn copy(flags: &Flags, journey: &Journey, stop: &Stop) -> Result<(), Failure> {
     // Before anybody is asked.
     if let Place::Local(path) = &journey.source
         && path.symlink_metadata().is_err()
     {
         return Err(Failure::new(Error::NoSource(path.clone())));
     }
-    let access = flags.cluster.access().await?;
+    let ends = tokio::select! {
+        ends = Ends::find(flags, journey) => ends?,
+        () = stop.told() => return Err(Failure::new(Error::Stopped)),
+    };
     let screen = Screen::new(Manner::choose(flags.quiet));
-    let executor = Arc::new(Telling {
-        inner: FallbackExecutor::new(access.endpoint.clone()),
-        silent: AtomicBool::new(access.verbosity == 0),
-    });
     let tally = Arc::new(Tally::default());
     let options = Options {
+        stop: stop.clone(),
         notices: Some({
             let screen = screen.clone();
             Arc::new(move |notice| screen.tell(&notice))
         }),
         ..flags.options()
     };
-    let find = |place| Lookup {
-        flags,
-        access: &access,
-        executor: executor.clone(),
-        place,
-    };
-    let (source, target) = (find(&journey.source), find(&journey.target));
-    let (source, target) = (source.pod().await?, target.pod().await?);
     let started = Instant::now();
     let copying = async {
-        match (&source, &target) {
-            (Spot::Pod(pod, from), Spot::Local(to)) => {
-                copy_from(pod, from, to, &options, &tally).await
+        match (&ends.source, &ends.target) {
+            (Spot::Pod(from), Spot::Local(to)) => {
+                copy_from(&from.pod, &from.path, to, &options, &tally).await
             }
-            (Spot::Local(from), Spot::Pod(pod, to)) => {
-                measure(from, &tally);
-                copy_to(pod, from, to, &options, &tally).await
+            (Spot::Local(from), Spot::Pod(to)) => {
+                if screen.is_live() {
+                    measure(from, &tally);
+                }
+                copy_to(&to.pod, from, &to.path, &options, &tally).await
             }
-            (Spot::Pod(one, from), Spot::Pod(other, to)) => {
-                copy_between((one, from), (other, to), &options, &tally).await
+            (Spot::Pod(from), Spot::Pod(to)) => {
+                let (source, target) = ((&from.pod as _, &*from.path), (&to.pod as _, &*to.path));
+                copy_between(source, target, &options, &tally).await
             }
             (Spot::Local(_), Spot::Local(_)) => Ok(()),
         }
@@ -119,78 +120,7 @@ async fn copy(flags: &Flags, journey: &Journey) -> Result<(), Failure> {
         () = screen.watch(&tally) => Ok(()),
     };
     screen.finish(&tally, started.elapsed(), ended.is_ok());
-    ended.map_err(|error| match error {
-        Error::Client(error) => explain(error, "pods/exec", &access.namespace, None),
-        error => Failure::new(error),
-    })
-}
-
-/// A place that is known to be there.
-enum Spot {
-    Local(PathBuf),
-    Pod(Pod, String),
-}
-
-/// Looks for the pod of a place, and its container.
-struct Lookup<'a> {
-    flags: &'a Flags,
-    access: &'a ClusterAccess,
-    executor: Arc<Telling>,
-    place: &'a Place,
-}
-
-impl Lookup<'_> {
-    async fn pod(self) -> Result<Spot, Failure> {
-        let (namespace, pod, path) = match self.place {
-            Place::Local(path) => return Ok(Spot::Local(path.clone())),
-            Place::Pod {
-                namespace,
-                pod,
-                path,
-            } => (namespace, pod, path),
-        };
-        let namespace = namespace.as_ref().unwrap_or(&self.access.namespace);
-        let pods = Pods {
-            endpoint: self.access.endpoint.clone(),
-            namespace: namespace.clone(),
-        };
-        let found = pods.pod(pod).await?;
-        if matches!(found.status.phase.as_str(), "Succeeded" | "Failed") {
-            let phase = &found.status.phase;
-            return Err(Failure::new(format!(
-                "cannot exec into a container in a completed pod; current phase is {phase}"
-            )));
-        }
-        let container = choose_container(&found, self.flags.container.as_deref())?;
-        if let Some(notice) = container.notice.filter(|_| !self.flags.quiet) {
-            say(notice);
-        }
-        let pod = Pod {
-            executor: self.executor,
-            namespace: namespace.clone(),
-            pod: pod.clone(),
-            container: Some(container.name),
-        };
-        Ok(Spot::Pod(pod, path.clone()))
-    }
-}
-
-/// Says once how streams are carried, if that is asked for.
-struct Telling {
-    inner: FallbackExecutor,
-    silent: AtomicBool,
-}
-
-impl Executor for Telling {
-    fn open(&self, opening: Opening) -> Starting<'_> {
-        Box::pin(async move {
-            let process = self.inner.open(opening).await?;
-            if !self.silent.swap(true, Ordering::Relaxed) {
-                say(told(process.transport()));
-            }
-            Ok(process)
-        })
-    }
+    ended.map_err(|error| ends.explain(error))
 }
 
 /// How many directories are looked into beforehand: a bar is not worth more.

@@ -61,7 +61,12 @@ impl Screen {
         if self.manner == Manner::Quiet {
             return;
         }
-        self.line(&notice.to_string());
+        self.line(&plain(&notice.to_string()));
+    }
+
+    /// Whether there is somebody to look at it.
+    pub(super) fn is_live(&self) -> bool {
+        self.manner == Manner::Live
     }
 
     fn line(&self, text: &str) {

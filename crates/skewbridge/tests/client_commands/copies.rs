@@ -142,27 +142,106 @@ async fn interrupted_it_removes_what_is_not_whole() {
     // It takes no room, and long enough.
     let path = cluster.dir.path().join("zeros");
     fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
+    let here = path.display().to_string();
+    let target = cluster.dir.path().join("target");
+    let there = format!("{}/copy", target.display());
+    let rows: [(&[&str], Signal, i32); 4] = [
+        (&[&format!("web:{here}"), &there], Signal::INT, 130),
+        (&[&format!("web:{here}"), &there], Signal::HUP, 129),
+        (&[&here, &format!("web:{there}")], Signal::TERM, 143),
+        // Here nobody there would remove it.
+        (
+            &["--retries=9", &here, &format!("web:{there}")],
+            Signal::HUP,
+            129,
+        ),
+    ];
+    for (words, signal, code) in rows {
+        fs::create_dir(&target).unwrap();
+        let line = [&["cp"], words].concat();
+        let mut child = cluster
+            .command(&line)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        eventually("something that is not whole", PATIENCE, async || {
+            fs::read_dir(&target).unwrap().count() == 1
+        })
+        .await;
+        let pid = Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+        let ended = timeout(PATIENCE, child.wait()).await.unwrap().unwrap();
+        assert_eq!(ended.code(), Some(code), "{words:?}");
+        // A pod may take a moment to see that nothing comes any more.
+        eventually("nothing there", PATIENCE, async || {
+            fs::read_dir(&target).unwrap().count() == 0
+        })
+        .await;
+        fs::remove_dir(&target).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_signal_that_is_to_be_ignored_is() {
+    let cluster = Cluster::start().await;
+    let path = cluster.dir.path().join("zeros");
+    fs::File::create(&path).unwrap().set_len(64 << 20).unwrap();
     let target = cluster.dir.path().join("target");
     fs::create_dir(&target).unwrap();
-    let words = [
-        "cp",
-        &format!("web:{}", path.display()),
-        &target.display().to_string(),
-    ];
-    let mut command = cluster.command(&words);
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let remote = format!("web:{}", path.display());
+    let line = ["cp", &remote, &target.display().to_string()];
+    // As nohup does it.
+    let ours = cluster.command(&line);
+    let mut command = tokio::process::Command::new("sh");
+    command
+        .args(["-c", "trap '' HUP; exec \"$@\"", "sh"])
+        .arg(ours.as_std().get_program())
+        .args(ours.as_std().get_args())
+        .env("KUBECONFIG", cluster.dir.path().join("config"))
+        .kill_on_drop(true);
+    let mut child = command.spawn().unwrap();
     eventually("something that is not whole", PATIENCE, async || {
         fs::read_dir(&target).unwrap().count() == 1
     })
     .await;
     let pid = Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
-    kill_process(pid, Signal::INT).unwrap();
+    kill_process(pid, Signal::HUP).unwrap();
     let ended = timeout(PATIENCE, child.wait()).await.unwrap().unwrap();
-    assert_eq!(ended.code(), Some(130));
-    assert_eq!(fs::read_dir(&target).unwrap().count(), 0);
+    assert_eq!(ended.code(), Some(0));
+    assert_eq!(fs::metadata(target.join("zeros")).unwrap().len(), 64 << 20);
+}
+
+#[tokio::test]
+async fn what_is_refused_is_told_with_the_pod_that_it_is_about() {
+    let cluster = Cluster::start().await;
+    cluster.pods.pod("other", "web", &["app"]);
+    let forbidden = r#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","message":"no","code":403}"#;
+    cluster.pods.websocket(Grant::No(403, forbidden.to_owned()));
+    cluster.pods.spdy(Grant::No(403, forbidden.to_owned()));
+    let here = cluster.dir.write("file", "contents").display().to_string();
+    for words in [["other/web:/x", &here], [&here, "other/web:/x"]] {
+        let said = cluster.run(&[&["cp"], &words[..]].concat()).await;
+        assert_eq!(said.code, Some(1), "{said:?}");
+        let expected = "it needs the verb create on pods/exec in namespace \"other\"";
+        assert!(said.stderr.contains(expected), "{said:?}");
+    }
+    // A container that does not run is none without tar.
+    let waiting = r#"{"metadata":{"name":"late","namespace":"default"},"spec":{"containers":[{"name":"app"}]},
+        "status":{"phase":"Pending","containerStatuses":[{"name":"app","state":{"waiting":{"reason":"ImagePullBackOff"}}}]}}"#;
+    let path = "/api/v1/namespaces/default/pods/late";
+    cluster.pods.object(path, waiting);
+    let missing = Grant::No(500, "container not found (\"app\")\u{1b}[2J".to_owned());
+    cluster.pods.websocket(missing.clone());
+    cluster.pods.spdy(missing);
+    for words in [["late:/x", &here], [&here, "late:/x"]] {
+        let said = cluster.run(&[&["cp"], &words[..]].concat()).await;
+        assert_eq!(said.code, Some(1), "{said:?}");
+        assert!(said.stderr.contains("container not found"), "{said:?}");
+        assert!(!said.stderr.contains("there is no tar"), "{said:?}");
+        assert!(!said.stderr.contains('\u{1b}'), "{said:?}");
+        let expected = "container \"app\" of pod \"late\" is waiting";
+        assert!(said.stderr.contains(expected), "{said:?}");
+    }
 }

@@ -289,12 +289,13 @@ fn symlinks_that_lead_out_and_devices_are_left_out_and_told() {
         .add(&Entry::new("top/null", Kind::Character))
         .add(&Entry::new("top/disk", Kind::Block))
         .add(&Entry::new("top/pipe", Kind::Fifo))
+        .link(Kind::HardLink, "top/other", "top/pipe")
         .file("top/rest", b"is there")
         .end();
     let outcome = extract(&target, &archive, &Options::default());
     let error = outcome.result.unwrap_err();
-    assert!(matches!(error, Error::Skipped(Skipped(6))), "{error}");
-    assert_eq!(outcome.notices.len(), 6);
+    assert!(matches!(error, Error::Skipped(Skipped(7))), "{error}");
+    assert_eq!(outcome.notices.len(), 7);
     let first = outcome.notices[0].to_string();
     assert!(first.starts_with("warning: skipping symlink: "), "{first}");
     expect(&target, &[("rest", "is there")]);

@@ -31,7 +31,7 @@ mod writer;
 use std::fmt;
 
 pub use reader::{Checkpoint, Event, Reader};
-pub use writer::{padding, write_end, write_entry};
+pub use writer::{entry_length, padding, write_end, write_entry};
 
 /// What an archive is made of.
 pub const BLOCK: usize = 512;

@@ -52,6 +52,18 @@ pub fn write_entry(entry: &Entry, archive: &mut Vec<u8>) {
     archive.extend_from_slice(&header);
 }
 
+/// How long it is that [`write_entry`] writes.
+pub fn entry_length(entry: &Entry) -> usize {
+    let long = |text: &[u8], room: usize| {
+        if text.len() > room {
+            BLOCK + (text.len() + 1).next_multiple_of(BLOCK)
+        } else {
+            0
+        }
+    };
+    BLOCK + long(&entry.name, block::NAME.len()) + long(&entry.link, block::LINK.len())
+}
+
 /// What comes after contents of this size.
 pub fn padding(size: u64) -> &'static [u8] {
     let missing = size.wrapping_neg() % BLOCK as u64;

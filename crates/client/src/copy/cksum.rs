@@ -1,0 +1,139 @@
+//! The checksum of POSIX's `cksum`, which every container has that can do more than run
+//! its own program.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+
+/// In what pieces a file is read for its checksum.
+const PIECE: usize = 64 << 10;
+
+/// CRC-32 with the highest bit first, of the bytes and then of their number.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Sum {
+    crc: u32,
+    length: u64,
+}
+
+const POLYNOMIAL: u32 = 0x04c1_1db7;
+
+/// Of each byte, and of each byte with up to seven zeros behind it: eight bytes are
+/// taken at a time.
+static TABLES: [[u32; 256]; 8] = tables();
+
+const fn tables() -> [[u32; 256]; 8] {
+    let mut tables = [[0_u32; 256]; 8];
+    let mut byte = 0;
+    let mut number = 0_u32;
+    while byte < 256 {
+        let mut crc = number << 24;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 0x8000_0000 == 0 {
+                crc << 1
+            } else {
+                (crc << 1) ^ POLYNOMIAL
+            };
+            bit += 1;
+        }
+        tables[0][byte] = crc;
+        byte += 1;
+        number += 1;
+    }
+    let mut zeros = 1;
+    while zeros < 8 {
+        let mut byte = 0;
+        while byte < 256 {
+            let crc = tables[zeros - 1][byte];
+            tables[zeros][byte] = (crc << 8) ^ tables[0][(crc >> 24) as usize];
+            byte += 1;
+        }
+        zeros += 1;
+    }
+    tables
+}
+
+impl Sum {
+    /// Of the beginning of a file, if it is so long. Its position is left alone.
+    pub(super) fn of(file: &File, length: u64) -> io::Result<Option<Self>> {
+        let mut sum = Self::default();
+        let mut piece = vec![0; PIECE];
+        while sum.length < length {
+            let wanted = (length - sum.length).min(PIECE as u64);
+            let wanted = usize::try_from(wanted).unwrap_or(PIECE);
+            match file.read_at(&mut piece[..wanted], sum.length)? {
+                0 => return Ok(None),
+                read => sum.add(&piece[..read]),
+            }
+        }
+        Ok(Some(sum))
+    }
+
+    /// How many bytes it is of.
+    pub(super) fn length(&self) -> u64 {
+        self.length
+    }
+
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        self.length += bytes.len() as u64;
+        let mut chunks = bytes.chunks_exact(8);
+        for chunk in &mut chunks {
+            let [a, b, c, d] = self.crc.to_be_bytes();
+            let at = |zeros: usize, byte: u8| TABLES[zeros][usize::from(byte)];
+            self.crc = at(7, chunk[0] ^ a)
+                ^ at(6, chunk[1] ^ b)
+                ^ at(5, chunk[2] ^ c)
+                ^ at(4, chunk[3] ^ d)
+                ^ at(3, chunk[4])
+                ^ at(2, chunk[5])
+                ^ at(1, chunk[6])
+                ^ at(0, chunk[7]);
+        }
+        for &byte in chunks.remainder() {
+            self.byte(byte);
+        }
+    }
+
+    fn byte(&mut self, byte: u8) {
+        let place = (self.crc >> 24) as u8 ^ byte;
+        self.crc = (self.crc << 8) ^ TABLES[0][usize::from(place)];
+    }
+
+    pub(super) fn finish(mut self) -> u32 {
+        let mut length = self.length;
+        while length > 0 {
+            self.byte((length & 0xff) as u8);
+            length >>= 8;
+        }
+        !self.crc
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_those_of_cksum() {
+        // As `cksum` of coreutils says.
+        let rows: [(&[u8], u32); 4] = [
+            (b"", 4_294_967_295),
+            (b"123456789", 930_766_865),
+            (b"hello\n", 3_015_617_425),
+            (&[0; 1000], 0),
+        ];
+        for (bytes, expected) in &rows[..3] {
+            let mut sum = Sum::default();
+            sum.add(bytes);
+            assert_eq!(sum.finish(), *expected, "{bytes:?}");
+        }
+        // In any pieces.
+        let (mut whole, mut split) = (Sum::default(), Sum::default());
+        let bytes: Vec<u8> = (0..1000_u32).map(|it| (it * 7 % 251) as u8).collect();
+        whole.add(&bytes);
+        for piece in bytes.chunks(13) {
+            split.add(piece);
+        }
+        assert_eq!(whole.finish(), split.finish());
+    }
+}

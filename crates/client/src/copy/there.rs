@@ -1,0 +1,239 @@
+//! What of a copy that was cut is in the container already, so that only the rest is sent.
+//!
+//! A file counts as there if its name, size, time and checksum are those of the file here.
+//! Sizes and times alone would keep what somebody else has put there, or what a file here
+//! was before it changed.
+
+use std::collections::HashSet;
+use std::fs::{File, Metadata};
+use std::hash::{BuildHasher as _, RandomState};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::append::{self, Part};
+use super::cksum::Sum;
+use super::commands;
+use super::container::{Container, Ended, each_line};
+use super::error::Error;
+use super::options::{Options, Preserve};
+use super::tally::Tally;
+use super::tar::MAX_NAME;
+use super::way::{self, Way};
+
+/// Of how many files it is known that they are there. A number of 64 bits is kept of each,
+/// whatever its name: about 32 MiB for two sets of so many. Further ones are sent again.
+const MOST_FILES: usize = 1 << 20;
+
+/// A name, and two numbers before it.
+const LONGEST_LINE: usize = MAX_NAME + 64;
+
+/// What is there, by numbers that nobody else can make.
+#[derive(Debug, Default)]
+pub(super) struct There {
+    keys: RandomState,
+    /// Names, sizes and times; without times where they are not kept.
+    likely: HashSet<u64>,
+    /// Names, sizes and checksums.
+    certain: HashSet<u64>,
+    with_times: bool,
+    /// Files that have just been proven to be there, as they were here then.
+    proven: Vec<(Vec<u8>, Identity)>,
+    count: u64,
+}
+
+/// What changes with a file.
+type Identity = (u64, u64, u64, (i64, i64), (i64, i64));
+
+fn identity(status: &Metadata) -> Identity {
+    (
+        status.dev(),
+        status.ino(),
+        status.size(),
+        (status.mtime(), status.mtime_nsec()),
+        (status.ctime(), status.ctime_nsec()),
+    )
+}
+
+impl There {
+    /// Looks, and goes on with large files of which a part is there. An error is that the
+    /// connection was lost.
+    pub(super) async fn ask(
+        container: &dyn Container,
+        from: &Path,
+        way: &Way,
+        options: &Options,
+        tally: &Arc<Tally>,
+    ) -> Result<Self, Error> {
+        let mut there = Self {
+            with_times: options.preserve == Preserve::Yes,
+            ..Self::default()
+        };
+        let (place, prefix) = (way.place(&way.name()), way.place(""));
+        let mut parts = Vec::new();
+        let summed = each_line(container, commands::sums(&place), LONGEST_LINE, |line| {
+            if let Some((sum, size, name)) = read(line, prefix.as_bytes()) {
+                if let Ok(size) = u64::try_from(size) {
+                    there.note_sum(name, size, sum);
+                    there.count += 1;
+                }
+                Part::note(&mut parts, from, way, name, size, sum);
+            }
+        });
+        still_there(summed.await?)?;
+        for part in parts {
+            match append::go_on(container, &part, options, tally).await? {
+                // Its time counts as set, whether or not there is a program for that.
+                Some(status) => there.proven.push((part.name, identity(&status))),
+                None => there.count -= 1,
+            }
+        }
+        if there.with_times && !there.certain.is_empty() {
+            let listed = each_line(container, commands::times(&place), LONGEST_LINE, |line| {
+                if let Some((size, time, name)) = read(line, prefix.as_bytes())
+                    && let Ok(size) = u64::try_from(size)
+                {
+                    there.note_time(name, size, time);
+                }
+            });
+            still_there(listed.await?)?;
+        }
+        Ok(there)
+    }
+
+    /// How many files are, more or less: of some, only a part may be.
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Whether this file is, as it is here.
+    pub(super) fn has(&self, name: &[u8], file: &File, status: &Metadata) -> bool {
+        let mut proven = self.proven.iter().filter(|(known, _)| known == name);
+        if proven.any(|(_, known)| *known == identity(status)) {
+            return true;
+        }
+        let size = status.size();
+        if !self
+            .likely
+            .contains(&self.likely_key(name, size, status.mtime()))
+        {
+            return false;
+        }
+        match Sum::of(file, size) {
+            Ok(Some(sum)) => {
+                let key = self.key(name, size, sum.finish().into());
+                self.certain.contains(&key)
+            }
+            _ => false,
+        }
+    }
+
+    fn note_sum(&mut self, name: &[u8], size: u64, sum: i64) {
+        let key = self.key(name, size, sum);
+        note(&mut self.certain, key);
+        if !self.with_times {
+            let key = self.likely_key(name, size, 0);
+            note(&mut self.likely, key);
+        }
+    }
+
+    fn note_time(&mut self, name: &[u8], size: u64, time: i64) {
+        let key = self.likely_key(name, size, time);
+        note(&mut self.likely, key);
+    }
+
+    fn likely_key(&self, name: &[u8], size: u64, time: i64) -> u64 {
+        self.key(name, size, if self.with_times { time } else { 0 })
+    }
+
+    fn key(&self, name: &[u8], size: u64, more: i64) -> u64 {
+        self.keys.hash_one((name, size, more))
+    }
+}
+
+fn note(set: &mut HashSet<u64>, key: u64) {
+    if set.len() < MOST_FILES {
+        set.insert(key);
+    }
+}
+
+/// A program that is missing, or complains, says less; a connection that was lost says
+/// nothing at all.
+fn still_there(ended: Ended) -> Result<(), Error> {
+    match ended {
+        Ended::Cut(cause) => Err(way::cut(cause)),
+        _ => Ok(()),
+    }
+}
+
+/// Two numbers and a name, without what all names begin with.
+fn read<'a>(line: &'a [u8], prefix: &[u8]) -> Option<(i64, i64, &'a [u8])> {
+    let mut fields = line.splitn(3, |&byte| byte == b' ');
+    let mut number = || str::from_utf8(fields.next()?).ok()?.parse::<i64>().ok();
+    let numbers = (number()?, number()?);
+    let name = fields.next()?.strip_prefix(prefix)?;
+    Some((numbers.0, numbers.1, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use skewbridge_testkit::ScratchDir;
+
+    use super::*;
+
+    #[test]
+    fn lines_are_two_numbers_and_a_name() {
+        let rows = [
+            (
+                "12 1700000000 /tmp/s/a b",
+                Some((12, 1_700_000_000, "s/a b")),
+            ),
+            ("0 -5 /tmp/c", Some((0, -5, "c"))),
+            ("4294967295 0 /tmp/d", Some((4_294_967_295, 0, "d"))),
+            ("find: x: denied", None),
+            ("7 8 /else", None),
+            ("7 8", None),
+        ];
+        for (line, expected) in rows {
+            let expected = expected.map(|(a, b, name)| (a, b, name.as_bytes()));
+            assert_eq!(read(line.as_bytes(), b"/tmp/"), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_there_only_with_its_size_time_and_contents() {
+        let scratch = ScratchDir::new();
+        let path = scratch.write("file", "contents");
+        let (file, status) = (File::open(&path).unwrap(), path.metadata().unwrap());
+        let (size, time) = (status.len(), status.mtime());
+        let sum = Sum::of(&file, size).unwrap().unwrap();
+        let sum = i64::from(sum.finish());
+        // With times or not; which sum and time are there; whether it is.
+        let rows = [
+            (true, sum, time, true),
+            (true, sum + 1, time, false),
+            (true, sum, time + 1, false),
+            (false, sum, time + 1, true),
+            (false, sum + 1, time, false),
+        ];
+        for (with_times, sum, time, expected) in rows {
+            let mut there = There {
+                with_times,
+                ..There::default()
+            };
+            there.note_sum(b"it/file", size, sum);
+            if with_times {
+                there.note_time(b"it/file", size, time);
+            }
+            assert_eq!(there.has(b"it/file", &file, &status), expected);
+            assert!(!there.has(b"it/other", &file, &status));
+        }
+        assert!(!There::default().has(b"it/file", &file, &status));
+        // What was proven is there as long as it is not touched here.
+        let mut there = There::default();
+        there.proven.push((b"it/file".to_vec(), identity(&status)));
+        assert!(there.has(b"it/file", &file, &status));
+        std::fs::write(&path, "other contents").unwrap();
+        assert!(!there.has(b"it/file", &file, &path.metadata().unwrap()));
+    }
+}

@@ -1,0 +1,252 @@
+//! What a lost connection must not do: keep wrong contents, or lose count.
+
+use std::fs::File;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use skewbridge_client::copy::{Again, Error, Notice, Options, copy_from, copy_to};
+use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
+
+use crate::machine::{Loss, Machine, is_busybox};
+use crate::tree::{Shape, listing, noise, plant};
+use crate::{download, no_leftovers, options, tally, upload};
+
+/// Programs of a container without tar.
+const WITHOUT_TAR: [&str; 6] = ["cat", "wc", "sh", "mv", "chmod", "rm"];
+
+fn set_time(path: &Path, seconds: u64) {
+    let file = File::options().write(true).open(path).unwrap();
+    let then = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+    file.set_modified(then).unwrap();
+}
+
+/// From where it went on each time.
+fn restarts(notices: &[Notice]) -> Vec<Again> {
+    let again = notices.iter().filter_map(|notice| match notice {
+        Notice::Again { from, .. } => Some(*from),
+        _ => None,
+    });
+    again.collect()
+}
+
+#[tokio::test]
+async fn a_stale_file_of_the_same_size_and_time_is_not_kept() {
+    let (machine, scratch) = (Machine::new(), ScratchDir::new());
+    let from = scratch.path().join("from");
+    let there = machine.root().join("there");
+    for (root, contents) in [(&from, "right"), (&there, "wrong")] {
+        std::fs::create_dir(root).unwrap();
+        std::fs::write(root.join("z"), contents).unwrap();
+        set_time(&root.join("z"), 1_234_567_890);
+    }
+    // It is cut before it comes to the stale one.
+    std::fs::write(from.join("a"), noise(200_000)).unwrap();
+    machine.lose(&[None, Some(Loss::Input(60_000))]);
+    upload(&machine, &from.join("."), "there", 1).await.unwrap();
+    assert_eq!(listing(&there), listing(&from));
+}
+
+#[tokio::test]
+async fn what_is_there_with_its_contents_is_not_sent_again() {
+    let (machine, scratch) = (Machine::new(), ScratchDir::new());
+    let from = scratch.path().join("from");
+    std::fs::create_dir(&from).unwrap();
+    for name in ["a", "b", "c"] {
+        std::fs::write(from.join(name), noise(100_000)).unwrap();
+    }
+    std::fs::create_dir(machine.root().join("there")).unwrap();
+    machine.lose(&[None, Some(Loss::Input(250_000))]);
+    let (options, notices) = options(1);
+    let tally = tally();
+    let contents = from.join(".");
+    copy_to(&machine, &contents, "there", &options, &tally)
+        .await
+        .unwrap();
+    assert_eq!(listing(&machine.root().join("there")), listing(&from));
+    assert_eq!((tally.bytes(), tally.entries()), (300_000, 3));
+    if is_busybox() {
+        return;
+    }
+    let notices = notices.lock().unwrap();
+    let from = Again::Without(3);
+    // Two are whole, and the third is there in part.
+    assert!(
+        matches!(&notices[..], [Notice::Again { from: again, .. }] if *again == from),
+        "{notices:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_large_file_gets_further_with_each_connection() {
+    let (machine, scratch) = (Machine::new(), ScratchDir::new());
+    let contents = noise(14 << 20);
+    let from = scratch.write("large", &contents);
+    // A probe; tar. Then each time: the end of the last tar, sums, and the rest.
+    let mut losses = vec![None, Some(Loss::Input(5 << 20))];
+    for _ in 0..2 {
+        losses.extend([None, None, Some(Loss::Input(4 << 20))]);
+    }
+    machine.lose(&losses);
+    upload(&machine, &from, "large", 5).await.unwrap();
+    assert!(std::fs::read(machine.root().join("large")).unwrap() == contents);
+    let commands = machine.commands();
+    let appended = commands
+        .iter()
+        .filter(|it| it.get(2).is_some_and(|script| script.starts_with("cat >>")))
+        .count();
+    assert!(appended == 3 || is_busybox(), "{appended} of {commands:?}");
+    no_leftovers(&machine);
+}
+
+#[tokio::test]
+async fn entries_that_are_left_out_are_counted_once() {
+    let scratch = ScratchDir::new();
+    // It cannot go on, and begins again.
+    let machine = Machine::with(&["tar"]);
+    let tree = machine.root().join("tree");
+    std::fs::create_dir(&tree).unwrap();
+    std::fs::write(tree.join("file"), "contents").unwrap();
+    symlink("/etc/passwd", tree.join("link")).unwrap();
+    // All four headers and contents, and not the end.
+    machine.lose(&[Some(Loss::Output(4 * 512))]);
+    let (options, notices) = options(3);
+    let tally = tally();
+    let to = scratch.path().join("to");
+    let copied = copy_from(&machine, "tree", &to, &options, &tally).await;
+    let error = copied.unwrap_err();
+    assert_eq!(error.to_string(), "one entry was not copied");
+    assert_eq!((tally.bytes(), tally.entries()), (8, 3));
+    let notices = notices.lock().unwrap();
+    assert_eq!(restarts(&notices).pop(), Some(Again::Beginning));
+}
+
+#[tokio::test]
+async fn without_tar_a_download_goes_on_where_it_was_cut() {
+    if is_busybox() {
+        return;
+    }
+    let scratch = ScratchDir::new();
+    let programs = [&WITHOUT_TAR[..], &["tail", "cksum"]].concat();
+    let machine = Machine::with(&programs);
+    let contents = noise(300_000);
+    std::fs::write(machine.root().join("file"), &contents).unwrap();
+    // tar, wc, cat; then twice cksum and tail. The last one loses nothing but its end.
+    let parts = [100_000, 50_000, 150_000].map(|bytes| Some(Loss::Output(bytes)));
+    machine.lose(&[None, None, parts[0], None, parts[1], None, parts[2]]);
+    let (options, notices) = options(3);
+    let (to, tally) = (scratch.path().join("to"), tally());
+    copy_from(&machine, "file", &to, &options, &tally)
+        .await
+        .unwrap();
+    assert!(std::fs::read(to).unwrap() == contents);
+    assert_eq!((tally.bytes(), tally.retries()), (300_000, 3));
+    let notices = notices.lock().unwrap();
+    let expected = [100_000, 150_000, 300_000].map(Again::At);
+    assert_eq!(restarts(&notices), expected);
+}
+
+#[tokio::test]
+async fn without_tar_no_file_is_put_together_from_two_versions() {
+    if is_busybox() {
+        return;
+    }
+    // With programs to go on with it, and without.
+    for more in [&["tail", "cksum"][..], &["cksum"], &["tail"], &[]] {
+        let scratch = ScratchDir::new();
+        let machine = Machine::with(&[&WITHOUT_TAR[..], more].concat());
+        let path = machine.root().join("file");
+        let old = noise(300_000);
+        let new: Vec<u8> = old.iter().map(|byte| !byte).collect();
+        std::fs::write(&path, &old).unwrap();
+        machine.lose(&[None, None, Some(Loss::Output(100_000))]);
+        let (mut options, _) = options(4);
+        let contents = new.clone();
+        options.notices = Some(Arc::new(move |notice| {
+            if matches!(notice, Notice::Again { .. }) {
+                std::fs::write(&path, &contents).unwrap();
+            }
+        }));
+        let to = scratch.path().join("to");
+        copy_from(&machine, "file", &to, &options, &tally())
+            .await
+            .unwrap();
+        assert!(std::fs::read(to).unwrap() == new, "{more:?}");
+        assert_eq!(listing(scratch.path()).len(), 1, "{more:?}");
+    }
+}
+
+#[tokio::test]
+async fn without_tar_an_upload_begins_again_and_is_whole() {
+    let scratch = ScratchDir::new();
+    let machine = Machine::with(&WITHOUT_TAR);
+    let contents = noise(300_000);
+    let from = scratch.write("file", &contents);
+    let loss = Some(Loss::Input(100_000));
+    machine.lose(&[None, loss, loss]);
+    let (options, notices) = options(2);
+    let tally = tally();
+    copy_to(&machine, &from, "file", &options, &tally)
+        .await
+        .unwrap();
+    assert!(std::fs::read(machine.root().join("file")).unwrap() == contents);
+    assert_eq!((tally.bytes(), tally.retries()), (300_000, 2));
+    assert_eq!(notices.lock().unwrap().len(), 3);
+    no_leftovers(&machine);
+    // And without retries a cut is told as one.
+    machine.lose(&[None, None, Some(Loss::Output(100_000))]);
+    let to = scratch.path().join("to");
+    let error = download(&machine, "file", &to, 0).await.unwrap_err();
+    assert!(matches!(error, Error::Cut { .. }), "{error}");
+    assert!(!to.exists());
+}
+
+#[tokio::test]
+async fn what_a_server_refuses_is_no_missing_program() {
+    let (machine, scratch) = (Machine::new(), ScratchDir::new());
+    let from = scratch.write("file", "contents");
+    machine.refuse("unable to upgrade connection: container not found (\"app\")");
+    for error in [
+        download(&machine, "file", &scratch.path().join("to"), 1).await,
+        upload(&machine, &from, "file", 1).await,
+    ] {
+        let error = error.unwrap_err();
+        assert!(matches!(error, Error::NotRun { .. }), "{error}");
+        let told = error.to_string();
+        assert!(told.ends_with("container not found (\"app\")"), "{told}");
+    }
+    // Nothing else was tried.
+    let tried: Vec<_> = machine.commands().iter().map(|it| it[0].clone()).collect();
+    assert_eq!(tried, ["tar", "sh"]);
+}
+
+#[tokio::test]
+async fn stopped_it_leaves_nothing_in_the_container() {
+    for retries in [0, 3] {
+        let (machine, scratch) = (Arc::new(Machine::new()), ScratchDir::new());
+        let from = scratch.path().join("tree");
+        plant(&from, Shape::Small);
+        machine.lose(&[None, Some(Loss::Stall(1 << 20))]);
+        let (options, _) = options(retries);
+        let (stop, tally) = (options.stop.clone(), tally());
+        let copying = tokio::spawn({
+            let (machine, options) = (machine.clone(), Options::clone(&options));
+            let (from, tally) = (from.clone(), tally.clone());
+            async move { copy_to(&*machine, &from, "new", &options, &tally).await }
+        });
+        let is_begun = || {
+            let names = listing(&machine.root());
+            names.iter().any(|(name, _)| name.ends_with("/it/large"))
+        };
+        eventually("something in a stage", PATIENCE, async || is_begun()).await;
+        stop.now();
+        let error = copying.await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::Stopped), "{error}");
+        // The tar that was left alone may take a moment to end.
+        eventually("nothing there", PATIENCE, async || {
+            listing(&machine.root()).is_empty()
+        })
+        .await;
+    }
+}

@@ -1,0 +1,174 @@
+//! The pods that a copy is from and to, and what is said of them.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use skewbridge_client::copy::{Error, Place, Pod};
+use skewbridge_client::streams::{Executor, FallbackExecutor, Opening, Starting};
+
+use super::flags::{Flags, Journey};
+use crate::client_command::{Failure, say};
+use crate::cluster_flags::ClusterAccess;
+use crate::exec::explain;
+use crate::pods::{Pods, choose_container};
+use crate::session::told;
+use crate::skew::plain;
+
+/// Both ends of a copy.
+pub(super) struct Ends {
+    pub(super) source: Spot,
+    pub(super) target: Spot,
+    refused: Arc<Refused>,
+}
+
+impl Ends {
+    /// Looks for both.
+    pub(super) async fn find(flags: &Flags, journey: &Journey) -> Result<Self, Failure> {
+        let access = flags.cluster.access().await?;
+        let lookup = Lookup {
+            flags,
+            access: &access,
+            executor: FallbackExecutor::new(access.endpoint.clone()),
+            told: Arc::new(AtomicBool::new(access.verbosity == 0)),
+            refused: Arc::new(Refused::default()),
+        };
+        Ok(Self {
+            source: lookup.spot(&journey.source).await?,
+            target: lookup.spot(&journey.target).await?,
+            refused: lookup.refused,
+        })
+    }
+
+    /// Why it failed, with what is known of who was asked.
+    pub(super) fn explain(&self, error: Error) -> Failure {
+        let failure = match error {
+            Error::Client(error) => explain(error, "pods/exec", &self.refused.namespace(), None),
+            error @ Error::NotRun { .. } => Failure::new(error),
+            error => return Failure::new(error),
+        };
+        let why = [&self.source, &self.target]
+            .into_iter()
+            .filter_map(Spot::why_not);
+        why.fold(failure, Failure::hint)
+    }
+}
+
+/// A place that is known to be there.
+pub(super) enum Spot {
+    Local(PathBuf),
+    Pod(Box<InPod>),
+}
+
+pub(super) struct InPod {
+    pub(super) pod: Pod,
+    pub(super) path: String,
+    /// Why its container does not run, if that is so.
+    why_not: Option<String>,
+}
+
+impl Spot {
+    fn why_not(&self) -> Option<&str> {
+        match self {
+            Self::Local(_) => None,
+            Self::Pod(there) => there.why_not.as_deref(),
+        }
+    }
+}
+
+/// Looks for the pods of places, and their containers.
+struct Lookup<'a> {
+    flags: &'a Flags,
+    access: &'a ClusterAccess,
+    executor: FallbackExecutor,
+    told: Arc<AtomicBool>,
+    refused: Arc<Refused>,
+}
+
+impl Lookup<'_> {
+    async fn spot(&self, place: &Place) -> Result<Spot, Failure> {
+        let (namespace, pod, path) = match place {
+            Place::Local(path) => return Ok(Spot::Local(path.clone())),
+            Place::Pod {
+                namespace,
+                pod,
+                path,
+            } => (namespace, pod, path),
+        };
+        let namespace = namespace.as_ref().unwrap_or(&self.access.namespace);
+        let pods = Pods {
+            endpoint: self.access.endpoint.clone(),
+            namespace: namespace.clone(),
+        };
+        let found = pods.pod(pod).await?;
+        if matches!(found.status.phase.as_str(), "Succeeded" | "Failed") {
+            let phase = &found.status.phase;
+            return Err(Failure::new(format!(
+                "cannot exec into a container in a completed pod; current phase is {phase}"
+            )));
+        }
+        let container = choose_container(&found, self.flags.container.as_deref())?;
+        if let Some(notice) = container.notice.filter(|_| !self.flags.quiet) {
+            say(plain(&notice));
+        }
+        let executor = Telling {
+            inner: self.executor.clone(),
+            told: self.told.clone(),
+            namespace: namespace.clone(),
+            refused: self.refused.clone(),
+        };
+        Ok(Spot::Pod(Box::new(InPod {
+            why_not: found.why_not_running(&container.name),
+            pod: Pod {
+                executor: Arc::new(executor),
+                namespace: namespace.clone(),
+                pod: pod.clone(),
+                container: Some(container.name),
+            },
+            path: path.clone(),
+        })))
+    }
+}
+
+/// In which namespace a command was refused last: that of either pod.
+#[derive(Debug, Default)]
+struct Refused(Mutex<String>);
+
+impl Refused {
+    fn note(&self, namespace: &str) {
+        namespace.clone_into(&mut self.lock());
+    }
+
+    fn namespace(&self) -> String {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Says once how streams are carried, if that is asked for, and keeps where they were not.
+struct Telling {
+    inner: FallbackExecutor,
+    told: Arc<AtomicBool>,
+    namespace: String,
+    refused: Arc<Refused>,
+}
+
+impl Executor for Telling {
+    fn open(&self, opening: Opening) -> Starting<'_> {
+        Box::pin(async move {
+            let opened = self.inner.open(opening).await;
+            if opened.is_err() {
+                self.refused.note(&self.namespace);
+            }
+            if let Ok(process) = &opened
+                && !self.told.swap(true, Ordering::Relaxed)
+            {
+                say(plain(&told(process.transport())));
+            }
+            opened
+        })
+    }
+}

@@ -1,0 +1,38 @@
+//! What ends a copy before its time.
+
+use skewbridge_harness::{Heard, IgnoredSignals};
+use tokio::signal::unix::SignalKind;
+
+/// Signals that end a program, but for those that whoever started us wants to be ignored.
+pub(super) struct Signals {
+    ends: [(Heard, u8); 3],
+}
+
+impl Signals {
+    /// From here on they do not end the program by themselves.
+    pub(super) fn listen() -> std::io::Result<Self> {
+        let ignored = IgnoredSignals::now();
+        let listen = |kind: SignalKind| -> std::io::Result<(Heard, u8)> {
+            let number = u8::try_from(kind.as_raw_value()).unwrap_or(0);
+            // What a shell says of a command that was ended so.
+            Ok((ignored.listen(kind)?, 128 + number))
+        };
+        Ok(Self {
+            ends: [
+                listen(SignalKind::interrupt())?,
+                listen(SignalKind::terminate())?,
+                listen(SignalKind::hangup())?,
+            ],
+        })
+    }
+
+    /// The exit code of the next one.
+    pub(super) async fn next(&mut self) -> u8 {
+        let [(interrupt, one), (terminate, two), (hang_up, three)] = &mut self.ends;
+        tokio::select! {
+            () = interrupt.recv() => *one,
+            () = terminate.recv() => *two,
+            () = hang_up.recv() => *three,
+        }
+    }
+}
