@@ -339,8 +339,10 @@ fn one_that_says_nothing_of_windows_is_sent_everything() {
         assert!(peer.session.wants_input());
         peer.sends(stream, Fin::No, &LARGE);
         assert!(!peer.session.wants_input());
+        assert!(peer.session.is_overfull(stream));
         read(&mut peer.session, stream).unwrap().unwrap();
         assert!(peer.session.wants_input());
+        assert!(!peer.session.is_overfull(stream));
         assert_eq!(peer.hears(), []);
         // Until it shows that it knows them: then all is made good.
         peer.widens(Some(stream), 1_000);
