@@ -9,6 +9,7 @@ use http::header::{AUTHORIZATION, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderValue};
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
+use skewbridge_wire::ReadAhead;
 
 use crate::address::{Address, Scheme};
 use crate::connection::{Connection, Kept, Request, Response, Stream};
@@ -592,7 +593,10 @@ impl Secured {
         alpn: &[Vec<u8>],
     ) -> Result<(Stream, Option<Vec<u8>>), String> {
         let connector = tls::connector(&self.config, alpn);
-        match connector.connect(self.name.clone(), stream).await {
+        match connector
+            .connect(self.name.clone(), ReadAhead::new(stream))
+            .await
+        {
             Ok(stream) => {
                 let chosen = stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
                 Ok((Box::new(stream), chosen))

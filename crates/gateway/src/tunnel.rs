@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_wire::Prefixed;
+use skewbridge_wire::{Prefixed, READ_AHEAD};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, split};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -13,7 +13,6 @@ use tokio::time::{sleep, timeout};
 use crate::record::Record;
 use crate::serve::ClientIo;
 use crate::streams::{Ended, Tally};
-use crate::tls::READ_AHEAD;
 use crate::upstream::h1::Upgraded;
 
 /// As many TLS records as are read ahead: a system call for each of them is what bulk

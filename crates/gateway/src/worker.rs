@@ -21,8 +21,8 @@ use crate::metrics::Gauge;
 use crate::serve::h1::Patience;
 use crate::serve::h2::Bounds;
 use crate::serve::{ClientIo, h1, h2};
-use crate::tls::ReadAhead;
 use crate::upstream::Pools;
+use skewbridge_wire::ReadAhead;
 
 const TIDY_EVERY: Duration = Duration::from_secs(5);
 

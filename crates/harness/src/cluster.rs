@@ -9,6 +9,7 @@ use rustls::client::ResolvesClientCert;
 use rustls_pki_types::ServerName;
 use skewbridge_api::exec_credential::{self, Sensitive};
 use skewbridge_client::{Dialer, Stream};
+use skewbridge_wire::ReadAhead;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
@@ -89,10 +90,10 @@ impl Cluster {
         config.alpn_protocols = offer.alpn();
         let connector = TlsConnector::from(Arc::new(config));
         let (limit, shaken) = if bridge.is_none() {
-            let handshake = connector.connect(self.name.clone(), stream);
+            let handshake = connector.connect(self.name.clone(), ReadAhead::new(stream));
             (CONNECT_PATIENCE, timeout(CONNECT_PATIENCE, handshake).await)
         } else {
-            let handshake = elsewhere(connector, self.name.clone(), stream);
+            let handshake = elsewhere(connector, self.name.clone(), ReadAhead::new(stream));
             (KEY_PATIENCE, timeout(KEY_PATIENCE, handshake).await)
         };
         // A key that is not there is more to the point than what the server says
@@ -125,8 +126,8 @@ impl Cluster {
 async fn elsewhere(
     connector: TlsConnector,
     name: ServerName<'static>,
-    stream: Stream,
-) -> std::io::Result<tokio_rustls::client::TlsStream<Stream>> {
+    stream: ReadAhead<Stream>,
+) -> std::io::Result<tokio_rustls::client::TlsStream<ReadAhead<Stream>>> {
     let runtime = tokio::runtime::Handle::current();
     let shaken = tokio::task::spawn_blocking(move || {
         let handshake = timeout(KEY_PATIENCE, connector.connect(name, stream));

@@ -11,6 +11,7 @@ use percent_encoding::percent_decode_str;
 use rustls::{CertificateError, ClientConfig, Error as TlsError};
 use rustls_pki_types::ServerName;
 use skewbridge_api::exec_credential::ProxyConfig;
+use skewbridge_wire::ReadAhead;
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::address::{Address, Scheme};
@@ -111,7 +112,10 @@ impl Wire {
             _ => Refused::Unusable(format!("cannot be reached: {error}")),
         })?;
         let connector = tls::connector(&self.config, alpn);
-        match connector.connect(self.name.clone(), stream).await {
+        match connector
+            .connect(self.name.clone(), ReadAhead::new(stream))
+            .await
+        {
             Ok(stream) => {
                 let chosen = stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
                 Ok((Box::new(stream), chosen))

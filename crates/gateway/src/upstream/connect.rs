@@ -12,7 +12,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::dial::{Dialer, authority};
 use super::wire::Wire;
-use crate::tls::ReadAhead;
+use skewbridge_wire::ReadAhead;
 
 /// A byte stream to upstream.
 pub type UpstreamIo = Box<TlsStream<ReadAhead<Wire>>>;

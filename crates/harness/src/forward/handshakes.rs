@@ -7,6 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
 
 use skewbridge_client::Stream;
+use skewbridge_wire::ReadAhead;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
@@ -62,6 +63,7 @@ impl Handshakes {
 
     /// Begins one, and gives up others if there are too many.
     pub(super) async fn begin(&mut self, stream: Stream, ends: Option<Ends>) {
+        let stream: Stream = Box::new(ReadAhead::new(stream));
         let handshake = self.acceptor.accept(stream);
         let task = self.tasks.spawn(async move {
             match timeout(PATIENCE, handshake).await {
