@@ -5,8 +5,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
+use crate::conversion;
 use crate::object::Object;
 use crate::status::{Fault, FieldError, GroupResource};
+
+/// Percent of what was asked for, if an autoscaler does not say.
+const USUAL_LOAD: u8 = 80;
 
 /// Fills in what is missing.
 pub fn fill(resource: &GroupResource, object: &mut Object) {
@@ -24,6 +28,7 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
         ("", "services") => service(spec),
         ("", "secrets") => secret(&mut value),
         ("apps", kind) => workload(kind, spec),
+        ("autoscaling", "horizontalpodautoscalers") => autoscaler(&mut value),
         ("batch", "jobs") => {
             or(spec, "completions", json!(1));
             or(spec, "parallelism", json!(1));
@@ -43,6 +48,25 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
     // It was one, and nothing above makes it something else.
     if let Ok(filled) = Object::new(value) {
         *object = filled;
+    }
+}
+
+/// In any of its versions: how busy CPUs are counts if nothing is said.
+fn autoscaler(value: &mut Value) {
+    let noted = conversion::has_noted_metrics(&value["metadata"]["annotations"]);
+    let is_v1 = value["apiVersion"] == "autoscaling/v1";
+    let spec = &mut value["spec"];
+    or(spec, "minReplicas", json!(1));
+    if is_v1 && !noted {
+        or(spec, "targetCPUUtilizationPercentage", json!(USUAL_LOAD));
+    } else if !is_v1 {
+        let target = json!({"type": "Utilization", "averageUtilization": USUAL_LOAD});
+        let resource = json!({"name": "cpu", "target": target});
+        or(
+            spec,
+            "metrics",
+            json!([{"type": "Resource", "resource": resource}]),
+        );
     }
 }
 
