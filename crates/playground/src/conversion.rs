@@ -37,13 +37,17 @@ impl Difference {
     }
 }
 
-/// Under which name a resource is kept: events of both groups are the same, and also
-/// spoken of by the same name.
-pub fn kept_as(resource: GroupResource) -> GroupResource {
+/// Under which name a resource is kept: events of both groups are the same.
+pub fn kept_as(resource: &GroupResource) -> GroupResource {
     if (resource.group.as_str(), resource.resource.as_str()) == ("events.k8s.io", "events") {
         return GroupResource::new("", "events");
     }
-    resource
+    resource.clone()
+}
+
+/// Whether annotations of an autoscaler hold metrics that `v1` has no fields for.
+pub(crate) fn has_noted_metrics(annotations: &Value) -> bool {
+    annotations.get(autoscaling::METRICS).is_some()
 }
 
 /// An object of the store as it is in a version.

@@ -5,8 +5,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
+use crate::conversion;
 use crate::object::Object;
 use crate::status::{Fault, FieldError, GroupResource};
+
+/// Percent of what was asked for, if an autoscaler does not say.
+const USUAL_LOAD: u8 = 80;
 
 /// Fills in what is missing.
 pub fn fill(resource: &GroupResource, object: &mut Object) {
@@ -26,6 +30,7 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
         ("", "secrets") => secret(&mut value),
         ("apps", kind) => workload(kind, spec),
         ("", "persistentvolumeclaims") => or(spec, "volumeMode", json!("Filesystem")),
+        ("autoscaling", "horizontalpodautoscalers") => autoscaler(&mut value),
         ("batch", "jobs") => {
             or(spec, "completions", json!(1));
             or(spec, "parallelism", json!(1));
@@ -35,7 +40,6 @@ pub fn fill(resource: &GroupResource, object: &mut Object) {
             pod_spec(&mut spec["template"]["spec"]);
         }
         ("batch", "cronjobs") => cron_job(spec),
-        ("autoscaling", _) => scaler(&value["apiVersion"].clone(), &mut value["spec"]),
         _ => {}
     }
     // Looking has made it.
@@ -65,6 +69,25 @@ fn forget_unset_times(value: &mut Value) {
         {
             metadata.remove("creationTimestamp");
         }
+    }
+}
+
+/// In any of its versions: how busy CPUs are counts if nothing is said.
+fn autoscaler(value: &mut Value) {
+    let noted = conversion::has_noted_metrics(&value["metadata"]["annotations"]);
+    let is_v1 = value["apiVersion"] == "autoscaling/v1";
+    let spec = &mut value["spec"];
+    or(spec, "minReplicas", json!(1));
+    if is_v1 && !noted {
+        or(spec, "targetCPUUtilizationPercentage", json!(USUAL_LOAD));
+    } else if !is_v1 {
+        let target = json!({"type": "Utilization", "averageUtilization": USUAL_LOAD});
+        let resource = json!({"name": "cpu", "target": target});
+        or(
+            spec,
+            "metrics",
+            json!([{"type": "Resource", "resource": resource}]),
+        );
     }
 }
 
@@ -272,23 +295,6 @@ fn cron_job(spec: &mut Value) {
         or(template, "metadata", json!({}));
         pod_spec(&mut template["spec"]);
     }
-}
-
-/// Who says nothing wants processors to be busy for four fifths of the time.
-fn scaler(api_version: &Value, spec: &mut Value) {
-    or(spec, "minReplicas", json!(1));
-    if api_version == "autoscaling/v1" {
-        or(spec, "targetCPUUtilizationPercentage", json!(80));
-        return;
-    }
-    let usual = json!([{
-        "type": "Resource",
-        "resource": {
-            "name": "cpu",
-            "target": {"type": "Utilization", "averageUtilization": 80},
-        },
-    }]);
-    or(spec, "metrics", usual);
 }
 
 fn service(spec: &mut Value) {

@@ -56,13 +56,7 @@ pub fn faults(before: &Object, next: &Object) -> Vec<FieldError> {
     let (old, new) = (&filled.value()["spec"], &next.value()["spec"]);
     for list in LISTS {
         if count(&old[list]) != count(&new[list]) {
-            let why = format!(
-                "pod updates may not add or remove {}",
-                match list {
-                    "containers" => "containers",
-                    _ => "initContainers",
-                }
-            );
+            let why = "pod updates may not add or remove containers";
             return vec![FieldError::forbidden(format!("spec.{list}"), why)];
         }
     }
@@ -72,10 +66,13 @@ pub fn faults(before: &Object, next: &Object) -> Vec<FieldError> {
         let why = "existing toleration can not be modified except its tolerationSeconds";
         faults.push(FieldError::forbidden("spec.tolerations", why));
     }
-    for gate in gates(new).filter(|gate| !gates(old).any(|it| it == *gate)) {
-        let gate = gate.as_str().unwrap_or_default();
-        let why = format!("only deletion is allowed, but found new scheduling gate '{gate}'");
-        faults.push(FieldError::forbidden("spec.schedulingGates", why));
+    for (place, gate) in gates(new).enumerate() {
+        if !gates(old).any(|it| it == gate) {
+            let gate = gate.as_str().unwrap_or_default();
+            let field = format!("spec.schedulingGates[{place}].name");
+            let why = format!("only deletion is allowed, but found new scheduling gate '{gate}'");
+            faults.push(FieldError::forbidden(field, why));
+        }
     }
     if allowed(old, new) != *old {
         faults.push(FieldError::forbidden("spec", ONLY));
@@ -262,7 +259,7 @@ mod tests {
             ),
             (
                 |spec| spec["schedulingGates"] = json!([{"name": "g"}]),
-                "spec.schedulingGates: Forbidden: only deletion is allowed, but found new \
+                "spec.schedulingGates[0].name: Forbidden: only deletion is allowed, but found new \
                  scheduling gate 'g'",
             ),
         ];

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use skewbridge_api::status::Status;
 
+use crate::conversion::kept_as;
 use crate::names::NameRule;
 use crate::object::{Object, make_up_uid};
 use crate::select::Selection;
@@ -311,7 +312,8 @@ impl Store {
         selection: &Selection,
         occasion: &mut Occasion<'_>,
     ) -> Result<Vec<Deletion>, Status> {
-        let all = self.current(&definition.resource, namespace);
+        let resource = kept_as(&definition.resource);
+        let all = self.current(&resource, namespace);
         let selected: Vec<Key> = all
             .filter(|(_, object)| selection.matches(object))
             .map(|(key, _)| key.clone())
@@ -445,7 +447,7 @@ fn grace_of(object: &Object) -> i64 {
 
 fn key(definition: &Definition, namespace: &str, name: &str) -> Key {
     Key {
-        resource: definition.resource.clone(),
+        resource: kept_as(&definition.resource),
         namespace: match definition.scope {
             Scope::Namespaced => namespace.to_owned(),
             Scope::Cluster => String::new(),

@@ -4,7 +4,6 @@
 use serde_json::{Value, json};
 
 use crate::catalogue::Served;
-use crate::conversion::kept_as;
 use crate::defaults::quality_of_service;
 use crate::object::{Object, texts};
 use crate::status::GroupResource;
@@ -68,7 +67,7 @@ impl Definition {
     /// Of a resource of a catalogue.
     pub fn of(served: &Served<'_>) -> Self {
         Self {
-            resource: kept_as(served.group_resource()),
+            resource: served.group_resource(),
             kind: served.kind().to_owned(),
             scope: if served.is_namespaced() {
                 Scope::Namespaced

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use skewbridge_api::status::Status;
 
-use crate::conversion;
+use crate::conversion::{self, kept_as};
 use crate::object::Object;
 use crate::select::Selection;
 use crate::status::{self, GroupResource};
@@ -74,7 +74,7 @@ impl Watcher {
     ) -> Result<(Self, Vec<Change>), Status> {
         let asked = parse_version(resource_version)?;
         let mut watcher = Self {
-            resource: resource.clone(),
+            resource: kept_as(resource),
             namespace: namespace.to_owned(),
             selection,
             seen: asked,

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-const METRICS: &str = "autoscaling.alpha.kubernetes.io/metrics";
+pub(super) const METRICS: &str = "autoscaling.alpha.kubernetes.io/metrics";
 const CURRENT: &str = "autoscaling.alpha.kubernetes.io/current-metrics";
 const CONDITIONS: &str = "autoscaling.alpha.kubernetes.io/conditions";
 const BEHAVIOR: &str = "autoscaling.alpha.kubernetes.io/behavior";
@@ -84,7 +84,7 @@ pub(super) fn from_v1(value: &mut Value) {
             }})
         });
         let others = metrics.iter().map(|it| modern(it, Of::Wish));
-        put(spec, "metrics", busy.into_iter().chain(others).collect());
+        put(spec, "metrics", others.chain(busy).collect());
         if let Some(behavior) = notes.remove(BEHAVIOR) {
             spec.insert("behavior".to_owned(), with_keys(behavior, small));
         }
@@ -328,9 +328,6 @@ mod tests {
                 "maxReplicas": 5,
                 "metrics": [
                     {"type": "Resource", "resource": {
-                        "name": "cpu", "target": {"type": "Utilization", "averageUtilization": 8},
-                    }},
-                    {"type": "Resource", "resource": {
                         "name": "memory", "target": {"type": "AverageValue", "averageValue": "1Gi"},
                     }},
                     {"type": "ContainerResource", "containerResource": {
@@ -348,6 +345,9 @@ mod tests {
                     {"type": "External", "external": {
                         "metric": {"name": "queue", "selector": labels},
                         "target": {"type": "AverageValue", "averageValue": "30"},
+                    }},
+                    {"type": "Resource", "resource": {
+                        "name": "cpu", "target": {"type": "Utilization", "averageUtilization": 8},
                     }},
                 ],
                 "behavior": {"scaleDown": {

@@ -144,7 +144,19 @@ fn known(group: &str, kind: &str, field: &str) -> Result<String, String> {
         ("", "Secret") => &["type"],
         ("", "Service") => &["spec.clusterIP", "spec.type"],
         ("", "ReplicationController") => &["status.replicas"],
-        ("" | "events.k8s.io", "Event") => &[
+        ("events.k8s.io", "Event") => &[
+            "regarding.kind",
+            "regarding.namespace",
+            "regarding.name",
+            "regarding.uid",
+            "regarding.apiVersion",
+            "regarding.resourceVersion",
+            "regarding.fieldPath",
+            "reason",
+            "reportingController",
+            "type",
+        ],
+        ("", "Event") => &[
             "involvedObject.kind",
             "involvedObject.namespace",
             "involvedObject.name",
@@ -161,13 +173,6 @@ fn known(group: &str, kind: &str, field: &str) -> Result<String, String> {
         ("certificates.k8s.io", "CertificateSigningRequest") => &["spec.signerName"],
         _ => &[],
     };
-    // It has other names for what is the same.
-    let renamed = match (group, field.split_once('.')) {
-        ("events.k8s.io", Some(("regarding", rest))) => format!("involvedObject.{rest}"),
-        ("events.k8s.io", None) if field == "reportingController" => "reportingComponent".into(),
-        _ => field.to_owned(),
-    };
-    let field = renamed.as_str();
     let in_no_namespace = matches!((group, kind), ("", "Node" | "Namespace"));
     match field {
         "spec.host" if further.contains(&field) => Ok("spec.nodeName".to_owned()),
@@ -175,6 +180,11 @@ fn known(group: &str, kind: &str, field: &str) -> Result<String, String> {
             Err(format!("field label not supported: {field}"))
         }
         "metadata.name" | "metadata.namespace" => Ok(field.to_owned()),
+        // What is kept has other names for what is the same.
+        "reportingController" if further.contains(&field) => Ok("reportingComponent".to_owned()),
+        _ if further.contains(&field) && field.starts_with("regarding.") => {
+            Ok(field.replacen("regarding", "involvedObject", 1))
+        }
         _ if further.contains(&field) => Ok(field.to_owned()),
         _ if further.is_empty() => Err(format!(
             "{} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"",

@@ -429,7 +429,7 @@ async fn one_autoscaler_is_read_in_all_versions() {
         "cpu",
         json!({"type": "Utilization", "averageUtilization": 80}),
     );
-    assert_eq!(seen["spec"]["metrics"], json!([busy, memory]));
+    assert_eq!(seen["spec"]["metrics"], json!([memory, busy]));
     assert_eq!(seen["spec"]["maxReplicas"], 4);
     assert_eq!(seen["metadata"]["annotations"], Value::Null);
     let listed = old.get(&path("v1")).await.body;
@@ -471,6 +471,11 @@ async fn one_event_is_read_in_both_groups() {
         .post(later, &json!({"metadata": {"name": "e"}}))
         .await;
     assert_eq!(again.code, 409, "{again:?}");
+    // The group that is asked is the one that is told of.
+    assert_eq!(
+        again.body["message"],
+        "events.events.k8s.io \"e\" already exists"
+    );
     assert_eq!(client.delete(&format!("{later}/e")).await.code, 200);
     assert_eq!(client.get(&format!("{core}/e")).await.code, 404);
 }
@@ -530,19 +535,19 @@ async fn little_of_a_pod_can_be_changed() {
 async fn what_is_too_large_is_refused() {
     let cluster = Cluster::start().await;
     let client = cluster.admin(&cluster.new).await;
-    let data = json!({"metadata": {"name": "large"}, "data": {"a": "x".repeat(1_600_000)}});
-    let refused = client.post(MAPS, &data).await;
+    let path = "/apis/apps/v1/namespaces/default/controllerrevisions";
+    let large = |bytes| json!({"metadata": {"name": "large"}, "revision": 1, "data": {"a": "x".repeat(bytes)}});
+    let refused = client.post(path, &large(1_600_000)).await;
     assert_eq!(
         (refused.code, &refused.body["message"]),
         (500, &json!("etcdserver: request is too large"))
     );
-    let data = json!({"metadata": {"name": "large"}, "data": {"a": "x".repeat(1_000_000)}});
-    assert_eq!(client.post(MAPS, &data).await.code, 201);
+    assert_eq!(client.post(path, &large(1_000_000)).await.code, 201);
     let copies: Vec<Value> = (0..8)
         .map(|number| json!({"op": "copy", "from": "/data/a", "path": format!("/data/b{number}")}))
         .collect();
     let form = "application/json-patch+json";
-    let path = format!("{MAPS}/large");
+    let path = format!("{path}/large");
     let refused = client.patch(&path, form, &Value::Array(copies)).await;
     assert_eq!(refused.code, 422, "{refused:?}");
 }
