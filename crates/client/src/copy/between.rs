@@ -47,7 +47,7 @@ pub async fn copy_between(
         options,
         tally,
     };
-    let copied = options.stop.or(copying.run(&mut patience)).await;
+    let copied = options.stop.or_soon(copying.run(&mut patience)).await;
     // What a try without retries leaves is removed by its own shell.
     if copied.is_err() || options.retries != Retries::AtMost(0) {
         tidy(target.0, &way).await;
@@ -146,7 +146,11 @@ impl Between<'_> {
             let Some(stdin) = stdin else {
                 return Ok(false);
             };
-            passage.run(from.stdout, stdin).await
+            // Then the input of the tar there has come to its end, and so does it.
+            tokio::select! {
+                passed = passage.run(from.stdout, stdin) => passed,
+                () = self.options.stop.told() => Ok(false),
+            }
         };
         let muted = async {
             let _ = tokio::io::copy(&mut answer, &mut tokio::io::sink()).await;
@@ -158,6 +162,9 @@ impl Between<'_> {
             async { Ok(tokio::join!(complaint(from.stderr), from.ended)) },
             async { Ok(tokio::join!(complaint(into_complains), into_ended)) },
         )?;
+        if !passed && self.options.stop.is_told() {
+            return Err(Error::Stopped);
+        }
         let program = "tar";
         let badly = |how, stderr| Error::Remote {
             program,

@@ -59,10 +59,14 @@ pub(super) async fn download(
                 begun = Some(come).filter(|_| can_go_on);
                 cause
             }
-            Ok(Verdict::CannotGoOn(why)) => {
+            Ok(Verdict::Changed) => {
                 begun = None;
-                can_go_on = why == CHANGED;
-                why.to_owned()
+                "the file has changed".to_owned()
+            }
+            Ok(Verdict::NoProgram(program)) => {
+                begun = None;
+                can_go_on = false;
+                format!("there is no {program} to go on with it")
             }
             // It could not even be started.
             Err(error) => patience.cause(error)?,
@@ -105,8 +109,10 @@ struct Begun {
 enum Verdict {
     Whole,
     Cut(String, Begun),
-    /// It is another file now, or there are no programs for it.
-    CannotGoOn(&'static str),
+    /// It is another file now.
+    Changed,
+    /// This one is missing, without which it cannot be gone on with.
+    NoProgram(&'static str),
 }
 
 /// What the container says before a byte of it is asked for.
@@ -118,11 +124,9 @@ enum Look {
     Known {
         sum: u32,
     },
-    Unknown(&'static str),
+    Changed,
+    NoProgram(&'static str),
 }
-
-/// A change is seen when all has come, or before.
-const CHANGED: &str = "the file has changed";
 
 impl Source<'_> {
     /// One try: from the beginning, or after what has come.
@@ -144,8 +148,12 @@ impl Source<'_> {
                 None,
             ),
             (Ok(Look::Known { sum }), Some(begun)) => (begun, Some(sum)),
-            (Ok(Look::Unknown(why)), _) => return (state, Ok(Verdict::CannotGoOn(why))),
-            (Ok(Look::Known { .. }), None) => return (state, Ok(Verdict::CannotGoOn(CHANGED))),
+            (Ok(Look::Known { .. }), None) | (Ok(Look::Changed), _) => {
+                return (state, Ok(Verdict::Changed));
+            }
+            (Ok(Look::NoProgram(program)), _) => {
+                return (state, Ok(Verdict::NoProgram(program)));
+            }
             (Err(error), _) => return (state, Err(error)),
         };
         if begun.sum.length() == begun.size && known == Some(begun.sum.finish()) {
@@ -195,7 +203,7 @@ impl Source<'_> {
         let ((state, came, sum, differs), ended) = beside(reading, ending.as_mut()).await;
         // Who sends what nobody wants is left, not waited for.
         let verdict = match came {
-            _ if differs => return (state, Ok(Verdict::CannotGoOn(CHANGED))),
+            _ if differs => Ok(Verdict::Changed),
             Came::Wrong(error @ (Error::Local { .. } | Error::NoRoom { .. })) => Err(error),
             Came::Wrong(_) => Err(self.other_size(size)),
             came => {
@@ -208,9 +216,7 @@ impl Source<'_> {
                     Ended::Well if is_whole => Ok(Verdict::Whole),
                     Ended::Well => Err(self.other_size(size)),
                     Ended::Cut(cause) => Ok(Verdict::Cut(cause, Begun { sum, size })),
-                    Ended::Missing if known.is_some() => {
-                        Ok(Verdict::CannotGoOn("there is no tail to go on with it"))
-                    }
+                    Ended::Missing if known.is_some() => Ok(Verdict::NoProgram("tail")),
                     Ended::Missing => Err(missing()),
                     Ended::Badly(how) => Err(Error::Remote {
                         program: "cat",
@@ -282,10 +288,10 @@ impl Source<'_> {
         match summed.ended {
             Ended::Well => Ok(match sum_and_size(&summed.stdout) {
                 Some((sum, size)) if size == begun.size => Look::Known { sum },
-                _ => Look::Unknown(CHANGED),
+                _ => Look::Changed,
             }),
             Ended::Cut(cause) => Err(cut(cause)),
-            _ => Ok(Look::Unknown("there is no cksum to go on with it")),
+            _ => Ok(Look::NoProgram("cksum")),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::way::Way;
 
 /// How long a container is asked to remove what is not whole. Whoever stops a copy is in
 /// a hurry, and the connection may be what is broken.
-const TIDYING: Duration = Duration::from_secs(10);
+const TIDYING: Duration = Duration::from_secs(5);
 
 /// Ends copies whose [`super::Options`] have it: what is not whole is removed, in the
 /// container too, and they end with [`Error::Stopped`]. A copy that is dropped removes only
@@ -35,6 +35,27 @@ impl Stop {
         let _ = said.wait_for(|said| *said).await;
     }
 
+    /// Whether it has been said.
+    pub(super) fn is_told(&self) -> bool {
+        *self.said.borrow()
+    }
+
+    /// Carries to its end what ends soon by itself when it is said, or is left then.
+    pub(super) async fn or_soon<T>(
+        &self,
+        copying: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        tokio::pin!(copying);
+        tokio::select! {
+            ended = &mut copying => return ended,
+            () = self.told() => {}
+        }
+        match timeout(GRACE, copying).await {
+            Ok(Ok(ended)) => Ok(ended),
+            Ok(Err(_)) | Err(_) => Err(Error::Stopped),
+        }
+    }
+
     /// Carries something to its end, or until it is said.
     pub(super) async fn or<T>(
         &self,
@@ -46,6 +67,10 @@ impl Stop {
         }
     }
 }
+
+/// How long a copy that has been told may take to end by itself: then the program there
+/// has ended too, and makes nothing any more behind the back of who removes it.
+const GRACE: Duration = Duration::from_secs(3);
 
 /// Removes what nobody needs any more from a container, as far as that can be done.
 pub(super) async fn tidy(container: &dyn Container, way: &Way) {

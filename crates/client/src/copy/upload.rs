@@ -59,7 +59,7 @@ pub async fn copy_to(
         options,
         tally,
     };
-    let copied = options.stop.or(copying.run(&mut patience)).await;
+    let copied = options.stop.or_soon(copying.run(&mut patience)).await;
     // What a try without retries leaves is removed by its own shell.
     if copied.is_err() || options.retries != Retries::AtMost(0) {
         tidy(container, &way).await;
@@ -168,13 +168,19 @@ impl Upload<'_> {
             let Some(mut stdin) = stdin else {
                 return Ok(None);
             };
-            let mut broken = false;
-            while let Some(piece) = waiting.recv().await {
-                if stdin.write_all(&piece).await.is_err() {
-                    broken = true;
-                    break;
+            let sending = async {
+                while let Some(piece) = waiting.recv().await {
+                    if stdin.write_all(&piece).await.is_err() {
+                        return false;
+                    }
                 }
-            }
+                true
+            };
+            // What comes after the end of its input, tar there does not wait for.
+            let is_sent = tokio::select! {
+                is_sent = sending => is_sent,
+                () = self.options.stop.told() => false,
+            };
             // Whoever gathers stops when nobody listens.
             drop(waiting);
             let gathered = match gathering.await {
@@ -184,7 +190,7 @@ impl Upload<'_> {
             let Gathered::All { skipped } = gathered else {
                 return Ok(None);
             };
-            if broken {
+            if !is_sent {
                 return Ok(None);
             }
             let mut end = Vec::new();
@@ -204,6 +210,9 @@ impl Upload<'_> {
             async { Ok(complaint(stderr).await) },
             async { Ok(ended.await) }
         )?;
+        if fed.is_none() && self.options.stop.is_told() {
+            return Err(Error::Stopped);
+        }
         match (Ended::of(&status, &stderr), fed) {
             (Ended::Well, Some(skipped)) => Ok(Verdict::Whole { skipped }),
             (Ended::Well, None) => Err(Error::Remote {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use skewbridge_client::copy::{Again, Error, Notice, Options, copy_from, copy_to};
+use skewbridge_client::copy::{Again, Error, Notice, Options, copy_between, copy_from, copy_to};
 use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
 
 use crate::machine::{Loss, Machine, is_busybox};
@@ -249,4 +249,32 @@ async fn stopped_it_leaves_nothing_in_the_container() {
         })
         .await;
     }
+}
+
+#[tokio::test]
+async fn stopped_between_two_pods_it_leaves_nothing_in_the_second() {
+    let (source, target) = (Machine::new(), Arc::new(Machine::new()));
+    plant(&source.root().join("tree"), Shape::Small);
+    target.lose(&[None, Some(Loss::Stall(1 << 20))]);
+    let (options, _) = options(3);
+    let stop = options.stop.clone();
+    let copying = tokio::spawn({
+        let target = target.clone();
+        async move {
+            let places = ((&source as _, "tree"), (&*target as _, "new"));
+            copy_between(places.0, places.1, &options, &tally()).await
+        }
+    });
+    eventually("something in a stage", PATIENCE, async || {
+        let names = listing(&target.root());
+        names.iter().any(|(name, _)| name.ends_with("/it"))
+    })
+    .await;
+    stop.now();
+    let error = copying.await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Stopped), "{error}");
+    eventually("nothing there", PATIENCE, async || {
+        listing(&target.root()).is_empty()
+    })
+    .await;
 }

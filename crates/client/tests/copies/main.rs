@@ -254,9 +254,9 @@ async fn downloads_go_on_where_they_were_cut() {
 #[tokio::test]
 async fn a_large_file_goes_on_in_its_middle_both_ways() {
     let (machine, scratch) = (Machine::new(), ScratchDir::new());
-    let contents = tree::noise(24 << 20);
+    let contents = tree::noise(12 << 20);
     let from = scratch.write("large", &contents);
-    machine.lose(&[None, Some(Loss::Input(12 << 20))]);
+    machine.lose(&[None, Some(Loss::Input(6 << 20))]);
     let (options, notices) = options(1);
     copy_to(&machine, &from, "large", &options, &tally())
         .await
@@ -274,7 +274,7 @@ async fn a_large_file_goes_on_in_its_middle_both_ways() {
     no_leftovers(&machine);
 
     let to = scratch.path().join("back");
-    machine.lose(&[Some(Loss::Output(12 << 20))]);
+    machine.lose(&[Some(Loss::Output(6 << 20))]);
     notices.lock().unwrap().clear();
     copy_from(&machine, "large", &to, &options, &tally())
         .await
@@ -288,7 +288,7 @@ async fn a_large_file_goes_on_in_its_middle_both_ways() {
     else {
         panic!("{notices:?}");
     };
-    assert_eq!(*at, 12 << 20);
+    assert_eq!(*at, 6 << 20);
 }
 
 #[tokio::test]
