@@ -113,6 +113,13 @@ impl Vigil {
     }
 }
 
+impl Drop for Vigil {
+    fn drop(&mut self) {
+        // Others may write to it, and wait.
+        self.will_tell();
+    }
+}
+
 async fn gone(client: Option<&mut ClientLife>) {
     match client {
         Some(client) => client.ended().await,
