@@ -2,17 +2,26 @@
 //! take as long as a user takes to type a PIN, and the client may be gone by then.
 
 use std::os::fd::AsFd as _;
+use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::net::unix::pipe;
 use tokio::signal::unix::SignalKind;
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
 use crate::Error;
 use crate::asked::Asked;
 use crate::client_life::ClientLife;
 use crate::harness::{Ended, LockFile};
 use crate::ignored::{Heard, IgnoredSignals};
+
+/// How long a client whose end of our output is closed has to be gone as a whole. If it
+/// lives on, it is not waiting for us.
+const AFTER_SILENCE: Duration = Duration::from_secs(1);
+
+/// The same, after a signal: the client lives on as a rule, and does not need us.
+const AFTER_SIGNAL: Duration = Duration::from_millis(300);
 
 /// Watches the client, by its lock and by its end of our standard output, and signals.
 ///
@@ -90,11 +99,24 @@ impl Vigil {
             Some(_) => Attention::ClientJudges,
             None => Attention::Alone,
         };
-        tokio::select! {
-            () = gone(self.client.as_mut()) => Ended::ClientGone,
-            () = unread(self.reader.as_ref()) => Ended::ClientGone,
-            () = self.signals.told_to_stop(attention) => Ended::Signal,
+        let (ended, grace) = tokio::select! {
+            () = gone(self.client.as_mut()) => return Ended::ClientGone,
+            () = unread(self.reader.as_ref()) => (Ended::ClientGone, AFTER_SILENCE),
+            () = self.signals.told_to_stop(attention) => (Ended::Signal, AFTER_SIGNAL),
+        };
+        // A client that dies closes its files one after the other, and a terminal that is
+        // gone takes both of us along: the lock is to be removed nevertheless.
+        if self.client.is_some() {
+            let _ = timeout(grace, gone(self.client.as_mut())).await;
         }
+        ended
+    }
+}
+
+impl Drop for Vigil {
+    fn drop(&mut self) {
+        // Others may write to it, and wait.
+        self.will_tell();
     }
 }
 
