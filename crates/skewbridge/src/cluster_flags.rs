@@ -12,7 +12,8 @@ use crate::serve::parse;
 /// The heading of these flags in `--help`.
 const HEADING: &str = "Cluster options";
 
-/// Which cluster, and as whom. Names and meanings are kubectl's.
+// Which cluster, and as whom. Names and meanings are kubectl's. (No doc comment: clap would
+// take it for the description of the command.)
 #[derive(Clone, Args)]
 #[command(next_help_heading = HEADING)]
 pub(crate) struct ClusterFlags {
