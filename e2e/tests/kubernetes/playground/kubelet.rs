@@ -49,9 +49,8 @@ impl<'a> Kubelet<'a> {
         }
     }
 
-    /// Waits until the playground's pod runs, and says the same of the real one. Gives
-    /// the address of the pod.
-    pub(super) async fn runs(&self, word: &str, pod: &str) -> String {
+    /// Waits until the playground's pod runs, and says the same of the real one.
+    pub(super) async fn runs(&self, word: &str, pod: &str) {
         let namespace = self.server.namespace(word);
         let wait = format!("wait --for=condition=Ready pod/{pod} --timeout=100s");
         let ready = self.server.output(&namespace, &wait, "").await;
@@ -63,7 +62,6 @@ impl<'a> Kubelet<'a> {
         let at = path(&namespace, pod);
         let status = json!({"status": running["status"]});
         plane.write("PATCH", &format!("{at}/status"), &status).await;
-        running["status"]["podIP"].as_str().unwrap().to_owned()
     }
 
     /// Gives a pod of a real server to the node, as a scheduler does.

@@ -5,9 +5,10 @@
 use std::net::SocketAddr;
 
 use skewbridge_e2e::{Staying, steady};
+use skewbridge_testkit::SilentPort;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::join;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::compare;
@@ -20,30 +21,38 @@ use crate::terminal::Terminal;
 const PING: &[u8] = b"ping";
 const PONG: &[u8] = b"pong";
 
-/// It logs what the stand-in for a kubelet says that every container has logged.
+/// It listens, and then logs what the stand-in for a kubelet says that every container has
+/// logged: whoever has seen the log can be answered. Debian has Perl everywhere.
 fn manifest(port: u16) -> String {
-    let script =
-        "i=0; while [ $i -lt 1000 ]; do i=$((i+1)); echo line $i of c; done; exec sleep 1000";
+    let listen = format!(
+        "$s=IO::Socket::INET->new(Listen=>9,LocalAddr=>\"127.0.0.1\",LocalPort=>{port},\
+         ReusePort=>1) or die $@"
+    );
+    let log = "$|=1; print \"line $_ of c\\n\" for 1..1000";
+    let answer = "while($c=$s->accept){sysread $c,$b,4; syswrite $c,\"pong\" if $b eq \"ping\"}";
+    let script = format!("{listen}; {log}; {answer}");
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: pod, labels: {{app: pod}}}}\nspec:\n  \
          terminationGracePeriodSeconds: 1\n  containers:\n  - name: c\n    image: none\n    \
-         command: [sh, -c, '{script}']\n    ports: [{{containerPort: {port}}}]\n"
+         command: [perl, -MIO::Socket::INET, -e, '{script}']\n    \
+         ports: [{{containerPort: {port}}}]\n"
     )
 }
 
 pub(super) async fn differences(kubelet: &Kubelet<'_>, sites: &[Site<'_>; 3]) -> Vec<String> {
     let [real, server, bridge] = sites;
-    let port = Port::open().await;
-    let manifest = manifest(port.number);
+    // Of the pod in the playground, which is all that is behind the stand-in as well.
+    let kept = SilentPort::new();
+    let port = kept.addr().port();
+    let manifest = manifest(port);
     let (expected, got) = join!(begin(real, &manifest), begin(server, &manifest));
     let mut found = compare(&expected, &server.name, &got);
-    let address = kubelet.runs("pods", "pod").await;
-    port.also_at(&address).await;
+    kubelet.runs("pods", "pod").await;
     let (of_real, of_server) = (real.namespace("pods"), server.namespace("pods"));
     let (expected, straight, bridged) = join!(
-        tell(real, &of_real, port.number),
-        tell(server, &of_server, port.number),
-        tell(bridge, &of_server, port.number),
+        tell(real, &of_real, port),
+        tell(server, &of_server, port),
+        tell(bridge, &of_server, port),
     );
     found.extend(compare(&expected, &server.name, &straight));
     found.extend(compare(&expected, &bridge.name, &bridged));
@@ -164,37 +173,4 @@ async fn forward(site: &Site<'_>, namespace: &str, port: u16) -> Entry {
     }
     let said = lines.join("\n").replace(&local.port().to_string(), "LOCAL");
     Entry::seen(namespace, "port-forward", &steady(&said))
-}
-
-/// What listens behind a port of the pods.
-struct Port {
-    number: u16,
-}
-
-impl Port {
-    /// Where the stand-in for a kubelet looks for it.
-    async fn open() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let number = listener.local_addr().unwrap().port();
-        tokio::spawn(answer(listener));
-        Self { number }
-    }
-
-    /// Where the playground looks for it.
-    async fn also_at(&self, address: &str) {
-        if address != "127.0.0.1" {
-            let listener = TcpListener::bind((address, self.number)).await.unwrap();
-            tokio::spawn(answer(listener));
-        }
-    }
-}
-
-async fn answer(listener: TcpListener) {
-    while let Ok((mut stream, _)) = listener.accept().await {
-        let mut ping = [0; PING.len()];
-        if stream.read_exact(&mut ping).await.is_ok() && ping == PING {
-            // Whoever asks may have left.
-            let _ = stream.write_all(PONG).await;
-        }
-    }
 }
