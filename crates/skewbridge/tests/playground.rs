@@ -85,6 +85,8 @@ impl Playground {
             .args(["playground-process", "terminal", program, "playground"])
             .arg("--directory")
             .arg(&directory)
+            // It ends with us.
+            .env("SKEWBRIDGE_PARENT", std::process::id().to_string())
             .stdin(terminal.end())
             .stdout(terminal.end())
             .stderr(terminal.end())
