@@ -193,16 +193,24 @@ pub(super) fn unpack_cat(temporary: &str, target: &str, size: u64, mode: u32) ->
     )
 }
 
-/// The checksums and sizes of all files of a tree.
-pub(super) fn sums(path: &str) -> Vec<String> {
-    words(["find", path, "-type", "f", "-exec", "cksum", "{}", "+"])
+/// The checksums and sizes of all files of trees.
+pub(super) fn sums(paths: &[String]) -> Vec<String> {
+    of_files(paths, ["cksum"])
 }
 
 /// Their sizes and times.
-pub(super) fn times(path: &str) -> Vec<String> {
-    words([
-        "find", path, "-type", "f", "-exec", "stat", "-c", "%s %Y %n", "{}", "+",
-    ])
+pub(super) fn times(paths: &[String]) -> Vec<String> {
+    of_files(paths, ["stat", "-c", "%s %Y %n"])
+}
+
+/// Runs a program with all files of trees, but for what is mounted in them.
+fn of_files<const N: usize>(paths: &[String], program: [&str; N]) -> Vec<String> {
+    let mut all = words(["find"]);
+    all.extend_from_slice(paths);
+    all.extend(words(["-xdev", "-type", "f", "-exec"]));
+    all.extend(words(program));
+    all.extend(words(["{}", "+"]));
+    all
 }
 
 /// The checksum of a file, as POSIX has it.
