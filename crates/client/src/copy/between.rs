@@ -39,13 +39,14 @@ pub async fn copy_between(
     // Once: what the first try has put in place is no place for the second to go into.
     let finding = find(target.0, &path, target.1, &mut patience);
     let way = options.stop.or(finding).await?;
-    let copying = Between {
+    let mut copying = Between {
         source: source.0,
         path: &path,
         target: target.0,
         way: &way,
         options,
         tally,
+        symlinks: Symlinks::default(),
     };
     let copied = options.stop.or_soon(copying.run(&mut patience)).await;
     // What a try without retries leaves is removed by its own shell.
@@ -80,6 +81,9 @@ struct Between<'a> {
     way: &'a Way,
     options: &'a Options,
     tally: &'a Arc<Tally>,
+    /// Of all tries: in a directory that is filled, what a try has made stays there when
+    /// it is cut.
+    symlinks: Symlinks,
 }
 
 enum Moved {
@@ -95,7 +99,7 @@ enum Moved {
 
 impl Between<'_> {
     /// How many entries were left out.
-    async fn run(&self, patience: &mut Patience) -> Result<u64, Error> {
+    async fn run(&mut self, patience: &mut Patience) -> Result<u64, Error> {
         loop {
             let (mut cause, passed) = match self.attempt().await {
                 Ok(Moved::All { skipped }) => return Ok(skipped),
@@ -122,7 +126,7 @@ impl Between<'_> {
         }
     }
 
-    async fn attempt(&self) -> Result<Moved, Error> {
+    async fn attempt(&mut self) -> Result<Moved, Error> {
         let no_tar = |needed| Error::Missing {
             program: "tar",
             needed,
@@ -141,7 +145,17 @@ impl Between<'_> {
             stderr: into_complains,
             ended: into_ended,
         } = into.await?;
-        let mut passage = Passage::new(self.path.top(), self.way, self.options, self.tally);
+        let mut passage = Passage {
+            top: self.path.top(),
+            name: self.way.name(),
+            around: self.way.around(),
+            options: self.options,
+            tally: self.tally,
+            symlinks: &mut self.symlinks,
+            skipped: 0,
+            padding: &[],
+            left: 0,
+        };
         let passing = async {
             let Some(stdin) = stdin else {
                 return Ok(false);
@@ -198,28 +212,14 @@ struct Passage<'a> {
     around: (Vec<Entry>, Vec<Entry>),
     options: &'a Options,
     tally: &'a Arc<Tally>,
-    symlinks: Symlinks,
+    symlinks: &'a mut Symlinks,
     skipped: u64,
     /// How much padding the current file needs.
     padding: &'static [u8],
     left: u64,
 }
 
-impl<'a> Passage<'a> {
-    fn new(top: Top, way: &Way, options: &'a Options, tally: &'a Arc<Tally>) -> Self {
-        Self {
-            top,
-            name: way.name(),
-            around: way.around(),
-            options,
-            tally,
-            symlinks: Symlinks::default(),
-            skipped: 0,
-            padding: &[],
-            left: 0,
-        }
-    }
-
+impl Passage<'_> {
     /// Whether all has been passed on.
     async fn run(
         &mut self,
@@ -326,8 +326,9 @@ impl<'a> Passage<'a> {
             Kind::Directory if self.symlinks.has(&parts) => {
                 return Err(Error::Through(contained::shown(&entry.name).into()));
             }
-            Kind::Directory => {}
-            Kind::File => self.symlinks.remove(&parts),
+            // It takes the place of a symlink of its name. That is known on for one: who
+            // knows whether a tar whose connection was lost has come to this.
+            Kind::Directory | Kind::File => {}
         }
         if name == b"." {
             // What is filled stays as it is. Contents without a header of ours would be
@@ -370,8 +371,8 @@ impl<'a> Passage<'a> {
     }
 }
 
-/// Where there are symlinks, by numbers: two names with the same one mean that something
-/// is refused that need not be, and nobody outside can make them.
+/// Where there are symlinks, or were, by numbers: two names with the same one mean that
+/// something is refused that need not be, and nobody outside can make them.
 #[derive(Debug, Default)]
 struct Symlinks {
     keys: RandomState,
@@ -384,19 +385,113 @@ impl Symlinks {
     }
 
     fn add(&mut self, parts: &[&[u8]]) -> Result<(), Error> {
-        if self.known.len() == MAX_SYMLINKS {
+        let key = self.keys.hash_one(parts);
+        // Each try has most of those of the one before.
+        if self.known.len() == MAX_SYMLINKS && !self.known.contains(&key) {
             return Err(Error::TooMuch {
                 what: "symlinks",
                 limit: MAX_SYMLINKS * size_of::<u64>(),
             });
         }
-        self.known.insert(self.keys.hash_one(parts));
+        self.known.insert(key);
         Ok(())
     }
+}
 
-    fn remove(&mut self, parts: &[&[u8]]) {
-        if !self.known.is_empty() {
-            self.known.remove(&self.keys.hash_one(parts));
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::copy::container::Running;
+    use crate::streams::{Cut, ExitStatus};
+
+    /// Answers each command with the next of these, and is cut off after it.
+    struct Scripted {
+        answers: Mutex<Vec<(Vec<u8>, bool)>>,
+        received: Arc<Mutex<Vec<u8>>>,
+    }
+
+    impl Scripted {
+        fn new(mut answers: Vec<(Vec<u8>, bool)>) -> Self {
+            answers.reverse();
+            Self {
+                answers: Mutex::new(answers),
+                received: Arc::default(),
+            }
+        }
+    }
+
+    impl Container for Scripted {
+        fn run(&self, _: Vec<String>, stdin: Stdin) -> Running<'_> {
+            let (answer, is_cut) = self.answers.lock().unwrap().pop().unwrap_or_default();
+            let (ours, mut theirs) = tokio::io::duplex(PIECE);
+            let received = self.received.clone();
+            let reading = stdin == Stdin::Piped;
+            Box::pin(async move {
+                Ok(Process {
+                    stdin: reading.then(|| Box::new(ours) as _),
+                    stdout: Box::new(std::io::Cursor::new(answer)),
+                    stderr: Box::new(tokio::io::empty()),
+                    ended: Box::pin(async move {
+                        if reading {
+                            let mut read = Vec::new();
+                            theirs.read_to_end(&mut read).await.unwrap();
+                            received.lock().unwrap().extend(read);
+                        }
+                        if is_cut {
+                            return ExitStatus::Cut(Cut {
+                                cause: "connection reset by peer".to_owned(),
+                                sent: 0,
+                                unsent: 0,
+                                received: 0,
+                            });
+                        }
+                        ExitStatus::Success
+                    }),
+                })
+            })
+        }
+    }
+
+    fn archive(entries: &[(&str, Kind, &str)]) -> Vec<u8> {
+        let mut archive = Vec::new();
+        for (name, kind, link) in entries {
+            let entry = Entry {
+                link: link.as_bytes().to_vec(),
+                ..Entry::new(*name, *kind)
+            };
+            tar::write_entry(&entry, &mut archive);
+        }
+        archive
+    }
+
+    #[tokio::test]
+    async fn no_try_goes_through_a_symlink_of_an_earlier_one() {
+        let up = ("top/a/b/c", Kind::Symlink, "../..");
+        let through = ("top/a/b/c/evil", Kind::Symlink, "../../../etc");
+        // What the first try says, and what the second.
+        let rows: [(&[_], &[_]); 4] = [
+            (&[up], &[through]),
+            // Whether the file took the place of the symlink, nobody knows.
+            (&[up, ("top/a/b/c", Kind::File, "")], &[through]),
+            (&[up], &[("top/a/b/c/", Kind::Directory, "")]),
+            (&[up], &[("top/evil", Kind::HardLink, "top/a/b/c/passwd")]),
+        ];
+        for (first, second) in rows {
+            let source = Scripted::new(vec![(archive(first), true), (archive(second), true)]);
+            let there = b"tar stage directory inner".to_vec();
+            let target = Scripted::new(vec![(there, false)]);
+            let options = Options {
+                retries: Retries::AtMost(2),
+                ..Options::default()
+            };
+            let tally = Arc::new(Tally::default());
+            let copied = copy_between((&source, "top"), (&target, "dir"), &options, &tally).await;
+            assert!(matches!(copied, Err(Error::Through(_))), "{copied:?}");
+            assert_eq!(tally.retries(), 1, "{second:?}");
+            let received = target.received.lock().unwrap();
+            assert!(!received.windows(4).any(|it| it == b"evil"), "{second:?}");
         }
     }
 }

@@ -74,7 +74,7 @@ exec 3<&-
 { echo \"$p\" >\"$d/$s/pid\"; } 2>/dev/null
 wait \"$p\" || end
 [ -e \"$d/$s/whole\" ] || { echo 'the archive was cut off' >&2; false; } || end
-if [ -d \"$t\" ] && [ ! -L \"$t\" ]; then echo \"$t is a directory now\" >&2; false; fi || end
+if [ -d \"$t\" ]; then echo \"$t is a directory now\" >&2; false; fi || end
 mv -f \"$d/$s/it\" \"$t\" || end
 if [ $k = keep ]; then : >\"$d/$s/done\"; else rm -rf \"$d/$s\"; fi
 exit 0"
@@ -193,16 +193,24 @@ pub(super) fn unpack_cat(temporary: &str, target: &str, size: u64, mode: u32) ->
     )
 }
 
-/// The checksums and sizes of all files of a tree.
-pub(super) fn sums(path: &str) -> Vec<String> {
-    words(["find", path, "-type", "f", "-exec", "cksum", "{}", "+"])
+/// The checksums and sizes of all files of trees.
+pub(super) fn sums(paths: &[String]) -> Vec<String> {
+    of_files(paths, ["cksum"])
 }
 
 /// Their sizes and times.
-pub(super) fn times(path: &str) -> Vec<String> {
-    words([
-        "find", path, "-type", "f", "-exec", "stat", "-c", "%s %Y %n", "{}", "+",
-    ])
+pub(super) fn times(paths: &[String]) -> Vec<String> {
+    of_files(paths, ["stat", "-c", "%s %Y %n"])
+}
+
+/// Runs a program with all files of trees, but for what is mounted in them.
+fn of_files<const N: usize>(paths: &[String], program: [&str; N]) -> Vec<String> {
+    let mut all = words(["find"]);
+    all.extend_from_slice(paths);
+    all.extend(words(["-xdev", "-type", "f", "-exec"]));
+    all.extend(words(program));
+    all.extend(words(["{}", "+"]));
+    all
 }
 
 /// The checksum of a file, as POSIX has it.
@@ -257,4 +265,74 @@ pub(super) fn cat(path: &str) -> Vec<String> {
 /// How large it is.
 pub(super) fn count(path: &str) -> Vec<String> {
     words(["wc", "-c", path])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::process::{Command, Stdio};
+
+    use skewbridge_testkit::ScratchDir;
+
+    use super::*;
+    use crate::copy::tar::{Entry, Kind, write_end, write_entry};
+
+    type Becoming = dyn Fn(&std::path::Path);
+
+    /// Puts an archive of an empty file at `dir/target`, by the real programs.
+    fn put(scratch: &ScratchDir) -> bool {
+        use std::io::Write as _;
+        let directory = scratch.path().join("dir").display().to_string();
+        let options = Options::default();
+        let target = format!("{directory}/target");
+        let command = unpack_staged(&directory, "stage", &target, &options);
+        let mut archive = Vec::new();
+        write_entry(&Entry::new("stage/", Kind::Directory), &mut archive);
+        for name in [STAGED, WHOLE] {
+            let entry = Entry::new(format!("stage/{name}"), Kind::File);
+            write_entry(&entry, &mut archive);
+        }
+        write_end(&mut archive);
+        let mut child = Command::new(&command[0])
+            .args(&command[1..])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // tar may leave before it has read all of the end.
+        let _ = child.stdin.take().unwrap().write_all(&archive);
+        child.wait().unwrap().success()
+    }
+
+    #[test]
+    fn nothing_is_moved_into_what_has_become_a_directory() {
+        // What the target has become meanwhile, and whether it is replaced.
+        let rows: [(&str, &Becoming, bool); 4] = [
+            ("nothing", &|_| {}, true),
+            (
+                "a symlink to nothing",
+                &|it| symlink("no", it).unwrap(),
+                true,
+            ),
+            ("a directory", &|it| std::fs::create_dir(it).unwrap(), false),
+            (
+                "a symlink to one",
+                &|it| symlink("../other", it).unwrap(),
+                false,
+            ),
+        ];
+        for (what, become_this, expected) in rows {
+            let scratch = ScratchDir::new();
+            let other = scratch.path().join("other");
+            std::fs::create_dir(&other).unwrap();
+            std::fs::create_dir(scratch.path().join("dir")).unwrap();
+            let target = scratch.path().join("dir/target");
+            become_this(&target);
+            assert_eq!(put(&scratch), expected, "{what}");
+            let is_file = target.symlink_metadata().unwrap().is_file();
+            assert_eq!(is_file, expected, "{what}");
+            assert_eq!(other.read_dir().unwrap().count(), 0, "{what}");
+            assert!(!scratch.path().join("dir/stage").exists(), "{what}");
+        }
+    }
 }

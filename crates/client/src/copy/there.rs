@@ -19,7 +19,7 @@ use super::error::Error;
 use super::options::{Options, Preserve};
 use super::tally::Tally;
 use super::tar::MAX_NAME;
-use super::way::{self, Way};
+use super::way::{self, FILLED, Way};
 
 /// Of how many files it is known that they are there. A number of 64 bits is kept of each,
 /// whatever its name: about 32 MiB for two sets of so many. Further ones are sent again.
@@ -27,6 +27,14 @@ const MOST_FILES: usize = 1 << 20;
 
 /// A name, and two numbers before it.
 const LONGEST_LINE: usize = MAX_NAME + 64;
+
+/// How many bytes of names a command is given: they are a part of its URL, for which some
+/// proxies have no more than 8 KiB.
+const LONGEST_COMMAND: usize = 4 << 10;
+
+/// By how many commands it is asked for what is in a directory that is filled; what has
+/// further names is sent again.
+const MOST_COMMANDS: usize = 64;
 
 /// What is there, by numbers that nobody else can make.
 #[derive(Debug, Default)]
@@ -69,18 +77,20 @@ impl There {
             with_times: options.preserve == Preserve::Yes,
             ..Self::default()
         };
-        let (place, prefix) = (way.place(&way.name()), way.place(""));
+        let (places, prefix) = (places(from, way), way.place(""));
         let mut parts = Vec::new();
-        let summed = each_line(container, commands::sums(&place), LONGEST_LINE, |line| {
-            if let Some((sum, size, name)) = read(line, prefix.as_bytes()) {
-                if let Ok(size) = u64::try_from(size) {
-                    there.note_sum(name, size, sum);
-                    there.count += 1;
+        for some in &places {
+            let summed = each_line(container, commands::sums(some), LONGEST_LINE, |line| {
+                if let Some((sum, size, name)) = read(line, prefix.as_bytes()) {
+                    if let Ok(size) = u64::try_from(size) {
+                        there.note_sum(name, size, sum);
+                        there.count += 1;
+                    }
+                    Part::note(&mut parts, from, way, name, size, sum);
                 }
-                Part::note(&mut parts, from, way, name, size, sum);
-            }
-        });
-        still_there(summed.await?)?;
+            });
+            still_there(summed.await?)?;
+        }
         for part in parts {
             match append::go_on(container, &part, options, tally).await? {
                 // Its time counts as set, whether or not there is a program for that.
@@ -88,8 +98,11 @@ impl There {
                 None => there.count -= 1,
             }
         }
-        if there.with_times && !there.certain.is_empty() {
-            let listed = each_line(container, commands::times(&place), LONGEST_LINE, |line| {
+        if !there.with_times || there.certain.is_empty() {
+            return Ok(there);
+        }
+        for some in &places {
+            let listed = each_line(container, commands::times(some), LONGEST_LINE, |line| {
                 if let Some((size, time, name)) = read(line, prefix.as_bytes())
                     && let Ok(size) = u64::try_from(size)
                 {
@@ -151,6 +164,40 @@ impl There {
     }
 }
 
+/// What is to be looked at, in as many commands as that takes. Of a directory that is
+/// filled that is only what has a name of the source: it may be the root of a container,
+/// and all the rest of it is none of ours.
+fn places(from: &Path, way: &Way) -> Vec<Vec<String>> {
+    let top = way.name();
+    if top != FILLED {
+        return vec![vec![way.place(&top)]];
+    }
+    let names = std::fs::read_dir(from).into_iter().flatten().flatten();
+    // What cannot be a word of a command is sent again.
+    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+    in_commands(names.map(|name| way.place(&format!("{FILLED}/{name}"))))
+}
+
+fn in_commands(places: impl Iterator<Item = String>) -> Vec<Vec<String>> {
+    let (mut commands, mut length) = (Vec::<Vec<String>>::new(), 0);
+    for place in places {
+        let fits = length + place.len() <= LONGEST_COMMAND;
+        let is_last = commands.len() == MOST_COMMANDS;
+        match commands.last_mut() {
+            Some(last) if fits => {
+                length += place.len();
+                last.push(place);
+            }
+            _ if is_last => break,
+            _ => {
+                length = place.len();
+                commands.push(vec![place]);
+            }
+        }
+    }
+    commands
+}
+
 fn note(set: &mut HashSet<u64>, key: u64) {
     if set.len() < MOST_FILES {
         set.insert(key);
@@ -198,6 +245,41 @@ mod tests {
             let expected = expected.map(|(a, b, name)| (a, b, name.as_bytes()));
             assert_eq!(read(line.as_bytes(), b"/tmp/"), expected, "{line}");
         }
+    }
+
+    #[test]
+    fn only_what_has_a_name_of_the_source_is_looked_at() {
+        let scratch = ScratchDir::new();
+        scratch.write("a b", "");
+        scratch.write("-c", "");
+        // Where to, whether that is filled, and what is looked at.
+        let rows: [(&str, bool, &[&str]); 4] = [
+            ("/", true, &["/./-c", "/./a b"]),
+            ("/srv", true, &["/srv/./-c", "/srv/./a b"]),
+            ("there", true, &["./there/./-c", "./there/./a b"]),
+            ("/srv/new", false, &["/srv/new"]),
+        ];
+        for (to, fills, expected) in rows {
+            let mut found = places(scratch.path(), &Way::new(to, fills, false, true));
+            found[0].sort();
+            assert_eq!(found, [expected], "{to}");
+        }
+        let command = commands::sums(&["/srv/./a b".to_owned()]).join(",");
+        assert_eq!(command, "find,/srv/./a b,-xdev,-type,f,-exec,cksum,{},+");
+    }
+
+    #[test]
+    fn many_names_are_several_commands_and_no_more_than_there_may_be() {
+        let name = || "n".repeat(LONGEST_COMMAND / 4);
+        for (names, expected) in [(0, 0), (1, 1), (4, 1), (5, 2), (4 * MOST_COMMANDS + 1, 64)] {
+            let commands = in_commands(std::iter::repeat_with(name).take(names));
+            assert_eq!(commands.len(), expected, "{names}");
+            let asked: usize = commands.iter().map(Vec::len).sum();
+            assert_eq!(asked, names.min(4 * MOST_COMMANDS));
+        }
+        // One that is longer than all that is allowed has a command of its own.
+        let long = ["n".repeat(2 * LONGEST_COMMAND), "m".to_owned()];
+        assert_eq!(in_commands(long.into_iter()).len(), 2);
     }
 
     #[test]

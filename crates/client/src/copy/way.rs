@@ -14,6 +14,9 @@ use super::tar::{Entry, Kind};
 /// How long the answer of a probe may be.
 const WORDS: u64 = 4 << 10;
 
+/// What a directory that is filled is called in the archive.
+pub(super) const FILLED: &str = ".";
+
 /// How it is done in this container.
 #[derive(Debug)]
 pub(super) struct Way {
@@ -122,11 +125,11 @@ impl Way {
 
     /// A directory that is there is filled where it is; else everything new is made
     /// beside its place.
-    fn new(target: &str, fills: bool, can_stage: bool, has_tar: bool) -> Self {
+    pub(super) fn new(target: &str, fills: bool, can_stage: bool, has_tar: bool) -> Self {
         let path = RemotePath::new(target);
         let (directory, name) = match (&path.base, fills) {
             (Some(base), false) => (path.directory.clone(), base.clone()),
-            _ => (path.whole(), ".".to_owned()),
+            _ => (path.whole(), FILLED.to_owned()),
         };
         let stage = (can_stage && !fills && path.base.is_some()).then(cat::temporary);
         Self {

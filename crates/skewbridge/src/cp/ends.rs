@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use skewbridge_client::copy::{Error, Place, Pod};
-use skewbridge_client::streams::{Executor, FallbackExecutor, Opening, Starting};
+use skewbridge_client::streams::{Executor, Opening, Starting};
 
 use super::flags::{Flags, Journey};
 use crate::client_command::{Failure, say};
 use crate::cluster_flags::ClusterAccess;
 use crate::exec::explain;
 use crate::pods::{Pods, choose_container};
-use crate::session::told;
+use crate::session::{executor, told};
 use crate::skew::plain;
 
 /// Both ends of a copy.
@@ -29,7 +29,7 @@ impl Ends {
         let lookup = Lookup {
             flags,
             access: &access,
-            executor: FallbackExecutor::new(access.endpoint.clone()),
+            executor: executor(access.endpoint.clone()).into(),
             told: Arc::new(AtomicBool::new(access.verbosity == 0)),
             refused: Arc::new(Refused::default()),
         };
@@ -80,7 +80,7 @@ impl Spot {
 struct Lookup<'a> {
     flags: &'a Flags,
     access: &'a ClusterAccess,
-    executor: FallbackExecutor,
+    executor: Arc<dyn Executor>,
     told: Arc<AtomicBool>,
     refused: Arc<Refused>,
 }
@@ -150,7 +150,7 @@ impl Refused {
 
 /// Says once how streams are carried, if that is asked for, and keeps where they were not.
 struct Telling {
-    inner: FallbackExecutor,
+    inner: Arc<dyn Executor>,
     told: Arc<AtomicBool>,
     namespace: String,
     refused: Arc<Refused>,
