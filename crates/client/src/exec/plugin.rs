@@ -126,10 +126,12 @@ impl Plugin {
         };
         // As client-go: what was refused may have been refused for another reason, and
         // there is nothing better.
-        match self.refused() {
+        match self.unexpired() {
             Some(issued) => {
-                said::note(&format!("refreshing credentials: {error}"));
-                issued.refused.store(false, Ordering::Relaxed);
+                // All who waited come here; the first has said it for them.
+                if issued.refused.swap(false, Ordering::Relaxed) {
+                    said::note(&format!("refreshing credentials: {error}"));
+                }
                 Ok(issued)
             }
             None => Err(error),
@@ -180,11 +182,11 @@ impl Plugin {
         Err(self.error("its call was broken off".to_owned()))
     }
 
-    /// What is there and was refused, but has not expired.
-    fn refused(&self) -> Option<Arc<Issued>> {
+    /// What is there and has not expired, be it that it was refused.
+    fn unexpired(&self) -> Option<Arc<Issued>> {
         let now = SystemTime::now();
         let issued = self.program.lock().issued.clone();
-        issued.filter(|issued| issued.refused.load(Ordering::Relaxed) && !issued.has_expired(now))
+        issued.filter(|issued| !issued.has_expired(now))
     }
 }
 

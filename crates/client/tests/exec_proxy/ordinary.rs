@@ -180,3 +180,18 @@ async fn after_401_a_plugin_that_fails_takes_nothing_away() {
     std::fs::remove_file(tokens.stage.dir.path().join("fail")).unwrap();
     assert_eq!(tokens.ask().await, (200, "Bearer token-2".to_owned()));
 }
+
+#[tokio::test]
+async fn after_401_a_plugin_that_fails_takes_nothing_away_from_all_who_wait_for_it() {
+    let tokens = Tokens::new("token-1", "").await;
+    assert_eq!(tokens.ask().await.0, 401);
+    tokens.stage.dir.write("fail", "");
+    let mut all = tokio::task::JoinSet::new();
+    for _ in 0..20 {
+        let endpoint = tokens.endpoint.clone();
+        all.spawn(async move { endpoint.connect().await.map(drop) });
+    }
+    for connected in all.join_all().await {
+        connected.unwrap();
+    }
+}
