@@ -85,8 +85,8 @@ pub(crate) struct Issued {
     /// The cluster does not take it: as client-go, we ask the plugin for another.
     refused: AtomicBool,
     way: Way,
-    /// The process that is the proxy, or has started one.
-    staying: Option<Staying>,
+    /// The process that is the proxy, or has started one, or has found one.
+    staying: Option<Arc<Staying>>,
 }
 
 /// How to get to the cluster.
@@ -255,8 +255,7 @@ impl Program {
                 state.lock = Some(lock);
             }
             let lock = state.lock.as_ref().map(|lock| lock.path().to_owned());
-            let before = state.issued.as_deref().and_then(Issued::wire).cloned();
-            (lock, before)
+            (lock, state.issued.clone())
         };
         let question = question(&self.exec, &self.cluster, interactive, lock)
             .map_err(|error| Failed::because(error.to_string()))?;
@@ -283,9 +282,15 @@ impl Program {
             };
             let way = match (given.proxy, given.certificate) {
                 (Some(proxy), Some(certificate)) => {
-                    let known = before.filter(|wire| wire.is(&proxy, &certificate));
-                    let wire = match known {
-                        Some(wire) => wire,
+                    let wire = before.as_deref().and_then(Issued::wire);
+                    let wire = match wire.filter(|wire| wire.is(&proxy, &certificate)) {
+                        Some(wire) => {
+                            let before = before.as_ref().and_then(|it| it.staying.clone());
+                            if let (Some(staying), Some(before)) = (&answered.staying, before) {
+                                staying.may_have_found(before);
+                            }
+                            wire.clone()
+                        }
                         None => {
                             Arc::new(Wire::new(proxy, certificate).map_err(Failure::of_answer)?)
                         }
@@ -302,7 +307,7 @@ impl Program {
                 expires: given.expires,
                 refused: AtomicBool::new(false),
                 way,
-                staying: answered.staying,
+                staying: answered.staying.map(Arc::new),
             })
         });
         match issued {
@@ -341,7 +346,8 @@ impl Issued {
 
     /// What the process behind a proxy has said, for an error.
     pub(crate) fn said(&self) -> String {
-        self.staying.as_ref().map(Staying::said).unwrap_or_default()
+        let staying = self.staying.as_deref();
+        staying.map(Staying::said).unwrap_or_default()
     }
 
     fn wire(&self) -> Option<&Arc<Wire>> {
