@@ -33,13 +33,12 @@ fn a_plugin() {
     };
     let plugin = Plugin { dir: dir.into() };
     match std::env::var("PLUGIN_KIND").unwrap().as_str() {
-        "itself" => plugin.serve(&mut plugin.answer_pipe()),
         "starter" => plugin.start_another(),
         "finder" if plugin.socket().exists() => {
             let url = format!("unix://{}", plugin.socket().display());
             plugin.say(&mut plugin.answer_pipe(), &url);
         }
-        "finder" => plugin.serve(&mut plugin.answer_pipe()),
+        "itself" | "finder" => plugin.serve(&mut plugin.answer_pipe()),
         "started" => plugin.serve(&mut File::create(plugin.dir.join("answer")).unwrap()),
         other => panic!("{other}"),
     }
