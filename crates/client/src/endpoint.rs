@@ -199,13 +199,11 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// The same with everything read again, and a new credential from its plugin: for
-    /// a server that has answered 401, or after a long time.
+    /// The same with everything read again: for a server that has answered 401, or
+    /// after a long time. Its plugin is run once if what it gave has expired or was
+    /// answered with 401, and not otherwise.
     pub async fn renewed(&self) -> Result<Self, Error> {
-        if let Security::Plugin(by) = &self.security {
-            let refused = by.plugin.current(self.limits.plugin).await?;
-            by.plugin.instead_of(&refused, self.limits.plugin).await?;
-        }
+        // Our own plugin is found again, for we hold it, and knows what was refused.
         Self::prepare_within(&self.target, self.limits).await
     }
 

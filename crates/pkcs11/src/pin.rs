@@ -36,6 +36,8 @@ pub enum PinSource {
 pub(crate) enum Asked {
     /// For the first time.
     First,
+    /// For the first time here, but it must not be wrong: others were.
+    FirstAndLast,
     /// The last one was wrong.
     Again,
     /// The last one was wrong, and so must not be the next.
@@ -52,6 +54,7 @@ impl PinSource {
     pub(crate) fn get(&self, token: &str, asked: Asked) -> Result<Zeroizing<String>, String> {
         let before = match asked {
             Asked::First => "",
+            Asked::FirstAndLast => "One try is left (^C ends it). ",
             Asked::Again => "That PIN is wrong. ",
             Asked::ForTheLastTime => "That PIN is wrong, and one try is left (^C ends it). ",
         };
@@ -140,6 +143,10 @@ mod tests {
         assert_eq!(
             &**program.get("t", Asked::First).unwrap(),
             "PIN of token \"t\": "
+        );
+        assert_eq!(
+            &**program.get("t", Asked::FirstAndLast).unwrap(),
+            "One try is left (^C ends it). PIN of token \"t\": "
         );
         let nowhere = PinSource::Nowhere.get("t", Asked::First).unwrap_err();
         assert!(nowhere.contains("no terminal to ask at"), "{nowhere}");

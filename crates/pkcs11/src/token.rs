@@ -229,7 +229,11 @@ impl TokenKey {
             PinSource::Prompt => TYPED_TRIES,
             _ => 1,
         };
-        let mut asked = Asked::First;
+        let mut asked = if token.user_pin_final_try() {
+            Asked::FirstAndLast
+        } else {
+            Asked::First
+        };
         for left in (0..tries).rev() {
             match self.enter_pin(&token, session, state, asked) {
                 Err(Refused::Wrong(_)) if left > 0 => {}

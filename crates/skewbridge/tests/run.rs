@@ -426,6 +426,44 @@ async fn signals_reach_the_command() {
     }
 }
 
+#[tokio::test]
+async fn a_signal_while_the_plugin_runs_ends_both_and_nothing_is_left() {
+    let stage = Stage::new().await;
+    let ignored = IgnoredSignals::now();
+    for (signal, kind, code) in [
+        (Signal::TERM, SignalKind::terminate(), 143),
+        (Signal::HUP, SignalKind::hangup(), 129),
+        (Signal::INT, SignalKind::interrupt(), 130),
+    ] {
+        // By whoever runs this test, in the background or with nohup.
+        if ignored.contains(kind) {
+            continue;
+        }
+        let hangs = stage.dir.path().join("hangs");
+        let _ = std::fs::remove_file(&hangs);
+        let script = format!("echo $$ > {}; exec sleep 300", hangs.display());
+        let plugin = json!({"exec": {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": "sh",
+            "args": ["-c", script],
+            "interactiveMode": "Never",
+        }});
+        let run = stage.script(&plugin, "true").spawn().unwrap();
+        eventually("the plugin", PATIENCE * 2, async || {
+            stage.read("hangs").ends_with('\n')
+        })
+        .await;
+        assert_eq!(stage.left(), 1, "the lock");
+        kill_process(Pid::from_child(&run), signal).unwrap();
+        let ended = tokio::task::spawn_blocking(move || run.wait_with_output());
+        let ended = ended.await.unwrap().unwrap();
+        assert_eq!(ended.status.code(), Some(code));
+        let plugin = stage.read("hangs").trim().to_owned();
+        eventually("its end", PATIENCE, async || is_gone(&plugin)).await;
+        assert_eq!(stage.left(), 0);
+    }
+}
+
 /// The same command, as what these words start.
 fn started_by(words: &[&str], command: &Command) -> Command {
     let mut started = Command::new(words[0]);

@@ -85,8 +85,8 @@ pub(crate) struct Issued {
     /// The cluster does not take it: as client-go, we ask the plugin for another.
     refused: AtomicBool,
     way: Way,
-    /// The process that is the proxy, or has started one.
-    staying: Option<Staying>,
+    /// The process that is the proxy, or has started one, or has found one.
+    staying: Option<Arc<Staying>>,
 }
 
 /// How to get to the cluster.
@@ -126,10 +126,12 @@ impl Plugin {
         };
         // As client-go: what was refused may have been refused for another reason, and
         // there is nothing better.
-        match self.refused() {
+        match self.unexpired() {
             Some(issued) => {
-                said::note(&format!("refreshing credentials: {error}"));
-                issued.refused.store(false, Ordering::Relaxed);
+                // All who waited come here; the first has said it for them.
+                if issued.refused.swap(false, Ordering::Relaxed) {
+                    said::note(&format!("refreshing credentials: {error}"));
+                }
                 Ok(issued)
             }
             None => Err(error),
@@ -180,11 +182,11 @@ impl Plugin {
         Err(self.error("its call was broken off".to_owned()))
     }
 
-    /// What is there and was refused, but has not expired.
-    fn refused(&self) -> Option<Arc<Issued>> {
+    /// What is there and has not expired, be it that it was refused.
+    fn unexpired(&self) -> Option<Arc<Issued>> {
         let now = SystemTime::now();
         let issued = self.program.lock().issued.clone();
-        issued.filter(|issued| issued.refused.load(Ordering::Relaxed) && !issued.has_expired(now))
+        issued.filter(|issued| !issued.has_expired(now))
     }
 }
 
@@ -253,8 +255,7 @@ impl Program {
                 state.lock = Some(lock);
             }
             let lock = state.lock.as_ref().map(|lock| lock.path().to_owned());
-            let before = state.issued.as_deref().and_then(Issued::wire).cloned();
-            (lock, before)
+            (lock, state.issued.clone())
         };
         let question = question(&self.exec, &self.cluster, interactive, lock)
             .map_err(|error| Failed::because(error.to_string()))?;
@@ -281,9 +282,15 @@ impl Program {
             };
             let way = match (given.proxy, given.certificate) {
                 (Some(proxy), Some(certificate)) => {
-                    let known = before.filter(|wire| wire.is(&proxy, &certificate));
-                    let wire = match known {
-                        Some(wire) => wire,
+                    let wire = before.as_deref().and_then(Issued::wire);
+                    let wire = match wire.filter(|wire| wire.is(&proxy, &certificate)) {
+                        Some(wire) => {
+                            let before = before.as_ref().and_then(|it| it.staying.clone());
+                            if let (Some(staying), Some(before)) = (&answered.staying, before) {
+                                staying.may_have_found(before);
+                            }
+                            wire.clone()
+                        }
                         None => {
                             Arc::new(Wire::new(proxy, certificate).map_err(Failure::of_answer)?)
                         }
@@ -300,7 +307,7 @@ impl Program {
                 expires: given.expires,
                 refused: AtomicBool::new(false),
                 way,
-                staying: answered.staying,
+                staying: answered.staying.map(Arc::new),
             })
         });
         match issued {
@@ -339,7 +346,8 @@ impl Issued {
 
     /// What the process behind a proxy has said, for an error.
     pub(crate) fn said(&self) -> String {
-        self.staying.as_ref().map(Staying::said).unwrap_or_default()
+        let staying = self.staying.as_deref();
+        staying.map(Staying::said).unwrap_or_default()
     }
 
     fn wire(&self) -> Option<&Arc<Wire>> {

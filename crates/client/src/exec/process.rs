@@ -43,6 +43,10 @@ const GRACE: Duration = Duration::from_secs(1);
 /// already: on a busy machine we may be later than they. Two full pipes are 16 chunks.
 const LAST_LOOKS: usize = 24;
 
+/// A plugin that still runs so long after it has answered with the URL of the one before
+/// has taken its place. Until then it may be about to end, for it has found that one.
+const SETTLED: Duration = Duration::from_mins(1);
+
 /// A plugin and what it is asked.
 pub(super) struct Call<'a> {
     pub(super) plugin: &'a Exec,
@@ -323,7 +327,11 @@ async fn until(deadline: Option<Instant>) {
 pub(super) struct Staying {
     task: JoinHandle<()>,
     said: Arc<Mutex<Said>>,
+    found: Found,
 }
+
+/// The one before that answered with the same, and may be the proxy of both.
+type Found = Arc<Mutex<Option<Arc<Staying>>>>;
 
 impl Staying {
     fn new(dialogue: Dialogue) -> Self {
@@ -336,12 +344,16 @@ impl Staying {
         } = dialogue;
         let said = Arc::new(Mutex::new(said));
         let ear = said.clone();
+        let found = Found::default();
+        let replaced = found.clone();
         // It has sockets to remove.
         running.by = Signal::TERM;
         let task = tokio::spawn(async move {
             let mut heard = Vec::new();
             let mut ignored = Vec::new();
             let mut has_ended = false;
+            let settled = tokio::time::sleep(SETTLED);
+            tokio::pin!(settled);
             while !has_ended || stdout.is_some() || stderr.is_some() {
                 tokio::select! {
                     // A pipe that nobody reads would hold up a plugin that logs.
@@ -359,16 +371,48 @@ impl Staying {
                         heard.clear();
                     }
                     _ = running.child.wait(), if !has_ended => has_ended = true,
+                    () = &mut settled, if !settled.is_elapsed() => {
+                        let _ = replaced.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    }
                 }
             }
         });
-        Self { task, said }
+        Self { task, said, found }
+    }
+
+    /// The one before has answered with the same: it stays, too, unless it is of no use.
+    pub(super) fn may_have_found(&self, before: Arc<Self>) {
+        // No chain of those that have only told of another.
+        before.keep(Self::alive(before.found()));
+        self.keep(Self::alive(Some(before)));
+    }
+
+    /// The first, from this one backwards, that has not ended.
+    fn alive(mut found: Option<Arc<Self>>) -> Option<Arc<Self>> {
+        while let Some(ended) = found.take_if(|it| it.task.is_finished()) {
+            found = ended.found();
+        }
+        found
+    }
+
+    fn keep(&self, found: Option<Arc<Self>>) {
+        *self.found.lock().unwrap_or_else(PoisonError::into_inner) = found;
+    }
+
+    fn found(&self) -> Option<Arc<Self>> {
+        let found = self.found.lock();
+        found.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What it has said since it is a proxy, for an error.
     pub(super) fn said(&self) -> String {
         let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        said.for_error()
+        let words = said.for_error();
+        drop(said);
+        match self.found() {
+            Some(found) if words.is_empty() => found.said(),
+            _ => words,
+        }
     }
 }
 

@@ -4,8 +4,9 @@
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 use rustls::{CertificateError, ClientConfig, Error as TlsError};
@@ -21,6 +22,9 @@ use crate::tls::{self, Trust};
 
 /// The name that is asked for on a Unix socket, which has none.
 const UNIX_NAME: &str = "localhost";
+
+/// How soon a socket is tried again that has no room: the kernel tells nobody.
+const ROOM_AGAIN: Duration = Duration::from_millis(5);
 
 /// Where a proxy listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,7 +95,7 @@ impl Wire {
         alpn: &[Vec<u8>],
     ) -> Result<(Stream, Option<Vec<u8>>), Refused> {
         let connected: Result<Stream, io::Error> = match &self.place {
-            Place::Unix(path) => UnixStream::connect(path)
+            Place::Unix(path) => connect_unix(path)
                 .await
                 .map(|stream| Box::new(stream) as Stream),
             Place::Tcp { host, port } => {
@@ -130,6 +134,19 @@ impl Wire {
                 }
                 _ => Refused::Unusable(explain(&error)),
             }),
+        }
+    }
+}
+
+/// Waits for as long as whoever listens has no room for one more, which is an error on
+/// this kind of socket. The caller has a time limit.
+async fn connect_unix(path: &Path) -> io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(path).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                tokio::time::sleep(ROOM_AGAIN).await;
+            }
+            connected => return connected,
         }
     }
 }
@@ -208,7 +225,8 @@ impl fmt::Debug for Wire {
 
 #[cfg(test)]
 mod tests {
-    use skewbridge_testkit::Ca;
+    use skewbridge_testkit::{Ca, PATIENCE, ScratchDir};
+    use tokio::net::UnixSocket;
 
     use super::*;
     use crate::secret::Secret;
@@ -271,6 +289,29 @@ mod tests {
             };
             assert_eq!(Wire::new(proxy, certificate).unwrap_err(), expected);
         }
+    }
+
+    #[tokio::test]
+    async fn a_socket_without_room_is_waited_for() {
+        let dir = ScratchDir::new();
+        let path = dir.path().join("s");
+        let socket = UnixSocket::new_stream().unwrap();
+        socket.bind(&path).unwrap();
+        let listener = socket.listen(1).unwrap();
+        let mut waiting = Vec::new();
+        let full = loop {
+            match UnixStream::connect(&path).await {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        let connecting = tokio::spawn(async move { connect_unix(&path).await });
+        for _ in 0..=waiting.len() {
+            let accepted = tokio::time::timeout(PATIENCE, listener.accept()).await;
+            accepted.unwrap().unwrap();
+        }
+        connecting.await.unwrap().unwrap();
     }
 
     #[test]

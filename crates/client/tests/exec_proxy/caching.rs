@@ -136,6 +136,25 @@ async fn the_same_cluster_and_user_share_a_proxy_and_others_do_not() {
 }
 
 #[tokio::test]
+async fn a_proxy_that_the_plugin_finds_again_stays() {
+    let mut stage = Stage::new(Kind::Finder).await;
+    stage.extra = json!({"expirationTimestamp": "2001-01-01T00:00:00Z"});
+    let endpoint = stage.endpoint().await;
+    let proxy = stage.proxy();
+    for path in ["/one", "/two", "/three"] {
+        let answer = ask(&endpoint, path).await.unwrap();
+        assert_eq!(answer, format!("{NAME} {path}"));
+        // What came before the last one has been let go when that one has ended.
+        let last = stage.told("execs").lines().last().unwrap().parse().unwrap();
+        eventually("its end", PATIENCE, async || is_gone(last)).await;
+    }
+    assert_eq!(stage.execs(), 4);
+    assert!(!is_gone(proxy) && stage.proxy() == proxy);
+    drop(endpoint);
+    eventually("the end of the proxy", PATIENCE, async || is_gone(proxy)).await;
+}
+
+#[tokio::test]
 async fn what_has_expired_is_asked_for_again_and_what_has_not_is_kept() {
     for (until, execs) in [("2001-01-01T00:00:00Z", 3), ("2999-01-01T00:00:00Z", 1)] {
         let mut stage = Stage::new(Kind::Itself).await;

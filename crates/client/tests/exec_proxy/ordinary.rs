@@ -170,6 +170,22 @@ async fn after_401_the_next_request_has_what_the_plugin_gives_then() {
     assert_eq!(tokens.execs(), 2);
 }
 
+#[tokio::test]
+async fn what_is_renewed_has_the_plugin_run_once_and_only_if_it_must() {
+    let tokens = Tokens::new("token-1", "").await;
+    let kept = tokens.endpoint.renewed().await.unwrap();
+    assert_eq!(tokens.execs(), 1, "it is good");
+    assert_eq!(kept.send(&Request::get("/")).await.unwrap().status, 401);
+    for _ in 0..2 {
+        tokens.endpoint.renewed().await.unwrap();
+        assert_eq!(tokens.execs(), 2, "it was refused");
+    }
+    let past = r#""expirationTimestamp":"2001-01-01T00:00:00Z","#;
+    let tokens = Tokens::new("none", past).await;
+    tokens.endpoint.renewed().await.unwrap();
+    assert_eq!(tokens.execs(), 2, "it has expired");
+}
+
 /// As client-go: a 401 may have had another reason.
 #[tokio::test]
 async fn after_401_a_plugin_that_fails_takes_nothing_away() {
@@ -179,4 +195,19 @@ async fn after_401_a_plugin_that_fails_takes_nothing_away() {
     assert_eq!(tokens.ask().await.0, 401);
     std::fs::remove_file(tokens.stage.dir.path().join("fail")).unwrap();
     assert_eq!(tokens.ask().await, (200, "Bearer token-2".to_owned()));
+}
+
+#[tokio::test]
+async fn after_401_a_plugin_that_fails_takes_nothing_away_from_all_who_wait_for_it() {
+    let tokens = Tokens::new("token-1", "").await;
+    assert_eq!(tokens.ask().await.0, 401);
+    tokens.stage.dir.write("fail", "");
+    let mut all = tokio::task::JoinSet::new();
+    for _ in 0..20 {
+        let endpoint = tokens.endpoint.clone();
+        all.spawn(async move { endpoint.connect().await.map(drop) });
+    }
+    for connected in all.join_all().await {
+        connected.unwrap();
+    }
 }

@@ -33,8 +33,12 @@ fn a_plugin() {
     };
     let plugin = Plugin { dir: dir.into() };
     match std::env::var("PLUGIN_KIND").unwrap().as_str() {
-        "itself" => plugin.serve(&mut plugin.answer_pipe()),
         "starter" => plugin.start_another(),
+        "finder" if plugin.socket().exists() => {
+            let url = format!("unix://{}", plugin.socket().display());
+            plugin.say(&mut plugin.answer_pipe(), &url);
+        }
+        "itself" | "finder" => plugin.serve(&mut plugin.answer_pipe()),
         "started" => plugin.serve(&mut File::create(plugin.dir.join("answer")).unwrap()),
         other => panic!("{other}"),
     }
@@ -77,6 +81,10 @@ impl Plugin {
             std::env::var("HTTPS_PROXY").unwrap_or_default(),
         )
         .unwrap();
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.join("run/s")
     }
 
     fn lock(&self) -> Option<PathBuf> {
@@ -130,7 +138,7 @@ impl Plugin {
             } else {
                 let run = self.dir.join("run");
                 let _ = DirBuilder::new().mode(0o700).create(&run);
-                let path = run.join("s");
+                let path = self.socket();
                 let _ = fs::remove_file(&path);
                 let listener = UnixListener::bind(&path).unwrap();
                 fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();

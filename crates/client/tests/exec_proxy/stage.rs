@@ -26,6 +26,8 @@ pub(crate) enum Kind {
     Itself,
     /// It starts one, and ends.
     Starter,
+    /// It is the proxy if there is none; otherwise it tells of that one, and ends.
+    Finder,
 }
 
 /// Where the proxy listens.
@@ -99,6 +101,7 @@ impl Stage {
         let kind = match self.kind {
             Kind::Itself => "itself",
             Kind::Starter => "starter",
+            Kind::Finder => "finder",
         };
         let socket = match self.socket {
             Socket::Unix => "unix",

@@ -117,7 +117,8 @@ impl Linker {
         let until = Instant::now() + self.patience;
         let (mut pause, longest) = PAUSES;
         loop {
-            // A credential may have run out meanwhile.
+            // Files may hold another credential by now, and what a plugin gave may have
+            // run out or been refused: what is still good is kept.
             if let Ok(endpoint) = self.pods.endpoint.renewed().await {
                 self.pods.endpoint = endpoint;
             }

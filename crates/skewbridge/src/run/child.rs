@@ -24,6 +24,16 @@ pub(super) struct Ended {
     pub(super) problem: Option<String>,
 }
 
+impl Ended {
+    /// We were told to end before there was a command.
+    pub(super) fn by(signal: Signal) -> Self {
+        Self {
+            code: code(ExitStatus::from_raw(signal.as_raw())),
+            problem: None,
+        }
+    }
+}
+
 /// What the command finds.
 pub(super) fn environment(
     command: &mut Command,
@@ -152,7 +162,8 @@ impl Signals {
         })
     }
 
-    async fn next(&mut self) -> Signal {
+    /// The next of them.
+    pub(super) async fn next(&mut self) -> Signal {
         tokio::select! {
             () = self.interrupt.recv() => Signal::INT,
             () = self.quit.recv() => Signal::QUIT,

@@ -28,8 +28,10 @@ const EXIT_FAILED: u8 = 125;
 /// Requests of the command, and the command itself: two threads keep up with both.
 const THREADS: usize = 2;
 
-/// What is under way when the command has ended is of no use to anybody.
-const GOODBYE: Duration = Duration::from_millis(200);
+/// What is under way when the command has ended is of no use to anybody. Processes are
+/// ended and directories removed at once, on a machine that is not busy; only the look-up
+/// of a name can take longer.
+const GOODBYE: Duration = Duration::from_secs(5);
 
 /// Flags to endpoint, endpoint to bridge, bridge to kubeconfig, kubeconfig to command.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
@@ -80,12 +82,16 @@ async fn session(wish: &Wish) -> Result<Ended, String> {
         request: None,
         plugin: wish.plugin_timeout,
     };
-    let endpoint = Endpoint::prepare_within(&target, limits).await;
+    // Before anything is started or written that would stay behind.
+    let mut signals =
+        Signals::listen().map_err(|error| format!("cannot listen to signals: {error}"))?;
+    let endpoint = tokio::select! {
+        endpoint = Endpoint::prepare_within(&target, limits) => endpoint,
+        // There is no command yet: it means us. The plugin goes with who waits for it.
+        signal = signals.next() => return Ok(Ended::by(signal)),
+    };
     let endpoint = Arc::new(endpoint.map_err(|error| error.to_string())?);
     let bridge = Bridge::open(endpoint).await?;
-    // Before anything is written that would stay behind.
-    let signals =
-        Signals::listen().map_err(|error| format!("cannot listen to signals: {error}"))?;
     let directory = PrivateDirectory::new().map_err(|error| {
         format!("no private directory for a kubeconfig can be made: {error}; set $TMPDIR")
     })?;
