@@ -193,14 +193,7 @@ async fn a_signal_that_is_to_be_ignored_is() {
     let remote = format!("web:{}", path.display());
     let line = ["cp", &remote, &target.display().to_string()];
     // As nohup does it.
-    let ours = cluster.command(&line);
-    let mut command = tokio::process::Command::new("sh");
-    command
-        .args(["-c", "trap '' HUP; exec \"$@\"", "sh"])
-        // Without what has signals do what they do by default.
-        .args(ours.as_std().get_args().skip(1))
-        .env("KUBECONFIG", cluster.dir.path().join("config"))
-        .kill_on_drop(true);
+    let mut command = cluster.command_with("--ignore-signal=HUP", &line);
     let mut child = command.spawn().unwrap();
     eventually("something that is not whole", PATIENCE, async || {
         fs::read_dir(&target).unwrap().count() == 1
