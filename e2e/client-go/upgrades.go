@@ -185,8 +185,9 @@ func (u *upgrading) hear(ctx context.Context, said []string) error {
 	case "settled":
 		u.settle(ctx)
 	case "leader":
-		until(ctx, func() bool { leader := u.throne.leader(); return leader != "" && leader != about })
-		about = u.throne.leader()
+		// Not asked again: it may have no leader the next moment.
+		before := about
+		until(ctx, func() bool { about = u.throne.leader(); return about != "" && about != before })
 	case "absent", "present":
 		at := slices.IndexFunc(u.kinds, func(kind *followed) bool { return kind.resource.Resource == about })
 		if at < 0 {

@@ -81,6 +81,10 @@ fn autoscaler(value: &mut Value) {
     if is_v1 && !noted {
         or(spec, "targetCPUUtilizationPercentage", json!(USUAL_LOAD));
     } else if !is_v1 {
+        // None are as good as nothing said.
+        if spec["metrics"].as_array().is_some_and(Vec::is_empty) {
+            spec["metrics"] = Value::Null;
+        }
         let target = json!({"type": "Utilization", "averageUtilization": USUAL_LOAD});
         let resource = json!({"name": "cpu", "target": target});
         or(
@@ -404,9 +408,11 @@ mod tests {
         let pod = &template["spec"]["template"]["spec"];
         assert_eq!(pod["schedulerName"], "default-scheduler");
         assert_eq!(often["spec"]["failedJobsHistoryLimit"], 1);
-        let scaler = json!({"apiVersion": "autoscaling/v2", "spec": {}});
-        let scaler = filled("autoscaling", "horizontalpodautoscalers", scaler);
-        assert_eq!(scaler["spec"]["metrics"][0]["resource"]["name"], "cpu");
+        for spec in [json!({}), json!({"metrics": null}), json!({"metrics": []})] {
+            let scaler = json!({"apiVersion": "autoscaling/v2", "spec": spec});
+            let scaler = filled("autoscaling", "horizontalpodautoscalers", scaler);
+            assert_eq!(scaler["spec"]["metrics"][0]["resource"]["name"], "cpu");
+        }
         let claim = filled("", "persistentvolumeclaims", json!({"spec": {}}));
         assert_eq!(claim["spec"]["volumeMode"], "Filesystem");
         let map = json!({"metadata": {}, "data": {}});

@@ -82,36 +82,52 @@ pub fn admit_deletion(of: &Definition, name: &str) -> Result<(), Status> {
     Ok(())
 }
 
-/// Empties namespaces that are to end, and lets go of those that are empty.
+/// Empties namespaces that are to end, and lets go of those that are empty. What goes wrong
+/// with one object keeps none of the others; the first of it is told.
 pub fn settle(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<(), Status> {
+    let mut settled = Ok(());
     for name in terminating(store) {
-        let content = store.in_namespace(&name);
-        let content: Vec<_> = content.map(|(key, it)| (key.clone(), it.clone())).collect();
-        for (key, object) in content {
-            let of = Definition {
-                kind: key.resource.resource.clone(),
-                resource: key.resource,
-                scope: Scope::Namespaced,
-                status: StatusPart::Separate,
-            };
-            let (grace, any) = (of.grace(&object, None), Preconditions::default());
-            store.delete_within(&of, &name, &key.name, grace, &any, occasion)?;
-        }
-        let found = store.get(&definition(), "", &name)?;
-        let mut next = Object::clone(&found);
-        let part = if store.in_namespace(&name).next().is_some() {
-            let conditions = conditions(store, &name, &found, &occasion.now.to_string());
-            next.set(&["status", "conditions"], conditions);
-            Part::Status
-        } else {
-            let mut finalizers = texts(found.at(&["spec", "finalizers"]));
-            finalizers.retain(|it| *it != FINALIZER);
-            next.set(&["spec", "finalizers"], json!(finalizers));
-            Part::Finalize
-        };
-        store.update(&definition(), "", &name, next, part, occasion)?;
+        let emptied = empty(store, &name, occasion);
+        let let_go = let_go(store, &name, occasion);
+        settled = settled.and(emptied).and(let_go);
     }
-    Ok(())
+    settled
+}
+
+fn empty(store: &mut Store, name: &str, occasion: &mut Occasion<'_>) -> Result<(), Status> {
+    let content = store.in_namespace(name);
+    let content: Vec<_> = content.map(|(key, it)| (key.clone(), it.clone())).collect();
+    let mut emptied = Ok(());
+    for (key, object) in content {
+        let of = Definition {
+            kind: key.resource.resource.clone(),
+            resource: key.resource,
+            scope: Scope::Namespaced,
+            status: StatusPart::Separate,
+        };
+        let (grace, any) = (of.grace(&object, None), Preconditions::default());
+        let deleted = store.delete_within(&of, name, &key.name, grace, &any, occasion);
+        emptied = emptied.and(deleted.map(drop));
+    }
+    emptied
+}
+
+/// If it is empty; or says why it is not.
+fn let_go(store: &mut Store, name: &str, occasion: &mut Occasion<'_>) -> Result<(), Status> {
+    let found = store.get(&definition(), "", name)?;
+    let mut next = Object::clone(&found);
+    let part = if store.in_namespace(name).next().is_some() {
+        let conditions = conditions(store, name, &found, &occasion.now.to_string());
+        next.set(&["status", "conditions"], conditions);
+        Part::Status
+    } else {
+        let mut finalizers = texts(found.at(&["spec", "finalizers"]));
+        finalizers.retain(|it| *it != FINALIZER);
+        next.set(&["spec", "finalizers"], json!(finalizers));
+        Part::Finalize
+    };
+    let updated = store.update(&definition(), "", name, next, part, occasion);
+    updated.map(drop)
 }
 
 fn terminating(store: &Store) -> Vec<String> {

@@ -41,6 +41,11 @@ const LARGEST_OBJECT: usize = 3 * 512 * 1024;
 /// ten thousands of pods, and not for a client that goes astray.
 const LARGEST_STORE: usize = 64 * 1024 * 1024;
 
+/// The same for objects that are to end, or a full store could not be emptied: until those
+/// who hold them let go, they say since when they end, and namespaces why they are still
+/// there. All of that is far less than the objects are themselves.
+const LARGEST_WITH_ENDING: usize = 2 * LARGEST_STORE;
+
 /// How much of what has happened is remembered, at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct History {
@@ -358,8 +363,13 @@ impl Store {
         }
         let before = self.objects.get(&key).map_or(0, |it| it.size());
         let bytes = self.bytes.saturating_sub(before).saturating_add(size);
+        let limit = if object.deletion_timestamp().is_some() {
+            LARGEST_WITH_ENDING
+        } else {
+            LARGEST_STORE
+        };
         // What makes room is never refused.
-        if bytes > LARGEST_STORE && size > before {
+        if bytes > limit && size > before {
             return Err(status::no_space());
         }
         if effect == Effect::DryRun {

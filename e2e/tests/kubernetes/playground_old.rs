@@ -38,9 +38,10 @@ async fn every_kubectl_streams_by_contexts_of_other_releases() {
 #[tokio::test]
 async fn a_pod_is_run_and_left_by_every_kubectl() {
     let playground = &Playground::start().await;
-    for (version, release) in versions().iter().zip(RELEASES) {
-        let once = async |place: &str| {
-            let name = format!("once-{place}");
+    let [oldest, middle, newest] = RELEASES;
+    for version in &versions() {
+        let once = async |place: &str, release: &str| {
+            let name = format!("once-{place}-{}", release.replace('.', "-"));
             let words = [
                 "run",
                 &name,
@@ -52,10 +53,18 @@ async fn a_pod_is_run_and_left_by_every_kubectl() {
             let words = [&words[..], &["--", "sh"]].concat();
             let command = playground.kubectl(version, &format!("{place}-{release}"));
             let once = run(command, &words, "sleep 1; echo done\n").await;
-            assert_eq!(once.code, Some(0), "{once:?}");
-            assert!(once.stdout.contains("done"), "{once:?}");
+            let at = format!("kubectl {version} at {place}-{release}");
+            assert_eq!(once.code, Some(0), "{at}: {once:?}");
+            assert!(once.stdout.contains("done"), "{at}: {once:?}");
         };
-        join!(once("server"), once("bridge"));
+        join!(
+            once("server", oldest),
+            once("bridge", oldest),
+            once("server", middle),
+            once("bridge", middle),
+            once("server", newest),
+            once("bridge", newest),
+        );
     }
 }
 

@@ -26,8 +26,9 @@ fn parent(stat: &str) -> Option<i32> {
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut words = rest.split(' ');
     match words.next()? {
-        // They wait to be buried, and do nothing any more.
-        "Z" | "X" => None,
+        "X" => None,
+        // Also of one that waits to be buried (Z): so does one whose first thread has ended
+        // while others go on, and start others.
         _ => words.next()?.parse().ok(),
     }
 }
@@ -59,7 +60,8 @@ mod tests {
     fn lines_are_read_whatever_a_process_calls_itself() {
         assert_eq!(parent("12 (sh) S 11 12 12 0 -1"), Some(11));
         assert_eq!(parent("12 (a) S 1 (b) R 7 12"), Some(7));
-        assert_eq!(parent("12 (sh) Z 11 12 12 0 -1"), None);
+        assert_eq!(parent("12 (sh) Z 11 12 12 0 -1"), Some(11));
+        assert_eq!(parent("12 (sh) X 11 12 12 0 -1"), None);
         assert_eq!(parent(""), None);
     }
 

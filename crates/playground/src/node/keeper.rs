@@ -30,6 +30,9 @@ use crate::time::Moment;
 /// How long all pods together may take to end with the playground.
 const LAST_GRACE: Duration = Duration::from_millis(500);
 
+/// Between two looks whether the processes of a pod that is gone are gone, too.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
 /// Addresses of pods: 127.0.0.2 and on, all of them loopback.
 const ADDRESSES: std::ops::RangeInclusive<u8> = 2..=254;
 
@@ -70,6 +73,9 @@ pub(super) struct Keeper {
     pub(super) changed: Arc<Notify>,
     /// Containers by the uid of their pod.
     pub(super) running: HashMap<String, JoinSet<()>>,
+    /// Of pods that are gone, whose directories are there while their processes are: no
+    /// more than there are of these.
+    pub(super) remains: Vec<Place>,
 }
 
 impl Keeper {
@@ -153,6 +159,11 @@ impl Keeper {
             if !self.pods.lock().contains_key(object.uid()) {
                 self.meet(object);
             }
+        }
+        self.clear_away();
+        if !self.remains.is_empty() {
+            let soon = Instant::now() + LOOK_AGAIN;
+            next = next.into_iter().chain([soon]).min();
         }
         Ok(next)
     }
@@ -306,7 +317,19 @@ impl Keeper {
             tasks.shutdown().await;
         }
         self.pods.lock().remove(&pod.plan.uid);
-        let _ = fs::remove_dir_all(&pod.place.directory);
+        self.remains.push(pod.place.clone());
+    }
+
+    /// Removes the directories of pods that are gone, once nobody is left to write there.
+    fn clear_away(&mut self) {
+        let launcher = &self.launcher;
+        self.remains.retain(|place| {
+            let in_use = !launcher.running(&place.pod).is_empty();
+            if !in_use {
+                let _ = fs::remove_dir_all(&place.directory);
+            }
+            in_use
+        });
     }
 
     fn complain(&self, object: &Object, why: &str) {
@@ -349,6 +372,9 @@ impl Keeper {
         for pod in pods {
             self.forget(&pod).await;
         }
+        // Commands beside containers as well. Nobody else is kept waiting here any more.
+        self.launcher.end_all(DYING);
+        self.clear_away();
     }
 }
 

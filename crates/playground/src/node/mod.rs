@@ -74,6 +74,7 @@ impl Node {
             pods: pods.clone(),
             changed: Arc::new(Notify::new()),
             running: HashMap::new(),
+            remains: Vec::new(),
         };
         let (end, ended) = oneshot::channel::<()>();
         let thread = std::thread::Builder::new()

@@ -141,9 +141,11 @@ impl Launcher {
         }
     }
 
-    /// Those that were started for a pod.
+    /// Those that were started for a pod and have not ended: the ids of others may be
+    /// strangers' by now.
     pub(super) fn running(&self, pod: &str) -> Vec<Pid> {
-        let running = self.lock();
+        let mut running = self.lock();
+        running.retain(|id, _| is_running(*id));
         let its = running.iter().filter(|(_, it)| it.pod == pod);
         its.map(|(id, _)| *id).collect()
     }

@@ -61,7 +61,8 @@ pub(super) fn orphan(
     Ok(())
 }
 
-/// Ends what depends on nothing that is still there.
+/// Ends what depends on nothing that is still there. What goes wrong with one object keeps
+/// none of the others; the first of it is told.
 fn collect_garbage(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<(), Status> {
     let has_owners = |object: &Object| !object.owner_references().is_empty();
     if !store.all().any(|(_, object)| has_owners(object)) {
@@ -79,12 +80,14 @@ fn collect_garbage(store: &mut Store, occasion: &mut Occasion<'_>) -> Result<(),
         .filter(|(_, object)| is_garbage(object))
         .map(|(key, object)| (key.clone(), object.clone()))
         .collect();
+    let mut collected = Ok(());
     for (key, object) in garbage {
         let (of, any) = (definition(&key), Preconditions::default());
         let grace = of.grace(&object, None);
-        store.delete_within(&of, &key.namespace, &key.name, grace, &any, occasion)?;
+        let deleted = store.delete_within(&of, &key.namespace, &key.name, grace, &any, occasion);
+        collected = collected.and(deleted.map(drop));
     }
-    Ok(())
+    collected
 }
 
 /// Enough to write what is there already.

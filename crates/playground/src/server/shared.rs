@@ -275,7 +275,7 @@ impl StoreWatch {
     /// caller was away for too long. Nothing is lost if it is dropped while it waits.
     pub async fn next(&mut self) -> Result<Vec<Change>, Status> {
         if !self.first.is_empty() {
-            return Ok(std::mem::take(&mut self.first));
+            return Ok(self.take_first());
         }
         loop {
             self.bell.mark_unchanged();
@@ -290,7 +290,12 @@ impl StoreWatch {
         }
     }
 
-    /// How far it has come.
+    /// What was there when it began, unless that was taken already.
+    pub(super) fn take_first(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.first)
+    }
+
+    /// How far it has come: with all that was taken from it.
     pub fn bookmark(&self) -> Change {
         self.watcher.bookmark()
     }

@@ -62,7 +62,7 @@ pub(super) fn watch(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Statu
         ask.query.get("resourceVersion"),
         beginning,
     );
-    let watch = match watch {
+    let mut watch = match watch {
         Ok(watch) => watch,
         // As kube-apiserver: the watch begins, and this is what it tells.
         Err(status) if status.code == StatusCode::GONE => {
@@ -80,8 +80,9 @@ pub(super) fn watch(ask: &Ask<'_>, subject: &Subject<'_>) -> Result<Reply, Statu
             resource: subject.resource().clone(),
             columns_told: false,
         },
+        // A bookmark counts them as told.
+        pending: watch.take_first().into(),
         watch,
-        pending: VecDeque::new(),
         bookmarks: (ask.query.flag("allowWatchBookmarks") == Some(true))
             .then(|| Instant::now() + BOOKMARK_EVERY),
         told: 0,
@@ -155,9 +156,24 @@ impl Watching {
             if self.over {
                 return (self, None);
             }
-            let bookmark = self.bookmarks.unwrap_or(self.ends);
+            // By the clock: a timer that is made anew every time may never be the first.
+            let now = Instant::now();
+            if self.ends <= now {
+                self.over = true;
+                self.bookmark();
+                continue;
+            }
+            if self.bookmarks.is_some_and(|due| due <= now) {
+                self.bookmark();
+                self.bookmarks = Some(now + BOOKMARK_EVERY);
+                continue;
+            }
+            let due = self.bookmarks.map_or(self.ends, |it| it.min(self.ends));
             tokio::select! {
+                // News come last: where there are always some, nothing else would be heard.
                 biased;
+                () = self.drain.draining() => self.over = true,
+                () = sleep_until(due) => {}
                 news = self.watch.next() => match news {
                     Ok(news) => self.pending.extend(news),
                     Err(status) => {
@@ -165,15 +181,6 @@ impl Watching {
                         return (self, Some(line(&failure(&status))));
                     }
                 },
-                () = self.drain.draining() => self.over = true,
-                () = sleep_until(self.ends) => {
-                    self.over = true;
-                    self.bookmark();
-                }
-                () = sleep_until(bookmark) => {
-                    self.bookmark();
-                    self.bookmarks = Some(Instant::now() + BOOKMARK_EVERY);
-                }
             }
         }
     }
@@ -278,5 +285,97 @@ impl Pieces for WatchBody {
 impl fmt::Debug for WatchBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WatchBody").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use skewbridge_gateway::drain::{Leave, announcement};
+
+    use super::super::shared::SharedStore;
+    use super::*;
+    use crate::sample::object;
+
+    fn maps() -> GroupResource {
+        GroupResource::new("", "configmaps")
+    }
+
+    /// A watch that has news at hand, and whoever ends it.
+    fn busy(bookmarks: Option<Instant>, ends: Instant) -> (Watching, Leave) {
+        let store = SharedStore::new().unwrap();
+        let map = |name| {
+            let made = store.create(&maps(), "default", object(name, json!({})));
+            made.unwrap();
+        };
+        map("first");
+        let mut watch = store.watch(&maps(), "").unwrap();
+        map("news");
+        let (leave, drain) = announcement();
+        let watching = Watching {
+            events: Events {
+                release: Release::V1_36,
+                form: Form::Objects,
+                include: Include::default(),
+                api_version: "v1".to_owned(),
+                kind: "ConfigMap".to_owned(),
+                resource: maps(),
+                columns_told: false,
+            },
+            pending: watch.take_first().into(),
+            watch,
+            bookmarks,
+            told: 0,
+            ends,
+            drain,
+            over: false,
+        };
+        (watching, leave)
+    }
+
+    /// What a watch tells, up to so many pieces.
+    async fn told(mut watching: Watching, pieces: usize) -> Vec<(String, String)> {
+        let mut told = Vec::new();
+        for _ in 0..pieces {
+            let (next, Some(piece)) = watching.step().await else {
+                told.push(Default::default());
+                break;
+            };
+            watching = next;
+            for event in piece
+                .split(|byte| *byte == b'\n')
+                .filter(|it| !it.is_empty())
+            {
+                let event: Value = serde_json::from_slice(event).unwrap();
+                let text = |it: &Value| it.as_str().unwrap_or_default().to_owned();
+                let name = text(&event["object"]["metadata"]["name"]);
+                told.push((text(&event["type"]), name));
+            }
+        }
+        told
+    }
+
+    fn pairs(of: &[(&str, &str)]) -> Vec<(String, String)> {
+        let owned = of.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned()));
+        owned.collect()
+    }
+
+    #[tokio::test]
+    async fn a_busy_watch_hears_of_its_end_and_has_bookmarks() {
+        let (now, later) = (Instant::now(), Instant::now() + LONGEST);
+        let (first, news) = (("ADDED", "first"), ("ADDED", "news"));
+        let (bookmark, end) = (("BOOKMARK", ""), ("", ""));
+
+        let (watching, leave) = busy(None, later);
+        leave.drain(Duration::from_secs(30));
+        assert_eq!(told(watching, 3).await, pairs(&[first, end]));
+
+        let (watching, _leave) = busy(None, now);
+        assert_eq!(told(watching, 3).await, pairs(&[first, end]));
+
+        let (watching, _leave) = busy(Some(later), now);
+        assert_eq!(told(watching, 3).await, pairs(&[first, bookmark, end]));
+
+        let (watching, _leave) = busy(Some(now), later);
+        assert_eq!(told(watching, 3).await, pairs(&[first, bookmark, news]));
     }
 }

@@ -472,6 +472,42 @@ fn a_store_is_full_until_something_goes() {
 }
 
 #[test]
+fn a_full_store_can_be_emptied_of_what_waits_for_others() {
+    let mut store = Store::new(History::of(1));
+    let held = |name: &str, bytes| {
+        let fields = json!({
+            "metadata": {"finalizers": ["example.com/held"]},
+            "data": {"a": "x".repeat(bytes)},
+        });
+        object(name, fields)
+    };
+    // To the last byte, nearly.
+    for bytes in [1_500_000, 10_000, 100, 1] {
+        let mut names = (0..).map(|number| format!("held-{bytes}-{number}"));
+        names
+            .find(|name| {
+                let held = held(name, bytes);
+                now(|it| store.create(&config_maps(), "shop", held, it)).is_err()
+            })
+            .unwrap();
+    }
+    let (name, any) = ("held-1500000-0", Preconditions::default());
+    let update = |store: &mut Store, held| {
+        now(|it| store.update(&config_maps(), "shop", name, held, Part::Main, it))
+    };
+    let longer = || held(name, 1_501_000);
+    assert_eq!(update(&mut store, longer()).unwrap_err().code, 500);
+    let deleted = now(|it| store.delete(&config_maps(), "shop", name, &any, it)).unwrap();
+    assert!(matches!(deleted, Deletion::Pending(_)));
+    // Whoever holds it may note how far that is.
+    update(&mut store, longer()).unwrap();
+    let free = object(name, json!({"metadata": {"finalizers": []}}));
+    update(&mut store, free).unwrap();
+    assert!(store.get(&config_maps(), "shop", name).is_err());
+    now(|it| store.create(&config_maps(), "shop", held("again", 1_000_000), it)).unwrap();
+}
+
+#[test]
 fn what_has_happened_is_remembered_in_so_many_bytes() {
     let history = History {
         events: 100,

@@ -132,6 +132,25 @@ async fn a_deleted_pod_gets_its_grace_and_is_gone() {
 }
 
 #[tokio::test]
+async fn a_pod_that_is_taken_away_leaves_no_directory() {
+    let site = Site::new();
+    // They write there until they are gone.
+    let write = "while :; do mkdir -p $n; echo > $n/$i; i=$((i+1)); rm -r $n; done";
+    let script = format!("for n in a b c; do (i=0; {write}) & done; echo > begun; wait");
+    let pod = site.running("web", &shell(&script, "Always")).await;
+    let directory = site.directory(&pod);
+    let begun = directory.join("begun");
+    eventually(|| begun.exists().then_some(()), "they write").await;
+    site.delete_within("web", 0);
+    assert!(site.store.get(&pods(), "default", "web").is_err());
+    eventually(
+        || (!directory.exists()).then_some(()),
+        "its directory is gone",
+    )
+    .await;
+}
+
+#[tokio::test]
 async fn a_pod_that_has_had_its_time_fails() {
     let site = Site::new();
     let script = "echo $$ > id; exec sleep 1000";
