@@ -9,11 +9,11 @@ use rustls_pki_types::ServerName;
 
 use crate::address::{Address, Scheme};
 use crate::connection::Stream;
-use crate::endpoint::Way;
 use crate::error::Error;
 use crate::proxy::Proxy;
 use crate::tcp::tcp;
 use crate::tls::{self, Trust};
+use crate::way::Way;
 
 /// A server that is reached by HTTPS, straight or through a proxy.
 ///

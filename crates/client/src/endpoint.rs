@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use http::header::{AUTHORIZATION, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderValue};
-use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
-use skewbridge_wire::ReadAhead;
 
 use crate::address::{Address, Scheme};
 use crate::connection::{Connection, Kept, Request, Response, Stream};
@@ -22,6 +20,7 @@ use crate::proxy::Proxy;
 use crate::secret::Secret;
 use crate::tcp::tcp;
 use crate::tls::{self, Trust};
+use crate::way::{Secured, Way};
 
 /// TCP, proxy and TLS together; Go's dialer has the same patience.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
@@ -99,26 +98,6 @@ impl fmt::Debug for Idle {
 /// How long a connection is kept: a server, or what is on the way, ends it some time,
 /// and of a request that meets that nobody can say what became of it.
 const IDLE: Duration = Duration::from_secs(3);
-
-#[derive(Clone)]
-struct Secured {
-    /// Holds our key.
-    config: Arc<ClientConfig>,
-    name: ServerName<'static>,
-}
-
-impl fmt::Debug for Secured {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Secured").field(&self.name).finish()
-    }
-}
-
-/// The way through a proxy.
-#[derive(Debug, Clone)]
-pub(crate) struct Way {
-    pub(crate) proxy: Proxy,
-    tls: Option<Secured>,
-}
 
 impl Endpoint {
     /// Reads what the target names, and runs its credential plugin. A request
@@ -234,7 +213,7 @@ impl Endpoint {
 
     /// Whether there is a proxy on the way that is spoken to by TLS.
     pub(crate) fn is_behind_https_proxy(&self) -> bool {
-        self.proxy.as_ref().is_some_and(|way| way.tls.is_some())
+        self.proxy.as_ref().is_some_and(Way::is_secured)
     }
 
     /// The headers of a request, with the token as it is in its file now.
@@ -551,55 +530,5 @@ fn misconfigured(cluster: &str, user: &str, cause: String) -> Error {
         entry,
         name: name.to_owned(),
         cause,
-    }
-}
-
-impl Way {
-    pub(crate) fn through(url: &str, trust: &Trust<'_>) -> Result<Self, String> {
-        let proxy = Proxy::parse(url)?;
-        let tls = match proxy.address.scheme {
-            Scheme::Http => None,
-            Scheme::Https => Some(Secured {
-                config: tls::config(trust, None)?,
-                name: ServerName::try_from(proxy.address.host.clone())
-                    .map_err(|_| "its host is not a name")?,
-            }),
-        };
-        Ok(Self { proxy, tls })
-    }
-
-    pub(crate) async fn open(&self, to: &str) -> Result<(Stream, BytesMut), String> {
-        let tcp = tcp(&self.proxy.address).await;
-        let tcp = tcp.map_err(|error| format!("cannot be reached: {error}"))?;
-        let mut stream: Stream = match &self.tls {
-            None => Box::new(tcp),
-            Some(tls) => {
-                let handshake = tls.handshake(Box::new(tcp), &tls::HTTP1).await;
-                let shaken = handshake.map_err(|cause| format!("cannot be trusted: {cause}"))?;
-                shaken.0
-            }
-        };
-        let early = self.proxy.tunnel(&mut stream, to).await?;
-        Ok((stream, early))
-    }
-}
-
-impl Secured {
-    async fn handshake(
-        &self,
-        stream: Stream,
-        alpn: &[Vec<u8>],
-    ) -> Result<(Stream, Option<Vec<u8>>), String> {
-        let connector = tls::connector(&self.config, alpn);
-        match connector
-            .connect(self.name.clone(), ReadAhead::new(stream))
-            .await
-        {
-            Ok(stream) => {
-                let chosen = stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
-                Ok((Box::new(stream), chosen))
-            }
-            Err(error) => Err(tls::explain(&error)),
-        }
     }
 }

@@ -59,6 +59,7 @@ mod socks;
 pub mod streams;
 mod tcp;
 mod tls;
+mod way;
 
 pub use connection::{Connection, Request, Response, Stream};
 pub use dial::Dialer;
