@@ -2,25 +2,20 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
-use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use http::Method;
-use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{LocalModes, tcgetattr};
 use serde_json::{Value, json};
 use skewbridge_client::{Endpoint, Kubeconfig, Request, Response};
-use skewbridge_testkit::ScratchDir;
+use skewbridge_testkit::{ScratchDir, Terminal, eventually};
 
 /// Generous: the machine may be busy with something else.
 const LIMIT: Duration = Duration::from_mins(1);
@@ -79,14 +74,10 @@ impl Playground {
         let scratch = ScratchDir::new();
         let directory = scratch.path().join("play");
         let program = env!("CARGO_BIN_EXE_skewbridge");
-        // Only a process itself can take a terminal for its own: what does that for the
-        // processes of pods does it here.
-        let child = Command::new(program)
-            .args(["playground-process", "terminal", program, "playground"])
-            .arg("--directory")
+        // The terminal of a session of its own: keys are for who is in front of it.
+        let child = Command::new("setsid")
+            .args(["--ctty", program, "playground", "--directory"])
             .arg(&directory)
-            // It ends with us.
-            .env("SKEWBRIDGE_PARENT", std::process::id().to_string())
             .stdin(terminal.end())
             .stdout(terminal.end())
             .stderr(terminal.end())
@@ -147,31 +138,22 @@ impl Playground {
         let made: Value = serde_json::from_slice(&made.body).unwrap();
         let uid = made["metadata"]["uid"].as_str().unwrap();
         let directory = self.directory.join("pods").join(uid);
-        let started = Instant::now();
-        loop {
-            let read = |file| {
-                let text = fs::read_to_string(directory.join(file)).ok()?;
-                text.trim().parse().ok()
-            };
-            if let (Some(own), Some(away)) = (read("own"), read("away")) {
-                return [own, away];
-            }
-            assert!(started.elapsed() < LIMIT, "the pod does not run");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        let read = |file| -> Option<i32> {
+            let text = fs::read_to_string(directory.join(file)).ok()?;
+            text.trim().parse().ok()
+        };
+        let ids = || Some([read("own")?, read("away")?]);
+        eventually("a pod that runs", LIMIT, async || ids().is_some()).await;
+        ids().unwrap()
     }
 
     /// Asks until the answer has this code.
     async fn until(&self, context: &str, path: &str, code: u16) {
-        let started = Instant::now();
-        loop {
-            let status = self.get(context, path).await.status;
-            if status == code {
-                return;
-            }
-            assert!(started.elapsed() < LIMIT, "{context}: {status}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        let what = format!("{code} of {path} by {context}");
+        eventually(&what, LIMIT, async || {
+            self.get(context, path).await.status == code
+        })
+        .await;
     }
 
     /// Tells the control something, with or without the token.
@@ -218,76 +200,6 @@ impl Drop for Playground {
         if let Some(reader) = self.reader.take() {
             let _ = reader.join();
         }
-    }
-}
-
-/// A terminal, as seen from the person in front of it.
-struct Terminal {
-    here: File,
-    /// What the program has: kept, so that its modes can be looked at.
-    there: OwnedFd,
-    shown: Arc<Mutex<String>>,
-    /// How much of it has been looked at.
-    seen: usize,
-}
-
-impl Terminal {
-    fn open() -> Self {
-        let here = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-        grantpt(&here).unwrap();
-        unlockpt(&here).unwrap();
-        let name = ptsname(&here, Vec::new()).unwrap();
-        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let there = rustix::fs::open(name, flags, Mode::empty()).unwrap();
-        let shown = Arc::new(Mutex::new(String::new()));
-        let here = File::from(here);
-        let (mut reader, text) = (here.try_clone().unwrap(), shown.clone());
-        // Ends with the terminal.
-        std::thread::spawn(move || {
-            let mut buffer = [0; 1024];
-            while let Ok(read @ 1..) = reader.read(&mut buffer) {
-                let piece = String::from_utf8_lossy(&buffer[..read]).into_owned();
-                text.lock().unwrap().push_str(&piece);
-            }
-        });
-        Self {
-            here,
-            there,
-            shown,
-            seen: 0,
-        }
-    }
-
-    fn end(&self) -> OwnedFd {
-        self.there.try_clone().unwrap()
-    }
-
-    fn press(&self, key: &str) {
-        (&self.here).write_all(key.as_bytes()).unwrap();
-    }
-
-    /// Waits until this is shown after all that was waited for before.
-    async fn shows(&mut self, text: &str) {
-        let started = Instant::now();
-        loop {
-            let shown = self.shown.lock().unwrap().clone();
-            if let Some(at) = shown[self.seen..].find(text) {
-                self.seen += at + text.len();
-                return;
-            }
-            assert!(
-                started.elapsed() < LIMIT,
-                "{text:?} is not shown: {}",
-                &shown[self.seen..]
-            );
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    }
-
-    /// Whether it shows what is typed, and takes it line by line.
-    fn is_as_before(&self) -> bool {
-        let modes = tcgetattr(&self.there).unwrap().local_modes;
-        modes.contains(LocalModes::ICANON | LocalModes::ECHO)
     }
 }
 
@@ -387,20 +299,18 @@ async fn nothing_of_pods_outlives_a_playground_however_it_ends() {
     // Nothing can be done then but by those who see it happen.
     kill_process(playground.id(), Signal::KILL).unwrap();
     wait(&mut playground.child);
-    let started = Instant::now();
-    while ids.iter().any(|id| lives(*id)) {
-        assert!(started.elapsed() < LIMIT, "{ids:?}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let all_gone = async || !ids.iter().any(|id| lives(*id));
+    eventually("the end of all that it has started", LIMIT, all_gone).await;
 }
 
 #[tokio::test]
 async fn servers_are_stopped_started_killed_and_changed_by_keys() {
-    let mut terminal = Terminal::open();
+    let terminal = Terminal::open(200, 50);
+    let mut seen = 0;
     let mut playground = Playground::start_in(&terminal);
-    terminal.shows("[1 server-1.28]").await;
-    terminal.shows("q quit").await;
-    assert!(!terminal.is_as_before());
+    terminal.shows_next(&mut seen, "[1 server-1.28]").await;
+    terminal.shows_next(&mut seen, "q quit").await;
+    assert!(!terminal.is_cooked());
     let steps = [
         ("3", "[3 server-1.36]", None),
         ("k", "kill server-1.36 ...", Some(503)),
@@ -411,22 +321,22 @@ async fn servers_are_stopped_started_killed_and_changed_by_keys() {
         ("S", "stop or start server-1.36 ...", Some(200)),
     ];
     for (key, shown, code) in steps {
-        terminal.press(key);
-        terminal.shows(shown).await;
+        terminal.type_keys(key);
+        terminal.shows_next(&mut seen, shown).await;
         // It is done, and the keys are told again.
-        terminal.shows("q quit").await;
+        terminal.shows_next(&mut seen, "q quit").await;
         if let Some(code) = code {
             playground.until("bridge-1.28", POLICY, code).await;
         }
     }
     // Another server, and a key that means nothing.
-    terminal.press("x1k");
-    terminal.shows("[1 server-1.28]").await;
-    terminal.shows("kill server-1.28 ...").await;
-    terminal.shows("down").await;
-    terminal.press("q");
+    terminal.type_keys("x1k");
+    terminal.shows_next(&mut seen, "[1 server-1.28]").await;
+    terminal.shows_next(&mut seen, "kill server-1.28 ...").await;
+    terminal.shows_next(&mut seen, "down").await;
+    terminal.type_keys("q");
     assert!(wait(&mut playground.child).success());
-    assert!(terminal.is_as_before());
+    assert!(terminal.is_cooked());
     assert!(!playground.directory.exists(), "its directory is left");
 }
 

@@ -90,7 +90,8 @@ impl Terminal {
         self.run(shell)
     }
 
-    fn end(&self) -> Stdio {
+    /// Its other end, for a program's standard input, output or error.
+    pub fn end(&self) -> Stdio {
         Stdio::from(self.there.try_clone().unwrap())
     }
 
@@ -112,6 +113,24 @@ impl Terminal {
             shown.lock().unwrap().contains(text)
         })
         .await;
+    }
+
+    /// Waits until it shows something behind what has been `seen`, which that belongs to then.
+    pub async fn shows_next(&self, seen: &mut usize, text: &str) {
+        let what = format!("{text:?} next on the terminal");
+        let mut found = None;
+        eventually(&what, PATIENCE, async || {
+            found = self.shown()[*seen..].find(text);
+            found.is_some()
+        })
+        .await;
+        *seen += found.unwrap() + text.len();
+    }
+
+    /// Whether keys are shown, and passed on line by line.
+    pub fn is_cooked(&self) -> bool {
+        let modes = tcgetattr(self.there.as_fd()).unwrap().local_modes;
+        modes.contains(LocalModes::ICANON | LocalModes::ECHO)
     }
 
     /// Whether keys are passed on as they come, and not shown.
