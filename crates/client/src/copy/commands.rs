@@ -94,6 +94,7 @@ cat >\"$t\" || end
 n=$(wc -c <\"$t\") || end
 [ $n -eq \"$3\" ] || { echo \"only $n of $3 bytes came\" >&2; false; } || end
 chmod \"$4\" \"$t\" 2>/dev/null
+if [ -d \"$2\" ]; then echo \"$2 is a directory now\" >&2; false; fi || end
 mv -f \"$t\" \"$2\" || end";
 
 /// Goes on with a file.
@@ -278,10 +279,17 @@ mod tests {
     use crate::copy::tar::{Entry, Kind, write_end, write_entry};
 
     type Becoming = dyn Fn(&std::path::Path);
+    type Put = fn(&ScratchDir) -> bool;
+
+    /// Puts an empty file at `dir/target` without a tar, by the real programs.
+    fn put_without_tar(scratch: &ScratchDir) -> bool {
+        let directory = scratch.path().join("dir").display().to_string();
+        let (stage, target) = (format!("{directory}/stage"), format!("{directory}/target"));
+        run(&unpack_cat(&stage, &target, 0, 0o600), &[])
+    }
 
     /// Puts an archive of an empty file at `dir/target`, by the real programs.
     fn put(scratch: &ScratchDir) -> bool {
-        use std::io::Write as _;
         let directory = scratch.path().join("dir").display().to_string();
         let options = Options::default();
         let target = format!("{directory}/target");
@@ -293,6 +301,11 @@ mod tests {
             write_entry(&entry, &mut archive);
         }
         write_end(&mut archive);
+        run(&command, &archive)
+    }
+
+    fn run(command: &[String], input: &[u8]) -> bool {
+        use std::io::Write as _;
         let mut child = Command::new(&command[0])
             .args(&command[1..])
             .stdin(Stdio::piped())
@@ -300,7 +313,7 @@ mod tests {
             .spawn()
             .unwrap();
         // tar may leave before it has read all of the end.
-        let _ = child.stdin.take().unwrap().write_all(&archive);
+        let _ = child.stdin.take().unwrap().write_all(input);
         child.wait().unwrap().success()
     }
 
@@ -321,7 +334,10 @@ mod tests {
                 false,
             ),
         ];
-        for (what, become_this, expected) in rows {
+        let ways: [(&str, Put); 2] = [("tar", put), ("cat", put_without_tar)];
+        let all = rows.iter().flat_map(|row| ways.map(|way| (row, way)));
+        for ((what, become_this, expected), (by, put)) in all {
+            let (what, expected) = (format!("{what}, by {by}"), *expected);
             let scratch = ScratchDir::new();
             let other = scratch.path().join("other");
             std::fs::create_dir(&other).unwrap();

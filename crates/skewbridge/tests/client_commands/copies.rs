@@ -35,6 +35,27 @@ async fn a_tree_goes_to_a_pod_and_comes_back() {
 }
 
 #[tokio::test]
+async fn web_sockets_can_be_left_out() {
+    let cluster = Cluster::start().await;
+    // Whoever asks for one learns nothing, and asks no more.
+    cluster.pods.websocket(Grant::Hangup);
+    let dir = cluster.dir.path();
+    fs::write(dir.join("file"), "contents").unwrap();
+    let local = |name: &str| dir.join(name).display().to_string();
+    let remote = format!("web:{}", local("there"));
+    for words in [
+        ["cp", &local("file"), &remote],
+        ["cp", &remote, &local("back")],
+    ] {
+        let mut command = cluster.command(&words);
+        command.env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "false");
+        let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+    assert_eq!(fs::read_to_string(dir.join("back")).unwrap(), "contents");
+}
+
+#[tokio::test]
 async fn what_is_wrong_is_told_in_the_words_of_kubectl() {
     let cluster = Cluster::start().await;
     let dir = cluster.dir.path();
