@@ -10,7 +10,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use super::spec::{Remote, Resolved, resolve};
-use crate::client_command::{Failure, say};
+use super::tell::say;
+use crate::client_command::Failure;
 use crate::exec::explain;
 use crate::pods::{Pods, Reference};
 use crate::session::{is_off, told};

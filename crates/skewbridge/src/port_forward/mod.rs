@@ -3,8 +3,8 @@
 mod link;
 mod listen;
 mod spec;
+mod tell;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,15 +15,15 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::client_command::{self, Failure, say};
+use crate::client_command::{self, Failure};
 use crate::cluster_flags::ClusterFlags;
 use crate::console::{Endings, INTERRUPTED};
 use crate::pods::{Pods, Reference};
 use crate::serve::parse;
-use crate::skew::plain;
 use link::{Linker, Links};
 use listen::{Address, Listener};
 use spec::{Local as Listening, Spec};
+use tell::{print, say};
 
 /// How many connections go through at once: each has two streams, of which a connection
 /// to a pod has 1024. More wait to be accepted.
@@ -73,7 +73,11 @@ pub(crate) struct Flags {
 
 /// Runs it.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
-    client_command::run(forward(flags))
+    client_command::run(async {
+        let ended = forward(flags).await;
+        tell::finish();
+        ended
+    })
 }
 
 async fn forward(flags: &Flags) -> Result<(), Failure> {
@@ -190,11 +194,4 @@ async fn carry(local: Box<dyn Local>, at: usize, mut links: Links) -> Result<(),
     let stream = stream.map_err(|error| format!("to port {remote}: {error}"))?;
     let carried = stream.carry(local).await;
     carried.map_err(|error| format!("to port {remote}: {error}"))
-}
-
-/// A line on stdout. Whoever closed it does not want to know.
-fn print(line: std::fmt::Arguments<'_>) {
-    let mut stdout = std::io::stdout();
-    let line = plain(&line.to_string());
-    let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
 }

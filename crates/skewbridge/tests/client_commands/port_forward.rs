@@ -324,3 +324,22 @@ async fn what_cannot_be_forwarded_is_told() {
     let expected = format!("error: Unable to listen on port {port}: 127.0.0.1:{port}: ");
     assert!(said.stderr.starts_with(&expected), "{said:?}");
 }
+
+#[tokio::test]
+async fn whoever_does_not_read_what_is_told_stops_nothing() {
+    /// The least that Linux gives a pipe; each connection is told of by some 30 bytes.
+    const PIPE: usize = 4096;
+    let cluster = Cluster::start().await;
+    let (port, task) = answering("here").await;
+    let mut forwarding = Forwarding::start(&cluster, &["web", &format!(":{port}")]);
+    let local = forwarding.port(port).await;
+    rustix::pipe::fcntl_setpipe_size(forwarding.stdout.get_ref().get_ref(), PIPE).unwrap();
+    // More than the pipe and what waits before it hold.
+    for _ in 0..PIPE / 8 {
+        assert_eq!(ask(local).await, "here");
+    }
+    forwarding.signal(Signal::TERM);
+    let ended = timeout(PATIENCE, forwarding.child.wait()).await;
+    assert_eq!(ended.unwrap().unwrap().code(), Some(143));
+    task.abort();
+}
