@@ -52,7 +52,7 @@ impl ToServer {
     pub fn frame_in_place(
         &mut self,
         channel: Input,
-        mut data: BytesMut,
+        mut data: Vec<u8>,
         out: &mut BytesMut,
     ) -> Option<Bytes> {
         if self.protocol.encoding() != Encoding::Binary {
@@ -66,7 +66,7 @@ impl ToServer {
             let _ = mask.apply(&mut number).apply(&mut data);
         }
         out.extend_from_slice(&number);
-        Some(data.freeze())
+        Some(data.into())
     }
 
     /// Appends the signal that nothing follows on a channel. `false` where the
@@ -149,7 +149,7 @@ mod tests {
     fn what_is_masked_in_place_is_what_is_masked_by_copying() {
         for protocol in [Protocol::V5, Protocol::V4_BASE64] {
             for length in [0, 1, 5, 70_000] {
-                let data: BytesMut = (0..=250).cycle().take(length).collect();
+                let data: Vec<u8> = (0..=250).cycle().take(length).collect();
                 let (mut out, mut client) = (BytesMut::new(), ToServer::new(protocol));
                 let rest = client.frame_in_place(Input::Stdin, data.clone(), &mut out);
                 assert_eq!(rest.is_some(), protocol == Protocol::V5);

@@ -13,8 +13,8 @@ use skewbridge_client::{
 use crate::client_command::Failure;
 use crate::console::{DetachKeys, Pressed, RawTerminal, Signals, StdInput, StdOutput, size};
 
-/// What is read of standard input at once.
-const CHUNK: usize = 32 * 1024;
+/// What is read of standard input at once: as much as a pipe of Linux holds.
+const CHUNK: usize = 64 * 1024;
 
 /// What a shell says of a program that writes where nobody reads: 128 and SIGPIPE.
 const EXIT_PIPE: u8 = 141;
@@ -191,22 +191,21 @@ enum Typed {
 async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> Typed {
     use tokio::io::AsyncWriteExt as _;
     let mut from = StdInput::open();
-    let mut buffer = vec![0; CHUNK];
-    let mut keys = Vec::new();
     loop {
-        let read = match from.read(&mut buffer).await {
+        let mut typed = Vec::with_capacity(CHUNK);
+        match from.read(&mut typed).await {
             Ok(0) => break,
-            Ok(read) => read,
+            Ok(_) => {}
             // Not an end: the command would take what it has for all there is.
             Err(error) => return Typed::Failed(error),
-        };
-        let mut typed = &buffer[..read];
+        }
         let mut pressed = Pressed::Keys;
         if let Some(detach) = &mut detach {
-            pressed = detach.press(typed, &mut keys);
-            typed = &keys;
+            let mut keys = Vec::new();
+            pressed = detach.press(&typed, &mut keys);
+            typed = keys;
         }
-        if to.write_all(typed).await.is_err() {
+        if to.give(typed).await.is_err() {
             return Typed::End;
         }
         if pressed == Pressed::Detach {

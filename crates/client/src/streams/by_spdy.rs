@@ -115,18 +115,12 @@ impl Exchange<'_> {
                 self.shared.refuse_input();
                 return;
             }
-            let mut data = None;
-            match self
-                .shared
-                .take_input(|buffer| data = Some(buffer.split().freeze()))
-            {
+            match self.shared.take_input() {
                 None => return,
                 Some(Next::End) => self.node.close(Input::Stdin),
-                Some(Next::Data) => {
-                    if let Some(data) = data {
-                        self.pings.pulse.sent(Instant::now(), data.len());
-                        self.node.write(Input::Stdin, data);
-                    }
+                Some(Next::Data(data)) => {
+                    self.pings.pulse.sent(Instant::now(), data.len());
+                    self.node.write(Input::Stdin, data.into());
                 }
             }
         }

@@ -170,16 +170,16 @@ impl Exchange<'_> {
             }
             let mut more = true;
             while more && socket.has_room() {
-                let said = self.shared.take_input(|data| {
-                    socket.write(|out| writer.frame_in_place(Input::Stdin, data.split(), out));
-                });
-                more = said.is_some();
-                if said == Some(Next::End) {
-                    socket.write(|out| {
+                match self.shared.take_input() {
+                    Some(Next::Data(data)) => {
+                        socket.write(|out| writer.frame_in_place(Input::Stdin, data, out));
+                    }
+                    Some(Next::End) => socket.write(|out| {
                         // The fifth version has a signal for it.
                         let _ = writer.close(Input::Stdin, out);
                         None
-                    });
+                    }),
+                    None => more = false,
                 }
             }
             match socket.poll_flush(cx) {

@@ -163,6 +163,13 @@ impl Drop for RemoteProcess {
 }
 
 impl ProcessStdin {
+    /// Writes all of these bytes, without a copy if there are many.
+    ///
+    /// Cancelled, it may have written all of them or none.
+    pub async fn give(&mut self, mut bytes: Vec<u8>) -> io::Result<()> {
+        poll_fn(|cx| self.shared.poll_give(&mut bytes, cx)).await
+    }
+
     /// Whether the command, or the way to it, takes no more.
     pub fn is_closed(&self) -> bool {
         self.shared.takes_no_input()

@@ -6,13 +6,17 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use skewbridge_channels::TerminalSize;
 
 use super::process::{Cut, ExitStatus};
 
 /// How much of stdin waits for the driver: as much as a pipe of Linux holds.
 const MOST_INPUT: usize = 64 * 1024;
+
+/// So many bytes are copied behind those that wait; more would take longer than to
+/// send them by themselves.
+const FEW: usize = 4 * 1024;
 
 /// How much of an output waits for its reader.
 const MOST_OUTPUT: usize = 64 * 1024;
@@ -47,7 +51,7 @@ struct State {
 
 #[derive(Debug, Default)]
 struct Input {
-    buffer: BytesMut,
+    buffer: Vec<u8>,
     /// Nothing follows.
     ended: bool,
     /// Nobody takes any.
@@ -69,8 +73,8 @@ struct Output {
 /// What the driver is to write.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// These bytes of stdin are in the buffer that was given.
-    Data,
+    /// These bytes of stdin.
+    Data(Vec<u8>),
     /// The end of stdin, once.
     End,
 }
@@ -101,6 +105,30 @@ impl Shared {
         state.input.buffer.extend_from_slice(&bytes[..length]);
         wake(state.driver.take());
         Poll::Ready(Ok(length))
+    }
+
+    /// Takes these bytes from where they are, as soon as there is room for them: for a
+    /// few there often is, for many when nothing else waits.
+    pub(crate) fn poll_give(
+        &self,
+        bytes: &mut Vec<u8>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut state = self.lock();
+        if state.takes_no_input() {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        let waiting = &mut state.input.buffer;
+        if waiting.is_empty() {
+            *waiting = std::mem::take(bytes);
+        } else if bytes.len() <= FEW && waiting.len() + bytes.len() <= MOST_INPUT {
+            waiting.append(bytes);
+        } else {
+            wait(&mut state.input.writer, cx);
+            return Poll::Pending;
+        }
+        wake(state.driver.take());
+        Poll::Ready(Ok(()))
     }
 
     /// Whether the driver has taken all input.
@@ -191,16 +219,14 @@ impl Shared {
         wait(&mut self.lock().driver, cx);
     }
 
-    /// The next input: what is in the buffer, by way of what writes it; or its end.
-    pub(crate) fn take_input(&self, write: impl FnOnce(&mut BytesMut)) -> Option<Next> {
+    /// The next input, or its end.
+    pub(crate) fn take_input(&self) -> Option<Next> {
         let mut state = self.lock();
         let input = &mut state.input;
         if !input.buffer.is_empty() {
             input.sent += input.buffer.len() as u64;
-            write(&mut input.buffer);
-            input.buffer.clear();
             wake(input.writer.take());
-            return Some(Next::Data);
+            return Some(Next::Data(std::mem::take(&mut input.buffer)));
         }
         (input.ended && !std::mem::replace(&mut input.refused, true)).then_some(Next::End)
     }
@@ -290,5 +316,45 @@ fn wait(slot: &mut Option<Waker>, cx: &mut Context<'_>) {
 fn wake(waker: Option<Waker>) {
     if let Some(waker) = waker {
         waker.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn give(shared: &Shared, mut bytes: Vec<u8>) -> Poll<io::Result<()>> {
+        let given = shared.poll_give(&mut bytes, &mut Context::from_waker(Waker::noop()));
+        assert_eq!(given.is_pending(), !bytes.is_empty(), "taken or kept");
+        given
+    }
+
+    fn taken(shared: &Shared) -> Vec<u8> {
+        match shared.take_input() {
+            Some(Next::Data(data)) => data,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_given_is_not_copied_and_waits_for_room() {
+        let shared = Shared::new();
+        let many = vec![1; MOST_INPUT];
+        let place = many.as_ptr();
+        assert!(give(&shared, many).is_ready());
+        assert!(give(&shared, vec![2; FEW]).is_pending(), "no room");
+        assert_eq!(taken(&shared).as_ptr(), place, "copied");
+
+        assert!(give(&shared, vec![1]).is_ready());
+        assert!(give(&shared, vec![2; FEW]).is_ready(), "few");
+        assert!(give(&shared, vec![3; FEW + 1]).is_pending(), "many");
+        assert_eq!(taken(&shared).len(), 1 + FEW);
+        assert_eq!(shared.take_input(), None);
+        assert_eq!(shared.cut("").sent, (MOST_INPUT + 1 + FEW) as u64);
+
+        shared.refuse_input();
+        let mut bytes = vec![1];
+        let refused = shared.poll_give(&mut bytes, &mut Context::from_waker(Waker::noop()));
+        assert!(matches!(refused, Poll::Ready(Err(_))), "{refused:?}");
     }
 }

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use rustix::buffer::spare_capacity;
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use rustix::io::Errno;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -71,16 +72,17 @@ impl StdInput {
         polled.map_or_else(|| Self::Thread(tokio::io::stdin()), Self::Polled)
     }
 
-    /// Reads some bytes; 0 is the end. Cancelled, it has read nothing.
-    pub(crate) async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+    /// Appends some bytes, as many as there is room for at most; 0 is the end.
+    /// Cancelled, it has read nothing.
+    pub(crate) async fn read(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         match self {
-            Self::Polled(pipe) => match pipe.read(buffer).await {
+            Self::Polled(pipe) => match pipe.read_buf(buffer).await {
                 // A terminal whose other end has gone.
                 Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => Ok(0),
                 read => read,
             },
-            Self::File(fd) => Ok(rustix::io::read(*fd, buffer)?),
-            Self::Thread(stdin) => stdin.read(buffer).await,
+            Self::File(fd) => Ok(rustix::io::read(*fd, spare_capacity(buffer))?),
+            Self::Thread(stdin) => stdin.read_buf(buffer).await,
         }
     }
 }
