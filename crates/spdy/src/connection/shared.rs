@@ -1,6 +1,6 @@
 //! What the driver, handles and streams of a connection share.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Waker};
 
@@ -28,7 +28,7 @@ pub(super) struct State {
     pub(super) opened: VecDeque<Opened>,
     pub(super) opened_waker: Option<Waker>,
     pub(super) pings: HashMap<u32, oneshot::Sender<()>>,
-    streams: HashMap<StreamId, Waiting>,
+    streams: BTreeMap<StreamId, Waiting>,
     driver: Option<Waker>,
 }
 
@@ -56,7 +56,7 @@ impl Shared {
             opened: VecDeque::new(),
             opened_waker: None,
             pings: HashMap::new(),
-            streams: HashMap::new(),
+            streams: BTreeMap::new(),
             driver: None,
         })))
     }

@@ -11,7 +11,7 @@ mod outbox;
 mod stream;
 mod window;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::task::Poll;
 
 use bytes::{Bytes, BytesMut};
@@ -59,7 +59,8 @@ pub struct Session {
     config: Config,
     decoder: Decoder,
     compressor: Compressor,
-    streams: HashMap<StreamId, Stream>,
+    /// A command has five: for so few a tree is one node, and nothing is hashed.
+    streams: BTreeMap<StreamId, Stream>,
     /// The id of the next stream to be opened here; `None` when they are used up.
     next_id: Option<StreamId>,
     /// The last stream that the other side opened.
@@ -97,7 +98,7 @@ impl Session {
             role,
             decoder: Decoder::new(),
             compressor: Compressor::new(),
-            streams: HashMap::new(),
+            streams: BTreeMap::new(),
             next_id: StreamId::new(first),
             last_of_peer: None,
             opened_here: 0,
@@ -392,7 +393,7 @@ impl Session {
 
     /// A stream that has not failed.
     fn living<'a>(
-        streams: &'a mut HashMap<StreamId, Stream>,
+        streams: &'a mut BTreeMap<StreamId, Stream>,
         closed: Option<&Closed>,
         id: StreamId,
     ) -> Result<&'a mut Stream, StreamError> {
@@ -406,7 +407,7 @@ impl Session {
 
     /// A stream that can be written to.
     fn writable<'a>(
-        streams: &'a mut HashMap<StreamId, Stream>,
+        streams: &'a mut BTreeMap<StreamId, Stream>,
         closed: Option<&Closed>,
         id: StreamId,
     ) -> Result<&'a mut Stream, StreamError> {

@@ -100,8 +100,7 @@ impl Session {
     }
 
     pub(super) fn all_stand_in_line(&mut self) {
-        let mut ids: Vec<_> = self.streams.keys().copied().collect();
-        ids.sort_unstable();
+        let ids: Vec<_> = self.streams.keys().copied().collect();
         for id in ids {
             self.stand_in_line(id);
         }
