@@ -407,7 +407,9 @@ impl Socket {
                 None => {}
             }
             let read = self.io.read_buf(&mut self.buffer);
-            let read = tokio::time::timeout(LIMIT, read).await.unwrap();
+            let read = tokio::time::timeout(LIMIT, read).await;
+            let read =
+                read.unwrap_or_else(|_| panic!("silence; at terminals are{}", at_terminals()));
             assert!(read.unwrap() > 0, "cut off");
         }
     }
@@ -451,4 +453,22 @@ pub(crate) async fn eventually<T>(mut look: impl FnMut() -> Option<T>, what: &st
     })
     .await;
     seen.unwrap()
+}
+
+/// The processes that have a terminal: id, name, state, parent, group, session, terminal,
+/// group in the foreground, and what they wait for in the system.
+fn at_terminals() -> String {
+    let mut told = String::new();
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let read = |name| std::fs::read_to_string(process.path().join(name)).unwrap_or_default();
+        let stat = read("stat");
+        let Some((_, fields)) = stat.rsplit_once(')') else {
+            continue;
+        };
+        if fields.split_whitespace().nth(4).is_some_and(|it| it != "0") {
+            let first: Vec<&str> = stat.split_whitespace().take(8).collect();
+            let _ = write!(told, "\n{} {}", first.join(" "), read("wchan"));
+        }
+    }
+    told
 }
