@@ -36,8 +36,7 @@ fn targets(verbosity: u8) -> Targets {
     let (ours, access) = match verbosity {
         0..=1 => (LevelFilter::INFO, LevelFilter::OFF),
         2..=3 => (LevelFilter::INFO, LevelFilter::INFO),
-        4..=5 => (LevelFilter::DEBUG, LevelFilter::INFO),
-        _ => (LevelFilter::TRACE, LevelFilter::INFO),
+        _ => (LevelFilter::DEBUG, LevelFilter::INFO),
     };
     // A target is matched by its beginning, so the first is all our crates.
     Targets::new()
@@ -62,8 +61,7 @@ mod tests {
             (0, "skewbridge_gateway::listener", Level::INFO, true),
             (3, "skewbridge_gateway::listener", Level::DEBUG, false),
             (4, "skewbridge_gateway::listener", Level::DEBUG, true),
-            (5, "skewbridge_h1", Level::TRACE, false),
-            (6, "skewbridge_h1", Level::TRACE, true),
+            (10, "skewbridge_h1", Level::TRACE, false),
             (10, "h2::codec", Level::INFO, false),
             (0, "h2::codec", Level::WARN, true),
         ];

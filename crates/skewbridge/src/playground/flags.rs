@@ -42,7 +42,7 @@ pub(crate) struct Flags {
     /// The first of ten ports in a row; free ones if not given
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..=65_526))]
     pub(super) port_base: Option<u16>,
-    /// Log lines on stderr: 0 what happens, 2 each request, 4 and 6 more
+    /// Log lines on stderr: 0 what happens, 2 each request, 4 more
     #[arg(long, value_name = "LEVEL")]
     pub(super) v: Option<u8>,
     /// Print this help
