@@ -170,6 +170,7 @@ impl Asking<'_> {
                     node,
                     slot,
                     care: self.care(),
+                    floor: self.trip.bridge().streams.floor.clone(),
                     drain: self.drain(),
                     metrics: self.trip.bridge().metrics.clone(),
                     tally: self.tally("spdy"),

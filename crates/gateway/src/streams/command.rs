@@ -2,6 +2,7 @@
 //! WebSocket ends here, and each of its channels becomes a stream.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use tokio::time::{Instant, timeout};
 use super::clock::{Clock, Due};
 use super::metrics::{Ended, Tally};
 use super::plan::Kind;
+use super::vigil::{Floor, Vigil};
 use super::{Care, farewell};
 use crate::drain::Drain;
 use crate::metrics::Metrics;
@@ -37,6 +39,7 @@ pub(crate) struct Command {
     /// Counted as a connection of upstream's while it lasts.
     pub(crate) slot: Slot,
     pub(crate) care: Care,
+    pub(crate) floor: Arc<Floor>,
     pub(crate) drain: Drain,
     pub(crate) metrics: Metrics,
     pub(crate) tally: Tally,
@@ -75,6 +78,7 @@ impl Command {
             idle: self.care.idle,
             quiet_since: now,
             clock: Clock::new(now, self.drain),
+            vigil: Vigil::new(self.floor, now),
             tally: &self.tally,
             record: &mut record,
         };
@@ -197,6 +201,7 @@ struct Exchange<'a> {
     /// When something was last said that is no ping.
     quiet_since: Instant,
     clock: Clock,
+    vigil: Vigil,
     tally: &'a Tally,
     record: &'a mut Record,
 }
@@ -221,6 +226,7 @@ impl Exchange<'_> {
             // Nobody has asked the node since.
             cx.waker().wake_by_ref();
         }
+        self.vigil.keep(cx);
         over
     }
 
@@ -235,6 +241,7 @@ impl Exchange<'_> {
                         let now = Instant::now();
                         self.quiet_since = now;
                         self.pings.pulse.heard(now);
+                        self.vigil.carried(now, data.len());
                         self.tally.down(data.len());
                         self.record.add_bytes(data.len());
                         let writer = &mut self.writer;
@@ -263,6 +270,7 @@ impl Exchange<'_> {
                         }
                         let now = Instant::now();
                         self.quiet_since = now;
+                        self.vigil.carried(now, data.len());
                         self.tally.up(data.len());
                         self.pings.pulse.sent(now, data.len());
                         self.node.write(input, data);

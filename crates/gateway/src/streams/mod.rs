@@ -16,8 +16,12 @@ mod plan;
 mod port_forward;
 mod relay;
 mod to_websocket;
+mod vigil;
 
+use std::num::NonZero;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -39,6 +43,7 @@ use command::Command;
 use plan::{Age, Kind, Known, Plan, Rules};
 use port_forward::{PortForward, PortForwardToWebSocket};
 use to_websocket::CommandToWebSocket;
+use vigil::Floor;
 
 /// How long it is remembered that upstream refused what its version should know: it
 /// may have been told to by a gate, and be told otherwise by a restart.
@@ -53,6 +58,8 @@ const CLIENT_PATIENCE: u32 = 5;
 pub(crate) struct Streams {
     rules: Rules,
     care: Care,
+    /// For all translated commands.
+    floor: Arc<Floor>,
     since: Instant,
     /// When upstream last refused a stream that it understood in translation: in
     /// seconds after `since`, and one; zero is never. A node that does not know an
@@ -106,6 +113,7 @@ impl Streams {
                 idle: or_never(config.streams.idle_timeout),
                 stall: config.limits.stall_timeout,
             },
+            floor: Arc::new(Floor::new(available_parallelism().map_or(1, NonZero::get))),
             since: Instant::now(),
             refused: Default::default(),
         }

@@ -1,0 +1,157 @@
+//! Staying awake for an answer. To sleep until a message comes and to be woken by it
+//! costs more than to carry it, so where a command and its client answer each other at
+//! once, the translator looks again for a moment before it sleeps. As KVM polls before
+//! it halts a processor, it does so only after it would have been worth it the last
+//! time: whoever types, or copies a file, is slept for as ever.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Context;
+use std::time::Duration;
+
+use tokio::task::yield_now;
+use tokio::time::Instant;
+
+/// How long an answer is stayed awake for: about twice of what it takes to wake
+/// everybody on the way to a node of the same rack and back.
+const AWAKE: Duration = Duration::from_micros(200);
+
+/// What is longer is no talk: copying it costs more than any waking.
+const LITTLE: usize = 1024;
+
+/// Who of a bridge's translated commands has the word. Only one that talks alone is
+/// stayed awake for: where others do as well, there is enough to do meanwhile.
+#[derive(Debug)]
+pub(crate) struct Floor {
+    /// Whoever was carried last.
+    speaker: AtomicUsize,
+    /// How many there have been.
+    numbered: AtomicUsize,
+    /// Of a single processor everybody else would be kept from answering.
+    is_wide: bool,
+}
+
+impl Floor {
+    /// On a machine of so many processors.
+    pub(crate) fn new(processors: usize) -> Self {
+        Self {
+            speaker: AtomicUsize::new(0),
+            numbered: AtomicUsize::new(0),
+            is_wide: processors > 1,
+        }
+    }
+}
+
+/// Whether a stream stays awake.
+#[derive(Debug)]
+pub(crate) struct Vigil {
+    floor: Arc<Floor>,
+    number: usize,
+    last: Instant,
+    /// What was carried last was little, and came soon after what was before it, of
+    /// this stream too.
+    brisk: bool,
+}
+
+impl Vigil {
+    pub(crate) fn new(floor: Arc<Floor>, now: Instant) -> Self {
+        Self {
+            number: floor.numbered.fetch_add(1, Ordering::Relaxed) + 1,
+            floor,
+            last: now,
+            brisk: false,
+        }
+    }
+
+    /// So many bytes have been carried, either way.
+    pub(crate) fn carried(&mut self, now: Instant, bytes: usize) {
+        let alone = self.has_floor();
+        if !alone {
+            self.floor.speaker.store(self.number, Ordering::Relaxed);
+        }
+        let soon = now.duration_since(self.last) < AWAKE;
+        self.brisk = alone && soon && bytes <= LITTLE && self.floor.is_wide;
+        self.last = now;
+    }
+
+    /// Lets the task be polled again as soon as it has been looked what has come, if
+    /// that is worth it.
+    pub(crate) fn keep(&self, cx: &mut Context<'_>) {
+        // Whoever sleeps anyway does not look at the clock before.
+        if self.brisk && self.is_kept(Instant::now()) {
+            // What is deferred is woken after the next look at all sockets.
+            let _ = pin!(yield_now()).poll(cx);
+        }
+    }
+
+    fn is_kept(&self, now: Instant) -> bool {
+        self.brisk && now.duration_since(self.last) < AWAKE && self.has_floor()
+    }
+
+    fn has_floor(&self) -> bool {
+        self.floor.speaker.load(Ordering::Relaxed) == self.number
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pause before a message in microseconds, and of how many bytes it is.
+    type Message = (u64, usize);
+
+    /// Whether one stays awake after the last message.
+    const TALKS: [(&str, &[Message], bool); 6] = [
+        ("nothing yet", &[], false),
+        ("one message", &[(5_000, 16)], false),
+        ("an answer at once", &[(5_000, 16), (90, 16)], true),
+        ("typing", &[(80_000, 1), (60_000, 1)], false),
+        ("a file", &[(50, 16_384), (50, 16_384)], false),
+        ("a command that thinks", &[(90, 16), (9_000, 16)], false),
+    ];
+
+    fn talk(floor: &Arc<Floor>, said: &[Message]) -> (Vigil, Instant) {
+        let mut now = Instant::now();
+        let mut vigil = Vigil::new(floor.clone(), now);
+        for &(pause, bytes) in said {
+            now += Duration::from_micros(pause);
+            vigil.carried(now, bytes);
+        }
+        (vigil, now)
+    }
+
+    #[test]
+    fn who_answers_at_once_is_stayed_awake_for() {
+        for (name, said, kept) in TALKS {
+            let (vigil, now) = talk(&Arc::new(Floor::new(2)), said);
+            assert_eq!(vigil.is_kept(now), kept, "{name}");
+            assert!(!vigil.is_kept(now + AWAKE), "{name}: for ever");
+        }
+    }
+
+    #[test]
+    fn nobody_stays_awake_where_others_talk() {
+        let floor = Arc::new(Floor::new(2));
+        let at_once = TALKS[2].1;
+        let (mut first, mut now) = talk(&floor, at_once);
+        assert!(first.is_kept(now));
+        let (second, later) = talk(&floor, at_once);
+        assert!(!first.is_kept(now), "another one talks");
+        assert!(second.is_kept(later));
+        // In turns, nobody does.
+        now += Duration::from_micros(50);
+        first.carried(now, 16);
+        assert!(!first.is_kept(now) && !second.is_kept(later), "in turns");
+        // Until the other one is silent.
+        now += Duration::from_micros(50);
+        first.carried(now, 16);
+        assert!(first.is_kept(now), "alone again");
+    }
+
+    #[test]
+    fn a_single_processor_is_left_to_those_who_answer() {
+        let (vigil, now) = talk(&Arc::new(Floor::new(1)), TALKS[2].1);
+        assert!(!vigil.is_kept(now));
+    }
+}
