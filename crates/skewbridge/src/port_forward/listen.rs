@@ -7,11 +7,15 @@ use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use skewbridge_client::streams::{Closing, Local};
+use socket2::{Domain, SockAddr, Type};
 use tokio::net::{TcpListener, UnixListener};
 
 /// Whose socket it is may use it, and nobody else: ports of this machine are open to all
 /// who are on it, but there is no need for it here.
 const SOCKET_MODE: u32 = 0o600;
+
+/// Connections that wait to be accepted, as the standard library has it.
+const BACKLOG: i32 = 128;
 
 /// An address to listen at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,10 +111,7 @@ impl Listener {
                 _ => return Err(wrong(io::ErrorKind::AddrInUse.into())),
             }
         }
-        let listener = UnixListener::bind(path).map_err(wrong)?;
-        let socket = Socket(path.to_owned());
-        let mode = std::fs::Permissions::from_mode(SOCKET_MODE);
-        std::fs::set_permissions(path, mode).map_err(wrong)?;
+        let (listener, socket) = bind_private(path).map_err(wrong)?;
         Ok(Self::Unix(listener, socket))
     }
 
@@ -143,6 +144,19 @@ impl fmt::Display for Listener {
             Self::Unix(..) => f.write_str(&self.name()),
         }
     }
+}
+
+/// Nobody is listened to before it is known who may speak: what is bound and does not
+/// listen refuses everybody.
+fn bind_private(path: &Path) -> io::Result<(UnixListener, Socket)> {
+    let listener = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    listener.bind(&SockAddr::unix(path)?)?;
+    let socket = Socket(path.to_owned());
+    let mode = std::fs::Permissions::from_mode(SOCKET_MODE);
+    std::fs::set_permissions(path, mode)?;
+    listener.listen(BACKLOG)?;
+    listener.set_nonblocking(true)?;
+    Ok((UnixListener::from_std(listener.into())?, socket))
 }
 
 async fn bind(at: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
