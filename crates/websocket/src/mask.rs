@@ -8,7 +8,11 @@ use bytes::BytesMut;
 
 /// How much is copied before it is masked: small enough to be still in the
 /// cache of the core.
-const BLOCK: usize = 8 << 10;
+const CACHED: usize = 8 << 10;
+
+/// How many bytes are masked at once. The program is optimised for size as a whole, so
+/// that no loop becomes one over wider registers by itself.
+const BLOCK: usize = size_of::<u128>();
 
 /// The four bytes that a payload is combined with. Applying them twice gives
 /// the payload back.
@@ -30,13 +34,14 @@ impl Mask {
     /// that follow them in the same payload.
     #[must_use]
     pub fn apply(self, bytes: &mut [u8]) -> Self {
-        let [a, b, c, d] = self.0;
-        let word = u64::from_ne_bytes([a, b, c, d, a, b, c, d]);
-        let (words, rest) = bytes.as_chunks_mut::<8>();
-        for bytes in words {
-            *bytes = (u64::from_ne_bytes(*bytes) ^ word).to_ne_bytes();
+        let mut keys = [0; BLOCK];
+        keys.as_chunks_mut().0.fill(self.0);
+        let key = u128::from_ne_bytes(keys);
+        let (blocks, rest) = bytes.as_chunks_mut();
+        for block in blocks {
+            *block = (u128::from_ne_bytes(*block) ^ key).to_ne_bytes();
         }
-        for (byte, key) in rest.iter_mut().zip(self.0.into_iter().cycle()) {
+        for (byte, key) in rest.iter_mut().zip(keys) {
             *byte ^= key;
         }
         let mut next = self.0;
@@ -48,7 +53,7 @@ impl Mask {
     #[must_use]
     pub(crate) fn append(self, bytes: &[u8], out: &mut BytesMut) -> Self {
         let mut mask = self;
-        for block in bytes.chunks(BLOCK) {
+        for block in bytes.chunks(CACHED) {
             let from = out.len();
             out.extend_from_slice(block);
             mask = mask.apply(&mut out[from..]);
