@@ -111,23 +111,22 @@ async fn tell(site: &Site<'_>, namespace: &str, port: u16) -> Vec<Entry> {
     for (at, words) in looks {
         told.push(site.step_at(at, namespace, words, "").await);
     }
+    told.push(talk(site, namespace).await);
     told.extend(stream(site, namespace, port, "own").await);
     told
 }
 
-/// All that is more than a question and an answer. The word is for files of its own.
+/// All that is more than a question and an answer. The word is for a file of its own.
 async fn stream(site: &Site<'_>, namespace: &str, port: u16, word: &str) -> Vec<Entry> {
     let file = format!("{word}-{}.txt", site.place);
     site.directory.write("up", "up and down");
     let mut told = vec![
-        talk(site, namespace).await,
         talk_in_a_terminal(site, namespace).await,
+        follow(site, namespace).await,
+        forward(site, namespace, port).await,
     ];
-    told.push(follow(site, namespace).await);
-    told.push(forward(site, namespace, port).await);
     for words in [
         format!("cp up {POD}:{file}"),
-        format!("exec {POD} -- cat {file}"),
         format!("cp {POD}:{file} down"),
     ] {
         let output = site.output(namespace, &words, "").await;

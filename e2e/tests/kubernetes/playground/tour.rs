@@ -9,11 +9,7 @@ use super::{Beside, RELEASES, compare, kubelet, minor};
 
 /// What a bridge answers for all servers: of the playground's, the newest has all that
 /// any has.
-const OF_ALL: [&str; 3] = [
-    "get mutatingadmissionpolicies",
-    "get mutatingadmissionpolicies hello",
-    "api-resources",
-];
+const OF_ALL: [&str; 2] = ["get mutatingadmissionpolicies", "api-resources"];
 
 /// Shows a real server of 1.36 the policy that the playground has.
 pub(super) async fn show_policy(beside: &Beside) {

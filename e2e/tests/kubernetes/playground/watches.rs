@@ -4,13 +4,13 @@ use skewbridge_e2e::{Staying, steady};
 
 use super::site::{Entry, Site};
 
-/// What is done while somebody watches: a row each.
-const CHANGES: &[&str] = &[
-    "create configmap second --from-literal=a=1",
-    r#"patch configmap second -p {"data":{"b":"2"}}"#,
-    "label configmap first x=y",
-    "delete configmap second",
-    "create configmap third",
+/// What is done while somebody watches, and what is typed: a row each.
+const CHANGES: &[(&str, &str)] = &[
+    ("create configmap second --from-literal=a=1", ""),
+    (r#"patch configmap second -p {"data":{"b":"2"}}"#, ""),
+    ("label configmap first x=y", ""),
+    ("delete configmap second", ""),
+    ("create configmap third", ""),
 ];
 
 pub(super) async fn tell(site: &Site<'_>) -> Vec<Entry> {
@@ -35,7 +35,7 @@ pub(super) async fn watched(
     namespace: &str,
     commands: &[&[&str]],
     there: usize,
-    changes: &[&str],
+    changes: &[(&str, &str)],
 ) -> Vec<Entry> {
     let mut told = Vec::new();
     let mut watches = Vec::new();
@@ -50,8 +50,8 @@ pub(super) async fn watched(
             rows.push(watch.line().await);
         }
     }
-    for words in changes {
-        told.push(site.step(namespace, words, "").await);
+    for (words, stdin) in changes {
+        told.push(site.step(namespace, words, stdin).await);
         for (_, watch, rows) in &mut watches {
             rows.push(watch.line().await);
         }
