@@ -87,9 +87,8 @@ async fn the_status_of_an_autoscaler_is_written_in_all_versions() {
     assert_eq!(client.put(&one("v2", "/status"), &made).await.code, 200);
     let mut seen = client.get(&one("v1", "")).await.body;
     assert_eq!(seen["status"]["currentCPUUtilizationPercentage"], 90);
-    let notes = "/metadata/annotations";
-    let noted = seen.pointer(notes).unwrap().as_object().unwrap().len();
-    assert_eq!(noted, 2, "{seen:#}");
+    let notes = seen["metadata"]["annotations"].as_object().unwrap();
+    assert_eq!(notes.len(), 2, "{seen:#}");
     // What the older version does not say of the rest is as it was.
     seen["metadata"]["annotations"] = Value::Null;
     seen["spec"]["maxReplicas"] = json!(4);
@@ -100,8 +99,8 @@ async fn the_status_of_an_autoscaler_is_written_in_all_versions() {
     assert_eq!(kept["spec"]["maxReplicas"], 4);
     // And what it does not say of the status is nothing.
     let mut seen = client.get(&one("v1", "")).await.body;
-    let noted = json!({"autoscaling.alpha.kubernetes.io/conditions": "[]"});
-    seen["metadata"]["annotations"] = noted;
+    let notes = json!({"autoscaling.alpha.kubernetes.io/conditions": "[]"});
+    seen["metadata"]["annotations"] = notes;
     seen["spec"]["maxReplicas"] = json!(5);
     seen["status"]["currentReplicas"] = json!(2);
     seen["status"]["currentCPUUtilizationPercentage"] = json!(40);
