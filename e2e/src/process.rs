@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 /// How much of a log is shown when a test fails.
 const TAIL: usize = 8 * 1024;
@@ -55,20 +54,6 @@ impl Process {
     /// Its process id.
     pub fn id(&self) -> u32 {
         self.child.id()
-    }
-
-    /// How long its threads have waited for a processor, all together. None where the
-    /// system does not tell.
-    pub fn waited_for_processors(&self) -> Option<Duration> {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.id())).ok()?;
-        let mut waited = Duration::ZERO;
-        for task in tasks {
-            // Time on a processor, time without one, and how often it had one.
-            let told = std::fs::read_to_string(task.ok()?.path().join("schedstat")).ok()?;
-            let nanoseconds = told.split_whitespace().nth(1)?.parse().ok()?;
-            waited += Duration::from_nanos(nanoseconds);
-        }
-        Some(waited)
     }
 
     /// Whether it has not ended by itself.

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::playground::{BOUND, RELEASES, kubectl_prints_the_same, run};
 use crate::terminal::Terminal;
 
-/// What is promised; here of a program that is not even optimised.
+/// What is promised. It takes a tenth of that, even without optimisation.
 const READY: Duration = Duration::from_secs(3);
 
 /// The best of so many starts counts: the machine may be busy with something else.
@@ -27,19 +27,16 @@ async fn kubectl_prints_what_the_oldest_server_has_it_print() {
 #[tokio::test]
 async fn a_playground_is_ready_in_three_seconds() {
     let mut took = Vec::new();
-    for _ in 0..STARTS {
+    while took.len() < STARTS {
         let began = Instant::now();
-        let playground = Playground::start().await;
-        let elapsed = began.elapsed();
-        // Others have the processors too.
-        let waited = playground.process.waited_for_processors();
-        println!("ready after {elapsed:.2?}; without a processor: {waited:.2?}");
-        took.push(elapsed.saturating_sub(waited.unwrap_or_default()));
+        let _playground = Playground::start().await;
+        took.push(began.elapsed());
+        println!("ready after {:.2?}", began.elapsed());
         if took.last().is_some_and(|it| *it < READY) {
             return;
         }
     }
-    panic!("ready after {took:?}, and the limit is {READY:?}");
+    panic!("ready after {took:.2?}, and the limit is {READY:?}");
 }
 
 #[tokio::test]
