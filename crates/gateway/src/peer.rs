@@ -177,7 +177,13 @@ async fn send(
     match outcome {
         Ok(reply) => {
             let status = match &reply {
-                Reply::Response(response) => response.status(),
+                Reply::Response(response) => {
+                    // Its words are passed on, but it may be another than it was.
+                    if is_not_processed(response.status(), response.headers()) {
+                        doubt(envoy, peer);
+                    }
+                    response.status()
+                }
                 Reply::Upgraded(..) => StatusCode::SWITCHING_PROTOCOLS,
             };
             peer.standing.forgive();
@@ -196,11 +202,16 @@ async fn send(
                 peer.standing.failed(Instant::now());
             }
             envoy.count_error(PeerError::of(&error));
-            if let Some(interop) = &bridge.interop {
-                interop.hint(Hint::Doubt(peer.identity.clone()));
-            }
+            doubt(envoy, peer);
             Err(Failed::Send(error))
         }
+    }
+}
+
+/// Has a peer asked again what it serves.
+fn doubt(envoy: &Envoy<'_>, peer: &Peer) {
+    if let Some(interop) = &envoy.bridge.interop {
+        interop.hint(Hint::Doubt(peer.identity.clone()));
     }
 }
 

@@ -1,4 +1,4 @@
-//! The playground's newer servers and their bridges beside real ones, by their kubectls.
+//! The playground's newer servers and their bridges beside real ones, by every kubectl.
 
 use crate::playground::kubectl_prints_the_same;
 

@@ -1,7 +1,8 @@
-//! The playground's oldest server and its bridge beside a real one, by its kubectl; and
-//! every kubectl with the contexts of other releases, whose streams it speaks otherwise.
+//! The playground's oldest server and its bridge beside a real one, by every kubectl; and
+//! what every kubectl can be asked for without one.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use skewbridge_e2e::{Playground, Staying, newest, versions};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -9,8 +10,14 @@ use tokio::join;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::playground::{BOUND, RELEASES, kubectl_prints_the_same, minor, run};
+use crate::playground::{BOUND, RELEASES, kubectl_prints_the_same, run};
 use crate::terminal::Terminal;
+
+/// What is promised. It takes a tenth of that, even without optimisation.
+const READY: Duration = Duration::from_secs(3);
+
+/// The best of so many starts counts: the machine may be busy with something else.
+const STARTS: usize = 3;
 
 #[tokio::test]
 async fn kubectl_prints_what_the_oldest_server_has_it_print() {
@@ -18,20 +25,30 @@ async fn kubectl_prints_what_the_oldest_server_has_it_print() {
 }
 
 #[tokio::test]
-async fn every_kubectl_streams_by_contexts_of_other_releases() {
+async fn a_playground_is_ready_in_three_seconds() {
+    let mut took = Vec::new();
+    while took.len() < STARTS {
+        let began = Instant::now();
+        let _playground = Playground::start().await;
+        took.push(began.elapsed());
+        println!("ready after {:.2?}", began.elapsed());
+        if took.last().is_some_and(|it| *it < READY) {
+            return;
+        }
+    }
+    panic!("ready after {took:.2?}, and the limit is {READY:?}");
+}
+
+#[tokio::test]
+async fn every_kubectl_streams_as_it_is_proposed() {
     let playground = &Playground::start().await;
     for version in &versions() {
-        for release in RELEASES.iter().filter(|it| **it != minor(version)) {
-            let [server, bridge] = ["server", "bridge"].map(|it| format!("{it}-{release}"));
-            println!("kubectl {version} at {server} and {bridge}");
-            let by = |context| Stream {
-                playground,
-                version,
-                context,
-            };
-            let (straight, bridged) = (by(&server), by(&bridge));
-            join!(straight.all(), bridged.all());
-        }
+        let streams = Streams {
+            playground,
+            version,
+            context: "bridge-1.28",
+        };
+        join!(streams.terminal(), streams.logs(), streams.forward());
     }
 }
 
@@ -88,35 +105,14 @@ async fn every_bridge_tells_of_what_all_servers_serve() {
     }
 }
 
-/// The pod that a playground begins with, by a kubectl in a context.
-struct Stream<'a> {
+/// Of the pod that a playground begins with, by a kubectl in a context.
+struct Streams<'a> {
     playground: &'a Playground,
     version: &'a str,
     context: &'a str,
 }
 
-impl Stream<'_> {
-    async fn all(&self) {
-        join!(self.exec(), self.terminal(), self.logs(), self.forward());
-    }
-
-    async fn exec(&self) {
-        let words = [
-            "exec",
-            "-i",
-            "web",
-            "--",
-            "sh",
-            "-c",
-            "cat; echo err >&2; exit 3",
-        ];
-        let command = self.playground.kubectl(self.version, self.context);
-        let ended = run(command, &words, "typed\n").await;
-        let shown = (ended.code, ended.stdout.as_str());
-        assert_eq!(shown, (Some(3), "typed\n"), "{ended:?}");
-        assert!(ended.stderr.starts_with("err\n"), "{ended:?}");
-    }
-
+impl Streams<'_> {
     async fn terminal(&self) {
         let mut command = self.playground.kubectl(self.version, self.context);
         command.args(["exec", "-it", "web", "--", "sh"]);

@@ -69,6 +69,22 @@ async fn a_false_404_makes_it_ask_the_local_server_again_what_it_serves() {
 }
 
 #[tokio::test]
+async fn a_peer_that_has_refused_unseen_is_asked_again_what_it_serves() {
+    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
+    // The server of that bridge has become another, and no event has told so.
+    b.standin.serve(&[cluster::SHARED]);
+    let refused = || Reply::new(503).header(NOT_PROCESSED, "true");
+    b.standin
+        .hook(move |seen| (seen.path() == NEW_PATH).then(refused));
+    assert_eq!(cluster.get(&bridge, NEW_PATH).await.status, 503);
+    eventually("nobody serves it", PATIENCE, async || {
+        cluster.get(&bridge, NEW_PATH).await.status == 404
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn what_a_workload_says_through_a_proxy_is_its_own_affair() {
     let pods: &[&str] = &["v1 pods", "v1 pods/proxy:create,get"];
     let (cluster, [b], bridge) = Cluster::with_peers(pods, [(B, pods)]).await;

@@ -206,10 +206,12 @@ pub(super) fn change(
     occasion: &mut Occasion<'_>,
 ) -> Result<Arc<Object>, Status> {
     let (definition, namespace, name) = (&subject.definition, subject.namespace, subject.name);
-    // Compared in the version that is written: that is what the writer owns.
-    let before = versioned(subject, &*store.get(definition, namespace, name)?);
+    let live = store.get(definition, namespace, name)?;
     let given = object.clone();
-    let mut next = definition.prepare_update(part, &before, object);
+    // As they are kept: what is status there may be annotations in another version.
+    let next = definition.prepare_update(part, &live, kept(object));
+    // Compared in the version that is written: that is what the writer owns.
+    let (before, mut next) = (versioned(subject, &live), versioned(subject, &next));
     // The store judges what was expected to be there.
     for field in ["name", "namespace", "uid"] {
         next.take_from(&given, &["metadata", field]);

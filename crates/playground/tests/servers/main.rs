@@ -4,6 +4,7 @@
 
 mod access;
 mod cluster;
+mod conversions;
 mod crowd;
 mod discovery;
 mod lifecycle;

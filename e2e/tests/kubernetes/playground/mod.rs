@@ -6,6 +6,7 @@ mod discovery;
 mod kubelet;
 mod namespaces;
 mod objects;
+mod others;
 mod pods;
 mod site;
 mod tables;
@@ -25,7 +26,7 @@ use self::site::{Entry, Place, Site};
 pub(crate) const RELEASES: [&str; 3] = ["1.28", "1.34", "1.36"];
 
 /// `1.34` of `1.34.4`.
-pub(crate) fn minor(version: &str) -> &str {
+fn minor(version: &str) -> &str {
     version.rsplit_once('.').unwrap().0
 }
 
@@ -89,17 +90,20 @@ impl Beside {
         let [real, server, bridge] = &sites;
         let kubelet = Kubelet::new(self, real, server);
         // What is told of pods is told of the same one through server and bridge.
-        let (expected, straight, bridged, of_pods, documents, proposed) = join!(
+        let others = self.others(number);
+        let (expected, straight, bridged, of_pods, by_others, documents, proposed) = join!(
             tell(real, Some(&kubelet)),
             tell(server, None),
             tell(bridge, None),
-            pods::differences(&kubelet, &sites),
+            pods::differences(&kubelet, &sites, &others),
+            others::differences(&others),
             discovery::differences(self, number),
             tour::differences(self, number),
         );
         let mut found = compare(&expected, &server.name, &straight);
         found.extend(compare(&expected, &bridge.name, &bridged));
         found.extend(of_pods);
+        found.extend(by_others);
         found.extend(documents);
         found.extend(proposed);
         found
@@ -107,20 +111,60 @@ impl Beside {
 
     /// One who is asked by kubectl of this server's version.
     fn site(&self, number: usize, place: Place) -> Site<'_> {
+        self.site_by(&self.plane.servers[number].version, number, place)
+    }
+
+    /// One who is asked by kubectl of a version.
+    fn site_by(&self, kubectl: &str, number: usize, place: Place) -> Site<'_> {
         let server = &self.plane.servers[number];
-        let (version, address) = (server.version.clone(), server.address);
-        let release = minor(&version).to_owned();
+        let (kubectl, address) = (kubectl.to_owned(), server.address);
+        let release = minor(&server.version).to_owned();
         match place {
             Place::Real => Site::new(place, &release, move || {
-                self.plane.kubectl_at(&version, address, User::Admin)
+                self.plane.kubectl_at(&kubectl, address, User::Admin)
             }),
             place => {
                 let context = format!("{place}-{release}");
                 Site::new(place, &release, move || {
-                    self.playground.kubectl(&version, &context)
+                    self.playground.kubectl(&kubectl, &context)
                 })
             }
         }
+    }
+
+    /// The same who are asked by kubectls of other versions than the server's.
+    fn others(&self, number: usize) -> Vec<Other<'_>> {
+        let own = &self.plane.servers[number].version;
+        let others = versions().into_iter().filter(|it| it != own);
+        let others = others.map(|kubectl| Other {
+            sites: [Place::Real, Place::Server, Place::Bridge]
+                .map(|it| self.site_by(&kubectl, number, it)),
+            kubectl,
+        });
+        others.collect()
+    }
+}
+
+/// A real server, that of the playground and its bridge, for a kubectl of another version.
+struct Other<'a> {
+    kubectl: String,
+    sites: [Site<'a>; 3],
+}
+
+impl Other<'_> {
+    /// A word of its own for namespaces and files.
+    fn word(&self, word: &str) -> String {
+        format!("{word}-{}", self.kubectl.replace('.', "-"))
+    }
+
+    /// What differs in a playground from what the real server has this kubectl print, told
+    /// in the order of the sites.
+    fn compare(&self, [expected, straight, bridged]: [&[Entry]; 3]) -> Vec<String> {
+        let [_, server, bridge] = &self.sites;
+        let by = |site: &Site<'_>| format!("{} by kubectl {}", site.name, self.kubectl);
+        let mut found = compare(expected, &by(server), straight);
+        found.extend(compare(expected, &by(bridge), bridged));
+        found
     }
 }
 

@@ -3,17 +3,19 @@
 use super::site::At::{self, Everywhere, Servers};
 use super::site::{Entry, Site};
 
-const CONFIG: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, labels: {x: one}}\n\
+pub(super) const CONFIG: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, labels: {x: one}}\n\
                       data: {one: '1'}\n";
-const CHANGED: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, labels: {x: one}}\n\
+pub(super) const CHANGED: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, labels: {x: one}}\n\
                        data: {one: '2', two: '2'}\n";
 const DEPLOYMENT: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\nspec:\n  \
                           selector: {matchLabels: {app: d}}\n  template:\n    metadata: {labels: \
                           {app: d}}\n    spec: {containers: [{name: c, image: i:1}]}\n";
 const BROKEN: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: A_B}\n";
 const STALE: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, resourceVersion: '1'}\n";
-const ONE: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: s}\ndata: {one: '1'}\n";
-const TWO: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: s}\ndata: {one: '2'}\n";
+pub(super) const ONE: &str =
+    "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: s}\ndata: {one: '1'}\n";
+pub(super) const TWO: &str =
+    "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: s}\ndata: {one: '2'}\n";
 
 /// What is done in a namespace, in order: by whom, words, and what is typed.
 const STEPS: &[(At, &str, &str)] = &[

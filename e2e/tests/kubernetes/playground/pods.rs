@@ -1,6 +1,6 @@
 //! Pods that run: looked at, talked with, copied from and to, forwarded to. The pod of the
-//! playground is asked for straight and through the bridge; that of the real server is in
-//! the same state, and the stand-in for its kubelet runs the same commands.
+//! playground is asked for straight and through the bridge, by every kubectl; that of the
+//! real server is in the same state, and the stand-in for its kubelet runs the same commands.
 
 use std::net::SocketAddr;
 
@@ -11,11 +11,14 @@ use tokio::join;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::compare;
 use super::kubelet::Kubelet;
 use super::site::At::{Everywhere, Servers};
 use super::site::{BOUND, Entry, Site};
+use super::{Other, compare};
 use crate::terminal::Terminal;
+
+/// As the playground's own is called.
+const POD: &str = "web";
 
 /// What is said to the port of a pod, and what it says.
 const PING: &[u8] = b"ping";
@@ -32,14 +35,19 @@ fn manifest(port: u16) -> String {
     let answer = "while($c=$s->accept){sysread $c,$b,4; syswrite $c,\"pong\" if $b eq \"ping\"}";
     let script = format!("{listen}; {log}; {answer}");
     format!(
-        "apiVersion: v1\nkind: Pod\nmetadata: {{name: pod, labels: {{app: pod}}}}\nspec:\n  \
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {POD}, labels: {{app: pod}}}}\nspec:\n  \
          terminationGracePeriodSeconds: 1\n  containers:\n  - name: c\n    image: none\n    \
          command: [perl, -MIO::Socket::INET, -e, '{script}']\n    \
          ports: [{{containerPort: {port}}}]\n"
     )
 }
 
-pub(super) async fn differences(kubelet: &Kubelet<'_>, sites: &[Site<'_>; 3]) -> Vec<String> {
+/// By the server's kubectl, and by others.
+pub(super) async fn differences(
+    kubelet: &Kubelet<'_>,
+    sites: &[Site<'_>; 3],
+    others: &[Other<'_>],
+) -> Vec<String> {
     let [real, server, bridge] = sites;
     // Of the pod in the playground, which is all that is behind the stand-in as well.
     let kept = SilentPort::new();
@@ -47,15 +55,30 @@ pub(super) async fn differences(kubelet: &Kubelet<'_>, sites: &[Site<'_>; 3]) ->
     let manifest = manifest(port);
     let (expected, got) = join!(begin(real, &manifest), begin(server, &manifest));
     let mut found = compare(&expected, &server.name, &got);
-    kubelet.runs("pods", "pod").await;
+    kubelet.runs("pods", POD).await;
     let (of_real, of_server) = (real.namespace("pods"), server.namespace("pods"));
-    let (expected, straight, bridged) = join!(
+    let (expected, straight, bridged, by_others) = join!(
         tell(real, &of_real, port),
         tell(server, &of_server, port),
         tell(bridge, &of_server, port),
+        async {
+            let mut found = Vec::new();
+            for other in others {
+                let [real, server, bridge] = &other.sites;
+                let word = other.word("by");
+                let (expected, straight, bridged) = join!(
+                    stream(real, &of_real, port, &word),
+                    stream(server, &of_server, port, &word),
+                    stream(bridge, &of_server, port, &word),
+                );
+                found.extend(other.compare([&expected, &straight, &bridged]));
+            }
+            found
+        },
     );
     found.extend(compare(&expected, &server.name, &straight));
     found.extend(compare(&expected, &bridge.name, &bridged));
+    found.extend(by_others);
     found
 }
 
@@ -69,19 +92,17 @@ async fn begin(site: &Site<'_>, manifest: &str) -> Vec<Entry> {
 }
 
 async fn tell(site: &Site<'_>, namespace: &str, port: u16) -> Vec<Entry> {
-    let file = format!("{}.txt", site.place);
-    site.directory.write("up", "up and down");
     let looks = [
         (Everywhere, "get pods"),
         (Everywhere, "get pods -o wide"),
-        (Servers, "get pod pod -o yaml"),
-        (Everywhere, "describe pod pod"),
+        (Servers, "get pod web -o yaml"),
+        (Everywhere, "describe pod web"),
         (Servers, "get nodes -o wide"),
         (Everywhere, "get all"),
-        (Everywhere, "logs pod --tail=2"),
-        (Servers, "logs pod -c nope"),
-        (Servers, "exec pod -- nope-1"),
-        (Servers, "exec pod -c nope -- true"),
+        (Everywhere, "logs web --tail=2"),
+        (Servers, "logs web -c nope"),
+        (Servers, "exec web -- nope-1"),
+        (Servers, "exec web -c nope -- true"),
         (Servers, "exec nope -- true"),
         (Servers, "logs nope"),
         (Servers, "port-forward nope 8080"),
@@ -91,13 +112,22 @@ async fn tell(site: &Site<'_>, namespace: &str, port: u16) -> Vec<Entry> {
         told.push(site.step_at(at, namespace, words, "").await);
     }
     told.push(talk(site, namespace).await);
-    told.push(talk_in_a_terminal(site, namespace).await);
-    told.push(follow(site, namespace).await);
-    told.push(forward(site, namespace, port).await);
+    told.extend(stream(site, namespace, port, "own").await);
+    told
+}
+
+/// All that is more than a question and an answer. The word is for a file of its own.
+async fn stream(site: &Site<'_>, namespace: &str, port: u16, word: &str) -> Vec<Entry> {
+    let file = format!("{word}-{}.txt", site.place);
+    site.directory.write("up", "up and down");
+    let mut told = vec![
+        talk_in_a_terminal(site, namespace).await,
+        follow(site, namespace).await,
+        forward(site, namespace, port).await,
+    ];
     for words in [
-        format!("cp up pod:{file}"),
-        format!("exec pod -- cat {file}"),
-        format!("cp pod:{file} down"),
+        format!("cp up {POD}:{file}"),
+        format!("cp {POD}:{file} down"),
     ] {
         let output = site.output(namespace, &words, "").await;
         told.push(Entry::of(namespace, &words.replace(&file, "file"), &output));
@@ -113,7 +143,7 @@ async fn tell(site: &Site<'_>, namespace: &str, port: u16) -> Vec<Entry> {
 
 /// Input, both outputs and the exit code.
 async fn talk(site: &Site<'_>, namespace: &str) -> Entry {
-    let words = ["exec", "-i", "pod", "--", "sh", "-c"];
+    let words = ["exec", "-i", POD, "--", "sh", "-c"];
     let words = [&words[..], &["cat; echo err >&2; exit 3"]].concat();
     let output = super::run(site.command(namespace), &words, "typed\n").await;
     Entry::of(namespace, "exec -i", &output)
@@ -124,7 +154,7 @@ async fn talk_in_a_terminal(site: &Site<'_>, namespace: &str) -> Entry {
     let script = "echo ready; until [ \"$(stty size)\" = '33 99' ]; do sleep 0.1; done; \
                   echo sized; read line; echo \"got $line\"; test -t 0 && exit 3";
     let mut command = site.command(namespace);
-    command.args(["exec", "-it", "pod", "--", "sh", "-c", script]);
+    command.args(["exec", "-it", POD, "--", "sh", "-c", script]);
     let mut terminal = Terminal::start(&command);
     let mut shown = terminal.lines_until("ready").await;
     terminal.resize(33, 99).await;
@@ -139,7 +169,7 @@ async fn talk_in_a_terminal(site: &Site<'_>, namespace: &str) -> Entry {
 /// The first lines; whether there will be more is another matter for each.
 async fn follow(site: &Site<'_>, namespace: &str) -> Entry {
     let mut command = site.command(namespace);
-    let mut following = Staying::start(command.args(["logs", "-f", "pod", "--tail=3"]));
+    let mut following = Staying::start(command.args(["logs", "-f", POD, "--tail=3"]));
     let mut lines = Vec::new();
     for _ in 0..3 {
         lines.push(following.line().await);
@@ -150,7 +180,7 @@ async fn follow(site: &Site<'_>, namespace: &str) -> Entry {
 async fn forward(site: &Site<'_>, namespace: &str, port: u16) -> Entry {
     let mut command = site.command(namespace);
     let ports = format!(":{port}");
-    let words = ["port-forward", "pod/pod", &ports, "--address=127.0.0.1"];
+    let words = ["port-forward", POD, &ports, "--address=127.0.0.1"];
     let mut forwarding = Staying::start(command.args(words));
     let line = forwarding.line().await;
     let local = line

@@ -7,8 +7,9 @@ use skewbridge_e2e::{User, versions};
 use super::site::{Entry, Place, Site};
 use super::{Beside, RELEASES, compare, kubelet, minor};
 
-/// Only the newest server knows it; bridges of all do.
-const POLICIES: &str = "get mutatingadmissionpolicies";
+/// What a bridge answers for all servers: of the playground's, the newest has all that
+/// any has.
+const OF_ALL: [&str; 2] = ["get mutatingadmissionpolicies", "api-resources"];
 
 /// Shows a real server of 1.36 the policy that the playground has.
 pub(super) async fn show_policy(beside: &Beside) {
@@ -48,10 +49,17 @@ pub(super) async fn differences(beside: &Beside, number: usize) -> Vec<String> {
                 beside.playground.kubectl(version, &context)
             })
         };
-        let expected = [asked(&real(User::Admin), POLICIES).await];
+        let of_all = async |site: &Site<'_>| {
+            let mut told = Vec::new();
+            for words in OF_ALL {
+                told.push(asked(site, words).await);
+            }
+            told
+        };
+        let expected = of_all(&real(User::Admin)).await;
         for release in RELEASES {
             let context = format!("bridge-{release}");
-            let got = [asked(&playground(&context), POLICIES).await];
+            let got = of_all(&playground(&context)).await;
             found.extend(compare(&expected, &format!("{version} at {context}"), &got));
         }
         let words = "delete pod web";

@@ -1,0 +1,54 @@
+//! What documents show of a playground is what it says.
+
+const README: &str = include_str!("../../../../README.md");
+const GUIDE: &str = include_str!("../../../../docs/playground.md");
+
+/// What the README shows of its first command, up to the keys, which are for terminals.
+pub(crate) fn of_the_readme() -> Vec<String> {
+    let shown = example(README, "$ cargo run --release -- playground");
+    let mut shown = steady(shown);
+    shown.truncate(shown.iter().position(|it| it.starts_with("[1 ")).unwrap());
+    shown
+}
+
+/// What the guide shows of the tour.
+pub(crate) fn of_the_guide() -> Vec<String> {
+    told(example(GUIDE, "$ skewbridge playground --tour"))
+}
+
+/// What the README shows of the tour.
+pub(crate) fn of_the_tour_in_the_readme() -> Vec<String> {
+    let at = README.find("1. An object").unwrap();
+    told(README[at..].split("```").next().unwrap())
+}
+
+/// A tour in lines, without what is drawn before it, and without an error of the system.
+pub(crate) fn told(tour: &str) -> Vec<String> {
+    let at = tour.find("1. An object").unwrap();
+    let mut lines = steady(&tour[at..]);
+    lines.retain(|it| !it.starts_with("✓ 503: "));
+    lines
+}
+
+/// What is shown behind a command.
+fn example<'a>(text: &'a str, command: &str) -> &'a str {
+    let (_, shown) = text.split_once(&format!("{command}\n")).unwrap();
+    shown.split("```").next().unwrap()
+}
+
+/// Lines without ports, and without widths that come of them and of names.
+pub(crate) fn steady(text: &str) -> Vec<String> {
+    let line = |line: &str| {
+        let words = line.split_whitespace().map(|word| match word {
+            _ if word.starts_with("127.0.0.1:") => "ADDRESS".to_owned(),
+            _ if word.starts_with("http://127.0.0.1:") => {
+                let path = word.splitn(4, '/').last().unwrap();
+                format!("http://ADDRESS/{path}")
+            }
+            _ => word.to_owned(),
+        });
+        words.collect::<Vec<_>>().join(" ")
+    };
+    let lines = text.lines().map(line);
+    lines.collect()
+}

@@ -1,0 +1,107 @@
+//! The tour.
+
+use std::fs;
+use std::io::Read as _;
+use std::process::Stdio;
+
+use rustix::process::{Signal, kill_process};
+use serde_json::Value;
+
+use crate::rig::{Playground, run, wait};
+use crate::shown;
+
+/// How often something is tried that may come too late.
+const ATTEMPTS: u32 = 10;
+
+#[test]
+fn the_tour_comes_out_as_promised() {
+    let plain = run(&["--tour"]);
+    let text = String::from_utf8(plain.stdout).unwrap();
+    assert!(plain.status.success(), "{text}");
+    assert!(
+        text.contains("5 of 5 steps came out as promised."),
+        "{text}"
+    );
+    assert!(!text.contains('\x1b') && !text.contains('✗'), "{text}");
+    let told = shown::told(&text);
+    assert_eq!(told, shown::of_the_guide());
+    let begun = shown::of_the_tour_in_the_readme();
+    assert_eq!(told[..begun.len()], begun[..]);
+}
+
+#[test]
+fn the_tour_can_be_read_by_machines() {
+    let told = run(&["--tour", "-o", "json"]);
+    let report: Value = serde_json::from_slice(&told.stdout).unwrap();
+    assert!(told.status.success(), "{report:#}");
+    assert_eq!(report["passed"], true);
+    let steps = report["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 5);
+    assert!(steps.iter().all(|step| step["passed"] == true));
+    assert_eq!(steps[0]["sights"][0]["context"], "server-1.28");
+}
+
+/// Has the old server be a new one for the tour, which knows servers only by the
+/// kubeconfig: then some of what is promised cannot be seen. None if that came too late.
+fn tour_without_an_old_server(words: &[&str]) -> Option<(Option<i32>, String)> {
+    let mut tour = Playground::tour(words, Stdio::piped());
+    // While it gets ready.
+    let config = tour.file("kubeconfig", "- name: visitor\n  context:");
+    let context = |cluster| format!("- name: server-1.28\n  context:\n    cluster: {cluster}\n");
+    let other = config.replace(&context("server-1.28"), &context("server-1.36"));
+    assert_ne!(config, other);
+    let beside = tour.directory.join("other");
+    fs::write(&beside, other).unwrap();
+    fs::rename(&beside, tour.directory.join("kubeconfig")).unwrap();
+    let mut said = String::new();
+    let mut stdout = tour.child.stdout.take().unwrap();
+    stdout.read_to_string(&mut said).unwrap();
+    let code = wait(&mut tour.child).code();
+    assert!(!tour.directory.exists(), "its directory is left");
+    (code != Some(0)).then_some((code, said))
+}
+
+#[test]
+fn a_tour_fails_with_the_steps_that_did_not_come_out_as_promised() {
+    let told = (0..ATTEMPTS).find_map(|_| tour_without_an_old_server(&["-o", "json"]));
+    let (code, said) = told.unwrap();
+    assert_eq!(code, Some(1), "{said}");
+    let report: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(report["passed"], false, "{report:#}");
+    let steps = report["steps"].as_array().unwrap();
+    let passed: Vec<_> = steps.iter().map(|it| it["passed"] == true).collect();
+    assert_eq!(passed, [false, true, false, false, true], "{report:#}");
+    // What was seen instead of a 404 is told, and why a step could not go on.
+    let [first, second] = [0, 1].map(|it| &steps[0]["sights"][it]);
+    assert_eq!(first["saw"], "200: MutatingAdmissionPolicy hello");
+    assert_eq!(first["as_promised"], false);
+    assert_eq!(second["as_promised"], true);
+    assert!(steps[3]["error"].is_string(), "{report:#}");
+}
+
+#[test]
+fn a_tour_that_fails_says_so() {
+    let told = (0..ATTEMPTS).find_map(|_| tour_without_an_old_server(&[]));
+    let (code, said) = told.unwrap();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(
+        said.contains("✗ 200: MutatingAdmissionPolicy hello"),
+        "{said}"
+    );
+    assert!(
+        said.ends_with("2 of 5 steps came out as promised.\n"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_tour_that_is_interrupted_has_not_succeeded() {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let mut tour = Playground::tour(&[], Stdio::null());
+        // All runs, and the tour is far from its end.
+        tour.file("kubeconfig", "");
+        kill_process(tour.id(), signal).unwrap();
+        assert_eq!(wait(&mut tour.child).code(), Some(code));
+        assert!(!tour.directory.exists(), "its directory is left");
+    }
+}
