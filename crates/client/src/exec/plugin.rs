@@ -249,7 +249,7 @@ impl Program {
                 let lock = LockFile::take().map_err(|error| {
                     Failed::because(format!(
                         "no lock file for it can be made: {error}; set $TMPDIR to a directory \
-                         that is yours alone"
+                         that is yours alone, where files can be locked"
                     ))
                 })?;
                 state.lock = Some(lock);
