@@ -205,6 +205,35 @@ async fn bodies_that_a_modifier_sees_have_so_much_room_and_the_next_waits() {
     assert_eq!(answer.unwrap().unwrap(), "POST 100000");
 }
 
+#[tokio::test]
+async fn a_short_body_that_comes_slowly_is_not_waited_for() {
+    let ca = Ca::new("cluster");
+    let leaf = ca.server(&["localhost", "127.0.0.1"]);
+    let begun = Arc::new(Notify::new());
+    let told = begun.clone();
+    let server = RawServer::start(&leaf, None, &["http/1.1"], move |mut conn| {
+        let told = told.clone();
+        async move {
+            conn.read_head().await;
+            assert_eq!(conn.read(5).await, b"hello");
+            told.notify_one();
+            assert_eq!(conn.read(6).await, b" world");
+            conn.write("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                .await;
+        }
+    })
+    .await;
+    let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
+    let mut h1 = rig.h1().await;
+    h1.send("POST / HTTP/1.1\r\nHost: k\r\nContent-Length: 11\r\n\r\nhello")
+        .await
+        .unwrap();
+    timeout(PATIENCE, begun.notified()).await.unwrap();
+    h1.send(" world").await.unwrap();
+    let answer = timeout(PATIENCE, h1.read_response()).await;
+    assert_eq!(answer.unwrap().unwrap().text(), "ok");
+}
+
 /// A certificate that can be called expired.
 #[derive(Default)]
 struct Expiring {
