@@ -229,6 +229,7 @@ fn a_command() {
         if let Some(first) = asks.strip_prefix("first ") {
             let request = match first {
                 "" => Request::get("/first"),
+                path if path.starts_with('/') => Request::get(path),
                 token => Request::get("/first").header("authorization", token),
             };
             let answer = connection.send(&request).await.unwrap();
@@ -294,35 +295,58 @@ async fn plain_credentials_go_straight_to_the_cluster_and_the_command_does_not_s
     assert!(!seen.contains("secret-token"), "{seen}");
 }
 
+/// A user whose plugin gives `token-1`, `token-2` and so on.
+fn tokens(stage: &Stage, status: &str) -> Value {
+    let script = format!(
+        "cd {}; echo x >> count; n=$(wc -l < count | tr -d ' '); \
+         echo '{{\"kind\":\"ExecCredential\",\"apiVersion\":\"client.authentication.k8s.io/v1\",\
+         \"status\":{{{status}\"token\":\"token-'$n'\"}}}}'",
+        stage.dir.path().display()
+    );
+    json!({"exec": {
+        "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never",
+        "command": "sh", "args": ["-c", script],
+    }})
+}
+
+#[tokio::test]
+async fn what_had_expired_when_it_came_costs_one_exec_for_each_request() {
+    let stage = Stage::new().await;
+    let user = tokens(&stage, "\"expirationTimestamp\":\"2001-01-01T00:00:00Z\",");
+    let ran = output(stage.asking(&user, "get")).await;
+    assert!(ran.status.success(), "{}", said(&ran));
+    assert_eq!(stage.read("answer"), "/prefix/asked Bearer token-1 none");
+    assert_eq!(stage.read("count").lines().count(), 1);
+    let ran = output(stage.asking(&user, "first ")).await;
+    assert!(ran.status.success(), "{}", said(&ran));
+    assert_eq!(stage.read("answer"), "/prefix/asked Bearer token-3 none");
+    assert_eq!(stage.read("count").lines().count(), 3);
+}
+
 #[tokio::test]
 async fn after_401_the_plugin_is_asked_again_unless_the_command_had_its_own_token() {
+    const WORKLOAD: &str = "first /api/v1/namespaces/shop/services/web/proxy/login";
     let rows = [
         ("first ", "/prefix/asked Bearer token-2", 2),
         ("first Bearer its-own", "/prefix/asked Bearer token-1", 1),
+        // Nor if it was a workload that said so.
+        (WORKLOAD, "/prefix/asked Bearer token-1", 1),
     ];
     for (asks, answer, execs) in rows {
-        let refused = move |token: &str| match asks {
-            "first " => token == "Bearer token-1",
-            _ => token == "Bearer its-own",
-        };
         let stage = Stage::with(move |seen| {
             let token = seen.header("authorization").unwrap_or("none");
-            if refused(token) {
+            let is_refused = match asks {
+                "first " => token == "Bearer token-1",
+                WORKLOAD => seen.path().ends_with("/proxy/login"),
+                _ => token == "Bearer its-own",
+            };
+            if is_refused {
                 return Reply::new(401);
             }
             Reply::json(format!("{} {token}", seen.target))
         })
         .await;
-        let script = format!(
-            "cd {}; echo x >> count; n=$(wc -l < count | tr -d ' '); \
-             echo '{{\"kind\":\"ExecCredential\",\"apiVersion\":\"client.authentication.k8s.io/v1\",\
-             \"status\":{{\"token\":\"token-'$n'\"}}}}'",
-            stage.dir.path().display()
-        );
-        let user = json!({"exec": {
-            "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never",
-            "command": "sh", "args": ["-c", script],
-        }});
+        let user = tokens(&stage, "");
         let ran = output(stage.asking(&user, asks)).await;
         assert!(ran.status.success(), "{}", said(&ran));
         assert_eq!(

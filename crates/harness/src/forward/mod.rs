@@ -13,6 +13,7 @@ mod client_h1;
 mod client_h2;
 mod dial;
 mod handshakes;
+mod overheard;
 mod pool;
 mod refusal;
 mod room;
@@ -28,7 +29,7 @@ use std::time::Duration;
 use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, Version};
 use skewbridge_api::hygiene;
 
 pub use activity::Activity;
@@ -372,13 +373,6 @@ enum Reply {
     Response(Response<()>, AnyBody),
     /// 101: the connection is the client's now.
     Upgraded(Response<()>, Upgraded),
-}
-
-impl Reply {
-    fn status(&self) -> StatusCode {
-        let (Self::Response(response, _) | Self::Upgraded(response, _)) = self;
-        response.status()
-    }
 }
 
 /// What a client is answered.
