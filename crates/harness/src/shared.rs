@@ -38,6 +38,10 @@ const MAX_QUESTION: usize = 64;
 /// Clients that ask at one moment. More wait.
 const MAX_ASKING: usize = 64;
 
+/// How often the lock of a turn may be gone when it is ours: an instance that ends takes it
+/// along, and ends once.
+const TURNS: usize = 64;
+
 /// Where an instance of one configuration is found.
 #[derive(Debug, Clone)]
 pub struct Seat {
@@ -97,6 +101,11 @@ impl Seat {
         self.path.with_extension("sock")
     }
 
+    /// Held by who starts an instance.
+    fn lock(&self) -> PathBuf {
+        self.path.with_extension("lock")
+    }
+
     fn failed(&self, cause: impl std::fmt::Display) -> Error {
         Error::Shared {
             path: self.socket(),
@@ -116,7 +125,10 @@ impl Seat {
         if let Some(answer) = self.ask_running(version).await? {
             return Ok(answer);
         }
-        self.start(instance).await?;
+        self.start(instance).await.inspect_err(|_| {
+            // It is ours, and nobody is there who would take it along.
+            let _ = fs::remove_file(self.lock());
+        })?;
         let answer = self.ask_running(version).await?;
         answer.ok_or_else(|| self.failed("it has ended already"))
     }
@@ -165,16 +177,21 @@ impl Seat {
 
     /// Waits for those who are just starting an instance.
     async fn turn(&self) -> Result<File, Error> {
-        let path = self.path.with_extension("lock");
+        let path = self.lock();
         let locked = tokio::task::spawn_blocking(move || {
-            let file = OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o600)
-                .open(path)?;
-            file.lock()?;
-            io::Result::Ok(file)
+            for _ in 0..TURNS {
+                let file = OpenOptions::new()
+                    .write(true)
+                    .create(true)
+                    .truncate(false)
+                    .mode(0o600)
+                    .open(&path)?;
+                file.lock()?;
+                if is_at(&file, &path) {
+                    return Ok(file);
+                }
+            }
+            Err(io::Error::other("its lock is gone again and again"))
         });
         match locked.await {
             Ok(locked) => locked.map_err(|error| self.failed(error)),
@@ -221,6 +238,7 @@ impl Seat {
         let seated = Seated {
             inode: fs::symlink_metadata(&path).map_or(0, |it| it.ino()),
             path,
+            lock: self.lock(),
         };
         Ok((listener, seated))
     }
@@ -231,6 +249,7 @@ impl Seat {
 pub(crate) struct Seated {
     path: PathBuf,
     inode: u64,
+    lock: PathBuf,
 }
 
 impl Drop for Seated {
@@ -239,7 +258,21 @@ impl Drop for Seated {
         if fs::symlink_metadata(&self.path).is_ok_and(|there| there.ino() == self.inode) {
             let _ = fs::remove_file(&self.path);
         }
+        // Unless somebody is about to start another.
+        if let Ok(lock) = OpenOptions::new().write(true).open(&self.lock)
+            && lock.try_lock().is_ok()
+            && is_at(&lock, &self.lock)
+        {
+            let _ = fs::remove_file(&self.lock);
+        }
     }
+}
+
+/// Whether it is this very file that is at this path.
+pub(crate) fn is_at(file: &File, path: &Path) -> bool {
+    (file.metadata().ok())
+        .zip(fs::symlink_metadata(path).ok())
+        .is_some_and(|(ours, there)| (ours.dev(), ours.ino()) == (there.dev(), there.ino()))
 }
 
 /// Gives each client that asks a credential of its own.
