@@ -160,6 +160,11 @@ async fn nothing_asked_for_a_while_is_an_end_too() {
     assert!(plugin.ended().await.success());
     assert!(bench.left().is_empty());
     assert!(client.lock.exists(), "the client lives");
+    let help = bench.agent("", &["--help"]).output().unwrap().stdout;
+    let help = String::from_utf8_lossy(&help).into_owned();
+    let (_, idle) = help.split_once("--idle-timeout").unwrap();
+    let (_, default) = idle.split_once("[default: ").unwrap();
+    assert!(default.starts_with("5m]"), "{idle}");
 }
 
 #[tokio::test]
