@@ -227,6 +227,9 @@ impl Seat {
     /// Sits down. What an instance that was killed has left is removed; the turn of
     /// whoever started us keeps others from doing the same.
     pub(crate) fn take(&self) -> Result<(UnixListener, Seated), Error> {
+        if let Some(directory) = self.path.parent() {
+            sweep(directory);
+        }
         let path = self.socket();
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -264,6 +267,34 @@ impl Drop for Seated {
             && is_at(&lock, &self.lock)
         {
             let _ = fs::remove_file(&self.lock);
+        }
+    }
+}
+
+/// How many seats are looked at: enough to keep up with crashes.
+const SWEPT: usize = 256;
+
+/// Removes what instances of other configurations left that were killed: seats that nobody
+/// has, and that nobody is about to take.
+fn sweep(directory: &Path) {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return;
+    };
+    let sockets = entries.filter_map(Result::ok).map(|entry| entry.path());
+    let sockets = sockets.filter(|path| path.extension().is_some_and(|it| it == "sock"));
+    for socket in sockets.take(SWEPT) {
+        let is_left = || {
+            let connected = std::os::unix::net::UnixStream::connect(&socket);
+            connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        };
+        let path = socket.with_extension("lock");
+        // Made by whoever took the seat.
+        let turn = OpenOptions::new().write(true).open(&path);
+        // Looked at when nobody can take it any more.
+        let is_free = |turn: &File| turn.try_lock().is_ok() && is_at(turn, &path) && is_left();
+        if turn.as_ref().is_ok_and(is_free) {
+            let _ = fs::remove_file(&socket);
+            let _ = fs::remove_file(&path);
         }
     }
 }
@@ -318,4 +349,38 @@ fn is_private(path: &Path) -> bool {
     fs::symlink_metadata(path)
         // Six bits for group and others, none of them set.
         .is_ok_and(|it| it.is_dir() && it.uid() == ours && it.mode().trailing_zeros() >= 6)
+}
+
+#[cfg(test)]
+mod tests {
+    use skewbridge_testkit::ScratchDir;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn seats_of_instances_that_were_killed_are_given_back_and_no_others() {
+        let dir = ScratchDir::new();
+        let seat = |name: &str| {
+            let lock = File::create(dir.path().join(name).with_extension("lock")).unwrap();
+            let socket = dir.path().join(name).with_extension("sock");
+            (socket::bind(&socket).unwrap(), lock)
+        };
+        let _alive = seat("alive");
+        let (listener, being_started) = seat("being-started");
+        being_started.lock().unwrap();
+        drop((listener, seat("dead")));
+        sweep(dir.path());
+        let entries = fs::read_dir(dir.path()).unwrap();
+        let mut left: Vec<_> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        let expected = [
+            "alive.lock",
+            "alive.sock",
+            "being-started.lock",
+            "being-started.sock",
+        ];
+        assert_eq!(left, expected);
+    }
 }
