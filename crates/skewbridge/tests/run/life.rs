@@ -1,14 +1,16 @@
 //! From its start to its end: exit codes, signals, and what is left.
 
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
+use skewbridge_client::{Endpoint, Kubeconfig, Request};
 use skewbridge_harness::IgnoredSignals;
 use skewbridge_testkit::{PATIENCE, Stopwatch, eventually};
 use tokio::signal::unix::SignalKind;
 
-use crate::stage::{Stage, is_gone, output, parent_of, said, started_by, token};
+use crate::stage::{BADGE, PATIENT, Stage, is_gone, output, parent_of, said, started_by, token};
 
 #[tokio::test]
 async fn the_exit_code_is_the_commands() {
@@ -140,6 +142,69 @@ async fn a_bridge_that_is_killed_takes_its_plugin_along() {
     let ran = output(stage.script(&token(), "true")).await;
     assert!(ran.status.success());
     assert_eq!(stage.left(), 0);
+}
+
+/// A command that shows its kubeconfig in `copy`, and waits for a line in `go`.
+const WAITING: &str = "cp \"$KUBECONFIG\" \"$CHILD_DIR/copy.new\"; mv \"$CHILD_DIR/copy.new\" \
+                       \"$CHILD_DIR/copy\"; read line < \"$CHILD_DIR/go\"";
+
+#[tokio::test]
+async fn a_plugin_that_is_gone_is_started_again_by_the_next_request() {
+    let reference = |headers: &str| {
+        json!({"exec": {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": "sh",
+            "args": ["-c", "echo $$ >> \"$CHILD_DIR/execs\"; exec \"$@\"", "sh",
+                env!("CARGO_BIN_EXE_skewbridge"), "agent", "--signer=headers",
+                format!("--headers-file={headers}"), "--idle-timeout=200ms"],
+            "interactiveMode": "Never",
+            "provideClusterInfo": true,
+        }})
+    };
+    for is_killed in [true, false] {
+        let stage = Stage::new().await;
+        let headers = stage.dir.write("headers", format!("{BADGE}: 4711\n"));
+        let user = if is_killed {
+            stage.plugin()
+        } else {
+            reference(headers.to_str().unwrap())
+        };
+        let go = stage.dir.path().join("go");
+        assert!(Command::new("mkfifo").arg(&go).status().unwrap().success());
+        let running = tokio::spawn(output(stage.script(&user, WAITING)));
+        eventually("the command", PATIENCE * 2, async || {
+            stage.dir.path().join("copy").exists()
+        })
+        .await;
+        let config = Kubeconfig::load(Some(&stage.dir.path().join("copy"))).unwrap();
+        let target = config.target(None).unwrap();
+        let endpoint = Endpoint::prepare(&target, PATIENT).await.unwrap();
+        // A request that meets the end of its connection may fail.
+        let answers = async || {
+            let answer = endpoint.send(&Request::get("/asked")).await;
+            answer.is_ok_and(|answer| answer.body == "/prefix/asked none 4711")
+        };
+        eventually("an answer", PATIENCE, answers).await;
+        let execs = stage.read("execs");
+        let first = execs.lines().next().unwrap();
+        if is_killed {
+            let first = Pid::from_raw(first.parse().unwrap()).unwrap();
+            kill_process(first, Signal::KILL).unwrap();
+        }
+        eventually("the end of the plugin", PATIENCE, async || is_gone(first)).await;
+        eventually("an answer", PATIENCE, answers).await;
+        let execs = stage.read("execs");
+        assert!(execs.lines().count() > 1, "{execs}");
+        std::fs::write(&go, "go\n").unwrap();
+        let ran = running.await.unwrap();
+        assert!(ran.status.success(), "{}", said(&ran));
+        // The socket of one that was killed is removed by a later one.
+        let left = usize::from(is_killed);
+        eventually("the end of all that was made", PATIENCE, async || {
+            stage.left() == left
+        })
+        .await;
+    }
 }
 
 #[tokio::test]
