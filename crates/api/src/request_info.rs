@@ -240,6 +240,11 @@ impl<'a> RequestInfo<'a> {
         self.path == "/readyz" || self.path.starts_with("/readyz/")
     }
 
+    /// Whether it is a workload or a node that answers, and not the API.
+    pub fn reaches_workload(&self) -> bool {
+        self.kind == Kind::Resource && (self.verb == Verb::Proxy || self.subresource == "proxy")
+    }
+
     /// Whether asking twice does no harm: a read of the API itself. What is
     /// passed on to a workload or a node may do anything, whatever its method.
     pub fn is_harmless(&self, method: &Method) -> bool {

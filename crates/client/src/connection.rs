@@ -14,7 +14,7 @@ use skewbridge_h1::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
-use crate::error::Error;
+use crate::error::{Error, Refusal};
 use crate::exec::Shown;
 
 /// How long an answer may be unless the request says otherwise: more than any
@@ -256,10 +256,10 @@ impl Connection {
             }
             (Err(error), _) => return Err(error),
         };
-        if head.status == StatusCode::UNAUTHORIZED
-            && let Some(shown) = &self.shown
-        {
-            shown.refused(&self.headers);
+        let is_refused = head.status == StatusCode::UNAUTHORIZED;
+        let may_be_a_workloads = is_refused && self.reaches_workload(request);
+        if is_refused && !may_be_a_workloads {
+            self.refused();
         }
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(Response {
@@ -269,6 +269,9 @@ impl Connection {
             });
         }
         let body = self.read_body(&head, request).await?;
+        if may_be_a_workloads && Refusal::read(head.status.as_u16(), &body).is_unauthorized() {
+            self.refused();
+        }
         if head.keep_alive {
             self.state = State::Ready;
         }
@@ -277,6 +280,20 @@ impl Connection {
             headers: head.headers,
             body,
         })
+    }
+
+    /// The cluster does not take what we have shown.
+    fn refused(&self) {
+        if let Some(shown) = &self.shown {
+            shown.refused(&self.headers);
+        }
+    }
+
+    /// Whether somebody else than the API server may answer.
+    fn reaches_workload(&self, request: &Request) -> bool {
+        let path = request.path.split('?').next().unwrap_or_default();
+        let path = format!("{}{path}", self.prefix);
+        (self.shown.as_ref()).is_some_and(|shown| shown.reaches_workload(&path))
     }
 
     fn head_of(&self, request: &Request) -> Result<BytesMut, Error> {

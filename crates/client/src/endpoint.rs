@@ -316,35 +316,32 @@ impl Endpoint {
                     let tls = by.secured(straight)?;
                     let mut opened = self.open_straight(Some(&tls), alpn).await?;
                     opened.authorization = issued.authorization().cloned();
-                    opened.shown = Some(Shown::new(issued));
+                    issued.used();
+                    opened.shown = Some(Shown::new(issued, &self.address.prefix));
                     return Ok(opened);
                 }
                 exec::Way::Proxy(wire) => wire,
             };
-            let patience_here = self.connect_patience();
-            let cause = match tokio::time::timeout(patience_here, wire.open(alpn)).await {
-                Ok(Ok((stream, chosen))) => {
+            let cause = match wire.open(alpn, self.connect_patience()).await {
+                Ok((stream, chosen)) => {
+                    issued.used();
                     return Ok(Opened {
                         chosen,
                         server: format!("{} (through the plugin's proxy)", self.server()),
                         authorization: issued.authorization().cloned(),
-                        shown: Some(Shown::new(issued.clone())),
+                        shown: Some(Shown::new(issued.clone(), &self.address.prefix)),
                         stream: Box::new(Kept::new(stream, (plugin.clone(), issued))),
                         early: BytesMut::new(),
                     });
                 }
                 // KEP-2718, "Proxy Proposal": if no one is listening, the plugin is
-                // executed again.
-                Ok(Err(Refused::Gone(_))) if !is_second => {
+                // executed again. Once: what it gives then is not there either.
+                Err(Refused::Gone(_)) if !is_second => {
                     is_second = true;
                     issued = plugin.instead_of(&issued, patience).await?;
                     continue;
                 }
-                Ok(Err(Refused::Gone(cause) | Refused::Unusable(cause))) => cause,
-                Err(_) => format!(
-                    "did not accept a connection within {} s",
-                    patience_here.as_secs_f64()
-                ),
+                Err(Refused::Gone(cause) | Refused::Unusable(cause)) => cause,
             };
             return Err(plugin.error(format!(
                 "its proxy at {} {cause}{}",

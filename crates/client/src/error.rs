@@ -224,6 +224,11 @@ impl Refusal {
         }
     }
 
+    /// Whether it is the API server that does not know who asks.
+    pub fn is_unauthorized(&self) -> bool {
+        self.code == 401 && self.reason == "Unauthorized"
+    }
+
     /// Whether the server said so by a Status, and not somebody on the way.
     pub fn is_status(&self) -> bool {
         !self.reason.is_empty()

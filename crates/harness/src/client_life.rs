@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use tokio::sync::oneshot;
 
 use crate::Error;
+use crate::shared::is_at;
 
 /// A client that lives, as far as is known.
 #[derive(Debug)]
@@ -82,10 +83,7 @@ fn wait(file: &File, path: &Path) {
             }
         }
     }
-    let is_the_same = (file.metadata().ok())
-        .zip(fs::symlink_metadata(path).ok())
-        .is_some_and(|(locked, there)| (locked.dev(), locked.ino()) == (there.dev(), there.ino()));
-    if is_the_same && fs::remove_file(path).is_ok() {
+    if is_at(file, path) && fs::remove_file(path).is_ok() {
         remove_private_parent(path);
     }
 }

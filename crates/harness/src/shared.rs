@@ -38,6 +38,10 @@ const MAX_QUESTION: usize = 64;
 /// Clients that ask at one moment. More wait.
 const MAX_ASKING: usize = 64;
 
+/// How often the lock of a turn may be gone when it is ours: an instance that ends takes it
+/// along, and ends once.
+const TURNS: usize = 64;
+
 /// Where an instance of one configuration is found.
 #[derive(Debug, Clone)]
 pub struct Seat {
@@ -97,6 +101,11 @@ impl Seat {
         self.path.with_extension("sock")
     }
 
+    /// Held by who starts an instance.
+    fn lock(&self) -> PathBuf {
+        self.path.with_extension("lock")
+    }
+
     fn failed(&self, cause: impl std::fmt::Display) -> Error {
         Error::Shared {
             path: self.socket(),
@@ -116,7 +125,10 @@ impl Seat {
         if let Some(answer) = self.ask_running(version).await? {
             return Ok(answer);
         }
-        self.start(instance).await?;
+        self.start(instance).await.inspect_err(|_| {
+            // It is ours, and nobody is there who would take it along.
+            let _ = fs::remove_file(self.lock());
+        })?;
         let answer = self.ask_running(version).await?;
         answer.ok_or_else(|| self.failed("it has ended already"))
     }
@@ -165,16 +177,21 @@ impl Seat {
 
     /// Waits for those who are just starting an instance.
     async fn turn(&self) -> Result<File, Error> {
-        let path = self.path.with_extension("lock");
+        let path = self.lock();
         let locked = tokio::task::spawn_blocking(move || {
-            let file = OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o600)
-                .open(path)?;
-            file.lock()?;
-            io::Result::Ok(file)
+            for _ in 0..TURNS {
+                let file = OpenOptions::new()
+                    .write(true)
+                    .create(true)
+                    .truncate(false)
+                    .mode(0o600)
+                    .open(&path)?;
+                file.lock()?;
+                if is_at(&file, &path) {
+                    return Ok(file);
+                }
+            }
+            Err(io::Error::other("its lock is gone again and again"))
         });
         match locked.await {
             Ok(locked) => locked.map_err(|error| self.failed(error)),
@@ -210,6 +227,9 @@ impl Seat {
     /// Sits down. What an instance that was killed has left is removed; the turn of
     /// whoever started us keeps others from doing the same.
     pub(crate) fn take(&self) -> Result<(UnixListener, Seated), Error> {
+        if let Some(directory) = self.path.parent() {
+            sweep(directory);
+        }
         let path = self.socket();
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -221,6 +241,7 @@ impl Seat {
         let seated = Seated {
             inode: fs::symlink_metadata(&path).map_or(0, |it| it.ino()),
             path,
+            lock: self.lock(),
         };
         Ok((listener, seated))
     }
@@ -231,6 +252,7 @@ impl Seat {
 pub(crate) struct Seated {
     path: PathBuf,
     inode: u64,
+    lock: PathBuf,
 }
 
 impl Drop for Seated {
@@ -239,7 +261,49 @@ impl Drop for Seated {
         if fs::symlink_metadata(&self.path).is_ok_and(|there| there.ino() == self.inode) {
             let _ = fs::remove_file(&self.path);
         }
+        // Unless somebody is about to start another.
+        if let Ok(lock) = OpenOptions::new().write(true).open(&self.lock)
+            && lock.try_lock().is_ok()
+            && is_at(&lock, &self.lock)
+        {
+            let _ = fs::remove_file(&self.lock);
+        }
     }
+}
+
+/// How many seats are looked at: enough to keep up with crashes.
+const SWEPT: usize = 256;
+
+/// Removes what instances of other configurations left that were killed: seats that nobody
+/// has, and that nobody is about to take.
+fn sweep(directory: &Path) {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return;
+    };
+    let sockets = entries.filter_map(Result::ok).map(|entry| entry.path());
+    let sockets = sockets.filter(|path| path.extension().is_some_and(|it| it == "sock"));
+    for socket in sockets.take(SWEPT) {
+        let is_left = || {
+            let connected = std::os::unix::net::UnixStream::connect(&socket);
+            connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        };
+        let path = socket.with_extension("lock");
+        // Made by whoever took the seat.
+        let turn = OpenOptions::new().write(true).open(&path);
+        // Looked at when nobody can take it any more.
+        let is_free = |turn: &File| turn.try_lock().is_ok() && is_at(turn, &path) && is_left();
+        if turn.as_ref().is_ok_and(is_free) {
+            let _ = fs::remove_file(&socket);
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+/// Whether it is this very file that is at this path.
+pub(crate) fn is_at(file: &File, path: &Path) -> bool {
+    (file.metadata().ok())
+        .zip(fs::symlink_metadata(path).ok())
+        .is_some_and(|(ours, there)| (ours.dev(), ours.ino()) == (there.dev(), there.ino()))
 }
 
 /// Gives each client that asks a credential of its own.
@@ -285,4 +349,38 @@ fn is_private(path: &Path) -> bool {
     fs::symlink_metadata(path)
         // Six bits for group and others, none of them set.
         .is_ok_and(|it| it.is_dir() && it.uid() == ours && it.mode().trailing_zeros() >= 6)
+}
+
+#[cfg(test)]
+mod tests {
+    use skewbridge_testkit::ScratchDir;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn seats_of_instances_that_were_killed_are_given_back_and_no_others() {
+        let dir = ScratchDir::new();
+        let seat = |name: &str| {
+            let lock = File::create(dir.path().join(name).with_extension("lock")).unwrap();
+            let socket = dir.path().join(name).with_extension("sock");
+            (socket::bind(&socket).unwrap(), lock)
+        };
+        let _alive = seat("alive");
+        let (listener, being_started) = seat("being-started");
+        being_started.lock().unwrap();
+        drop((listener, seat("dead")));
+        sweep(dir.path());
+        let entries = fs::read_dir(dir.path()).unwrap();
+        let mut left: Vec<_> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        let expected = [
+            "alive.lock",
+            "alive.sock",
+            "being-started.lock",
+            "being-started.sock",
+        ];
+        assert_eq!(left, expected);
+    }
 }

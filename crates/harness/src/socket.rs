@@ -150,7 +150,7 @@ const SWEPT: usize = 256;
 const SETTLED: Duration = Duration::from_mins(1);
 
 /// Removes what plugins left that were killed: directories of ours with a socket on
-/// which nobody listens.
+/// which nobody listens, or with nothing yet.
 fn sweep(above: &Path) {
     let ours = rustix::process::geteuid().as_raw();
     let Ok(entries) = fs::read_dir(above) else {
@@ -165,13 +165,17 @@ fn sweep(above: &Path) {
             let age = it.modified().ok().and_then(|since| since.elapsed().ok());
             it.is_dir() && it.uid() == ours && age.is_some_and(|age| age > SETTLED)
         });
-        let is_left = || match UnixStream::connect(entry.path().join(SOCKET)) {
-            Ok(_) => false,
-            Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
-        };
-        if is_old && is_left() {
-            let _ = fs::remove_dir_all(entry.path());
+        if !is_old {
+            continue;
         }
+        let _ = match UnixStream::connect(entry.path().join(SOCKET)) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                fs::remove_dir_all(entry.path())
+            }
+            // Killed before it was there. Only an empty one goes.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => fs::remove_dir(entry.path()),
+            _ => continue,
+        };
     }
 }
 
@@ -210,16 +214,19 @@ mod tests {
         let alive = make("skewbridge-agent-2");
         let _listening = bind(&alive.join(SOCKET)).unwrap();
         let empty = make("skewbridge-agent-3");
+        let full = make("skewbridge-agent-6");
+        fs::write(full.join("something"), "").unwrap();
+        let new = make("skewbridge-agent-7");
         let other = make("other-4");
         drop(bind(&other.join(SOCKET)).unwrap());
         let young = make("skewbridge-agent-5");
         drop(bind(&young.join(SOCKET)).unwrap());
-        for path in [&dead, &alive, &empty, &other] {
+        for path in [&dead, &alive, &empty, &full, &other] {
             age(path);
         }
         sweep(dir.path());
-        assert!(!dead.exists());
-        for path in [&alive, &empty, &other, &young] {
+        assert!(!dead.exists() && !empty.exists());
+        for path in [&alive, &full, &new, &other, &young] {
             assert!(path.exists(), "{}", path.display());
         }
     }

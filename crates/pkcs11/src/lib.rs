@@ -13,6 +13,7 @@
 //! assert_eq!(which.token.as_deref(), Some("jane"));
 //! ```
 
+mod objects;
 mod pin;
 mod selection;
 mod signature;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use aws_lc_rs::digest::{SHA256, digest};
+use aws_lc_rs::digest::{Context, SHA256};
 use cryptoki::context::{CInitializeArgs, CInitializeFlags, Pkcs11};
 use cryptoki::error::{Error, RvError};
 use cryptoki::object::{Attribute, AttributeType, KeyType, ObjectClass, ObjectHandle};
@@ -14,9 +14,9 @@ use cryptoki::types::AuthPin;
 use rustls::SignatureScheme;
 use rustls_pki_types::CertificateDer;
 use skewbridge_harness::{Certificate, ClientKey, KeyError};
-use x509_parser::prelude::{FromDer as _, X509Certificate};
 use zeroize::Zeroizing;
 
+use crate::objects::{chain_of, objects};
 use crate::pin::{Asked, PinSource};
 use crate::selection::Selection;
 use crate::signature::{Kind, Plan};
@@ -52,11 +52,44 @@ pub struct TokenKey {
 #[derive(Default)]
 struct State {
     open: Option<Open>,
+    /// The token of the first session. Since then whoever has the terminal is not asked
+    /// for anything: a command runs in it.
+    first: Option<TokenName>,
     /// For the next session: a user who puts a token back is not asked again.
-    pin: Option<Zeroizing<String>>,
-    /// What was refused, as a digest: it is not tried again. Tokens lock themselves
-    /// after a few tries.
+    pin: Option<KnownPin>,
+    /// What was refused, as a digest with the token's name: it is not tried again. Tokens
+    /// lock themselves after a few tries.
     refused: Option<[u8; 32]>,
+}
+
+/// A PIN and the token that has taken it: another one would count it as a wrong try.
+struct KnownPin {
+    of: TokenName,
+    pin: Zeroizing<String>,
+}
+
+/// What tells a token from others.
+#[derive(Clone, PartialEq, Eq)]
+struct TokenName {
+    label: String,
+    serial: String,
+    manufacturer: String,
+}
+
+impl TokenName {
+    fn of(token: &TokenInfo) -> Self {
+        Self {
+            label: token.label().trim().to_owned(),
+            serial: token.serial_number().trim().to_owned(),
+            manufacturer: token.manufacturer_id().trim().to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for TokenName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} (serial {})", self.label, self.serial)
+    }
 }
 
 /// Why a PIN has not opened a token.
@@ -71,6 +104,7 @@ enum Refused {
 struct Open {
     session: Session,
     context: Pkcs11,
+    token: TokenName,
     key: ObjectHandle,
     certificate: Certificate,
 }
@@ -83,7 +117,8 @@ impl TokenKey {
             config,
             state: Mutex::default(),
         };
-        key.with(|_| Ok(()))?;
+        let token = key.with(|open| Ok(open.token.clone()))?;
+        key.lock().first = Some(token);
         Ok(key)
     }
 
@@ -132,9 +167,10 @@ impl TokenKey {
         }
         let opened = self.open_token(&context, state);
         match opened {
-            Ok((session, key, certificate)) => Ok(Open {
+            Ok((session, token, key, certificate)) => Ok(Open {
                 session,
                 context,
+                token,
                 key,
                 certificate,
             }),
@@ -149,12 +185,12 @@ impl TokenKey {
         &self,
         context: &Pkcs11,
         state: &mut State,
-    ) -> Result<(Session, ObjectHandle, Certificate), KeyError> {
+    ) -> Result<(Session, TokenName, ObjectHandle, Certificate), KeyError> {
         let slot = self.find_slot(context)?;
         let session = context
             .open_ro_session(slot)
             .map_err(|error| self.failed(error))?;
-        self.log_in(context, slot, &session, state)?;
+        let token = self.log_in(context, slot, &session, state)?;
         let pairs = self.pairs(&session).map_err(|error| self.failed(error))?;
         let (key, chain) = self.choose(pairs)?;
         let kind = self.kind(&session, key)?;
@@ -170,7 +206,7 @@ impl TokenKey {
             schemes,
             algorithm: kind.algorithm(),
         };
-        Ok((session, key, certificate))
+        Ok((session, token, key, certificate))
     }
 
     fn find_slot(&self, context: &Pkcs11) -> Result<Slot, KeyError> {
@@ -210,12 +246,13 @@ impl TokenKey {
         slot: Slot,
         session: &Session,
         state: &mut State,
-    ) -> Result<(), KeyError> {
+    ) -> Result<TokenName, KeyError> {
         let mut token = context
             .get_token_info(slot)
             .map_err(|error| self.failed(error))?;
+        let name = TokenName::of(&token);
         if !token.login_required() {
-            return Ok(());
+            return Ok(name);
         }
         if token.user_pin_locked() {
             return Err(self.failed(LOCKED));
@@ -223,7 +260,7 @@ impl TokenKey {
         if token.protected_authentication_path() {
             // It has keys of its own for the PIN.
             let entered = session.login(UserType::User, None);
-            return self.judge_login(entered.as_ref());
+            return self.judge_login(entered.as_ref()).map(|()| name);
         }
         let tries = match self.config.pin {
             PinSource::Prompt => TYPED_TRIES,
@@ -238,7 +275,7 @@ impl TokenKey {
             match self.enter_pin(&token, session, state, asked) {
                 Err(Refused::Wrong(_)) if left > 0 => {}
                 Err(Refused::Wrong(error) | Refused::Otherwise(error)) => return Err(error),
-                Ok(()) => return Ok(()),
+                Ok(()) => return Ok(name),
             }
             token = context
                 .get_token_info(slot)
@@ -262,21 +299,25 @@ impl TokenKey {
         state: &mut State,
         asked: Asked,
     ) -> Result<(), Refused> {
-        let remembered = state.pin.take();
+        let name = TokenName::of(token);
+        let remembered = state.pin.take_if(|known| known.of == name);
         let has_worked = remembered.is_some();
-        let pin = if let Some(pin) = remembered {
-            pin
+        let pin = if let Some(known) = remembered {
+            known.pin
         } else {
+            if let (PinSource::Prompt, Some(first)) = (&self.config.pin, &state.first) {
+                return Err(Refused::Otherwise(self.too_late_to_ask(&name, first)));
+            }
             if token.user_pin_final_try() && !self.config.pin.is_typed() {
                 return Err(Refused::Otherwise(self.failed(
                     "one try is left for its PIN, which is not spent on a PIN that nobody types; \
                      leave out --pkcs11-pin-file and --pkcs11-askpass",
                 )));
             }
-            let pin = self.config.pin.get(token.label().trim(), asked);
+            let pin = self.config.pin.get(&name.label, asked);
             pin.map_err(|cause| Refused::Otherwise(self.failed(cause)))?
         };
-        let fingerprint = fingerprint(&pin);
+        let fingerprint = fingerprint(&name, &pin);
         if state.refused == Some(fingerprint) {
             return Err(Refused::Wrong(self.failed(
                 "the PIN is wrong, as it was before; it is not tried again, or the token would be \
@@ -292,13 +333,30 @@ impl TokenKey {
         // What has nothing to do with the PIN takes nothing from it.
         let judged = self.judge_login(entered.as_ref());
         if judged.is_ok() || (has_worked && !entered.is_err_and(|error| is_about_pin(&error))) {
-            state.pin = Some(pin);
+            state.pin = Some(KnownPin { of: name, pin });
         }
         judged.map_err(if is_wrong {
             Refused::Wrong
         } else {
             Refused::Otherwise
         })
+    }
+
+    /// The user can be asked for a PIN when the plugin starts, and not in the middle of
+    /// what a command shows at the same terminal.
+    fn too_late_to_ask(&self, token: &TokenName, first: &TokenName) -> KeyError {
+        let instead = if token == first {
+            "start the command again to be asked for it".to_owned()
+        } else {
+            format!(
+                "put the token {first} back in, or start the command again to be asked for the \
+                 PIN of this one"
+            )
+        };
+        self.failed(format_args!(
+            "the PIN of the token {token} is needed, and nobody is asked while a command has the \
+             terminal; {instead}, or give --pkcs11-pin-file or --pkcs11-askpass"
+        ))
     }
 
     fn judge_login(&self, entered: Result<&(), &Error>) -> Result<(), KeyError> {
@@ -443,70 +501,13 @@ struct Pair {
     chain: Option<Vec<CertificateDer<'static>>>,
 }
 
-struct Object {
-    handle: ObjectHandle,
-    label: String,
-    id: Vec<u8>,
-    /// Of a certificate.
-    value: Vec<u8>,
-}
-
-/// Objects of a kind that a token may have: more than anybody keeps in one.
-const MAX_OBJECTS: usize = 256;
-
-fn objects(session: &Session, class: ObjectClass) -> Result<Vec<Object>, Error> {
-    let mut wanted = vec![AttributeType::Label, AttributeType::Id];
-    if class == ObjectClass::CERTIFICATE {
-        wanted.push(AttributeType::Value);
+fn fingerprint(token: &TokenName, pin: &str) -> [u8; 32] {
+    let mut all = Context::new(&SHA256);
+    for part in [&*token.label, &*token.serial, &*token.manufacturer, pin] {
+        all.update(&(part.len() as u64).to_be_bytes());
+        all.update(part.as_bytes());
     }
-    let mut found = Vec::new();
-    let handles = session.find_objects(&[Attribute::Class(class)])?;
-    for handle in handles.into_iter().take(MAX_OBJECTS) {
-        let mut object = Object {
-            handle,
-            label: String::new(),
-            id: Vec::new(),
-            value: Vec::new(),
-        };
-        for attribute in session.get_attributes(handle, &wanted)? {
-            match attribute {
-                Attribute::Label(label) => {
-                    object.label = String::from_utf8_lossy(&label).into_owned();
-                }
-                Attribute::Id(id) => object.id = id,
-                Attribute::Value(value) => object.value = value,
-                _ => {}
-            }
-        }
-        found.push(object);
-    }
-    Ok(found)
-}
-
-/// More intermediates than anybody has.
-const MAX_CHAIN: usize = 8;
-
-/// A certificate and those that lead to its root, as far as the token has them.
-fn chain_of(leaf: &[u8], all: &[Vec<u8>]) -> Vec<CertificateDer<'static>> {
-    let mut chain = vec![CertificateDer::from(leaf.to_vec())];
-    let mut last = leaf;
-    while chain.len() < MAX_CHAIN {
-        let Ok((_, below)) = X509Certificate::from_der(last) else {
-            break;
-        };
-        let above = all.iter().find(|der| {
-            X509Certificate::from_der(der)
-                .is_ok_and(|(_, it)| it.subject() == below.issuer() && it.subject() != it.issuer())
-        });
-        let Some(above) = above else { break };
-        chain.push(CertificateDer::from(above.clone()));
-        last = above;
-    }
-    chain
-}
-
-fn fingerprint(pin: &str) -> [u8; 32] {
     let mut bytes = [0; 32];
-    bytes.copy_from_slice(digest(&SHA256, pin.as_bytes()).as_ref());
+    bytes.copy_from_slice(all.finish().as_ref());
     bytes
 }

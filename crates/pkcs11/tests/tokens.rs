@@ -247,3 +247,48 @@ fn inside_put_back() {
     std::fs::rename(tokens.join("away"), tokens.join("tokens")).unwrap();
     sign().unwrap();
 }
+
+#[test]
+fn the_pin_of_one_token_is_not_tried_on_another() {
+    let Some(token) = SoftToken::new("jane", PIN) else {
+        return;
+    };
+    let key = token.generate("EC:prime256v1", "k", "01");
+    token.store(
+        &Ca::new("users").client_with_key(&key, "jane", &[]),
+        "k",
+        "01",
+    );
+    let dir = ScratchDir::new();
+    let script = format!("#!/bin/sh\ncase \"$1\" in *jane*) echo {PIN};; *) echo 13579;; esac\n");
+    dir.write_program("askpass", &script);
+    let tokens = token.configuration();
+    let tokens = tokens.parent().unwrap();
+    let variables = [("PREPARED", dir.path()), ("TOKENS", tokens)];
+    within("inside_another", &token, &variables);
+}
+
+#[test]
+#[ignore = "run by the_pin_of_one_token_is_not_tried_on_another"]
+fn inside_another() {
+    let (Some(library), Some(prepared), Some(tokens)) =
+        (told("TOKEN_LIBRARY"), told("PREPARED"), told("TOKENS"))
+    else {
+        return;
+    };
+    let pin = PinSource::Askpass(prepared.join("askpass").into());
+    let key = TokenKey::open(config(&library, "pkcs11:object=k", pin)).unwrap();
+    let sign = || key.sign(SignatureScheme::ECDSA_NISTP256_SHA256, b"message");
+    sign().unwrap();
+    std::fs::rename(tokens.join("tokens"), tokens.join("away")).unwrap();
+    std::fs::create_dir(tokens.join("tokens")).unwrap();
+    let made = Command::new("softhsm2-util")
+        .args(["--init-token", "--free", "--label", "joe"])
+        .args(["--pin", "13579", "--so-pin", "12345678"])
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    // By its own PIN it is seen to be without the key.
+    let error = sign().unwrap_err().to_string();
+    assert!(error.contains("there is no such private key"), "{error}");
+}

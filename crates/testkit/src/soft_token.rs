@@ -85,20 +85,14 @@ impl SoftToken {
             label: label.to_owned(),
             pin: pin.to_owned(),
         };
-        token.run(
-            "softhsm2-util",
-            &[
-                "--init-token",
-                "--free",
-                "--label",
-                label,
-                "--pin",
-                pin,
-                "--so-pin",
-                "12345678",
-            ],
-        );
+        token.initialize(label, pin);
         Some(token)
+    }
+
+    fn initialize(&self, label: &str, pin: &str) {
+        let words = ["--init-token", "--free", "--label", label, "--pin", pin];
+        let words = [&words[..], &["--so-pin", "12345678"]].concat();
+        self.run("softhsm2-util", &words);
     }
 
     /// What `SOFTHSM2_CONF` has to be for who uses it.
@@ -165,9 +159,16 @@ impl SoftToken {
         fs::create_dir(self.dir.path().join("tokens")).unwrap();
     }
 
+    /// Takes the token out, and puts another one in, with another serial number and no
+    /// key.
+    pub fn exchange(&self, label: &str, pin: &str) {
+        self.take_out();
+        self.initialize(label, pin);
+    }
+
     /// Puts it back.
     pub fn put_back(&self) {
-        fs::remove_dir(self.dir.path().join("tokens")).unwrap();
+        fs::remove_dir_all(self.dir.path().join("tokens")).unwrap();
         fs::rename(self.dir.path().join("away"), self.dir.path().join("tokens")).unwrap();
     }
 

@@ -57,6 +57,7 @@ impl Stopwatch {
         eventually(what, PATIENCE, condition).await;
         let took = self.begun.elapsed();
         let late = Duration::from_micros(self.late.load(Ordering::Relaxed));
+        println!("{what} took {took:?}; this machine was late by {late:?}");
         assert!(
             is_within(limit, took, late),
             "{what} took {took:?}, and the limit is {limit:?}; this machine was late by {late:?}"

@@ -1,5 +1,6 @@
 //! The plugins of this process: one for all who would run it for the same.
 
+use std::ffi::OsString;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::{Gate, Plugin};
@@ -25,7 +26,7 @@ struct Key {
     cluster: Cluster,
     user_name: String,
     user: User,
-    environment: Vec<Option<std::ffi::OsString>>,
+    environment: Vec<Option<OsString>>,
     gate: Gate,
 }
 
@@ -35,11 +36,21 @@ static KNOWN: Mutex<Vec<(Key, Weak<Plugin>)>> = Mutex::new(Vec::new());
 
 /// The plugin of a user, shared with all who asked for the same and still use it.
 pub(crate) fn plugin_of(target: &Target, exec: &Exec, gate: Gate) -> Arc<Plugin> {
+    plugin_within(target, exec, gate, |name| std::env::var_os(name))
+}
+
+/// The same, in an environment with these variables.
+fn plugin_within(
+    target: &Target,
+    exec: &Exec,
+    gate: Gate,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Arc<Plugin> {
     let key = Key {
         cluster: target.cluster.clone(),
         user_name: target.user_name.clone(),
         user: target.user.clone(),
-        environment: PROXY_VARIABLES.map(std::env::var_os).to_vec(),
+        environment: PROXY_VARIABLES.map(variable).to_vec(),
         gate,
     };
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -56,4 +67,45 @@ pub(crate) fn plugin_of(target: &Target, exec: &Exec, gate: Gate) -> Arc<Plugin>
     ));
     known.push((key, Arc::downgrade(&plugin)));
     plugin
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::kubeconfig::Kubeconfig;
+
+    #[test]
+    fn another_proxy_environment_is_another_plugin() {
+        let config = r#"{"current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "known-by-proxy"}}],
+            "clusters": [{"name": "k", "cluster": {"server": "https://k.invalid"}}],
+            "users": [{"name": "known-by-proxy", "user": {"exec": {
+                "apiVersion": "client.authentication.k8s.io/v1", "command": "x",
+                "interactiveMode": "Never"}}}]}"#;
+        let config = Kubeconfig::parse(config, Path::new("/nonexistent/config")).unwrap();
+        let target = config.target(None).unwrap();
+        let exec = target.user.exec.clone().unwrap();
+        let within = |set: &[(&str, &str)]| {
+            plugin_within(&target, &exec, Gate::On, |name| {
+                let found = set.iter().find(|(it, _)| *it == name);
+                found.map(|(_, value)| OsString::from(value))
+            })
+        };
+        let none = within(&[]);
+        assert!(Arc::ptr_eq(&none, &within(&[])));
+        let other = within(&[("LANG", "C")]);
+        assert!(Arc::ptr_eq(&none, &other), "what has nothing to do with it");
+        let mut all = vec![none];
+        for name in PROXY_VARIABLES {
+            for value in ["http://one.invalid:1", "http://two.invalid:1", ""] {
+                let plugin = within(&[(name, value)]);
+                assert!(Arc::ptr_eq(&plugin, &within(&[(name, value)])));
+                let is_known = all.iter().any(|it| Arc::ptr_eq(it, &plugin));
+                assert!(!is_known, "{name}={value}");
+                all.push(plugin);
+            }
+        }
+    }
 }

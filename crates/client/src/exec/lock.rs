@@ -33,13 +33,33 @@ pub(super) struct LockFile {
     _held: File,
 }
 
+/// How a lock is tried.
+type TryLock = fn(&File) -> Result<(), TryLockError>;
+
+/// Why there is no locked file.
+#[derive(Debug)]
+enum Unmade {
+    /// Another name may be free.
+    Taken(io::Error),
+    /// Any other name would fare alike.
+    Otherwise(io::Error),
+}
+
 impl LockFile {
     /// Makes a directory and takes a lock in it, where runtime files of this user
     /// are.
     pub(super) fn take() -> io::Result<Self> {
+        Self::take_among(runtime_directories(), File::try_lock)
+    }
+
+    /// In the first of them where files can be locked: not all filesystems know how.
+    fn take_among(
+        directories: impl IntoIterator<Item = PathBuf>,
+        lock: TryLock,
+    ) -> io::Result<Self> {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
-        for beside in runtime_directories() {
-            match Self::take_in(&beside) {
+        for beside in directories {
+            match Self::take_in(&beside, lock) {
                 Ok(taken) => return Ok(taken),
                 Err(error) => last = error,
             }
@@ -47,40 +67,62 @@ impl LockFile {
         Err(last)
     }
 
-    fn take_in(beside: &Path) -> io::Result<Self> {
+    fn take_in(beside: &Path, lock: TryLock) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         sweep(beside);
         let mut last = io::Error::from(io::ErrorKind::AlreadyExists);
         for _ in 0..ATTEMPTS {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let name = format!("{PREFIX}{}-{number}", std::process::id());
-            match Self::make(&beside.join(name)) {
+            match Self::make(&beside.join(name), lock) {
                 Ok(taken) => return Ok(taken),
-                Err(error) => last = error,
+                Err(Unmade::Taken(error)) => last = error,
+                Err(Unmade::Otherwise(error)) => return Err(error),
             }
         }
         Err(last)
     }
 
-    fn make(directory: &Path) -> io::Result<Self> {
-        DirBuilder::new().mode(0o700).create(directory)?;
+    fn make(directory: &Path, lock: TryLock) -> Result<Self, Unmade> {
+        (DirBuilder::new().mode(0o700).create(directory)).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => Unmade::Taken(error),
+            _ => Unmade::Otherwise(error),
+        })?;
         let path = directory.join(FILE);
+        Self::lock_new(&path, lock).inspect_err(|unmade| {
+            // Whoever cannot lock it has made it nevertheless. What was taken for a dead
+            // one's is removed by whoever did so.
+            if matches!(unmade, Unmade::Otherwise(_)) {
+                remove(&path);
+            }
+        })
+    }
+
+    fn lock_new(path: &Path, lock: TryLock) -> Result<Self, Unmade> {
         let opened = OpenOptions::new()
             .write(true)
             .create_new(true)
             .mode(0o600)
-            .open(&path);
-        let held = opened.inspect_err(|_| {
-            let _ = fs::remove_dir(directory);
+            .open(path);
+        let held = opened.map_err(|error| match error.kind() {
+            // Somebody has taken our directory for a dead one's.
+            io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists => Unmade::Taken(error),
+            _ => Unmade::Otherwise(error),
         })?;
-        held.try_lock()?;
-        // Between the two somebody may have taken it for a dead one's.
-        let there = fs::symlink_metadata(&path)?;
-        let ours = held.metadata()?;
-        if (there.dev(), there.ino()) != (ours.dev(), ours.ino()) {
-            return Err(io::Error::from(io::ErrorKind::AlreadyExists));
+        lock(&held).map_err(|error| match error {
+            TryLockError::WouldBlock => Unmade::Taken(io::ErrorKind::WouldBlock.into()),
+            TryLockError::Error(error) => Unmade::Otherwise(error),
+        })?;
+        // Or our file, between the two.
+        let ours = held.metadata().map_err(Unmade::Otherwise)?;
+        let is_ours = |there: fs::Metadata| (there.dev(), there.ino()) == (ours.dev(), ours.ino());
+        if !fs::symlink_metadata(path).is_ok_and(is_ours) {
+            return Err(Unmade::Taken(io::ErrorKind::AlreadyExists.into()));
         }
-        Ok(Self { path, _held: held })
+        Ok(Self {
+            path: path.to_owned(),
+            _held: held,
+        })
     }
 
     /// What the plugin is told.
@@ -155,7 +197,7 @@ mod tests {
     #[test]
     fn the_lock_is_held_in_a_private_directory_and_both_go_with_it() {
         let dir = ScratchDir::new();
-        let lock = LockFile::take_in(dir.path()).unwrap();
+        let lock = LockFile::take_in(dir.path(), File::try_lock).unwrap();
         let path = lock.path().to_owned();
         let directory = path.parent().unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -165,6 +207,33 @@ mod tests {
         drop(lock);
         other.try_lock().unwrap();
         assert!(!directory.exists());
+    }
+
+    #[test]
+    fn where_nothing_can_be_locked_nothing_is_left() {
+        fn without_locks(_: &File) -> Result<(), TryLockError> {
+            Err(TryLockError::Error(io::ErrorKind::Unsupported.into()))
+        }
+        let dir = ScratchDir::new();
+        let error = LockFile::take_in(dir.path(), without_locks).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn another_directory_is_tried_where_nothing_can_be_locked() {
+        static LOCKS_WORK: AtomicU64 = AtomicU64::new(0);
+        fn from_the_second_time_on(file: &File) -> Result<(), TryLockError> {
+            match LOCKS_WORK.fetch_add(1, Ordering::Relaxed) {
+                0 => Err(TryLockError::Error(io::ErrorKind::Unsupported.into())),
+                _ => file.try_lock(),
+            }
+        }
+        let (first, second) = (ScratchDir::new(), ScratchDir::new());
+        let directories = [first.path().to_owned(), second.path().to_owned()];
+        let lock = LockFile::take_among(directories, from_the_second_time_on).unwrap();
+        assert!(lock.path().starts_with(second.path()));
+        assert_eq!(fs::read_dir(first.path()).unwrap().count(), 0);
     }
 
     #[test]
@@ -180,20 +249,20 @@ mod tests {
         let linked = dir.path().join(format!("{PREFIX}1-1"));
         fs::create_dir(&linked).unwrap();
         std::os::unix::fs::symlink(&away, linked.join(FILE)).unwrap();
-        LockFile::take_in(dir.path()).unwrap();
+        LockFile::take_in(dir.path(), File::try_lock).unwrap();
         assert!(linked.exists() && away.exists());
     }
 
     #[test]
     fn what_the_dead_left_is_swept_and_what_lives_is_not() {
         let dir = ScratchDir::new();
-        let living = LockFile::take_in(dir.path()).unwrap();
+        let living = LockFile::take_in(dir.path(), File::try_lock).unwrap();
         let dead = dir.path().join(format!("{PREFIX}1-0"));
         fs::create_dir(&dead).unwrap();
         fs::write(dead.join(FILE), "").unwrap();
         let foreign = dir.path().join("somebody-else");
         fs::create_dir(&foreign).unwrap();
-        let second = LockFile::take_in(dir.path()).unwrap();
+        let second = LockFile::take_in(dir.path(), File::try_lock).unwrap();
         assert!(!dead.exists());
         assert!(foreign.exists() && living.path().exists() && second.path().exists());
         assert_ne!(living.path(), second.path());

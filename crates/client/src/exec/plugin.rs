@@ -82,6 +82,9 @@ impl Failed {
 pub(crate) struct Issued {
     authorization: Option<HeaderValue>,
     expires: Option<SystemTime>,
+    /// It had expired when it came, and nobody has used it yet. As client-go does, we use
+    /// it once: a clock may be wrong, and some plugins mean that it is not to be kept.
+    good_for_once: AtomicBool,
     /// The cluster does not take it: as client-go, we ask the plugin for another.
     refused: AtomicBool,
     way: Way,
@@ -249,7 +252,7 @@ impl Program {
                 let lock = LockFile::take().map_err(|error| {
                     Failed::because(format!(
                         "no lock file for it can be made: {error}; set $TMPDIR to a directory \
-                         that is yours alone"
+                         that is yours alone, where files can be locked"
                     ))
                 })?;
                 state.lock = Some(lock);
@@ -302,9 +305,11 @@ impl Program {
                     config: std::sync::OnceLock::new(),
                 }),
             };
+            let now = SystemTime::now();
             Ok(Issued {
                 authorization,
                 expires: given.expires,
+                good_for_once: AtomicBool::new(given.expires.is_some_and(|at| at <= now)),
                 refused: AtomicBool::new(false),
                 way,
                 staying: answered.staying.map(Arc::new),
@@ -359,7 +364,14 @@ impl Issued {
 
     /// Whether requests may still be sent with it.
     pub(crate) fn is_good(&self) -> bool {
-        !self.refused.load(Ordering::Relaxed) && !self.has_expired(SystemTime::now())
+        let is_in_time =
+            || self.good_for_once.load(Ordering::Relaxed) || !self.has_expired(SystemTime::now());
+        !self.refused.load(Ordering::Relaxed) && is_in_time()
+    }
+
+    /// A connection has been opened with it.
+    pub(crate) fn used(&self) {
+        self.good_for_once.store(false, Ordering::Relaxed);
     }
 
     /// The cluster has answered 401 to a request that was sent with it.

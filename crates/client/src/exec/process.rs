@@ -421,3 +421,61 @@ impl Drop for Staying {
         self.task.abort();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that has answered and goes on, with its number.
+    fn staying() -> (Arc<Staying>, u32) {
+        let child = Command::new("sleep")
+            .arg("300")
+            .stdin(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let number = child.id().unwrap();
+        let dialogue = Dialogue {
+            running: Running {
+                child,
+                whom: Whom::Group,
+                by: Signal::KILL,
+            },
+            stdout: None,
+            stderr: None,
+            printed: Zeroizing::default(),
+            credential: None,
+            said: Said::default(),
+        };
+        (Arc::new(Staying::new(dialogue)), number)
+    }
+
+    fn is_running(process: u32) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat"));
+        stat.is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") X "))
+    }
+
+    /// The clock of the runtime stands still while processes end in their own time.
+    async fn ends(process: u32) {
+        let deadline = std::time::Instant::now() + skewbridge_testkit::PATIENCE;
+        while is_running(process) {
+            assert!(std::time::Instant::now() < deadline, "{process} goes on");
+            tokio::task::yield_now().await;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_stays_for_a_while_with_the_same_url_has_taken_the_place_of_the_one_before() {
+        let (before, first) = staying();
+        let (now, second) = staying();
+        now.may_have_found(before);
+        tokio::time::sleep(SETTLED / 2).await;
+        assert!(is_running(first), "the later one may have found it");
+        tokio::time::sleep(SETTLED).await;
+        ends(first).await;
+        assert!(is_running(second));
+        drop(now);
+        ends(second).await;
+    }
+}

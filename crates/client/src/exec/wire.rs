@@ -46,8 +46,8 @@ pub(crate) struct Wire {
 /// Why there is no connection.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// Nobody listens, or who did has just gone: the plugin has to be run again. In
-    /// words.
+    /// Nobody listens, or who did has just gone, or somebody else has taken its port: the
+    /// plugin has to be run again. In words.
     Gone(String),
     /// That would not help. In words.
     Unusable(String),
@@ -89,11 +89,33 @@ impl Wire {
         &self.proxy.url
     }
 
-    /// Opens a connection, and says which of the protocols the proxy has chosen.
+    /// Opens a connection within so much time, and says which of the protocols the proxy
+    /// has chosen.
     pub(crate) async fn open(
         &self,
         alpn: &[Vec<u8>],
+        patience: Duration,
     ) -> Result<(Stream, Option<Vec<u8>>), Refused> {
+        let opened = tokio::time::timeout(patience, self.try_open(alpn)).await;
+        opened.unwrap_or_else(|_| {
+            Err(self.unusable(format!(
+                "did not accept a connection within {} s",
+                patience.as_secs_f64()
+            )))
+        })
+    }
+
+    /// Whatever a handshake fails by. A port of loopback is anybody's when the proxy has
+    /// gone, and then it fails before anything of ours has been shown. A Unix socket is in a
+    /// directory of its own, and nobody else's.
+    fn unusable(&self, cause: String) -> Refused {
+        match self.place {
+            Place::Tcp { .. } => Refused::Gone(cause),
+            Place::Unix(_) => Refused::Unusable(cause),
+        }
+    }
+
+    async fn try_open(&self, alpn: &[Vec<u8>]) -> Result<(Stream, Option<Vec<u8>>), Refused> {
         let connected: Result<Stream, io::Error> = match &self.place {
             Place::Unix(path) => connect_unix(path)
                 .await
@@ -132,7 +154,7 @@ impl Wire {
                 | io::ErrorKind::BrokenPipe => {
                     Refused::Gone(format!("breaks off the handshake: {error}"))
                 }
-                _ => Refused::Unusable(explain(&error)),
+                _ => self.unusable(explain(&error)),
             }),
         }
     }
@@ -288,6 +310,40 @@ mod tests {
                 certificate_authority_data: authority.as_bytes().to_vec(),
             };
             assert_eq!(Wire::new(proxy, certificate).unwrap_err(), expected);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_says_nothing_on_a_port_of_loopback_may_be_a_stranger() {
+        let ca = Ca::new("plugin");
+        let leaf = ca.client("client", &[]);
+        let certificate = Certificate {
+            chain: Secret::new(leaf.cert_pem),
+            key: Secret::new(leaf.key_pem),
+        };
+        let dir = ScratchDir::new();
+        let path = dir.path().join("s");
+        // Neither ever accepts.
+        let _unix = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let urls = [
+            format!("https://{}", tcp.local_addr().unwrap()),
+            format!("unix://{}", path.display()),
+        ];
+        for url in urls {
+            let proxy = ProxyConfig {
+                url: url.clone(),
+                certificate_authority_data: ca.pem().into_bytes(),
+            };
+            let wire = Wire::new(proxy, certificate.clone()).unwrap();
+            let opened = wire.open(&[], Duration::from_secs(30)).await;
+            let (is_gone, cause) = match opened.map(drop) {
+                Err(Refused::Gone(cause)) => (true, cause),
+                Err(Refused::Unusable(cause)) => (false, cause),
+                Ok(()) => panic!("{url}"),
+            };
+            assert_eq!(is_gone, url.starts_with("https"), "{url}");
+            assert_eq!(cause, "did not accept a connection within 30 s");
         }
     }
 

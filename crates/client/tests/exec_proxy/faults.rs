@@ -1,16 +1,21 @@
 //! Plugins that do not do what they are there for: each is a clear error that names
 //! the plugin and the kubeconfig's user, within its time limit.
 
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use skewbridge_client::{Endpoint, Limits};
-use skewbridge_testkit::{Ca, PATIENCE, SilentPort, eventually};
+use skewbridge_testkit::{ApiServer, Ca, Options, PATIENCE, Reply, SilentPort, eventually};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::client_process;
-use crate::stage::{Kind, LIMITS, Stage, ask};
+use crate::stage::{Kind, LIMITS, NAME, Socket, Stage, ask};
 
 async fn error_of(stage: &Stage, plugin: &Value, limits: Limits) -> String {
     let target = stage.target_of("alice", plugin);
@@ -192,6 +197,90 @@ async fn a_proxy_that_goes_in_the_handshake_is_looked_for_twice_and_then_told() 
     let count = std::fs::read_to_string(count).unwrap();
     assert_eq!(count.lines().count(), 2);
     closing.abort();
+}
+
+/// A port that leads to the plugin's, but for as many connections as are a stranger's.
+struct Port {
+    address: std::net::SocketAddr,
+    strangers: Arc<AtomicUsize>,
+}
+
+impl Port {
+    async fn open(plugin: PathBuf, stranger: std::net::SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = Self {
+            address: listener.local_addr().unwrap(),
+            strangers: Arc::default(),
+        };
+        let strangers = port.strangers.clone();
+        tokio::spawn(async move {
+            while let Ok((mut near, _)) = listener.accept().await {
+                let less = |left: usize| left.checked_sub(1);
+                let is_stranger = strangers
+                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+                    .is_ok();
+                let address = if is_stranger {
+                    stranger.to_string()
+                } else {
+                    std::fs::read_to_string(&plugin).unwrap()
+                };
+                tokio::spawn(async move {
+                    let mut far = TcpStream::connect(address).await.unwrap();
+                    let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+                });
+            }
+        });
+        port
+    }
+}
+
+#[tokio::test]
+async fn a_port_that_somebody_else_has_taken_is_left_for_that_of_another_exec() {
+    let other = Ca::new("plugin");
+    let of_another_ca = ApiServer::start(Options::new(other.server(&["127.0.0.1"])), |_| {
+        Reply::json("stranger")
+    })
+    .await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let without_tls = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = stream.write_all(b"220 mail.example ESMTP\r\n").await;
+            let _ = stream.read_to_end(&mut Vec::new()).await;
+        }
+    });
+    let rows = [
+        (
+            of_another_ca.addr(),
+            "cannot be trusted: its certificate is not signed by the plugin's",
+        ),
+        (without_tls, "does not speak TLS with us"),
+    ];
+    for (stranger, words) in rows {
+        let mut stage = Stage::new(Kind::Itself).await;
+        stage.socket = Socket::Tcp;
+        let port = Port::open(stage.dir.path().join("address"), stranger).await;
+        let url = format!("https://{}", port.address);
+        stage.extra = json!({"proxyConfig": {
+            "url": url,
+            "certificate-authority-data": STANDARD.encode(stage.told("plugin-ca.crt")),
+        }});
+        let endpoint = stage.endpoint().await;
+        assert_eq!(ask(&endpoint, "/x").await.unwrap(), format!("{NAME} /x"));
+        assert_eq!(stage.execs(), 1);
+        port.strangers.store(1, Ordering::Relaxed);
+        assert_eq!(ask(&endpoint, "/y").await.unwrap(), format!("{NAME} /y"));
+        assert_eq!(stage.execs(), 2, "{words}");
+        // Who stays a stranger is told of, after one exec more.
+        port.strangers.store(usize::MAX, Ordering::Relaxed);
+        let error = ask(&endpoint, "/z").await.unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("its proxy at {url} {words}")),
+            "{error}"
+        );
+        assert_eq!(stage.execs(), 3, "{words}");
+    }
+    assert!(of_another_ca.requests().is_empty());
 }
 
 #[tokio::test]

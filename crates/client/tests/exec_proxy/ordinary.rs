@@ -93,6 +93,9 @@ async fn calls_are_counted_if_they_may_have_given_a_proxy() {
     assert_eq!(call(77, CallStatus::PluginExecutionError), 1);
 }
 
+/// What kube-apiserver says to whom it does not know.
+const UNAUTHORIZED: &str = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"Unauthorized","reason":"Unauthorized","code":401}"#;
+
 /// A cluster that takes all tokens but one, and a plugin that gives `token-1`, `token-2`
 /// and so on, unless it is told to fail.
 struct Tokens {
@@ -107,8 +110,11 @@ impl Tokens {
         let options = Options::new(ca.server(&["127.0.0.1"]));
         let server = ApiServer::start(options, move |seen| {
             let token = seen.header("authorization").unwrap_or("none").to_owned();
+            if seen.path().ends_with("/proxy/login") {
+                return Reply::new(401).body("who are you?");
+            }
             if token == format!("Bearer {refused}") {
-                return Reply::new(401);
+                return Reply::new(401).body(UNAUTHORIZED);
             }
             Reply::json(token)
         })
@@ -137,7 +143,11 @@ impl Tokens {
 
     /// A request on the connection of the last one, if that may be used.
     async fn ask(&self) -> (u16, String) {
-        let answer = self.endpoint.send(&Request::get("/")).await.unwrap();
+        self.get("/").await
+    }
+
+    async fn get(&self, path: &str) -> (u16, String) {
+        let answer = self.endpoint.send(&Request::get(path)).await.unwrap();
         let text = String::from_utf8_lossy(&answer.body).into_owned();
         (answer.status.as_u16(), text)
     }
@@ -152,7 +162,8 @@ async fn what_has_expired_is_not_sent_on_a_connection_that_is_open() {
     let past = r#""expirationTimestamp":"2001-01-01T00:00:00Z","#;
     let tokens = Tokens::new("none", past).await;
     let (first, second) = (tokens.ask().await.1, tokens.ask().await.1);
-    assert_eq!((&*first, &*second), ("Bearer token-2", "Bearer token-3"));
+    assert_eq!((&*first, &*second), ("Bearer token-1", "Bearer token-2"));
+    assert_eq!(tokens.execs(), 2);
     let tokens = Tokens::new("none", "").await;
     for _ in 0..2 {
         assert_eq!(tokens.ask().await.1, "Bearer token-1");
@@ -183,7 +194,38 @@ async fn what_is_renewed_has_the_plugin_run_once_and_only_if_it_must() {
     let past = r#""expirationTimestamp":"2001-01-01T00:00:00Z","#;
     let tokens = Tokens::new("none", past).await;
     tokens.endpoint.renewed().await.unwrap();
+    assert_eq!(
+        tokens.execs(),
+        1,
+        "it had expired, and has not been used yet"
+    );
+    tokens.ask().await;
+    tokens.endpoint.renewed().await.unwrap();
     assert_eq!(tokens.execs(), 2, "it has expired");
+}
+
+#[tokio::test]
+async fn after_a_workloads_own_401_the_plugin_is_not_executed_again() {
+    const SERVICE: &str = "/api/v1/namespaces/shop/services/web/proxy";
+    let tokens = Tokens::new("none", "").await;
+    for path in [
+        &*format!("{SERVICE}/login"),
+        "/api/v1/nodes/n/proxy/login?next=/api/v1/pods",
+        "/api/v1/namespaces/shop/pods/web/proxy/login",
+    ] {
+        assert_eq!(tokens.get(path).await, (401, "who are you?".to_owned()));
+        assert_eq!(tokens.ask().await.1, "Bearer token-1", "{path}");
+    }
+    assert_eq!(tokens.execs(), 1);
+    // The cluster's own.
+    let tokens = Tokens::new("token-1", "").await;
+    let path = format!("{SERVICE}/page");
+    assert_eq!(tokens.get(&path).await, (401, UNAUTHORIZED.to_owned()));
+    assert_eq!(tokens.get(&path).await, (200, "Bearer token-2".to_owned()));
+    // A namespace may be called so.
+    let tokens = Tokens::new("token-1", "").await;
+    assert_eq!(tokens.get("/api/v1/namespaces/proxy/pods").await.0, 401);
+    assert_eq!(tokens.ask().await.1, "Bearer token-2");
 }
 
 /// As client-go: a 401 may have had another reason.

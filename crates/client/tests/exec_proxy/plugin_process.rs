@@ -127,6 +127,7 @@ impl Plugin {
             if std::env::var("PLUGIN_SOCKET").unwrap() == "tcp" {
                 let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
                 let address = listener.local_addr().unwrap();
+                fs::write(self.dir.join("address"), address.to_string()).unwrap();
                 self.say(answer, &format!("https://{address}"));
                 let serving = async {
                     loop {

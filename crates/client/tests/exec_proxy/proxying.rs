@@ -150,6 +150,29 @@ async fn the_plugin_is_executed_again_when_no_one_is_listening() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn all_who_find_no_one_listening_wait_for_one_exec() {
+    for kind in [Kind::Itself, Kind::Starter] {
+        let stage = Stage::new(kind).await;
+        let endpoint = stage.endpoint().await;
+        let first = stage.proxy();
+        let pid = rustix::process::Pid::from_raw(first).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        eventually("the end of the proxy", PATIENCE, async || is_gone(first)).await;
+        let mut all = tokio::task::JoinSet::new();
+        for number in 0..20 {
+            let endpoint = endpoint.clone();
+            all.spawn(async move {
+                let path = format!("/{number}");
+                let answer = ask(&endpoint, &path).await.unwrap();
+                assert_eq!(answer, format!("{NAME} {path}"));
+            });
+        }
+        all.join_all().await;
+        assert_eq!(stage.execs(), 2, "{kind:?}");
+    }
+}
+
 #[tokio::test]
 async fn the_proxy_lets_in_nobody_without_the_certificate_that_it_gave() {
     let stage = Stage::new(Kind::Itself).await;

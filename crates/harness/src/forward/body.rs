@@ -3,10 +3,12 @@
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
 use http::HeaderMap;
+use tokio::time::timeout;
 
 /// A piece of a body.
 #[derive(Debug)]
@@ -68,21 +70,52 @@ pub(crate) fn empty() -> AnyBody {
     Box::new(Whole(Bytes::new()))
 }
 
+/// What has come of a body, and what is still to come.
+pub(crate) struct Resumed {
+    pub(crate) first: Bytes,
+    pub(crate) rest: AnyBody,
+}
+
+impl Body for Resumed {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
+        let first = std::mem::take(&mut self.first);
+        if first.is_empty() {
+            self.rest.poll_frame(cx)
+        } else {
+            Poll::Ready(Some(Ok(Frame::Data(first))))
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.first.is_empty() && self.rest.is_done()
+    }
+}
+
 /// Why a body was not collected.
 pub(crate) enum Uncollected {
     TooLong,
+    /// Nothing has come for so long.
+    Stalled(Resumed),
     Cut(Cut),
 }
 
 /// All of a body, if it is not longer than `limit`; as long as `expected`, as a rule.
-/// Trailers are left out: what is collected is sent with its length.
+/// Between two pieces nobody waits for longer than `idle`. Trailers are left out: what is
+/// collected is sent with its length.
 pub(crate) async fn collect(
     mut body: AnyBody,
     expected: usize,
     limit: usize,
+    idle: Duration,
 ) -> Result<Bytes, Uncollected> {
     let mut whole = BytesMut::with_capacity(expected);
-    while let Some(frame) = poll_fn(|cx| body.poll_frame(cx)).await {
+    loop {
+        let next = timeout(idle, poll_fn(|cx| body.poll_frame(cx))).await;
+        let Ok(frame) = next else {
+            let first = whole.freeze();
+            return Err(Uncollected::Stalled(Resumed { first, rest: body }));
+        };
+        let Some(frame) = frame else { break };
         if let Frame::Data(data) = frame.map_err(Uncollected::Cut)? {
             if whole.len() + data.len() > limit {
                 return Err(Uncollected::TooLong);

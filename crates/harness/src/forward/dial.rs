@@ -91,7 +91,14 @@ pub trait Standing: Send + Sync + 'static {
     /// are left alone.
     fn is_good(&self) -> bool;
 
-    /// Upstream has answered 401 to a request that was sent with these headers.
+    /// Whether somebody behind upstream may answer a request to this path. A 401 is then
+    /// upstream's own only if it is a `metav1.Status`.
+    fn is_passed_on(&self, path: &str) -> bool {
+        let _ = path;
+        false
+    }
+
+    /// Upstream itself has answered 401 to a request that was sent with these headers.
     fn refused(&self, request: &HeaderMap) {
         let _ = request;
     }

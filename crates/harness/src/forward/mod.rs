@@ -13,6 +13,7 @@ mod client_h1;
 mod client_h2;
 mod dial;
 mod handshakes;
+mod overheard;
 mod pool;
 mod refusal;
 mod room;
@@ -23,11 +24,12 @@ mod upstream_h2;
 mod wire;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, Version};
 use skewbridge_api::hygiene;
 
 pub use activity::Activity;
@@ -51,6 +53,14 @@ pub const BODY_LIMIT: usize = 4 * 1024 * 1024;
 /// A body of at most this length is read before its request is sent, so that the
 /// request can be sent again where upstream is known not to have acted on it.
 const HELD_BODY: u64 = 64 * 1024;
+
+/// How long that takes at most between two pieces. What has stalled by then is sent as it
+/// comes, and not again: its server sees it begin, as it would without us.
+const HELD_IDLE: Duration = Duration::from_secs(1);
+
+/// How long a modifier that wants to see all of a body waits for the next piece of it: its
+/// room is kept from others meanwhile, and the client is on this machine.
+const BODY_IDLE: Duration = Duration::from_secs(30);
 
 /// Passes requests on to one upstream.
 pub struct Forwarder {
@@ -217,13 +227,17 @@ impl Forwarder {
         let place: Place = place.ok_or_else(|| Refusal::NoRoom {
             modifier: modifier.name().to_owned(),
         })?;
-        match collect(body, length.unwrap_or_default(), limit).await {
+        match collect(body, length.unwrap_or_default(), limit, BODY_IDLE).await {
             Ok(bytes) => {
                 head.headers.remove(TRANSFER_ENCODING);
                 head.headers.insert(CONTENT_LENGTH, bytes.len().into());
                 Ok(Body::Held(place.hold(bytes)))
             }
             Err(Uncollected::TooLong) => Err(too_long()),
+            Err(Uncollected::Stalled(_)) => Err(Refusal::StalledBody {
+                modifier: modifier.name().to_owned(),
+                after: BODY_IDLE,
+            }),
             Err(Uncollected::Cut(cut)) => Err(Refusal::Body(cut.to_string())),
         }
     }
@@ -309,15 +323,14 @@ impl Body {
         match length.and_then(|length| Some((length, room.take_now(length)?))) {
             Some((length, place)) => {
                 // HTTP/2 checks the length itself, and HTTP/1.1 has no other end.
-                let collected = collect(body, length, length)
-                    .await
-                    .map_err(|error| match error {
-                        Uncollected::TooLong => {
-                            Refusal::Body("it is longer than Content-Length".to_owned())
-                        }
-                        Uncollected::Cut(cut) => Refusal::Body(cut.to_string()),
-                    });
-                collected.map(|bytes| Self::Held(place.hold(bytes)))
+                match collect(body, length, length, HELD_IDLE).await {
+                    Ok(bytes) => Ok(Self::Held(place.hold(bytes))),
+                    Err(Uncollected::Stalled(resumed)) => Ok(Self::Streamed(Box::new(resumed))),
+                    Err(Uncollected::TooLong) => {
+                        Err(Refusal::Body("it is longer than Content-Length".to_owned()))
+                    }
+                    Err(Uncollected::Cut(cut)) => Err(Refusal::Body(cut.to_string())),
+                }
             }
             None => Ok(Self::Streamed(body)),
         }
@@ -362,13 +375,6 @@ enum Reply {
     Upgraded(Response<()>, Upgraded),
 }
 
-impl Reply {
-    fn status(&self) -> StatusCode {
-        let (Self::Response(response, _) | Self::Upgraded(response, _)) = self;
-        response.status()
-    }
-}
-
 /// What a client is answered.
 struct Answer {
     response: Response<()>,
@@ -400,4 +406,98 @@ fn expects_continue(headers: &HeaderMap) -> bool {
 /// A length that has been looked at: one, and a number.
 fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll};
+
+    use bytes::Bytes;
+
+    use super::body::{Frame, PollFrame};
+    use super::*;
+    use crate::modifier::ModifyError;
+
+    /// A body that begins, and never goes on.
+    struct Stalled(Bytes);
+
+    impl body::Body for Stalled {
+        fn poll_frame(&mut self, _: &mut Context<'_>) -> PollFrame {
+            match std::mem::take(&mut self.0) {
+                nothing if nothing.is_empty() => Poll::Pending,
+                first => Poll::Ready(Some(Ok(Frame::Data(first)))),
+            }
+        }
+
+        fn is_done(&self) -> bool {
+            false
+        }
+    }
+
+    fn stalled(length: usize) -> Request<AnyBody> {
+        let body: AnyBody = Box::new(Stalled(Bytes::from_static(b"begun")));
+        Request::post("/api/v1/namespaces")
+            .header(CONTENT_LENGTH, length)
+            .body(body)
+            .unwrap()
+    }
+
+    struct Nowhere;
+
+    impl Dial for Nowhere {
+        fn dial(&self, _: Offer) -> BoxFuture<'_, Result<Dialled, DialError>> {
+            Box::pin(async { Err(DialError::new("nobody there")) })
+        }
+    }
+
+    struct Signer;
+
+    impl RequestModifier for Signer {
+        fn name(&self) -> &'static str {
+            "signer"
+        }
+
+        fn needs_body(&self) -> NeedsBody {
+            NeedsBody::Whole
+        }
+
+        fn modify<'a>(&'a self, _: Outgoing<'a>) -> BoxFuture<'a, Result<(), ModifyError>> {
+            Box::pin(async { Ok(()) })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stalled_body_is_answered_with_408_and_gives_its_room_back() {
+        let host = Authority::from_static("k.invalid");
+        let forwarder = Forwarder::new(Nowhere, host, vec![Box::new(Signer)]);
+        for length in [10, BODY_LIMIT] {
+            let begun = tokio::time::Instant::now();
+            let mut answer = forwarder.call(stalled(length)).await;
+            assert_eq!(answer.response.status(), 408);
+            let frame = std::future::poll_fn(|cx| answer.body.poll_frame(cx)).await;
+            let Some(Ok(Frame::Data(status))) = frame else {
+                panic!("no Status")
+            };
+            let status = String::from_utf8_lossy(&status).into_owned();
+            assert!(status.contains("\"code\":408"), "{status}");
+            let words = "signer needs the whole body of a request, and nothing more of it has \
+                         come for 30 s";
+            assert!(status.contains(words), "{status}");
+            assert!(begun.elapsed() <= BODY_IDLE + HELD_IDLE + Duration::from_secs(1));
+            assert!(forwarder.room.take_now(MAX_HELD).is_some(), "{length}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_short_body_that_stalls_is_sent_as_it_comes_unless_somebody_has_to_see_it() {
+        let room = Room::new(100);
+        let (head, body) = stalled(10).into_parts();
+        let body = Body::of(&head, body, &room).await;
+        let Ok(Body::Streamed(mut body)) = body else {
+            panic!("it is waited for")
+        };
+        assert!(room.take_now(100).is_some());
+        let first = std::future::poll_fn(|cx| body.poll_frame(cx)).await;
+        assert!(matches!(first, Some(Ok(Frame::Data(first))) if first == "begun"));
+    }
 }

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use super::body::AnyBody;
 use super::dial::{Dial, DialError, Offer, Protocol, Standing};
+use super::overheard::Overheard;
 use super::refusal::Refusal;
 use super::upstream_h1::H1Connection;
 use super::upstream_h2::{H2Connection, Place};
@@ -90,13 +91,21 @@ impl Pool {
         let reply = match channel {
             Channel::H1(connection) => connection.send(head, body, repeat, self).await,
             Channel::H2(place, _) => place.send(head, body).await,
-        };
-        if let (Ok(reply), Some(standing)) = (&reply, standing)
-            && reply.status() == StatusCode::UNAUTHORIZED
-        {
-            standing.refused(&head.headers);
+        }?;
+        match (reply, standing) {
+            (Reply::Response(response, body), Some(standing))
+                if response.status() == StatusCode::UNAUTHORIZED =>
+            {
+                let body: AnyBody = if standing.is_passed_on(head.uri.path()) {
+                    Box::new(Overheard::new(body, standing, head.headers.clone()))
+                } else {
+                    standing.refused(&head.headers);
+                    body
+                };
+                Ok(Reply::Response(response, body))
+            }
+            (reply, _) => Ok(reply),
         }
-        reply
     }
 
     /// An upgrade takes its connection away for good, and its request must not

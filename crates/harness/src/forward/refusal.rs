@@ -1,5 +1,7 @@
 //! What is answered where upstream does not: a `metav1.Status`.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
@@ -28,6 +30,11 @@ pub(crate) enum Refusal {
          requests with bodies are under way"
     )]
     NoRoom { modifier: String },
+    #[error(
+        "{modifier} needs the whole body of a request, and nothing more of it has come for {} s",
+        .after.as_secs()
+    )]
+    StalledBody { modifier: String, after: Duration },
     #[error("{modifier}: {cause}")]
     Modifier { modifier: String, cause: String },
     /// No connection: upstream has seen nothing.
@@ -52,7 +59,7 @@ impl Refusal {
         match self {
             Self::NotARequest(_) | Self::Body(_) => Status::bad_request(message),
             Self::HeadTooLarge(_) => Status::header_fields_too_large(message),
-            Self::SlowHead => Status::client_timeout(message),
+            Self::SlowHead | Self::StalledBody { .. } => Status::client_timeout(message),
             Self::Connect => Status::method_not_allowed(message),
             Self::BodyTooLong { .. } => Status::new(413, "RequestEntityTooLarge", message),
             Self::Modifier { .. } => Status::internal(message),

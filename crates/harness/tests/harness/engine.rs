@@ -205,6 +205,35 @@ async fn bodies_that_a_modifier_sees_have_so_much_room_and_the_next_waits() {
     assert_eq!(answer.unwrap().unwrap(), "POST 100000");
 }
 
+#[tokio::test]
+async fn a_short_body_that_comes_slowly_is_not_waited_for() {
+    let ca = Ca::new("cluster");
+    let leaf = ca.server(&["localhost", "127.0.0.1"]);
+    let begun = Arc::new(Notify::new());
+    let told = begun.clone();
+    let server = RawServer::start(&leaf, None, &["http/1.1"], move |mut conn| {
+        let told = told.clone();
+        async move {
+            conn.read_head().await;
+            assert_eq!(conn.read(5).await, b"hello");
+            told.notify_one();
+            assert_eq!(conn.read(6).await, b" world");
+            conn.write("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                .await;
+        }
+    })
+    .await;
+    let rig = Rig::start(server.addr(), &ca, Vec::new()).await;
+    let mut h1 = rig.h1().await;
+    h1.send("POST / HTTP/1.1\r\nHost: k\r\nContent-Length: 11\r\n\r\nhello")
+        .await
+        .unwrap();
+    timeout(PATIENCE, begun.notified()).await.unwrap();
+    h1.send(" world").await.unwrap();
+    let answer = timeout(PATIENCE, h1.read_response()).await;
+    assert_eq!(answer.unwrap().unwrap().text(), "ok");
+}
+
 /// A certificate that can be called expired.
 #[derive(Default)]
 struct Expiring {
@@ -217,11 +246,18 @@ impl Standing for Expiring {
         !self.over.load(Ordering::Relaxed)
     }
 
+    fn is_passed_on(&self, path: &str) -> bool {
+        path.starts_with("/passed-on/")
+    }
+
     fn refused(&self, request: &http::HeaderMap) {
         assert!(request.contains_key("host"));
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 }
+
+/// What kube-apiserver says to whom it does not know.
+const UNAUTHORIZED: &str = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"Unauthorized","reason":"Unauthorized","code":401}"#;
 
 /// Another way to the same cluster, with what expires.
 struct WithExpiring {
@@ -248,6 +284,9 @@ async fn a_connection_whose_certificate_has_expired_takes_no_request() {
         let options = Options::new(ca.server(&["localhost", "127.0.0.1"])).alpn(alpn);
         let server = ApiServer::start(options, |seen| match seen.path() {
             "/refused" => Reply::new(401),
+            "/passed-on/workload" => Reply::new(401).body("who are you?"),
+            "/passed-on/server" => Reply::new(401).body(UNAUTHORIZED),
+            "/passed-on/long" => Reply::new(401).body(vec![b' '; 100_000]),
             _ => Reply::json("{}"),
         })
         .await;
@@ -263,9 +302,18 @@ async fn a_connection_whose_certificate_has_expired_takes_no_request() {
             assert_eq!(h2.get("/").await.unwrap().status, 200);
         }
         assert_eq!(server.connections(), 1);
-        assert_eq!(now().refused.load(Ordering::Relaxed), 0);
-        assert_eq!(h2.get("/refused").await.unwrap().status, 401);
-        assert_eq!(now().refused.load(Ordering::Relaxed), 1);
+        for (path, refused) in [
+            ("/", 0),
+            ("/passed-on/workload", 0),
+            ("/passed-on/long", 0),
+            ("/passed-on/server", 1),
+            ("/refused", 2),
+        ] {
+            let status = h2.get(path).await.unwrap().status;
+            assert_eq!(status, if path == "/" { 200 } else { 401 });
+            let told = now().refused.load(Ordering::Relaxed);
+            assert_eq!(told, refused, "{path}");
+        }
         now().over.store(true, Ordering::Relaxed);
         assert_eq!(h2.get("/").await.unwrap().status, 200);
         assert_eq!(server.connections(), 2, "{alpn:?}");

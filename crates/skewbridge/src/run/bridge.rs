@@ -102,6 +102,10 @@ impl Standing for ByPlugin {
         self.0.is_good()
     }
 
+    fn is_passed_on(&self, path: &str) -> bool {
+        self.0.reaches_workload(path)
+    }
+
     fn refused(&self, request: &HeaderMap) {
         self.0.refused(request);
     }

@@ -4,7 +4,7 @@
 //! or replace it, and a path below `/proc` is nothing to a command in another namespace
 //! of processes. What is in the directory is worth something only while we live.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -31,13 +31,16 @@ pub(super) struct PrivateDirectory {
     _held: File,
 }
 
+/// How a lock is tried.
+type TryLock = fn(&File) -> Result<(), TryLockError>;
+
 impl PrivateDirectory {
     /// Makes one where runtime files of this user are: in memory, where the system has
     /// such a place.
     pub(super) fn new() -> io::Result<Self> {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for beside in runtime_directories() {
-            match Self::new_in(&beside) {
+            match Self::new_in(&beside, File::try_lock) {
                 Ok(made) => return Ok(made),
                 Err(error) => last = error,
             }
@@ -45,14 +48,14 @@ impl PrivateDirectory {
         Err(last)
     }
 
-    fn new_in(beside: &Path) -> io::Result<Self> {
+    fn new_in(beside: &Path, lock: TryLock) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         sweep(beside);
         let mut last = io::Error::from(io::ErrorKind::AlreadyExists);
         for _ in 0..ATTEMPTS {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let name = format!("{PREFIX}{}-{number}", std::process::id());
-            match Self::make(beside.join(name)) {
+            match Self::make(&beside.join(name), lock) {
                 Ok(made) => return Ok(made),
                 Err(error) => last = error,
             }
@@ -60,16 +63,30 @@ impl PrivateDirectory {
         Err(last)
     }
 
-    fn make(path: PathBuf) -> io::Result<Self> {
-        DirBuilder::new().mode(0o700).create(&path)?;
-        let held = File::open(&path)?;
-        held.try_lock()?;
+    fn make(path: &Path, lock: TryLock) -> io::Result<Self> {
+        DirBuilder::new().mode(0o700).create(path)?;
+        Self::hold(path, lock).inspect_err(|error| {
+            use io::ErrorKind::{AlreadyExists, NotFound, WouldBlock};
+            // Where nothing can be locked, we have made it nevertheless. What was taken for
+            // a dead one's is removed by whoever did so.
+            if !matches!(error.kind(), AlreadyExists | NotFound | WouldBlock) {
+                let _ = fs::remove_dir(path);
+            }
+        })
+    }
+
+    fn hold(path: &Path, lock: TryLock) -> io::Result<Self> {
+        let held = File::open(path)?;
+        lock(&held)?;
         // Between the two somebody may have taken it for a dead one's.
-        let (there, ours) = (fs::symlink_metadata(&path)?, held.metadata()?);
+        let (there, ours) = (fs::symlink_metadata(path)?, held.metadata()?);
         if (there.dev(), there.ino()) != (ours.dev(), ours.ino()) {
             return Err(io::Error::from(io::ErrorKind::AlreadyExists));
         }
-        Ok(Self { path, _held: held })
+        Ok(Self {
+            path: path.to_owned(),
+            _held: held,
+        })
     }
 
     /// Where it is.
@@ -135,7 +152,7 @@ mod tests {
     #[test]
     fn files_are_for_one_user_and_go_with_the_directory() {
         let scratch = ScratchDir::new();
-        let directory = PrivateDirectory::new_in(scratch.path()).unwrap();
+        let directory = PrivateDirectory::new_in(scratch.path(), File::try_lock).unwrap();
         let file = directory.write("config", b"text").unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(directory.path()), mode(&file)), (0o700, 0o600));
@@ -146,13 +163,24 @@ mod tests {
     }
 
     #[test]
+    fn where_nothing_can_be_locked_nothing_is_left() {
+        fn without_locks(_: &File) -> Result<(), TryLockError> {
+            Err(TryLockError::Error(io::ErrorKind::Unsupported.into()))
+        }
+        let scratch = ScratchDir::new();
+        let error = PrivateDirectory::new_in(scratch.path(), without_locks).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+        assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
+    }
+
+    #[test]
     fn what_the_dead_left_is_swept_and_what_lives_is_not() {
         let scratch = ScratchDir::new();
-        let living = PrivateDirectory::new_in(scratch.path()).unwrap();
+        let living = PrivateDirectory::new_in(scratch.path(), File::try_lock).unwrap();
         let dead = scratch.path().join(format!("{PREFIX}1-0"));
         fs::create_dir(&dead).unwrap();
         fs::write(dead.join("config"), "key").unwrap();
-        let _next = PrivateDirectory::new_in(scratch.path()).unwrap();
+        let _next = PrivateDirectory::new_in(scratch.path(), File::try_lock).unwrap();
         assert!(!dead.exists());
         assert!(living.path().exists());
     }

@@ -93,7 +93,10 @@ async fn session(wish: &Wish) -> Result<Ended, String> {
     let endpoint = Arc::new(endpoint.map_err(|error| error.to_string())?);
     let bridge = Bridge::open(endpoint).await?;
     let directory = PrivateDirectory::new().map_err(|error| {
-        format!("no private directory for a kubeconfig can be made: {error}; set $TMPDIR")
+        format!(
+            "no private directory for a kubeconfig can be made: {error}; set $TMPDIR to one where \
+             files can be locked"
+        )
     })?;
     let text = kubeconfig::text(&target, wish.namespace.as_deref(), bridge.access());
     let path = directory

@@ -155,6 +155,40 @@ async fn a_pin_is_asked_for_at_the_terminal_and_not_shown_and_may_be_mistyped() 
 }
 
 #[tokio::test]
+async fn nobody_is_asked_in_the_middle_of_a_command_when_another_token_is_put_in() {
+    let desk = Desk::new().await;
+    let Some(token) = desk.token() else { return };
+    let terminal = Terminal::open(80, 24);
+    let _shell = terminal.run_in_shell(&desk.with_token(&token));
+    terminal.shows("PIN of token \"jane\": ").await;
+    terminal.becomes_raw().await;
+    terminal.type_keys(&format!("{PIN}\r"));
+    eventually("the command", PATIENCE, async || desk.path("copy").exists()).await;
+    let config = Kubeconfig::load(Some(&desk.path("copy"))).unwrap();
+    let target = config.target(None).unwrap();
+    let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await.unwrap();
+    let answers = async |expected: &str| {
+        eventually(expected, PATIENCE, async || {
+            let answer = endpoint.send(&Request::get("/")).await;
+            answer.is_ok_and(|answer| String::from_utf8_lossy(&answer.body).contains(expected))
+        })
+        .await;
+    };
+    answers("token-jane").await;
+    // The same label, another serial number, and another PIN.
+    token.exchange("jane", "13579");
+    desk.server.kill_connections().await;
+    answers("nobody is asked while a command has the terminal; put the token").await;
+    assert!(!terminal.is_raw());
+    token.put_back();
+    answers("token-jane").await;
+    std::fs::write(desk.path("go"), "go\n").unwrap();
+    terminal.shows("ended 0.").await;
+    let shown = terminal.shown();
+    assert_eq!(shown.matches("PIN").count(), 1, "{shown}");
+}
+
+#[tokio::test]
 async fn a_question_can_be_given_up_and_leaves_the_terminal_as_it_was() {
     let desk = Desk::new().await;
     let Some(token) = desk.token() else { return };

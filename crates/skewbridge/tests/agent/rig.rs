@@ -48,7 +48,7 @@ impl Bench {
             let name = seen.client.as_ref().map(|it| it.common_name.clone());
             Reply::json(name.unwrap_or_else(|| "nobody".to_owned()))
         };
-        let leaf = self.ca.server(&["127.0.0.1", "cluster.example"]);
+        let leaf = self.ca.server(&["127.0.0.1", "0.0.0.0", "cluster.example"]);
         let options = Options::new(leaf)
             .alpn(&["h2", "http/1.1"])
             .clients(ClientAuth::Accept(&self.ca));
@@ -102,7 +102,16 @@ impl Bench {
 
     /// What is in the runtime directory.
     pub(crate) fn left(&self) -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(self.dir.path().join("run")).unwrap();
+        self.entries("run")
+    }
+
+    /// What is where instances are found that are shared.
+    pub(crate) fn seats(&self) -> Vec<PathBuf> {
+        self.entries("run/skewbridge-agent")
+    }
+
+    fn entries(&self, directory: &str) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.dir.path().join(directory)).unwrap();
         entries.map(|entry| entry.unwrap().path()).collect()
     }
 }

@@ -3,8 +3,9 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
+use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519};
 use skewbridge_signatures::Request;
-use skewbridge_signatures::http_signature::{HasBody, Verifier, VerifyingKey, Window};
+use skewbridge_signatures::http_signature::{Algorithm, HasBody, Verifier, VerifyingKey, Window};
 use skewbridge_testkit::Seen;
 
 use crate::rig::{Bench, Client, Plugin, send};
@@ -18,6 +19,32 @@ fn headers_of(seen: &Seen) -> HeaderMap {
         );
     }
     headers
+}
+
+const POST: &str = "POST /api/v1/namespaces?dryRun=All HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\
+                    Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
+
+/// Whether a request is one that the owner of this key has just signed, body and all.
+fn is_signed_by(key: &VerifyingKey, seen: &Seen, host: &str) -> bool {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_secs();
+    let verifier = Verifier {
+        authorities: vec![host.to_owned()],
+        window: Window {
+            max_age: 300,
+            skew: 60,
+            since: 0,
+        },
+    };
+    let uri = format!("https://{host}{}", seen.target).parse().unwrap();
+    let headers = headers_of(seen);
+    let signed = Request::of("https", &seen.method, &uri, &headers).unwrap();
+    let judged = verifier.verify(&signed, HasBody::Yes, now, |id| {
+        (id == "laptop").then_some(key)
+    });
+    judged.is_ok_and(|judged| judged.digest.unwrap().matches(&seen.body))
 }
 
 #[tokio::test]
@@ -42,35 +69,46 @@ async fn several_signers_have_their_turn_in_order() {
             "--http-signature-header=x-badge",
         ],
     ));
-    let request = "POST /api/v1/namespaces?dryRun=All HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\
-                   Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
-    let answer = send(&plugin.printed, request).await.unwrap();
+    let answer = send(&plugin.printed, POST).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let seen = &server.requests()[0];
     assert_eq!(seen.header("x-badge"), Some("4711"));
     assert!(seen.header("signature-input").unwrap().contains("x-badge"));
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap()
-        .as_secs();
-    let verifier = Verifier {
-        authorities: vec![host.clone()],
-        window: Window {
-            max_age: 300,
-            skew: 60,
-            since: 0,
-        },
-    };
     let key = VerifyingKey::hmac(b"0123456789abcdef0123456789abcdef").unwrap();
-    let uri = format!("https://{host}{}", seen.target).parse().unwrap();
-    let headers = headers_of(seen);
-    let signed = Request::of("https", &seen.method, &uri, &headers).unwrap();
-    let judged = verifier
-        .verify(&signed, HasBody::Yes, now, |id| {
-            (id == "laptop").then_some(&key)
-        })
-        .unwrap();
-    assert!(judged.digest.unwrap().matches(&seen.body));
+    assert!(is_signed_by(&key, seen, &host));
+    let other = VerifyingKey::hmac(b"another-0123456789abcdef01234567").unwrap();
+    assert!(!is_signed_by(&other, seen, &host));
+}
+
+#[tokio::test]
+async fn requests_are_signed_by_every_kind_of_key() {
+    let bench = Bench::new();
+    let server = bench.server().await;
+    let client = Client::start(&bench);
+    let host = server.addr().to_string();
+    let info = bench.info(&format!("https://{host}"), Some(&client.lock));
+    let rows = [
+        (&PKCS_ED25519, Algorithm::Ed25519),
+        (&PKCS_ECDSA_P256_SHA256, Algorithm::EcdsaP256Sha256),
+        (&PKCS_ECDSA_P384_SHA384, Algorithm::EcdsaP384Sha384),
+    ];
+    for (place, (kind, algorithm)) in rows.into_iter().enumerate() {
+        let key = KeyPair::generate_for(kind).unwrap();
+        bench.dir.write("key.pem", key.serialize_pem());
+        let plugin = Plugin::of(bench.agent(
+            &info,
+            &[
+                "--signer=http-signature",
+                "--http-signature-key=key.pem",
+                "--http-signature-key-id=laptop",
+            ],
+        ));
+        let answer = send(&plugin.printed, POST).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let key = VerifyingKey::from_pem(algorithm, key.public_key_pem().as_bytes()).unwrap();
+        let seen = &server.requests()[place];
+        assert!(is_signed_by(&key, seen, &host), "{algorithm:?}");
+    }
 }
 
 #[tokio::test]
@@ -93,6 +131,47 @@ async fn a_request_is_signed_for_aws() {
     );
     assert!(authorization.contains("/eu-west-1/execute-api/aws4_request"));
     assert!(seen.header("x-amz-date").is_some());
+}
+
+#[tokio::test]
+async fn credentials_for_aws_come_from_profiles_and_programs_too() {
+    let bench = Bench::new();
+    let server = bench.server().await;
+    let client = Client::start(&bench);
+    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    std::fs::create_dir(bench.dir.path().join(".aws")).unwrap();
+    let keys = "aws_access_key_id = AKIDFILE\naws_secret_access_key = hunter2\n";
+    bench
+        .dir
+        .write(".aws/credentials", format!("[default]\n{keys}"));
+    let program = bench.dir.write_program(
+        "login",
+        "#!/bin/sh\necho '{\"Version\": 1, \"AccessKeyId\": \"AKIDPROGRAM\", \
+         \"SecretAccessKey\": \"hunter2\"}'\n",
+    );
+    let profile = format!(
+        "[profile work]\nregion = eu-north-1\ncredential_process = {}\n",
+        program.display()
+    );
+    bench.dir.write(".aws/config", profile);
+    let rows: [(&[&str], &str); 2] = [
+        (&["--sigv4-region=eu-west-1"], "AKIDFILE/"),
+        (&["--sigv4-profile=work"], "AKIDPROGRAM/"),
+    ];
+    for (place, (words, expected)) in rows.into_iter().enumerate() {
+        let mut command = bench.agent(&info, &[&["--signer=sigv4"], words].concat());
+        for (name, _) in std::env::vars_os() {
+            if name.as_encoded_bytes().starts_with(b"AWS_") {
+                command.env_remove(name);
+            }
+        }
+        let plugin = Plugin::of(command);
+        plugin.get("/api").await.unwrap();
+        let seen = &server.requests()[place];
+        let authorization = seen.header("authorization").unwrap();
+        let expected = format!("AWS4-HMAC-SHA256 Credential={expected}");
+        assert!(authorization.starts_with(&expected), "{authorization}");
+    }
 }
 
 #[tokio::test]
