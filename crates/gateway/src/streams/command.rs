@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 use super::clock::{Clock, Due};
 use super::metrics::{Ended, Tally};
 use super::plan::Kind;
-use super::vigil::{Floor, Vigil};
+use super::vigil::{Floor, Heading, Vigil};
 use super::{Care, farewell};
 use crate::drain::Drain;
 use crate::metrics::Metrics;
@@ -241,7 +241,7 @@ impl Exchange<'_> {
                         let now = Instant::now();
                         self.quiet_since = now;
                         self.pings.pulse.heard(now);
-                        self.vigil.carried(now, data.len());
+                        self.vigil.carried(now, Heading::Down, data.len());
                         self.tally.down(data.len());
                         self.record.add_bytes(data.len());
                         let writer = &mut self.writer;
@@ -270,7 +270,7 @@ impl Exchange<'_> {
                         }
                         let now = Instant::now();
                         self.quiet_since = now;
-                        self.vigil.carried(now, data.len());
+                        self.vigil.carried(now, Heading::Up, data.len());
                         self.tally.up(data.len());
                         self.pings.pulse.sent(now, data.len());
                         self.node.write(input, data);

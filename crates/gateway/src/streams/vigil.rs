@@ -2,7 +2,7 @@
 //! costs more than to carry it, so where a command and its client answer each other at
 //! once, the translator looks again for a moment before it sleeps. As KVM polls before
 //! it halts a processor, it does so only after it would have been worth it the last
-//! time: whoever types, or copies a file, is slept for as ever.
+//! time: whoever types, copies a file or writes a log is slept for as ever.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -19,6 +19,13 @@ const AWAKE: Duration = Duration::from_micros(200);
 
 /// What is longer is no talk: copying it costs more than any waking.
 const LITTLE: usize = 1024;
+
+/// Which way something is carried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heading {
+    Up,
+    Down,
+}
 
 /// Who of a bridge's translated commands has the word. Only one that talks alone is
 /// stayed awake for: where others do as well, there is enough to do meanwhile.
@@ -49,8 +56,9 @@ pub(crate) struct Vigil {
     floor: Arc<Floor>,
     number: usize,
     last: Instant,
-    /// What was carried last was little, and came soon after what was before it, of
-    /// this stream too.
+    heading: Option<Heading>,
+    /// What was carried last was little, and soon answered what this stream had carried
+    /// the other way.
     brisk: bool,
 }
 
@@ -60,18 +68,21 @@ impl Vigil {
             number: floor.numbered.fetch_add(1, Ordering::Relaxed) + 1,
             floor,
             last: now,
+            heading: None,
             brisk: false,
         }
     }
 
-    /// So many bytes have been carried, either way.
-    pub(crate) fn carried(&mut self, now: Instant, bytes: usize) {
+    /// So many bytes have been carried.
+    pub(crate) fn carried(&mut self, now: Instant, heading: Heading, bytes: usize) {
         let alone = self.has_floor();
         if !alone {
             self.floor.speaker.store(self.number, Ordering::Relaxed);
         }
+        let answers = self.heading.is_some_and(|it| it != heading);
         let soon = now.duration_since(self.last) < AWAKE;
-        self.brisk = alone && soon && bytes <= LITTLE && self.floor.is_wide;
+        self.brisk = alone && answers && soon && bytes <= LITTLE && self.floor.is_wide;
+        self.heading = Some(heading);
         self.last = now;
     }
 
@@ -96,27 +107,41 @@ impl Vigil {
 
 #[cfg(test)]
 mod tests {
+    use super::Heading::{Down, Up};
     use super::*;
 
-    /// The pause before a message in microseconds, and of how many bytes it is.
-    type Message = (u64, usize);
+    /// The pause before a message in microseconds, where it goes, and of how many bytes.
+    type Message = (u64, Heading, usize);
 
     /// Whether one stays awake after the last message.
-    const TALKS: [(&str, &[Message], bool); 6] = [
+    const TALKS: [(&str, &[Message], bool); 7] = [
         ("nothing yet", &[], false),
-        ("one message", &[(5_000, 16)], false),
-        ("an answer at once", &[(5_000, 16), (90, 16)], true),
-        ("typing", &[(80_000, 1), (60_000, 1)], false),
-        ("a file", &[(50, 16_384), (50, 16_384)], false),
-        ("a command that thinks", &[(90, 16), (9_000, 16)], false),
+        ("one message", &[(5_000, Up, 16)], false),
+        (
+            "an answer at once",
+            &[(5_000, Up, 16), (90, Down, 16)],
+            true,
+        ),
+        ("typing", &[(80_000, Up, 1), (60_000, Up, 1)], false),
+        ("a file", &[(50, Up, 16_384), (50, Down, 16_384)], false),
+        (
+            "a command that thinks",
+            &[(90, Up, 16), (9_000, Down, 16)],
+            false,
+        ),
+        (
+            "a log",
+            &[(90, Up, 16), (90, Down, 99), (90, Down, 99)],
+            false,
+        ),
     ];
 
     fn talk(floor: &Arc<Floor>, said: &[Message]) -> (Vigil, Instant) {
         let mut now = Instant::now();
         let mut vigil = Vigil::new(floor.clone(), now);
-        for &(pause, bytes) in said {
+        for &(pause, heading, bytes) in said {
             now += Duration::from_micros(pause);
-            vigil.carried(now, bytes);
+            vigil.carried(now, heading, bytes);
         }
         (vigil, now)
     }
@@ -141,11 +166,11 @@ mod tests {
         assert!(second.is_kept(later));
         // In turns, nobody does.
         now += Duration::from_micros(50);
-        first.carried(now, 16);
+        first.carried(now, Up, 16);
         assert!(!first.is_kept(now) && !second.is_kept(later), "in turns");
         // Until the other one is silent.
         now += Duration::from_micros(50);
-        first.carried(now, 16);
+        first.carried(now, Down, 16);
         assert!(first.is_kept(now), "alone again");
     }
 
