@@ -179,7 +179,11 @@ async fn send(
             let status = match &reply {
                 Reply::Response(response) => {
                     // Its words are passed on, but it may be another than it was.
-                    if is_not_processed(response.status(), response.headers()) {
+                    // A workload can say anything.
+                    let its_own = (envoy.subject)
+                        .read(|info| !info.reaches_workload())
+                        .unwrap_or_default();
+                    if its_own && is_not_processed(response.status(), response.headers()) {
                         doubt(envoy, peer);
                     }
                     response.status()

@@ -25,14 +25,20 @@ pub enum News {
 const FIRST_BACKOFF: Duration = Duration::from_millis(250);
 const MAX_BACKOFF: Duration = Duration::from_secs(3);
 
+/// After an answer nobody is doubted again before this: one that refuses requests as fast
+/// as they come is not to be asked as often.
+const DOUBT_AFTER: Duration = Duration::from_secs(1);
+
 /// The next time, and whether one is under way.
 #[derive(Debug, Default)]
 pub struct Schedule {
     due: Option<Instant>,
     failures: u32,
     under_way: bool,
-    /// Something has happened since it began.
-    again: bool,
+    /// When there was an answer.
+    answered: Option<Instant>,
+    /// Something has happened since it began: how long after its end to ask again.
+    again: Option<Duration>,
 }
 
 impl Schedule {
@@ -40,13 +46,19 @@ impl Schedule {
     pub fn now(&mut self, at: Instant) {
         self.due = Some(at);
         self.failures = 0;
-        self.again = self.under_way;
+        self.again = self.under_way.then_some(Duration::ZERO);
     }
 
-    /// Something looks wrong: ask now, unless it is known already.
+    /// Something looks wrong: ask soon, unless it is known already.
     pub fn doubt(&mut self, at: Instant) {
-        if self.failures == 0 {
-            self.now(at);
+        if self.failures > 0 {
+            return;
+        }
+        if self.under_way {
+            self.again.get_or_insert(DOUBT_AFTER);
+        } else {
+            let soonest = self.answered.map_or(at, |it| at.max(it + DOUBT_AFTER));
+            self.due = Some(self.due.map_or(soonest, |due| due.min(soonest)));
         }
     }
 
@@ -60,7 +72,7 @@ impl Schedule {
         let begins = self.due().is_some_and(|due| due <= at);
         if begins {
             self.under_way = true;
-            self.again = false;
+            self.again = None;
         }
         begins
     }
@@ -68,6 +80,7 @@ impl Schedule {
     /// There was an answer. `jitter`, from 0 to 1, spreads the next time.
     pub fn succeeded(&mut self, at: Instant, news: News, jitter: f64) {
         self.failures = 0;
+        self.answered = Some(at);
         let refresh = match news {
             News::Told => REFRESH,
             News::AskedFor => OFTEN,
@@ -84,12 +97,7 @@ impl Schedule {
 
     fn end(&mut self, at: Instant, wait: Duration) {
         self.under_way = false;
-        let wait = if std::mem::take(&mut self.again) {
-            Duration::ZERO
-        } else {
-            wait
-        };
-        self.due = Some(at + wait);
+        self.due = Some(at + self.again.take().map_or(wait, |again| again.min(wait)));
     }
 }
 
@@ -165,5 +173,28 @@ mod tests {
         let due = schedule.due();
         schedule.doubt(start);
         assert_eq!(schedule.due(), due);
+    }
+
+    #[test]
+    fn doubts_come_no_faster_than_answers_are_worth() {
+        let start = Instant::now();
+        let mut schedule = Schedule::default();
+        schedule.now(start);
+        assert!(schedule.begin(start));
+        // While it is asked, and just after it has answered.
+        schedule.doubt(start);
+        schedule.succeeded(start, News::Told, 0.0);
+        schedule.doubt(start + SECOND / 10);
+        assert_eq!(schedule.due(), Some(start + DOUBT_AFTER));
+        assert!(schedule.begin(start + DOUBT_AFTER));
+        schedule.succeeded(start + DOUBT_AFTER, News::Told, 0.0);
+        // Later at once.
+        let later = start + 9 * SECOND;
+        schedule.doubt(later);
+        assert!(schedule.begin(later));
+        // And never later than one that does not answer is asked anyway.
+        schedule.doubt(later);
+        schedule.failed(later, 0.0);
+        assert_eq!(schedule.due(), Some(later + FIRST_BACKOFF));
     }
 }
