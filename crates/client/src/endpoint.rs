@@ -314,17 +314,18 @@ impl Endpoint {
             let wire = match issued.way() {
                 exec::Way::Straight(straight) => {
                     let tls = by.secured(straight)?;
+                    // Whatever comes of it: once is once.
+                    issued.used();
                     let mut opened = self.open_straight(Some(&tls), alpn).await?;
                     opened.authorization = issued.authorization().cloned();
-                    issued.used();
                     opened.shown = Some(Shown::new(issued, &self.address.prefix));
                     return Ok(opened);
                 }
                 exec::Way::Proxy(wire) => wire,
             };
+            issued.used();
             let cause = match wire.open(alpn, self.connect_patience()).await {
                 Ok((stream, chosen)) => {
-                    issued.used();
                     return Ok(Opened {
                         chosen,
                         server: format!("{} (through the plugin's proxy)", self.server()),

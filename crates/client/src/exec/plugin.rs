@@ -369,7 +369,7 @@ impl Issued {
         !self.refused.load(Ordering::Relaxed) && is_in_time()
     }
 
-    /// A connection has been opened with it.
+    /// A connection is opened with it.
     pub(crate) fn used(&self) {
         self.good_for_once.store(false, Ordering::Relaxed);
     }

@@ -98,7 +98,8 @@ impl Wire {
     ) -> Result<(Stream, Option<Vec<u8>>), Refused> {
         let opened = tokio::time::timeout(patience, self.try_open(alpn)).await;
         opened.unwrap_or_else(|_| {
-            Err(self.unusable(format!(
+            // One that is busy is not replaced, and nobody waits twice.
+            Err(Refused::Unusable(format!(
                 "did not accept a connection within {} s",
                 patience.as_secs_f64()
             )))
