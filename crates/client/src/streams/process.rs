@@ -8,10 +8,10 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Buf as _, Bytes};
 use skewbridge_channels::{ExitCode, Failure, Outcome, TerminalSize};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::task::JoinHandle;
 
-use super::shared::{Shared, Which};
+use super::shared::{MOST_INPUT, Shared, Which};
 
 /// A command that runs in a container. When this is dropped, the connection ends, and
 /// the command with it if it reads or writes.
@@ -163,10 +163,14 @@ impl Drop for RemoteProcess {
 }
 
 impl ProcessStdin {
-    /// Writes all of these bytes, without a copy if there are many.
+    /// Writes all of these bytes; up to 64 KiB without a copy.
     ///
-    /// Cancelled, it may have written all of them or none.
+    /// Cancelled, it may have written some of them.
     pub async fn give(&mut self, mut bytes: Vec<u8>) -> io::Result<()> {
+        // More would be one long message, and pings would wait behind it.
+        if bytes.len() > MOST_INPUT {
+            return self.write_all(&bytes).await;
+        }
         poll_fn(|cx| self.shared.poll_give(&mut bytes, cx)).await
     }
 

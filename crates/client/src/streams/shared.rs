@@ -12,7 +12,7 @@ use skewbridge_channels::TerminalSize;
 use super::process::{Cut, ExitStatus};
 
 /// How much of stdin waits for the driver: as much as a pipe of Linux holds.
-const MOST_INPUT: usize = 64 * 1024;
+pub(super) const MOST_INPUT: usize = 64 * 1024;
 
 /// So many bytes are copied behind those that wait; more would take longer than to
 /// send them by themselves.
