@@ -73,9 +73,12 @@ impl Terminal {
     /// `ended` and the exit code, and stays: with its shell a terminal is gone, too.
     pub fn run_in_shell(&self, command: &std::process::Command) -> Child {
         let script = "\"$@\"; echo \"ended $?.\"; read line";
-        let mut shell = Command::new("setsid");
+        // Whoever runs the tests may ignore signals, as shells do for what they run in the
+        // background, and that is passed on.
+        let mut shell = Command::new("env");
         shell
-            .args(["--ctty", "sh", "-c", script, "sh"])
+            .args(["--default-signal=HUP,INT,QUIT,TERM", "setsid", "--ctty"])
+            .args(["sh", "-c", script, "sh"])
             .arg(command.get_program())
             .args(command.get_args());
         for (name, value) in command.get_envs() {

@@ -14,6 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Signal, ioctl_tiocsctty, setsid};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// The word for the first process of a container, which starts what is told behind it.
 pub(super) const INIT: &str = "init";
@@ -81,8 +82,31 @@ pub fn attend(words: impl IntoIterator<Item = OsString>) -> ExitCode {
     let Some(file) = words.next() else {
         return complain("no command");
     };
+    if let Err(error) = heed_signals() {
+        return complain(format_args!("signals: {error}"));
+    }
     let error = Command::new(&file).args(words).env_remove(PARENT).exec();
     complain(format_args!("{}: {error}", Path::new(&file).display()))
+}
+
+/// A container begins with nothing ignored. What the playground was told to ignore, as
+/// shells tell what they run in the background, would stay so through exec; what is caught
+/// does not.
+fn heed_signals() -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()?;
+    let _entered = runtime.enter();
+    for kind in [
+        SignalKind::hangup(),
+        SignalKind::interrupt(),
+        SignalKind::quit(),
+        SignalKind::terminate(),
+        SignalKind::child(),
+    ] {
+        drop(signal(kind)?);
+    }
+    Ok(())
 }
 
 /// A playground that is killed leaves no processes behind: what happens to a process

@@ -3,6 +3,7 @@
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Command, Stdio};
 
 use http::Method;
 use rustix::process::{Pid, Signal, kill_process};
@@ -138,6 +139,26 @@ async fn servers_are_stopped_started_killed_and_changed_by_keys() {
     assert!(wait(&mut playground.child).success());
     assert!(terminal.is_cooked());
     assert!(!playground.directory.exists(), "its directory is left");
+}
+
+#[tokio::test]
+async fn what_a_playground_is_told_to_ignore_its_pods_do_not() {
+    let playground = Playground::start_with("--ignore-signal=HUP,INT,QUIT");
+    let killed = Command::new(env!("CARGO_BIN_EXE_skewbridge"))
+        .args([
+            "exec",
+            "web",
+            "--",
+            "sh",
+            "-c",
+            "kill -INT $$; echo ignored",
+        ])
+        .env("KUBECONFIG", playground.directory.join("kubeconfig"))
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&killed.stdout), "");
+    assert_eq!(killed.status.code(), Some(130), "{killed:?}");
 }
 
 #[tokio::test]

@@ -39,9 +39,18 @@ pub(crate) struct Playground {
 
 impl Playground {
     pub(crate) fn start() -> Self {
+        Self::start_with("--default-signal=HUP,INT,QUIT,TERM")
+    }
+
+    /// With signals as `env` has them.
+    pub(crate) fn start_with(signals: &str) -> Self {
         let scratch = ScratchDir::new();
         let directory = scratch.path().join("play");
-        let mut child = command(&["--directory", directory.to_str().unwrap()])
+        let mut child = Command::new("env")
+            .args([signals, env!("CARGO_BIN_EXE_skewbridge"), "playground"])
+            .arg("--directory")
+            .arg(&directory)
+            .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -69,8 +78,9 @@ impl Playground {
         let directory = scratch.path().join("play");
         let program = env!("CARGO_BIN_EXE_skewbridge");
         // The terminal of a session of its own: keys are for who is in front of it.
-        let child = Command::new("setsid")
-            .args(["--ctty", program, "playground", "--directory"])
+        let child = Command::new("env")
+            .args(["--default-signal=HUP,INT,QUIT,TERM", "setsid", "--ctty"])
+            .args([program, "playground", "--directory"])
             .arg(&directory)
             .stdin(terminal.end())
             .stdout(terminal.end())
