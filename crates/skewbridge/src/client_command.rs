@@ -126,6 +126,17 @@ pub(crate) fn run(command: impl Future<Output = Result<(), Failure>>) -> ExitCod
     end(ended)
 }
 
+/// What is to be said of a command that has ended, if somebody else says it, and the rest.
+pub(crate) fn told_apart(ended: Result<(), Failure>) -> (Option<String>, Result<(), Failure>) {
+    match ended {
+        Ok(()) => (None, Ok(())),
+        Err(failure) => {
+            let said = (!failure.message.is_empty()).then(|| failure.to_string());
+            (said, Err(Failure::silent(failure.code)))
+        }
+    }
+}
+
 /// What is said of a command that has ended, and its exit code.
 pub(crate) fn end(ended: Result<(), Failure>) -> ExitCode {
     match ended {

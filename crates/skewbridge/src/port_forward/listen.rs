@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use skewbridge_client::streams::{Closing, Local};
@@ -14,8 +14,8 @@ use tokio::net::{TcpListener, UnixListener};
 /// who are on it, but there is no need for it here.
 const SOCKET_MODE: u32 = 0o600;
 
-/// Connections that wait to be accepted, as the standard library has it.
-const BACKLOG: i32 = 128;
+/// Connections that wait to be accepted: as many as the system allows.
+const BACKLOG: i32 = -1;
 
 /// An address to listen at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,12 +59,32 @@ pub(crate) enum Listener {
 
 /// A socket in the file system, for as long as it is used.
 #[derive(Debug)]
-pub(crate) struct Socket(PathBuf);
+pub(crate) struct Socket {
+    path: PathBuf,
+    /// Device and inode: another one at the same place is not ours.
+    is: Option<(u64, u64)>,
+}
+
+impl Socket {
+    fn new(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+            is: which(path),
+        }
+    }
+}
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        if self.is.is_some() && which(&self.path) == self.is {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
+}
+
+fn which(path: &Path) -> Option<(u64, u64)> {
+    let it = std::fs::symlink_metadata(path).ok()?;
+    Some((it.dev(), it.ino()))
 }
 
 impl Listener {
@@ -132,7 +152,7 @@ impl Listener {
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Tcp(_, at) => at.port().to_string(),
-            Self::Unix(_, socket) => format!("unix:{}", socket.0.display()),
+            Self::Unix(_, socket) => format!("unix:{}", socket.path.display()),
         }
     }
 }
@@ -151,7 +171,7 @@ impl fmt::Display for Listener {
 fn bind_private(path: &Path) -> io::Result<(UnixListener, Socket)> {
     let listener = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
     listener.bind(&SockAddr::unix(path)?)?;
-    let socket = Socket(path.to_owned());
+    let socket = Socket::new(path);
     let mode = std::fs::Permissions::from_mode(SOCKET_MODE);
     std::fs::set_permissions(path, mode)?;
     listener.listen(BACKLOG)?;
@@ -202,6 +222,13 @@ mod tests {
         assert!(Listener::unix(&path).unwrap_err().contains("in use"));
         drop(listener);
         assert!(!path.exists());
+        // What somebody else has put there meanwhile is theirs.
+        let listener = Listener::unix(&path).unwrap();
+        std::fs::rename(&path, dir.path().join("moved")).unwrap();
+        let theirs = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        drop(listener);
+        assert!(path.exists());
+        drop(theirs);
         let file = dir.write("file", "x");
         assert!(Listener::unix(&file).is_err());
         assert!(file.exists());

@@ -23,7 +23,7 @@ use crate::serve::parse;
 use link::{Linker, Links};
 use listen::{Address, Listener};
 use spec::{Local as Listening, Spec};
-use tell::{print, say};
+use tell::{print, print_now, say};
 
 /// How many connections go through at once: each has two streams, of which a connection
 /// to a pod has 1024. More wait to be accepted.
@@ -75,7 +75,9 @@ pub(crate) struct Flags {
 pub(crate) fn run(flags: &Flags) -> ExitCode {
     client_command::run(async {
         let ended = forward(flags).await;
-        tell::finish();
+        // What ends it is told as all else: nobody may be there to read it.
+        let (last, ended) = client_command::told_apart(ended);
+        tell::finish(last);
         ended
     })
 }
@@ -143,7 +145,7 @@ async fn listen(
         };
         for listener in listeners? {
             let remote = port.remote.number();
-            print(format_args!("Forwarding from {listener} -> {remote}"));
+            print_now(format_args!("Forwarding from {listener} -> {remote}"));
             all.push((at, listener));
         }
     }

@@ -5,8 +5,8 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::LazyLock;
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::time::Duration;
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, Instant};
 
 use crate::skew::plain;
 
@@ -15,6 +15,9 @@ const MOST_LINES: usize = 256;
 
 /// How long the last lines may take when all is over.
 const LAST: Duration = Duration::from_secs(1);
+
+/// Between two looks whether there is room.
+const BREATH: Duration = Duration::from_millis(5);
 
 enum Told {
     Line(String),
@@ -35,13 +38,34 @@ pub(super) fn say(line: impl fmt::Display) {
     tell(ERR.as_ref(), io::stderr, &line);
 }
 
-/// Waits for the lines that somebody reads.
-pub(super) fn finish() {
+/// A line on stdout before anything is carried: somebody waits for it.
+pub(super) fn print_now(line: impl fmt::Display) {
+    write(&mut io::stdout(), &plain(&line.to_string()));
+}
+
+/// Waits for the lines that somebody reads, and for room for a last one before.
+pub(super) fn finish(last: Option<String>) {
+    let end = Instant::now() + LAST;
+    if let (Some(last), Some(writer)) = (last, ERR.as_ref()) {
+        insist(writer, Told::Line(plain(&last)), end);
+    }
     for writer in [&OUT, &ERR].into_iter().filter_map(|it| it.as_ref()) {
         let (written, until) = sync_channel(1);
-        if writer.try_send(Told::Until(written)).is_ok() {
-            let _ = until.recv_timeout(LAST);
+        if insist(writer, Told::Until(written), end) {
+            let _ = until.recv_timeout(end.saturating_duration_since(Instant::now()));
         }
+    }
+}
+
+/// Whether there was room before this time.
+fn insist(writer: &SyncSender<Told>, mut told: Told, end: Instant) -> bool {
+    loop {
+        match writer.try_send(told) {
+            Ok(()) => return true,
+            Err(TrySendError::Full(back)) if Instant::now() < end => told = back,
+            Err(_) => return false,
+        }
+        std::thread::sleep(BREATH);
     }
 }
 

@@ -327,15 +327,19 @@ async fn what_cannot_be_forwarded_is_told() {
 
 #[tokio::test]
 async fn whoever_does_not_read_what_is_told_stops_nothing() {
-    /// The least that Linux gives a pipe; each connection is told of by some 30 bytes.
-    const PIPE: usize = 4096;
+    /// A connection is told of by more bytes than that.
+    const LINE: usize = 24;
+    /// Lines that may wait.
+    const WAITING: usize = 256;
     let cluster = Cluster::start().await;
     let (port, task) = answering("here").await;
     let mut forwarding = Forwarding::start(&cluster, &["web", &format!(":{port}")]);
     let local = forwarding.port(port).await;
-    rustix::pipe::fcntl_setpipe_size(forwarding.stdout.get_ref().get_ref(), PIPE).unwrap();
+    // A page, however large that is.
+    let stdout = forwarding.stdout.get_ref().get_ref();
+    let pipe = rustix::pipe::fcntl_setpipe_size(stdout, 1).unwrap();
     // More than the pipe and what waits before it hold.
-    for _ in 0..PIPE / 8 {
+    for _ in 0..pipe / LINE + 2 * WAITING {
         assert_eq!(ask(local).await, "here");
     }
     forwarding.signal(Signal::TERM);
