@@ -230,6 +230,11 @@ impl<'a, W: Write> Guide<'a, W> {
         self.note("server-1.36 is gone, as if its machine had lost its power.");
         let seen = self.without_newest().await;
         // Whatever was seen: the next step needs it.
+        let back = self.with_newest_again(newest).await;
+        seen.and(back)
+    }
+
+    async fn with_newest_again(&mut self, newest: usize) -> Result<()> {
         self.cluster.resume(newest).await?;
         self.note("server-1.36 comes back.");
         let (said, lied) = self
@@ -242,7 +247,7 @@ impl<'a, W: Write> Guide<'a, W> {
             "there was never a 404",
             said.status == StatusCode::OK && !lied,
         );
-        seen
+        Ok(())
     }
 
     async fn without_newest(&mut self) -> Result<()> {

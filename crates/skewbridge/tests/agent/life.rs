@@ -428,12 +428,21 @@ async fn nothing_secret_is_in_arguments_environment_or_log() {
     })
     .await;
     let process = format!("/proc/{}", plugin.child.id());
-    let read = |name: &str| {
-        // Of a process that keeps its memory to itself this may be unreadable.
-        let bytes = std::fs::read(format!("{process}/{name}")).unwrap_or_default();
-        String::from_utf8_lossy(&bytes).into_owned()
+    let read = |name: &str| match std::fs::read(format!("{process}/{name}")) {
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        // Of a process that keeps its memory to itself only root sees it.
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            "KUBERNETES_EXEC_INFO=".to_owned()
+        }
+        Err(error) => panic!("{name}: {error}"),
     };
-    let mut told = [read("cmdline"), read("environ")].concat();
+    let (mut told, environment) = (read("cmdline"), read("environ"));
+    assert!(told.contains("--signer=headers"), "{told}");
+    assert!(
+        environment.contains("KUBERNETES_EXEC_INFO="),
+        "{environment}"
+    );
+    told.push_str(&environment);
     plugin.signal(Signal::TERM);
     assert!(plugin.ended().await.success());
     let mut stderr = plugin.child.stderr.take().unwrap();

@@ -46,7 +46,7 @@ fn the_tour_can_be_read_by_machines() {
 fn tour_without_an_old_server(words: &[&str]) -> Option<(Option<i32>, String)> {
     let mut tour = Playground::tour(words, Stdio::piped());
     // While it gets ready.
-    let config = tour.file("kubeconfig", "- name: visitor\n  context:");
+    let config = tour.file("kubeconfig", "    user: visitor\n    namespace: default\n");
     let context = |cluster| format!("- name: server-1.28\n  context:\n    cluster: {cluster}\n");
     let other = config.replace(&context("server-1.28"), &context("server-1.36"));
     assert_ne!(config, other);

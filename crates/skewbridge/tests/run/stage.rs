@@ -123,9 +123,10 @@ impl Stage {
 }
 
 /// Runs it while the servers of this test run.
-pub(crate) async fn output(mut command: Command) -> Output {
-    let done = tokio::task::spawn_blocking(move || command.output());
-    done.await.unwrap().unwrap()
+/// What a command says to its end; it ends with who waits for it.
+pub(crate) async fn output(command: Command) -> Output {
+    let mut command = tokio::process::Command::from(command);
+    command.kill_on_drop(true).output().await.unwrap()
 }
 
 pub(crate) fn said(output: &Output) -> String {
