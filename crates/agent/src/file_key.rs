@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustls::SignatureScheme;
 use rustls::crypto::aws_lc_rs::sign::any_supported_type;
 use rustls::sign::{CertifiedKey, SigningKey};
+use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use skewbridge_api::pem::PrivateKey;
 use skewbridge_harness::{Certificate, ClientKey, KeyError};
-use zeroize::Zeroize as _;
 
 use crate::secret_file;
 
@@ -61,10 +61,10 @@ impl FileKey {
         let chain = Self::read_certificate(&self.certificate)?;
         let path = self.key.display();
         let pem = secret_file::read(&self.key)?;
-        let mut der = PrivateKeyDer::from_pem_slice(&pem)
-            .map_err(|_| format!("{path}: there is no private key in PEM, or an encrypted one"))?;
-        let key = any_supported_type(&der);
-        der.zeroize();
+        let key = PrivateKey::from_pem(&pem).ok_or_else(|| {
+            format!("{path}: there is no private key in PEM, or an encrypted one")
+        })?;
+        let key = any_supported_type(&key.as_der());
         let key = key.map_err(|_| format!("{path}: this kind of key cannot be used"))?;
         let both = CertifiedKey::new(chain, key);
         match both.keys_match() {

@@ -17,6 +17,7 @@ pub mod exec_credential;
 pub mod hygiene;
 pub mod identity;
 pub mod media;
+pub mod pem;
 pub mod protobuf;
 pub mod request_info;
 pub mod status;

@@ -12,9 +12,9 @@ use rustls::{
     InconsistentKeys, RootCertStore, SignatureScheme,
 };
 use rustls_pki_types::pem::PemObject as _;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use skewbridge_api::pem::PrivateKey;
 use tokio_rustls::TlsConnector;
-use zeroize::Zeroize as _;
 
 use crate::credential::Certificate;
 
@@ -90,10 +90,10 @@ pub(crate) fn config(
             let chain = certificates(chain.expose())
                 .filter(|chain| !chain.is_empty())
                 .ok_or("client-certificate holds no certificate in PEM")?;
-            let mut key = PrivateKeyDer::from_pem_slice(key.expose())
-                .map_err(|_| "client-key holds no private key in PEM, or an encrypted one")?;
-            let signing = aws_lc_rs::sign::any_supported_type(&key);
-            key.zeroize();
+            let key = PrivateKey::from_pem(key.expose())
+                .ok_or("client-key holds no private key in PEM, or an encrypted one")?;
+            let signing = aws_lc_rs::sign::any_supported_type(&key.as_der());
+            drop(key);
             let shown = CertifiedKey::new(chain, signing.map_err(|_| UNUSABLE)?);
             match shown.keys_match() {
                 Ok(()) | Err(TlsError::InconsistentKeys(InconsistentKeys::Unknown)) => {}

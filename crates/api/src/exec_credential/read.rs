@@ -1,14 +1,24 @@
 //! Reading an `ExecCredential`. By hand, since serde's errors repeat what they do not
-//! understand, and that may be a token.
+//! understand, and that may be a token; and value by value, since the copies that serde
+//! makes on its way are not overwritten when they are dropped.
+
+mod unescape;
+
+use std::collections::BTreeMap;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::{Map, Value};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use zeroize::Zeroizing;
 
 use super::{
     Cluster, ExecCredential, KIND, ParseError, ProxyConfig, Sensitive, Spec, Status, Version,
     timestamp,
 };
+
+/// Fields as they stand in a document. Of what is in them nothing has been copied.
+type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
 /// How much of a kind or a version is repeated: more than any of Kubernetes has.
 const SHOWN: usize = 80;
@@ -33,14 +43,15 @@ impl ExecCredential {
     /// none if it is not whole yet. So a plugin that goes on running is understood as
     /// soon as it has said what it has to say.
     pub fn parse_first(bytes: &[u8]) -> Result<Option<(Self, usize)>, ParseError> {
-        let mut documents = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
+        let documents = serde_json::Deserializer::from_slice(bytes);
+        let mut documents = documents.into_iter::<&RawValue>();
         match documents.next() {
             None => Ok(None),
-            Some(Ok(Value::Object(fields))) => {
+            Some(Ok(document)) => {
                 let length = documents.byte_offset();
+                let fields = fields(document).ok_or_else(|| not_json_at(bytes, 0))?;
                 Ok(Some((credential(fields)?, length)))
             }
-            Some(Ok(_)) => Err(not_json_at(bytes, 0)),
             Some(Err(error)) if error.is_eof() => Ok(None),
             Some(Err(error)) => Err(ParseError::NotJson {
                 line: error.line().max(1),
@@ -59,7 +70,12 @@ fn not_json_at(bytes: &[u8], at: usize) -> ParseError {
     }
 }
 
-fn credential(mut fields: Map<String, Value>) -> Result<ExecCredential, ParseError> {
+/// None if it is no object.
+fn fields(raw: &RawValue) -> Option<Fields<'_>> {
+    serde_json::from_str(raw.get()).ok()
+}
+
+fn credential(mut fields: Fields<'_>) -> Result<ExecCredential, ParseError> {
     let kind = text(&mut fields, "kind", "kind")?.unwrap_or_default();
     if kind != KIND {
         return Err(ParseError::Kind(kind.chars().take(SHOWN).collect()));
@@ -81,7 +97,7 @@ fn credential(mut fields: Map<String, Value>) -> Result<ExecCredential, ParseErr
     })
 }
 
-fn spec(mut fields: Map<String, Value>) -> Result<Spec, ParseError> {
+fn spec(mut fields: Fields<'_>) -> Result<Spec, ParseError> {
     Ok(Spec {
         cluster: object(&mut fields, "cluster", "spec.cluster")?
             .map(cluster)
@@ -91,7 +107,7 @@ fn spec(mut fields: Map<String, Value>) -> Result<Spec, ParseError> {
     })
 }
 
-fn cluster(mut fields: Map<String, Value>) -> Result<Cluster, ParseError> {
+fn cluster(mut fields: Fields<'_>) -> Result<Cluster, ParseError> {
     Ok(Cluster {
         server: text(&mut fields, "server", "spec.cluster.server")?.unwrap_or_default(),
         tls_server_name: text(
@@ -109,17 +125,17 @@ fn cluster(mut fields: Map<String, Value>) -> Result<Cluster, ParseError> {
             "certificate-authority-data",
             "spec.cluster.certificate-authority-data",
         )?,
-        proxy_url: text(&mut fields, "proxy-url", "spec.cluster.proxy-url")?.map(Sensitive::new),
+        proxy_url: secret(&mut fields, "proxy-url", "spec.cluster.proxy-url")?,
         disable_compression: flag(
             &mut fields,
             "disable-compression",
             "spec.cluster.disable-compression",
         )?,
-        config: fields.remove("config").filter(|value| !value.is_null()),
+        config: whatever(&mut fields, "config", "spec.cluster.config")?,
     })
 }
 
-fn status(mut fields: Map<String, Value>) -> Result<Status, ParseError> {
+fn status(mut fields: Fields<'_>) -> Result<Status, ParseError> {
     const EXPIRATION: &str = "status.expirationTimestamp";
     let expiration = text(&mut fields, "expirationTimestamp", EXPIRATION)?;
     let expiration = expiration.map(|text| {
@@ -130,21 +146,20 @@ fn status(mut fields: Map<String, Value>) -> Result<Status, ParseError> {
     });
     Ok(Status {
         expiration_timestamp: expiration.transpose()?,
-        token: text(&mut fields, "token", "status.token")?.map(Sensitive::new),
+        token: secret(&mut fields, "token", "status.token")?,
         client_certificate_data: text(
             &mut fields,
             "clientCertificateData",
             "status.clientCertificateData",
         )?,
-        client_key_data: text(&mut fields, "clientKeyData", "status.clientKeyData")?
-            .map(Sensitive::new),
+        client_key_data: secret(&mut fields, "clientKeyData", "status.clientKeyData")?,
         proxy_config: object(&mut fields, "proxyConfig", "status.proxyConfig")?
             .map(proxy)
             .transpose()?,
     })
 }
 
-fn proxy(mut fields: Map<String, Value>) -> Result<ProxyConfig, ParseError> {
+fn proxy(mut fields: Fields<'_>) -> Result<ProxyConfig, ParseError> {
     const URL: &str = "status.proxyConfig.url";
     // The tag in the KEP's Go (`json: "url"`, with a space) is none to Go, which then
     // writes the field by its name.
@@ -166,29 +181,36 @@ fn proxy(mut fields: Map<String, Value>) -> Result<ProxyConfig, ParseError> {
 }
 
 /// What is empty or null is not given, as with Go's `omitempty`.
+fn secret(
+    fields: &mut Fields<'_>,
+    name: &str,
+    field: &'static str,
+) -> Result<Option<Sensitive>, ParseError> {
+    let wrong = |cause| ParseError::Field { field, cause };
+    let Some(raw) = given(fields, name) else {
+        return Ok(None);
+    };
+    let quoted = raw.strip_prefix('"').and_then(|raw| raw.strip_suffix('"'));
+    let quoted = quoted.ok_or_else(|| wrong("is not a string"))?;
+    let text = unescape::text(quoted);
+    let mut text: Zeroizing<String> = text.ok_or_else(|| wrong("holds half a character"))?;
+    Ok((!text.is_empty()).then(|| Sensitive::new(std::mem::take(&mut *text))))
+}
+
+/// The same, of what anybody may see.
 fn text(
-    fields: &mut Map<String, Value>,
+    fields: &mut Fields<'_>,
     name: &str,
     field: &'static str,
 ) -> Result<Option<String>, ParseError> {
-    match fields.remove(name) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text).filter(|text| !text.is_empty())),
-        Some(_) => Err(ParseError::Field {
-            field,
-            cause: "is not a string",
-        }),
-    }
+    let text = secret(fields, name, field)?;
+    Ok(text.map(|text| text.expose().to_owned()))
 }
 
-fn flag(
-    fields: &mut Map<String, Value>,
-    name: &str,
-    field: &'static str,
-) -> Result<bool, ParseError> {
-    match fields.remove(name) {
-        None | Some(Value::Null) => Ok(false),
-        Some(Value::Bool(flag)) => Ok(flag),
+fn flag(fields: &mut Fields<'_>, name: &str, field: &'static str) -> Result<bool, ParseError> {
+    match given(fields, name) {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
         Some(_) => Err(ParseError::Field {
             field,
             cause: "is neither true nor false",
@@ -196,11 +218,7 @@ fn flag(
     }
 }
 
-fn bytes(
-    fields: &mut Map<String, Value>,
-    name: &str,
-    field: &'static str,
-) -> Result<Vec<u8>, ParseError> {
+fn bytes(fields: &mut Fields<'_>, name: &str, field: &'static str) -> Result<Vec<u8>, ParseError> {
     let Some(text) = text(fields, name, field)? else {
         return Ok(Vec::new());
     };
@@ -210,19 +228,38 @@ fn bytes(
     })
 }
 
-fn object(
-    fields: &mut Map<String, Value>,
+fn object<'a>(
+    fields: &mut Fields<'a>,
     name: &str,
     field: &'static str,
-) -> Result<Option<Map<String, Value>>, ParseError> {
-    match fields.remove(name) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::Object(fields)) => Ok(Some(fields)),
-        Some(_) => Err(ParseError::Field {
-            field,
-            cause: "is not an object",
-        }),
-    }
+) -> Result<Option<Fields<'a>>, ParseError> {
+    let Some(raw) = fields.remove(name).filter(|raw| raw.get() != NULL) else {
+        return Ok(None);
+    };
+    self::fields(raw).map(Some).ok_or(ParseError::Field {
+        field,
+        cause: "is not an object",
+    })
+}
+
+fn whatever(
+    fields: &mut Fields<'_>,
+    name: &str,
+    field: &'static str,
+) -> Result<Option<Value>, ParseError> {
+    let value = given(fields, name).map(serde_json::from_str);
+    value.transpose().map_err(|_| ParseError::Field {
+        field,
+        cause: "is nested too deeply",
+    })
+}
+
+const NULL: &str = "null";
+
+/// What stands in a field; null is nothing.
+fn given<'a>(fields: &mut Fields<'a>, name: &str) -> Option<&'a str> {
+    let raw = fields.remove(name).map(RawValue::get);
+    raw.filter(|raw| *raw != NULL)
 }
 
 #[cfg(test)]

@@ -131,13 +131,7 @@ impl Wire {
                     })
             }
         };
-        let stream = connected.map_err(|error| match error.kind() {
-            // A socket that is gone, or that its owner has left.
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                Refused::Gone(format!("is not there: nobody listens ({error})"))
-            }
-            _ => Refused::Unusable(format!("cannot be reached: {error}")),
-        })?;
+        let stream = connected.map_err(|error| unconnected(&error))?;
         let connector = tls::connector(&self.config, alpn);
         match connector
             .connect(self.name.clone(), ReadAhead::new(stream))
@@ -158,6 +152,21 @@ impl Wire {
                 _ => self.unusable(explain(&error)),
             }),
         }
+    }
+}
+
+/// Why nobody has been connected to.
+fn unconnected(error: &io::Error) -> Refused {
+    match error.kind() {
+        // A socket that is gone, that its owner has left, or that its owner leaves just now,
+        // with us in the queue.
+        io::ErrorKind::NotFound
+        | io::ErrorKind::ConnectionRefused
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::BrokenPipe => {
+            Refused::Gone(format!("is not there: nobody listens ({error})"))
+        }
+        _ => Refused::Unusable(format!("cannot be reached: {error}")),
     }
 }
 
@@ -311,6 +320,23 @@ mod tests {
                 certificate_authority_data: authority.as_bytes().to_vec(),
             };
             assert_eq!(Wire::new(proxy, certificate).unwrap_err(), expected);
+        }
+    }
+
+    #[test]
+    fn who_is_just_leaving_does_not_listen_either() {
+        use io::ErrorKind::{
+            BrokenPipe, ConnectionRefused, ConnectionReset, NotFound, PermissionDenied,
+        };
+        for (kind, is_gone) in [
+            (NotFound, true),
+            (ConnectionRefused, true),
+            (ConnectionReset, true),
+            (BrokenPipe, true),
+            (PermissionDenied, false),
+        ] {
+            let refused = unconnected(&kind.into());
+            assert_eq!(matches!(refused, Refused::Gone(_)), is_gone, "{kind}");
         }
     }
 

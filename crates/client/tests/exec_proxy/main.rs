@@ -6,6 +6,7 @@
 mod caching;
 mod client_process;
 mod faults;
+mod memory;
 mod ordinary;
 mod plugin_process;
 mod proxying;

@@ -14,6 +14,7 @@ use aws_lc_rs::signature::{
 };
 use rustls_pki_types::PrivateKeyDer;
 use rustls_pki_types::pem::{PemObject, SectionKind};
+use skewbridge_api::pem::PrivateKey;
 use zeroize::Zeroize as _;
 
 use crate::Error;
@@ -98,10 +99,9 @@ impl SigningKey {
     /// A private key in PEM: PKCS#8, or for ECDSA also SEC 1. Its kind decides the
     /// algorithm.
     pub fn from_pem(pem: &[u8]) -> Result<Self, Error> {
-        let mut key = PrivateKeyDer::from_pem_slice(pem)
-            .map_err(|_| Error::Key("there is no private key in PEM".to_owned()))?;
-        let found = Self::from_der(&key);
-        key.zeroize();
+        let key = PrivateKey::from_pem(pem)
+            .ok_or_else(|| Error::Key("there is no private key in PEM".to_owned()))?;
+        let found = Self::from_der(&key.as_der());
         found.ok_or_else(|| {
             Error::Key("it is neither Ed25519 nor ECDSA with P-256 or P-384".to_owned())
         })

@@ -21,8 +21,8 @@ async fn a_shell_has_its_own_prompt_the_terminals_keys_and_the_last_word() {
     let _shell = terminal.run_in_shell(&command);
     let mut seen = 0;
     terminal.shows_next(&mut seen, "(c) mine> ").await;
-    // Typed otherwise than it is shown.
-    terminal.type_keys("echo be''gun; sleep 300\r");
+    // Typed otherwise than it is shown, and shown by what is in the foreground then.
+    terminal.type_keys("sh -c 'echo be\"\"gun; exec sleep 300'\r");
     terminal.shows_next(&mut seen, "begun").await;
     terminal.type_keys("\x03");
     terminal.shows_next(&mut seen, "(c) mine> ").await;
