@@ -324,7 +324,10 @@ impl Endpoint {
                 exec::Way::Proxy(wire) => wire,
             };
             issued.used();
-            let cause = match wire.open(alpn, self.connect_patience()).await {
+            let cause = match wire
+                .open(alpn, wire.patience(self.connect_patience()))
+                .await
+            {
                 Ok((stream, chosen)) => {
                     return Ok(Opened {
                         chosen,

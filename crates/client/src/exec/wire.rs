@@ -89,6 +89,15 @@ impl Wire {
         &self.proxy.url
     }
 
+    /// How much of this time a try to open a connection may take. On a port of loopback
+    /// silence has the plugin executed again, too, and then there is a second try.
+    pub(crate) fn patience(&self, all: Duration) -> Duration {
+        match self.place {
+            Place::Tcp { .. } => all / 2,
+            Place::Unix(_) => all,
+        }
+    }
+
     /// Opens a connection within so much time, and says which of the protocols the proxy
     /// has chosen.
     pub(crate) async fn open(
@@ -98,8 +107,7 @@ impl Wire {
     ) -> Result<(Stream, Option<Vec<u8>>), Refused> {
         let opened = tokio::time::timeout(patience, self.try_open(alpn)).await;
         opened.unwrap_or_else(|_| {
-            // One that is busy is not replaced, and nobody waits twice.
-            Err(Refused::Unusable(format!(
+            Err(self.unusable(format!(
                 "did not accept a connection within {} s",
                 patience.as_secs_f64()
             )))
@@ -363,7 +371,10 @@ mod tests {
                 certificate_authority_data: ca.pem().into_bytes(),
             };
             let wire = Wire::new(proxy, certificate.clone()).unwrap();
-            let opened = wire.open(&[], Duration::from_secs(30)).await;
+            let all = Duration::from_secs(30);
+            let tries = if url.starts_with("https") { 2 } else { 1 };
+            assert_eq!(wire.patience(all) * tries, all, "{url}");
+            let opened = wire.open(&[], all).await;
             let (is_gone, cause) = match opened.map(drop) {
                 Err(Refused::Gone(cause)) => (true, cause),
                 Err(Refused::Unusable(cause)) => (false, cause),
