@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_wire::{Prefixed, READ_AHEAD};
+use skewbridge_wire::{Gulp, Prefixed, READ_AHEAD, write_sliced};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, split};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -123,6 +123,7 @@ async fn pass(
     to: &mut (impl AsyncWrite + Unpin),
     mut count: impl FnMut(usize),
 ) -> Result<(), Broken> {
+    let mut from = Gulp::new(from);
     let mut buffer = vec![0; BUFFER];
     loop {
         let length = from.read(&mut buffer).await.map_err(Broken::Read)?;
@@ -130,7 +131,7 @@ async fn pass(
             return to.shutdown().await.map_err(Broken::Write);
         }
         let piece = &buffer[..length];
-        to.write_all(piece).await.map_err(Broken::Write)?;
+        write_sliced(to, piece).await.map_err(Broken::Write)?;
         to.flush().await.map_err(Broken::Write)?;
         count(length);
     }

@@ -13,9 +13,6 @@ use skewbridge_client::{
 use crate::client_command::Failure;
 use crate::console::{DetachKeys, Pressed, RawTerminal, Signals, StdInput, StdOutput, size};
 
-/// What is read of standard input at once: as much as a pipe of Linux holds.
-const CHUNK: usize = 64 * 1024;
-
 /// What a shell says of a program that writes where nobody reads: 128 and SIGPIPE.
 const EXIT_PIPE: u8 = 141;
 
@@ -192,7 +189,7 @@ async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> Typed {
     use tokio::io::AsyncWriteExt as _;
     let mut from = StdInput::open();
     loop {
-        let mut typed = Vec::with_capacity(CHUNK);
+        let mut typed = Vec::with_capacity(ProcessStdin::BEST);
         match from.read(&mut typed).await {
             Ok(0) => break,
             Ok(_) => {}

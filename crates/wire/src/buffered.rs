@@ -3,7 +3,7 @@
 //! and not sent.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -12,6 +12,8 @@ use skewbridge_h1::{BodyError, Encoder};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::io::poll_read_buf;
 
+use crate::slices::{SLICE, Slices};
+
 /// No more than this waits to be sent before the source is asked for more:
 /// four TLS records.
 const HIGH_WATER: usize = 64 * 1024;
@@ -19,9 +21,6 @@ const HIGH_WATER: usize = 64 * 1024;
 /// From here on a piece of a body is sent from where it lies; smaller ones are
 /// copied behind one another.
 const COPY_BELOW: usize = 4 * 1024;
-
-/// Pieces that are handed over in one call.
-const MAX_SLICES: usize = 16;
 
 /// A byte stream with its buffers.
 #[derive(Debug)]
@@ -133,17 +132,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
 
     fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let io = Pin::new(&mut self.io);
-        if self.queue.is_empty() {
+        if self.queue.is_empty() && self.output.len() <= SLICE {
             return io.poll_write(cx, &self.output);
         }
-        let mut slices = [IoSlice::new(&[]); MAX_SLICES];
         let pieces = self.queue.iter().map(|piece| &piece[..]);
-        let mut count = 0;
-        for (slice, piece) in slices.iter_mut().zip(pieces.chain([&self.output[..]])) {
-            *slice = IoSlice::new(piece);
-            count += 1;
-        }
-        io.poll_write_vectored(cx, &slices[..count])
+        let slices = Slices::of(pieces.chain([&self.output[..]]));
+        io.poll_write_vectored(cx, slices.as_slice())
     }
 
     fn advance(&mut self, mut sent: usize) {

@@ -1,7 +1,8 @@
 //! Connections as those who pass streams on need them: a byte stream with its two
 //! buffers ([`Buffered`]), a WebSocket on it ([`Socket`]), a remote command by SPDY at the
 //! end that asks for it ([`Node`]) and at the end that serves it ([`CommandStreams`]), SPDY
-//! inside a WebSocket ([`Tunnel`]), fewer system calls below TLS ([`ReadAhead`]), and whether
+//! inside a WebSocket ([`Tunnel`]), fewer system calls below TLS and above it
+//! ([`ReadAhead`], [`Gulp`], [`write_sliced`]), and whether
 //! the other end still lives ([`Pulse`], [`Pings`], and what they are told by: [`Counted`]).
 //!
 //! Nothing here has a task of its own: its owner polls it.
@@ -29,11 +30,13 @@
 mod buffered;
 mod command_streams;
 mod counted;
+mod gulp;
 mod node;
 mod pings;
 mod prefixed;
 mod pulse;
 mod read_ahead;
+mod slices;
 mod socket;
 mod stall;
 mod tunnel;
@@ -41,11 +44,13 @@ mod tunnel;
 pub use buffered::Buffered;
 pub use command_streams::CommandStreams;
 pub use counted::{Counted, Counts};
+pub use gulp::Gulp;
 pub use node::{Node, Said, Verdict};
 pub use pings::Pings;
 pub use prefixed::Prefixed;
 pub use pulse::{Beat, Mark, Pulse};
 pub use read_ahead::{READ_AHEAD, ReadAhead};
+pub use slices::write_sliced;
 pub use socket::{Left, Socket};
 pub use stall::Stall;
 pub use tunnel::Tunnel;

@@ -163,7 +163,10 @@ impl Drop for RemoteProcess {
 }
 
 impl ProcessStdin {
-    /// Writes all of these bytes; up to 64 KiB without a copy.
+    /// How many bytes are best given at once.
+    pub const BEST: usize = MOST_INPUT;
+
+    /// Writes all of these bytes; up to [`ProcessStdin::BEST`] without a copy.
     ///
     /// Cancelled, it may have written some of them.
     pub async fn give(&mut self, mut bytes: Vec<u8>) -> io::Result<()> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustls::ServerConfig;
 use skewbridge_client::Stream;
+use skewbridge_wire::ReadAhead;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -37,7 +38,9 @@ impl Listener {
         loop {
             let accepted: std::io::Result<(Stream, _)> = match self {
                 Self::Unix(listener) => match listener.accept().await {
-                    Ok((stream, _)) if is_same_user(&stream) => Ok((Box::new(stream), None)),
+                    Ok((stream, _)) if is_same_user(&stream) => {
+                        Ok((Box::new(ReadAhead::new(stream)), None))
+                    }
                     Ok(_) => continue,
                     Err(error) => Err(error),
                 },
@@ -46,7 +49,7 @@ impl Listener {
                     let _ = stream.set_nodelay(true);
                     let ours = stream.local_addr().ok();
                     let ends = ours.map(|ours| Ends { theirs, ours });
-                    (Box::new(stream) as Stream, ends)
+                    (Box::new(ReadAhead::new(stream)) as Stream, ends)
                 }),
             };
             match accepted {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use skewbridge_client::Stream;
+use skewbridge_wire::{Gulp, write_sliced};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, split};
 use tokio::sync::Notify;
 use tokio::time::sleep;
@@ -85,6 +86,7 @@ async fn pass(
         to.flush().await.map_err(Broken::Write)?;
     }
     drop(first);
+    let mut from = Gulp::new(from);
     let mut buffer = vec![0; BUFFER];
     loop {
         let length = from.read(&mut buffer).await.map_err(Broken::Read)?;
@@ -92,7 +94,7 @@ async fn pass(
             return to.shutdown().await.map_err(Broken::Write);
         }
         let piece = &buffer[..length];
-        to.write_all(piece).await.map_err(Broken::Write)?;
+        write_sliced(to, piece).await.map_err(Broken::Write)?;
         to.flush().await.map_err(Broken::Write)?;
     }
 }
