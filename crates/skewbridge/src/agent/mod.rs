@@ -75,8 +75,8 @@ impl From<std::io::Error> for Problem {
 /// Is the proxy, for one client or for all.
 fn serve(flags: &Flags) -> Result<(), Problem> {
     let asked = Asked::from_environment()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+    // One user's requests keep no second thread busy; what may block has threads of its own.
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let ended = runtime.block_on(live(flags, &asked));

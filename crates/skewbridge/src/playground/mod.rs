@@ -53,9 +53,6 @@ const INTERVAL: Duration = Duration::from_millis(20);
 /// Orders that wait.
 const QUEUE: usize = 8;
 
-/// Threads for the three servers.
-const THREADS: usize = 2;
-
 /// The control's port, counted from the first.
 const CONTROL_PORT: usize = 6;
 
@@ -82,8 +79,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
 }
 
 fn play(flags: &Flags) -> Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(THREADS)
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot start")?;

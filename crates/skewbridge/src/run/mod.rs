@@ -25,9 +25,6 @@ use flags::Wish;
 /// that, as the command's own exit codes are all others.
 const EXIT_FAILED: u8 = 125;
 
-/// Requests of the command, and the command itself: two threads keep up with both.
-const THREADS: usize = 2;
-
 /// What is under way when the command has ended is of no use to anybody. Processes are
 /// ended and directories removed at once, on a machine that is not busy; only the look-up
 /// of a name can take longer.
@@ -45,8 +42,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
             return ExitCode::from(crate::EXIT_USAGE);
         }
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(THREADS)
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
     let ran = match runtime {
