@@ -29,6 +29,7 @@
 mod buffered;
 mod command_streams;
 mod counted;
+mod lanes;
 mod node;
 mod pings;
 mod prefixed;
@@ -44,7 +45,7 @@ pub use counted::{Counted, Counts};
 pub use node::{Node, Said, Verdict};
 pub use pings::Pings;
 pub use prefixed::Prefixed;
-pub use pulse::{Beat, Mark, Pulse};
+pub use pulse::{Ask, Beat, Mark, Pulse};
 pub use read_ahead::{READ_AHEAD, ReadAhead};
 pub use socket::{Left, Socket};
 pub use stall::Stall;

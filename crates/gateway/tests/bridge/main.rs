@@ -29,6 +29,7 @@ mod smuggling;
 mod spoofing;
 mod standin;
 mod stream_ends;
+mod stream_pings;
 mod streaming;
 mod streams;
 mod streams_to_websocket;
