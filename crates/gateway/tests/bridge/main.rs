@@ -5,6 +5,7 @@
 mod admin;
 mod bed;
 mod bodies;
+mod by_spdy;
 mod callers;
 mod claims;
 mod cluster;
