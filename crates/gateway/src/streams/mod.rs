@@ -11,6 +11,7 @@ mod command;
 mod farewell;
 mod heads;
 mod metrics;
+mod passing;
 mod permission;
 mod plan;
 mod port_forward;
