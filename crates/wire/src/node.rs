@@ -141,12 +141,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Node<T> {
             handle,
             driver: Some(mut driver),
             mut stdin,
+            resize,
+            stdout,
+            stderr,
+            error,
             halves,
             ..
         } = self
         else {
             return;
         };
+        // What still comes is for nobody: it must not keep the node from reading.
+        drop((stdout, stderr, error));
         let sent = async {
             if let Some(stdin) = &mut stdin {
                 stdin.sent().await;
@@ -157,7 +163,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Node<T> {
             _ = &mut driver => return,
             () = sent => {}
         }
-        drop((stdin, halves));
+        // A stream that somebody holds keeps the connection.
+        drop((stdin, resize, halves));
         handle.close();
         drop(handle);
         let _ = driver.await;
@@ -281,4 +288,61 @@ fn is_end(error: &StreamError) -> bool {
         error,
         StreamError::ResetByPeer(ResetStatus::Cancel) | StreamError::Closed(_)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use skewbridge_channels::Words;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// Longer than anything here takes.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn a_client_that_leaves_has_left_when_all_is_said() {
+        let query = "command=sh&stdin=true&stdout=true&tty=true";
+        let options = Options::from_query(Words::Api, Some(query));
+        let (here, there) = tokio::io::duplex(4096);
+        let mut node = Node::open(here, BytesMut::new(), options, SpdyProtocol::V4).unwrap();
+        let (_handle, mut incoming, driver) = connection::server(there, Config::default());
+        let node_ended = tokio::spawn(driver);
+        let taking = tokio::spawn(async move {
+            let mut streams = Vec::new();
+            for _ in options.streams(SpdyProtocol::V4) {
+                let request = incoming.next().await.unwrap();
+                streams.push(request.accept(Headers::new()).unwrap());
+            }
+            (streams, incoming)
+        });
+        node.write(Input::Stdin, Bytes::from_static(b"last words"));
+        // Its output is not read by anybody here.
+        timeout(PATIENCE, node.leave())
+            .await
+            .expect("it waits for nobody");
+        timeout(PATIENCE, node_ended)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
+        let (mut streams, _incoming) = taking.await.unwrap();
+        let mut all = Vec::new();
+        for stream in &mut streams {
+            let mut said = Vec::new();
+            let end = loop {
+                match stream.receiver.read().await {
+                    Ok(Some(data)) => said.extend_from_slice(&data),
+                    end => break end,
+                }
+            };
+            // None of them looks complete.
+            let reset = StreamError::ResetByPeer(ResetStatus::Cancel);
+            assert_eq!(end.unwrap_err().to_string(), reset.to_string());
+            all.extend_from_slice(&said);
+        }
+        assert_eq!(all, b"last words");
+    }
 }

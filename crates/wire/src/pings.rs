@@ -9,17 +9,19 @@ use std::time::Duration;
 use skewbridge_spdy::connection::{Handle, PingError};
 use tokio::time::Instant;
 
-use crate::pulse::{Beat, Mark, Pulse};
+use crate::lanes::{LANES, Lanes};
+use crate::pulse::{Beat, Pulse};
 
-/// So many are waited for: the other end may be slow, but not for ever.
-const MOST: usize = 8;
-
-/// Pings over SPDY.
+/// Pings over SPDY. One that is not answered does not mean that nobody is there, and one
+/// that is does not mean that all before it was taken: moby/spdystream handles what it
+/// reads in several lanes.
 pub struct Pings {
     handle: Handle,
     /// How the other end is heard.
     pub pulse: Pulse,
-    asked: Vec<(Mark, Asked)>,
+    lanes: Lanes,
+    /// By their numbers.
+    asked: Vec<(u64, Asked)>,
 }
 
 type Asked = Pin<Box<dyn Future<Output = Result<Duration, PingError>> + Send>>;
@@ -36,21 +38,24 @@ impl Pings {
         Self {
             handle,
             pulse,
+            lanes: Lanes::default(),
             asked: Vec::new(),
         }
     }
 
     /// Hears an answer.
     pub fn poll(&mut self, cx: &mut Context<'_>) {
-        let pulse = &mut self.pulse;
-        self.asked.retain_mut(|(mark, asked)| {
+        let (pulse, lanes) = (&mut self.pulse, &mut self.lanes);
+        self.asked.retain_mut(|(number, asked)| {
             let Poll::Ready(answer) = asked.as_mut().poll(cx) else {
                 return true;
             };
             // Without an answer the connection is over, and its streams tell how.
             if answer.is_ok() {
                 pulse.heard(Instant::now());
-                pulse.answered(*mark);
+                if let Some(taken) = lanes.answered(*number) {
+                    pulse.answered(taken);
+                }
             }
             false
         });
@@ -61,13 +66,15 @@ impl Pings {
         match self.pulse.look(now) {
             Beat::Rest => {}
             Beat::Dead => return false,
-            Beat::Ping(mark) => {
-                if self.asked.len() == MOST {
-                    drop(self.asked.remove(0));
+            Beat::Ping(mark, ask) => {
+                for number in self.lanes.ask(mark, ask) {
+                    self.pulse.pinged(1, LANES as u64);
+                    let handle = self.handle.clone();
+                    let asked = async move { handle.ping().await };
+                    self.asked.push((number, Box::pin(asked)));
                 }
-                let handle = self.handle.clone();
-                let asked = async move { handle.ping().await };
-                self.asked.push((mark, Box::pin(asked)));
+                let oldest = self.lanes.oldest();
+                self.asked.retain(|(number, _)| *number >= oldest);
             }
         }
         true

@@ -9,9 +9,9 @@ use tokio::time::Instant;
 ///
 /// Silence is only then taken for death when the other end cannot be busy with
 /// what it was sent: who waits for a process to read its stdin, or for a person to
-/// scroll on, reads no pings either. Pings are answered in the order in which
-/// things were sent, so an answer shows that all before it has been taken. A few
-/// bytes are taken whether anybody reads them or not.
+/// scroll on, may read no pings either. What it has taken is known by the pings that
+/// it has answered. A little is read whether anybody takes it or not. And silence is
+/// none before it was asked twice: one ping may wait behind what others do not.
 #[derive(Debug)]
 pub struct Pulse {
     interval: Duration,
@@ -22,15 +22,21 @@ pub struct Pulse {
     asked: Instant,
     /// The first time that it was asked since it was heard.
     waiting: Option<Instant>,
-    /// How many bytes it was sent.
+    /// How much it was sent: bytes, where little counts as [`PIECE`].
     sent: u64,
-    /// How many of them it is known to have taken.
+    /// How much of that it is known to have taken.
     taken: u64,
+    /// It was sent something since it was last asked.
+    unasked: bool,
 }
 
-/// Bytes that wait for nobody: half of what a terminal's own buffer holds, which is
-/// the smallest on the way.
+/// What is read though it waits for somebody: half of what a terminal's own buffer holds,
+/// which is the smallest on the way.
 const SLACK: u64 = 2 * 1024;
+
+/// What the smallest piece counts: what reads ahead has room for so many pieces, not
+/// bytes. moby/spdystream has for 50 frames, of which [`SLACK`] is 32.
+const PIECE: u64 = 64;
 
 /// What to do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,9 +44,20 @@ pub enum Beat {
     /// Nothing.
     Rest,
     /// Ask, and bring the mark back with the answer.
-    Ping(Mark),
+    Ping(Mark, Ask),
     /// It is gone.
     Dead,
+}
+
+/// What is asked for, where pings are not answered one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ask {
+    /// Any sign of life.
+    Any,
+    /// An answer of all that takes what it is sent: it was sent something since that was
+    /// last asked for, or it has left a ping unanswered though nothing is known that
+    /// keeps it from answering.
+    All,
 }
 
 /// What had been sent when a ping was.
@@ -59,6 +76,7 @@ impl Pulse {
             waiting: None,
             sent: 0,
             taken: 0,
+            unasked: false,
         }
     }
 
@@ -76,10 +94,16 @@ impl Pulse {
     /// It was sent something that it may be slow to take.
     pub fn sent(&mut self, now: Instant, bytes: usize) {
         self.said = now;
-        self.sent += bytes as u64;
+        self.unasked = true;
+        self.sent += (bytes as u64).max(PIECE);
     }
 
-    /// It has answered a ping.
+    /// It was sent pings, of which one in so many waits behind what it has not taken.
+    pub fn pinged(&mut self, pings: u64, one_in: u64) {
+        self.sent += pings * PIECE / one_in.max(1);
+    }
+
+    /// It has taken what had been sent at this mark, as its answers to pings show.
     pub fn answered(&mut self, mark: Mark) {
         // Nobody has taken what was not sent.
         self.taken = self.taken.max(mark.0.min(self.sent));
@@ -91,16 +115,25 @@ impl Pulse {
         self.death().map_or(ping, |death| ping.min(death))
     }
 
-    fn death(&self) -> Option<Instant> {
+    /// Since when it could have answered, and has not.
+    fn silent_since(&self) -> Option<Instant> {
         let idle = self.sent - self.taken <= SLACK;
-        self.waiting.filter(|_| idle).map(|at| at + self.patience)
+        self.waiting.filter(|_| idle)
+    }
+
+    fn death(&self) -> Option<Instant> {
+        self.silent_since().map(|at| at + self.patience)
     }
 
     /// A connection that carries nothing in either direction for a while is cut by
     /// what stands between: some count what comes, some what goes.
     fn due(&self) -> Instant {
         let quiet = self.heard.min(self.said) + self.interval;
-        quiet.max(self.asked + self.interval)
+        let due = quiet.max(self.asked + self.interval);
+        match self.silent_since() {
+            Some(at) if at == self.asked => due.min(at + self.patience / 2),
+            _ => due,
+        }
     }
 
     /// What to do now.
@@ -111,9 +144,15 @@ impl Pulse {
         if now < self.due() {
             return Beat::Rest;
         }
+        let ask = if self.unasked || self.silent_since().is_some() {
+            Ask::All
+        } else {
+            Ask::Any
+        };
+        self.unasked = false;
         self.asked = now;
         self.waiting.get_or_insert(now);
-        Beat::Ping(Mark(self.sent))
+        Beat::Ping(Mark(self.sent), ask)
     }
 }
 
@@ -130,15 +169,37 @@ mod tests {
         (Pulse::new(start, INTERVAL, PATIENCE), at)
     }
 
+    fn any(sent: u64) -> Beat {
+        Beat::Ping(Mark(sent), Ask::Any)
+    }
+
+    fn all(sent: u64) -> Beat {
+        Beat::Ping(Mark(sent), Ask::All)
+    }
+
     #[test]
-    fn who_is_silent_is_asked_and_then_dead() {
+    fn who_is_silent_is_asked_twice_and_then_dead() {
         let (mut pulse, at) = pulse();
         assert_eq!(pulse.next(), at(10));
         assert_eq!(pulse.look(at(9)), Beat::Rest);
-        assert_eq!(pulse.look(at(10)), Beat::Ping(Mark(0)));
+        assert_eq!(pulse.look(at(10)), any(0));
+        assert_eq!(pulse.next(), at(10) + PATIENCE / 2);
+        assert_eq!(pulse.look(at(12)), Beat::Rest);
+        assert_eq!(pulse.look(at(13)), all(0));
         assert_eq!(pulse.next(), at(15));
         assert_eq!(pulse.look(at(14)), Beat::Rest);
         assert_eq!(pulse.look(at(15)), Beat::Dead);
+    }
+
+    #[test]
+    fn who_answers_the_second_time_lives() {
+        let (mut pulse, at) = pulse();
+        for turn in (10..10_000).step_by(13) {
+            assert_eq!(pulse.look(at(turn)), any(0));
+            assert_eq!(pulse.look(at(turn + 3)), all(0));
+            pulse.heard(at(turn + 3));
+            assert_eq!(pulse.look(at(turn + 12)), Beat::Rest);
+        }
     }
 
     #[test]
@@ -146,7 +207,7 @@ mod tests {
         let (mut pulse, at) = pulse();
         for turn in 1..1000 {
             let now = at(10 * turn);
-            assert_eq!(pulse.look(now), Beat::Ping(Mark(0)));
+            assert_eq!(pulse.look(now), any(0));
             pulse.heard(now);
             pulse.answered(Mark(0));
         }
@@ -156,8 +217,9 @@ mod tests {
     fn nobody_is_dead_who_was_not_asked() {
         // As after the machine has slept.
         let (mut pulse, at) = pulse();
-        assert_eq!(pulse.look(at(3600)), Beat::Ping(Mark(0)));
-        assert_eq!(pulse.look(at(3604)), Beat::Rest);
+        assert_eq!(pulse.look(at(3600)), any(0));
+        assert_eq!(pulse.look(at(3602)), Beat::Rest);
+        assert_eq!(pulse.look(at(3604)), all(0));
         assert_eq!(pulse.look(at(3605)), Beat::Dead);
     }
 
@@ -165,25 +227,26 @@ mod tests {
     fn who_may_be_busy_with_what_it_was_sent_is_not_dead() {
         let (mut pulse, at) = pulse();
         pulse.sent(at(1), 3000);
-        for turn in 2..100 {
-            assert_eq!(pulse.look(at(10 * turn)), Beat::Ping(Mark(3000)));
+        assert_eq!(pulse.look(at(11)), all(3000));
+        for turn in 3..100 {
+            assert_eq!(pulse.look(at(10 * turn)), any(3000));
             assert_eq!(pulse.next(), at(10 * turn + 10));
         }
         // It was: and after what it has answered it can be dead again.
         pulse.heard(at(1000));
         pulse.answered(Mark(3000));
-        assert_eq!(pulse.look(at(1010)), Beat::Ping(Mark(3000)));
+        assert_eq!(pulse.look(at(1010)), any(3000));
         assert_eq!(pulse.look(at(1015)), Beat::Dead);
     }
 
     #[test]
     fn an_answer_says_nothing_of_what_was_sent_after_the_ping() {
         let (mut pulse, at) = pulse();
-        assert_eq!(pulse.look(at(10)), Beat::Ping(Mark(0)));
+        assert_eq!(pulse.look(at(10)), any(0));
         pulse.sent(at(11), 3000);
         pulse.heard(at(12));
         pulse.answered(Mark(0));
-        assert_eq!(pulse.look(at(22)), Beat::Ping(Mark(3000)));
+        assert_eq!(pulse.look(at(22)), all(3000));
         assert_eq!(pulse.look(at(30)), Beat::Rest);
         pulse.answered(Mark(0));
         assert_eq!(pulse.look(at(31)), Beat::Rest);
@@ -196,15 +259,48 @@ mod tests {
     fn a_few_bytes_keep_nobody_busy() {
         let (mut pulse, at) = pulse();
         pulse.sent(at(1), 2048);
-        assert_eq!(pulse.look(at(11)), Beat::Ping(Mark(2048)));
+        assert_eq!(pulse.look(at(11)), all(2048));
         assert_eq!(pulse.look(at(16)), Beat::Dead);
+    }
+
+    #[test]
+    fn many_pieces_keep_it_busy_however_small() {
+        for (pieces, busy) in [(32, false), (33, true)] {
+            let (mut pulse, at) = pulse();
+            for _ in 0..pieces {
+                pulse.sent(at(1), 1);
+            }
+            pulse.look(at(11));
+            assert_eq!(pulse.look(at(16)) == Beat::Rest, busy, "{pieces}");
+        }
+    }
+
+    #[test]
+    fn pings_that_nobody_takes_keep_it_busy_in_the_end() {
+        let (mut pulse, at) = pulse();
+        let mut now = 10;
+        let mut pings = 0;
+        while let Beat::Ping(..) = pulse.look(at(now)) {
+            pulse.pinged(1, 5);
+            // Others of them are answered.
+            pulse.heard(at(now));
+            pings += 1;
+            assert!(pings < 1000);
+            if pulse.sent > SLACK {
+                break;
+            }
+            now += 10;
+        }
+        assert_eq!(pings, 171);
+        pulse.look(at(now + 10));
+        assert_eq!(pulse.look(at(now + 19)), Beat::Rest, "as after much data");
     }
 
     #[test]
     fn who_is_not_listened_to_is_not_dead() {
         let (mut pulse, at) = pulse();
         for turn in 1..10 {
-            assert_eq!(pulse.look(at(10 * turn)), Beat::Ping(Mark(0)));
+            assert_eq!(pulse.look(at(10 * turn)), any(0));
             pulse.excuse();
             assert_eq!(pulse.look(at(10 * turn + 9)), Beat::Rest);
         }
@@ -215,8 +311,9 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut pulse = Pulse::new(start, INTERVAL, Duration::from_secs(50));
-        for turn in 1..6 {
-            assert_eq!(pulse.look(at(10 * turn)), Beat::Ping(Mark(0)));
+        assert_eq!(pulse.look(at(10)), any(0));
+        for turn in 2..6 {
+            assert_eq!(pulse.look(at(10 * turn)), all(0));
         }
         assert_eq!(pulse.look(at(60)), Beat::Dead);
     }
@@ -229,7 +326,7 @@ mod tests {
             assert_eq!(pulse.look(at(second)), Beat::Rest);
         }
         pulse.heard(at(10));
-        assert_eq!(pulse.look(at(10)), Beat::Ping(Mark(0)));
+        assert_eq!(pulse.look(at(10)), any(0));
         pulse.heard(at(11));
         assert_eq!(pulse.look(at(19)), Beat::Rest);
     }

@@ -81,6 +81,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
                     self.owes_pong = true;
                 }
                 Ok(Some(Event::Control(Control::Pong(payload)))) => {
+                    // RFC 6455, 5.5: in the order in which all was sent.
                     if let Ok(mark) = payload.bytes().as_ref().try_into() {
                         self.pulse.answered(Mark(u64::from_be_bytes(mark)));
                     }
@@ -163,7 +164,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
         }
         match self.pulse.look(now) {
             Beat::Dead => return false,
-            Beat::Ping(mark) if self.wire.has_room() => {
+            Beat::Ping(mark, _) if self.wire.has_room() => {
                 let mark = Bytes::copy_from_slice(&mark.0.to_be_bytes());
                 if let Some(payload) = ControlPayload::new(mark) {
                     let ping = Control::Ping(payload);
@@ -172,7 +173,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
                 self.owes_pong |= !heeded;
             }
             // Not now; or it has enough to take.
-            Beat::Rest | Beat::Ping(_) => {}
+            Beat::Rest | Beat::Ping(..) => {}
         }
         true
     }

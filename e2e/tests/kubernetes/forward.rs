@@ -1,6 +1,8 @@
 //! Connections through a port-forward.
 
+use std::fs::File;
 use std::net::SocketAddr;
+use std::path::Path;
 
 use bytes::BytesMut;
 use skewbridge_e2e::{Node, Staying};
@@ -8,6 +10,7 @@ use skewbridge_testkit::Connection;
 use skewbridge_websocket::{Decoder, Encoder, Event, Frame, Kind, Limits, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::process::Command;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -22,10 +25,24 @@ pub(crate) struct Forward {
 
 impl Forward {
     pub(crate) async fn start(way: &Way<'_>, ports: &[u16]) -> Self {
+        Self::spawn(way, ports, |_| ()).await
+    }
+
+    /// The same, which tells what it does into a file.
+    pub(crate) async fn start_verbose(way: &Way<'_>, ports: &[u16], log: &Path) -> Self {
+        Self::spawn(way, ports, |command| {
+            command.arg("-v=8").stderr(File::create(log).unwrap());
+        })
+        .await
+    }
+
+    async fn spawn(way: &Way<'_>, ports: &[u16], change: impl FnOnce(&mut Command)) -> Self {
         let ports: Vec<_> = ports.iter().map(|port| format!(":{port}")).collect();
         let mut words = vec!["port-forward", "--address=127.0.0.1", Node::POD];
         words.extend(ports.iter().map(String::as_str));
-        let mut child = Staying::start(&mut way.command(&words));
+        let mut command = way.command(&words);
+        change(&mut command);
+        let mut child = Staying::start(&mut command);
         let mut addresses = Vec::new();
         for _ in &ports {
             let line = child.line().await;

@@ -44,6 +44,7 @@ mod terminal;
 mod translate;
 mod translate_cuts;
 mod translate_idle;
+mod translate_pings;
 mod translate_users;
 mod upgrades;
 mod websocket;

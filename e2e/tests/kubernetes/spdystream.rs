@@ -1,6 +1,7 @@
 //! `skewbridge-spdy` with moby/spdystream, the SPDY of all of Kubernetes, in both
 //! roles.
 
+use std::collections::BTreeSet;
 use std::future::IntoFuture;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -127,6 +128,29 @@ async fn headers_go_there_and_back() {
         stream.sender.finish().unwrap();
         assert_eq!(text(&mut stream.receiver).await.unwrap(), "");
     }
+}
+
+#[tokio::test]
+async fn one_ping_in_five_waits_behind_a_stream_that_it_does_not_read() {
+    let client = Client::start().await;
+    let mut stream = client.open("ignore", 0).await;
+    stream.sender.write(PATTERN.slice(..1000)).await.unwrap();
+    within(stream.sender.sent()).await;
+    let mut pings = JoinSet::new();
+    let mut waiting = BTreeSet::new();
+    for round in 0..3 {
+        for number in 5 * round..5 * (round + 1) {
+            let handle = client.handle.clone();
+            waiting.insert(number);
+            pings.spawn(async move { handle.ping().await.map(|_| number) });
+        }
+        for _ in 0..4 {
+            let answered = within(pings.join_next()).await.unwrap().unwrap();
+            assert!(waiting.remove(&answered.unwrap()));
+        }
+    }
+    let lanes: BTreeSet<_> = waiting.iter().map(|number| number % 5).collect();
+    assert_eq!((waiting.len(), lanes.len()), (3, 1), "{waiting:?}");
 }
 
 #[tokio::test]

@@ -59,8 +59,8 @@ async fn a_server_that_refuses_websocket_has_it_through_a_bridge() {
     timed("many", many_commands_run_at_once(&way)).await;
     assert_eq!(
         translated(&way).await[1],
-        2,
-        "kubectl's port-forward, and ours"
+        3,
+        "kubectl's port-forward, also the verbose one, and ours"
     );
     assert_eq!(
         way.all_by("spdy").await,
@@ -174,23 +174,50 @@ async fn nobody_falls_back(plane: &Plane) {
         refused.stderr
     );
     assert!(refused.stderr.contains("fallback"), "{}", refused.stderr);
+    let never = plane
+        .bridge_before(plane.servers[0].address, &["--translate-streams=never"])
+        .await;
+    let never = Way::through(plane, &never, Speaks::WebSocket);
+    let relayed = never.run(&words, b"").await;
+    assert_eq!((relayed.code, &*relayed.stdout), (Some(0), "out\n"));
+    assert!(relayed.stderr.contains("fallback"), "{}", relayed.stderr);
+    never.have_ended("exec", "spdy", "spdy", 1).await;
+    assert_eq!(never.all_by("websocket").await, 0);
+
     let bridged = Way::bridged(plane, 0, Speaks::WebSocket);
-    let granted = bridged.run(&words, b"").await;
-    assert_eq!((granted.code, &*granted.stdout), (Some(0), "out\n"));
-    assert!(
-        !granted.stderr.contains("403 Forbidden"),
-        "{}",
-        granted.stderr
-    );
-    assert!(!granted.stderr.contains("fallback"), "{}", granted.stderr);
-    assert!(
-        granted.stderr.contains("101 Switching"),
-        "{}",
-        granted.stderr
-    );
-    bridged.have_ended("exec", "websocket", "spdy", 1).await;
-    assert_eq!(translated(&bridged).await, [1, 0]);
+    let directory = ScratchDir::new();
+    let file = directory.write("file", b"copied").display().to_string();
+    let remote = format!("{}:{}", Node::POD, directory.path().join("copy").display());
+    for (words, input, expected) in [
+        (&words[..], "", "out\n"),
+        (&["-v=8", "attach", "-i", Node::POD], "in\n", "in\n"),
+        (&["-v=8", "cp", &file, &remote], "", ""),
+    ] {
+        let granted = bridged.run(words, input.as_bytes()).await;
+        assert_eq!((granted.code, &*granted.stdout), (Some(0), expected));
+        has_not_fallen_back(&granted.stderr);
+    }
+    let (target, _echo) = echo().await;
+    let log = directory.path().join("port-forward");
+    let mut forward = Forward::start_verbose(&bridged, &[target.port()], &log).await;
+    forward.says(0, b"through the port").await;
+    forward.child.end().await;
+    has_not_fallen_back(&fs::read_to_string(log).unwrap());
+    // One of kubectl's own, and two by cp: there, and a look at what is there.
+    bridged.have_ended("exec", "websocket", "spdy", 3).await;
+    bridged.have_ended("attach", "websocket", "spdy", 1).await;
+    bridged
+        .have_ended("portforward", "websocket", "spdy", 1)
+        .await;
+    assert_eq!(translated(&bridged).await, [4, 1]);
     assert_eq!(bridged.all_by("spdy").await, 0);
+}
+
+/// What kubectl tells with `-v=8`.
+fn has_not_fallen_back(told: &str) {
+    assert!(!told.contains("403 Forbidden"), "{told}");
+    assert!(!told.contains("fallback"), "{told}");
+    assert!(told.contains("101 Switching"), "{told}");
 }
 
 async fn exit_codes_are_told(way: &Way<'_>) {

@@ -9,13 +9,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use skewbridge_e2e::{Node, Plane, Server, is_since, oldest, versions};
-use skewbridge_testkit::{PATIENCE, eventually};
+use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::forward::{Forward, echo, says};
 use crate::streaming::{Speaks, Way, kubectl_version};
 
 /// How long anybody may take to learn that the other end is lost.
@@ -47,6 +49,97 @@ async fn whoever_is_killed_the_others_learn_it() {
     };
     translated.await;
     inverse.await;
+}
+
+#[tokio::test]
+async fn whoever_copies_attaches_or_forwards_learns_it_too() {
+    if kubectl_version().is_none() {
+        return;
+    }
+    let versions = versions();
+    let server = Server::of(oldest(&versions)).bridge_flag("--translate-streams=always");
+    let mut plane = Plane::start(&[server]).await;
+    let mut node = plane.start_node().await;
+    for killed in ["node", "server"] {
+        let way = Way::bridged(&plane, 0, Speaks::WebSocket);
+        let others = Others::begin(&way, &node).await;
+        if killed == "node" {
+            node.process.signal("KILL");
+            node.process.wait();
+            others.fail(killed).await;
+            plane.restart_node(&mut node).await;
+        } else {
+            plane.end_server(0, "KILL");
+            others.fail(killed).await;
+        }
+    }
+}
+
+/// What else has streams, in the midst of them.
+struct Others {
+    copy: Child,
+    attach: Child,
+    forward: Forward,
+    connection: TcpStream,
+    /// Where the copies are, and what the far end of the forward is.
+    _there: (ScratchDir, JoinSet<()>),
+}
+
+impl Others {
+    async fn begin(way: &Way<'_>, node: &Node) -> Self {
+        let directory = ScratchDir::new();
+
+        let from = directory.path().join("endless");
+        let there = node.directory.join("endless");
+        let spawn = |words: &[&str]| {
+            let mut command = way.command(words);
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
+            command.kill_on_drop(true).spawn().unwrap()
+        };
+        let endless = fs::File::create(&from).unwrap();
+        // More than is copied before somebody is killed, and nothing on the disk here.
+        endless.set_len(1 << 33).unwrap();
+        let remote = format!("{}:{}", Node::POD, there.display());
+        let copy = spawn(&["cp", &from.display().to_string(), &remote]);
+        let mut attach = spawn(&["attach", "-i", Node::POD]);
+        let stdin = attach.stdin.as_mut().unwrap();
+        stdin.write_all(b"a line\n").await.unwrap();
+        let mut line = [0; 7];
+        let stdout = attach.stdout.as_mut().unwrap();
+        timeout(PATIENCE, stdout.read_exact(&mut line))
+            .await
+            .expect("an answer in time")
+            .unwrap();
+        let (target, echo) = echo().await;
+        let mut forward = Forward::start(way, &[target.port()]).await;
+        let mut connection = forward.connect(0).await;
+        says(&mut connection, b"there and back").await;
+        eventually("something is copied", PATIENCE, async || {
+            fs::metadata(&there).is_ok_and(|it| it.len() > 0)
+        })
+        .await;
+        Self {
+            copy,
+            attach,
+            forward,
+            connection,
+            _there: (directory, echo),
+        }
+    }
+
+    async fn fail(mut self, killed: &str) {
+        for (what, child) in [("cp", &mut self.copy), ("attach", &mut self.attach)] {
+            let status = timeout(LEARNT, child.wait()).await;
+            let status = status.unwrap_or_else(|_| panic!("{killed} killed, {what}: not learnt"));
+            let code = status.unwrap().code();
+            assert!(code.is_some_and(|it| it != 0), "{killed} killed, {what}");
+        }
+        let mut rest = Vec::new();
+        let end = timeout(LEARNT, self.connection.read_to_end(&mut rest)).await;
+        let _ended_or_reset = end.unwrap_or_else(|_| panic!("{killed} killed, port: not learnt"));
+        assert!(rest.is_empty(), "{killed} killed: {rest:?}");
+        drop(self.forward);
+    }
 }
 
 async fn judge(plane: &mut Plane, speaks: Speaks) {

@@ -47,21 +47,23 @@ pub(crate) async fn carry(
     match plan {
         Plan::AsItIs => Ok(asking.as_it_is(trip.send(head, record).await?)),
         Plan::Translated(translation) => asking.translate(translation, head, record).await,
-        Plan::AsItIsOr(translation) => {
-            let age = translation.age();
+        Plan::AsItIsOr(to_spdy) => {
+            let spoken = to_spdy.stream.spoken();
             let again = head.clone();
             let reply = trip.send(head, record).await?;
             if !is_refused(&reply) {
                 return Ok(asking.as_it_is(reply));
             }
             drop(reply);
+            let translation = Translation::ToSpdy(to_spdy);
             let carried = asking.translate(translation, again, record).await?;
             if matches!(carried, Carried::Switched(..)) {
                 tracing::info!(
                     kind = kind.as_str(),
-                    "upstream refused a stream by WebSocket and takes it by SPDY: for a while all are translated"
+                    protocol = ?spoken,
+                    "upstream refused a stream by WebSocket and takes it by SPDY: for a while all of this protocol are translated"
                 );
-                trip.bridge().streams.remember_refusal(kind, age);
+                trip.bridge().streams.remember_refusal(spoken);
             }
             Ok(carried)
         }

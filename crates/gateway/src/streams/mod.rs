@@ -11,16 +11,17 @@ mod command;
 mod farewell;
 mod heads;
 mod metrics;
+mod passing;
 mod permission;
 mod plan;
 mod port_forward;
+mod refusals;
 mod relay;
 mod to_websocket;
 mod vigil;
 
 use std::num::NonZero;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
@@ -40,14 +41,11 @@ use crate::serve::{ClientIo, Takeover};
 use crate::tunnel;
 use crate::upstream::h1::Upgraded;
 use command::Command;
-use plan::{Age, Kind, Known, Plan, Rules};
+use plan::{Kind, Known, Plan, Rules};
 use port_forward::{PortForward, PortForwardToWebSocket};
+use refusals::{Refusals, Spoken};
 use to_websocket::CommandToWebSocket;
 use vigil::Floor;
-
-/// How long it is remembered that upstream refused what its version should know: it
-/// may have been told to by a gate, and be told otherwise by a restart.
-const REMEMBERED: Duration = Duration::from_mins(10);
 
 /// How many pings a client may leave unanswered. Clients are far away, on networks
 /// that come and go, and TCP bears that.
@@ -60,11 +58,7 @@ pub(crate) struct Streams {
     care: Care,
     /// For all translated commands.
     floor: Arc<Floor>,
-    since: Instant,
-    /// When upstream last refused a stream that it understood in translation: in
-    /// seconds after `since`, and one; zero is never. A node that does not know an
-    /// older protocol says nothing of what kube-apiserver does with the newer one.
-    refused: [AtomicU64; 3],
+    refusals: Refusals,
 }
 
 /// As long as anybody waits for.
@@ -114,8 +108,7 @@ impl Streams {
                 stall: config.limits.stall_timeout,
             },
             floor: Arc::new(Floor::new(available_parallelism().map_or(1, NonZero::get))),
-            since: Instant::now(),
-            refused: Default::default(),
+            refusals: Refusals::new(Instant::now()),
         }
     }
 
@@ -130,8 +123,7 @@ impl Streams {
         let kind = Kind::of(info)?;
         let known = Known {
             version,
-            refused_newer: self.has_refused(kind, Age::Newer),
-            refused_older: self.has_refused(kind, Age::Older),
+            refused: self.refusals.lately(Instant::now()),
         };
         Some(Job {
             kind,
@@ -140,25 +132,9 @@ impl Streams {
         })
     }
 
-    fn has_refused(&self, kind: Kind, age: Age) -> bool {
-        match self.memory(kind, age).load(Ordering::Relaxed) {
-            0 => false,
-            at => self.since.elapsed() < Duration::from_secs(at) + REMEMBERED,
-        }
-    }
-
     /// Upstream has refused what it understood in translation.
-    fn remember_refusal(&self, kind: Kind, age: Age) {
-        let now = self.since.elapsed().as_secs() + 1;
-        self.memory(kind, age).store(now, Ordering::Relaxed);
-    }
-
-    fn memory(&self, kind: Kind, age: Age) -> &AtomicU64 {
-        match (kind, age) {
-            (Kind::Exec | Kind::Attach, Age::Newer) => &self.refused[0],
-            (Kind::Exec | Kind::Attach, Age::Older) => &self.refused[1],
-            (Kind::PortForward, _) => &self.refused[2],
-        }
+    fn remember_refusal(&self, spoken: Spoken) {
+        self.refusals.remember(spoken, Instant::now());
     }
 }
 

@@ -10,6 +10,7 @@ use skewbridge_api::version::Version;
 use skewbridge_channels::{Agreement, Protocol, Server, negotiate, port_forward};
 use skewbridge_websocket as websocket;
 
+use super::refusals::{Refused, Spoken};
 use crate::config::{TranslateStreams, UpstreamStreams};
 
 /// Where offers of SPDY's protocols are, and the one that is taken.
@@ -156,19 +157,8 @@ pub(crate) struct Rules {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Known {
     pub(crate) version: Option<Version>,
-    /// It has lately refused a stream of the newer kind, and understood it in
-    /// translation.
-    pub(crate) refused_newer: bool,
-    /// The same of the older kind.
-    pub(crate) refused_older: bool,
-}
-
-/// Whether a stream is of the kind that kube-apiserver translates (KEP-4006), or of
-/// the one that it passes on to the node, whatever that makes of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Age {
-    Newer,
-    Older,
+    /// What it has lately refused, and understood in translation.
+    pub(crate) refused: Refused,
 }
 
 /// How a stream is carried.
@@ -176,8 +166,8 @@ pub(crate) enum Age {
 pub(crate) enum Plan {
     /// As it came.
     AsItIs,
-    /// As it came, if the server takes it so; else in translation.
-    AsItIsOr(Translation),
+    /// As it came, if the server takes it so; else as SPDY.
+    AsItIsOr(ToSpdy),
     /// In translation.
     Translated(Translation),
 }
@@ -189,15 +179,6 @@ pub(crate) enum Translation {
     ToSpdy(ToSpdy),
     /// SPDY ends here, and a WebSocket goes on above.
     ToWebSocket(ToWebSocket),
-}
-
-impl Translation {
-    pub(crate) fn age(&self) -> Age {
-        match self {
-            Self::ToSpdy(asked) => asked.stream.age(),
-            Self::ToWebSocket(_) => Age::Newer,
-        }
-    }
 }
 
 /// What was asked for by WebSocket.
@@ -218,10 +199,10 @@ pub(crate) enum ByWebSocket {
 }
 
 impl ByWebSocket {
-    pub(crate) fn age(&self) -> Age {
+    pub(crate) fn spoken(&self) -> Spoken {
         match self {
-            Self::Command(agreed) if agreed.protocol != Protocol::V5 => Age::Older,
-            Self::Command(_) | Self::PortForward { .. } => Age::Newer,
+            Self::Command(agreed) => Spoken::Command(agreed.protocol),
+            Self::PortForward { .. } => Spoken::PortForward,
         }
     }
 }
@@ -254,22 +235,27 @@ pub(crate) fn plan(kind: Kind, switch: Switch, rules: Rules, known: Known) -> Pl
             let Some(stream) = by_websocket(kind, offers) else {
                 return Plan::AsItIs;
             };
-            let understood = match stream.age() {
-                Age::Newer => {
+            let spoken = stream.spoken();
+            let known_there = match spoken {
+                Spoken::Command(Protocol::V5) | Spoken::PortForward => {
                     let since = kind.native_since();
-                    known.version.is_some_and(|it| it >= since) && !known.refused_newer
+                    known.version.is_some_and(|it| it >= since)
                 }
-                Age::Older => !known.refused_older,
+                // Passed on to the node, whatever that makes of it.
+                Spoken::Command(_) => true,
             };
-            let translation = Translation::ToSpdy(ToSpdy {
+            let understood = known_there && !known.refused.contains(spoken);
+            let to_spdy = ToSpdy {
                 request,
                 token,
                 stream,
-            });
+            };
             match rules.translate {
                 TranslateStreams::Never => Plan::AsItIs,
-                TranslateStreams::Auto if understood => Plan::AsItIsOr(translation),
-                TranslateStreams::Auto | TranslateStreams::Always => Plan::Translated(translation),
+                TranslateStreams::Auto if understood => Plan::AsItIsOr(to_spdy),
+                TranslateStreams::Auto | TranslateStreams::Always => {
+                    Plan::Translated(Translation::ToSpdy(to_spdy))
+                }
             }
         }
         (Switch::Spdy { offers }, UpstreamStreams::WebSocket) => {

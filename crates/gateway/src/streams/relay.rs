@@ -1,5 +1,6 @@
 //! Bytes on one side that are binary messages on the other: a port-forward, whose
-//! SPDY travels inside a WebSocket (KEP-4006). Nothing of it is understood here.
+//! SPDY travels inside a WebSocket (KEP-4006). Nothing of it is understood here, but
+//! where its pings are: those are no reason to keep it.
 
 use std::io;
 use std::task::{Context, Poll, ready};
@@ -13,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use super::clock::{Clock, Due};
+use super::passing::Passing;
 use crate::drain::Drain;
 
 /// Two TLS records at once.
@@ -52,7 +54,10 @@ pub(crate) struct Relay<R, S> {
     /// before, which is still to be read.
     deaf: bool,
     idle: Duration,
+    /// When something last passed that is no ping.
     quiet_since: Instant,
+    inwards: Passing,
+    outwards: Passing,
     clock: Clock,
 }
 
@@ -78,6 +83,8 @@ where
             deaf: false,
             idle,
             quiet_since: now,
+            inwards: Passing::default(),
+            outwards: Passing::default(),
             clock: Clock::new(now, drain),
         }
     }
@@ -122,8 +129,10 @@ where
                         Poll::Ready(Err(error)) => return Poll::Ready(Over::RawCut(error)),
                     }
                 }
-                self.quiet_since = Instant::now();
                 let data = self.raw.input.split().freeze();
+                if self.inwards.carries(&data) {
+                    self.quiet_since = Instant::now();
+                }
                 count(Went::Inwards, data.len());
                 self.socket.binary(data);
             }
@@ -154,7 +163,9 @@ where
                 if self.deaf {
                     continue;
                 }
-                self.quiet_since = Instant::now();
+                if self.outwards.carries(&data) {
+                    self.quiet_since = Instant::now();
+                }
                 count(Went::Outwards, data.len());
                 self.raw.push_data(data);
             }

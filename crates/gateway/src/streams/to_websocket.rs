@@ -314,16 +314,20 @@ impl Exchange<'_> {
                     Poll::Ready(Err(StreamError::Closed(_))) => {
                         return Poll::Ready(Over::ClientLeft);
                     }
-                    Poll::Ready(Ok(None) | Err(_)) => {
-                        *half = None;
-                        if input == Input::Stdin {
-                            self.above.write(|out| {
-                                // The fifth version has a signal for it.
-                                let _ = writer.close(input, out);
-                                None
-                            });
-                        }
+                    // Clients leave by resetting all; an input that was broken off must
+                    // not look complete.
+                    Poll::Ready(Err(_)) if input == Input::Stdin => {
+                        return Poll::Ready(Over::ClientLeft);
                     }
+                    Poll::Ready(Ok(None)) if input == Input::Stdin => {
+                        *half = None;
+                        self.above.write(|out| {
+                            // The fifth version has a signal for it.
+                            let _ = writer.close(input, out);
+                            None
+                        });
+                    }
+                    Poll::Ready(Ok(None) | Err(_)) => *half = None,
                 }
             }
             if said {

@@ -5,6 +5,7 @@
 mod admin;
 mod bed;
 mod bodies;
+mod by_spdy;
 mod callers;
 mod claims;
 mod cluster;
@@ -29,6 +30,7 @@ mod smuggling;
 mod spoofing;
 mod standin;
 mod stream_ends;
+mod stream_pings;
 mod streaming;
 mod streams;
 mod streams_to_websocket;

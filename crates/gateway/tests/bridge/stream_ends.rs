@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use skewbridge_channels::{Input, Protocol};
 use skewbridge_testkit::{PATIENCE, eventually};
-use skewbridge_websocket::{Close, CloseCode, Control};
+use skewbridge_websocket::{Close, CloseCode, Control, Event};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
@@ -236,6 +236,8 @@ async fn a_client_that_breaks_the_rules_is_told_which() {
     };
     assert_eq!(code, 1002);
     assert!(reason.contains("signal to close"), "{reason}");
+    drop(client);
+    ended(&bridge, "exec", "client_error").await;
 }
 
 #[tokio::test]
@@ -293,6 +295,89 @@ async fn a_stream_that_carries_nothing_for_too_long_is_ended_and_told_so() {
         "{story:?}"
     );
     assert_eq!(story.code, Some(1001));
+    drop(client);
+    ended(&bridge, "exec", "idle").await;
+}
+
+#[tokio::test]
+async fn the_pings_inside_a_port_forward_do_not_keep_it() {
+    const PING: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1];
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |config| {
+        config.streams.idle_timeout = Duration::from_millis(500);
+        config.streams.ping_interval = Duration::from_millis(100);
+    })
+    .await;
+    let mut http = bed.client().http1(bridge.address()).await.unwrap();
+    http.send(asking(FORWARD, "SPDY/3.1+portforward.k8s.io", ""))
+        .await
+        .unwrap();
+    assert_eq!(http.read_head().await.unwrap().status, 101);
+    let mut client = WebSocket::over(http.into_connection(), Protocol::V5);
+    let mut there = cluster.connection().await;
+    // As kubectl pings, and a node answers.
+    client.binary(PING).await;
+    let asking = tokio::spawn(async move {
+        let mut ping = [0; PING.len()];
+        while there.read_exact(&mut ping).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            if there.write_all(&ping).await.is_err() || there.flush().await.is_err() {
+                break;
+            }
+        }
+    });
+    let mut answers = 0;
+    let code = timeout(PATIENCE, async {
+        loop {
+            match client.event().await.unwrap() {
+                Event::Piece(piece) => {
+                    answers += piece.bytes.len();
+                    client.binary(PING).await;
+                }
+                Event::Control(Control::Close(Some(close))) => break close.code().number(),
+                Event::Control(_) => {}
+            }
+        }
+    })
+    .await
+    .expect("ended");
+    assert_eq!(code, 1001);
+    assert!(answers >= PING.len());
+    drop(client);
+    asking.abort();
+    ended(&bridge, "portforward", "idle").await;
+}
+
+/// Waits until the metrics know of one stream with this outcome.
+async fn ended(bridge: &skewbridge_gateway::Handle, kind: &str, outcome: &str) {
+    let line = format!(
+        r#"skewbridge_streams_total{{kind="{kind}",client="websocket",upstream="spdy",outcome="{outcome}"}} 1"#
+    );
+    eventually(&line, PATIENCE, async || metric(bridge, &line).await).await;
+}
+
+#[tokio::test]
+async fn a_command_that_failed_is_told_from_one_that_could_not_run() {
+    const EXITED: &str = r#"{"metadata":{},"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"3"}]}}"#;
+    const FAILED: &str = r#"{"metadata":{},"status":"Failure","message":"no such container","reason":"InternalError","code":500}"#;
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |_| ()).await;
+    for (status, outcome) in [(EXITED, "exited"), (FAILED, "failed")] {
+        let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+        cluster.command(4).await.end(status).await;
+        let story = client.all().await;
+        assert_eq!((&*story.error, story.code), (status, Some(1000)));
+        drop(client);
+        ended(&bridge, "exec", outcome).await;
+    }
+    for line in [
+        r#"apiserver_stream_translator_requests_total{code="200"} 1"#,
+        r#"apiserver_stream_translator_requests_total{code="500"} 1"#,
+    ] {
+        assert!(metric(&bridge, line).await, "{line}");
+    }
 }
 
 #[tokio::test]

@@ -139,11 +139,17 @@ async fn older_protocols_are_spoken_where_the_node_refuses_them() {
             "{protocol:?}"
         );
     }
-    // Refused once, and then known: the fifth version by itself, which
-    // kube-apiserver translates, and those that it passes on.
-    let asked = cluster.asked();
-    let gets = asked.iter().filter(|seen| seen.method == "GET").count();
-    assert_eq!((gets, asked.len() - gets), (2, Protocol::ALL.len()));
+    // Each is refused once, and then known.
+    let each = Protocol::ALL.len();
+    let asked = |method| {
+        let asked = cluster.asked();
+        asked.iter().filter(|seen| seen.method == method).count()
+    };
+    assert_eq!((asked("GET"), asked("POST")), (each, each));
+    for protocol in Protocol::ALL {
+        WebSocket::open(&bed.client(), bridge.address(), EXEC, protocol).await;
+    }
+    assert_eq!((asked("GET"), asked("POST")), (each, 2 * each));
 }
 
 #[tokio::test]
@@ -307,7 +313,7 @@ async fn a_port_forward_is_taken_out_of_its_websocket() {
 }
 
 #[tokio::test]
-async fn a_node_that_refuses_v3_says_nothing_of_v5() {
+async fn a_node_that_refuses_v3_says_nothing_of_other_protocols() {
     let bed = Bed::new();
     let mut cluster = Cluster::with(
         &bed,
@@ -327,17 +333,18 @@ async fn a_node_that_refuses_v3_says_nothing_of_v5() {
     )
     .await;
     let _node = cluster.command(4).await;
-    let mut http = bed.client().http1(bridge.address()).await.unwrap();
-    http.send(asking(EXEC, "v5.channel.k8s.io", ""))
-        .await
-        .unwrap();
-    assert_eq!(http.read_head().await.unwrap().status, 101);
+    // To those who may only `get` a POST would be forbidden.
+    for offer in ["v5", "v4", "base64"].map(|it| format!("{it}.channel.k8s.io")) {
+        let mut http = bed.client().http1(bridge.address()).await.unwrap();
+        http.send(asking(EXEC, &offer, "")).await.unwrap();
+        assert_eq!(http.read_head().await.unwrap().status, 101);
+    }
     let methods: Vec<_> = cluster
         .asked()
         .iter()
         .map(|it| it.method.to_string())
         .collect();
-    assert_eq!(methods, ["GET", "POST", "GET"]);
+    assert_eq!(methods, ["GET", "POST", "GET", "GET", "GET"]);
 }
 
 #[tokio::test]

@@ -1,227 +1,24 @@
 //! Exec and port-forward by SPDY through a bridge whose way to upstream carries only
 //! WebSocket (`--upstream-streams=websocket`).
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_channels::{FromClient, Input, Output, Protocol, Said, ToClient};
-use skewbridge_gateway::Handle;
-use skewbridge_gateway::config::{self, UpstreamStreams};
-use skewbridge_spdy::connection::{self, Handle as Spdy, Stream};
+use skewbridge_channels::{Input, Output, Protocol, Said, ToClient};
+use skewbridge_gateway::config::UpstreamStreams;
+use skewbridge_spdy::connection;
+use skewbridge_spdy::frame::ResetStatus;
 use skewbridge_spdy::{Config, Headers};
-use skewbridge_testkit::upstream::Upgrade;
-use skewbridge_testkit::{
-    ApiServer, ClientAuth, Connection, Options, PATIENCE, Reply, Seen, TlsClient, eventually,
-};
-use skewbridge_websocket::{Close, CloseCode, Control, Decoder, Event, Key, Limits, Role};
+use skewbridge_testkit::{ApiServer, ClientAuth, Options, PATIENCE, Reply};
+use skewbridge_websocket::{Close, CloseCode, Control, Event, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::bed::{Bed, start};
-use crate::plain;
-
-const EXEC: &str = "/api/v1/namespaces/n/pods/p/exec?command=sh&stdin=true&stdout=true&stderr=true";
-const FORWARD: &str = "/api/v1/namespaces/n/pods/p/portforward";
-const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-const SUCCESS: &str = r#"{"metadata":{},"status":"Success"}"#;
-
-/// A kube-apiserver that takes streams by WebSocket.
-struct Upstream {
-    api: ApiServer,
-    upgrades: mpsc::UnboundedReceiver<Upgrade>,
-    /// Whether callers may `create`.
-    allows: Arc<AtomicBool>,
-}
-
-impl Upstream {
-    async fn start(bed: &Bed) -> Self {
-        let (sender, upgrades) = mpsc::unbounded_channel();
-        let allows = Arc::new(AtomicBool::new(true));
-        let allowed = allows.clone();
-        let options =
-            Options::new(bed.upstream.clone()).clients(ClientAuth::Accept(&bed.front_proxy_ca));
-        let api = ApiServer::start(options, move |seen| {
-            if seen.path() == "/version" {
-                return Reply::json(r#"{"gitVersion":"v1.34.4"}"#);
-            }
-            if seen.path() == REVIEWS {
-                let allowed = allowed.load(Ordering::Relaxed);
-                let body = format!(r#"{{"status":{{"allowed":{allowed},"reason":"because"}}}}"#);
-                return Reply::json(body).status(201);
-            }
-            if seen.header("upgrade") != Some("websocket") {
-                return Reply::json("{}");
-            }
-            let (reply, upgrade) = Reply::upgrade("websocket");
-            sender.send(upgrade).unwrap();
-            let key = seen.header("sec-websocket-key").unwrap().parse().unwrap();
-            let accept = Key::parse(&key).unwrap().accept();
-            reply
-                .header("Sec-WebSocket-Accept", accept.to_str().unwrap())
-                .header(
-                    "Sec-WebSocket-Protocol",
-                    seen.header("sec-websocket-protocol").unwrap(),
-                )
-        })
-        .await;
-        Self {
-            api,
-            upgrades,
-            allows,
-        }
-    }
-
-    async fn connection(&mut self) -> Connection {
-        self.upgrades.recv().await.unwrap().connection().await
-    }
-
-    fn asked(&self, path: &str) -> Vec<Seen> {
-        let path = path.split('?').next().unwrap();
-        let mut seen = self.api.requests();
-        seen.retain(|seen| seen.path() == path);
-        seen
-    }
-}
-
-async fn bridge(bed: &Bed, upstream: &Upstream) -> Handle {
-    bridge_with(bed, upstream, |_| ()).await
-}
-
-async fn bridge_with(bed: &Bed, upstream: &Upstream, change: fn(&mut config::Config)) -> Handle {
-    let mut config = bed.config(upstream.api.addr());
-    config.streams.upstream = UpstreamStreams::WebSocket;
-    change(&mut config);
-    let bridge = start(&config);
-    let admin = bridge.admin_address();
-    eventually("a bridge that is ready", PATIENCE, async || {
-        plain::get(admin, "/readyz").await.status == 200
-    })
-    .await;
-    bridge
-}
-
-fn asking(path: &str, offers: &str) -> String {
-    format!(
-        "POST {path} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
-         X-Stream-Protocol-Version: {offers}\r\nContent-Length: 0\r\n\r\n"
-    )
-}
-
-/// A client of the bridge by SPDY, as kubectl is one.
-struct Client {
-    streams: HashMap<&'static str, Stream>,
-    handle: Spdy,
-    driver: JoinHandle<()>,
-}
-
-impl Client {
-    async fn open(client: &TlsClient, bridge: &Handle, protocol: &str) -> Self {
-        let mut http = client.http1(bridge.address()).await.unwrap();
-        http.send(asking(EXEC, protocol)).await.unwrap();
-        let head = http.read_head().await.unwrap();
-        assert_eq!(head.status, 101);
-        assert_eq!(head.header("upgrade"), Some("SPDY/3.1"));
-        assert_eq!(head.header("x-stream-protocol-version"), Some(protocol));
-        let (handle, incoming, driver) =
-            connection::client(http.into_connection(), Config::default());
-        drop(incoming);
-        let driver = tokio::spawn(async move {
-            let _ = driver.await;
-        });
-        let streams = ["error", "stdin", "stdout", "stderr"].map(|name| {
-            let headers = Headers::new().with("streamtype", name);
-            (name, handle.open(headers).unwrap())
-        });
-        Self {
-            streams: streams.into(),
-            handle,
-            driver,
-        }
-    }
-
-    /// Everything that a stream carries, and whether it ended as it should.
-    async fn all(&mut self, name: &str) -> (String, bool) {
-        let mut all = Vec::new();
-        let receiver = &mut self.streams.get_mut(name).unwrap().receiver;
-        loop {
-            match timeout(Duration::from_secs(15), receiver.read())
-                .await
-                .unwrap()
-            {
-                Ok(Some(data)) => all.extend_from_slice(&data),
-                Ok(None) => return (String::from_utf8(all).unwrap(), true),
-                Err(_) => return (String::from_utf8(all).unwrap(), false),
-            }
-        }
-    }
-}
-
-/// kube-apiserver's own translator, as far as a client sees it.
-struct Server {
-    io: Connection,
-    input: BytesMut,
-    decoder: Decoder,
-    reader: FromClient,
-    writer: ToClient,
-}
-
-impl Server {
-    fn over(io: Connection) -> Self {
-        let limits = Limits {
-            frame: 1 << 30,
-            message: 1 << 30,
-        };
-        Self {
-            io,
-            input: BytesMut::new(),
-            decoder: Decoder::new(Role::Server, limits),
-            reader: FromClient::new(Protocol::V5),
-            writer: ToClient::new(Protocol::V5),
-        }
-    }
-
-    async fn said(&mut self) -> Option<Said<Input>> {
-        loop {
-            match self.decoder.decode(&mut self.input).unwrap() {
-                Some(Event::Piece(piece)) => {
-                    if let Some(said) = self.reader.piece(piece).unwrap() {
-                        return Some(said);
-                    }
-                }
-                Some(Event::Control(Control::Close(_))) => return None,
-                Some(Event::Control(_)) => {}
-                None => {
-                    let read = self.io.read_buf(&mut self.input).await;
-                    if read.unwrap_or_default() == 0 {
-                        return None;
-                    }
-                }
-            }
-        }
-    }
-
-    async fn say(&mut self, output: Output, data: &str) {
-        let mut out = BytesMut::new();
-        self.writer.write(output, data.as_bytes(), &mut out);
-        self.io.write_all(&out).await.unwrap();
-        self.io.flush().await.unwrap();
-    }
-
-    async fn close(mut self) {
-        let mut out = BytesMut::new();
-        let close = Close::new(CloseCode::NORMAL, "");
-        self.writer.control(&Control::Close(Some(close)), &mut out);
-        self.io.write_all(&out).await.unwrap();
-        self.io.flush().await.unwrap();
-        // As it does: the client's answer is waited for.
-        let _ = timeout(Duration::from_secs(5), self.said()).await;
-    }
-}
+use crate::by_spdy::{
+    Client, EXEC, FORWARD, REVIEWS, SUCCESS, Server, Upstream, asking, bridge, bridge_with,
+};
 
 #[tokio::test]
 async fn a_command_by_spdy_runs_over_a_way_that_carries_only_websocket() {
@@ -385,6 +182,30 @@ async fn an_upstream_that_has_no_websocket_is_named() {
         answer.text().contains("--upstream-streams=websocket"),
         "{}",
         answer.text()
+    );
+}
+
+#[tokio::test]
+async fn a_stdin_that_was_reset_does_not_look_complete() {
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge(&bed, &upstream).await;
+    let mut client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
+    let mut server = Server::over(upstream.connection().await);
+    let mut stdin = client.streams.remove("stdin").unwrap();
+    stdin.sender.write("half of".into()).await.unwrap();
+    assert!(matches!(
+        server.said().await,
+        Some(Said::Data(Input::Stdin, _))
+    ));
+    stdin.reset(ResetStatus::Cancel);
+    // Nothing more, and no signal that this was all.
+    let end = timeout(PATIENCE, server.said()).await.unwrap();
+    assert!(end.is_none(), "{end:?}");
+    let (told, well) = client.all("error").await;
+    assert!(
+        !well || !told.is_empty(),
+        "the client would take it for success"
     );
 }
 

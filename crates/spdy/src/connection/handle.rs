@@ -48,9 +48,10 @@ impl Handle {
 
     /// Waits until the other side has answered a ping; gives how long it took.
     ///
-    /// That there is no answer does not mean that nobody is there: moby/spdystream
-    /// answers in the order in which it reads, and reads nothing while more than it
-    /// keeps waits for one of its streams.
+    /// That there is no answer does not mean that nobody is there, nor does an answer
+    /// mean that all was taken that was sent before: moby/spdystream gives what it reads
+    /// to five workers, pings to each in turn. One whose stream nobody reads answers
+    /// nothing, and when 50 frames wait for it, nothing more is read at all.
     pub async fn ping(&self) -> Result<Duration, PingError> {
         let (sender, receiver) = oneshot::channel();
         let start = Instant::now();

@@ -74,21 +74,18 @@ fn auto_translates_what_the_server_does_not_translate_itself() {
     use Kind::{Attach, Exec, PortForward};
     type Row<'a> = (Kind, &'a [&'a str], Known, &'a str);
 
-    let refused = |minor| Known {
-        refused_newer: true,
+    let refused = |minor, spoken| Known {
+        refused: Refused::from_iter([spoken]),
         ..version(minor)
     };
-    let refused_older = |minor| Known {
-        refused_older: true,
-        ..version(minor)
-    };
+    let command = |name| Spoken::Command(Protocol::from_name(name).unwrap());
     let unknown = Known::default();
     let rows: &[Row<'_>] = &[
         (Exec, &[V5], version(28), "translated"),
         (Exec, &[V5], version(29), "translated"),
         (Exec, &[V5], version(30), "or"),
         (Exec, &[V5], version(36), "or"),
-        (Exec, &[V5], refused(36), "translated"),
+        (Exec, &[V5], refused(36, command(V5)), "translated"),
         (Exec, &[V5], unknown, "translated"),
         (Attach, &[V5], version(29), "translated"),
         (Attach, &[V5], version(30), "or"),
@@ -96,16 +93,30 @@ fn auto_translates_what_the_server_does_not_translate_itself() {
         (Exec, &[V4], version(28), "or"),
         (Exec, &[TEXT], version(36), "or"),
         (Exec, &[], version(28), "or"),
-        (Exec, &[V4], refused_older(36), "translated"),
-        // Neither says anything of the other.
-        (Exec, &[V4], refused(36), "or"),
-        (Exec, &[V5], refused_older(36), "or"),
+        (Exec, &[V4], refused(36, command(V4)), "translated"),
+        // None says anything of another.
+        (Exec, &[V4], refused(36, command(V5)), "or"),
+        (Exec, &[V5], refused(36, command(V4)), "or"),
+        (Exec, &[V4], refused(28, command(TEXT)), "or"),
+        (Exec, &[TEXT], refused(28, command(V4)), "or"),
+        (Exec, &[V5], refused(36, Spoken::PortForward), "or"),
         (Exec, &["x"], version(28), "as it is"),
         (PortForward, &[TUNNEL], version(30), "translated"),
         (PortForward, &[TUNNEL], version(31), "or"),
-        (PortForward, &[TUNNEL], refused(31), "translated"),
+        (
+            PortForward,
+            &[TUNNEL],
+            refused(31, Spoken::PortForward),
+            "translated",
+        ),
+        (PortForward, &[TUNNEL], refused(31, command(V5)), "or"),
         (PortForward, &[V4], version(28), "as it is"),
-        (PortForward, &[], refused(28), "as it is"),
+        (
+            PortForward,
+            &[],
+            refused(28, Spoken::PortForward),
+            "as it is",
+        ),
     ];
     for (kind, offers, known, expected) in rows {
         let got = planned(*kind, &websocket(offers), RULES, *known);

@@ -1,0 +1,226 @@
+//! Both ends of a stream that is carried upstream by WebSocket: a client that speaks SPDY
+//! as kubectl does, and kube-apiserver's own translator.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use skewbridge_channels::{FromClient, Input, Output, Protocol, Said, ToClient};
+use skewbridge_gateway::Handle;
+use skewbridge_gateway::config::{self, UpstreamStreams};
+use skewbridge_spdy::connection::{self, Handle as Spdy, Stream};
+use skewbridge_spdy::{Config, Headers};
+use skewbridge_testkit::upstream::Upgrade;
+use skewbridge_testkit::{
+    ApiServer, ClientAuth, Connection, Options, PATIENCE, Reply, Seen, TlsClient, eventually,
+};
+use skewbridge_websocket::{Close, CloseCode, Control, Decoder, Event, Key, Limits, Role};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::bed::{Bed, start};
+use crate::plain;
+pub(crate) use crate::streaming::{EXEC, FORWARD, SUCCESS};
+
+pub(crate) const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+
+/// A kube-apiserver that takes streams by WebSocket.
+pub(crate) struct Upstream {
+    pub(crate) api: ApiServer,
+    upgrades: mpsc::UnboundedReceiver<Upgrade>,
+    /// Whether callers may `create`.
+    pub(crate) allows: Arc<AtomicBool>,
+}
+
+impl Upstream {
+    pub(crate) async fn start(bed: &Bed) -> Self {
+        let (sender, upgrades) = mpsc::unbounded_channel();
+        let allows = Arc::new(AtomicBool::new(true));
+        let allowed = allows.clone();
+        let options =
+            Options::new(bed.upstream.clone()).clients(ClientAuth::Accept(&bed.front_proxy_ca));
+        let api = ApiServer::start(options, move |seen| {
+            if seen.path() == "/version" {
+                return Reply::json(r#"{"gitVersion":"v1.34.4"}"#);
+            }
+            if seen.path() == REVIEWS {
+                let allowed = allowed.load(Ordering::Relaxed);
+                let body = format!(r#"{{"status":{{"allowed":{allowed},"reason":"because"}}}}"#);
+                return Reply::json(body).status(201);
+            }
+            if seen.header("upgrade") != Some("websocket") {
+                return Reply::json("{}");
+            }
+            let (reply, upgrade) = Reply::upgrade("websocket");
+            sender.send(upgrade).unwrap();
+            let key = seen.header("sec-websocket-key").unwrap().parse().unwrap();
+            let accept = Key::parse(&key).unwrap().accept();
+            reply
+                .header("Sec-WebSocket-Accept", accept.to_str().unwrap())
+                .header(
+                    "Sec-WebSocket-Protocol",
+                    seen.header("sec-websocket-protocol").unwrap(),
+                )
+        })
+        .await;
+        Self {
+            api,
+            upgrades,
+            allows,
+        }
+    }
+
+    pub(crate) async fn connection(&mut self) -> Connection {
+        self.upgrades.recv().await.unwrap().connection().await
+    }
+
+    pub(crate) fn asked(&self, path: &str) -> Vec<Seen> {
+        let path = path.split('?').next().unwrap();
+        let mut seen = self.api.requests();
+        seen.retain(|seen| seen.path() == path);
+        seen
+    }
+}
+
+pub(crate) async fn bridge(bed: &Bed, upstream: &Upstream) -> Handle {
+    bridge_with(bed, upstream, |_| ()).await
+}
+
+pub(crate) async fn bridge_with(
+    bed: &Bed,
+    upstream: &Upstream,
+    change: fn(&mut config::Config),
+) -> Handle {
+    let mut config = bed.config(upstream.api.addr());
+    config.streams.upstream = UpstreamStreams::WebSocket;
+    change(&mut config);
+    let bridge = start(&config);
+    let admin = bridge.admin_address();
+    eventually("a bridge that is ready", PATIENCE, async || {
+        plain::get(admin, "/readyz").await.status == 200
+    })
+    .await;
+    bridge
+}
+
+pub(crate) fn asking(path: &str, offers: &str) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: k\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
+         X-Stream-Protocol-Version: {offers}\r\nContent-Length: 0\r\n\r\n"
+    )
+}
+
+/// A client of the bridge by SPDY, as kubectl is one.
+pub(crate) struct Client {
+    pub(crate) streams: HashMap<&'static str, Stream>,
+    pub(crate) handle: Spdy,
+    pub(crate) driver: JoinHandle<()>,
+}
+
+impl Client {
+    pub(crate) async fn open(client: &TlsClient, bridge: &Handle, protocol: &str) -> Self {
+        let mut http = client.http1(bridge.address()).await.unwrap();
+        http.send(asking(EXEC, protocol)).await.unwrap();
+        let head = http.read_head().await.unwrap();
+        assert_eq!(head.status, 101);
+        assert_eq!(head.header("upgrade"), Some("SPDY/3.1"));
+        assert_eq!(head.header("x-stream-protocol-version"), Some(protocol));
+        let (handle, incoming, driver) =
+            connection::client(http.into_connection(), Config::default());
+        drop(incoming);
+        let driver = tokio::spawn(async move {
+            let _ = driver.await;
+        });
+        let streams = ["error", "stdin", "stdout", "stderr"].map(|name| {
+            let headers = Headers::new().with("streamtype", name);
+            (name, handle.open(headers).unwrap())
+        });
+        Self {
+            streams: streams.into(),
+            handle,
+            driver,
+        }
+    }
+
+    /// Everything that a stream carries, and whether it ended as it should.
+    pub(crate) async fn all(&mut self, name: &str) -> (String, bool) {
+        let mut all = Vec::new();
+        let receiver = &mut self.streams.get_mut(name).unwrap().receiver;
+        loop {
+            match timeout(Duration::from_secs(15), receiver.read())
+                .await
+                .unwrap()
+            {
+                Ok(Some(data)) => all.extend_from_slice(&data),
+                Ok(None) => return (String::from_utf8(all).unwrap(), true),
+                Err(_) => return (String::from_utf8(all).unwrap(), false),
+            }
+        }
+    }
+}
+
+/// kube-apiserver's own translator, as far as a client sees it.
+pub(crate) struct Server {
+    pub(crate) io: Connection,
+    pub(crate) input: BytesMut,
+    pub(crate) decoder: Decoder,
+    reader: FromClient,
+    writer: ToClient,
+}
+
+impl Server {
+    pub(crate) fn over(io: Connection) -> Self {
+        let limits = Limits {
+            frame: 1 << 30,
+            message: 1 << 30,
+        };
+        Self {
+            io,
+            input: BytesMut::new(),
+            decoder: Decoder::new(Role::Server, limits),
+            reader: FromClient::new(Protocol::V5),
+            writer: ToClient::new(Protocol::V5),
+        }
+    }
+
+    pub(crate) async fn said(&mut self) -> Option<Said<Input>> {
+        loop {
+            match self.decoder.decode(&mut self.input).unwrap() {
+                Some(Event::Piece(piece)) => {
+                    if let Some(said) = self.reader.piece(piece).unwrap() {
+                        return Some(said);
+                    }
+                }
+                Some(Event::Control(Control::Close(_))) => return None,
+                Some(Event::Control(_)) => {}
+                None => {
+                    let read = self.io.read_buf(&mut self.input).await;
+                    if read.unwrap_or_default() == 0 {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) async fn say(&mut self, output: Output, data: &str) {
+        let mut out = BytesMut::new();
+        self.writer.write(output, data.as_bytes(), &mut out);
+        self.io.write_all(&out).await.unwrap();
+        self.io.flush().await.unwrap();
+    }
+
+    pub(crate) async fn close(mut self) {
+        let mut out = BytesMut::new();
+        let close = Close::new(CloseCode::NORMAL, "");
+        self.writer.control(&Control::Close(Some(close)), &mut out);
+        self.io.write_all(&out).await.unwrap();
+        self.io.flush().await.unwrap();
+        // As it does: the client's answer is waited for.
+        let _ = timeout(Duration::from_secs(5), self.said()).await;
+    }
+}

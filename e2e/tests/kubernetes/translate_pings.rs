@@ -1,0 +1,102 @@
+//! What a node does not answer to pings: one whose process does not read is alive, one
+//! that has stopped is not.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use skewbridge_e2e::{Node, Plane, Server};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::Child;
+use tokio::time::timeout;
+
+use crate::forward::{Forward, echo};
+use crate::streaming::{Speaks, Way, kubectl_version};
+
+/// How long anybody may take to learn that the other end is lost.
+const LEARNT: Duration = Duration::from_secs(15);
+
+#[tokio::test]
+async fn pings_tell_a_slow_process_from_a_lost_node() {
+    let Some(version) = kubectl_version() else {
+        return;
+    };
+    let plane = Plane::start(&[Server::of(&version)]).await;
+    let node = plane.start_node().await;
+    let flags = ["--translate-streams=always", "--stream-ping-interval=1s"];
+    let bridge = plane.bridge_before(plane.servers[0].address, &flags).await;
+    let way = Way::through(&plane, &bridge, Speaks::WebSocket);
+    a_process_that_does_not_read_keeps_its_client(&way).await;
+    a_node_that_has_stopped_is_noticed(&way, &node).await;
+}
+
+/// moby/spdystream answers one ping in five, or none, while what it was sent is not
+/// read. More than its queue holds, less than that, and less than nobody has to read.
+async fn a_process_that_does_not_read_keeps_its_client(way: &Way<'_>) {
+    let sizes = [8 << 20, 1 << 20, (64 << 10) + 100];
+    let commands = sizes.map(async |size| {
+        let line = "sleep 10; wc -c";
+        let words = ["exec", "-i", Node::POD, "--", "sh", "-c", line];
+        let output = way.run(&words, &vec![b'x'; size]).await;
+        assert_eq!(output.code, Some(0), "{size}: {}", output.stderr);
+        assert_eq!(output.stdout.trim(), size.to_string());
+    });
+    let [first, second, third] = commands;
+    tokio::join!(first, second, third);
+}
+
+/// Its connections stay, and nobody answers.
+async fn a_node_that_has_stopped_is_noticed(way: &Way<'_>, node: &Node) {
+    let mut exec = Running::start(way, &["exec", "-i", Node::POD, "--", "cat"]).await;
+    let mut attach = Running::start(way, &["attach", "-i", Node::POD]).await;
+    node.process.signal("STOP");
+    let start = Instant::now();
+    for (what, running) in [("exec", &mut exec), ("attach", &mut attach)] {
+        let (code, stderr) = running.end().await;
+        let seconds = start.elapsed().as_secs_f32();
+        println!("{what}: exit code {code:?} within {seconds:.1} s: {stderr}");
+        assert!(code.is_some_and(|it| it != 0), "{what}: {stderr}");
+        assert!(stderr.contains("cut off"), "{what}: {stderr}");
+    }
+    node.process.signal("CONT");
+    let (target, _echo) = echo().await;
+    let mut forward = Forward::start(way, &[target.port()]).await;
+    forward.says(0, b"it is back").await;
+    forward.child.end().await;
+}
+
+/// A kubectl that has said a line and heard it again.
+struct Running {
+    child: Child,
+}
+
+impl Running {
+    async fn start(way: &Way<'_>, words: &[&str]) -> Self {
+        let mut child = way
+            .command(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let stdin = child.stdin.as_mut().unwrap();
+        stdin.write_all(b"a line\n").await.unwrap();
+        let mut line = [0; 7];
+        let stdout = child.stdout.as_mut().unwrap();
+        timeout(LEARNT, stdout.read_exact(&mut line))
+            .await
+            .expect("an answer in time")
+            .unwrap();
+        Self { child }
+    }
+
+    /// Its exit code, and what it complained about.
+    async fn end(&mut self) -> (Option<i32>, String) {
+        let status = timeout(LEARNT, self.child.wait()).await;
+        let status = status.expect("learnt in time").unwrap();
+        let mut stderr = String::new();
+        let from = self.child.stderr.as_mut().unwrap();
+        from.read_to_string(&mut stderr).await.unwrap();
+        (status.code(), stderr)
+    }
+}
