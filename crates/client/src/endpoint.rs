@@ -10,6 +10,7 @@ use http::{HeaderMap, HeaderValue};
 use rustls_pki_types::ServerName;
 
 use crate::address::{Address, Scheme};
+use crate::authorities::Authorities;
 use crate::connection::{Connection, Kept, Request, Response, Stream};
 use crate::credential::{self, Certificate, Credential};
 use crate::error::{Entry, Error};
@@ -19,7 +20,7 @@ use crate::opening::Opening;
 use crate::proxy::Proxy;
 use crate::secret::Secret;
 use crate::tcp::tcp;
-use crate::tls::{self, Trust};
+use crate::tls;
 use crate::way::{Secured, Way};
 
 /// TCP, proxy and TLS together; Go's dialer has the same patience.
@@ -70,8 +71,7 @@ struct ByPlugin {
     plugin: Arc<Plugin>,
     /// For a plugin that gives a token alone.
     certificate: Option<Certificate>,
-    authority: Option<Secret>,
-    believes_anybody: bool,
+    authorities: Authorities,
     name: ServerName<'static>,
     cluster: String,
     user: String,
@@ -146,10 +146,8 @@ impl Endpoint {
         };
         let proxy = match proxy {
             Some(url) => {
-                let authority = cluster.certificate_authority.as_ref();
-                let authority = authority.map(credential::read).transpose()?;
-                let trust = trust_in_proxy(authority.as_ref(), cluster.insecure_skip_tls_verify);
-                let way = Way::through(&url, &trust);
+                // Our own certificate is for the cluster, and is not shown.
+                let way = Way::through(&url, &authorities_of(target)?.for_proxy());
                 Some(way.map_err(|cause| wrong(format!("proxy-url: {cause}")))?)
             }
             None => None,
@@ -447,17 +445,7 @@ impl Security {
             name: target.cluster_name.clone(),
             cause,
         };
-        let authority = match &cluster.certificate_authority {
-            Some(material) => Some(credential::read(material)?),
-            None => None,
-        };
-        let believes_anybody = cluster.insecure_skip_tls_verify;
-        if authority.is_some() && believes_anybody {
-            return Err(wrong(
-                "specifying a root certificates file with the insecure flag is not allowed"
-                    .to_owned(),
-            ));
-        }
+        let authorities = authorities_of(target)?;
         let name = cluster.tls_server_name.as_ref().unwrap_or(&address.host);
         let name = ServerName::try_from(name.clone())
             .map_err(|_| wrong(format!("tls-server-name {name:?} is not a name")))?;
@@ -471,15 +459,13 @@ impl Security {
             return Ok(Self::Plugin(Box::new(ByPlugin {
                 plugin: exec::plugin_of(target, exec, gate),
                 certificate: credential.certificate,
-                authority,
-                believes_anybody,
+                authorities,
                 name,
                 cluster: target.cluster_name.clone(),
                 user: target.user_name.clone(),
             })));
         }
-        let trust = trust(authority.as_ref(), believes_anybody);
-        let config = tls::config(&trust, credential.certificate.as_ref())
+        let config = tls::config(&authorities.for_cluster(), credential.certificate.as_ref())
             .map_err(|cause| misconfigured(&target.cluster_name, &target.user_name, cause))?;
         Ok(Self::Fixed(Secured { config, name }))
     }
@@ -488,8 +474,8 @@ impl Security {
 impl ByPlugin {
     fn secured(&self, straight: &exec::Straight) -> Result<Secured, Error> {
         let config = straight.config(|certificate| {
-            let trust = trust(self.authority.as_ref(), self.believes_anybody);
-            tls::config(&trust, certificate.or(self.certificate.as_ref()))
+            let certificate = certificate.or(self.certificate.as_ref());
+            tls::config(&self.authorities.for_cluster(), certificate)
         });
         let config = config.map_err(|cause| misconfigured(&self.cluster, &self.user, cause))?;
         Ok(Secured {
@@ -499,25 +485,17 @@ impl ByPlugin {
     }
 }
 
-fn trust(authority: Option<&Secret>, believes_anybody: bool) -> Trust<'_> {
-    match (authority, believes_anybody) {
-        (Some(pem), _) => Trust::Authorities(pem.expose()),
-        (None, true) => Trust::Anybody,
-        (None, false) => Trust::System,
-    }
-}
-
-/// Whom an HTTPS proxy's certificate may be from. client-go has one set of rules for both
-/// the cluster and the proxy before it: the cluster's CA, or anybody if the cluster is not
-/// verified. Those of the system are believed beside the cluster's, for proxies that
-/// others go through too; what is inside the tunnel is verified by the cluster's alone.
-/// Our own certificate is for the cluster, and is not shown.
-fn trust_in_proxy(authority: Option<&Secret>, believes_anybody: bool) -> Trust<'_> {
-    match (authority, believes_anybody) {
-        (Some(pem), _) => Trust::SystemAnd(pem.expose()),
-        (None, true) => Trust::Anybody,
-        (None, false) => Trust::System,
-    }
+/// Whom to believe on the way to a cluster, as its files say now.
+fn authorities_of(target: &Target) -> Result<Authorities, Error> {
+    let cluster = &target.cluster;
+    let authority = cluster.certificate_authority.as_ref();
+    let authority = authority.map(credential::read).transpose()?;
+    let pem = authority.as_ref().map(Secret::expose);
+    Authorities::of(pem, cluster.insecure_skip_tls_verify).map_err(|cause| Error::Invalid {
+        entry: Entry::Cluster,
+        name: target.cluster_name.clone(),
+        cause,
+    })
 }
 
 /// What is wrong with a client's certificate is the user's, the rest the cluster's.
