@@ -1,13 +1,17 @@
 //! Keys that are elsewhere.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rcgen::{PKCS_ECDSA_P384_SHA384, PKCS_RSA_SHA256};
 use rustls::{SignatureAlgorithm, SignatureScheme};
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer};
-use skewbridge_harness::{Certificate, ClientKey, KeyError};
-use skewbridge_testkit::{ApiServer, Ca, ClientAuth, Options, RawServer, Reply};
+use skewbridge_harness::forward::{BoxFuture, Dial, DialError, Dialled, Offer};
+use skewbridge_harness::{Certificate, ClientKey, Cluster, KeyError};
+use skewbridge_testkit::{
+    ApiServer, Ca, ClientAuth, Options, PATIENCE, RawServer, Reply, eventually,
+};
+use tokio::sync::Semaphore;
 
 use crate::rig::{Rig, cluster};
 
@@ -151,5 +155,52 @@ async fn a_key_logs_in_by_the_newest_tls_that_has_its_signatures() {
         let rig = Rig::with(&cluster(server.addr(), &ca), Some(key), Vec::new()).await;
         let answer = rig.h2().await.get("/").await.unwrap();
         assert_eq!(answer.text(), expected, "{schemes:?}");
+    }
+}
+
+/// A way to the cluster that waits to be let on, as a key waits to be touched.
+struct Touched {
+    cluster: Cluster,
+    dials: Arc<AtomicUsize>,
+    touch: Arc<Semaphore>,
+}
+
+impl Dial for Touched {
+    fn dial(&self, offer: Offer) -> BoxFuture<'_, Result<Dialled, DialError>> {
+        Box::pin(async move {
+            self.dials.fetch_add(1, Ordering::Relaxed);
+            self.touch.acquire().await.unwrap().forget();
+            self.cluster.dial(offer).await
+        })
+    }
+}
+
+#[tokio::test]
+async fn who_leaves_before_the_key_is_touched_takes_nothing_from_those_who_wait() {
+    let ca = Ca::new("cluster");
+    for alpn in [&["h2", "http/1.1"][..], &["http/1.1"]] {
+        let options = Options::new(ca.server(&["localhost", "127.0.0.1"])).alpn(alpn);
+        let server = ApiServer::start(options, |_| Reply::json("{}")).await;
+        let (dials, touch) = (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
+        let dial = Touched {
+            cluster: Cluster::new(&cluster(server.addr(), &ca), None).unwrap(),
+            dials: dials.clone(),
+            touch: touch.clone(),
+        };
+        let rig = Rig::dialling(dial, server.addr().to_string().parse().unwrap()).await;
+        let under_way = || rig.forwarder.activity().count();
+        let client = rig.h2().await;
+        let first = tokio::spawn(async move { client.get("/first").await.map(drop) });
+        let dialled = async || dials.load(Ordering::Relaxed) == 1;
+        eventually("the handshake", PATIENCE, dialled).await;
+        first.abort();
+        eventually("its end", PATIENCE, async || under_way() == 0).await;
+        let client = rig.h2().await;
+        let second = tokio::spawn(async move { client.get("/second").await });
+        eventually("another", PATIENCE, async || under_way() == 1).await;
+        touch.add_permits(1);
+        assert_eq!(second.await.unwrap().unwrap().status, 200);
+        assert_eq!(dials.load(Ordering::Relaxed), 1, "{alpn:?}");
+        assert_eq!(server.requests().len(), 1);
     }
 }
