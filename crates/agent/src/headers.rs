@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::{
@@ -49,14 +50,39 @@ pub enum Source {
     },
 }
 
+/// What a header is set to. It is shown nowhere, and overwritten when it is dropped: it
+/// becomes the value of a header on each request anew, which nobody overwrites.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Value(Zeroizing<Vec<u8>>);
+
+impl Value {
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let value = Self(Zeroizing::new(bytes.to_owned()));
+        value.header().map(|_| value)
+    }
+
+    /// For one request.
+    pub fn header(&self) -> Option<HeaderValue> {
+        let mut value = HeaderValue::from_bytes(&self.0).ok()?;
+        value.set_sensitive(true);
+        Some(value)
+    }
+}
+
+impl std::fmt::Debug for Value {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("[redacted]")
+    }
+}
+
 /// Names and values, in order.
-type List = Vec<(HeaderName, HeaderValue)>;
+type List = Arc<[(HeaderName, Value)]>;
 
 /// Sets headers on each request, in place of what the client has under their names.
 #[derive(Debug)]
 pub struct Headers {
-    source: Source,
-    last: Mutex<Option<Found>>,
+    source: Arc<Source>,
+    last: Arc<Mutex<Option<Found>>>,
 }
 
 /// What came of the last look.
@@ -66,45 +92,59 @@ struct Found {
     headers: Result<List, String>,
 }
 
+impl Found {
+    /// Whether it counts for who has asked then.
+    fn counts(&self, source: &Source, asked: Instant) -> bool {
+        let age = match (&self.headers, source) {
+            (Err(_), _) => FAILURE_AGE,
+            (Ok(_), Source::File(_)) => FILE_AGE,
+            (Ok(_), Source::Command { every, .. }) => *every,
+        };
+        self.at >= asked || self.at.elapsed() < age
+    }
+}
+
 impl Headers {
     /// From there.
     pub fn new(source: Source) -> Self {
         Self {
-            source,
-            last: Mutex::new(None),
+            source: Arc::new(source),
+            last: Arc::default(),
         }
     }
 
     /// The headers as they are now. However many ask, one looks, and all who have waited
-    /// for it are told what came of it.
+    /// for it are told what came of it. Whoever has begun to look may leave: it is a task of
+    /// its own, which ends at the limit of a command.
     pub async fn current(&self) -> Result<List, String> {
         let asked = Instant::now();
-        let mut last = self.last.lock().await;
-        if let Some(found) = &*last {
-            let age = match (&found.headers, &self.source) {
-                (Err(_), _) => FAILURE_AGE,
-                (Ok(_), Source::File(_)) => FILE_AGE,
-                (Ok(_), Source::Command { every, .. }) => *every,
-            };
-            if found.at >= asked || found.at.elapsed() < age {
-                return found.headers.clone();
-            }
+        let mut last = self.last.clone().lock_owned().await;
+        if let Some(found) = last.as_ref().filter(|it| it.counts(&self.source, asked)) {
+            return found.headers.clone();
         }
-        let headers = self.look().await;
-        *last = Some(Found {
-            at: Instant::now(),
-            headers: headers.clone(),
+        let source = self.source.clone();
+        let looking = tokio::spawn(async move {
+            let headers = source.look().await;
+            *last = Some(Found {
+                at: Instant::now(),
+                headers: headers.clone(),
+            });
+            headers
         });
-        headers
+        looking
+            .await
+            .unwrap_or_else(|_| Err("looking for headers was broken off".to_owned()))
     }
+}
 
+impl Source {
     async fn look(&self) -> Result<List, String> {
-        match &self.source {
-            Source::File(path) => {
+        match self {
+            Self::File(path) => {
                 let text = secret_file::read(path)?;
                 parse(&text).map_err(|cause| format!("{}: {cause}", path.display()))
             }
-            Source::Command {
+            Self::Command {
                 program, arguments, ..
             } => {
                 let text = run(program, arguments).await;
@@ -123,11 +163,14 @@ impl RequestModifier for Headers {
     fn modify<'a>(&'a self, request: Outgoing<'a>) -> BoxFuture<'a, Result<(), ModifyError>> {
         Box::pin(async move {
             let headers = self.current().await.map_err(ModifyError::new)?;
-            for (name, _) in &headers {
+            for (name, _) in &*headers {
                 request.headers.remove(name);
             }
-            for (name, value) in headers {
-                request.headers.append(name, value);
+            for (name, value) in &*headers {
+                // It was one when it was read.
+                if let Some(value) = value.header() {
+                    request.headers.append(name, value);
+                }
             }
             Ok(())
         })
@@ -204,9 +247,8 @@ fn parse(text: &[u8]) -> Result<List, String> {
         if is_reserved(&name) {
             return Err(format!("line {at}: {name} belongs to the connection"));
         }
-        let mut value = HeaderValue::from_bytes(line[colon + 1..].trim_ascii())
-            .map_err(|_| format!("line {at}: what {name} is set to cannot stand in a header"))?;
-        value.set_sensitive(true);
+        let value = Value::read(line[colon + 1..].trim_ascii())
+            .ok_or_else(|| format!("line {at}: what {name} is set to cannot stand in a header"))?;
         if headers.len() == MAX_HEADERS {
             return Err(format!("there are more than {MAX_HEADERS} headers"));
         }
@@ -215,7 +257,7 @@ fn parse(text: &[u8]) -> Result<List, String> {
     if headers.is_empty() {
         return Err("there is no header".to_owned());
     }
-    Ok(headers)
+    Ok(headers.into())
 }
 
 #[cfg(test)]
@@ -229,9 +271,11 @@ mod tests {
         let headers = parse(b"# for the front proxy\n\nX-Badge: 4711 \r\nx-badge:12\n").unwrap();
         let told: Vec<_> = headers
             .iter()
-            .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
+            .map(|(name, value)| (name.as_str(), value.header().unwrap()))
             .collect();
-        assert_eq!(told, [("x-badge", "4711"), ("x-badge", "12")]);
+        let expected = ["4711", "12"].map(|it| ("x-badge", HeaderValue::from_static(it)));
+        assert_eq!(told, expected);
+        assert!(!format!("{headers:?}").contains("4711"));
         let rows = [
             ("", "there is no header"),
             ("hunter2", "line 1 is not NAME: VALUE"),
@@ -251,15 +295,57 @@ mod tests {
         }
     }
 
+    async fn badge(headers: &Headers) -> HeaderValue {
+        headers.current().await.unwrap()[0].1.header().unwrap()
+    }
+
+    #[tokio::test]
+    async fn who_leaves_while_the_command_runs_takes_nothing_from_those_who_wait() {
+        let dir = ScratchDir::new();
+        let (runs, go_on) = (dir.path().join("runs"), dir.path().join("go-on"));
+        // A pipe: whoever reads from it waits for who writes.
+        let made = std::process::Command::new("mkfifo").arg(&go_on).status();
+        assert!(made.unwrap().success());
+        let script = format!(
+            "echo x >> {}; read badge < {}; echo X-Badge: $badge",
+            runs.display(),
+            go_on.display()
+        );
+        let headers = Arc::new(Headers::new(Source::Command {
+            program: "sh".into(),
+            arguments: vec!["-c".into(), script.into()],
+            every: Duration::from_mins(1),
+        }));
+        let first = tokio::spawn({
+            let headers = headers.clone();
+            async move { headers.current().await.map(drop) }
+        });
+        eventually("the command", PATIENCE, async || runs.exists()).await;
+        first.abort();
+        assert!(first.await.unwrap_err().is_cancelled());
+        let second = tokio::spawn({
+            let headers = headers.clone();
+            async move { badge(&headers).await }
+        });
+        let told = tokio::task::spawn_blocking(move || std::fs::write(go_on, "7\n"));
+        tokio::time::timeout(PATIENCE, told)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
+        assert_eq!(second.await.unwrap(), "7");
+        assert_eq!(std::fs::read_to_string(runs).unwrap(), "x\n");
+    }
+
     #[tokio::test]
     async fn a_file_is_read_again_and_a_command_is_run() {
         let dir = ScratchDir::new();
         let path = dir.write("badge", "X-Badge: 1");
         let headers = Headers::new(Source::File(path.clone()));
-        assert_eq!(headers.current().await.unwrap()[0].1, "1");
+        assert_eq!(badge(&headers).await, "1");
         dir.write("badge", "X-Badge: 2");
         eventually("the new badge", PATIENCE, async || {
-            headers.current().await.unwrap()[0].1 == "2"
+            badge(&headers).await == "2"
         })
         .await;
         let command = |script: &str| {
@@ -269,8 +355,7 @@ mod tests {
                 every: Duration::from_mins(1),
             })
         };
-        let printed = command("echo X-Badge: 3").current().await.unwrap();
-        assert_eq!(printed[0].1, "3");
+        assert_eq!(badge(&command("echo X-Badge: 3")).await, "3");
         let error = command("exit 3").current().await.unwrap_err();
         assert!(
             error.starts_with("sh: failed with exit status: 3"),
@@ -297,7 +382,7 @@ mod tests {
             arguments: vec!["-c".into(), script.into()],
             every: Duration::from_mins(1),
         });
-        let headers = std::sync::Arc::new(headers);
+        let headers = Arc::new(headers);
         let runs = || std::fs::read_to_string(&runs).unwrap().lines().count();
         let mut asking = tokio::task::JoinSet::new();
         for _ in 0..20 {

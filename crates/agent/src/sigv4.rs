@@ -15,9 +15,9 @@ use crate::FAILURE_AGE;
 #[derive(Debug)]
 pub struct SigV4 {
     signer: Signer,
-    chain: Chain,
+    chain: Arc<Chain>,
     /// Why there were no credentials when they were looked for last, and when that was.
-    failed: Mutex<Option<(Instant, String)>>,
+    failed: Arc<Mutex<Option<(Instant, String)>>>,
 }
 
 impl SigV4 {
@@ -25,28 +25,35 @@ impl SigV4 {
     pub fn new(signer: Signer, chain: Chain) -> Self {
         Self {
             signer,
-            chain,
-            failed: Mutex::new(None),
+            chain: Arc::new(chain),
+            failed: Arc::default(),
         }
     }
 
     /// The credentials that are good now. However many ask, one looks, and all who have
-    /// waited for it are told if that fails.
+    /// waited for it are told if that fails. Whoever has begun to look may leave: it is a
+    /// task of its own, which ends at the limit of a program.
     async fn credentials(&self, now: u64) -> Result<Arc<Credentials>, String> {
         let asked = Instant::now();
-        let mut failed = self.failed.lock().await;
+        let mut failed = self.failed.clone().lock_owned().await;
         if let Some((at, cause)) = &*failed
             && (*at >= asked || at.elapsed() < FAILURE_AGE)
         {
             return Err(cause.clone());
         }
-        let found = self.chain.credentials(now).await;
-        let found = found.map_err(|error| error.to_string());
-        *failed = found
-            .as_ref()
-            .err()
-            .map(|cause| (Instant::now(), cause.clone()));
-        found
+        if let Some(known) = self.chain.known(now).await {
+            return Ok(known);
+        }
+        let chain = self.chain.clone();
+        let looking = tokio::spawn(async move {
+            let found = chain.credentials(now).await;
+            let found = found.map_err(|error| error.to_string());
+            *failed = (found.as_ref().err()).map(|cause| (Instant::now(), cause.clone()));
+            found
+        });
+        looking
+            .await
+            .unwrap_or_else(|_| Err("looking for credentials was broken off".to_owned()))
     }
 }
 
@@ -76,5 +83,51 @@ impl RequestModifier for SigV4 {
             }
             Ok(())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use skewbridge_signatures::sigv4::Environment;
+    use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_leaves_while_the_program_runs_takes_nothing_from_those_who_wait() {
+        let dir = ScratchDir::new();
+        let (runs, go_on) = (dir.path().join("runs"), dir.path().join("go-on"));
+        // A pipe: whoever reads from it waits for who writes.
+        let made = std::process::Command::new("mkfifo").arg(&go_on).status();
+        assert!(made.unwrap().success());
+        let program = dir.write(
+            "program",
+            format!("echo x >> {}; cat {}", runs.display(), go_on.display()),
+        );
+        let config = dir.write(
+            "config",
+            format!("[default]\ncredential_process = sh {}\n", program.display()),
+        );
+        let environment = Environment {
+            config_file: Some(config),
+            ..Environment::default()
+        };
+        let signer = Signer::new("r", "s");
+        let sigv4 = Arc::new(SigV4::new(signer, Chain::new(environment, None)));
+        let ask = || {
+            let sigv4 = sigv4.clone();
+            tokio::spawn(async move { sigv4.credentials(1_440_938_160).await })
+        };
+        let first = ask();
+        eventually("the program", PATIENCE, async || runs.exists()).await;
+        first.abort();
+        assert!(first.await.unwrap_err().is_cancelled());
+        let second = ask();
+        let printed = r#"{"Version":1,"AccessKeyId":"PROCESS","SecretAccessKey":"s"}"#;
+        let told = tokio::task::spawn_blocking(move || std::fs::write(go_on, printed));
+        let told = tokio::time::timeout(PATIENCE, told).await;
+        told.unwrap().unwrap().unwrap();
+        assert_eq!(second.await.unwrap().unwrap().access_key_id, "PROCESS");
+        assert_eq!(std::fs::read_to_string(runs).unwrap(), "x\n");
     }
 }

@@ -3,36 +3,44 @@
 
 use std::sync::Arc;
 
-use rustls::ClientConfig;
 use rustls::client::ResolvesClientCert;
+use rustls::{ClientConfig, SupportedProtocolVersion};
 use rustls_pki_types::ServerName;
 
 use crate::address::{Address, Scheme};
+use crate::authorities::Authorities;
 use crate::connection::Stream;
 use crate::error::Error;
 use crate::proxy::Proxy;
 use crate::tcp::tcp;
-use crate::tls::{self, Trust};
+use crate::tls;
 use crate::way::Way;
 
 /// A server that is reached by HTTPS, straight or through a proxy.
 ///
 /// ```
-/// use skewbridge_client::Dialer;
+/// use skewbridge_client::{Authorities, Dialer};
 ///
-/// let dialer = Dialer::new("https://k.example:6443", None).unwrap();
+/// let dialer = Dialer::new("https://k.example:6443", None, Authorities::Anybody).unwrap();
 /// assert_eq!(dialer.authority(), "k.example:6443");
 /// ```
 #[derive(Debug, Clone)]
 pub struct Dialer {
     address: Address,
     proxy: Option<Way>,
+    authorities: Authorities,
 }
 
 impl Dialer {
     /// To the server of this URL: through the proxy of that URL, or the one that
-    /// `HTTPS_PROXY` and `NO_PROXY` lead to. An error does not repeat a password.
-    pub fn new(server: &str, proxy_url: Option<&str>) -> Result<Self, String> {
+    /// `HTTPS_PROXY` and `NO_PROXY` lead to. Either has to be vouched for by one of
+    /// `authorities`, a proxy perhaps by one of the system's. An error does not repeat a
+    /// password.
+    pub fn new(
+        server: &str,
+        proxy_url: Option<&str>,
+        authorities: Authorities,
+    ) -> Result<Self, String> {
         let address = Address::parse(server, Scheme::Https)?;
         if address.scheme != Scheme::Https {
             return Err(format!(
@@ -44,10 +52,14 @@ impl Dialer {
             None => Proxy::from_environment(&address, |name| std::env::var(name).ok()),
         };
         let proxy = proxy
-            .map(|url| Way::through(&url, &Trust::System))
+            .map(|url| Way::through(&url, &authorities.for_proxy()))
             .transpose();
         let proxy = proxy.map_err(|cause| format!("proxy-url: {cause}"))?;
-        Ok(Self { address, proxy })
+        Ok(Self {
+            address,
+            proxy,
+            authorities,
+        })
     }
 
     /// `HOST[:PORT]` as it stands in the URL.
@@ -89,26 +101,14 @@ impl Dialer {
         }
     }
 
-    /// Whom to believe in the handshake: these CAs in PEM, those of the system if
-    /// there are none, or anybody. What is shown is `certificate`'s to say; without
-    /// ALPN.
+    /// What a handshake in one of these versions needs. What is shown is `certificate`'s to
+    /// say; without ALPN.
     pub fn tls(
-        authorities: Option<&[u8]>,
-        anybody: bool,
+        &self,
+        versions: &[&'static SupportedProtocolVersion],
         certificate: Option<Arc<dyn ResolvesClientCert>>,
     ) -> Result<ClientConfig, String> {
-        let trust = match (authorities, anybody) {
-            (Some(_), true) => {
-                return Err(
-                    "specifying a root certificates file with the insecure flag is not allowed"
-                        .to_owned(),
-                );
-            }
-            (Some(pem), false) => Trust::Authorities(pem),
-            (None, true) => Trust::Anybody,
-            (None, false) => Trust::System,
-        };
-        let builder = tls::builder(&trust)?;
+        let builder = tls::builder(&self.authorities.for_cluster(), versions)?;
         Ok(match certificate {
             Some(resolver) => builder.with_client_cert_resolver(resolver),
             None => builder.with_no_client_auth(),

@@ -10,6 +10,7 @@ use http::{HeaderMap, HeaderValue};
 use rustls_pki_types::ServerName;
 
 use crate::address::{Address, Scheme};
+use crate::authorities::Authorities;
 use crate::connection::{Connection, Kept, Request, Response, Stream};
 use crate::credential::{self, Certificate, Credential};
 use crate::error::{Entry, Error};
@@ -19,7 +20,7 @@ use crate::opening::Opening;
 use crate::proxy::Proxy;
 use crate::secret::Secret;
 use crate::tcp::tcp;
-use crate::tls::{self, Trust};
+use crate::tls;
 use crate::way::{Secured, Way};
 
 /// TCP, proxy and TLS together; Go's dialer has the same patience.
@@ -35,8 +36,10 @@ pub struct Endpoint {
     address: Address,
     security: Security,
     proxy: Option<Way>,
-    /// On every request.
+    /// On every request, without what is secret.
     headers: HeaderMap,
+    /// What `Authorization` is on every request.
+    authorization: Option<Secret>,
     limits: Limits,
     /// What it was made of.
     target: Arc<Target>,
@@ -70,8 +73,7 @@ struct ByPlugin {
     plugin: Arc<Plugin>,
     /// For a plugin that gives a token alone.
     certificate: Option<Certificate>,
-    authority: Option<Secret>,
-    believes_anybody: bool,
+    authorities: Authorities,
     name: ServerName<'static>,
     cluster: String,
     user: String,
@@ -131,12 +133,14 @@ impl Endpoint {
         }
         let address = Address::parse(&cluster.server, otherwise).map_err(wrong)?;
         let mut headers = HeaderMap::new();
+        let mut authorization = None;
         let security = match address.scheme {
             // As kubectl: nobody shows a credential to all the world.
             Scheme::Http => Security::None,
             Scheme::Https => {
-                let credential = Credential::of(target)?;
-                headers.extend(credential.headers.clone());
+                let mut credential = Credential::of(target)?;
+                headers.extend(std::mem::take(&mut credential.headers));
+                authorization = credential.authorization.take();
                 Security::of(target, &address, credential)?
             }
         };
@@ -146,10 +150,8 @@ impl Endpoint {
         };
         let proxy = match proxy {
             Some(url) => {
-                let authority = cluster.certificate_authority.as_ref();
-                let authority = authority.map(credential::read).transpose()?;
-                let trust = trust_in_proxy(authority.as_ref(), cluster.insecure_skip_tls_verify);
-                let way = Way::through(&url, &trust);
+                // Our own certificate is for the cluster, and is not shown.
+                let way = Way::through(&url, &authorities_of(target)?.for_proxy());
                 Some(way.map_err(|cause| wrong(format!("proxy-url: {cause}")))?)
             }
             None => None,
@@ -163,6 +165,7 @@ impl Endpoint {
             security,
             proxy,
             headers,
+            authorization,
             limits,
             target: Arc::new(target.clone()),
             idle: Arc::default(),
@@ -180,7 +183,7 @@ impl Endpoint {
 
     /// The same with everything read again: for a server that has answered 401, or
     /// after a long time. Its plugin is run once if what it gave has expired or was
-    /// answered with 401, and not otherwise.
+    /// answered with 401, or if the cluster has other CAs by now, and not otherwise.
     pub async fn renewed(&self) -> Result<Self, Error> {
         // Our own plugin is found again, for we hold it, and knows what was refused.
         Self::prepare_within(&self.target, self.limits).await
@@ -219,10 +222,13 @@ impl Endpoint {
     /// The headers of a request, with the token as it is in its file now.
     fn headers_now(&self) -> HeaderMap {
         let mut headers = self.headers.clone();
-        if !matches!(self.security, Security::None)
-            && let Some(fresh) = credential::token_from_file(&self.target.user)
-        {
-            headers.insert(AUTHORIZATION, fresh);
+        let fresh = match self.security {
+            Security::None => None,
+            _ => credential::token_from_file(&self.target.user),
+        };
+        let kept = || (self.authorization.as_ref()).and_then(credential::secret_header);
+        if let Some(authorization) = fresh.or_else(kept) {
+            headers.insert(AUTHORIZATION, authorization);
         }
         headers
     }
@@ -280,7 +286,7 @@ impl Endpoint {
         if let Security::Plugin(by) = &self.security {
             let issued = by.plugin.current(self.limits.plugin).await?;
             if let Some(authorization) = issued.authorization() {
-                headers.insert(AUTHORIZATION, authorization.clone());
+                headers.insert(AUTHORIZATION, authorization);
             }
         }
         Ok(headers)
@@ -317,7 +323,7 @@ impl Endpoint {
                     // Whatever comes of it: once is once.
                     issued.used();
                     let mut opened = self.open_straight(Some(&tls), alpn).await?;
-                    opened.authorization = issued.authorization().cloned();
+                    opened.authorization = issued.authorization();
                     opened.shown = Some(Shown::new(issued, &self.address.prefix));
                     return Ok(opened);
                 }
@@ -332,7 +338,7 @@ impl Endpoint {
                     return Ok(Opened {
                         chosen,
                         server: format!("{} (through the plugin's proxy)", self.server()),
-                        authorization: issued.authorization().cloned(),
+                        authorization: issued.authorization(),
                         shown: Some(Shown::new(issued.clone(), &self.address.prefix)),
                         stream: Box::new(Kept::new(stream, (plugin.clone(), issued))),
                         early: BytesMut::new(),
@@ -447,17 +453,7 @@ impl Security {
             name: target.cluster_name.clone(),
             cause,
         };
-        let authority = match &cluster.certificate_authority {
-            Some(material) => Some(credential::read(material)?),
-            None => None,
-        };
-        let believes_anybody = cluster.insecure_skip_tls_verify;
-        if authority.is_some() && believes_anybody {
-            return Err(wrong(
-                "specifying a root certificates file with the insecure flag is not allowed"
-                    .to_owned(),
-            ));
-        }
+        let authorities = authorities_of(target)?;
         let name = cluster.tls_server_name.as_ref().unwrap_or(&address.host);
         let name = ServerName::try_from(name.clone())
             .map_err(|_| wrong(format!("tls-server-name {name:?} is not a name")))?;
@@ -469,17 +465,15 @@ impl Security {
                 cause,
             })?;
             return Ok(Self::Plugin(Box::new(ByPlugin {
-                plugin: exec::plugin_of(target, exec, gate),
+                plugin: exec::plugin_of(target, exec, &authorities, gate),
                 certificate: credential.certificate,
-                authority,
-                believes_anybody,
+                authorities,
                 name,
                 cluster: target.cluster_name.clone(),
                 user: target.user_name.clone(),
             })));
         }
-        let trust = trust(authority.as_ref(), believes_anybody);
-        let config = tls::config(&trust, credential.certificate.as_ref())
+        let config = tls::config(&authorities.for_cluster(), credential.certificate.as_ref())
             .map_err(|cause| misconfigured(&target.cluster_name, &target.user_name, cause))?;
         Ok(Self::Fixed(Secured { config, name }))
     }
@@ -487,10 +481,7 @@ impl Security {
 
 impl ByPlugin {
     fn secured(&self, straight: &exec::Straight) -> Result<Secured, Error> {
-        let config = straight.config(|certificate| {
-            let trust = trust(self.authority.as_ref(), self.believes_anybody);
-            tls::config(&trust, certificate.or(self.certificate.as_ref()))
-        });
+        let config = straight.config(&self.authorities, self.certificate.as_ref());
         let config = config.map_err(|cause| misconfigured(&self.cluster, &self.user, cause))?;
         Ok(Secured {
             config,
@@ -499,25 +490,17 @@ impl ByPlugin {
     }
 }
 
-fn trust(authority: Option<&Secret>, believes_anybody: bool) -> Trust<'_> {
-    match (authority, believes_anybody) {
-        (Some(pem), _) => Trust::Authorities(pem.expose()),
-        (None, true) => Trust::Anybody,
-        (None, false) => Trust::System,
-    }
-}
-
-/// Whom an HTTPS proxy's certificate may be from. client-go has one set of rules for both
-/// the cluster and the proxy before it: the cluster's CA, or anybody if the cluster is not
-/// verified. Those of the system are believed beside the cluster's, for proxies that
-/// others go through too; what is inside the tunnel is verified by the cluster's alone.
-/// Our own certificate is for the cluster, and is not shown.
-fn trust_in_proxy(authority: Option<&Secret>, believes_anybody: bool) -> Trust<'_> {
-    match (authority, believes_anybody) {
-        (Some(pem), _) => Trust::SystemAnd(pem.expose()),
-        (None, true) => Trust::Anybody,
-        (None, false) => Trust::System,
-    }
+/// Whom to believe on the way to a cluster, as its files say now.
+fn authorities_of(target: &Target) -> Result<Authorities, Error> {
+    let cluster = &target.cluster;
+    let authority = cluster.certificate_authority.as_ref();
+    let authority = authority.map(credential::read).transpose()?;
+    let pem = authority.as_ref().map(Secret::expose);
+    Authorities::of(pem, cluster.insecure_skip_tls_verify).map_err(|cause| Error::Invalid {
+        entry: Entry::Cluster,
+        name: target.cluster_name.clone(),
+        cause,
+    })
 }
 
 /// What is wrong with a client's certificate is the user's, the rest the cluster's.

@@ -5,6 +5,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use skewbridge_api::protobuf::{Field, Fields};
+
 /// Why there is no connection, or no answer. In kubectl's words where people
 /// know them.
 #[derive(Debug, thiserror::Error)]
@@ -191,6 +193,26 @@ pub struct Refusal {
     pub message: String,
 }
 
+/// How an object begins that is in Protobuf.
+const PROTOBUF: &[u8] = b"k8s\0";
+
+/// Kind, reason and message of a Status in a `runtime.Unknown` (fields by number as in
+/// apimachinery's `generated.proto`).
+fn from_protobuf(unknown: &[u8]) -> Option<(String, String, String)> {
+    let field = |message, number| {
+        Fields::of(message).find_map(|field| match field {
+            Ok(Field::Bytes(found, bytes)) if found == number => Some(bytes),
+            _ => None,
+        })
+    };
+    let text = |message, number| {
+        let bytes: &[u8] = field(message, number).unwrap_or_default();
+        String::from_utf8_lossy(bytes).into_owned()
+    };
+    let (meta, status) = (field(unknown, 1)?, field(unknown, 2)?);
+    Some((text(meta, 2), text(status, 4), text(status, 3)))
+}
+
 /// How much of an answer that is no Status is told.
 const MOST_WORDS: usize = 1024;
 
@@ -205,8 +227,16 @@ impl Refusal {
             #[serde(default)]
             message: String,
         }
-        match serde_json::from_slice::<Status>(body) {
-            Ok(status) if status.kind == "Status" => Self {
+        let status = match body.strip_prefix(PROTOBUF) {
+            Some(unknown) => from_protobuf(unknown).map(|(kind, reason, message)| Status {
+                kind,
+                reason,
+                message,
+            }),
+            None => serde_json::from_slice(body).ok(),
+        };
+        match status {
+            Some(status) if status.kind == "Status" => Self {
                 code,
                 reason: status.reason,
                 message: status.message,
@@ -298,5 +328,34 @@ fn unreachable(server: &str, cause: &std::io::Error) -> String {
              or port?"
         ),
         _ => format!("unable to connect to the server {server}: {cause}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use skewbridge_api::media::Format;
+    use skewbridge_api::status::Status;
+
+    use super::*;
+
+    #[test]
+    fn a_status_is_read_in_json_and_protobuf_and_nothing_else_is_one() {
+        for format in [Format::Json, Format::Protobuf] {
+            let refusal = Refusal::read(401, &Status::unauthorized().encode(format));
+            assert!(refusal.is_unauthorized(), "{format:?}");
+            assert_eq!(refusal.message, "Unauthorized");
+            let other = Refusal::read(403, &Status::forbidden("no").encode(format));
+            assert!(!other.is_unauthorized() && other.is_status(), "{format:?}");
+            assert_eq!(other.to_string(), "no (Forbidden)");
+        }
+        for body in [
+            &b"who are you?"[..],
+            b"{\"kind\":\"Pod\",\"reason\":\"Unauthorized\"}",
+            b"k8s\0",
+            b"k8s\0\x0a\xff",
+            b"k8s\0\x0a\x03v1\x12",
+        ] {
+            assert!(!Refusal::read(401, body).is_status(), "{body:?}");
+        }
     }
 }

@@ -44,6 +44,7 @@
 //! ```
 
 mod address;
+mod authorities;
 pub mod connection;
 pub mod copy;
 mod credential;
@@ -61,6 +62,7 @@ mod tcp;
 mod tls;
 mod way;
 
+pub use authorities::Authorities;
 pub use connection::{Connection, Request, Response, Stream};
 pub use dial::Dialer;
 pub use endpoint::{Endpoint, Limits};

@@ -9,7 +9,7 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_t
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{
     CertificateError, ClientConfig, ConfigBuilder, DigitallySignedStruct, Error as TlsError,
-    InconsistentKeys, RootCertStore, SignatureScheme,
+    InconsistentKeys, RootCertStore, SignatureScheme, SupportedProtocolVersion,
 };
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
@@ -43,13 +43,15 @@ pub(crate) enum Trust<'a> {
     Anybody,
 }
 
-/// The beginning of a configuration: whom it believes. An error says what to do.
+/// The beginning of a configuration: whom it believes, in which versions of TLS. An error
+/// says what to do.
 pub(crate) fn builder(
     trust: &Trust<'_>,
+    versions: &[&'static SupportedProtocolVersion],
 ) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>, String> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(versions)
         .map_err(|error| error.to_string())?;
     Ok(match trust {
         Trust::Authorities(pem) => builder.with_root_certificates(authorities(pem)?),
@@ -83,7 +85,7 @@ pub(crate) fn config(
     trust: &Trust<'_>,
     certificate: Option<&Certificate>,
 ) -> Result<Arc<ClientConfig>, String> {
-    let builder = builder(trust)?;
+    let builder = builder(trust, rustls::DEFAULT_VERSIONS)?;
     let mut config = match certificate {
         None => builder.with_no_client_auth(),
         Some(Certificate { chain, key }) => {

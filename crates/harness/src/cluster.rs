@@ -8,14 +8,14 @@ use http::uri::Authority;
 use rustls::client::ResolvesClientCert;
 use rustls_pki_types::ServerName;
 use skewbridge_api::exec_credential::{self, Sensitive};
-use skewbridge_client::{Dialer, Stream};
+use skewbridge_client::{Authorities, Dialer, Stream};
 use skewbridge_wire::ReadAhead;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
 use crate::Error;
 use crate::forward::{BoxFuture, Dial, DialError, Dialled, Offer, Protocol, Standing};
-use crate::key::{Bridge, ClientKey, Resolver};
+use crate::key::{Bridge, ClientKey, Resolver, Versions};
 
 /// TCP, proxy and TLS together: Go's dialer has the same patience.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
@@ -29,8 +29,6 @@ pub struct Cluster {
     dialer: Dialer,
     authority: Authority,
     name: ServerName<'static>,
-    authorities: Option<Vec<u8>>,
-    anybody: bool,
     key: Option<Arc<dyn ClientKey>>,
 }
 
@@ -44,36 +42,30 @@ impl Cluster {
     ) -> Result<Self, Error> {
         let wrong = Error::Cluster;
         let proxy = cluster.proxy_url.as_ref().map(Sensitive::expose);
-        let dialer = Dialer::new(&cluster.server, proxy).map_err(wrong)?;
+        let authorities = Some(&*cluster.certificate_authority_data).filter(|it| !it.is_empty());
+        let authorities = Authorities::of(authorities, cluster.insecure_skip_tls_verify);
+        let dialer = Dialer::new(&cluster.server, proxy, authorities.map_err(wrong)?);
+        let dialer = dialer.map_err(wrong)?;
         let authority = Authority::try_from(dialer.authority())
             .map_err(|_| Error::Cluster("its server has no host".to_owned()))?;
         let name = dialer
             .server_name(cluster.tls_server_name.as_deref())
             .map_err(wrong)?;
-        let authorities = Some(cluster.certificate_authority_data.clone());
         let cluster = Self {
             dialer,
             authority,
             name,
-            authorities: authorities.filter(|pem| !pem.is_empty()),
-            anybody: cluster.insecure_skip_tls_verify,
             key,
         };
         // What is wrong with the CAs is said at once and not on the first request.
-        cluster.tls(None).map_err(wrong)?;
+        let tls = cluster.dialer.tls(rustls::DEFAULT_VERSIONS, None);
+        tls.map_err(wrong)?;
         Ok(cluster)
     }
 
     /// `HOST[:PORT]`, as requests name it.
     pub fn authority(&self) -> &Authority {
         &self.authority
-    }
-
-    fn tls(
-        &self,
-        certificate: Option<Arc<dyn ResolvesClientCert>>,
-    ) -> Result<rustls::ClientConfig, String> {
-        Dialer::tls(self.authorities.as_deref(), self.anybody, certificate)
     }
 
     async fn connect(&self, offer: Offer) -> Result<Dialled, DialError> {
@@ -84,17 +76,32 @@ impl Cluster {
             .map_err(|error| failed(&error))?;
         // A bridge for each handshake: its failure is nobody else's.
         let bridge = self.key.clone().map(Bridge::new);
-        let resolver = (bridge.clone())
-            .map(|bridge| Arc::new(Resolver(bridge)) as Arc<dyn ResolvesClientCert>);
-        let mut config = self.tls(resolver).map_err(|cause| failed(&cause))?;
+        let limit = if bridge.is_none() {
+            CONNECT_PATIENCE
+        } else {
+            KEY_PATIENCE
+        };
+        let deadline = Instant::now() + limit;
+        let (versions, resolver) = match &bridge {
+            None => (rustls::DEFAULT_VERSIONS, None),
+            Some(bridge) => {
+                let versions = timeout_at(deadline, versions_of(bridge.clone())).await;
+                let versions = versions.map_err(|_| self.too_slow(limit))?;
+                let resolver: Arc<dyn ResolvesClientCert> = Arc::new(Resolver(bridge.clone()));
+                (versions, Some(resolver))
+            }
+        };
+        let config = self.dialer.tls(versions, resolver);
+        let mut config = config.map_err(|cause| failed(&cause))?;
         config.alpn_protocols = offer.alpn();
         let connector = TlsConnector::from(Arc::new(config));
-        let (limit, shaken) = if bridge.is_none() {
-            let handshake = connector.connect(self.name.clone(), ReadAhead::new(stream));
-            (CONNECT_PATIENCE, timeout(CONNECT_PATIENCE, handshake).await)
+        let stream = ReadAhead::new(stream);
+        let shaken = if bridge.is_none() {
+            let handshake = connector.connect(self.name.clone(), stream);
+            timeout_at(deadline, handshake).await
         } else {
-            let handshake = elsewhere(connector, self.name.clone(), ReadAhead::new(stream));
-            (KEY_PATIENCE, timeout(KEY_PATIENCE, handshake).await)
+            let handshake = elsewhere(connector, self.name.clone(), stream, deadline);
+            timeout_at(deadline, handshake).await
         };
         // A key that is not there is more to the point than what the server says
         // to a client without a certificate.
@@ -122,15 +129,22 @@ impl Cluster {
     }
 }
 
+/// What a key can do, asked on a thread where it may block.
+async fn versions_of(bridge: Arc<Bridge>) -> Versions {
+    let asked = tokio::task::spawn_blocking(move || bridge.versions()).await;
+    asked.unwrap_or(rustls::DEFAULT_VERSIONS)
+}
+
 /// A handshake on a thread where it may block: keys in hardware take their time.
 async fn elsewhere(
     connector: TlsConnector,
     name: ServerName<'static>,
     stream: ReadAhead<Stream>,
+    deadline: Instant,
 ) -> std::io::Result<tokio_rustls::client::TlsStream<ReadAhead<Stream>>> {
     let runtime = tokio::runtime::Handle::current();
     let shaken = tokio::task::spawn_blocking(move || {
-        let handshake = timeout(KEY_PATIENCE, connector.connect(name, stream));
+        let handshake = timeout_at(deadline, connector.connect(name, stream));
         runtime
             .block_on(handshake)
             .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))

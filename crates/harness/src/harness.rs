@@ -198,9 +198,9 @@ impl Harness {
             let instance = instance.clone();
             move |version| instance.credential(version)
         };
-        instance
-            .serve(vigil, shared::answer_all(listener, issue))
-            .await
+        let activity = instance.forwarder.activity().clone();
+        let answering = shared::answer_all(listener, activity, issue);
+        instance.serve(vigil, answering).await
     }
 
     async fn start(self, asked: &Asked) -> Result<Instance, Error> {

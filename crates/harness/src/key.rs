@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use rustls::client::ResolvesClientCert;
 use rustls::sign::{CertifiedKey, Signer, SigningKey};
-use rustls::{SignatureAlgorithm, SignatureScheme};
+use rustls::{SignatureAlgorithm, SignatureScheme, SupportedProtocolVersion};
 use rustls_pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
@@ -53,6 +53,8 @@ impl KeyError {
 #[derive(Debug)]
 pub(crate) struct Bridge {
     key: Arc<dyn ClientKey>,
+    /// Asked for once.
+    certificate: std::sync::OnceLock<Result<Certificate, KeyError>>,
     failure: std::sync::Mutex<Option<KeyError>>,
     /// Until when the certificate is valid that was shown.
     expires: std::sync::OnceLock<SystemTime>,
@@ -62,9 +64,23 @@ impl Bridge {
     pub(crate) fn new(key: Arc<dyn ClientKey>) -> Arc<Self> {
         Arc::new(Self {
             key,
+            certificate: std::sync::OnceLock::new(),
             failure: std::sync::Mutex::new(None),
             expires: std::sync::OnceLock::new(),
         })
+    }
+
+    /// In which versions a handshake may be done. May block.
+    pub(crate) fn versions(&self) -> Versions {
+        match self.certificate() {
+            Ok(certificate) => versions(&certificate.schemes),
+            // It may be that the server asks for none.
+            Err(_) => rustls::DEFAULT_VERSIONS,
+        }
+    }
+
+    fn certificate(&self) -> &Result<Certificate, KeyError> {
+        (self.certificate).get_or_init(|| self.key.certificate())
     }
 
     /// Until when the certificate is valid that was shown in the handshake that used
@@ -86,16 +102,40 @@ impl Bridge {
     }
 }
 
+/// Versions of TLS, as rustls has them.
+pub(crate) type Versions = &'static [&'static SupportedProtocolVersion];
+
+static TLS12: [&SupportedProtocolVersion; 1] = [&rustls::version::TLS12];
+
+/// TLS 1.3 has no place for RSA with PKCS#1 padding (RFC 8446, 4.2.3), and whoever has
+/// offered it cannot go back in the middle of a handshake. Some tokens know nothing else.
+fn versions(schemes: &[SignatureScheme]) -> Versions {
+    let is_old = |scheme: &SignatureScheme| {
+        matches!(
+            *scheme,
+            SignatureScheme::RSA_PKCS1_SHA1
+                | SignatureScheme::RSA_PKCS1_SHA256
+                | SignatureScheme::RSA_PKCS1_SHA384
+                | SignatureScheme::RSA_PKCS1_SHA512
+        )
+    };
+    if !schemes.is_empty() && schemes.iter().all(is_old) {
+        &TLS12
+    } else {
+        rustls::DEFAULT_VERSIONS
+    }
+}
+
 /// For rustls, which wants to own it.
 #[derive(Debug)]
 pub(crate) struct Resolver(pub(crate) Arc<Bridge>);
 
 impl ResolvesClientCert for Resolver {
     fn resolve(&self, _: &[&[u8]], offered: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        let certificate = match self.0.key.certificate() {
-            Ok(certificate) => certificate,
+        let certificate = match self.0.certificate() {
+            Ok(certificate) => certificate.clone(),
             Err(error) => {
-                *self.0.lock() = Some(error);
+                *self.0.lock() = Some(error.clone());
                 return None;
             }
         };
@@ -178,6 +218,24 @@ mod tests {
     use skewbridge_testkit::{Ca, Validity};
 
     use super::*;
+
+    #[test]
+    fn a_key_without_pss_is_for_tls_1_2_alone() {
+        use SignatureScheme as Scheme;
+        let rows: [(&[Scheme], bool); 5] = [
+            (&[Scheme::RSA_PKCS1_SHA256, Scheme::RSA_PKCS1_SHA512], false),
+            (&[Scheme::RSA_PSS_SHA256, Scheme::RSA_PKCS1_SHA256], true),
+            (&[Scheme::ECDSA_NISTP384_SHA384], true),
+            (&[Scheme::ED25519], true),
+            (&[], true),
+        ];
+        for (schemes, expected) in rows {
+            let offered = versions(schemes);
+            let is_new = offered.contains(&&rustls::version::TLS13);
+            assert_eq!(is_new, expected, "{schemes:?}");
+            assert!(offered.contains(&&rustls::version::TLS12), "{schemes:?}");
+        }
+    }
 
     #[test]
     fn a_certificate_says_when_it_runs_out() {

@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use zeroize::Zeroizing;
 
-use crate::forward::is_same_user;
+use crate::forward::{Activity, is_same_user};
 use crate::{Error, socket};
 
 /// What an instance says when it can be asked.
@@ -306,9 +306,11 @@ pub(crate) fn is_at(file: &File, path: &Path) -> bool {
         .is_some_and(|(ours, there)| (ours.dev(), ours.ino()) == (there.dev(), there.ino()))
 }
 
-/// Gives each client that asks a credential of its own.
+/// Gives each client that asks a credential of its own. That is activity: whoever has just
+/// got one is about to use it.
 pub(crate) async fn answer_all(
     listener: UnixListener,
+    activity: Activity,
     issue: impl Fn(Version) -> Result<ExecCredential, Error> + Clone + Send + 'static,
 ) {
     let mut asking = JoinSet::new();
@@ -318,7 +320,8 @@ pub(crate) async fn answer_all(
                 if let Ok((stream, _)) = accepted
                     && is_same_user(&stream)
                 {
-                    asking.spawn(timeout(PATIENCE, answer(stream, issue.clone())));
+                    let answer = answer(stream, activity.clone(), issue.clone());
+                    asking.spawn(timeout(PATIENCE, answer));
                 }
             }
             Some(_) = asking.join_next() => {}
@@ -328,14 +331,19 @@ pub(crate) async fn answer_all(
 
 async fn answer(
     mut stream: UnixStream,
+    activity: Activity,
     issue: impl Fn(Version) -> Result<ExecCredential, Error>,
 ) -> io::Result<()> {
     let mut question = Vec::new();
     let mut limited = (&mut stream).take(MAX_QUESTION as u64);
     limited.read_to_end(&mut question).await?;
     let version = std::str::from_utf8(&question).ok().and_then(Version::of);
-    let credential = version.map(issue);
-    let Some(Ok(credential)) = credential else {
+    let Some(version) = version else {
+        return Ok(());
+    };
+    // Until it has been told.
+    let _busy = activity.begin();
+    let Ok(credential) = issue(version) else {
         return Ok(());
     };
     let json = credential.to_json();
@@ -356,6 +364,31 @@ mod tests {
     use skewbridge_testkit::ScratchDir;
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn giving_a_credential_is_activity_and_nonsense_is_not() {
+        let dir = ScratchDir::new();
+        let path = dir.path().join("seat");
+        let activity = Activity::default();
+        let issue = |version| {
+            let status = skewbridge_api::exec_credential::Status::default();
+            Ok(ExecCredential::answering(version, status))
+        };
+        let listener = socket::bind(&path).unwrap();
+        let _answering = JoinSet::from_iter([answer_all(listener, activity.clone(), issue)]);
+        let begun = tokio::time::Instant::now();
+        for (after, question, is_answered) in [(40, Version::V1.as_str(), true), (70, "x", false)] {
+            tokio::time::sleep_until(begun + Duration::from_secs(after)).await;
+            let mut stream = UnixStream::connect(&path).await.unwrap();
+            stream.write_all(question.as_bytes()).await.unwrap();
+            stream.shutdown().await.unwrap();
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).await.unwrap();
+            assert_eq!(!answer.is_empty(), is_answered, "{question}");
+        }
+        activity.idle(Duration::from_mins(1)).await;
+        assert_eq!(begun.elapsed().as_secs(), 100);
+    }
 
     #[tokio::test]
     async fn seats_of_instances_that_were_killed_are_given_back_and_no_others() {

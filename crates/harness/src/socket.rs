@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use skewbridge_client::exec::runtime_directories;
 use tokio::net::{TcpListener, UnixListener};
 
@@ -66,12 +67,26 @@ pub(crate) async fn open(listen: Listen) -> Result<(Listener, Place), Error> {
             let path = directory.path.join(SOCKET);
             let listener = bind(&path)?;
             let place = Place {
-                url: format!("unix://{}", path.display()),
+                url: url_of(&path),
                 directory: Some(directory),
             };
             Ok((Listener::Unix(listener), place))
         }
     }
+}
+
+/// What stands in a path as it is (RFC 3986, 3.3): the unreserved, and what parts it.
+const IN_PATH: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'/');
+
+/// The URL of a socket. A path may hold any bytes.
+fn url_of(path: &Path) -> String {
+    let path = path.as_os_str().as_encoded_bytes();
+    format!("unix://{}", percent_encode(path, IN_PATH))
 }
 
 /// A socket that only its owner may use. The directory keeps others away until
@@ -188,11 +203,26 @@ fn random() -> Result<u64, Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt as _;
     use std::time::SystemTime;
 
     use skewbridge_testkit::ScratchDir;
 
     use super::*;
+
+    #[test]
+    fn whatever_a_path_holds_can_stand_in_a_url() {
+        let rows: [(&[u8], &str); 4] = [
+            (b"/run/user/0/a-b.c_d~/s", "unix:///run/user/0/a-b.c_d~/s"),
+            (b"/tmp/a%20b/s", "unix:///tmp/a%2520b/s"),
+            (b"/tmp/a b?c#d/s", "unix:///tmp/a%20b%3Fc%23d/s"),
+            (b"/tmp/\xff/s", "unix:///tmp/%FF/s"),
+        ];
+        for (path, expected) in rows {
+            let path = Path::new(std::ffi::OsStr::from_bytes(path));
+            assert_eq!(url_of(path), expected);
+        }
+    }
 
     #[tokio::test]
     async fn what_a_killed_plugin_left_is_removed_and_nothing_else() {

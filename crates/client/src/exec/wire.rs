@@ -1,9 +1,11 @@
 //! The way to a plugin's proxy: a socket of this machine, and TLS by which both prove
 //! that they belong together (KEP-2718, "Authentication to Proxy", option 1).
 
+use std::ffi::OsString;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -219,9 +221,7 @@ impl Place {
         };
         if let Some(path) = url.strip_prefix("unix://") {
             let path: Vec<u8> = percent_decode_str(path).collect();
-            let path = PathBuf::from(std::ffi::OsString::from(
-                String::from_utf8_lossy(&path).into_owned(),
-            ));
+            let path = PathBuf::from(OsString::from_vec(path));
             return if path.is_absolute() {
                 Ok(Self::Unix(path))
             } else {
@@ -419,6 +419,12 @@ mod tests {
         let rows = [
             ("unix:///run/s", Ok(Place::Unix("/run/s".into()))),
             ("unix:///a%20b/s", Ok(Place::Unix("/a b/s".into()))),
+            (
+                "unix:///a%2520%FF/s",
+                Ok(Place::Unix(
+                    OsString::from_vec(b"/a%20\xff/s".to_vec()).into(),
+                )),
+            ),
             ("https://127.0.0.1:1234", tcp("127.0.0.1", 1234)),
             ("https://[::1]:1234/", tcp("::1", 1234)),
             ("https://localhost:1", tcp("localhost", 1)),

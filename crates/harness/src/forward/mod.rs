@@ -31,6 +31,7 @@ use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, Version};
 use skewbridge_api::hygiene;
+use skewbridge_api::request_info::DecodedPath;
 
 pub use activity::Activity;
 pub use dial::{BoxFuture, Dial, DialError, Dialled, Offer, Protocol, Standing};
@@ -358,14 +359,19 @@ impl Repeat {
     fn of(head: &Parts, upgrade: bool) -> Self {
         let reads = matches!(head.method, Method::GET | Method::HEAD | Method::OPTIONS);
         // What a workload does with a GET nobody knows.
-        let reaches_workloads = (head.uri.path().split('/'))
-            .any(|part| matches!(part, "proxy" | "exec" | "attach" | "portforward"));
-        if reads && !upgrade && !reaches_workloads {
+        if reads && !upgrade && !may_reach_workload(head.uri.path()) {
             Self::Harmless
         } else {
             Self::OnlyIfCertain
         }
     }
+}
+
+/// Whether somebody behind the API may answer what is at this path, whatever stands before
+/// it: upstream may be reached below a path of its own.
+fn may_reach_workload(path: &str) -> bool {
+    let names = |part: &str| matches!(part, "proxy" | "exec" | "attach" | "portforward");
+    DecodedPath::new(path).map_or(true, |path| path.as_str().split('/').any(names))
 }
 
 /// What upstream answered.
@@ -463,6 +469,59 @@ mod tests {
 
         fn modify<'a>(&'a self, _: Outgoing<'a>) -> BoxFuture<'a, Result<(), ModifyError>> {
             Box::pin(async { Ok(()) })
+        }
+    }
+
+    #[test]
+    fn only_what_reads_from_the_api_itself_may_be_repeated() {
+        let rows = [
+            ("GET", "/api/v1/namespaces/x/pods", false, Repeat::Harmless),
+            (
+                "HEAD",
+                "/api/v1/namespaces/x/pods/web/log",
+                false,
+                Repeat::Harmless,
+            ),
+            (
+                "POST",
+                "/api/v1/namespaces/x/pods",
+                false,
+                Repeat::OnlyIfCertain,
+            ),
+            (
+                "GET",
+                "/api/v1/namespaces/x/pods/web/exec",
+                true,
+                Repeat::OnlyIfCertain,
+            ),
+            (
+                "GET",
+                "/api/v1/namespaces/x/services/web/proxy/x",
+                false,
+                Repeat::OnlyIfCertain,
+            ),
+            (
+                "GET",
+                "/api/v1/namespaces/x/services/web/%70roxy/x",
+                false,
+                Repeat::OnlyIfCertain,
+            ),
+            (
+                "GET",
+                "/k8s/clusters/c/api/v1/nodes/n%2Fproxy/x",
+                false,
+                Repeat::OnlyIfCertain,
+            ),
+            ("GET", "/api/v1/nodes/%zz", false, Repeat::OnlyIfCertain),
+        ];
+        for (method, path, upgrade, expected) in rows {
+            let (head, ()) = Request::builder()
+                .method(method)
+                .uri(path)
+                .body(())
+                .unwrap()
+                .into_parts();
+            assert_eq!(Repeat::of(&head, upgrade), expected, "{method} {path}");
         }
     }
 

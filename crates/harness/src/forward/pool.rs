@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use http::request::Parts;
+use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::Instant;
 
 use super::body::AnyBody;
@@ -34,10 +35,13 @@ pub(crate) struct Pool {
     idle: Mutex<VecDeque<(Instant, H1Connection)>>,
     shared: Mutex<Vec<Shared>>,
     /// One connection is opened at a time; who waits shares its outcome.
-    opening: tokio::sync::Mutex<Option<(Instant, DialError)>>,
+    opening: Arc<tokio::sync::Mutex<LastFailure>>,
     /// Upstream does not speak HTTP/2.
     h1_only: AtomicBool,
 }
+
+/// When a connection could not be opened, and why.
+type LastFailure = Option<(Instant, DialError)>;
 
 /// A connection for many requests.
 struct Shared {
@@ -69,7 +73,7 @@ impl Pool {
             dial,
             idle: Mutex::default(),
             shared: Mutex::default(),
-            opening: tokio::sync::Mutex::default(),
+            opening: Arc::default(),
             h1_only: AtomicBool::new(false),
         })
     }
@@ -110,44 +114,66 @@ impl Pool {
 
     /// An upgrade takes its connection away for good, and its request must not
     /// meet one that upstream is about to close: it gets a new one.
-    async fn fresh(&self) -> Result<Channel, DialError> {
-        let dialled = self.dial.dial(Offer::Http1).await?;
-        Ok(Channel::H1(H1Connection::new(
-            dialled.stream,
-            dialled.standing,
-        )))
+    async fn fresh(self: &Arc<Self>) -> Result<Channel, DialError> {
+        self.begin(Offer::Http1, None).await
     }
 
-    async fn open(&self) -> Result<Channel, DialError> {
+    async fn open(self: &Arc<Self>) -> Result<Channel, DialError> {
         self.tidy();
         if let Some(channel) = self.waiting() {
             return Ok(channel);
         }
         if self.h1_only.load(Ordering::Relaxed) {
-            return self.connect().await;
+            return self.begin(Offer::Either, None).await;
         }
         let asked = Instant::now();
-        let mut last_failure = self.opening.lock().await;
+        let turn = self.opening.clone().lock_owned().await;
         if let Some(channel) = self.waiting() {
             return Ok(channel);
         }
-        if let Some((at, error)) = &*last_failure
+        if let Some((at, error)) = &*turn
             && *at >= asked
         {
             return Err(error.clone());
         }
-        let opened = self.connect().await;
-        if let Err(error) = &opened {
-            *last_failure = Some((Instant::now(), error.clone()));
-        }
-        opened
+        self.begin(Offer::Either, Some(turn)).await
     }
 
-    async fn connect(&self) -> Result<Channel, DialError> {
-        let dialled = self.dial.dial(Offer::Either).await?;
-        let spoken = dialled.protocol;
-        self.h1_only
-            .store(spoken == Protocol::Http1, Ordering::Relaxed);
+    /// Opens a connection in a task of its own, which has the turn until it is open: whoever
+    /// has begun it may leave, and others wait for it. A key may have been touched for it, so
+    /// it is kept then. Whoever dials has set a time limit, and with it to the task.
+    async fn begin(
+        self: &Arc<Self>,
+        offer: Offer,
+        turn: Option<OwnedMutexGuard<LastFailure>>,
+    ) -> Result<Channel, DialError> {
+        let (tell, told) = oneshot::channel();
+        let pool = self.clone();
+        tokio::spawn(async move {
+            let opened = pool.connect(offer).await;
+            let mut turn = turn;
+            if let (Some(turn), Err(error)) = (&mut turn, &opened) {
+                **turn = Some((Instant::now(), error.clone()));
+            }
+            // What has places for many is among the others already.
+            if let Err(Ok(Channel::H1(connection))) = tell.send(opened) {
+                pool.give_back(connection);
+            }
+        });
+        told.await
+            .unwrap_or_else(|_| Err(DialError::new("opening a connection was broken off")))
+    }
+
+    async fn connect(&self, offer: Offer) -> Result<Channel, DialError> {
+        let dialled = self.dial.dial(offer).await?;
+        let spoken = match offer {
+            Offer::Http1 => Protocol::Http1,
+            Offer::Either => {
+                let is_h1 = dialled.protocol == Protocol::Http1;
+                self.h1_only.store(is_h1, Ordering::Relaxed);
+                dialled.protocol
+            }
+        };
         if spoken == Protocol::Http1 {
             let connection = H1Connection::new(dialled.stream, dialled.standing);
             return Ok(Channel::H1(connection));

@@ -64,7 +64,7 @@ impl H1Connection {
         repeat: Repeat,
         pool: &Arc<Pool>,
     ) -> Result<Reply, Refusal> {
-        let before = self.wire.sent();
+        let before = self.wire.handed();
         let mut sending = Sending::begin(&mut self.wire, head, body);
         let mut waiting = Waiting::default();
         let answer = poll_fn(|cx| {
@@ -76,7 +76,7 @@ impl H1Connection {
             Lost::Client(cause) => Refusal::Body(cause),
             Lost::NotHttp(cause) => Refusal::BadAnswer(cause),
             // TLS has been handed nothing, so nothing can have left.
-            Lost::Closed(cause) if self.wire.sent() == before => Refusal::NotProcessed(cause),
+            Lost::Closed(cause) if self.wire.handed() == before => Refusal::NotProcessed(cause),
             // A connection that lay in the pool and ends without a byte of an
             // answer was most likely closed while the request was under way. It
             // cannot be known, so only what changes nothing is repeated (RFC

@@ -24,8 +24,8 @@ pub(crate) struct Wire {
     pub(crate) output: BytesMut,
     /// What was written below has also left TLS.
     flushed: bool,
-    /// How much has been handed to the stream below so far.
-    sent: u64,
+    /// How often something has been handed to the stream below.
+    handed: u64,
 }
 
 impl Wire {
@@ -35,7 +35,7 @@ impl Wire {
             input: BytesMut::new(),
             output: BytesMut::new(),
             flushed: true,
-            sent: 0,
+            handed: 0,
         }
     }
 
@@ -51,12 +51,14 @@ impl Wire {
     pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.output.is_empty() {
             self.flushed = false;
-            let sent = ready!(Pin::new(&mut self.io).poll_write(cx, &self.output))?;
-            if sent == 0 {
+            let written = ready!(Pin::new(&mut self.io).poll_write(cx, &self.output));
+            // Also if it has failed: TLS may have sent some of it before.
+            self.handed += 1;
+            let written = written?;
+            if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
-            self.sent += sent as u64;
-            self.output.advance(sent);
+            self.output.advance(written);
         }
         if !self.flushed {
             ready!(Pin::new(&mut self.io).poll_flush(cx))?;
@@ -75,9 +77,10 @@ impl Wire {
         self.output.len() < HIGH_WATER
     }
 
-    /// How much has left so far.
-    pub(crate) fn sent(&self) -> u64 {
-        self.sent
+    /// How often something has been handed to the stream below, whatever came of it. As
+    /// long as this stays the same, nothing can have left.
+    pub(crate) fn handed(&self) -> u64 {
+        self.handed
     }
 
     /// Whether the other end has closed it, or said what nobody asked for.
@@ -103,5 +106,56 @@ impl Wire {
     /// The stream, and what of it has been read already.
     pub(crate) fn into_parts(self) -> (Stream, BytesMut) {
         (self.io, self.input)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+    use super::*;
+
+    /// As TLS does: some of it leaves, and then the connection is lost, all in one call.
+    struct LostInTheMiddle;
+
+    impl AsyncRead for LostInTheMiddle {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            _: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    impl AsyncWrite for LostInTheMiddle {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            _: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn what_tls_was_given_may_have_left_though_it_failed() {
+        let mut wire = Wire::new(Box::new(LostInTheMiddle));
+        let before = wire.handed();
+        poll_fn(|cx| wire.poll_flush(cx)).await.unwrap();
+        assert_eq!(wire.handed(), before, "there was nothing to hand over");
+        wire.output.extend_from_slice(b"POST / HTTP/1.1\r\n\r\n");
+        assert!(poll_fn(|cx| wire.poll_flush(cx)).await.is_err());
+        assert_ne!(wire.handed(), before);
     }
 }

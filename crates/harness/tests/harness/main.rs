@@ -3,6 +3,7 @@
 
 mod engine;
 mod keys;
+mod proxies;
 mod rig;
 mod upgrades;
 mod users;

@@ -97,8 +97,17 @@ impl Chain {
         }
     }
 
+    /// What was found before, if it is good now (seconds since 1970) and need not be looked
+    /// for again.
+    pub async fn known(&self, now: u64) -> Option<Arc<Credentials>> {
+        let kept = self.kept.lock().await;
+        let kept = kept.as_ref().filter(|kept| now < kept.until);
+        kept.map(|kept| kept.credentials.clone())
+    }
+
     /// The credentials that are good now (seconds since 1970). However many ask,
-    /// one looks.
+    /// one looks. A program that is run is killed when whoever looks gives up: who has
+    /// others wait for it looks in a task of its own.
     pub async fn credentials(&self, now: u64) -> Result<Arc<Credentials>, Error> {
         let mut kept = self.kept.lock().await;
         if let Some(kept) = &*kept

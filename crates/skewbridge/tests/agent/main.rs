@@ -4,6 +4,7 @@
 
 mod life;
 mod prompts;
+mod proxies;
 mod rig;
 mod signers;
 mod tokens;

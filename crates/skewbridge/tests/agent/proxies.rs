@@ -1,0 +1,32 @@
+//! Proxies between the plugin and the cluster that are spoken to by TLS.
+
+use skewbridge_testkit::RawServer;
+use tokio::io::copy_bidirectional;
+use tokio::net::TcpStream;
+
+use crate::rig::{Bench, Client, FILE, Plugin};
+
+#[tokio::test]
+async fn an_https_proxy_of_the_environment_may_have_a_certificate_of_the_clusters_ca() {
+    let bench = Bench::new();
+    let server = bench.server().await;
+    let client = Client::start(&bench);
+    let (leaf, to) = (bench.ca.server(&["127.0.0.1"]), server.addr());
+    let proxy = RawServer::start(&leaf, None, &["http/1.1"], move |mut conn| async move {
+        let asked = conn.read_head().await;
+        assert!(
+            asked.starts_with("CONNECT cluster.example:6443 "),
+            "{asked}"
+        );
+        conn.write("HTTP/1.1 200 OK\r\n\r\n").await;
+        let mut upstream = TcpStream::connect(to).await.unwrap();
+        let _ = copy_bidirectional(&mut conn.io, &mut upstream).await;
+    })
+    .await;
+    let info = bench.info("https://cluster.example:6443", Some(&client.lock));
+    let mut command = bench.agent(&info, &FILE);
+    command.env("HTTPS_PROXY", format!("https://{}", proxy.addr()));
+    let plugin = Plugin::of(command);
+    assert!(plugin.get("/").await.unwrap().contains("\njane\r\n"));
+    assert_eq!(proxy.connections(), 1);
+}
