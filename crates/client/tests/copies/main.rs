@@ -5,6 +5,7 @@ mod again;
 mod hostile;
 mod machine;
 mod pods;
+mod room;
 mod tree;
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
