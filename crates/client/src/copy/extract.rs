@@ -11,6 +11,7 @@ use std::sync::Arc;
 use rustix::fs::{self, AtFlags, Mode, OFlags, Timespec};
 use rustix::io::Errno;
 
+use super::cksum::Sum;
 use super::contained::{self, Top};
 use super::error::{Error, Skipped};
 use super::options::{Notice, Options, Preserve};
@@ -47,6 +48,7 @@ struct Unfinished {
     name: Vec<u8>,
     path: PathBuf,
     file: File,
+    size: u64,
     left: u64,
     time: Option<Timespec>,
 }
@@ -84,6 +86,17 @@ impl Extractor {
         self.file = None;
         self.skipped = 0;
         self.room = Room::new(self.options.max_bytes);
+    }
+
+    /// Adds what has come of the file that is not whole, if there is one. `false` is that
+    /// it cannot be read, or that nobody wants it any more.
+    pub(super) fn add_begun(&self, sum: &mut Sum) -> bool {
+        let Some(begun) = &self.file else {
+            return true;
+        };
+        let leave = || self.options.stop.is_told();
+        let added = sum.add_file(&begun.file, begun.size - begun.left, leave);
+        added.unwrap_or(false)
     }
 
     /// Everything has come, and the container's tar says so too.
@@ -211,8 +224,9 @@ impl Extractor {
             target: self.landing.directory().to_path_buf(),
         })?;
         let temporary = self.temporary();
+        // It is read again if it has to be gone on with.
         let flags =
-            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         // The umask applies; setuid, setgid and sticky bits are never taken over.
         let mode = match self.options.preserve {
             Preserve::Yes => entry.mode & 0o777,
@@ -235,6 +249,7 @@ impl Extractor {
             name: name.to_vec(),
             path,
             file,
+            size: entry.size,
             left: entry.size,
             time: (self.options.preserve == Preserve::Yes).then(|| time(entry)),
         };
