@@ -53,12 +53,15 @@ pub(super) async fn download(
     loop {
         let (back, verdict) = file.attempt(state, begun).await;
         state = back;
+        let mut lost = false;
         let cause = match verdict {
             Ok(Verdict::Whole) => return state.extractor.finish(),
             Ok(Verdict::Cut(cause, come)) => {
+                lost = true;
                 begun = Some(come).filter(|_| can_go_on);
                 cause
             }
+            // These two come once after each connection that was lost.
             Ok(Verdict::Changed) => {
                 begun = None;
                 "the file has changed".to_owned()
@@ -69,10 +72,15 @@ pub(super) async fn download(
                 format!("there is no {program} to go on with it")
             }
             // It could not even be started.
-            Err(error) => patience.cause(error)?,
+            Err(error) => {
+                lost = true;
+                patience.cause(error)?
+            }
         };
-        patience.again(&cause, tally.bytes()).await?;
-        tally.again();
+        if lost {
+            patience.again(&cause, tally.bytes()).await?;
+            tally.again();
+        }
         let from = match &begun {
             Some(begun) => Again::At(begun.sum.length()),
             None => Again::Beginning,

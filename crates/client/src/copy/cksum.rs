@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt as _;
 const PIECE: usize = 64 << 10;
 
 /// CRC-32 with the highest bit first, of the bytes and then of their number.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Sum {
     crc: u32,
     length: u64,
@@ -57,16 +57,30 @@ impl Sum {
     /// Of the beginning of a file, if it is so long. Its position is left alone.
     pub(super) fn of(file: &File, length: u64) -> io::Result<Option<Self>> {
         let mut sum = Self::default();
+        let is_so_long = sum.add_file(file, length, || false)?;
+        Ok(is_so_long.then_some(sum))
+    }
+
+    /// Adds the beginning of a file. `false` is that it is not so long, or that it was left.
+    pub(super) fn add_file(
+        &mut self,
+        file: &File,
+        length: u64,
+        leave: impl Fn() -> bool,
+    ) -> io::Result<bool> {
         let mut piece = vec![0; PIECE];
-        while sum.length < length {
-            let wanted = (length - sum.length).min(PIECE as u64);
+        let mut at = 0;
+        while at < length {
+            let wanted = (length - at).min(PIECE as u64);
             let wanted = usize::try_from(wanted).unwrap_or(PIECE);
-            match file.read_at(&mut piece[..wanted], sum.length)? {
-                0 => return Ok(None),
-                read => sum.add(&piece[..read]),
+            let read = file.read_at(&mut piece[..wanted], at)?;
+            if read == 0 || leave() {
+                return Ok(false);
             }
+            self.add(&piece[..read]);
+            at += read as u64;
         }
-        Ok(Some(sum))
+        Ok(true)
     }
 
     /// How many bytes it is of.

@@ -34,13 +34,22 @@ command -v mv >/dev/null 2>&1 && command -v rm >/dev/null 2>&1 && echo stage
 [ -d \"$2\" ] && echo inner
 exit 0";
 
-/// An archive from a byte on, behind the header by which it is known again. What tar
-/// ended with is what counts, not what tail did: hence the third and fourth handles.
+/// An archive from a byte on, behind a line with the checksum of what it is known by. Both
+/// are of one run of tar: what two of them say may be of two versions of a file.
+///
+/// A pipe has to be left where the sum ends. Of all programs only dd does so: a head may
+/// read further than it says. What tar ended with is what counts, not what the others did:
+/// hence the third and fourth handles.
 const GO_ON: &str = "\
 exec 4>&1
-tar -c -f - -C \"$1\" \"$2\" 2>/dev/null | tail -c +\"$3\" | head -c \"$4\"
-s=$({ { tar -c -f - -C \"$1\" \"$2\" 4>&-; echo $? >&3; } | tail -c +\"$5\" >&4; } 3>&1)
+s=$({ { tar -c -f - -C \"$1\" \"$2\" 4>&-; echo $? >&3; } | tail -c +\"$3\" | {
+{ dd bs=\"$4\" count=\"$5\" iflag=fullblock; dd bs=1 count=\"$6\"; } 2>/dev/null | cksum &&
+tail -c +\"$7\"
+} >&4; } 3>&1)
 exit \"${s:-1}\"";
+
+/// In what blocks it is summed up: a call for each, and one for each byte of the rest.
+const SUMMED: u64 = 16 << 10;
 
 /// Ends the tar that is at work in a stage, if there is one. It may be after its connection
 /// was lost, and would go on making what is moved away under its hands. It is known by its
@@ -126,16 +135,20 @@ pub(super) fn pack(path: &RemotePath) -> Vec<String> {
     words(["tar", "-c", "-f", "-", "-C", &path.directory, &path.word()])
 }
 
-/// The same from a byte on (counted from zero), behind so many bytes of another place.
-pub(super) fn go_on(path: &RemotePath, header_at: u64, header: usize, at: u64) -> Vec<String> {
+/// The same from a byte on, behind the checksum of so many bytes from another one on.
+/// Bytes are counted from zero.
+pub(super) fn go_on(path: &RemotePath, known_at: u64, known: u64, at: u64) -> Vec<String> {
+    let left_out = at.saturating_sub(known_at + known);
     script(
         GO_ON,
         [
             &path.directory,
             &path.word(),
-            &(header_at + 1).to_string(),
-            &header.to_string(),
-            &(at + 1).to_string(),
+            &(known_at + 1).to_string(),
+            &SUMMED.to_string(),
+            &(known / SUMMED).to_string(),
+            &(known % SUMMED).to_string(),
+            &(left_out + 1).to_string(),
         ],
     )
 }

@@ -9,7 +9,9 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use super::append::sum_and_size;
 use super::cat_out;
+use super::cksum::Sum;
 use super::commands;
 use super::container::{Container, Ended, Process, Stdin, beside, complaint};
 use super::error::Error;
@@ -25,6 +27,9 @@ const PIECE: usize = 64 << 10;
 
 /// How many pieces wait for the disk.
 const WAITING: usize = 4;
+
+/// How long the line of `cksum` may be: two numbers, of 10 and of 20 digits.
+const SUM: usize = 64;
 
 /// Copies a file, or what is in a directory, from a container.
 ///
@@ -77,22 +82,24 @@ async fn download(
             Verdict::NoTar => {
                 return cat_out::download(container, path, state, options, patience, tally).await;
             }
+            // No connection was lost, so it counts as no try. It comes once after each that
+            // was: what begins again is not gone on with.
             Verdict::CannotGoOn => {
                 plan = Plan::Whole;
                 "it cannot be gone on with".to_owned()
             }
             Verdict::Cut(cause) => {
-                plan = state.plan();
+                patience.again(&cause, state.reader.offset()).await?;
+                tally.again();
+                (state, plan) = State::plan(state).await;
                 cause
             }
         };
-        patience.again(&cause, state.reader.offset()).await?;
         let from = match plan {
             Plan::Whole => Again::Beginning,
             Plan::From { at, .. } => Again::At(at),
         };
         options.tell(Notice::Again { cause, from });
-        tally.again();
         if plan == Plan::Whole {
             state.begin_again(tally);
         }
@@ -110,8 +117,9 @@ pub(super) struct State {
 enum Plan {
     Whole,
     From {
-        header_at: u64,
-        header: usize,
+        /// The last header, and what has come of the file that it begins.
+        known_at: u64,
+        known: Sum,
         at: u64,
     },
 }
@@ -133,14 +141,25 @@ impl State {
         tally.restart();
     }
 
-    fn plan(&mut self) -> Plan {
-        match self.reader.rewind() {
-            None => Plan::Whole,
-            Some(checkpoint) => Plan::From {
-                header_at: checkpoint.header_at,
-                header: checkpoint.header.len(),
-                at: checkpoint.resume_at,
-            },
+    /// What to ask for after a cut. It reads what has come of a file, on a thread that may
+    /// wait for the disk.
+    async fn plan(mut state: Box<Self>) -> (Box<Self>, Plan) {
+        let planning = tokio::task::spawn_blocking(move || {
+            let State { reader, extractor } = &mut *state;
+            let plan = reader.rewind().and_then(|checkpoint| {
+                let mut known = Sum::default();
+                known.add(checkpoint.header);
+                extractor.add_begun(&mut known).then_some(Plan::From {
+                    known_at: checkpoint.header_at,
+                    known,
+                    at: checkpoint.resume_at,
+                })
+            });
+            (state, plan.unwrap_or(Plan::Whole))
+        });
+        match planning.await {
+            Ok(planned) => planned,
+            Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
         }
     }
 }
@@ -149,15 +168,15 @@ async fn attempt(
     container: &dyn Container,
     path: &RemotePath,
     plan: Plan,
-    mut state: Box<State>,
+    state: Box<State>,
 ) -> Result<(Box<State>, Verdict), (Box<State>, Error)> {
     let command = match plan {
         Plan::Whole => commands::pack(path),
         Plan::From {
-            header_at,
-            header,
+            known_at,
+            known,
             at,
-        } => commands::go_on(path, header_at, header, at),
+        } => commands::go_on(path, known_at, known.length(), at),
     };
     let process = match container.run(command, Stdin::Null).await {
         Ok(process) => process,
@@ -171,8 +190,8 @@ async fn attempt(
     } = process;
     let mut stdout = stdout;
     let reading = async {
-        if let Plan::From { header, .. } = plan {
-            match is_the_same(&mut stdout, &mut state, header).await {
+        if let Plan::From { known, .. } = plan {
+            match is_the_same(&mut stdout, known).await {
                 Ok(true) => {}
                 Ok(false) => return (state, Came::Other),
                 Err(_) => return (state, Came::Cut),
@@ -227,22 +246,19 @@ pub(super) enum Came {
     Wrong(Error),
 }
 
-/// Whether the archive still has the header after which it is gone on with.
-async fn is_the_same(
-    stdout: &mut (impl AsyncRead + Unpin),
-    state: &mut State,
-    length: usize,
-) -> io::Result<bool> {
-    let mut header = Vec::with_capacity(length);
-    while header.len() < length {
-        let mut rest = (&mut *stdout).take((length - header.len()) as u64);
-        // At its end there is no such place any more, or no program to find it.
-        if rest.read_buf(&mut header).await? == 0 {
+/// Whether the archive still has what came of it before. Not a byte more is taken than
+/// the line that says so.
+async fn is_the_same(stdout: &mut (impl AsyncRead + Unpin), known: Sum) -> io::Result<bool> {
+    let mut line = Vec::new();
+    loop {
+        // At its end there is no program to sum it up.
+        if (&mut *stdout).take(1).read_buf(&mut line).await? == 0 || line.len() > SUM {
             return Ok(false);
         }
+        if line.ends_with(b"\n") {
+            return Ok(sum_and_size(&line) == Some((known.finish(), known.length())));
+        }
     }
-    let known = state.reader.rewind();
-    Ok(known.is_some_and(|checkpoint| checkpoint.header == header))
 }
 
 /// Reads here, and writes on a thread that may wait for the disk.

@@ -11,19 +11,15 @@ use std::sync::Arc;
 use rustix::fs::{self, AtFlags, Mode, OFlags, Timespec};
 use rustix::io::Errno;
 
+use super::cksum::Sum;
 use super::contained::{self, Top};
 use super::error::{Error, Skipped};
 use super::options::{Notice, Options, Preserve};
 use super::place::Landing;
+use super::room::Room;
 use super::tally::Tally;
 use super::tar::{Entry, Event, Kind, Reader};
 use super::tree::{self, Finish, Tree};
-
-/// What stays free on the target's disk, so that whoever else writes there can go on.
-const RESERVE: u64 = 16 << 20;
-
-/// What a file takes of a disk, at least.
-const CLUSTER: u64 = 4096;
 
 /// Writes an archive below a target.
 pub(super) struct Extractor {
@@ -52,15 +48,9 @@ struct Unfinished {
     name: Vec<u8>,
     path: PathBuf,
     file: File,
+    size: u64,
     left: u64,
     time: Option<Timespec>,
-}
-
-/// How much may still be written.
-#[derive(Debug, Clone, Copy)]
-struct Room {
-    left: u64,
-    limit: &'static str,
 }
 
 impl Extractor {
@@ -71,11 +61,7 @@ impl Extractor {
             tally,
             ground: None,
             file: None,
-            // Until it is known where it goes.
-            room: Room {
-                left: 0,
-                limit: "nothing",
-            },
+            room: Room::new(options.max_bytes),
             skipped: 0,
             // Nobody else may guess it, and make something of that name.
             token: RandomState::new().hash_one(std::process::id()),
@@ -99,9 +85,18 @@ impl Extractor {
     pub(super) fn begin_again(&mut self) {
         self.file = None;
         self.skipped = 0;
-        if let Some(Ground::Directory(tree) | Ground::File(tree, _)) = &self.ground {
-            self.room = Room::of(&self.options, tree);
-        }
+        self.room = Room::new(self.options.max_bytes);
+    }
+
+    /// Adds what has come of the file that is not whole, if there is one. `false` is that
+    /// it cannot be read, or that nobody wants it any more.
+    pub(super) fn add_begun(&self, sum: &mut Sum) -> bool {
+        let Some(begun) = &self.file else {
+            return true;
+        };
+        let leave = || self.options.stop.is_told();
+        let added = sum.add_file(&begun.file, begun.size - begun.left, leave);
+        added.unwrap_or(false)
     }
 
     /// Everything has come, and the container's tar says so too.
@@ -209,8 +204,6 @@ impl Extractor {
                 )));
             }
         };
-        let (Ground::Directory(tree) | Ground::File(tree, _)) = &ground;
-        self.room = Room::of(&self.options, tree);
         Ok(ground)
     }
 
@@ -221,10 +214,19 @@ impl Extractor {
         name: &[u8],
         path: PathBuf,
     ) -> Result<(), Error> {
-        self.reserve(entry)?;
+        // Before a byte of it is written: a disk that is full is everybody's problem.
+        let room = self.room.take(entry.size, || free(&directory));
+        room.map_err(|full| Error::NoRoom {
+            name: contained::shown(&entry.name),
+            size: entry.size,
+            room: full.room,
+            limit: full.limit,
+            target: self.landing.directory().to_path_buf(),
+        })?;
         let temporary = self.temporary();
+        // It is read again if it has to be gone on with.
         let flags =
-            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         // The umask applies; setuid, setgid and sticky bits are never taken over.
         let mode = match self.options.preserve {
             Preserve::Yes => entry.mode & 0o777,
@@ -247,6 +249,7 @@ impl Extractor {
             name: name.to_vec(),
             path,
             file,
+            size: entry.size,
             left: entry.size,
             time: (self.options.preserve == Preserve::Yes).then(|| time(entry)),
         };
@@ -255,27 +258,6 @@ impl Extractor {
         } else {
             self.file = Some(unfinished);
         }
-        Ok(())
-    }
-
-    /// Before a byte of it is written: a disk that is full is everybody's problem.
-    fn reserve(&mut self, entry: &Entry) -> Result<(), Error> {
-        let needed = entry.size.max(CLUSTER).next_multiple_of(CLUSTER);
-        // A limit that somebody gave is one of bytes, not of what they take.
-        let needed = match self.options.max_bytes {
-            Some(_) => entry.size,
-            None => needed,
-        };
-        if needed > self.room.left {
-            return Err(Error::NoRoom {
-                name: contained::shown(&entry.name),
-                size: entry.size,
-                room: self.room.left,
-                limit: self.room.limit,
-                target: self.landing.directory().to_path_buf(),
-            });
-        }
-        self.room.left -= needed;
         Ok(())
     }
 
@@ -380,28 +362,6 @@ impl Extractor {
     }
 }
 
-impl Room {
-    fn of(options: &Options, tree: &Tree) -> Self {
-        let allowed = Self {
-            left: options.max_bytes.unwrap_or(u64::MAX),
-            limit: "--max-bytes",
-        };
-        let Ok(disk) = fs::fstatvfs(tree.root()) else {
-            return allowed;
-        };
-        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-        let free = Self {
-            left: free.saturating_sub(RESERVE),
-            limit: "what is free",
-        };
-        if free.left < allowed.left {
-            free
-        } else {
-            allowed
-        }
-    }
-}
-
 impl Unfinished {
     fn put_in_place(&mut self) -> Result<(), Error> {
         let place = || -> io::Result<()> {
@@ -453,6 +413,12 @@ fn refuse_special(directory: &OwnedFd, name: &[u8], path: &Path) -> Result<(), E
         path: path.to_path_buf(),
         cause: io::Error::other("it is no file"),
     })
+}
+
+/// How much may be written to the disk of a directory, if that says so.
+fn free(directory: &OwnedFd) -> Option<u64> {
+    let disk = fs::fstatvfs(directory).ok()?;
+    Some(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
 fn finish(preserve: Preserve, entry: &Entry) -> Option<Finish> {

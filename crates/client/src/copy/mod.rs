@@ -40,6 +40,7 @@ mod levels;
 mod options;
 mod place;
 mod retry;
+mod room;
 mod stop;
 mod tally;
 pub mod tar;

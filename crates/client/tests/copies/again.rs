@@ -122,6 +122,59 @@ async fn entries_that_are_left_out_are_counted_once() {
     assert_eq!(restarts(&notices).pop(), Some(Again::Beginning));
 }
 
+/// A container in which a file is written anew before the given run of tar, with the time
+/// that it had.
+fn rewriting(before: u32, file: &str) -> Machine {
+    let machine = Machine::with(&["cat", "cksum", "cp", "dd", "sh", "tail", "touch"]);
+    let script = format!(
+        "read -r n <runs
+n=$((n + 1))
+echo $n >runs
+if [ $n = {before} ]; then cp new {file}; touch -d @1000000000 {file}; fi
+exec {} \"$@\"",
+        machine.tar().display()
+    );
+    std::fs::write(machine.root().join("runs"), "0\n").unwrap();
+    machine.pretend("tar", &script);
+    machine
+}
+
+#[tokio::test]
+async fn no_file_is_put_together_from_two_versions() {
+    let old = noise(300_000);
+    let inverted: Vec<u8> = old.iter().map(|byte| !byte).collect();
+    let longer = noise(300_512);
+    // As large as before, or a block larger.
+    let versions = [&inverted, &longer];
+    for (new, before) in versions.into_iter().flat_map(|new| [(new, 2), (new, 3)]) {
+        let scratch = ScratchDir::new();
+        let machine = rewriting(before, "tree/file");
+        std::fs::write(machine.root().join("new"), new).unwrap();
+        let tree = machine.root().join("tree");
+        std::fs::create_dir(&tree).unwrap();
+        std::fs::write(tree.join("file"), &old).unwrap();
+        set_time(&tree.join("file"), 1_000_000_000);
+        machine.lose(&[Some(Loss::Output(100_000))]);
+        let (mut options, _) = options(1);
+        let to = scratch.path().join("to");
+        let file = to.join("file");
+        // Whatever has its name on the way is one of the two.
+        let is_one = {
+            let (file, old, new) = (file.clone(), old.clone(), new.clone());
+            move || std::fs::read(&file).is_ok_and(|found| found == old || found == new)
+        };
+        let looked = is_one.clone();
+        options.notices = Some(Arc::new(move |_| {
+            assert!(looked() || !file.exists());
+        }));
+        copy_from(&machine, "tree", &to, &options, &tally())
+            .await
+            .unwrap();
+        assert!(is_one(), "{} bytes before run {before}", new.len());
+        assert_eq!(listing(&to).len(), 1);
+    }
+}
+
 #[tokio::test]
 async fn without_tar_a_download_goes_on_where_it_was_cut() {
     if is_busybox() {
@@ -161,7 +214,7 @@ async fn without_tar_no_file_is_put_together_from_two_versions() {
         let new: Vec<u8> = old.iter().map(|byte| !byte).collect();
         std::fs::write(&path, &old).unwrap();
         machine.lose(&[None, None, Some(Loss::Output(100_000))]);
-        let (mut options, _) = options(4);
+        let (mut options, _) = options(1);
         let contents = new.clone();
         options.notices = Some(Arc::new(move |notice| {
             if matches!(notice, Notice::Again { .. }) {

@@ -52,7 +52,7 @@ impl Machine {
     /// With all the programs that copies know of.
     pub(crate) fn new() -> Self {
         Self::with(&[
-            "cat", "chmod", "chown", "cksum", "find", "head", "mkdir", "mv", "rm", "sh", "stat",
+            "cat", "chmod", "chown", "cksum", "dd", "find", "mkdir", "mv", "rm", "sh", "stat",
             "tail", "tar", "test", "touch", "wc",
         ])
     }
@@ -63,16 +63,8 @@ impl Machine {
         for directory in ["bin", "root"] {
             std::fs::create_dir(scratch.path().join(directory)).unwrap();
         }
-        let busybox = std::env::var_os(BUSYBOX).map(PathBuf::from);
         for program in programs {
-            let found = busybox.clone().unwrap_or_else(|| {
-                ["/usr/bin", "/bin"]
-                    .iter()
-                    .map(|directory| Path::new(directory).join(program))
-                    .find(|path| path.exists())
-                    .unwrap_or_else(|| panic!("this machine has no {program}"))
-            });
-            symlink(found, scratch.path().join("bin").join(program)).unwrap();
+            symlink(found(program), scratch.path().join("bin").join(program)).unwrap();
         }
         Self {
             scratch,
@@ -98,6 +90,14 @@ impl Machine {
         write!(stdin, "#!/bin/sh\n{script}\n").unwrap();
         drop(stdin);
         assert!(install.wait().unwrap().success());
+    }
+
+    /// Where the real tar is.
+    pub(crate) fn tar(&self) -> PathBuf {
+        let link = self.scratch.path().join("real/tar");
+        std::fs::create_dir_all(self.scratch.path().join("real")).unwrap();
+        symlink(found("tar"), &link).unwrap();
+        link
     }
 
     /// From now on a server says this of whatever is to be run.
@@ -207,6 +207,18 @@ impl Machine {
             }),
         }
     }
+}
+
+/// Where a program is.
+fn found(program: &str) -> PathBuf {
+    if let Some(busybox) = std::env::var_os(BUSYBOX) {
+        return PathBuf::from(busybox);
+    }
+    ["/usr/bin", "/bin"]
+        .iter()
+        .map(|directory| Path::new(directory).join(program))
+        .find(|path| path.exists())
+        .unwrap_or_else(|| panic!("this machine has no {program}"))
 }
 
 impl Container for Machine {

@@ -5,6 +5,7 @@ mod again;
 mod hostile;
 mod machine;
 mod pods;
+mod room;
 mod tree;
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -248,6 +249,7 @@ async fn downloads_go_on_where_they_were_cut() {
             }
         );
         assert_eq!(goes_on, bytes >= 512, "{first}");
+        assert!(notices.len() <= 2 || is_busybox(), "{notices:?}");
     }
 }
 
@@ -289,6 +291,8 @@ async fn a_large_file_goes_on_in_its_middle_both_ways() {
         panic!("{notices:?}");
     };
     assert_eq!(*at, 6 << 20);
+    // And it did go on.
+    assert!(notices.len() == 1 || is_busybox(), "{notices:?}");
 }
 
 #[tokio::test]
@@ -299,7 +303,7 @@ async fn a_source_that_changed_between_two_tries_is_copied_from_its_beginning() 
     std::fs::write(&large, &contents).unwrap();
     let to = scratch.path().join("to");
     machine.lose(&[Some(Loss::Output(600_000))]);
-    let (mut options, _) = options(2);
+    let (mut options, _) = options(1);
     let changed = contents.iter().map(|byte| !byte).collect::<Vec<_>>();
     let (path, bytes) = (large.clone(), changed.clone());
     let notices = Arc::new(Mutex::new(Vec::new()));

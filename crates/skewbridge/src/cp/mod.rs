@@ -14,6 +14,8 @@ use skewbridge_client::copy::{
     Error, Options, Place, Stop, Tally, copy_between, copy_from, copy_to,
 };
 
+use tokio::runtime::Runtime;
+
 use ends::{Ends, Spot};
 pub(crate) use flags::Flags;
 use flags::Journey;
@@ -36,20 +38,47 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
             return ExitCode::from(crate::EXIT_USAGE);
         }
     };
+    client_command::end(carry_out(flags, &journey))
+}
+
+fn carry_out(flags: &Flags, journey: &Journey) -> Result<(), Failure> {
+    let runtime = runtime()?;
+    let (stop, mut hurry) = (Stop::default(), None);
+    let ended = runtime.block_on(async {
+        let mut signals = Signals::listen().map_err(Failure::new)?;
+        let ended = until_signal(copy(flags, journey, &stop), &stop, &mut signals).await;
+        hurry = (!signals.are_urgent()).then_some(signals);
+        ended
+    });
+    match hurry {
+        Some(signals) if ended.is_err() => wait_for_the_disk(runtime, signals),
+        // All is in its place, or nobody wants to wait for what is not.
+        _ => runtime.shutdown_background(),
+    }
+    ended
+}
+
+fn runtime() -> Result<Runtime, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
-    let ended = match runtime {
-        Ok(runtime) => {
-            let stop = Stop::default();
-            let ended = runtime.block_on(until_signal(copy(flags, &journey, &stop), &stop));
-            // Whoever writes to the disk removes what is not whole.
-            runtime.shutdown_timeout(TIDYING);
-            ended
-        }
-        Err(error) => Err(Failure::new(error)),
+    runtime.map_err(Failure::new)
+}
+
+/// Whoever writes to the disk removes what is not whole. The runtime of the copy can hear
+/// nothing while it waits for that, so another one does.
+fn wait_for_the_disk(copied: Runtime, mut signals: Signals) {
+    let Ok(listening) = runtime() else {
+        return copied.shutdown_timeout(TIDYING);
     };
-    client_command::end(ended)
+    listening.block_on(async {
+        let waiting = tokio::task::spawn_blocking(|| copied.shutdown_timeout(TIDYING));
+        tokio::select! {
+            _ = waiting => {}
+            _ = signals.next() => {}
+        }
+    });
+    listening.shutdown_background();
 }
 
 /// A copy that is given up leaves nothing behind that looks whole, so a signal is heard;
@@ -57,8 +86,8 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
 async fn until_signal(
     copy: impl Future<Output = Result<(), Failure>>,
     stop: &Stop,
+    signals: &mut Signals,
 ) -> Result<(), Failure> {
-    let mut signals = Signals::listen().map_err(Failure::new)?;
     tokio::pin!(copy);
     let code = tokio::select! {
         ended = &mut copy => return ended,

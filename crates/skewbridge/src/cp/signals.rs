@@ -6,6 +6,7 @@ use tokio::signal::unix::SignalKind;
 /// Signals that end a program, but for those that whoever started us wants to be ignored.
 pub(super) struct Signals {
     ends: [(Heard, u8); 3],
+    heard: usize,
 }
 
 impl Signals {
@@ -23,16 +24,24 @@ impl Signals {
                 listen(SignalKind::terminate())?,
                 listen(SignalKind::hangup())?,
             ],
+            heard: 0,
         })
     }
 
     /// The exit code of the next one.
     pub(super) async fn next(&mut self) -> u8 {
         let [(interrupt, one), (terminate, two), (hang_up, three)] = &mut self.ends;
-        tokio::select! {
+        let code = tokio::select! {
             () = interrupt.recv() => *one,
             () = terminate.recv() => *two,
             () = hang_up.recv() => *three,
-        }
+        };
+        self.heard += 1;
+        code
+    }
+
+    /// Whether there was more than one: who sends a second does not want to wait.
+    pub(super) fn are_urgent(&self) -> bool {
+        self.heard > 1
     }
 }

@@ -3,9 +3,10 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Stdio;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use skewbridge_testkit::{Grant, PATIENCE, Terminal, eventually};
+use skewbridge_testkit::{Grant, PATIENCE, Stopwatch, Terminal, eventually};
 use tokio::time::timeout;
 
 use super::Cluster;
@@ -156,6 +157,30 @@ async fn a_terminal_shows_how_far_it_is() {
     assert!(ended.success());
 }
 
+/// The line that is drawn on the way has what is left only where it has a rate.
+#[tokio::test]
+async fn a_terminal_shows_the_rate_while_it_copies() {
+    let cluster = Cluster::start().await;
+    // It takes no room, and long enough.
+    let path = cluster.dir.path().join("zeros");
+    fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
+    let remote = format!("web:{}", path.display());
+    let to = cluster.dir.path().join("copy").display().to_string();
+    let terminal = Terminal::open(80, 24);
+    let mut child = terminal.run(cluster.command(&["cp", &remote, &to]));
+    terminal.shows("iB/s, ").await;
+    let shown = terminal.shown();
+    let line = shown.split('\r').find(|line| line.contains("iB/s, "));
+    let line = line.unwrap().split('\x1b').next().unwrap();
+    assert!(line.starts_with('[') && line.contains('%'), "{line:?}");
+    assert!(line.ends_with(" left  ./zeros"), "{line:?}");
+    assert!(line.len() < 80, "{line:?}");
+    let pid = Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+    let ended = timeout(PATIENCE, child.wait()).await.unwrap().unwrap();
+    assert_eq!(ended.code(), Some(130));
+}
+
 /// Nothing that is not whole stays, and the exit code is that of the signal.
 #[tokio::test]
 async fn interrupted_it_removes_what_is_not_whole() {
@@ -202,6 +227,48 @@ async fn interrupted_it_removes_what_is_not_whole() {
         .await;
         fs::remove_dir(&target).unwrap();
     }
+}
+
+/// A page: there is no smaller pipe.
+const PIPE: usize = 4096;
+
+/// What hangs is whoever writes: here on what nobody reads of what it has to tell.
+#[tokio::test]
+async fn a_second_signal_ends_it_at_once_though_the_disk_hangs() {
+    let cluster = Cluster::start().await;
+    let tree = cluster.dir.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    // More lines than the pipe takes.
+    for number in 0..100 {
+        symlink("/etc/passwd", tree.join(format!("link{number}"))).unwrap();
+    }
+    let remote = format!("web:{}", tree.display());
+    let to = cluster.dir.path().join("to").display().to_string();
+    let mut child = cluster
+        .command(&["cp", &remote, &to])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let unread = child.stderr.take().unwrap().into_owned_fd().unwrap();
+    rustix::pipe::fcntl_setpipe_size(&unread, PIPE).unwrap();
+    eventually("a pipe with room for a few lines", PATIENCE, async || {
+        rustix::io::ioctl_fionread(&unread).unwrap() > PIPE as u64 - 1024
+    })
+    .await;
+    let pid = Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
+    let watch = Stopwatch::start();
+    kill_process(pid, Signal::INT).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    let mut ended = None;
+    // After one of them it would wait for the disk, for 10 seconds.
+    let limit = Duration::from_secs(5);
+    let is_over = async || {
+        ended = child.try_wait().unwrap();
+        ended.is_some()
+    };
+    watch.within(limit, "the end of a copy", is_over).await;
+    let code = ended.unwrap().code();
+    assert!(matches!(code, Some(130 | 143)), "{code:?}");
 }
 
 #[tokio::test]

@@ -1,0 +1,94 @@
+//! A disk here that is nearly full.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use skewbridge_client::copy::Error;
+use skewbridge_testkit::ScratchDir;
+
+use crate::download;
+use crate::machine::Machine;
+use crate::tree::{listing, noise};
+
+const MIB: usize = 1 << 20;
+
+/// A disk of its own, as long as it is held.
+struct Disk {
+    scratch: ScratchDir,
+}
+
+impl Disk {
+    /// Only root can have one, and not everywhere: for others it is said why there is none.
+    fn of(bytes: usize) -> Option<Self> {
+        let disk = Self {
+            scratch: ScratchDir::new(),
+        };
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"])
+            .arg(disk.scratch.path())
+            .status();
+        if mounted.is_ok_and(|mounted| mounted.success()) {
+            return Some(disk);
+        }
+        eprintln!("left out: a disk cannot be mounted here");
+        None
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let mut unmount = Command::new("umount");
+        unmount.arg("--lazy").arg(self.scratch.path());
+        // It may never have been one.
+        let _ = unmount.stderr(std::process::Stdio::null()).status();
+    }
+}
+
+#[tokio::test]
+async fn a_copy_is_renewed_where_it_does_not_fit_twice() {
+    // Twice 8 MiB, 16 MiB that stay free, and 10 for one file at a time.
+    let Some(disk) = Disk::of(42 * MIB) else {
+        return;
+    };
+    let machine = Machine::new();
+    let tree = machine.root().join("tree");
+    std::fs::create_dir(&tree).unwrap();
+    for name in ["a", "b"] {
+        std::fs::write(tree.join(name), noise(8 * MIB)).unwrap();
+    }
+    let to = disk.path("to");
+    for _ in 0..3 {
+        download(&machine, "tree", &to, 0).await.unwrap();
+    }
+    assert_eq!(listing(&to), listing(&tree));
+}
+
+#[tokio::test]
+async fn what_is_larger_than_what_is_free_is_refused_and_the_rest_stays() {
+    let Some(disk) = Disk::of(24 * MIB) else {
+        return;
+    };
+    let machine = Machine::new();
+    std::fs::write(machine.root().join("small"), noise(7 * MIB)).unwrap();
+    // It takes no room there.
+    let zeros = std::fs::File::create(machine.root().join("zeros")).unwrap();
+    zeros.set_len(10 << 30).unwrap();
+    download(&machine, "small", &disk.path("small"), 0)
+        .await
+        .unwrap();
+    for name in ["zeros", "small"] {
+        let to = disk.path("other");
+        let error = download(&machine, name, &to, 0).await.unwrap_err();
+        let Error::NoRoom { room, limit, .. } = &error else {
+            panic!("{error}");
+        };
+        assert!(*limit == "what is free" && *room <= MIB as u64, "{error}");
+        assert!(error.to_string().contains("nothing of it was written"));
+        let names = listing(disk.scratch.path());
+        assert_eq!(names.len(), 1, "{names:?}");
+    }
+}
