@@ -79,7 +79,8 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
             "cannot attach a container in a completed pod; current phase is {phase}"
         )));
     }
-    let container = choose_container(&pod, flags.container.as_deref())?;
+    let container = choose_container(&pod, flags.container.as_deref())
+        .map_err(|wrong| format!("cannot attach to the container: {wrong}"))?;
     if let Some(notice) = container.notice.filter(|_| !flags.quiet) {
         say(notice);
     }

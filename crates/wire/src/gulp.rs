@@ -81,7 +81,7 @@ mod tests {
     /// What is read, call by call, until it has to be waited for.
     fn read(script: impl IntoIterator<Item = io::Result<usize>>) -> Vec<Option<usize>> {
         let mut gulp = Gulp::new(Script(script.into_iter().collect()));
-        let mut buffer = [0; 64 * 1024];
+        let mut buffer = vec![0; 64 * 1024];
         let mut read = Vec::new();
         let mut cx = Context::from_waker(std::task::Waker::noop());
         while let Poll::Ready(said) = gulp.poll_read(&mut buffer, &mut cx) {

@@ -47,18 +47,23 @@ impl DetachKeys {
             return Pressed::Keys;
         }
         for key in typed {
-            if *key == self.keys[self.pressed] {
-                self.pressed += 1;
-                if self.pressed == self.keys.len() {
-                    self.pressed = 0;
-                    return Pressed::Detach;
-                }
+            // What is held back and no longer fits may end in a beginning of the sequence.
+            while self.pressed > 0 && *key != self.keys[self.pressed] {
+                let held = &self.keys[..self.pressed];
+                let shorter = (0..held.len()).rev();
+                let mut fitting = shorter.filter(|&length| held.ends_with(&held[..length]));
+                let still = fitting.next().unwrap_or(0);
+                out.extend_from_slice(&held[..held.len() - still]);
+                self.pressed = still;
+            }
+            if *key != self.keys[self.pressed] {
+                out.push(*key);
                 continue;
             }
-            out.extend_from_slice(&self.keys[..self.pressed]);
-            self.pressed = usize::from(*key == self.keys[0]);
-            if self.pressed == 0 {
-                out.push(*key);
+            self.pressed += 1;
+            if self.pressed == self.keys.len() {
+                self.pressed = 0;
+                return Pressed::Detach;
             }
         }
         Pressed::Keys
@@ -71,23 +76,39 @@ mod tests {
 
     #[test]
     fn the_sequence_detaches_and_nothing_else_is_lost() {
-        type Row<'a> = (&'a [&'a [u8]], &'a [u8], Pressed);
-        let rows: [Row<'_>; 6] = [
-            (&[b"ls\n"], b"ls\n", Pressed::Keys),
-            (&[b"a\x10\x11b"], b"a", Pressed::Detach),
-            (&[b"a\x10", b"\x11"], b"a", Pressed::Detach),
-            (&[b"\x10x"], b"\x10x", Pressed::Keys),
-            (&[b"\x10", b"\x10", b"x"], b"\x10\x10x", Pressed::Keys),
-            (&[b"\x10\x10\x11"], b"\x10", Pressed::Detach),
+        type Row<'a> = (&'a str, &'a [&'a [u8]], &'a [u8], Pressed);
+        let usual = "ctrl-p,ctrl-q";
+        let rows: [Row<'_>; 14] = [
+            (usual, &[b"ls\n"], b"ls\n", Pressed::Keys),
+            (usual, &[b"a\x10\x11b"], b"a", Pressed::Detach),
+            (usual, &[b"a\x10", b"\x11"], b"a", Pressed::Detach),
+            (usual, &[b"\x10x"], b"\x10x", Pressed::Keys),
+            (
+                usual,
+                &[b"\x10", b"\x10", b"x"],
+                b"\x10\x10x",
+                Pressed::Keys,
+            ),
+            (usual, &[b"\x10\x10\x11"], b"\x10", Pressed::Detach),
+            // Sequences that overlap themselves.
+            ("a,a,b", &[b"aab"], b"", Pressed::Detach),
+            ("a,a,b", &[b"aaab"], b"a", Pressed::Detach),
+            ("a,a,b", &[b"a", b"a", b"a", b"b"], b"a", Pressed::Detach),
+            ("a,a,b", &[b"aac"], b"aac", Pressed::Keys),
+            ("a,b,a,c", &[b"ababac"], b"ab", Pressed::Detach),
+            ("a,b,a,b,c", &[b"abababc"], b"ab", Pressed::Detach),
+            ("a,b,a,b,c", &[b"ababax", b"y"], b"ababaxy", Pressed::Keys),
+            ("", &[b"\x10\x11"], b"\x10\x11", Pressed::Keys),
         ];
-        for (typed, expected, last) in rows {
-            let mut keys = DetachKeys::parse("ctrl-p,ctrl-q").unwrap();
+        for (sequence, typed, expected, last) in rows {
+            let mut keys = DetachKeys::parse(sequence).unwrap();
             let (mut all, mut out, mut end) = (Vec::new(), Vec::new(), Pressed::Keys);
             for some in typed {
                 end = keys.press(some, &mut out);
                 all.extend_from_slice(&out);
             }
-            assert_eq!((all.as_slice(), end), (expected, last), "{typed:?}");
+            let what = format!("{sequence}: {typed:?}");
+            assert_eq!((all.as_slice(), end), (expected, last), "{what}");
         }
     }
 

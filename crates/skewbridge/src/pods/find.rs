@@ -94,7 +94,7 @@ impl Pods {
             let body = body.map_err(|error| self.explain(error, "list", Kind::Pod))?;
             let list: List<Pod> = read(&body, &path)?;
             let best = list.items.into_iter().max_by_key(Pod::fitness);
-            if best.is_some() || Instant::now() >= until {
+            if best.is_some() || Instant::now() + INTERVAL >= until {
                 return Ok(best);
             }
             sleep(INTERVAL).await;

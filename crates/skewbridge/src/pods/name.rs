@@ -14,39 +14,40 @@ pub(crate) struct Named {
 }
 
 /// The container of this name; without one that of the annotation, else the first. As
-/// kubectl chooses, and in its words.
+/// kubectl chooses, and in its words: an annotation that names nobody is an error, for the
+/// first container is not the one that was meant.
 pub(crate) fn choose_container(pod: &Pod, asked: Option<&str>) -> Result<Named, String> {
-    if let Some(name) = asked.filter(|name| !name.is_empty()) {
+    let annotated = pod.metadata.annotations.get(DEFAULT_CONTAINER);
+    let meant = asked.filter(|name| !name.is_empty());
+    let meant = meant.or_else(|| {
+        annotated
+            .map(String::as_str)
+            .filter(|name| !name.is_empty())
+    });
+    let all = || {
+        let all = pod.containers();
+        let all = all.map(|(it, what)| format!("{}{what}", it.name));
+        all.collect::<Vec<_>>().join(", ")
+    };
+    if let Some(name) = meant {
         if pod.container(name).is_none() {
-            let known: Vec<_> = pod.containers().map(|(it, _)| it.name.as_str()).collect();
             return Err(format!(
-                "container {name} not found in pod {}; it has: {}",
+                "container {name} is not valid for pod {} out of: {}",
                 pod.metadata.name,
-                known.join(", ")
+                all()
             ));
         }
         let name = name.to_owned();
         return Ok(Named { name, notice: None });
     }
-    let annotated = pod.metadata.annotations.get(DEFAULT_CONTAINER);
-    if let Some(container) = annotated.and_then(|name| pod.container(name)) {
-        let name = container.name.clone();
-        return Ok(Named { name, notice: None });
-    }
     let Some(first) = pod.spec.containers.first() else {
-        return Err(format!("pod {} has no containers", pod.metadata.name));
+        return Err(format!(
+            "pod {}/{} does not have any containers",
+            pod.metadata.namespace, pod.metadata.name
+        ));
     };
-    let all: Vec<_> = pod
-        .containers()
-        .map(|(it, what)| format!("{}{what}", it.name))
-        .collect();
-    let notice = (all.len() > 1).then(|| {
-        format!(
-            "Defaulted container {:?} out of: {}",
-            first.name,
-            all.join(", ")
-        )
-    });
+    let notice = (pod.containers().count() > 1)
+        .then(|| format!("Defaulted container {:?} out of: {}", first.name, all()));
     let name = first.name.clone();
     Ok(Named { name, notice })
 }
@@ -79,17 +80,29 @@ mod tests {
         let rows = [
             (pod(None, true), None, named("app", Some(notice))),
             (pod(Some("side"), true), None, named("side", None)),
-            (pod(Some("gone"), true), None, named("app", Some(notice))),
+            (pod(Some(""), true), None, named("app", Some(notice))),
+            (
+                pod(Some("gone"), true),
+                None,
+                Err("container gone is not valid for pod web out of: app, side, setup (init)"),
+            ),
+            (pod(Some("gone"), true), Some("side"), named("side", None)),
             (pod(None, true), Some("setup"), named("setup", None)),
             (pod(Some("side"), false), Some("app"), named("app", None)),
             (
                 pod(None, false),
                 Some("x"),
-                Err("container x not found in pod web; it has: app, side".to_owned()),
+                Err("container x is not valid for pod web out of: app, side"),
+            ),
+            (
+                Pod::default(),
+                None,
+                Err("pod / does not have any containers"),
             ),
         ];
         for (pod, asked, expected) in rows {
-            assert_eq!(choose_container(&pod, asked), expected);
+            let chosen = choose_container(&pod, asked);
+            assert_eq!(chosen, expected.map_err(str::to_owned), "{asked:?}");
         }
     }
 }

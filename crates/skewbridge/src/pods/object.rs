@@ -17,6 +17,7 @@ pub(crate) struct Pod {
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Metadata {
     pub(crate) name: String,
+    pub(crate) namespace: String,
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) creation_timestamp: Option<String>,
     pub(crate) deletion_timestamp: Option<String>,

@@ -2,13 +2,14 @@
 //! if there is one.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use skewbridge_client::PortForwarder;
 use skewbridge_client::streams::{By, Manner, Port};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{sleep, timeout};
 
+use super::retries::Retries;
 use super::spec::{Remote, Resolved, resolve};
 use super::tell::say;
 use crate::client_command::Failure;
@@ -18,10 +19,6 @@ use crate::session::{is_off, told};
 
 /// What kubectl calls its switch for WebSocket in port-forward.
 const BY_WEBSOCKET: &str = "KUBECTL_PORT_FORWARD_WEBSOCKETS";
-
-/// The first pause before a connection is made anew, and the longest: each is twice the
-/// one before.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
 /// A pod that is connected to, and what its ports are.
 #[derive(Debug)]
@@ -45,9 +42,9 @@ pub(crate) struct Linker {
 pub(crate) type Links = watch::Receiver<Option<Arc<Link>>>;
 
 impl Linker {
-    /// Finds a pod and connects to it.
-    pub(crate) async fn link(&self) -> Result<Link, Failure> {
-        let found = self.pods.find(&self.reference, self.patience).await?;
+    /// Finds a pod, which is waited for so long, and connects to it.
+    pub(crate) async fn link(&self, patience: Duration) -> Result<Link, Failure> {
+        let found = self.pods.find(&self.reference, patience).await?;
         let pod = found.pod;
         if pod.status.phase != "Running" {
             let failure = Failure::new(format!(
@@ -96,42 +93,56 @@ impl Linker {
         links: watch::Sender<Option<Arc<Link>>>,
     ) -> Failure {
         let mut link = first;
+        let mut made = Instant::now();
+        let mut retries = Retries::new(self.patience, made);
         loop {
             let cause = link.forwarder.closed().await;
             links.send_replace(None);
-            say(format_args!(
-                "lost connection to pod {}: {cause}; connecting again",
-                link.pod
-            ));
+            let lost = format!("lost connection to pod {}: {cause}", link.pod);
+            say(format_args!("{lost}; connecting again"));
             drop(link);
-            link = match self.again().await {
+            retries.lost(made, Instant::now());
+            link = match self.again(&mut retries, Failure::new(lost)).await {
                 Ok(again) => Arc::new(again),
                 Err(failure) => return failure,
             };
+            made = Instant::now();
             say(format_args!("connected to pod {} again", link.pod));
             links.send_replace(Some(link.clone()));
         }
     }
 
-    /// Another link, with patience: servers restart, and pods are replaced.
-    async fn again(&mut self) -> Result<Link, Failure> {
-        let until = Instant::now() + self.patience;
-        let (mut pause, longest) = PAUSES;
-        loop {
-            // Files may hold another credential by now, and what a plugin gave may have
-            // run out or been refused: what is still good is kept.
-            if let Ok(endpoint) = self.pods.endpoint.renewed().await {
-                self.pods.endpoint = endpoint;
-            }
-            match self.link().await {
-                Ok(link) => return Ok(link),
-                Err(failure) if Instant::now() + pause > until => return Err(failure),
-                Err(failure) if self.verbosity > 0 => say(failure),
-                Err(_) => {}
-            }
+    /// Another link, with patience: servers restart, and pods are replaced. Why there is
+    /// none, if there is none in time.
+    async fn again(&mut self, retries: &mut Retries, lost: Failure) -> Result<Link, Failure> {
+        let mut why = lost;
+        while let Some(pause) = retries.next(Instant::now()) {
             sleep(pause).await;
-            pause = longest.min(pause * 2);
+            let left = retries.left(Instant::now());
+            match timeout(left, self.renewed(left)).await {
+                Ok(Ok(link)) => return Ok(link),
+                Ok(Err(failure)) => why = failure,
+                Err(_) => {
+                    let limit = self.patience;
+                    return Err(why.hint(format!(
+                        "the server did not answer within --pod-running-timeout ({limit:?})"
+                    )));
+                }
+            }
+            if self.verbosity > 0 {
+                say(&why);
+            }
         }
+        Err(why)
+    }
+
+    /// A link by what is good now: files may hold another credential, and what a plugin
+    /// gave may have run out or been refused.
+    async fn renewed(&mut self, patience: Duration) -> Result<Link, Failure> {
+        if let Ok(endpoint) = self.pods.endpoint.renewed().await {
+            self.pods.endpoint = endpoint;
+        }
+        self.link(patience).await
     }
 }
 

@@ -1,14 +1,17 @@
 //! Where connections come in.
 
 use std::fmt;
+use std::fs::{File, TryLockError};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use skewbridge_client::streams::{Closing, Local};
 use socket2::{Domain, SockAddr, Type};
 use tokio::net::{TcpListener, UnixListener};
+use tokio::time::{sleep, timeout};
 
 /// Whose socket it is may use it, and nobody else: ports of this machine are open to all
 /// who are on it, but there is no need for it here.
@@ -16,6 +19,13 @@ const SOCKET_MODE: u32 = 0o600;
 
 /// Connections that wait to be accepted: as many as the system allows.
 const BACKLOG: i32 = -1;
+
+/// How long another one may take to listen in the same directory: it takes no time, but
+/// a machine may have much to do.
+const TURN: Duration = Duration::from_secs(3);
+
+/// Between two looks whether it has done so.
+const BREATH: Duration = Duration::from_millis(5);
 
 /// An address to listen at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,17 +129,17 @@ impl Listener {
         Ok(all)
     }
 
-    /// Listens at a socket. One that nobody listens at any more is replaced.
-    pub(crate) fn unix(path: &Path) -> Result<Self, String> {
+    /// Listens at a socket. One that nobody listens at any more is replaced; who does so at
+    /// the same time waits, and finds ours.
+    pub(crate) async fn unix(path: &Path) -> Result<Self, String> {
         let wrong = |error: io::Error| format!("Unable to listen on {}: {error}", path.display());
+        let _turn = turn(path).await;
         let is_socket = std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
         if is_socket {
-            match std::os::unix::net::UnixStream::connect(path) {
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    std::fs::remove_file(path).map_err(wrong)?;
-                }
-                _ => return Err(wrong(io::ErrorKind::AddrInUse.into())),
+            if !is_stale(path) {
+                return Err(wrong(io::ErrorKind::AddrInUse.into()));
             }
+            std::fs::remove_file(path).map_err(wrong)?;
         }
         let (listener, socket) = bind_private(path).map_err(wrong)?;
         Ok(Self::Unix(listener, socket))
@@ -164,6 +174,35 @@ impl fmt::Display for Listener {
             Self::Unix(..) => f.write_str(&self.name()),
         }
     }
+}
+
+/// Our turn to listen in a directory, for as long as this is kept: it is locked, so that
+/// no file is left behind. Where that cannot be done there is no turn; nor where somebody
+/// keeps it, who may be another user of a directory for all.
+async fn turn(path: &Path) -> Option<File> {
+    let beside = path.parent().filter(|it| !it.as_os_str().is_empty());
+    let directory = File::open(beside.unwrap_or(Path::new("."))).ok()?;
+    let taking = async {
+        loop {
+            match directory.try_lock() {
+                Ok(()) => return true,
+                Err(TryLockError::WouldBlock) => sleep(BREATH).await,
+                Err(TryLockError::Error(_)) => return false,
+            }
+        }
+    };
+    let taken = timeout(TURN, taking).await.unwrap_or(false);
+    taken.then_some(directory)
+}
+
+/// Whether nobody listens at a socket. One that has no room for us is in use: that is
+/// not waited for.
+fn is_stale(path: &Path) -> bool {
+    let connected = socket2::Socket::new(Domain::UNIX, Type::STREAM, None).and_then(|socket| {
+        socket.set_nonblocking(true)?;
+        socket.connect(&SockAddr::unix(path)?)
+    });
+    connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 /// Nobody is listened to before it is known who may speak: what is bound and does not
@@ -216,22 +255,75 @@ mod tests {
         // Its owner was killed.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(path.exists());
-        let listener = Listener::unix(&path).unwrap();
+        let listener = Listener::unix(&path).await.unwrap();
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, SOCKET_MODE);
-        assert!(Listener::unix(&path).unwrap_err().contains("in use"));
+        assert!(Listener::unix(&path).await.unwrap_err().contains("in use"));
         drop(listener);
         assert!(!path.exists());
         // What somebody else has put there meanwhile is theirs.
-        let listener = Listener::unix(&path).unwrap();
+        let listener = Listener::unix(&path).await.unwrap();
         std::fs::rename(&path, dir.path().join("moved")).unwrap();
         let theirs = std::os::unix::net::UnixListener::bind(&path).unwrap();
         drop(listener);
         assert!(path.exists());
         drop(theirs);
         let file = dir.write("file", "x");
-        assert!(Listener::unix(&file).is_err());
+        assert!(Listener::unix(&file).await.is_err());
         assert!(file.exists());
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_has_no_room_is_in_use() {
+        let dir = ScratchDir::new();
+        let path = dir.path().join("s");
+        let busy = socket2::Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        busy.bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        busy.listen(0).unwrap();
+        // Nobody accepts these; the next one would wait.
+        let waiting: Vec<_> = std::iter::repeat_with(|| {
+            let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            let connected = socket.connect(&SockAddr::unix(&path).unwrap());
+            connected.is_ok().then_some(socket)
+        })
+        .take_while(Option::is_some)
+        .collect();
+        assert!(!waiting.is_empty());
+        let error = Listener::unix(&path).await.unwrap_err();
+        assert!(error.contains("in use"), "{error}");
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn of_several_that_start_at_once_one_listens() {
+        /// How many there are.
+        const MANY: usize = 4;
+        let dir = ScratchDir::new();
+        let path = dir.path().join("s");
+        for _ in 0..50 {
+            // Its owner was killed.
+            drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+            let all = std::sync::Barrier::new(MANY);
+            let listening = || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .unwrap();
+                all.wait();
+                let listener = runtime.block_on(Listener::unix(&path));
+                // Nobody leaves before all have come.
+                all.wait();
+                listener.is_ok()
+            };
+            let ours = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..MANY).map(|_| scope.spawn(listening)).collect();
+                let ended = threads.into_iter().map(|it| it.join().unwrap());
+                ended.filter(|listens| *listens).count()
+            });
+            assert_eq!(ours, 1);
+            assert!(!path.exists());
+        }
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 
 mod link;
 mod listen;
+mod retries;
 mod spec;
 mod tell;
 
@@ -26,7 +27,8 @@ use spec::{Local as Listening, Spec};
 use tell::{print, print_now, say};
 
 /// How many connections go through at once: each has two streams, of which a connection
-/// to a pod has 1024. More wait to be accepted.
+/// to a pod has 1024. Of more, one at each listener is accepted and waits for its turn;
+/// the others wait to be accepted.
 const MOST_CONNECTIONS: usize = 500;
 
 /// How long a connection waits for a pod while there is none.
@@ -103,7 +105,7 @@ async fn forward(flags: &Flags) -> Result<(), Failure> {
     };
     let mut endings = Endings::listen().map_err(Failure::new)?;
     let link = tokio::select! {
-        link = linker.link() => Arc::new(link?),
+        link = linker.link(linker.patience) => Arc::new(link?),
         code = endings.recv() => return ended(code),
     };
     let (tell, links) = watch::channel(Some(link.clone()));
@@ -138,7 +140,7 @@ async fn listen(
     let mut all = Vec::new();
     for (at, (spec, port)) in specs.iter().zip(ports).enumerate() {
         let listeners = match &spec.local {
-            Listening::Unix(path) => Listener::unix(path).map(|it| vec![it]),
+            Listening::Unix(path) => Listener::unix(path).await.map(|it| vec![it]),
             Listening::Same => Listener::tcp(addresses, port.same.number()).await,
             Listening::Any => Listener::tcp(addresses, 0).await,
             Listening::Port(local) => Listener::tcp(addresses, local.number()).await,
@@ -157,9 +159,6 @@ async fn accept(listener: Listener, at: usize, links: Links, room: Arc<Semaphore
     let name: Arc<str> = listener.name().into();
     let mut connections = JoinSet::new();
     loop {
-        let Ok(place) = room.clone().acquire_owned().await else {
-            return;
-        };
         let local = match listener.accept().await {
             Ok(local) => local,
             Err(error) => {
@@ -167,6 +166,10 @@ async fn accept(listener: Listener, at: usize, links: Links, room: Arc<Semaphore
                 sleep(BREATH).await;
                 continue;
             }
+        };
+        // Not before: a listener where nobody comes would take the place of a connection.
+        let Ok(place) = room.clone().acquire_owned().await else {
+            return;
         };
         print(format_args!("Handling connection for {name}"));
         while connections.try_join_next().is_some() {}

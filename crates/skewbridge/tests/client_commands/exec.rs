@@ -88,8 +88,34 @@ async fn the_container_is_chosen_as_kubectl_chooses_it() {
     assert_eq!(said.code, Some(1));
     assert_eq!(
         said.stderr,
-        "error: container x not found in pod two; it has: app, side\n"
+        "error: container x is not valid for pod two out of: app, side\n"
     );
+    let said = cluster.run(&["attach", "two", "-c", "x"]).await;
+    assert_eq!(
+        (said.code, &*said.stderr),
+        (
+            Some(1),
+            "error: cannot attach to the container: container x is not valid for pod two out of: app, side\n"
+        )
+    );
+    cluster.pods.object(
+        "/api/v1/namespaces/default/pods/stale",
+        r#"{"metadata":{"name":"stale","annotations":{"kubectl.kubernetes.io/default-container":"gone"}},
+        "spec":{"containers":[{"name":"app"}]},"status":{"phase":"Running"}}"#,
+    );
+    // Nothing is run in a container that was not meant.
+    let said = cluster.run(&["exec", "stale", "--", "true"]).await;
+    assert_eq!(
+        (said.code, &*said.stderr),
+        (
+            Some(1),
+            "error: container gone is not valid for pod stale out of: app\n"
+        )
+    );
+    let said = cluster
+        .run(&["exec", "stale", "-c", "app", "--", "true"])
+        .await;
+    assert_eq!((said.code, &*said.stderr), (Some(0), ""));
 }
 
 #[tokio::test]

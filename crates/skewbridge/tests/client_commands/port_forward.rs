@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
-use skewbridge_testkit::{PATIENCE, Pods, SilentPort};
+use skewbridge_testkit::{Grant, PATIENCE, Pods, SilentPort};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
@@ -263,6 +263,72 @@ async fn a_server_that_restarts_is_waited_for() {
     let pods = Pods::start_at(kept).await;
     pods.pod("default", "web", &["app"]);
     assert_eq!(timeout(PATIENCE, asking).await.unwrap().unwrap(), "here");
+    task.abort();
+}
+
+#[tokio::test]
+async fn a_server_that_grants_and_closes_is_asked_with_pauses_and_not_for_ever() {
+    let cluster = Cluster::start().await;
+    let words = ["--pod-running-timeout=2s", "web", ":80"];
+    let mut forwarding = Forwarding::start(&cluster, &words);
+    forwarding.port(80).await;
+    cluster.pods.cut_after(Some(0));
+    cluster.pods.cut_all();
+    let mut last = forwarding.complaint().await;
+    while !last.starts_with("error: ") {
+        last = forwarding.complaint().await;
+    }
+    assert!(
+        last.starts_with("error: lost connection to pod web: "),
+        "{last}"
+    );
+    assert_eq!(forwarding.code().await, Some(1));
+    let seen = cluster.pods.seen();
+    let asked = seen.iter().filter(|it| it.contains("/portforward")).count();
+    // The first one, and then with pauses of 0, 200, 400 and 800 ms.
+    assert!((2..=5).contains(&asked), "{seen:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_says_nothing_is_not_waited_for_for_ever() {
+    let cluster = Cluster::start().await;
+    let words = ["--pod-running-timeout=1s", "web", ":80"];
+    let mut forwarding = Forwarding::start(&cluster, &words);
+    forwarding.port(80).await;
+    cluster.pods.websocket(Grant::Silence);
+    cluster.pods.cut_all();
+    let complaint = forwarding.complaint().await;
+    assert!(
+        complaint.starts_with("lost connection to pod web: "),
+        "{complaint}"
+    );
+    let last = forwarding.complaint().await;
+    assert!(
+        last.starts_with("error: lost connection to pod web: "),
+        "{last}"
+    );
+    assert_eq!(
+        forwarding.complaint().await,
+        "the server did not answer within --pod-running-timeout (1s)"
+    );
+    assert_eq!(forwarding.code().await, Some(1));
+}
+
+#[tokio::test]
+async fn listeners_where_nobody_comes_take_nobodys_place() {
+    /// One more than there are places.
+    const LISTENERS: usize = 501;
+    let cluster = Cluster::start().await;
+    let (port, task) = answering("here").await;
+    let remote = format!(":{port}");
+    let mut words = vec!["web"];
+    words.resize(1 + LISTENERS, &remote);
+    let mut forwarding = Forwarding::start(&cluster, &words);
+    let mut last = 0;
+    for _ in 0..LISTENERS {
+        last = forwarding.port(port).await;
+    }
+    assert_eq!(ask(last).await, "here");
     task.abort();
 }
 

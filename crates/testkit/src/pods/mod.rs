@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::BytesMut;
 use skewbridge_channels::{Options, Protocol, SpdyProtocol, Words};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::task::Owned;
@@ -30,6 +30,8 @@ pub enum Grant {
     No(u16, String),
     /// The connection ends without an answer.
     Hangup,
+    /// Nothing is said, for as long as the other one waits.
+    Silence,
 }
 
 /// The stand-in. It ends when it is dropped.
@@ -194,6 +196,10 @@ async fn serve(mut tcp: TcpStream, state: Arc<Mutex<State>>) {
                 return stream(&request, io, buffer).await;
             }
             Some(Grant::Hangup) => return,
+            Some(Grant::Silence) => {
+                let _ = tcp.read_buf(&mut buffer).await;
+                return;
+            }
             Some(Grant::No(status, body)) => (status, body),
             None => answer(&state.lock().unwrap(), &request),
         };

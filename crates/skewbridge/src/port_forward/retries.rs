@@ -1,0 +1,178 @@
+//! When a lost connection is made anew, and when no more.
+
+use std::time::{Duration, Instant};
+
+/// The first pause before a connection is made anew, and the longest: each is twice the
+/// one before.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+
+/// One trouble: from the loss of a connection that was steady until there is one again.
+/// Those that are lost at once belong to it, or a server that grants and closes would be
+/// asked without a pause, for ever.
+#[derive(Debug)]
+pub(super) struct Retries {
+    patience: Duration,
+    /// When the trouble ends us.
+    until: Instant,
+    /// Before the next attempt; the first is made at once.
+    pause: Duration,
+}
+
+impl Retries {
+    pub(super) fn new(patience: Duration, now: Instant) -> Self {
+        Self {
+            patience,
+            until: now + patience,
+            pause: Duration::ZERO,
+        }
+    }
+
+    /// A connection is lost that was made at this time.
+    pub(super) fn lost(&mut self, made: Instant, now: Instant) {
+        if now.saturating_duration_since(made) >= self.steady() {
+            *self = Self::new(self.patience, now);
+        }
+    }
+
+    /// How long a connection lives that has ended the trouble before it: longer than any
+    /// pause, but not longer than we have patience.
+    fn steady(&self) -> Duration {
+        PAUSES.1.min(self.patience)
+    }
+
+    /// The pause before the next attempt; `None` if there is to be none.
+    pub(super) fn next(&mut self, now: Instant) -> Option<Duration> {
+        let pause = self.pause;
+        if now + pause >= self.until {
+            return None;
+        }
+        let (first, longest) = PAUSES;
+        self.pause = (pause * 2).clamp(first, longest);
+        Some(pause)
+    }
+
+    /// How long an attempt may take.
+    pub(super) fn left(&self, now: Instant) -> Duration {
+        self.until.saturating_duration_since(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What happens, and when, in milliseconds.
+    enum Event {
+        /// A connection is lost, that had lived so long.
+        Lost(u64, u64),
+        /// An attempt is due: this is the pause before it, or it is over.
+        Attempt(u64, Option<u64>),
+    }
+    use Event::{Attempt, Lost};
+
+    #[test]
+    fn pauses_grow_until_a_connection_lives_and_patience_ends_them() {
+        const MINUTE: u64 = 60_000;
+        let rows: [(&str, u64, &[Event]); 5] = [
+            (
+                "nobody answers",
+                2_000,
+                &[
+                    Lost(0, MINUTE),
+                    Attempt(0, Some(0)),
+                    Attempt(100, Some(200)),
+                    Attempt(400, Some(400)),
+                    Attempt(900, Some(800)),
+                    Attempt(1_800, None),
+                ],
+            ),
+            (
+                "each is lost at once",
+                2_000,
+                &[
+                    Lost(0, MINUTE),
+                    Attempt(0, Some(0)),
+                    Lost(1, 1),
+                    Attempt(1, Some(200)),
+                    Lost(202, 1),
+                    Attempt(202, Some(400)),
+                    Lost(603, 1),
+                    Attempt(603, Some(800)),
+                    Lost(1_404, 1),
+                    Attempt(1_404, None),
+                ],
+            ),
+            (
+                "the longest pause is that",
+                10 * MINUTE,
+                &[
+                    Lost(0, MINUTE),
+                    Attempt(0, Some(0)),
+                    Attempt(0, Some(200)),
+                    Attempt(0, Some(400)),
+                    Attempt(0, Some(800)),
+                    Attempt(0, Some(1_600)),
+                    Attempt(0, Some(3_200)),
+                    Attempt(0, Some(6_400)),
+                    Attempt(0, Some(10_000)),
+                    Attempt(0, Some(10_000)),
+                    // It lived, and all is forgotten.
+                    Lost(5 * MINUTE, 10_000),
+                    Attempt(5 * MINUTE, Some(0)),
+                    Lost(5 * MINUTE, 9_999),
+                    Attempt(5 * MINUTE, Some(200)),
+                    Attempt(15 * MINUTE - 1, None),
+                ],
+            ),
+            (
+                "lost after the end of our patience",
+                MINUTE,
+                &[
+                    Lost(0, MINUTE),
+                    Attempt(0, Some(0)),
+                    Lost(MINUTE, 5_000),
+                    Attempt(MINUTE, None),
+                ],
+            ),
+            (
+                "who has little patience is content with less",
+                1_000,
+                &[
+                    Lost(0, MINUTE),
+                    Attempt(0, Some(0)),
+                    Lost(1_500, 1_000),
+                    Attempt(1_500, Some(0)),
+                ],
+            ),
+        ];
+        for (what, patience, events) in rows {
+            // Connections were made before.
+            let start = Instant::now() + millis(MINUTE);
+            let at = |time: u64| start + millis(time);
+            let mut retries = Retries::new(millis(patience), start);
+            for event in events {
+                match *event {
+                    Lost(time, lived) => {
+                        retries.lost(at(time).checked_sub(millis(lived)).unwrap(), at(time));
+                    }
+                    Attempt(time, expected) => {
+                        let pause = retries.next(at(time));
+                        assert_eq!(pause, expected.map(millis), "{what}, at {time}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_attempt_takes_no_longer_than_there_is_patience() {
+        let now = Instant::now();
+        let retries = Retries::new(millis(500), now);
+        assert_eq!(retries.left(now + millis(200)), millis(300));
+        assert_eq!(retries.left(now + millis(700)), Duration::ZERO);
+    }
+
+    fn millis(time: u64) -> Duration {
+        Duration::from_millis(time)
+    }
+}
