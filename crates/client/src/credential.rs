@@ -4,7 +4,6 @@ use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use zeroize::Zeroizing;
@@ -37,8 +36,11 @@ const HEADER_NAME: &AsciiSet = &NON_ALPHANUMERIC
 /// What a user shows.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Credential {
-    /// On every request. Values that are secret are marked so.
+    /// On every request, without what is secret.
     pub(crate) headers: HeaderMap,
+    /// What `Authorization` is on every request. Kept so that it is overwritten: a header is
+    /// made of it for each connection.
+    pub(crate) authorization: Option<Secret>,
     /// In the handshake.
     pub(crate) certificate: Option<Certificate>,
     /// The program that knows the rest, if nothing here says who the user is.
@@ -72,6 +74,7 @@ impl Credential {
         };
         let mut credential = Self {
             headers: HeaderMap::new(),
+            authorization: None,
             certificate,
             plugin: None,
         };
@@ -91,13 +94,14 @@ impl Credential {
                 ));
             }
             (Some(token), None, _) => {
-                let header = bearer(&token).ok_or_else(unusable)?;
-                credential.headers.insert(AUTHORIZATION, header);
+                if !can_stand_in_header(&token) {
+                    return Err(unusable());
+                }
+                credential.authorization = Some(with_scheme(&token));
             }
             (None, Some(name), _) => {
                 let password = user.password.as_ref().map_or(&[][..], Secret::expose);
-                let header = basic(name, password).ok_or_else(unusable)?;
-                credential.headers.insert(AUTHORIZATION, header);
+                credential.authorization = Some(basic(name, password));
             }
             (None, None, Some(exec)) => credential.plugin = Some(exec.clone()),
             (None, None, None) => {}
@@ -147,20 +151,31 @@ fn trimmed(secret: &Secret) -> Secret {
     Secret::new(secret.expose().trim_ascii())
 }
 
+/// Whether the value of a header can hold this (RFC 9110, 5.5).
+pub(crate) fn can_stand_in_header(token: &Secret) -> bool {
+    let may_stand = |byte: &u8| *byte == b'\t' || (*byte >= b' ' && *byte != 0x7f);
+    token.expose().iter().all(may_stand)
+}
+
 /// The header for a token.
 pub(crate) fn bearer(token: &Secret) -> Option<HeaderValue> {
-    secret_header(&Zeroizing::new([b"Bearer ", token.expose()].concat()))
+    secret_header(&with_scheme(token))
 }
 
-/// The header for a name and a password.
-pub(crate) fn basic(name: &str, password: &[u8]) -> Option<HeaderValue> {
+fn with_scheme(token: &Secret) -> Secret {
+    Secret::new([b"Bearer ", token.expose()].concat())
+}
+
+/// What the header for a name and a password is.
+pub(crate) fn basic(name: &str, password: &[u8]) -> Secret {
     let pair = Zeroizing::new([name.as_bytes(), b":", password].concat());
     let pair = Zeroizing::new(STANDARD.encode(&*pair));
-    secret_header(Zeroizing::new(["Basic ", &pair].concat()).as_bytes())
+    Secret::new(["Basic ", &pair].concat())
 }
 
-fn secret_header(bytes: &[u8]) -> Option<HeaderValue> {
-    let mut value = HeaderValue::from_bytes(bytes).ok()?;
+/// A header with this value, which is not shown.
+pub(crate) fn secret_header(value: &Secret) -> Option<HeaderValue> {
+    let mut value = HeaderValue::from_bytes(value.expose()).ok()?;
     value.set_sensitive(true);
     Some(value)
 }
@@ -195,6 +210,7 @@ fn impersonate(role: &Impersonation, headers: &mut HeaderMap) -> Result<(), &'st
 
 #[cfg(test)]
 mod tests {
+    use http::header::AUTHORIZATION;
     use skewbridge_testkit::ScratchDir;
 
     use super::*;
@@ -216,8 +232,11 @@ mod tests {
             Ok(credential) => {
                 let shown = format!("{credential:?}");
                 assert!(!shown.contains("secret"), "{shown}");
-                Ok(credential
-                    .headers
+                let mut headers = credential.headers;
+                if let Some(authorization) = &credential.authorization {
+                    headers.insert(AUTHORIZATION, secret_header(authorization).unwrap());
+                }
+                Ok(headers
                     .iter()
                     .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))
                     .collect())
@@ -259,6 +278,18 @@ mod tests {
         assert!(error.contains("absent: cannot be read"), "{error}");
         let error = headers(user(Some("secret\nX: y"), None)).unwrap_err();
         assert!(error.contains("line break"), "{error}");
+    }
+
+    #[test]
+    fn a_token_is_what_a_header_can_hold() {
+        for byte in 0..=u8::MAX {
+            let token = Secret::new([b'x', byte, b'x']);
+            assert_eq!(
+                can_stand_in_header(&token),
+                bearer(&token).is_some(),
+                "{byte}"
+            );
+        }
     }
 
     #[test]

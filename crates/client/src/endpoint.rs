@@ -36,8 +36,10 @@ pub struct Endpoint {
     address: Address,
     security: Security,
     proxy: Option<Way>,
-    /// On every request.
+    /// On every request, without what is secret.
     headers: HeaderMap,
+    /// What `Authorization` is on every request.
+    authorization: Option<Secret>,
     limits: Limits,
     /// What it was made of.
     target: Arc<Target>,
@@ -131,12 +133,14 @@ impl Endpoint {
         }
         let address = Address::parse(&cluster.server, otherwise).map_err(wrong)?;
         let mut headers = HeaderMap::new();
+        let mut authorization = None;
         let security = match address.scheme {
             // As kubectl: nobody shows a credential to all the world.
             Scheme::Http => Security::None,
             Scheme::Https => {
-                let credential = Credential::of(target)?;
-                headers.extend(credential.headers.clone());
+                let mut credential = Credential::of(target)?;
+                headers.extend(std::mem::take(&mut credential.headers));
+                authorization = credential.authorization.take();
                 Security::of(target, &address, credential)?
             }
         };
@@ -161,6 +165,7 @@ impl Endpoint {
             security,
             proxy,
             headers,
+            authorization,
             limits,
             target: Arc::new(target.clone()),
             idle: Arc::default(),
@@ -178,7 +183,7 @@ impl Endpoint {
 
     /// The same with everything read again: for a server that has answered 401, or
     /// after a long time. Its plugin is run once if what it gave has expired or was
-    /// answered with 401, and not otherwise.
+    /// answered with 401, or if the cluster has other CAs by now, and not otherwise.
     pub async fn renewed(&self) -> Result<Self, Error> {
         // Our own plugin is found again, for we hold it, and knows what was refused.
         Self::prepare_within(&self.target, self.limits).await
@@ -217,10 +222,13 @@ impl Endpoint {
     /// The headers of a request, with the token as it is in its file now.
     fn headers_now(&self) -> HeaderMap {
         let mut headers = self.headers.clone();
-        if !matches!(self.security, Security::None)
-            && let Some(fresh) = credential::token_from_file(&self.target.user)
-        {
-            headers.insert(AUTHORIZATION, fresh);
+        let fresh = match self.security {
+            Security::None => None,
+            _ => credential::token_from_file(&self.target.user),
+        };
+        let kept = || (self.authorization.as_ref()).and_then(credential::secret_header);
+        if let Some(authorization) = fresh.or_else(kept) {
+            headers.insert(AUTHORIZATION, authorization);
         }
         headers
     }
@@ -278,7 +286,7 @@ impl Endpoint {
         if let Security::Plugin(by) = &self.security {
             let issued = by.plugin.current(self.limits.plugin).await?;
             if let Some(authorization) = issued.authorization() {
-                headers.insert(AUTHORIZATION, authorization.clone());
+                headers.insert(AUTHORIZATION, authorization);
             }
         }
         Ok(headers)
@@ -315,7 +323,7 @@ impl Endpoint {
                     // Whatever comes of it: once is once.
                     issued.used();
                     let mut opened = self.open_straight(Some(&tls), alpn).await?;
-                    opened.authorization = issued.authorization().cloned();
+                    opened.authorization = issued.authorization();
                     opened.shown = Some(Shown::new(issued, &self.address.prefix));
                     return Ok(opened);
                 }
@@ -330,7 +338,7 @@ impl Endpoint {
                     return Ok(Opened {
                         chosen,
                         server: format!("{} (through the plugin's proxy)", self.server()),
-                        authorization: issued.authorization().cloned(),
+                        authorization: issued.authorization(),
                         shown: Some(Shown::new(issued.clone(), &self.address.prefix)),
                         stream: Box::new(Kept::new(stream, (plugin.clone(), issued))),
                         early: BytesMut::new(),
@@ -457,7 +465,7 @@ impl Security {
                 cause,
             })?;
             return Ok(Self::Plugin(Box::new(ByPlugin {
-                plugin: exec::plugin_of(target, exec, gate),
+                plugin: exec::plugin_of(target, exec, &authorities, gate),
                 certificate: credential.certificate,
                 authorities,
                 name,
@@ -473,10 +481,7 @@ impl Security {
 
 impl ByPlugin {
     fn secured(&self, straight: &exec::Straight) -> Result<Secured, Error> {
-        let config = straight.config(|certificate| {
-            let certificate = certificate.or(self.certificate.as_ref());
-            tls::config(&self.authorities.for_cluster(), certificate)
-        });
+        let config = straight.config(&self.authorities, self.certificate.as_ref());
         let config = config.map_err(|cause| misconfigured(&self.cluster, &self.user, cause))?;
         Ok(Secured {
             config,

@@ -5,10 +5,11 @@ use std::fmt;
 use std::net::IpAddr;
 
 use bytes::BytesMut;
-use http::{HeaderValue, Method, StatusCode, Uri};
+use http::{Method, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
 use skewbridge_h1::{HeadEnd, parse_response};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use zeroize::Zeroizing;
 
 use crate::address::{Address, Scheme};
 use crate::credential;
@@ -28,8 +29,8 @@ pub(crate) struct Proxy {
 /// How it is asked for a tunnel.
 #[derive(Debug, Clone)]
 enum Speech {
-    /// By CONNECT.
-    Http(Option<HeaderValue>),
+    /// By CONNECT, with this `Proxy-Authorization`.
+    Http(Option<Secret>),
     Socks(Option<Login>),
 }
 
@@ -70,8 +71,9 @@ impl Proxy {
                 password: Secret::new(password),
             }))
         } else {
-            Speech::Http(login.and_then(|(name, password)| {
-                credential::basic(&String::from_utf8_lossy(&name), &password)
+            Speech::Http(login.map(|(name, password)| {
+                let name = String::from_utf8_lossy(&name);
+                credential::basic(&name, &Zeroizing::new(password))
             }))
         };
         Ok(Self { address, speech })
@@ -119,7 +121,7 @@ impl Proxy {
             BytesMut::from(format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n").as_str());
         if let Some(authorization) = authorization {
             request.extend_from_slice(b"Proxy-Authorization: ");
-            request.extend_from_slice(authorization.as_bytes());
+            request.extend_from_slice(authorization.expose());
             request.extend_from_slice(b"\r\n");
         }
         request.extend_from_slice(b"\r\n");
@@ -224,7 +226,7 @@ mod tests {
         let Speech::Http(Some(header)) = proxy.speech else {
             panic!("no header")
         };
-        assert_eq!(header.to_str().unwrap(), "Basic bWU6aHVudGVyMg==");
+        assert_eq!(header.expose(), b"Basic bWU6aHVudGVyMg==");
         assert_eq!(Proxy::parse("proxy:80").unwrap().address.port, 80);
         let socks = Proxy::parse("socks5://me:hunter2@h").unwrap();
         assert_eq!(socks.to_string(), "h:1080");

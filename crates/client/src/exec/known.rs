@@ -4,7 +4,9 @@ use std::ffi::OsString;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::{Gate, Plugin};
-use crate::kubeconfig::{Cluster, Exec, Target, User};
+use crate::authorities::Authorities;
+use crate::kubeconfig::{Cluster, Exec, Material, Target, User};
+use crate::secret::Secret;
 
 /// What a plugin, or its proxy, goes by beside what we tell it.
 const PROXY_VARIABLES: [&str; 8] = [
@@ -23,6 +25,8 @@ const PROXY_VARIABLES: [&str; 8] = [
 /// certificates are known later: [`Plugin`] compares them.
 #[derive(PartialEq)]
 struct Key {
+    /// With its CAs themselves, as in client-go, and not with the path to them: they may be
+    /// others tomorrow, and a proxy believes those that it was told.
     cluster: Cluster,
     user_name: String,
     user: User,
@@ -35,19 +39,29 @@ struct Key {
 static KNOWN: Mutex<Vec<(Key, Weak<Plugin>)>> = Mutex::new(Vec::new());
 
 /// The plugin of a user, shared with all who asked for the same and still use it.
-pub(crate) fn plugin_of(target: &Target, exec: &Exec, gate: Gate) -> Arc<Plugin> {
-    plugin_within(target, exec, gate, |name| std::env::var_os(name))
+pub(crate) fn plugin_of(
+    target: &Target,
+    exec: &Exec,
+    authorities: &Authorities,
+    gate: Gate,
+) -> Arc<Plugin> {
+    let mut cluster = target.cluster.clone();
+    if let Authorities::These(pem) = authorities {
+        cluster.certificate_authority = Some(Material::Data(Secret::new(pem.as_slice())));
+    }
+    plugin_within(target, cluster, exec, gate, |name| std::env::var_os(name))
 }
 
 /// The same, in an environment with these variables.
 fn plugin_within(
     target: &Target,
+    cluster: Cluster,
     exec: &Exec,
     gate: Gate,
     variable: impl Fn(&str) -> Option<OsString>,
 ) -> Arc<Plugin> {
     let key = Key {
-        cluster: target.cluster.clone(),
+        cluster: cluster.clone(),
         user_name: target.user_name.clone(),
         user: target.user.clone(),
         environment: PROXY_VARIABLES.map(variable).to_vec(),
@@ -61,7 +75,7 @@ fn plugin_within(
     }
     let plugin = Arc::new(Plugin::new(
         exec.clone(),
-        target.cluster.clone(),
+        cluster,
         target.user_name.clone(),
         gate,
     ));
@@ -88,7 +102,7 @@ mod tests {
         let target = config.target(None).unwrap();
         let exec = target.user.exec.clone().unwrap();
         let within = |set: &[(&str, &str)]| {
-            plugin_within(&target, &exec, Gate::On, |name| {
+            plugin_within(&target, target.cluster.clone(), &exec, Gate::On, |name| {
                 let found = set.iter().find(|(it, _)| *it == name);
                 found.map(|(_, value)| OsString::from(value))
             })

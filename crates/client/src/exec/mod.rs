@@ -8,6 +8,7 @@
 
 mod answer;
 mod calls;
+mod deadline;
 mod gate;
 mod known;
 mod lent_terminal;

@@ -8,22 +8,30 @@ use http::HeaderValue;
 use rustls::ClientConfig;
 use tokio::sync::{Mutex as Queue, watch};
 use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::answer::understand;
 use super::calls::{self, CallStatus};
+use super::deadline::Deadline;
 use super::lock::LockFile;
-use super::process::{Call, Failure, Staying};
+use super::process::{Answered, Call, Failure, Staying};
 use super::question::{Stdin, is_interactive, question};
 use super::{Gate, Wire, said};
+use crate::authorities::Authorities;
 use crate::credential::{self, Certificate};
 use crate::error::Error;
 use crate::kubeconfig::{Cluster, Exec};
+use crate::secret::Secret;
+use crate::tls;
 
 /// Those that may ask the user come one at a time: there is one terminal.
 static TERMINAL: Queue<()> = Queue::const_new(());
 
 /// How often a call is begun again that was broken off with the runtime in which it ran.
 const ATTEMPTS: usize = 3;
+
+/// How long a call that has ended with the time of whoever waits may take to tell why.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// A plugin, and what it gave last. A call that is under way ends with it.
 #[derive(Debug)]
@@ -55,6 +63,7 @@ struct State {
 #[derive(Debug)]
 struct Calling {
     outcome: watch::Receiver<Option<Outcome>>,
+    deadline: Arc<Deadline>,
     task: AbortHandle,
 }
 
@@ -80,7 +89,8 @@ impl Failed {
 /// What a plugin gave, and the process that stands behind it.
 #[derive(Debug)]
 pub(crate) struct Issued {
-    authorization: Option<HeaderValue>,
+    /// Kept so that it is overwritten: a header is made of it for each connection.
+    token: Option<Secret>,
     expires: Option<SystemTime>,
     /// It had expired when it came, and nobody has used it yet. As client-go does, we use
     /// it once: a clock may be wrong, and some plugins mean that it is not to be kept.
@@ -104,8 +114,14 @@ pub(crate) enum Way {
 /// A credential for the cluster itself.
 pub(crate) struct Straight {
     certificate: Option<Certificate>,
-    /// Made when it is needed first.
-    config: std::sync::OnceLock<Arc<ClientConfig>>,
+    made: Mutex<Option<Made>>,
+}
+
+/// What handshakes need, made when it is needed first, and of what.
+struct Made {
+    authorities: Authorities,
+    certificate: Option<Certificate>,
+    config: Arc<ClientConfig>,
 }
 
 impl Plugin {
@@ -163,8 +179,9 @@ impl Plugin {
         patience: Duration,
         is_good: impl Fn(&Issued) -> bool,
     ) -> Result<Arc<Issued>, Error> {
+        let until = Instant::now() + patience;
         for _ in 0..ATTEMPTS {
-            let mut outcome = {
+            let (outcome, deadline) = {
                 let mut state = self.program.lock();
                 if let Some(issued) = state.issued.as_ref().filter(|issued| is_good(issued)) {
                     return Ok(issued.clone());
@@ -173,13 +190,29 @@ impl Plugin {
                 let calling = under_way
                     .filter(|calling| !calling.is_over())
                     .unwrap_or_else(|| self.program.clone().begin(patience));
-                state.calling.insert(calling).outcome.clone()
+                calling.deadline.extend(until);
+                let calling = state.calling.insert(calling);
+                (calling.outcome.clone(), calling.deadline.clone())
             };
-            // None is told by a call that was broken off.
-            if let Ok(told) = outcome.wait_for(Option::is_some).await
-                && let Some(outcome) = &*told
-            {
-                return outcome.clone().map_err(|failed| self.program.error(failed));
+            let mut told = timeout_at(until, told(outcome.clone())).await;
+            let is_over = deadline.is_over();
+            if told.is_err() && is_over {
+                told = timeout(LAST_WORDS, self::told(outcome)).await;
+            }
+            match told {
+                Ok(Some(outcome)) => return outcome.map_err(|failed| self.program.error(failed)),
+                Ok(None) => {}
+                Err(_) => {
+                    let still = if is_over {
+                        ""
+                    } else {
+                        "; others wait for it still"
+                    };
+                    return Err(self.error(format!(
+                        "did not give a credential within {} s{still}",
+                        patience.as_secs_f64()
+                    )));
+                }
             }
         }
         Err(self.error("its call was broken off".to_owned()))
@@ -199,6 +232,12 @@ impl Drop for Plugin {
             calling.task.abort();
         }
     }
+}
+
+/// What comes of a call; nothing if it was broken off.
+async fn told(mut outcome: watch::Receiver<Option<Outcome>>) -> Option<Outcome> {
+    let told = outcome.wait_for(Option::is_some).await.ok()?;
+    told.clone()
 }
 
 impl Calling {
@@ -226,8 +265,10 @@ impl Program {
     /// Begins a call. It is ended by whoever drops the [`Plugin`].
     fn begin(self: Arc<Self>, patience: Duration) -> Calling {
         let (tell, outcome) = watch::channel(None);
+        let deadline = Arc::new(Deadline::new(patience));
+        let limit = deadline.clone();
         let task = tokio::spawn(async move {
-            let called = self.call(patience).await;
+            let called = self.call(&limit).await;
             let mut state = self.lock();
             state.calling = None;
             if let Ok(issued) = &called {
@@ -239,11 +280,12 @@ impl Program {
         });
         Calling {
             outcome,
+            deadline,
             task: task.abort_handle(),
         }
     }
 
-    async fn call(&self, patience: Duration) -> Outcome {
+    async fn call(&self, deadline: &Deadline) -> Outcome {
         let mode = self.exec.interactive_mode;
         let interactive = is_interactive(mode, Stdin::now()).map_err(Failed::because)?;
         let (lock, before) = {
@@ -263,7 +305,16 @@ impl Program {
         let question = question(&self.exec, &self.cluster, interactive, lock)
             .map_err(|error| Failed::because(error.to_string()))?;
         let _terminal = if interactive {
-            Some(TERMINAL.lock().await)
+            tokio::select! {
+                biased;
+                turn = TERMINAL.lock() => Some(turn),
+                () = deadline.passed() => {
+                    return Err(Failed::because(format!(
+                        "did not give a credential within {} s: another plugin has the terminal",
+                        deadline.seconds()
+                    )));
+                }
+            }
         } else {
             None
         };
@@ -271,50 +322,10 @@ impl Program {
             plugin: &self.exec,
             question: &question,
             interactive,
-            patience,
+            deadline,
         };
         let called = call.make().await;
-        let issued = called.and_then(|answered| {
-            let given = understand(answered.credential, self.exec.api_version, self.gate)
-                .map_err(Failure::of_answer)?;
-            let authorization = match &given.token {
-                None => None,
-                Some(token) => Some(credential::bearer(token).ok_or_else(|| {
-                    Failure::of_answer("plugin returned a token that no header can hold".to_owned())
-                })?),
-            };
-            let way = match (given.proxy, given.certificate) {
-                (Some(proxy), Some(certificate)) => {
-                    let wire = before.as_deref().and_then(Issued::wire);
-                    let wire = match wire.filter(|wire| wire.is(&proxy, &certificate)) {
-                        Some(wire) => {
-                            let before = before.as_ref().and_then(|it| it.staying.clone());
-                            if let (Some(staying), Some(before)) = (&answered.staying, before) {
-                                staying.may_have_found(before);
-                            }
-                            wire.clone()
-                        }
-                        None => {
-                            Arc::new(Wire::new(proxy, certificate).map_err(Failure::of_answer)?)
-                        }
-                    };
-                    Way::Proxy(wire)
-                }
-                (_, certificate) => Way::Straight(Straight {
-                    certificate,
-                    config: std::sync::OnceLock::new(),
-                }),
-            };
-            let now = SystemTime::now();
-            Ok(Issued {
-                authorization,
-                expires: given.expires,
-                good_for_once: AtomicBool::new(given.expires.is_some_and(|at| at <= now)),
-                refused: AtomicBool::new(false),
-                way,
-                staying: answered.staying.map(Arc::new),
-            })
-        });
+        let issued = called.and_then(|answered| self.issue(answered, before.as_ref()));
         match issued {
             Ok(issued) => {
                 if issued.wire().is_some() {
@@ -336,12 +347,56 @@ impl Program {
             }
         }
     }
+
+    /// What a plugin's answer is good for, if it is, after what it gave before.
+    fn issue(&self, answered: Answered, before: Option<&Arc<Issued>>) -> Result<Issued, Failure> {
+        let given = understand(answered.credential, self.exec.api_version, self.gate)
+            .map_err(Failure::of_answer)?;
+        if given
+            .token
+            .as_ref()
+            .is_some_and(|it| !credential::can_stand_in_header(it))
+        {
+            return Err(Failure::of_answer(
+                "plugin returned a token that no header can hold".to_owned(),
+            ));
+        }
+        let way = match (given.proxy, given.certificate) {
+            (Some(proxy), Some(certificate)) => {
+                let wire = before.and_then(|it| it.wire());
+                let wire = match wire.filter(|wire| wire.is(&proxy, &certificate)) {
+                    Some(wire) => {
+                        let before = before.and_then(|it| it.staying.clone());
+                        if let (Some(staying), Some(before)) = (&answered.staying, before) {
+                            staying.may_have_found(before);
+                        }
+                        wire.clone()
+                    }
+                    None => Arc::new(Wire::new(proxy, certificate).map_err(Failure::of_answer)?),
+                };
+                Way::Proxy(wire)
+            }
+            (_, certificate) => Way::Straight(Straight {
+                certificate,
+                made: Mutex::default(),
+            }),
+        };
+        let now = SystemTime::now();
+        Ok(Issued {
+            token: given.token,
+            expires: given.expires,
+            good_for_once: AtomicBool::new(given.expires.is_some_and(|at| at <= now)),
+            refused: AtomicBool::new(false),
+            way,
+            staying: answered.staying.map(Arc::new),
+        })
+    }
 }
 
 impl Issued {
     /// The header for each request, if there is one.
-    pub(crate) fn authorization(&self) -> Option<&HeaderValue> {
-        self.authorization.as_ref()
+    pub(crate) fn authorization(&self) -> Option<HeaderValue> {
+        self.token.as_ref().and_then(credential::bearer)
     }
 
     /// How to get to the cluster.
@@ -385,16 +440,29 @@ impl Issued {
 }
 
 impl Straight {
-    /// What a handshake with the cluster needs, made once.
-    pub(crate) fn config<E>(
+    /// What a handshake with the cluster needs, for those who believe these authorities, and
+    /// show this certificate where the plugin gave none. It is made once for as long as
+    /// they are the same: sessions are remembered in it.
+    pub(crate) fn config(
         &self,
-        make: impl FnOnce(Option<&Certificate>) -> Result<Arc<ClientConfig>, E>,
-    ) -> Result<Arc<ClientConfig>, E> {
-        if let Some(config) = self.config.get() {
-            return Ok(config.clone());
+        authorities: &Authorities,
+        otherwise: Option<&Certificate>,
+    ) -> Result<Arc<ClientConfig>, String> {
+        let certificate = self.certificate.as_ref().or(otherwise);
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_same = |made: &&Made| {
+            made.authorities == *authorities && made.certificate.as_ref() == certificate
+        };
+        if let Some(made) = made.as_ref().filter(is_same) {
+            return Ok(made.config.clone());
         }
-        let config = make(self.certificate.as_ref())?;
-        Ok(self.config.get_or_init(|| config).clone())
+        let config = tls::config(&authorities.for_cluster(), certificate)?;
+        *made = Some(Made {
+            authorities: authorities.clone(),
+            certificate: certificate.cloned(),
+            config: config.clone(),
+        });
+        Ok(config)
     }
 }
 

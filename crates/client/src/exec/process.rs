@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use super::calls::CallStatus;
+use super::deadline::Deadline;
 use super::lent_terminal::LentTerminal;
 use super::said::Said;
 use crate::kubeconfig::Exec;
@@ -52,7 +53,7 @@ pub(super) struct Call<'a> {
     pub(super) plugin: &'a Exec,
     pub(super) question: &'a Sensitive,
     pub(super) interactive: bool,
-    pub(super) patience: Duration,
+    pub(super) deadline: &'a Deadline,
 }
 
 /// What came of it.
@@ -96,26 +97,31 @@ impl Call<'_> {
         // Dropped last: a plugin that is killed cannot do it itself.
         let _terminal = self.interactive.then(LentTerminal::lend);
         let mut dialogue = self.start()?;
-        match tokio::time::timeout(self.patience, dialogue.listen()).await {
-            Ok(Ok(credential)) => {
+        let listened = tokio::select! {
+            biased;
+            listened = dialogue.listen() => Some(listened),
+            () = self.deadline.passed() => None,
+        };
+        match listened {
+            Some(Ok(credential)) => {
                 let staying = dialogue.end(&credential);
                 Ok(Answered {
                     credential,
                     staying,
                 })
             }
-            Ok(Err(mut failure)) => {
+            Some(Err(mut failure)) => {
                 failure.cause.push_str(&dialogue.said.for_error());
                 Err(failure)
             }
-            Err(_) => {
+            None => {
                 let what = match dialogue.credential {
                     Some(_) => "printed a credential, but did not end",
                     None => "did not give a credential",
                 };
                 Err(Failure::of_answer(format!(
                     "{what} within {} s{}",
-                    self.patience.as_secs_f64(),
+                    self.deadline.seconds(),
                     dialogue.said.for_error()
                 )))
             }

@@ -42,7 +42,7 @@ impl Shown {
     /// again for the next request, as client-go does; but not if the request came with a
     /// credential of its own.
     pub fn refused(&self, request: &HeaderMap) {
-        if request.get(AUTHORIZATION) == self.issued.authorization() {
+        if request.get(AUTHORIZATION) == self.issued.authorization().as_ref() {
             self.issued.refuse();
         }
     }

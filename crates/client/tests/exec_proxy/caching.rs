@@ -1,8 +1,13 @@
 //! KEP-2718, "Caching": who shares a plugin, and for how long.
 
-use serde_json::json;
-use skewbridge_client::Endpoint;
-use skewbridge_testkit::{PATIENCE, eventually};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use skewbridge_client::kubeconfig::Material;
+use skewbridge_client::{Endpoint, Limits};
+use skewbridge_testkit::{Ca, PATIENCE, eventually};
 
 use crate::stage::{Kind, LIMITS, NAME, Stage, ask, is_gone};
 
@@ -129,6 +134,47 @@ async fn who_leaves_while_the_plugin_runs_takes_nothing_from_those_who_wait() {
 }
 
 #[tokio::test]
+async fn each_waits_no_longer_than_its_own_limit_and_the_plugin_runs_for_the_others() {
+    let hasty = Limits {
+        plugin: Duration::from_millis(300),
+        ..LIMITS
+    };
+    for limits in [[LIMITS, hasty], [hasty, LIMITS]] {
+        let stage = Stage::new(Kind::Itself).await;
+        let (count, go) = (stage.dir.path().join("count"), stage.dir.path().join("go"));
+        let good = r#"{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{"token":"t"}}"#;
+        let script = format!(
+            "echo x >> {}; while [ ! -e {} ]; do sleep 0.1; done; echo '{good}'",
+            count.display(),
+            go.display()
+        );
+        let target = stage.target_of("alice", &Stage::script(&script));
+        // In this order.
+        let mut asking = limits.map(|limits| Box::pin(Endpoint::prepare_within(&target, limits)));
+        for asking in &mut asking {
+            tokio::select! {
+                biased;
+                _ = asking => panic!("nobody has let it go on"),
+                () = std::future::ready(()) => {}
+            }
+        }
+        let [first, second] = asking;
+        let (patient, in_a_hurry) = if limits[0] == LIMITS {
+            (first, second)
+        } else {
+            (second, first)
+        };
+        let error = in_a_hurry.await.unwrap_err().to_string();
+        let expected = "exec: sh (user \"alice\"): did not give a credential within 0.3 s; others \
+                        wait for it still";
+        assert!(error.contains(expected), "{error}");
+        std::fs::write(go, "").unwrap();
+        patient.await.unwrap();
+        assert_eq!(std::fs::read_to_string(count).unwrap(), "x\n");
+    }
+}
+
+#[tokio::test]
 async fn a_plugin_that_nobody_wants_any_more_is_ended() {
     let stage = Stage::new(Kind::Itself).await;
     let pid = stage.dir.path().join("waiting");
@@ -157,6 +203,48 @@ async fn the_same_cluster_and_user_share_a_proxy_and_others_do_not() {
         .await
         .unwrap();
     assert_eq!(stage.execs(), 3);
+}
+
+/// A file that is replaced is another CA, though its path is the same.
+#[tokio::test]
+async fn a_rotated_ca_counts_for_the_plugins_proxy() {
+    let stage = Stage::new(Kind::Itself).await;
+    let path = stage.dir.write("told-ca.crt", stage.cluster_ca.pem());
+    let mut target = stage.target();
+    target.cluster.certificate_authority = Some(Material::File(path));
+    let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    let _same = endpoint.renewed().await.unwrap();
+    assert_eq!(stage.execs(), 1);
+    let rotated = Ca::new("cluster").pem();
+    stage.dir.write("told-ca.crt", &rotated);
+    let _renewed = endpoint.renewed().await.unwrap();
+    assert_eq!(stage.execs(), 2);
+    let question: Value = serde_json::from_str(&stage.told("question")).unwrap();
+    let told = &question["spec"]["cluster"]["certificate-authority-data"];
+    assert_eq!(*told, *STANDARD.encode(rotated));
+}
+
+#[tokio::test]
+async fn a_rotated_ca_counts_for_what_goes_straight_to_the_cluster() {
+    let stage = Stage::new(Kind::Itself).await;
+    let path = stage.dir.write("told-ca.crt", Ca::new("cluster").pem());
+    let pair = stage.cluster_ca.client("jane", &[]);
+    let document = json!({
+        "kind": "ExecCredential",
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "status": {"clientCertificateData": pair.cert_pem, "clientKeyData": pair.key_pem},
+    });
+    let document = stage.dir.write("document", document.to_string());
+    let script = format!("cat {}", document.display());
+    let mut target = stage.target_of("u", &Stage::script(&script));
+    target.cluster.proxy_url = None;
+    target.cluster.certificate_authority = Some(Material::File(path));
+    let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    let error = ask(&endpoint, "/x").await.unwrap_err().to_string();
+    assert!(error.contains("unknown authority"), "{error}");
+    stage.dir.write("told-ca.crt", stage.cluster_ca.pem());
+    let renewed = endpoint.renewed().await.unwrap();
+    assert_eq!(ask(&renewed, "/x").await.unwrap(), "jane /x");
 }
 
 #[tokio::test]
