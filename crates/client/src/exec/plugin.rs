@@ -14,7 +14,7 @@ use super::answer::understand;
 use super::calls::{self, CallStatus};
 use super::deadline::Deadline;
 use super::lock::LockFile;
-use super::process::{Call, Failure, Staying};
+use super::process::{Answered, Call, Failure, Staying};
 use super::question::{Stdin, is_interactive, question};
 use super::{Gate, Wire, said};
 use crate::authorities::Authorities;
@@ -325,50 +325,7 @@ impl Program {
             deadline,
         };
         let called = call.make().await;
-        let issued = called.and_then(|answered| {
-            let given = understand(answered.credential, self.exec.api_version, self.gate)
-                .map_err(Failure::of_answer)?;
-            if given
-                .token
-                .as_ref()
-                .is_some_and(|it| !credential::can_stand_in_header(it))
-            {
-                return Err(Failure::of_answer(
-                    "plugin returned a token that no header can hold".to_owned(),
-                ));
-            }
-            let way = match (given.proxy, given.certificate) {
-                (Some(proxy), Some(certificate)) => {
-                    let wire = before.as_deref().and_then(Issued::wire);
-                    let wire = match wire.filter(|wire| wire.is(&proxy, &certificate)) {
-                        Some(wire) => {
-                            let before = before.as_ref().and_then(|it| it.staying.clone());
-                            if let (Some(staying), Some(before)) = (&answered.staying, before) {
-                                staying.may_have_found(before);
-                            }
-                            wire.clone()
-                        }
-                        None => {
-                            Arc::new(Wire::new(proxy, certificate).map_err(Failure::of_answer)?)
-                        }
-                    };
-                    Way::Proxy(wire)
-                }
-                (_, certificate) => Way::Straight(Straight {
-                    certificate,
-                    made: Mutex::default(),
-                }),
-            };
-            let now = SystemTime::now();
-            Ok(Issued {
-                token: given.token,
-                expires: given.expires,
-                good_for_once: AtomicBool::new(given.expires.is_some_and(|at| at <= now)),
-                refused: AtomicBool::new(false),
-                way,
-                staying: answered.staying.map(Arc::new),
-            })
-        });
+        let issued = called.and_then(|answered| self.issue(answered, before.as_ref()));
         match issued {
             Ok(issued) => {
                 if issued.wire().is_some() {
@@ -389,6 +346,50 @@ impl Program {
                 })
             }
         }
+    }
+
+    /// What a plugin's answer is good for, if it is, after what it gave before.
+    fn issue(&self, answered: Answered, before: Option<&Arc<Issued>>) -> Result<Issued, Failure> {
+        let given = understand(answered.credential, self.exec.api_version, self.gate)
+            .map_err(Failure::of_answer)?;
+        if given
+            .token
+            .as_ref()
+            .is_some_and(|it| !credential::can_stand_in_header(it))
+        {
+            return Err(Failure::of_answer(
+                "plugin returned a token that no header can hold".to_owned(),
+            ));
+        }
+        let way = match (given.proxy, given.certificate) {
+            (Some(proxy), Some(certificate)) => {
+                let wire = before.and_then(|it| it.wire());
+                let wire = match wire.filter(|wire| wire.is(&proxy, &certificate)) {
+                    Some(wire) => {
+                        let before = before.and_then(|it| it.staying.clone());
+                        if let (Some(staying), Some(before)) = (&answered.staying, before) {
+                            staying.may_have_found(before);
+                        }
+                        wire.clone()
+                    }
+                    None => Arc::new(Wire::new(proxy, certificate).map_err(Failure::of_answer)?),
+                };
+                Way::Proxy(wire)
+            }
+            (_, certificate) => Way::Straight(Straight {
+                certificate,
+                made: Mutex::default(),
+            }),
+        };
+        let now = SystemTime::now();
+        Ok(Issued {
+            token: given.token,
+            expires: given.expires,
+            good_for_once: AtomicBool::new(given.expires.is_some_and(|at| at <= now)),
+            refused: AtomicBool::new(false),
+            way,
+            staying: answered.staying.map(Arc::new),
+        })
     }
 }
 
