@@ -50,7 +50,7 @@ pub use haproxy::Haproxy;
 pub use kubectl::{Output, User, Via};
 pub use metrics::Metrics;
 pub use nginx::Nginx;
-pub use node::Node;
+pub use node::{Node, Programs};
 pub use plane::{Plane, Running, Server};
 pub use planes::{is_since, newest, oldest, planes, planes_are_chosen, told_apart, versions};
 pub use playground::Playground;

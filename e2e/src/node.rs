@@ -20,7 +20,17 @@ pub struct Node {
     pub process: Process,
     /// Where it listens.
     pub address: SocketAddr,
-    arguments: Vec<String>,
+    name: String,
+    words: Vec<String>,
+}
+
+/// What a pod has to run.
+#[derive(Debug, Clone, Copy)]
+pub enum Programs<'a> {
+    /// Those of this host.
+    All,
+    /// These of them alone.
+    Only(&'a [&'a str]),
 }
 
 impl Node {
@@ -40,66 +50,96 @@ impl Plane {
         node
     }
 
+    /// Starts another node of this name, with a pod as the first has it, in a namespace that
+    /// is called as the node.
+    pub async fn start_another_node(&self, name: &str, programs: Programs<'_>) -> Node {
+        let node = self.start_kubelet_of(name, programs).await;
+        self.show_pod(name, name, node.address).await;
+        node
+    }
+
     /// Starts a node of which nobody knows yet.
     pub async fn start_kubelet(&self) -> Node {
+        self.start_kubelet_of("node", Programs::All).await
+    }
+
+    async fn start_kubelet_of(&self, name: &str, programs: Programs<'_>) -> Node {
         let address = free_address();
-        let directory = self.pki.file("node");
+        let directory = self.pki.file(name);
         std::fs::create_dir(&directory).expect("a directory for a node");
         let file = |name: &str| self.pki.file(name).display().to_string();
-        let arguments = vec![
+        let words = vec![
+            format!("PATH={}", self.path_of(name, programs)),
+            binaries::node().display().to_string(),
             format!("--listen={address}"),
             format!("--tls-cert-file={}", file("node.crt")),
             format!("--tls-private-key-file={}", file("node.key")),
             format!("--client-ca-file={}", file("ca.crt")),
             format!("--scratch={}", directory.display()),
         ];
-        let process = self.run_node(&arguments);
+        let process = self.run_node(name, &words);
         self.answers("the node", address, "/healthz").await;
         Node {
             directory,
             process,
             address,
-            arguments,
+            name: name.to_owned(),
+            words,
         }
     }
 
     /// Starts a node again that has ended.
     pub async fn restart_node(&self, node: &mut Node) {
-        node.process = self.run_node(&node.arguments);
+        node.process = self.run_node(&node.name, &node.words);
         let address = node.address;
         self.answers("the node", address, "/healthz").await;
     }
 
-    fn run_node(&self, arguments: &[String]) -> Process {
-        // What is in `bin` of its directory goes before the programs of this host.
-        let own = self.pki.file("node").join("bin");
-        let path = std::env::var("PATH").unwrap_or_default();
-        let mut words = vec![format!("PATH={}:{path}", own.display())];
-        words.push(binaries::node().display().to_string());
-        words.extend_from_slice(arguments);
-        let program = Path::new("env");
-        Process::start("node", "node", program, &words, self.pki.path())
+    /// Where the processes of a pod find their programs.
+    fn path_of(&self, name: &str, programs: Programs<'_>) -> String {
+        let Programs::Only(programs) = programs else {
+            let own = self.pki.file(name).join("bin");
+            let path = std::env::var("PATH").unwrap_or_default();
+            return format!("{}:{path}", own.display());
+        };
+        let own = self.pki.file(&format!("{name}-bin"));
+        std::fs::create_dir(&own).expect("a directory for programs");
+        for program in programs {
+            let places = ["/usr/bin", "/bin"].map(|place| Path::new(place).join(program));
+            let found = places.iter().find(|place| place.exists());
+            let found = found.unwrap_or_else(|| panic!("this host has no {program}"));
+            std::os::unix::fs::symlink(found, own.join(program)).expect("a link");
+        }
+        own.display().to_string()
+    }
+
+    fn run_node(&self, name: &str, words: &[String]) -> Process {
+        Process::start(name, name, Path::new("env"), words, self.pki.path())
     }
 
     /// Says what a kubelet and a scheduler would have said of a node with this
     /// kubelet, and of its pod.
     pub async fn show_node(&self, kubelet: SocketAddr) {
-        let namespace = json!({"metadata": {"name": Node::NAMESPACE}});
-        self.write("POST", "/api/v1/namespaces", &namespace).await;
-        let node = json!({
-            "metadata": {"name": "node"},
+        self.show_pod("node", Node::NAMESPACE, kubelet).await;
+    }
+
+    async fn show_pod(&self, node: &str, namespace: &str, kubelet: SocketAddr) {
+        let object = json!({"metadata": {"name": namespace}});
+        self.write("POST", "/api/v1/namespaces", &object).await;
+        let object = json!({
+            "metadata": {"name": node},
             "status": {
                 "addresses": [{"type": "InternalIP", "address": kubelet.ip()}],
                 "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet.port()}},
                 "conditions": [{"type": "Ready", "status": "True"}],
             },
         });
-        self.write("POST", "/api/v1/nodes", &node).await;
-        let pods = format!("/api/v1/namespaces/{}/pods", Node::NAMESPACE);
+        self.write("POST", "/api/v1/nodes", &object).await;
+        let pods = format!("/api/v1/namespaces/{namespace}/pods");
         let pod = json!({
             "metadata": {"name": Node::POD},
             "spec": {
-                "nodeName": "node",
+                "nodeName": node,
                 "containers": [{"name": Node::CONTAINER, "image": "none", "stdin": true}],
             },
         });

@@ -1,6 +1,9 @@
 //! `skewbridge cp` beside kubectl's with real servers, straight and through a bridge, and
 //! through a proxy that knows no upgrade but that to WebSocket.
 
+mod pods;
+mod terminal;
+
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
@@ -105,6 +108,7 @@ async fn files_and_trees_are_copied_as_kubectl_copies_them() {
         let servers: Vec<_> = plane_of.iter().map(|version| Server::of(version)).collect();
         let plane = Plane::start(&servers).await;
         let node = plane.start_node().await;
+        let others = pods::Others::start(&plane).await;
         for (server, version) in plane_of.iter().enumerate() {
             for via in [Via::Server, Via::Bridge] {
                 println!("{version} by {via:?}");
@@ -117,9 +121,14 @@ async fn files_and_trees_are_copied_as_kubectl_copies_them() {
                 if is_judged {
                     judge(&way).await;
                 } else {
+                    // The tree also with what is between the ends.
+                    let is_end = [newest(&versions), oldest(&versions)].contains(&version.as_str());
+                    if via == Via::Server && !is_end {
+                        a_tree_goes_both_ways_though_connections_are_cut(&way).await;
+                    }
                     results_are_those_of_kubectl(&way, Extent::Short).await;
                 }
-                pods_are_copied_between(&way).await;
+                others.judge(&way).await;
                 a_proxy_that_knows_only_websocket_is_no_obstacle(&way, version).await;
             }
         }
@@ -137,6 +146,7 @@ async fn judge(way: &Way<'_>) {
     what_leads_out_is_left_out(way).await;
     hostile_archives_write_nothing_outside(way).await;
     failures_are_told(way).await;
+    terminal::shows_how_far_it_is(way).await;
 }
 
 /// Ten thousand files, with permissions, times and links.
@@ -275,22 +285,6 @@ async fn results_are_those_of_kubectl(way: &Way<'_>, extent: Extent) {
     way.empty();
     assert!(!found[0].0.is_empty() && !found[0].1.is_empty());
     assert_eq!(found[0], found[1]);
-}
-
-/// Through here: the one pod is both.
-async fn pods_are_copied_between(way: &Way<'_>) {
-    let from = way.in_pod("from");
-    fs::create_dir_all(from.join("a/b")).unwrap();
-    write_noise(&from.join("a/b/large"), 1 << 20);
-    fs::write(from.join("small"), "small").unwrap();
-    symlink("a/b/large", from.join("link")).unwrap();
-    way.copies(&[&way.remote("from"), &way.remote("to")]).await;
-    assert_eq!(listing(&way.in_pod("to")), listing(&from));
-    way.copies(&[&way.remote("from/small"), &way.remote("to/other")])
-        .await;
-    assert!(same(&way.in_pod("to/other"), &from.join("small")));
-    way.no_leftovers();
-    way.empty();
 }
 
 /// There and back through an nginx that passes no other upgrade.

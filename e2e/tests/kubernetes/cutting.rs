@@ -13,6 +13,8 @@ pub(crate) struct Cutting {
     /// Where it listens.
     pub(crate) address: SocketAddr,
     server: SocketAddr,
+    /// How often somebody has asked for a cut: connections of before are on their way out.
+    asked: AtomicU64,
     limit: AtomicU64,
     cut: AtomicBool,
 }
@@ -27,6 +29,7 @@ impl Cutting {
         let cutting = Arc::new(Self {
             address,
             server,
+            asked: AtomicU64::new(0),
             limit: AtomicU64::new(NEVER),
             cut: AtomicBool::new(false),
         });
@@ -43,8 +46,9 @@ impl Cutting {
         cutting
     }
 
-    /// The next connection that carries so much, in both directions together, is cut.
+    /// The next new connection that carries so much, in both directions together, is cut.
     pub(crate) fn cut_after(&self, bytes: u64) {
+        self.asked.fetch_add(1, Ordering::SeqCst);
         self.cut.store(false, Ordering::SeqCst);
         self.limit.store(bytes, Ordering::SeqCst);
     }
@@ -55,6 +59,7 @@ impl Cutting {
     }
 
     async fn carry(&self, mut client: TcpStream) {
+        let asked = self.asked.load(Ordering::SeqCst);
         let Ok(mut server) = TcpStream::connect(self.server).await else {
             return;
         };
@@ -86,7 +91,8 @@ impl Cutting {
                 return;
             };
             carried += moved as u64;
-            if carried >= self.limit.load(Ordering::SeqCst) {
+            let is_new = asked == self.asked.load(Ordering::SeqCst);
+            if is_new && carried >= self.limit.load(Ordering::SeqCst) {
                 self.limit.store(NEVER, Ordering::SeqCst);
                 self.cut.store(true, Ordering::SeqCst);
                 return;
