@@ -52,6 +52,11 @@ impl Lanes {
         first..self.next
     }
 
+    /// How many there have been.
+    pub(crate) fn count(&self) -> u64 {
+        self.next
+    }
+
     /// The number of the oldest one that is still of interest.
     pub(crate) fn oldest(&self) -> u64 {
         self.next - self.asked.len() as u64

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use http::Request;
 use serde_json::{Value, json};
+use skewbridge_channels::{Input, Protocol};
 use skewbridge_gateway::Handle;
 use skewbridge_testkit::upstream::Upgrade;
 use skewbridge_testkit::{BodySender, PATIENCE, Reply, eventually};
@@ -16,7 +17,8 @@ use crate::cluster::{
     self, Cluster, NEW, NEW_PATH, NOBODYS_PATH, OWN, SHARED_PATH, ask, peers, refusal, served_by,
 };
 use crate::plain;
-use crate::standin::{API_SERVICES, CRDS, LEASES, api_service, crd};
+use crate::standin::{API_SERVICES, CRDS, Form, LEASES, api_service, crd};
+use crate::streaming::{EXEC, Node, SUCCESS, WebSocket};
 
 const B: &str = "apiserver-b";
 const C: &str = "apiserver-c";
@@ -344,6 +346,46 @@ async fn an_upgrade_goes_through_a_peer() {
     let seen = b.seen().pop().unwrap();
     assert_eq!(seen.all(HOP), ["true"]);
     assert_eq!(seen.header("x-remote-user"), Some("alice"));
+}
+
+#[tokio::test]
+async fn a_stream_is_translated_for_a_peer_that_does_not_do_so_itself() {
+    let cluster = Cluster::new(&["v1 pods"]).await;
+    let b = cluster
+        .peer(B, &["v1 pods", "v1 pods/exec:create,get"])
+        .await;
+    // The local one would: the peer's version counts.
+    b.standin.is_version("v1.28.15", Form::V2Beta1);
+    let (sender, mut streams) = mpsc::unbounded_channel::<Upgrade>();
+    b.standin.hook(move |seen| {
+        let protocol = seen.header("upgrade")?;
+        if protocol == "websocket" {
+            return Some(Reply::new(403));
+        }
+        let (reply, upgrade) = Reply::upgrade(protocol);
+        sender.send(upgrade).unwrap();
+        Some(reply.header("X-Stream-Protocol-Version", "v4.channel.k8s.io"))
+    });
+    let bridge = cluster.start().await;
+    let address = bridge.address();
+    let mut client = WebSocket::open(&cluster.alice(), address, EXEC, Protocol::V5).await;
+    let connection = streams.recv().await.unwrap().connection().await;
+    let mut node = Node::over(connection, 4).await;
+    client.write(Input::Stdin, b"in").await.unwrap();
+    assert_eq!(node.read("stdin").await.unwrap(), "in");
+    node.write("stdout", "out").await;
+    node.end(SUCCESS).await;
+    let story = client.all().await;
+    assert_eq!(story.stdout, b"out");
+    assert!(story.looks_well(), "{story:?}");
+    let seen: Vec<_> = b.seen();
+    assert_eq!(seen.len(), 1, "nothing was tried before: {seen:#?}");
+    assert_eq!(
+        (seen[0].method.as_str(), seen[0].all(HOP)),
+        ("POST", vec!["true"])
+    );
+    assert_eq!(seen[0].header("x-remote-user"), Some("alice"));
+    assert!(cluster.local.seen().is_empty());
 }
 
 #[tokio::test]

@@ -240,7 +240,7 @@ struct Watch {
     pings: Pings,
     handle: Handle,
     counts: Arc<Counts>,
-    /// Of the counts, as they were at the last look.
+    /// Of the counts, as they were at the last look; pings are not counted as written.
     read: u64,
     written: u64,
     clock: Clock,
@@ -249,16 +249,19 @@ struct Watch {
 impl Watch {
     /// Hears what has come, and counts what has gone.
     fn listen(&mut self) {
-        let (read, written) = (self.counts.read(), self.counts.written());
+        let read = self.counts.read();
+        // Those that are not written yet make it less for a moment.
+        let written = self.counts.written().saturating_sub(self.pings.bytes());
         let pulse = &mut self.pings.pulse;
         if read != self.read {
             pulse.heard(Instant::now());
+            self.read = read;
         }
-        if written != self.written {
+        if written > self.written {
             let bytes = usize::try_from(written - self.written).unwrap_or(usize::MAX);
             pulse.sent(Instant::now(), bytes);
+            self.written = written;
         }
-        (self.read, self.written) = (read, written);
     }
 }
 
