@@ -5,12 +5,11 @@ use std::process::ExitCode;
 use clap::{ArgAction, Args};
 use skewbridge_client::{AttachRequest, ExitStatus};
 
-use crate::client_command::{self, Failure, say};
+use crate::client_command::{self, Failure, pod_running_timeout, print, say};
 use crate::cluster_flags::ClusterFlags;
 use crate::console::{self, DetachKeys, RawTerminal};
-use crate::exec::explain;
+use crate::exec::{NO_TERMINAL, explain};
 use crate::pods::{Found, Pod, Pods, Reference, choose_container};
-use crate::serve::parse;
 use crate::session::{Ended, Session, executor, told, verdict};
 
 const HELP: &str = "\
@@ -19,15 +18,16 @@ With a terminal, ctrl-p and then ctrl-q leave the process alone with itself
 
 Examples:
   skewbridge attach web
-  skewbridge attach deploy/web -c app -i -t";
+  skewbridge attach deploy/web -c app -i -t
+  skewbridge attach deployment web";
 
 // Everything that `attach` can be told. (What it is for, `main.rs` says.)
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
     /// A pod, or TYPE/NAME of what runs it (deployment, statefulset, service, job…)
-    #[arg(value_name = "POD | TYPE/NAME")]
-    target: String,
+    #[arg(value_name = "POD | TYPE/NAME | TYPE NAME", required = true)]
+    target: Vec<String>,
     /// The container, if not the pod's default one
     #[arg(short, long, value_name = "NAME")]
     container: Option<String>,
@@ -62,9 +62,8 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
 }
 
 async fn attach(flags: &Flags) -> Result<(), Failure> {
-    let reference = Reference::parse(&flags.target)?;
-    let patience = parse::duration(&flags.pod_running_timeout)
-        .map_err(|wrong| format!("--pod-running-timeout: {wrong}"))?;
+    let patience = pod_running_timeout(&flags.pod_running_timeout)?;
+    let reference = Reference::parse_words(&flags.target)?;
     let detach =
         DetachKeys::parse(&flags.detach_keys).map_err(|wrong| format!("--detach-keys: {wrong}"))?;
     let access = flags.cluster.access().await?;
@@ -85,6 +84,13 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
         say(notice);
     }
     let tty = wants_terminal(flags, &pod, &container.name);
+    if !flags.quiet {
+        say(
+            "All commands and output from this session will be recorded in container logs, \
+             including credentials and sensitive information passed through the command prompt.",
+        );
+        say("If you don't see a command prompt, try pressing enter.");
+    }
     let request = AttachRequest {
         namespace: access.namespace.clone(),
         pod: pod.metadata.name.clone(),
@@ -101,15 +107,7 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
     if access.verbosity > 0 {
         say(told(process.transport()));
     }
-    let is_raw = tty && flags.stdin && console::is_terminal();
-    if flags.stdin && !flags.quiet {
-        say(
-            "All commands and output from this session will be recorded in container logs, \
-             including credentials and sensitive information passed through the command prompt.",
-        );
-        say("If you don't see a command prompt, try pressing enter.");
-    }
-    let raw = if is_raw {
+    let raw = if tty {
         Some(RawTerminal::enter().map_err(Failure::new)?)
     } else {
         None
@@ -121,13 +119,16 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
     };
     let ended = session.run(process).await?;
     let resume = format!(
-        "resume using 'skewbridge attach {} -c {} -i -t' command",
-        pod.metadata.name, container.name
+        "'{} attach {} -c {} -n {} -i -t'",
+        crate::called(),
+        pod.metadata.name,
+        container.name,
+        access.namespace
     );
     match ended {
         Ended::Detached => {
             if !flags.quiet {
-                say(format_args!("Detached; {resume}"));
+                print(format_args!("Detached; resume using {resume} command"));
             }
             Ok(())
         }
@@ -136,19 +137,23 @@ async fn attach(flags: &Flags) -> Result<(), Failure> {
             Err(why().into_iter().fold(failure, Failure::hint))
         }
         Ended::Process(status) => {
-            let restarts = pod.spec.restart_policy == "Always";
-            if status.is_success() && flags.stdin && tty && restarts && !flags.quiet {
-                say(format_args!(
-                    "Session ended, {resume} when the pod is running"
-                ));
+            if status.is_success() && tty && !flags.quiet {
+                print(if pod.is_ephemeral(&container.name) {
+                    format!(
+                        "Session ended, the ephemeral container will not be restarted but may \
+                         be reattached using {resume} if it is still running"
+                    )
+                } else {
+                    format!("Session ended, resume using {resume} command")
+                });
             }
             verdict(status)
         }
     }
 }
 
-/// Whether the process has a terminal decides; a process that has one cannot be joined
-/// without.
+/// Whether the process has a terminal decides, but as with kubectl it is only for who
+/// types at one.
 fn wants_terminal(flags: &Flags, pod: &Pod, container: &str) -> bool {
     let has = pod.container(container).is_some_and(|it| it.tty);
     if flags.tty && !has && !flags.quiet {
@@ -156,5 +161,12 @@ fn wants_terminal(flags: &Flags, pod: &Pod, container: &str) -> bool {
             "error: Unable to use a TTY - container {container} did not allocate one"
         ));
     }
-    has
+    if !has || !flags.stdin {
+        return false;
+    }
+    let there = console::is_terminal();
+    if !there && !flags.quiet {
+        say(NO_TERMINAL);
+    }
+    there
 }

@@ -5,9 +5,11 @@ use std::fmt;
 use std::future::Future;
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use skewbridge_client::{Error, Refusal};
 
+use crate::serve::parse;
 use crate::skew::plain;
 
 /// Why a command fails.
@@ -104,6 +106,19 @@ impl fmt::Display for Failure {
     }
 }
 
+/// `--pod-running-timeout`, in kubectl's words where it is wrong.
+pub(crate) fn pod_running_timeout(text: &str) -> Result<Duration, Failure> {
+    let is_none = |text: &str| parse::duration(text).is_ok_and(|it| it.is_zero());
+    let is_below = |text: &str| parse::duration(text).is_ok();
+    if is_none(text) || text.strip_prefix('-').is_some_and(is_below) {
+        return Err(Failure::new(
+            "--pod-running-timeout must be higher than zero",
+        ));
+    }
+    let read = parse::duration(text);
+    read.map_err(|wrong| Failure::new(format!("--pod-running-timeout: {wrong}")))
+}
+
 /// What was tried before that which has failed.
 pub(crate) fn refused_before(websocket: &str) -> String {
     format!("that was by SPDY; a WebSocket had been refused before: {websocket}")
@@ -150,6 +165,12 @@ pub(crate) fn end(ended: Result<(), Failure>) -> ExitCode {
     }
 }
 
+/// A line on stdout, of our own. As [`say`].
+pub(crate) fn print(line: impl fmt::Display) {
+    let line = plain(&line.to_string());
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
 /// A line on stderr, in which nothing that a server has said can do anything to a
 /// terminal. Whoever closed it does not want to know.
 pub(crate) fn say(line: impl fmt::Display) {
@@ -187,5 +208,29 @@ mod tests {
         }
         let failure = Failure::new("no").hint("do this");
         assert_eq!(failure.to_string(), "error: no\ndo this");
+    }
+
+    #[test]
+    fn a_pod_is_waited_for_or_the_command_is_wrong() {
+        let nothing = "error: --pod-running-timeout must be higher than zero";
+        let rows = [
+            ("1m30s", Ok(90)),
+            ("0", Err(nothing)),
+            ("0s", Err(nothing)),
+            ("-1s", Err(nothing)),
+        ];
+        for (text, expected) in rows {
+            let found = pod_running_timeout(text).map(|it| it.as_secs());
+            let found = found.map_err(|failure| failure.to_string());
+            assert_eq!(
+                found.as_ref().map_err(String::as_str),
+                expected.as_ref().map_err(|it| *it)
+            );
+        }
+        for text in ["1", "-1", "x", ""] {
+            let wrong = pod_running_timeout(text).unwrap_err().to_string();
+            let start = "error: --pod-running-timeout: ";
+            assert!(wrong.starts_with(start), "{wrong}");
+        }
     }
 }

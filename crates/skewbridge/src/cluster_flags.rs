@@ -1,5 +1,6 @@
 //! Which cluster, and as whom: kubectl's flags, for all commands that talk to a cluster.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -69,6 +70,9 @@ pub(crate) struct ClusterFlags {
     /// The UID of that role
     #[arg(long, value_name = "UID")]
     as_uid: Option<String>,
+    /// More of that role, as KEY=VALUE; may be given more than once
+    #[arg(long, value_name = "KEY=VALUE")]
+    as_user_extra: Vec<String>,
     /// How long a single request may take; 0 is for ever
     #[arg(long, value_name = "DURATION", default_value = "0")]
     request_timeout: String,
@@ -109,7 +113,7 @@ impl ClusterFlags {
     pub(crate) async fn access(&self) -> Result<ClusterAccess, String> {
         let timeout = self.timeout()?;
         let target = self.target().map_err(|error| error.to_string())?;
-        let namespace = self.namespace.clone().filter(|name| !name.is_empty());
+        let namespace = self.namespace().map(str::to_owned);
         let namespace = namespace.or_else(|| target.namespace.clone());
         let endpoint = Endpoint::prepare(&target, timeout).await;
         Ok(ClusterAccess {
@@ -117,6 +121,11 @@ impl ClusterFlags {
             namespace: namespace.unwrap_or_else(|| "default".to_owned()),
             verbosity: self.verbosity,
         })
+    }
+
+    /// The namespace that was asked for.
+    pub(crate) fn namespace(&self) -> Option<&str> {
+        self.namespace.as_deref().filter(|name| !name.is_empty())
     }
 
     /// As kubectl takes it: `30s`, or a bare number of seconds.
@@ -217,6 +226,19 @@ impl ClusterFlags {
         if !self.as_group.is_empty() {
             user.impersonate.groups.clone_from(&self.as_group);
         }
+        if !self.as_user_extra.is_empty() {
+            let mut extra = BTreeMap::<_, Vec<_>>::new();
+            // What is no pair is passed over, as by kubectl.
+            for (key, value) in self
+                .as_user_extra
+                .iter()
+                .filter_map(|it| it.split_once('='))
+            {
+                let values = extra.entry(key.to_owned()).or_default();
+                values.push(value.to_owned());
+            }
+            user.impersonate.extra = extra;
+        }
     }
 }
 
@@ -280,12 +302,17 @@ mod tests {
             "--as=z",
             "--as-group=g",
             "--as-group=h",
+            "--as-user-extra=team=a=b",
+            "--as-user-extra=team=c",
+            "--as-user-extra=nothing",
         ])
         .unwrap();
         assert_eq!(moved.cluster.server, "https://green");
         assert_eq!(moved.cluster.tls_server_name, None);
         assert_eq!(moved.user.impersonate.user.as_deref(), Some("z"));
         assert_eq!(moved.user.impersonate.groups, ["g", "h"]);
+        let extra = [("team".to_owned(), vec!["a=b".to_owned(), "c".to_owned()])];
+        assert_eq!(moved.user.impersonate.extra, BTreeMap::from(extra));
         let token = target(&["--token=secret"]).unwrap();
         assert_eq!(token.user.token, Some(Secret::new("secret")));
         assert_eq!(token.user.token_file, None);

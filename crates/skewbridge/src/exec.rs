@@ -5,11 +5,10 @@ use std::process::ExitCode;
 use clap::{ArgAction, Args};
 use skewbridge_client::{Error, ExecRequest, ExitStatus};
 
-use crate::client_command::{self, Failure, refused_before, say};
+use crate::client_command::{self, Failure, pod_running_timeout, refused_before, say};
 use crate::cluster_flags::ClusterFlags;
 use crate::console::{self, RawTerminal};
-use crate::pods::{Found, Pods, Reference, choose_container, explain_refusal};
-use crate::serve::parse;
+use crate::pods::{Found, Manifest, Pods, Reference, choose_container, explain_refusal};
 use crate::session::{BY_WEBSOCKET, Ended, Session, executor, told, verdict};
 
 const HELP: &str = "\
@@ -22,19 +21,26 @@ Examples:
   skewbridge exec web -it -- bash
   tar c . | skewbridge exec -i web -- tar x -C /srv";
 
+/// What kubectl says to who asks for a terminal and has none.
+pub(crate) const NO_TERMINAL: &str =
+    "Unable to use a TTY - input is not a terminal or the right kind of file";
+
 // Everything that `exec` can be told. (What it is for, `main.rs` says.)
 #[derive(Debug, Clone, Args)]
 #[command(disable_help_flag = true, after_help = HELP)]
 pub(crate) struct Flags {
     /// A pod, or TYPE/NAME of what runs it (deployment, statefulset, service, job…)
     #[arg(value_name = "POD | TYPE/NAME")]
-    target: String,
+    target: Option<String>,
     /// What stands before the dashes and should not
     #[arg(hide = true, num_args = 0..)]
     misplaced: Vec<String>,
     /// The command, behind two dashes
     #[arg(value_name = "COMMAND", last = true)]
     command: Vec<String>,
+    /// A file with the pod, or with what runs it, in JSON or YAML; - is standard input
+    #[arg(short, long, value_name = "FILE", value_delimiter = ',')]
+    filename: Vec<String>,
     /// The container, if not the pod's default one
     #[arg(short, long, value_name = "NAME")]
     container: Option<String>,
@@ -65,25 +71,58 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     client_command::run(execute(flags))
 }
 
+/// What a command is for.
+#[derive(Debug)]
+enum Named {
+    Here(Reference),
+    InFile(Manifest),
+}
+
+impl Named {
+    /// By the command line, in kubectl's words where it is wrong.
+    fn parse(flags: &Flags) -> Result<Self, Failure> {
+        let is_named_twice = flags.target.is_some() && !flags.filename.is_empty();
+        if !flags.misplaced.is_empty() || (flags.command.is_empty() && is_named_twice) {
+            return Err(Failure::new(
+                "exec [POD] [COMMAND] is not supported anymore. Use exec [POD] -- [COMMAND] instead",
+            )
+            .hint(format!("See '{} exec -h' for help and examples", crate::called())));
+        }
+        let target = flags.target.as_deref();
+        if target.is_none() && flags.filename.is_empty() {
+            return Err(Failure::new(
+                "pod, type/name or --filename must be specified",
+            ));
+        }
+        if flags.command.is_empty() {
+            return Err(Failure::new(
+                "you must specify at least one command for the container",
+            ));
+        }
+        match target {
+            None => Ok(Self::InFile(Manifest::read(&flags.filename)?)),
+            Some(_) if is_named_twice => Err(Failure::new(
+                "resource/name arguments cannot be provided when a path is specified",
+            )),
+            Some(target) => Ok(Self::Here(Reference::parse(target)?)),
+        }
+    }
+}
+
 async fn execute(flags: &Flags) -> Result<(), Failure> {
-    if !flags.misplaced.is_empty() {
-        return Err(Failure::new(
-            "exec [POD] [COMMAND] is not supported anymore. Use exec [POD] -- [COMMAND] instead",
-        )
-        .hint("See 'skewbridge exec --help' for help and examples"));
-    }
-    if flags.command.is_empty() {
-        return Err(Failure::new(
-            "you must specify at least one command for the container",
-        ));
-    }
-    let reference = Reference::parse(&flags.target)?;
-    let patience = parse::duration(&flags.pod_running_timeout)
-        .map_err(|wrong| format!("--pod-running-timeout: {wrong}"))?;
+    let patience = pod_running_timeout(&flags.pod_running_timeout)?;
+    let named = Named::parse(flags)?;
     let access = flags.cluster.access().await?;
+    let (reference, namespace) = match named {
+        Named::Here(reference) => (reference, access.namespace),
+        Named::InFile(manifest) => {
+            let namespace = manifest.namespace(flags.cluster.namespace(), &access.namespace)?;
+            (manifest.reference, namespace)
+        }
+    };
     let pods = Pods {
         endpoint: access.endpoint.clone(),
-        namespace: access.namespace.clone(),
+        namespace: namespace.clone(),
     };
     let Found { pod, .. } = pods.find(&reference, patience).await?;
     if matches!(pod.status.phase.as_str(), "Succeeded" | "Failed") {
@@ -100,12 +139,12 @@ async fn execute(flags: &Flags) -> Result<(), Failure> {
     let tty = flags.tty && flags.stdin && {
         let there = console::is_terminal();
         if !there && !flags.quiet {
-            say("Unable to use a TTY - input is not a terminal or the right kind of file");
+            say(NO_TERMINAL);
         }
         there
     };
     let request = ExecRequest {
-        namespace: access.namespace.clone(),
+        namespace: namespace.clone(),
         pod: pod.metadata.name.clone(),
         container: Some(container.name.clone()),
         command: flags.command.clone(),
@@ -116,7 +155,7 @@ async fn execute(flags: &Flags) -> Result<(), Failure> {
     };
     let why = || pod.why_not_running(&container.name);
     let process = executor(access.endpoint).start(&request).await;
-    let process = process.map_err(|error| explain(error, "pods/exec", &access.namespace, why()))?;
+    let process = process.map_err(|error| explain(error, "pods/exec", &namespace, why()))?;
     if access.verbosity > 0 {
         say(told(process.transport()));
     }

@@ -18,7 +18,7 @@ mod serve;
 mod session;
 mod skew;
 
-use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
@@ -29,13 +29,11 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let mut words = std::env::args_os();
-    let called = words.next();
+    let mut words = std::env::args_os().skip(1);
     if words.next().is_some_and(|word| word == playground::PROCESS) {
         // Not for clap: what follows is somebody else's command line.
         return playground::process(words);
     }
-    let definition = || definition(called.as_deref());
     let parsed = definition()
         .try_get_matches()
         .and_then(|matches| Cli::from_arg_matches(&matches));
@@ -103,16 +101,24 @@ enum Command {
     Version,
 }
 
-/// The command line, under the name by which we were called: as `kubectl-skewbridge` we
-/// are a plugin of kubectl, and people write `kubectl skewbridge`.
-fn definition(called: Option<&OsStr>) -> clap::Command {
-    let called = called.map(Path::new).and_then(Path::file_name);
-    let definition = Cli::command();
-    if called.is_some_and(|name| name == "kubectl-skewbridge") {
-        definition.bin_name("kubectl skewbridge")
+/// The command line, under the name by which people call us.
+fn definition() -> clap::Command {
+    Cli::command().bin_name(called())
+}
+
+/// What people write to call us: as `kubectl-skewbridge` we are a plugin of kubectl.
+fn called() -> &'static str {
+    if program().is_some_and(|name| name == "kubectl-skewbridge") {
+        "kubectl skewbridge"
     } else {
-        definition
+        "skewbridge"
     }
+}
+
+/// The name of the file, or of the link, that was called.
+fn program() -> Option<OsString> {
+    let path = std::env::args_os().next()?;
+    Some(Path::new(&path).file_name()?.to_owned())
 }
 
 /// What `sysexits.h` calls `EX_USAGE`: the command line is wrong, and running

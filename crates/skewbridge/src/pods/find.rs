@@ -7,7 +7,7 @@ use skewbridge_client::{Endpoint, Error, Refusal, Request};
 use tokio::time::{Instant, sleep};
 
 use super::near::near;
-use super::object::{List, Pod, Service, Workload};
+use super::object::{Known, List, Pod, Service, Workload};
 use super::reference::{Kind, Reference};
 use crate::client_command::Failure;
 
@@ -41,10 +41,10 @@ impl Pods {
             return Ok(Found { pod, service: None });
         }
         let path = format!("{}/{}", to.kind.path(&self.namespace), escaped(&to.name));
-        let body = self
-            .body(&path)
-            .await
-            .map_err(|error| self.explain(error, "get", to.kind))?;
+        let body = match self.body(&path).await {
+            Ok(body) => body,
+            Err(error) => return Err(self.explain_missing(error, to.kind, &to.name).await),
+        };
         let workload: Workload = read(&body, &path)?;
         let Some(selector) = workload.selector() else {
             let (kind, name) = (to.kind.singular(), &to.name);
@@ -77,11 +77,7 @@ impl Pods {
         let path = format!("{}/{}", Kind::Pod.path(&self.namespace), escaped(name));
         match self.body(&path).await {
             Ok(body) => read(&body, &path),
-            Err(Error::Refused { refusal, .. }) if refusal.code == 404 => {
-                let failure = Failure::refused(&refusal);
-                Err(self.suggest(failure, name).await)
-            }
-            Err(error) => Err(self.explain(error, "get", Kind::Pod)),
+            Err(error) => Err(self.explain_missing(error, Kind::Pod, name).await),
         }
     }
 
@@ -101,26 +97,36 @@ impl Pods {
         }
     }
 
-    /// Adds what may have been meant.
-    async fn suggest(&self, failure: Failure, name: &str) -> Failure {
-        let path = format!("{}?limit={MOST}", Kind::Pod.path(&self.namespace));
-        // Who may not list pods is told no names.
+    /// Why something cannot be had by its name; if there is no such thing, with what may
+    /// have been meant.
+    async fn explain_missing(&self, error: Error, kind: Kind, name: &str) -> Failure {
+        match error {
+            Error::Refused { refusal, .. } if refusal.code == 404 => {
+                self.suggest(Failure::refused(&refusal), kind, name).await
+            }
+            error => self.explain(error, "get", kind),
+        }
+    }
+
+    async fn suggest(&self, failure: Failure, kind: Kind, name: &str) -> Failure {
+        let path = format!("{}?limit={MOST}", kind.path(&self.namespace));
+        // Who may not list them is told no names.
         let Ok(body) = self.body(&path).await else {
             return failure;
         };
-        let Ok(list) = read::<List<Pod>>(&body, &path) else {
+        let Ok(list) = read::<List<Known>>(&body, &path) else {
             return failure;
         };
-        let names = list.items.iter().map(|pod| pod.metadata.name.as_str());
+        let names = list.items.iter().map(|it| it.metadata.name.as_str());
         let near = near(name, names);
-        let namespace = &self.namespace;
+        let (namespace, kinds) = (&self.namespace, kind.plural());
         if near.is_empty() {
-            let pods = match list.items.len() {
-                0 => "has no pods".to_owned(),
-                count => format!("has {count} pods, but none with a name like it"),
+            let known = match list.items.len() {
+                0 => format!("has no {kinds}"),
+                count => format!("has {count} {kinds}, but none with a name like it"),
             };
             return failure.hint(format!(
-                "namespace {namespace:?} {pods}; see kubectl get pods -A"
+                "namespace {namespace:?} {known}; see kubectl get {kinds} -A"
             ));
         }
         failure.hint(format!(
@@ -132,9 +138,7 @@ impl Pods {
     fn explain(&self, error: Error, verb: &str, kind: Kind) -> Failure {
         match error {
             Error::Refused { refusal, .. } => {
-                let resource = kind.path(&self.namespace);
-                let resource = resource.rsplit('/').next().unwrap_or_default();
-                explain_refusal(&refusal, verb, resource, &self.namespace)
+                explain_refusal(&refusal, verb, kind.plural(), &self.namespace)
             }
             error => error.into(),
         }

@@ -30,7 +30,6 @@ pub(crate) struct PodSpec {
     pub(crate) init_containers: Vec<Container>,
     pub(crate) ephemeral_containers: Vec<Container>,
     pub(crate) node_name: String,
-    pub(crate) restart_policy: String,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -42,10 +41,12 @@ pub(crate) struct Container {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
+#[serde(default)]
 pub(crate) struct ContainerPort {
     pub(crate) name: String,
-    pub(crate) container_port: u16,
+    #[serde(rename = "containerPort")]
+    pub(crate) number: u16,
+    pub(crate) protocol: String,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -122,6 +123,7 @@ pub(crate) struct ServicePort {
     pub(crate) name: String,
     pub(crate) port: u16,
     pub(crate) target_port: Option<TargetPort>,
+    pub(crate) protocol: String,
 }
 
 /// A number, or the name of a port of a container.
@@ -143,6 +145,13 @@ pub(crate) struct Workload {
 #[serde(default)]
 pub(crate) struct WorkloadSpec {
     selector: serde_json::Value,
+}
+
+/// Anything, of which the name is known.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Known {
+    pub(crate) metadata: Metadata,
 }
 
 /// A list.
@@ -170,6 +179,12 @@ impl Pod {
         self.containers()
             .map(|(it, _)| it)
             .find(|it| it.name == name)
+    }
+
+    /// Whether a container was added to debug the others.
+    pub(crate) fn is_ephemeral(&self, container: &str) -> bool {
+        let mut ephemeral = self.spec.ephemeral_containers.iter();
+        ephemeral.any(|it| it.name == container)
     }
 
     /// Why a container does not run, if that is known.

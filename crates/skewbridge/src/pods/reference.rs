@@ -76,6 +76,15 @@ impl Kind {
         (rest.is_empty() || named == group).then_some(kind)
     }
 
+    /// By what an object says of itself. All of them are `v1` of their group.
+    pub(crate) fn of_object(api_version: &str, kind: &str) -> Option<Self> {
+        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+        let kind = kind.to_ascii_lowercase();
+        let mut all = Self::ALL.into_iter();
+        let found = all.find(|(_, words, known, _)| words[1] == kind && *known == group);
+        found.filter(|_| version == "v1").map(|(kind, ..)| kind)
+    }
+
     /// The path of its objects in a namespace.
     pub(crate) fn path(self, namespace: &str) -> String {
         let (group, plural) = self.resource();
@@ -91,6 +100,11 @@ impl Kind {
         found.map_or(("", "pods"), |(_, _, group, plural)| (group, plural))
     }
 
+    /// In the plural, as it stands in paths.
+    pub(crate) fn plural(self) -> &'static str {
+        self.resource().1
+    }
+
     /// In the singular.
     pub(crate) fn singular(self) -> &'static str {
         let mut all = Self::ALL.into_iter();
@@ -100,6 +114,21 @@ impl Kind {
 }
 
 impl Reference {
+    /// `NAME`, `TYPE/NAME`, or `TYPE NAME` in two words.
+    pub(crate) fn parse_words(words: &[String]) -> Result<Self, String> {
+        match words {
+            [] => Err("at least 1 argument is required for attach".to_owned()),
+            [text] => Self::parse(text),
+            [_, text] if text.contains('/') => Self::parse(text),
+            [kind, name] => Self::parse(&format!("{kind}/{name}")),
+            words => Err(format!(
+                "expected POD, TYPE/NAME, or TYPE NAME, (at most 2 arguments) saw {}: [{}]",
+                words.len(),
+                words.join(" ")
+            )),
+        }
+    }
+
     /// In kubectl's words where it is wrong.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let (kind, name) = match text.split_once('/') {
@@ -169,5 +198,29 @@ mod tests {
         assert_eq!(Kind::Job.path("a"), "/apis/batch/v1/namespaces/a/jobs");
         assert_eq!(Kind::Service.path("a"), "/api/v1/namespaces/a/services");
         assert_eq!(Kind::Deployment.singular(), "deployment");
+    }
+
+    #[test]
+    fn a_type_and_a_name_may_be_two_words() {
+        let rows: [(&[&str], _); 6] = [
+            (&["web"], Ok((Kind::Pod, "web"))),
+            (&["deploy/web"], Ok((Kind::Deployment, "web"))),
+            (&["deploy", "web"], Ok((Kind::Deployment, "web"))),
+            (&["pods", "deploy/web"], Ok((Kind::Deployment, "web"))),
+            (
+                &["node", "a"],
+                Err("the server doesn't have a resource type \"node\""),
+            ),
+            (
+                &["a", "b", "c"],
+                Err("expected POD, TYPE/NAME, or TYPE NAME, (at most 2 arguments) saw 3: [a b c]"),
+            ),
+        ];
+        for (words, expected) in rows {
+            let words: Vec<_> = words.iter().map(|&word| word.to_owned()).collect();
+            let found = Reference::parse_words(&words);
+            let found = found.as_ref().map(|it| (it.kind, it.name.as_str()));
+            assert_eq!(found.map_err(String::as_str), expected, "{words:?}");
+        }
     }
 }

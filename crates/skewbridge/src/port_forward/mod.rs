@@ -16,11 +16,10 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::client_command::{self, Failure};
+use crate::client_command::{self, Failure, pod_running_timeout};
 use crate::cluster_flags::ClusterFlags;
 use crate::console::{Endings, INTERRUPTED};
 use crate::pods::{Pods, Reference};
-use crate::serve::parse;
 use link::{Linker, Links};
 use listen::{Address, Listener};
 use spec::{Local as Listening, Spec};
@@ -90,8 +89,7 @@ async fn forward(flags: &Flags) -> Result<(), Failure> {
     let specs: Vec<Spec> = specs.collect::<Result<_, _>>()?;
     let addresses =
         Address::parse_all(&flags.address).map_err(|wrong| format!("--address: {wrong}"))?;
-    let patience = parse::duration(&flags.pod_running_timeout)
-        .map_err(|wrong| format!("--pod-running-timeout: {wrong}"))?;
+    let patience = pod_running_timeout(&flags.pod_running_timeout)?;
     let access = flags.cluster.access().await?;
     let linker = Linker {
         pods: Pods {
@@ -109,7 +107,10 @@ async fn forward(flags: &Flags) -> Result<(), Failure> {
         code = endings.recv() => return ended(code),
     };
     let (tell, links) = watch::channel(Some(link.clone()));
-    let listeners = listen(&specs, &addresses, &link.ports).await?;
+    let listeners = tokio::select! {
+        listeners = listen(&specs, &addresses, &link.ports) => listeners?,
+        code = endings.recv() => return ended(code),
+    };
     let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     let mut accepting = JoinSet::new();
     for (at, listener) in listeners {

@@ -93,6 +93,9 @@ pub(crate) fn resolve(
             Remote::Number(port) => *port,
             Remote::Name(name) => named(pod, name)?,
         };
+        let ports = pod.spec.containers.iter().flat_map(|it| &it.ports);
+        let ports = ports.map(|it| (it.number, it.protocol.as_str()));
+        speaks_tcp(remote, port, ports)?;
         return Ok(Resolved {
             remote: port,
             same: port,
@@ -105,8 +108,10 @@ pub(crate) fn resolve(
     };
     let Some(found) = found else {
         let what = match remote {
-            Remote::Number(port) => format!("a service port {}", port.number()),
-            Remote::Name(name) => format!("a named port '{name}'"),
+            Remote::Number(port) => {
+                format!("{name} does not have a service port {}", port.number())
+            }
+            Remote::Name(port) => format!("'{name}' does not have a named port '{port}'"),
         };
         let known: Vec<_> = service
             .spec
@@ -115,11 +120,12 @@ pub(crate) fn resolve(
             .map(|it| it.port.to_string())
             .collect();
         let known = known.join(", ");
-        return Err(format!(
-            "Service {name} does not have {what}; it has: {known}"
-        ));
+        return Err(format!("Service {what}; it has: {known}"));
     };
     let own = Port::new(found.port).ok_or("a service port of 0")?;
+    let ports = service.spec.ports.iter();
+    let ports = ports.map(|it| (it.port, it.protocol.as_str()));
+    speaks_tcp(remote, own, ports)?;
     let target = match &found.target_port {
         // Without an address of its own, its ports are those of the pods.
         _ if service.spec.cluster_ip == "None" => own,
@@ -133,11 +139,31 @@ pub(crate) fn resolve(
     })
 }
 
+/// UDP is not forwarded: a port that has nothing else is refused, in kubectl's words.
+fn speaks_tcp<'a>(
+    remote: &Remote,
+    port: Port,
+    known: impl Iterator<Item = (u16, &'a str)>,
+) -> Result<(), String> {
+    let (mut udp, mut tcp) = (false, false);
+    for (_, protocol) in known.filter(|(number, _)| *number == port.number()) {
+        udp |= protocol == "UDP";
+        tcp |= protocol == "TCP";
+    }
+    if tcp || !udp {
+        return Ok(());
+    }
+    Err(match remote {
+        Remote::Number(port) => format!("UDP protocol is not supported for {}", port.number()),
+        Remote::Name(name) => format!("UDP protocol is not supported for {name}"),
+    })
+}
+
 fn named(pod: &Pod, name: &str) -> Result<Port, String> {
     let ports = || pod.containers().flat_map(|(it, _)| &it.ports);
     let found = ports().find(|port| port.name == name);
     found
-        .and_then(|port| Port::new(port.container_port))
+        .and_then(|port| Port::new(port.number))
         .ok_or_else(|| {
             let known: Vec<_> = ports()
                 .map(|it| it.name.as_str())
@@ -230,6 +256,11 @@ mod tests {
                 Err("Service web does not have a service port 1; it has: 80, 443, 9, 7"),
             ),
             (
+                Remote::Name("no".to_owned()),
+                Some(&normal),
+                Err("Service 'web' does not have a named port 'no'; it has: 80, 443, 9, 7"),
+            ),
+            (
                 number(7),
                 Some(&normal),
                 Err("Pod 'web' does not have a named port 'none'; it has: http"),
@@ -243,6 +274,42 @@ mod tests {
                 expected.as_ref().map_err(|it| *it),
                 "{remote:?}"
             );
+        }
+    }
+
+    #[test]
+    fn ports_that_speak_only_udp_are_refused() {
+        let pod: Pod = serde_json::from_str(
+            r#"{"metadata":{"name":"dns"},"spec":{"containers":[{"name":"a","ports":[
+            {"name":"dns","containerPort":53,"protocol":"UDP"},{"name":"dns-tcp","containerPort":53,"protocol":"TCP"},
+            {"name":"ntp","containerPort":123,"protocol":"UDP"}]}]}}"#,
+        )
+        .unwrap();
+        let service: Service = serde_json::from_str(
+            r#"{"spec":{"clusterIP":"10.0.0.1","ports":[{"name":"dns","port":53,"protocol":"UDP"},
+            {"name":"dns-tcp","port":53,"protocol":"TCP"},{"name":"ntp","port":123,"protocol":"UDP"}]}}"#,
+        )
+        .unwrap();
+        let number = |it| Remote::Number(port(it));
+        let name = |it: &str| Remote::Name(it.to_owned());
+        let rows = [
+            (number(53), Ok(53)),
+            (name("dns"), Ok(53)),
+            (number(80), Ok(80)),
+            (number(123), Err("UDP protocol is not supported for 123")),
+            (name("ntp"), Err("UDP protocol is not supported for ntp")),
+        ];
+        for (remote, expected) in rows {
+            for service in [None, Some(("dns", &service))] {
+                if service.is_some() && remote == number(80) {
+                    continue;
+                }
+                let found = resolve(&remote, &pod, service).map(|it| it.remote.number());
+                assert_eq!(
+                    found.as_ref().map_err(String::as_str),
+                    expected.as_ref().map_err(|it| *it)
+                );
+            }
         }
     }
 }

@@ -6,6 +6,7 @@
 mod copies;
 mod exec;
 mod generated;
+mod named;
 mod port_forward;
 mod terminal;
 

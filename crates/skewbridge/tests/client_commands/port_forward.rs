@@ -380,6 +380,15 @@ async fn what_cannot_be_forwarded_is_told() {
         "error: unable to forward port because pod is not running. Current status=Pending\n\
          container \"a\" of pod \"slow\" is waiting (ContainerCreating)\n"
     );
+    cluster.pods.object(
+        "/api/v1/namespaces/default/pods/dns",
+        r#"{"metadata":{"name":"dns"},"spec":{"containers":[{"name":"a","ports":[{"containerPort":53,"protocol":"UDP"}]}]},"status":{"phase":"Running"}}"#,
+    );
+    let said = cluster.run(&["port-forward", "dns", ":53"]).await;
+    assert_eq!(
+        (said.code, &*said.stderr),
+        (Some(1), "error: UDP protocol is not supported for 53\n")
+    );
     let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = taken.local_addr().unwrap().port();
     let both = format!("{port}:80");

@@ -101,7 +101,37 @@ async fn a_process_can_be_left_alone() {
     terminal.type_keys("\x10\x11");
     assert_eq!(code(child).await, Some(0));
     terminal
-        .shows("Detached; resume using 'skewbridge attach web -c app -i -t' command")
+        .shows("Detached; resume using 'skewbridge attach web -c app -n default -i -t' command")
         .await;
     assert!(!terminal.is_raw());
+}
+
+#[tokio::test]
+async fn a_process_that_ends_is_told_how_to_be_joined_again() {
+    let cluster = Cluster::start().await;
+    cluster.pods.object(
+        "/api/v1/namespaces/default/pods/web",
+        r#"{"metadata":{"name":"web"},"spec":{"containers":[{"name":"app","tty":true,"stdin":true}],"ephemeralContainers":[{"name":"debug","tty":true,"stdin":true}]},
+        "status":{"phase":"Running"}}"#,
+    );
+    let ends = [
+        (
+            "app",
+            "Session ended, resume using 'skewbridge attach web -c app -n default -i -t' command",
+        ),
+        (
+            "debug",
+            "Session ended, the ephemeral container will not be restarted but may be reattached \
+             using 'skewbridge attach web -c debug -n default -i -t' if it is still running",
+        ),
+    ];
+    for (container, said) in ends {
+        let terminal = Terminal::open(80, 24);
+        let child = terminal.run(cluster.command(&["attach", "-it", "web", "-c", container]));
+        terminal.becomes_raw().await;
+        terminal.type_keys("bye\n");
+        assert_eq!(code(child).await, Some(0));
+        terminal.shows(said).await;
+        assert!(!terminal.is_raw());
+    }
 }

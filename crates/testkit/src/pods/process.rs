@@ -51,7 +51,8 @@ impl Process {
                 process.stdout = Box::new(there);
                 process.stdin = Some(Box::new(tokio::io::sink()));
             }
-            // What an attachment finds.
+            // What an attachment finds: at a terminal, it ends with this word.
+            [] if options.tty() => process.run("sed", &["-u", "/^bye/q"], options),
             [] => process.run("cat", &[], options),
             [program, arguments @ ..] => process.run(program, arguments, options),
         }

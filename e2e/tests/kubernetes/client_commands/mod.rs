@@ -314,7 +314,7 @@ async fn a_proxy_that_knows_only_websocket_is_no_obstacle() {
                 assert_eq!(attached.code, Some(0), "{via:?}: {}", attached.stderr);
                 assert_eq!(attached.stdout, "attached\n");
                 let by = "skewbridge: by WebSocket\n";
-                assert!(attached.stderr.starts_with(by), "{}", attached.stderr);
+                assert!(attached.stderr.ends_with(by), "{}", attached.stderr);
                 ports_are_forwarded(ours(&forward), target).await;
             }
         }

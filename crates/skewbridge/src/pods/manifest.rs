@@ -1,0 +1,208 @@
+//! A file that names what a command is for: `exec --filename`.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::reference::{Kind, Reference};
+
+/// The largest file that is read: more than an API server takes for one object.
+const MAX_SIZE: u64 = 4 * 1024 * 1024;
+
+/// What a file says of its object. The server is asked for the rest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Manifest {
+    pub(crate) reference: Reference,
+    pub(crate) namespace: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct Object {
+    api_version: String,
+    kind: String,
+    metadata: Metadata,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Metadata {
+    name: String,
+    namespace: String,
+}
+
+impl Manifest {
+    /// The one object of these files, JSON or YAML; `-` is standard input.
+    pub(crate) fn read(paths: &[String]) -> Result<Self, String> {
+        let [path] = paths else {
+            return Err(MULTIPLE.to_owned());
+        };
+        let text = match path.as_str() {
+            "-" => text(io::stdin().lock()),
+            url if url.starts_with("http://") || url.starts_with("https://") => {
+                return Err(format!(
+                    "{path}: URLs are not read; write --filename=- behind a pipe"
+                ));
+            }
+            path => File::open(Path::new(path)).and_then(text),
+        };
+        let text = text.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => format!("the path {path:?} does not exist"),
+            _ => format!("{path}: {error}"),
+        })?;
+        Self::parse(&text).map_err(|wrong| match wrong {
+            Wrong::Many => MULTIPLE.to_owned(),
+            Wrong::Other(wrong) => format!("{path}: {wrong}"),
+        })
+    }
+
+    fn parse(text: &str) -> Result<Self, Wrong> {
+        let objects = serde_saphyr::from_multiple::<Object>(text);
+        let objects = objects.map_err(|it| Wrong::Other(it.without_snippet().to_string()))?;
+        let mut objects = objects.into_iter();
+        let (object, None) = (objects.next().unwrap_or_default(), objects.next()) else {
+            return Err(Wrong::Many);
+        };
+        let Object {
+            api_version,
+            kind,
+            metadata,
+        } = object;
+        if kind.ends_with("List") {
+            return Err(Wrong::Many);
+        }
+        let other = |wrong: String| Err(Wrong::Other(wrong));
+        if kind.is_empty() || api_version.is_empty() {
+            return other("is no object: it has no kind and apiVersion".to_owned());
+        }
+        let Some(known) = Kind::of_object(&api_version, &kind) else {
+            return other(format!("{kind} of {api_version} is nothing that runs pods"));
+        };
+        if metadata.name.is_empty() {
+            return other("resource name may not be empty".to_owned());
+        }
+        Ok(Self {
+            reference: Reference {
+                kind: known,
+                name: metadata.name,
+            },
+            namespace: Some(metadata.namespace).filter(|it| !it.is_empty()),
+        })
+    }
+
+    /// The namespace of the object: its own, which has to be the one that was asked for
+    /// with a flag, else that of the context.
+    pub(crate) fn namespace(&self, flag: Option<&str>, context: &str) -> Result<String, String> {
+        match (&self.namespace, flag) {
+            (Some(own), Some(asked)) if own != asked => Err(format!(
+                "the namespace from the provided object {own:?} does not match the namespace \
+                 {asked:?}. You must pass '--namespace={own}' to perform this operation."
+            )),
+            (Some(own), _) => Ok(own.clone()),
+            (None, _) => Ok(context.to_owned()),
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Wrong {
+    Many,
+    Other(String),
+}
+
+const MULTIPLE: &str = "cannot exec into multiple objects at a time";
+
+fn text(from: impl io::Read) -> io::Result<String> {
+    let mut text = String::new();
+    from.take(MAX_SIZE + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_SIZE {
+        return Err(io::Error::other("is larger than 4 MiB; correct the path"));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_object_is_named_by_a_file() {
+        let other = |text: &str| Err(Wrong::Other(text.to_owned()));
+        let named = |kind, name: &str, namespace: Option<&str>| {
+            Ok(Manifest {
+                reference: Reference {
+                    kind,
+                    name: name.to_owned(),
+                },
+                namespace: namespace.map(str::to_owned),
+            })
+        };
+        let rows = [
+            (
+                "apiVersion: v1\nkind: Pod\nmetadata: {name: web, namespace: shop}\nspec: {x: 1}\n",
+                named(Kind::Pod, "web", Some("shop")),
+            ),
+            (
+                "# ours\n---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n---\n",
+                named(Kind::Deployment, "web", None),
+            ),
+            (
+                r#"{"kind":"Job","apiVersion":"batch/v1","metadata":{"name":"once"}}"#,
+                named(Kind::Job, "once", None),
+            ),
+            (
+                "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: b}\n",
+                Err(Wrong::Many),
+            ),
+            ("apiVersion: v1\nkind: List\nitems: []\n", Err(Wrong::Many)),
+            (
+                "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n",
+                other("ConfigMap of v1 is nothing that runs pods"),
+            ),
+            (
+                "apiVersion: v1\nkind: Deployment\nmetadata: {name: a}\n",
+                other("Deployment of v1 is nothing that runs pods"),
+            ),
+            (
+                "apiVersion: v1\nkind: Pod\nmetadata: {generateName: a}\n",
+                other("resource name may not be empty"),
+            ),
+            (
+                "kind: Pod\n",
+                other("is no object: it has no kind and apiVersion"),
+            ),
+        ];
+        for (text, expected) in rows {
+            assert_eq!(Manifest::parse(text), expected, "{text}");
+        }
+        assert!(Manifest::parse("[").is_err());
+    }
+
+    #[test]
+    fn the_namespace_of_the_object_has_to_be_the_one_asked_for() {
+        let rows = [
+            (None, None, Ok("here")),
+            (None, Some("shop"), Ok("here")),
+            (Some("shop"), None, Ok("shop")),
+            (Some("shop"), Some("shop"), Ok("shop")),
+            (
+                Some("shop"),
+                Some("zoo"),
+                Err(
+                    "the namespace from the provided object \"shop\" does not match the namespace \
+                     \"zoo\". You must pass '--namespace=shop' to perform this operation.",
+                ),
+            ),
+        ];
+        for (own, flag, expected) in rows {
+            let manifest = Manifest {
+                reference: Reference::parse("web").unwrap(),
+                namespace: own.map(str::to_owned),
+            };
+            let found = manifest.namespace(flag, "here");
+            assert_eq!(found.as_deref().map_err(String::as_str), expected);
+        }
+    }
+}
