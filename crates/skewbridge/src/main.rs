@@ -11,6 +11,7 @@ mod exec;
 mod logs;
 mod man;
 mod playground;
+mod plugin_completion;
 mod pods;
 mod port_forward;
 mod run;
@@ -30,6 +31,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let mut words = std::env::args_os().skip(1);
+    if program().is_some_and(|name| name == plugin_completion::PROGRAM) {
+        return plugin_completion::run(words, definition());
+    }
     if words.next().is_some_and(|word| word == playground::PROCESS) {
         // Not for clap: what follows is somebody else's command line.
         return playground::process(words);

@@ -62,3 +62,24 @@ async fn it_is_a_plugin_of_kubectl_by_its_name() {
     let help = String::from_utf8_lossy(&output.stdout);
     assert!(help.contains("Usage: kubectl skewbridge exec"), "{help}");
 }
+
+#[tokio::test]
+async fn kubectl_is_told_what_a_word_may_become() {
+    let cluster = Cluster::start().await;
+    let program = cluster.dir.path().join("kubectl_complete-skewbridge");
+    symlink(env!("CARGO_BIN_EXE_skewbridge"), &program).unwrap();
+    let rows: [(&[&str], &str); 3] = [
+        (&["ex"], "exec\tRun a command in a container\n:4\n"),
+        (&["zz"], ":4\n"),
+        (&["exec", "--kubeconfig", ""], ":0\n"),
+    ];
+    for (words, expected) in rows {
+        let output = Command::new(&program).args(words).output().await.unwrap();
+        assert!(output.status.success());
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            expected,
+            "{words:?}"
+        );
+    }
+}
