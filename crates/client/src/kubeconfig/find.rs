@@ -151,9 +151,10 @@ fn read(path: &Path) -> Result<Option<Zeroizing<String>>, Error> {
 
 #[cfg(test)]
 mod tests {
-    use skewbridge_testkit::ScratchDir;
+    use skewbridge_testkit::{ApiServer, Ca, Options, PATIENCE, Reply, ScratchDir};
 
     use super::*;
+    use crate::{Endpoint, Request};
 
     fn config(server: &str, current: &str) -> String {
         format!(
@@ -198,6 +199,33 @@ mod tests {
         assert_eq!(target.cluster.server, "https://[fd00::1]:443");
         assert_eq!(target.user.token_file, Some(dir.path().join("token")));
         assert_eq!(target.namespace.as_deref(), Some("shop"));
+    }
+
+    #[tokio::test]
+    async fn a_pod_is_known_to_its_server_by_its_service_account() {
+        let ca = Ca::new("cluster");
+        let options = Options::new(ca.server(&["127.0.0.1"]));
+        let server = ApiServer::start(options, |seen| Reply::json(seen.target)).await;
+        let account = ScratchDir::new();
+        account.write("token", "first\n");
+        account.write("ca.crt", ca.pem());
+        let (host, port) = (server.addr().ip(), server.addr().port());
+        let config = Kubeconfig::in_cluster(&host.to_string(), &port.to_string(), account.path());
+        let target = config.unwrap().target(None).unwrap();
+        let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await.unwrap();
+        let answer = endpoint.send(&Request::get("/api")).await.unwrap();
+        assert_eq!(answer.body, "/api");
+        // Tokens of pods are replaced while they run.
+        account.write("token", "second\n");
+        let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await.unwrap();
+        endpoint.send(&Request::get("/api")).await.unwrap();
+        let seen = server.requests();
+        let shown: Vec<_> = seen.iter().map(|it| it.header("authorization")).collect();
+        assert_eq!(shown, [Some("Bearer first"), Some("Bearer second")]);
+        // Another CA is not that of the cluster.
+        account.write("ca.crt", Ca::new("other").pem());
+        let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await.unwrap();
+        assert!(endpoint.send(&Request::get("/api")).await.is_err());
     }
 
     #[test]
