@@ -41,14 +41,23 @@ impl Plane {
         command
     }
 
-    /// kubectl of the server's version, that finds our program as a plugin on its `PATH`:
     /// `kubectl skewbridge`, ready to be given its arguments.
     pub fn kubectl_skewbridge(&self, server: usize, via: Via, user: User) -> Command {
+        let mut command = self.kubectl_with_plugin(server, via, user);
+        command.arg("skewbridge");
+        command
+    }
+
+    /// kubectl of the server's version, that finds our program as a plugin on its `PATH`,
+    /// and what completes it.
+    pub fn kubectl_with_plugin(&self, server: usize, via: Via, user: User) -> Command {
         let directory = self.pki.file("plugins");
         std::fs::create_dir_all(&directory).expect("a directory for plugins");
-        let plugin = directory.join("kubectl-skewbridge");
-        if !plugin.exists() {
-            std::os::unix::fs::symlink(binaries::bridge(), &plugin).expect("a link");
+        for name in ["kubectl-skewbridge", "kubectl_complete-skewbridge"] {
+            let link = directory.join(name);
+            if !link.exists() {
+                std::os::unix::fs::symlink(binaries::bridge(), &link).expect("a link");
+            }
         }
         let path = std::env::var_os("PATH").unwrap_or_default();
         let others = std::env::split_paths(&path);
@@ -56,7 +65,6 @@ impl Plane {
         let version = &self.servers[server].version;
         let mut command = Command::new(binaries::kubectl(version));
         command
-            .arg("skewbridge")
             .env("PATH", path.expect("a path"))
             .env("HOME", self.pki.path())
             .env(

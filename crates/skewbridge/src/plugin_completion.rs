@@ -89,13 +89,11 @@ fn awaiting<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
 /// By its long name, or by the last of its letters: those before have no value.
 fn find<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
     let mut all = command.get_arguments();
-    match word.strip_prefix("--") {
-        Some(long) => all.find(|it| it.get_long() == Some(long)),
-        None => {
-            let letter = word.chars().last();
-            all.find(|it| it.get_short() == letter)
-        }
+    if let Some(long) = word.strip_prefix("--") {
+        return all.find(|it| it.get_long() == Some(long));
     }
+    let letter = word.chars().last();
+    all.find(|it| it.get_short() == letter)
 }
 
 /// The values of an argument, if they are known.

@@ -41,10 +41,11 @@ pub(crate) struct Container {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
+#[serde(default)]
 pub(crate) struct ContainerPort {
     pub(crate) name: String,
-    pub(crate) container_port: u16,
+    #[serde(rename = "containerPort")]
+    pub(crate) number: u16,
     pub(crate) protocol: String,
 }
 

@@ -94,7 +94,7 @@ pub(crate) fn resolve(
             Remote::Name(name) => named(pod, name)?,
         };
         let ports = pod.spec.containers.iter().flat_map(|it| &it.ports);
-        let ports = ports.map(|it| (it.container_port, it.protocol.as_str()));
+        let ports = ports.map(|it| (it.number, it.protocol.as_str()));
         speaks_tcp(remote, port, ports)?;
         return Ok(Resolved {
             remote: port,
@@ -163,7 +163,7 @@ fn named(pod: &Pod, name: &str) -> Result<Port, String> {
     let ports = || pod.containers().flat_map(|(it, _)| &it.ports);
     let found = ports().find(|port| port.name == name);
     found
-        .and_then(|port| Port::new(port.container_port))
+        .and_then(|port| Port::new(port.number))
         .ok_or_else(|| {
             let known: Vec<_> = ports()
                 .map(|it| it.name.as_str())

@@ -1,12 +1,15 @@
 //! Our exec, attach and port-forward beside kubectl's, against real servers: straight,
 //! through a bridge, and through a proxy that knows no upgrade but that to WebSocket.
 
+mod at_a_terminal;
+mod targets;
+
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
 use skewbridge_e2e::{Node, Output, Plane, Server, Staying, User, Via, is_since, planes};
-use skewbridge_testkit::{PATIENCE, eventually};
+use skewbridge_testkit::eventually;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
@@ -46,6 +49,7 @@ async fn our_commands_do_what_kubectl_does() {
                 ports_are_forwarded(pair.ours(&words), target).await;
                 kubectl_finds_its_plugin(&pair).await;
             }
+            kubectl_completes_its_plugin(&plane, server).await;
         }
     }
 }
@@ -219,6 +223,16 @@ async fn kubectl_finds_its_plugin(pair: &Pair<'_>) {
     assert_eq!(output.stderr, "err\ncommand terminated with exit code 7\n");
 }
 
+/// As `kubectl skewbridge ex<TAB>`.
+async fn kubectl_completes_its_plugin(plane: &Plane, server: usize) {
+    let mut kubectl = plane.kubectl_with_plugin(server, Via::Server, User::Admin);
+    kubectl.args(["__complete", "skewbridge", "ex"]);
+    let output = run(kubectl, "").await;
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    let expected = "exec\tRun a command in a container\n:4\n";
+    assert_eq!(output.stdout, expected, "{}", output.stderr);
+}
+
 /// By a command that forwards to an echo.
 async fn ports_are_forwarded(mut command: Command, target: SocketAddr) {
     let mut forward = Staying::start(&mut command);
@@ -365,143 +379,4 @@ async fn a_forwarded_port_survives_a_restart_of_the_server() {
         talk(b"after").await == b"after"
     })
     .await;
-}
-
-/// A shell at a terminal, as somebody in front of it sees it.
-struct Tmux {
-    socket: String,
-    /// What starts the remote shell.
-    line: String,
-}
-
-impl Tmux {
-    async fn start(command: &Command) -> Self {
-        let socket = format!("skewbridge-{}", std::process::id());
-        let command = command.as_std();
-        let mut line = command.get_program().display().to_string();
-        for word in command.get_args() {
-            line = format!("{line} {}", word.display());
-        }
-        let line = format!("{line}; echo ended with $?");
-        let tmux = Self { socket, line };
-        let mut words = vec!["new-session", "-d", "-x", "80", "-y", "24"];
-        let mut variables = Vec::new();
-        for (name, value) in command.get_envs() {
-            if let Some(value) = value {
-                variables.push(format!("{}={}", name.display(), value.display()));
-            }
-        }
-        for variable in &variables {
-            words.extend(["-e", variable]);
-        }
-        // The shell in front shows what is left of the terminal afterwards.
-        words.extend(["sh"]);
-        tmux.run(&words).await;
-        tmux.types("PS1='local''> '\r").await;
-        tmux.shows("local> ").await;
-        tmux
-    }
-
-    async fn run(&self, words: &[&str]) -> String {
-        let output = Command::new("tmux")
-            .args(["-L", &self.socket, "-f", "/dev/null"])
-            .args(words)
-            .output()
-            .await
-            .expect("tmux starts");
-        assert!(
-            output.status.success(),
-            "{words:?}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
-
-    async fn types(&self, text: &str) {
-        self.run(&["send-keys", "-l", text]).await;
-    }
-
-    async fn shows(&self, text: &str) {
-        let last = std::sync::Mutex::new(String::new());
-        let looking = eventually(text, BOUND.max(PATIENCE), async || {
-            let screen = self.run(&["capture-pane", "-p", "-J"]).await;
-            let found = screen.lines().any(|line| line.contains(text));
-            *last.lock().unwrap() = screen;
-            found
-        });
-        looking.await;
-    }
-}
-
-impl Tmux {
-    async fn hides(&self, text: &str) {
-        eventually(&format!("no {text}"), BOUND, async || {
-            !self.run(&["capture-pane", "-p", "-J"]).await.contains(text)
-        })
-        .await;
-    }
-}
-
-impl Drop for Tmux {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("tmux")
-            .args(["-L", &self.socket, "kill-server"])
-            .output();
-    }
-}
-
-#[tokio::test]
-async fn an_interactive_shell_works_and_leaves_a_sane_terminal() {
-    let version = skewbridge_e2e::newest(&skewbridge_e2e::versions()).to_owned();
-    let mut plane = Plane::start(&[Server::of(&version)]).await;
-    let _node = plane.start_node().await;
-    let mut command = plane.skewbridge_command(0, Via::Server, User::Admin);
-    command.args([
-        "exec",
-        "-it",
-        "-n",
-        Node::NAMESPACE,
-        Node::POD,
-        "--",
-        "bash",
-        "--norc",
-    ]);
-    let tmux = Tmux::start(&command).await;
-    // Quotes tell what is typed from what is shown.
-    tmux.types(&format!("{}\r", tmux.line)).await;
-    tmux.types("PS1='remote''> '\r").await;
-    tmux.shows("remote> ").await;
-    tmux.types("echo $((6*7))\r").await;
-    tmux.shows("42").await;
-    // The line before, by the arrow key.
-    tmux.run(&["send-keys", "Up", "Home"]).await;
-    tmux.types("echo ag''ain;").await;
-    tmux.run(&["send-keys", "Enter"]).await;
-    tmux.shows("again").await;
-    tmux.run(&["resize-window", "-x", "100", "-y", "30"]).await;
-    let new_size = r#"until [ "$(stty size)" = "30 100" ]; do sleep 0.1; done; echo re''sized"#;
-    tmux.types(&format!("{new_size}\r")).await;
-    tmux.shows("resized").await;
-    // ctrl-c ends what runs, and not the shell.
-    tmux.types("echo sle''eping; sleep 1000\r").await;
-    tmux.shows("sleeping").await;
-    tmux.run(&["send-keys", "C-c"]).await;
-    tmux.types("echo still $((1+1))\r").await;
-    tmux.shows("still 2").await;
-    tmux.run(&["send-keys", "C-d"]).await;
-    tmux.shows("ended with 0").await;
-    tmux.types("clear; echo sane $(stty -a | tr ' ' '\\n' | grep -cx -e icanon -e echo -e isig)\r")
-        .await;
-    tmux.shows("sane 3").await;
-    // Once more, and the server is killed in the middle.
-    tmux.types("clear\r").await;
-    tmux.hides("sane 3").await;
-    tmux.types(&format!("{}\r", tmux.line)).await;
-    tmux.types("PS1='far''> '\r").await;
-    tmux.shows("far> ").await;
-    let server = plane.servers[0].process.as_mut().expect("a server");
-    server.signal("KILL");
-    tmux.shows("ended with 1").await;
-    tmux.types("clear; echo here $((2+3))\r").await;
-    tmux.shows("here 5").await;
 }

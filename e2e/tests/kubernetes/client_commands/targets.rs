@@ -1,0 +1,181 @@
+//! What has pods: which of them a command is for, and which port of it.
+
+use serde_json::{Value, json};
+use skewbridge_e2e::{Node, Plane, Server, Staying, Via, planes};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+
+use super::{BOUND, Pair, echo, ports_are_forwarded, run};
+
+/// The labels of all pods here.
+const LABELS: (&str, &str) = ("app", "web");
+
+#[tokio::test]
+async fn what_is_named_leads_where_kubectl_is_led() {
+    for versions in planes() {
+        println!("plane {versions:?}");
+        let servers: Vec<_> = versions.iter().map(|version| Server::of(version)).collect();
+        let plane = Plane::start(&servers).await;
+        let _node = plane.start_node().await;
+        let (target, _echo) = echo().await;
+        show_workloads(&plane, target.port()).await;
+        for server in 0..servers.len() {
+            let pair = Pair {
+                plane: &plane,
+                server,
+                via: Via::Server,
+            };
+            the_same_pod_is_chosen(&pair).await;
+            an_attachment_may_be_named_in_two_words(&pair).await;
+            let forward = ["port-forward", "--address=127.0.0.1"];
+            let rows = [
+                ["svc/web", ":80"],
+                ["svc/web", ":web"],
+                ["best", ":http"],
+                ["deploy/web", ":http"],
+            ];
+            for row in rows {
+                let words = [forward, row].concat();
+                ports_are_forwarded(pair.theirs(&words, &[]), target).await;
+                ports_are_forwarded(pair.ours(&words), target).await;
+            }
+            for row in [["svc/web", ":53"], ["svc/web", ":dns"], ["best", ":53"]] {
+                pair.same(&[forward, row].concat(), &[], "").await;
+            }
+            a_socket_leads_to_the_pod(&pair).await;
+        }
+    }
+}
+
+/// Three pods, of which one is the best, and what may have them.
+async fn show_workloads(plane: &Plane, port: u16) {
+    let (key, value) = LABELS;
+    let labels = json!({ key: value });
+    let namespace = Node::NAMESPACE;
+    let core = format!("/api/v1/namespaces/{namespace}");
+    let apps = format!("/apis/apps/v1/namespaces/{namespace}");
+    let spec = json!({
+        "nodeName": "node",
+        "containers": [{
+            "name": Node::CONTAINER,
+            "image": "none",
+            "stdin": true,
+            "ports": [
+                {"name": "http", "containerPort": port},
+                {"name": "dns", "containerPort": 53, "protocol": "UDP"},
+            ],
+        }],
+    });
+    // The first of a list is not the best.
+    let pods = [
+        ("again", "Running", Some("2026-01-01T00:00:00Z"), 5),
+        ("best", "Running", Some("2026-01-01T00:00:00Z"), 0),
+        ("late", "Running", Some("2026-01-02T00:00:00Z"), 0),
+        ("none", "Pending", None, 0),
+    ];
+    for (name, phase, ready, restarts) in pods {
+        let pod = json!({"metadata": {"name": name, "labels": labels}, "spec": spec});
+        plane.write("POST", &format!("{core}/pods"), &pod).await;
+        let conditions: Vec<Value> = ready
+            .map(|since| json!({"type": "Ready", "status": "True", "lastTransitionTime": since}))
+            .into_iter()
+            .collect();
+        let status = json!({"status": {
+            "phase": phase,
+            "conditions": conditions,
+            "containerStatuses": [{
+                "name": Node::CONTAINER, "image": "none", "imageID": "none",
+                "ready": ready.is_some(), "restartCount": restarts, "state": {"running": {}},
+            }],
+        }});
+        let at = format!("{core}/pods/{name}/status");
+        plane.write("PATCH", &at, &status).await;
+    }
+    let template = json!({
+        "metadata": {"labels": labels},
+        "spec": {"containers": [{"name": Node::CONTAINER, "image": "none"}]},
+    });
+    let workload = json!({
+        "metadata": {"name": "web"},
+        "spec": {"selector": {"matchLabels": labels}, "template": template},
+    });
+    for kind in ["deployments", "statefulsets", "replicasets", "daemonsets"] {
+        plane
+            .write("POST", &format!("{apps}/{kind}"), &workload)
+            .await;
+    }
+    let service = json!({
+        "metadata": {"name": "web"},
+        "spec": {"selector": labels, "ports": [
+            {"name": "web", "port": 80, "targetPort": "http"},
+            {"name": "dns", "port": 53, "protocol": "UDP"},
+        ]},
+    });
+    plane
+        .write("POST", &format!("{core}/services"), &service)
+        .await;
+}
+
+async fn the_same_pod_is_chosen(pair: &Pair<'_>) {
+    let file = pair.plane.file(
+        "web.json",
+        &json!({
+            "kind": "Deployment", "apiVersion": "apps/v1",
+            "metadata": {"name": "web"},
+            "spec": {"selector": {"matchLabels": {(LABELS.0): LABELS.1}}},
+        })
+        .to_string(),
+    );
+    let in_file = format!("--filename={file}");
+    let all = [
+        "deploy/web",
+        "sts/web",
+        "statefulset/web",
+        "rs/web",
+        "ds/web",
+        "svc/web",
+        &in_file,
+    ];
+    for named in all {
+        // Who is asked for a container that there is not tells its name.
+        let words = ["exec", named, "-c", "nowhere"];
+        let theirs = run(pair.theirs(&words, &["true"]), "").await;
+        let ours = run(pair.ours_with(&words, &["true"]), "").await;
+        assert_eq!(ours.code, theirs.code, "{named}: {}", ours.stderr);
+        let pod = " is not valid for pod best";
+        for (who, said) in [("kubectl", &theirs.stderr), ("we", &ours.stderr)] {
+            assert!(said.contains(pod), "{named}, {who}: {said}");
+        }
+        let output = run(pair.ours_with(&["exec", named], &["echo", "hello"]), "").await;
+        assert_eq!(output.stdout, "hello\n", "{named}: {}", output.stderr);
+    }
+}
+
+async fn an_attachment_may_be_named_in_two_words(pair: &Pair<'_>) {
+    let words = ["attach", "-i", "-q", "deployment", "web"];
+    let output = pair.same(&words, &[], "by two words\n").await;
+    assert_eq!(output.stdout, "by two words\n", "{}", output.stderr);
+}
+
+async fn a_socket_leads_to_the_pod(pair: &Pair<'_>) {
+    let socket = pair.plane.file(&format!("socket-{}", pair.server), "");
+    std::fs::remove_file(&socket).unwrap();
+    let port = format!("unix:{socket}:http");
+    let mut command = pair.ours(&["port-forward", "deploy/web", &port]);
+    let mut forward = Staying::start(&mut command);
+    let line = forward.line().await;
+    assert!(line.starts_with("Forwarding from unix:"), "{line}");
+    let mut connection = UnixStream::connect(&socket).await.unwrap();
+    let talk = async {
+        connection.write_all(b"by a socket").await?;
+        connection.shutdown().await?;
+        let mut heard = String::new();
+        connection.read_to_string(&mut heard).await?;
+        std::io::Result::Ok(heard)
+    };
+    let heard = tokio::time::timeout(BOUND, talk).await;
+    assert_eq!(heard.expect("an echo in time").unwrap(), "by a socket");
+    let line = forward.line().await;
+    assert!(line.starts_with("Handling connection for unix:"), "{line}");
+    forward.end().await;
+}
