@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// A directory with `etcd`, `node`, `client-go`, `websocket`, `spdystream`, `helm`, an
 /// environment `python`, `kube-apiserver-VERSION`, `kubectl-VERSION` and, of the newest
-/// version, `kube-controller-manager-VERSION`.
+/// version, `kube-controller-manager-VERSION`; with `--all`, `k9s`.
 const BINARIES: &str = "SKEWBRIDGE_E2E_BINARIES";
 /// The bridge itself.
 const BRIDGE: &str = "SKEWBRIDGE_E2E_BRIDGE";
@@ -19,6 +19,11 @@ pub(crate) fn node() -> PathBuf {
 
 pub(crate) fn client_go() -> PathBuf {
     from(BINARIES).join("client-go")
+}
+
+/// Only for `--all`.
+pub(crate) fn k9s() -> PathBuf {
+    from(BINARIES).join("k9s")
 }
 
 pub(crate) fn helm() -> PathBuf {

@@ -30,6 +30,8 @@ pub enum Stock {
     Rust,
     /// Helm.
     Helm,
+    /// k9s, which wants a terminal.
+    K9s,
 }
 
 /// What a client has said, and the kubeconfig that it was given.
@@ -49,11 +51,34 @@ impl Stock {
             Self::Python => vec![binaries::python().into(), script.into()],
             Self::Rust => vec![binaries::example("run_a_command").into()],
             Self::Helm => vec![binaries::helm().into()],
+            Self::K9s => vec![binaries::k9s().into()],
         }
     }
 }
 
 impl Plane {
+    /// What runs a client with these words at a terminal, below `skewbridge run`. kubectl,
+    /// which some of them run in turn, is on its path.
+    pub fn stock_client_line(
+        &self,
+        server: SocketAddr,
+        agent: &[String],
+        client: Stock,
+        words: &[&str],
+    ) -> Command {
+        let path = self.pki.path().join("programs");
+        let kubectl = path.join("kubectl");
+        std::fs::create_dir_all(&path).expect("a directory");
+        let _ = std::os::unix::fs::symlink(binaries::kubectl(&self.servers[0].version), kubectl);
+        let paths = std::env::var("PATH").unwrap_or_default();
+        let mut command: Command = self.below_run(server, agent);
+        command
+            .args(client.words())
+            .args(words)
+            .env("PATH", format!("{}:{paths}", path.display()));
+        command
+    }
+
     /// Runs a client with these words below `skewbridge run`, whose plugin is
     /// `skewbridge agent` with these flags.
     pub async fn stock_client(

@@ -1,11 +1,11 @@
-//! Clients as they come, below `skewbridge run`: in Go, Python and Rust, and helm. None
+//! Clients as they come, below `skewbridge run`: in Go, Python and Rust, helm and k9s. None
 //! of them has a credential or knows of plugins.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Node, Plane, Server, Stock, Vip, is_since, newest, versions};
+use skewbridge_e2e::{Node, Plane, Server, Stock, Tmux, Vip, is_since, newest, versions};
 use skewbridge_testkit::ScratchDir;
 
 /// For a bridge that does not believe signatures of before its start.
@@ -29,6 +29,40 @@ async fn clients_in_go_python_and_rust_and_helm_need_no_change() {
     rust(&below).await;
     helm(&below).await;
     signed(&plane).await;
+}
+
+/// Lists and watches, and a shell by the kubectl that it runs.
+#[tokio::test]
+#[ignore = "k9s takes minutes to build"]
+async fn k9s_needs_no_change() {
+    let versions = versions();
+    let plane = Plane::start(&[Server::of(newest(&versions)).without_bridge()]).await;
+    let _node = plane.start_node().await;
+    let agent = plane.key_in_a_file("admin");
+    let words = [
+        "--splashless",
+        "--logoless",
+        "-n",
+        Node::NAMESPACE,
+        "-c",
+        "pods",
+    ];
+    let server = plane.servers[0].address;
+    let command = plane.stock_client_line(server, &agent, Stock::K9s, &words);
+    let tmux = Tmux::start("k9s", &command).await;
+    tmux.run(&["resize-window", "-x", "160", "-y", "40"]).await;
+    tmux.types(&format!("{}\r", tmux.line)).await;
+    tmux.shows(&format!("Pods({})", Node::NAMESPACE)).await;
+    tmux.shows(Node::POD).await;
+    tmux.types("s").await;
+    tmux.types("PS1='remote''> '\r").await;
+    tmux.shows("remote> ").await;
+    tmux.types("echo $((6*7))\r").await;
+    tmux.shows("42").await;
+    tmux.run(&["send-keys", "C-d"]).await;
+    tmux.shows(&format!("Pods({})", Node::NAMESPACE)).await;
+    tmux.types(":q\r").await;
+    tmux.shows("ended with 0").await;
 }
 
 /// Where clients are run, and with which plugin.

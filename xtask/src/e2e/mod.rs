@@ -63,6 +63,10 @@ const PROGRAMS: [&str; 5] = ["etcd", "node", "client-go", "websocket", "spdystre
 /// Programs of others that are packages of Go, by the folder under `e2e/` with their modules.
 const TOOLS: [(&str, &str); 1] = [("helm", "helm.sh/helm/v3/cmd/helm")];
 
+/// The same, for `--all`: k9s looks for vulnerabilities in images as well, and takes minutes
+/// to build.
+const FURTHER_TOOLS: [(&str, &str); 1] = [("k9s", "github.com/derailed/k9s")];
+
 /// How the tests are told of the control planes, and of what was built.
 const PLANES: &str = "SKEWBRIDGE_E2E_PLANES";
 const BINARIES: &str = "SKEWBRIDGE_E2E_BINARIES";
@@ -102,7 +106,11 @@ pub(crate) fn steps(
         steps.run(name, || shelf.kubernetes(version, &programs))?;
     }
     // After kubectl, with which they share most of what is compiled.
-    for (name, package) in TOOLS {
+    let further = match extent {
+        Extent::Default => &[][..],
+        Extent::All => &FURTHER_TOOLS,
+    };
+    for (name, package) in TOOLS.iter().chain(further) {
         steps.run(name, || shelf.tool(name, package))?;
     }
     let mut program = None;
