@@ -10,20 +10,34 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use skewbridge_client::{Endpoint, Limits};
-use skewbridge_testkit::{ApiServer, Ca, Options, PATIENCE, Reply, SilentPort, eventually};
+use skewbridge_testkit::{
+    ApiServer, Ca, Options, PATIENCE, Reply, SilentPort, Stopwatch, eventually,
+};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::client_process;
-use crate::stage::{Kind, LIMITS, NAME, Socket, Stage, ask};
+use crate::stage::{Kind, NAME, Socket, Stage, ask};
+
+/// What comes on top of a limit: a process to end, and its last words.
+const ON_TOP: Duration = Duration::from_secs(2);
+
+/// For plugins that need not be waited for.
+const HASTY: Limits = Limits {
+    request: Some(Duration::from_secs(5)),
+    plugin: Duration::from_secs(10),
+};
 
 async fn error_of(stage: &Stage, plugin: &Value, limits: Limits) -> String {
     let target = stage.target_of("alice", plugin);
+    let watch = Stopwatch::start();
     let asked = async {
         let endpoint = Endpoint::prepare_within(&target, limits).await?;
         ask(&endpoint, "/").await
     };
     let error = asked.await.unwrap_err().to_string();
+    let limit = limits.plugin + limits.request.unwrap_or_default() + ON_TOP;
+    watch.within(limit, "an error", async || true).await;
     let named = format!(
         "getting credentials: exec: {} (user \"alice\"): ",
         plugin["command"].as_str().unwrap()
@@ -73,11 +87,11 @@ async fn a_plugin_that_gives_nothing_is_named_with_its_user() {
         ("kill -9 $$", "failed with signal: 9"),
     ];
     for (script, expected) in rows {
-        let error = error_of(&stage, &Stage::script(script), LIMITS).await;
+        let error = error_of(&stage, &Stage::script(script), HASTY).await;
         assert!(error.contains(expected), "{script}: {error}");
     }
     // What is certain: that it fails in time to be asked how, is not.
-    let error = error_of(&stage, &Stage::script("echo oops; exit 2"), LIMITS).await;
+    let error = error_of(&stage, &Stage::script("echo oops; exit 2"), HASTY).await;
     assert!(
         error.contains("failed with exit status: 2")
             || error.contains("does not print an ExecCredential"),
@@ -86,7 +100,7 @@ async fn a_plugin_that_gives_nothing_is_named_with_its_user() {
     let mut absent = Stage::script("");
     absent["command"] = json!("/nonexistent/login");
     absent["installHint"] = json!("ask somebody\n");
-    let error = error_of(&stage, &absent, LIMITS).await;
+    let error = error_of(&stage, &absent, HASTY).await;
     assert!(
         error.ends_with("executable not found\nask somebody"),
         "{error}"
@@ -98,8 +112,8 @@ async fn a_plugin_that_gives_nothing_is_named_with_its_user() {
 async fn a_plugin_that_hangs_is_ended_at_its_time_limit() {
     let stage = Stage::new(Kind::Itself).await;
     let hasty = Limits {
+        request: Some(Duration::ZERO),
         plugin: Duration::from_millis(300),
-        ..LIMITS
     };
     let pid = stage.dir.path().join("hanging");
     let token = document(&json!({"token": "hunter2"}));
@@ -151,7 +165,7 @@ async fn a_proxy_where_nobody_listens_is_looked_for_twice_and_then_told() {
             count.display(),
             file.display()
         );
-        let error = error_of(&stage, &Stage::script(&script), LIMITS).await;
+        let error = error_of(&stage, &Stage::script(&script), HASTY).await;
         let expected = format!("its proxy at {url} is not there: nobody listens");
         assert!(error.contains(&expected), "{error}");
         let count = std::fs::read_to_string(count).unwrap();
@@ -164,7 +178,7 @@ async fn a_proxy_where_nobody_listens_is_looked_for_twice_and_then_told() {
     ] {
         let file = stage.dir.write("document", document(&status(url)));
         let script = format!("cat {}", file.display());
-        let error = error_of(&stage, &Stage::script(&script), LIMITS).await;
+        let error = error_of(&stage, &Stage::script(&script), HASTY).await;
         assert!(error.contains(expected), "{error}");
     }
 }
@@ -191,7 +205,7 @@ async fn a_proxy_that_goes_in_the_handshake_is_looked_for_twice_and_then_told() 
     let file = stage.dir.write("document", document(&status));
     let count = stage.dir.path().join("count");
     let script = format!("echo x >> {}; cat {}", count.display(), file.display());
-    let error = error_of(&stage, &Stage::script(&script), LIMITS).await;
+    let error = error_of(&stage, &Stage::script(&script), HASTY).await;
     let expected = format!("its proxy at {url} breaks off the handshake");
     assert!(error.contains(&expected), "{error}");
     let count = std::fs::read_to_string(count).unwrap();
@@ -292,7 +306,7 @@ async fn a_ca_that_does_not_match_is_told() {
         "url": url,
         "certificate-authority-data": STANDARD.encode(other.pem()),
     }});
-    let error = error_of(&stage, &stage.plugin(), LIMITS).await;
+    let error = error_of(&stage, &stage.plugin(), HASTY).await;
     let expected = format!(
         "its proxy at {url} cannot be trusted: its certificate is not signed by the plugin's \
          certificate-authority-data"

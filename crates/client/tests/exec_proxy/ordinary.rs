@@ -1,11 +1,13 @@
 //! Plugins that know of no proxy work as they always have.
 
 use serde_json::{Value, json};
+use skewbridge_api::media::Format;
+use skewbridge_api::status::Status;
 use skewbridge_client::exec::{CallStatus, ExecCall, calls_with_proxy};
 use skewbridge_client::{Endpoint, Request};
 use skewbridge_testkit::{ApiServer, Ca, Options, Reply};
 
-use crate::stage::{Kind, LIMITS, Stage, ask};
+use crate::stage::{Kind, LIMITS, NAME, Stage, ask};
 
 #[tokio::test]
 async fn a_plugin_is_told_about_the_cluster_and_gives_a_token() {
@@ -91,6 +93,54 @@ async fn calls_are_counted_if_they_may_have_given_a_proxy() {
     let target = stage.target_of("u", &Stage::script("exit 77"));
     Endpoint::prepare_within(&target, LIMITS).await.unwrap_err();
     assert_eq!(call(77, CallStatus::PluginExecutionError), 1);
+    let mut absent = Stage::script("");
+    absent["command"] = json!("/nonexistent/login");
+    for (plugin, status) in [
+        (absent, CallStatus::PluginNotFoundError),
+        (
+            Stage::script("echo nonsense"),
+            CallStatus::ClientInternalError,
+        ),
+    ] {
+        let before = call(1, status);
+        let target = stage.target_of("u", &plugin);
+        Endpoint::prepare_within(&target, LIMITS).await.unwrap_err();
+        assert!(call(1, status) > before, "{status:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_plugin_of_the_older_version_works_with_and_without_a_proxy() {
+    const OLDER: &str = "client.authentication.k8s.io/v1beta1";
+    let stage = Stage::new(Kind::Itself).await;
+    let mut plugin = stage.plugin();
+    plugin["apiVersion"] = json!(OLDER);
+    // It need not say so in this version.
+    plugin.as_object_mut().unwrap().remove("interactiveMode");
+    let target = stage.target_of("u", &plugin);
+    let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    assert_eq!(ask(&endpoint, "/x").await.unwrap(), format!("{NAME} /x"));
+    let question: Value = serde_json::from_str(&stage.told("question")).unwrap();
+    assert_eq!(question["apiVersion"], OLDER);
+    assert!(question["spec"]["lockFilePath"].is_string(), "{question}");
+    let pair = stage.cluster_ca.client("jane", &[]);
+    let document = json!({
+        "kind": "ExecCredential",
+        "apiVersion": OLDER,
+        "status": {"clientCertificateData": pair.cert_pem, "clientKeyData": pair.key_pem},
+    });
+    let file = stage.dir.write("document", document.to_string());
+    let mut plugin = Stage::script(&format!("cat {}", file.display()));
+    plugin["apiVersion"] = json!(OLDER);
+    let mut target = stage.target_of("u", &plugin);
+    target.cluster.proxy_url = None;
+    let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    assert_eq!(ask(&endpoint, "/y").await.unwrap(), "jane /y");
+    // Another version than it was asked in.
+    plugin["apiVersion"] = json!("client.authentication.k8s.io/v1");
+    let target = stage.target_of("u", &plugin);
+    let error = Endpoint::prepare_within(&target, LIMITS).await.unwrap_err();
+    assert!(error.to_string().contains(OLDER), "{error}");
 }
 
 /// What kube-apiserver says to whom it does not know.
@@ -112,6 +162,10 @@ impl Tokens {
             let token = seen.header("authorization").unwrap_or("none").to_owned();
             if seen.path().ends_with("/proxy/login") {
                 return Reply::new(401).body("who are you?");
+            }
+            if token == format!("Bearer {refused}") && seen.path().ends_with("/protobuf") {
+                let status = Status::unauthorized().encode(Format::Protobuf);
+                return Reply::new(401).body(status);
             }
             if token == format!("Bearer {refused}") {
                 return Reply::new(401).body(UNAUTHORIZED);
@@ -221,6 +275,9 @@ async fn after_a_workloads_own_401_the_plugin_is_not_executed_again() {
     let tokens = Tokens::new("token-1", "").await;
     let path = format!("{SERVICE}/page");
     assert_eq!(tokens.get(&path).await, (401, UNAUTHORIZED.to_owned()));
+    assert_eq!(tokens.get(&path).await, (200, "Bearer token-2".to_owned()));
+    let tokens = Tokens::new("token-1", "").await;
+    assert_eq!(tokens.get(&format!("{SERVICE}/protobuf")).await.0, 401);
     assert_eq!(tokens.get(&path).await, (200, "Bearer token-2".to_owned()));
     // A namespace may be called so.
     let tokens = Tokens::new("token-1", "").await;

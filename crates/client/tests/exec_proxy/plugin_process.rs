@@ -168,9 +168,10 @@ impl Plugin {
         for (name, value) in extra.as_object().unwrap() {
             status[name] = value.clone();
         }
+        let question: Value = serde_json::from_str(&self.read("question")).unwrap();
         let document = json!({
             "kind": "ExecCredential",
-            "apiVersion": "client.authentication.k8s.io/v1",
+            "apiVersion": question["apiVersion"],
             "status": status,
         });
         // In two pieces: pipes promise nothing.

@@ -23,6 +23,18 @@ async fn the_plugin_is_executed_by_the_client_on_first_use() {
 }
 
 #[tokio::test]
+async fn one_request_after_the_other_goes_over_one_connection_with_the_proxy() {
+    let stage = Stage::new(Kind::Itself).await;
+    let endpoint = stage.endpoint().await;
+    for path in ["/one", "/two", "/three"] {
+        let answer = endpoint.send(&Request::get(path)).await.unwrap();
+        assert_eq!(answer.body, format!("{NAME} {path}"));
+    }
+    // The stand-in opens one for each that it accepts.
+    assert_eq!(stage.server.connections(), 1);
+}
+
+#[tokio::test]
 async fn a_plugin_binary_may_itself_be_the_proxy_process() {
     let stage = Stage::new(Kind::Itself).await;
     let endpoint = stage.endpoint().await;

@@ -6,5 +6,6 @@ mod life;
 mod prompts;
 mod proxies;
 mod rig;
+mod secrets;
 mod signers;
 mod tokens;

@@ -1,7 +1,10 @@
 //! What signers make of a request.
 
+use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use aws_lc_rs::digest::{SHA256, digest};
+use aws_lc_rs::hmac::{HMAC_SHA256, Key, sign};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519};
 use skewbridge_signatures::Request;
@@ -109,6 +112,131 @@ async fn requests_are_signed_by_every_kind_of_key() {
         let seen = &server.requests()[place];
         assert!(is_signed_by(&key, seen, &host), "{algorithm:?}");
     }
+}
+
+fn hmac(key: &[u8], text: &str) -> Vec<u8> {
+    let key = Key::new(HMAC_SHA256, key);
+    sign(&key, text.as_bytes()).as_ref().to_vec()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").unwrap();
+        text
+    })
+}
+
+/// Whether a front proxy takes a request for one of the owner of this secret. Written from
+/// AWS' own description of the signature, with none of our code.
+fn is_signed_for_aws(seen: &Seen, id: &str, secret: &str) -> bool {
+    let header = |name| match name {
+        "host" => seen.authority.as_deref(),
+        _ => seen.header(name),
+    };
+    let authorization = header("authorization").unwrap();
+    let words: Vec<_> = authorization.split([' ', ',', '=']).collect();
+    let [
+        "AWS4-HMAC-SHA256",
+        "Credential",
+        credential,
+        "",
+        "SignedHeaders",
+        signed,
+        "",
+        "Signature",
+        given,
+    ] = words[..]
+    else {
+        return false;
+    };
+    let scope = credential
+        .strip_prefix(id)
+        .and_then(|rest| rest.strip_prefix('/'));
+    let Some(scope) = scope else {
+        return false;
+    };
+    let (path, query) = seen.target.split_once('?').unwrap_or((&seen.target, ""));
+    let mut canonical = format!("{}\n{path}\n{query}\n", seen.method);
+    for name in signed.split(';') {
+        let Some(value) = header(name) else {
+            return false;
+        };
+        writeln!(canonical, "{name}:{value}").unwrap();
+    }
+    let body = hex(digest(&SHA256, &seen.body).as_ref());
+    write!(canonical, "\n{signed}\n{body}").unwrap();
+    let canonical = hex(digest(&SHA256, canonical.as_bytes()).as_ref());
+    let at = header("x-amz-date").unwrap();
+    let text = format!("AWS4-HMAC-SHA256\n{at}\n{scope}\n{canonical}");
+    let first = format!("AWS4{secret}").into_bytes();
+    let key = scope.split('/').fold(first, |key, part| hmac(&key, part));
+    hex(&hmac(&key, &text)) == given
+}
+
+#[tokio::test]
+async fn a_front_proxy_believes_what_is_signed_for_aws() {
+    let bench = Bench::new();
+    let server = bench.server().await;
+    let client = Client::start(&bench);
+    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    let mut command = bench.agent(&info, &["--signer=sigv4", "--sigv4-region=eu-west-1"]);
+    command
+        .env("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+        .env("AWS_SECRET_ACCESS_KEY", "hunter2")
+        .env("AWS_SESSION_TOKEN", "a-session");
+    let plugin = Plugin::of(command);
+    let answer = send(&plugin.printed, POST).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let seen = server.requests().remove(0);
+    assert_eq!(seen.body, "{}");
+    assert_eq!(seen.header("x-amz-security-token"), Some("a-session"));
+    assert!(is_signed_for_aws(&seen, "AKIDEXAMPLE", "hunter2"));
+    assert!(!is_signed_for_aws(&seen, "AKIDEXAMPLE", "hunter3"));
+    let altered: [fn(&mut Seen); 4] = [
+        |seen| seen.body = "[]".into(),
+        |seen| seen.target.push_str("&force=true"),
+        |seen| seen.authority = Some("other.example".to_owned()),
+        |seen| {
+            let tokens = seen.headers.iter_mut();
+            for (_, value) in tokens.filter(|it| it.0 == "x-amz-security-token") {
+                "another".clone_into(value);
+            }
+        },
+    ];
+    for alter in altered {
+        let mut seen = seen.clone();
+        alter(&mut seen);
+        assert!(
+            !is_signed_for_aws(&seen, "AKIDEXAMPLE", "hunter2"),
+            "{seen:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_program_prints_headers_and_is_given_its_arguments() {
+    let bench = Bench::new();
+    let server = bench.server().await;
+    let client = Client::start(&bench);
+    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    let program = bench
+        .dir
+        .write_program("badges", "#!/bin/sh\necho \"X-Badge: $# $1 $2\"\n");
+    let plugin = Plugin::of(bench.agent(
+        &info,
+        &[
+            "--signer=headers",
+            &format!("--headers-command={}", program.display()),
+            "--headers-command-arg=--of",
+            "--headers-command-arg=jane doe",
+        ],
+    ));
+    let answer = plugin.get("/").await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert_eq!(
+        server.requests()[0].header("x-badge"),
+        Some("2 --of jane doe")
+    );
 }
 
 #[tokio::test]

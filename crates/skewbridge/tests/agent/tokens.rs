@@ -3,6 +3,7 @@
 use skewbridge_testkit::{SoftToken, eventually};
 
 use crate::rig::{Bench, Client, PATIENCE, Plugin};
+use crate::secrets::told_by;
 
 #[tokio::test]
 async fn the_key_in_the_token_is_the_users() {
@@ -56,4 +57,42 @@ async fn the_key_in_the_token_is_the_users() {
     .await;
     token.put_back();
     eventually("the token's key", PATIENCE, async || is_jane().await).await;
+}
+
+#[tokio::test]
+async fn a_program_is_asked_for_the_pin_which_is_told_to_nobody_else() {
+    let Some(token) = SoftToken::new("jane", "24681012") else {
+        return;
+    };
+    let bench = Bench::new();
+    let key = token.generate("EC:secp384r1", "kubernetes", "01");
+    let certificate = bench.ca.client_with_key(&key, "token-jane", &[]);
+    token.store(&certificate, "kubernetes", "01");
+    let program = bench.dir.write_program(
+        "askpass",
+        "#!/bin/sh\necho \"$1\" >> asked\necho 24681012\n",
+    );
+    let server = bench.server().await;
+    let client = Client::start(&bench);
+    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    let module = format!("--pkcs11-module={}", token.library().display());
+    let mut command = bench.agent(
+        &info,
+        &[
+            "--v=10",
+            "--signer=pkcs11",
+            &module,
+            "--pkcs11-uri=pkcs11:token=jane;object=kubernetes",
+            &format!("--pkcs11-askpass={}", program.display()),
+        ],
+    );
+    command.env("SOFTHSM2_CONF", token.configuration());
+    let plugin = Plugin::of(command);
+    assert!(plugin.get("/").await.unwrap().contains("\ntoken-jane\r\n"));
+    let asked = std::fs::read_to_string(bench.dir.path().join("asked")).unwrap();
+    assert!(asked.contains("jane"), "{asked}");
+    let told = told_by(plugin).await;
+    assert!(told.arguments.contains("--pkcs11-askpass="));
+    let all = format!("{} {} {}", told.arguments, told.environment, told.log);
+    assert!(!all.contains("24681012"), "{all}");
 }

@@ -55,6 +55,9 @@ async fn signals_reach_the_command() {
         (Signal::TERM, SignalKind::terminate(), "TERM"),
         (Signal::HUP, SignalKind::hangup(), "HUP"),
         (Signal::INT, SignalKind::interrupt(), "INT"),
+        (Signal::QUIT, SignalKind::quit(), "QUIT"),
+        (Signal::USR1, SignalKind::user_defined1(), "USR1"),
+        (Signal::USR2, SignalKind::user_defined2(), "USR2"),
     ] {
         // By whoever runs this test, in the background or with nohup.
         if ignored.contains(kind) {

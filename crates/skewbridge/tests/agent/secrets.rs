@@ -1,0 +1,103 @@
+//! What a plugin tells of itself: its arguments, its environment and its log.
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use skewbridge_testkit::ScratchDir;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpListener;
+
+use crate::rig::{Bench, Client, Plugin, get};
+
+/// What can be seen of a plugin from outside.
+pub(crate) struct Told {
+    pub(crate) arguments: String,
+    /// Nothing where only root may see it.
+    pub(crate) environment: String,
+    pub(crate) log: String,
+}
+
+/// Looks at a plugin, and ends it.
+pub(crate) async fn told_by(mut plugin: Plugin) -> Told {
+    let process = format!("/proc/{}", plugin.child.id());
+    let read = |name: &str| {
+        let bytes = std::fs::read(format!("{process}/{name}")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let (arguments, environment) = (read("cmdline"), read("environ"));
+    plugin.signal(Signal::TERM);
+    assert!(plugin.ended().await.success());
+    let mut log = String::new();
+    let mut stderr = plugin.child.stderr.take().unwrap();
+    std::io::Read::read_to_string(&mut stderr, &mut log).unwrap();
+    Told {
+        arguments,
+        environment,
+        log,
+    }
+}
+
+fn write_profile(dir: &ScratchDir) {
+    std::fs::create_dir(dir.path().join(".aws")).unwrap();
+    dir.write(
+        ".aws/credentials",
+        "[default]\naws_access_key_id = AKIDFILE\naws_secret_access_key = hunter-of-keys\n\
+         aws_session_token = hunter-of-sessions\nregion = eu-west-1\n",
+    );
+}
+
+#[tokio::test]
+async fn neither_keys_for_aws_nor_a_proxys_password_are_told() {
+    let bench = Bench::new();
+    write_profile(&bench.dir);
+    let client = Client::start(&bench);
+    // It lets nobody through, which is told to the client and in the log.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = listener.local_addr().unwrap();
+    let asked = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut stream = BufReader::new(stream);
+        let (mut asked, mut line) = (String::new(), String::new());
+        while line != "\r\n" {
+            line.clear();
+            stream.read_line(&mut line).await.unwrap();
+            asked.push_str(&line);
+        }
+        let refused = b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n";
+        stream.write_all(refused).await.unwrap();
+        asked
+    });
+    let info = bench.info("https://cluster.example:6443", Some(&client.lock));
+    let mut info: Value = serde_json::from_str(&info).unwrap();
+    let url = format!("http://me:hunter-of-proxies@{proxy}");
+    info["spec"]["cluster"]["proxy-url"] = json!(url);
+    let mut command = bench.agent(&info.to_string(), &["--v=10", "--signer=sigv4"]);
+    for (name, _) in std::env::vars_os() {
+        if name.as_encoded_bytes().starts_with(b"AWS_") {
+            command.env_remove(name);
+        }
+    }
+    let plugin = Plugin::of(command);
+    let answer = get(&plugin.printed, "/api").await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    assert!(
+        answer.contains("wants a user and a password (407)"),
+        "{answer}"
+    );
+    let asked = asked.await.unwrap();
+    // "me:hunter-of-proxies"
+    let expected = "Proxy-Authorization: Basic bWU6aHVudGVyLW9mLXByb3hpZXM=";
+    assert!(asked.contains(expected), "{asked}");
+    let told = told_by(plugin).await;
+    assert!(
+        told.log.contains("a request was not answered"),
+        "{}",
+        told.log
+    );
+    for text in [&answer, &told.arguments, &told.log] {
+        assert!(!text.contains("hunter"), "{text}");
+        assert!(!text.contains("bWU6aHVudGVy"), "{text}");
+    }
+    // The client has told of the proxy there, and of nothing else.
+    let environment = told.environment.replace("hunter-of-proxies", "");
+    assert!(!environment.contains("hunter"), "{environment}");
+}
