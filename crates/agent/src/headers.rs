@@ -56,9 +56,12 @@ pub enum Source {
 pub struct Value(Zeroizing<Vec<u8>>);
 
 impl Value {
+    /// What a header can hold (RFC 9110, 5.5). Not by making one, which would be a copy that
+    /// nobody overwrites.
     fn read(bytes: &[u8]) -> Option<Self> {
-        let value = Self(Zeroizing::new(bytes.to_owned()));
-        value.header().map(|_| value)
+        let may_stand = |byte: &u8| *byte == b'\t' || (*byte >= b' ' && *byte != 0x7f);
+        let may_stand = bytes.iter().all(may_stand);
+        may_stand.then(|| Self(Zeroizing::new(bytes.to_owned())))
     }
 
     /// For one request.

@@ -38,6 +38,10 @@ const SLACK: u64 = 2 * 1024;
 /// bytes. moby/spdystream has for 50 frames, of which [`SLACK`] is 32.
 const PIECE: u64 = 64;
 
+/// What part of the interval passes between two pings that are asked for by what was sent: a
+/// second, as a rule, in which nobody types as much as [`SLACK`] is.
+const SOON: u32 = 10;
+
 /// What to do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beat {
@@ -129,7 +133,12 @@ impl Pulse {
     /// what stands between: some count what comes, some what goes.
     fn due(&self) -> Instant {
         let quiet = self.heard.min(self.said) + self.interval;
-        let due = quiet.max(self.asked + self.interval);
+        let mut due = quiet.max(self.asked + self.interval);
+        if self.unasked && self.sent - self.taken > SLACK / 2 {
+            // Before it is so much that silence would mean nothing: who types is answered all
+            // the time, and would not be asked while it counts.
+            due = due.min(self.asked + self.interval / SOON);
+        }
         match self.silent_since() {
             Some(at) if at == self.asked => due.min(at + self.patience / 2),
             _ => due,
@@ -261,6 +270,34 @@ mod tests {
         pulse.sent(at(1), 2048);
         assert_eq!(pulse.look(at(11)), all(2048));
         assert_eq!(pulse.look(at(16)), Beat::Dead);
+    }
+
+    #[test]
+    fn who_is_lost_while_somebody_types_is_noticed_as_soon_as_in_silence() {
+        let start = Instant::now();
+        let mut pulse = Pulse::new(start, INTERVAL, PATIENCE);
+        let mut now = start;
+        let mut pings = 0;
+        // Ten keys a second, each with its echo.
+        for _ in 0..600 {
+            now += Duration::from_millis(100);
+            pulse.sent(now, 1);
+            pulse.heard(now);
+            if let Beat::Ping(mark, _) = pulse.look(now) {
+                pulse.answered(mark);
+                pings += 1;
+            }
+        }
+        assert!(pings <= 60, "{pings}");
+        let lost = now;
+        let dead = loop {
+            now = now.max(pulse.next());
+            if pulse.look(now) == Beat::Dead {
+                break now;
+            }
+            assert!(now < lost + 10 * INTERVAL, "nobody notices");
+        };
+        assert!(dead <= lost + INTERVAL + PATIENCE, "{:?}", dead - lost);
     }
 
     #[test]

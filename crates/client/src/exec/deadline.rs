@@ -1,31 +1,40 @@
 //! Until when somebody waits for a call.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-/// The limit of a call: that of the one who waits longest for it.
+/// As good as never, where a limit is beyond all clocks.
+const FAR: Duration = Duration::from_hours(24 * 365);
+
+/// The limit of a call: as long after its beginning as the most patient of those wait who
+/// wait for it. Who comes later moves no end that is longer than that away, or a plugin that
+/// hangs would never be ended where requests keep coming.
 #[derive(Debug)]
 pub(super) struct Deadline {
     since: Instant,
-    until: Mutex<Instant>,
+    patience: Mutex<Duration>,
+}
+
+/// When somebody has waited so long.
+pub(super) fn after(since: Instant, patience: Duration) -> Instant {
+    since.checked_add(patience).unwrap_or(since + FAR)
 }
 
 impl Deadline {
-    /// For who has begun the call, and waits so long.
-    pub(super) fn new(patience: Duration) -> Self {
-        let since = Instant::now();
+    /// For who begins the call then, and waits so long.
+    pub(super) fn new(since: Instant, patience: Duration) -> Self {
         Self {
             since,
-            until: Mutex::new(since + patience),
+            patience: Mutex::new(patience),
         }
     }
 
-    /// Somebody else waits, until then.
-    pub(super) fn extend(&self, until: Instant) {
-        let mut before = self.until.lock().unwrap_or_else(PoisonError::into_inner);
-        *before = until.max(*before);
+    /// Somebody else waits, so long.
+    pub(super) fn extend(&self, patience: Duration) {
+        let mut before = self.lock();
+        *before = patience.max(*before);
     }
 
     /// Whether nobody waits for it any more.
@@ -42,7 +51,11 @@ impl Deadline {
     }
 
     fn until(&self) -> Instant {
-        *self.until.lock().unwrap_or_else(PoisonError::into_inner)
+        after(self.since, *self.lock())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Duration> {
+        self.patience.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All of it, in seconds, for an error.
@@ -63,18 +76,42 @@ mod tests {
     async fn a_call_may_take_as_long_as_the_most_patient_waits() {
         let begun = Instant::now();
         let second = Duration::from_secs(1);
-        let deadline = Arc::new(Deadline::new(10 * second));
+        let deadline = Arc::new(Deadline::new(begun, 10 * second));
         let passed = tokio::spawn({
             let deadline = deadline.clone();
             async move { deadline.passed().await }
         });
         sleep_until(begun + 5 * second).await;
-        deadline.extend(begun + 8 * second);
-        deadline.extend(begun + 65 * second);
+        deadline.extend(3 * second);
+        deadline.extend(60 * second);
         sleep_until(begun + 11 * second).await;
         assert!(!deadline.is_over());
         passed.await.unwrap();
-        assert_eq!(begun.elapsed().as_secs(), 65);
-        assert!((deadline.seconds() - 65.0).abs() < 0.001);
+        assert_eq!(begun.elapsed().as_secs(), 60);
+        assert!((deadline.seconds() - 60.0).abs() < 0.001);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_ends_however_many_come_while_it_hangs() {
+        let begun = Instant::now();
+        let second = Duration::from_secs(1);
+        let deadline = Deadline::new(begun, 10 * second);
+        let coming = async {
+            loop {
+                tokio::time::sleep(second).await;
+                deadline.extend(10 * second);
+            }
+        };
+        tokio::select! {
+            () = deadline.passed() => {}
+            () = coming => {}
+        }
+        assert_eq!(begun.elapsed().as_secs(), 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_all_the_patience_there_is_waits() {
+        let deadline = Deadline::new(Instant::now(), Duration::MAX);
+        assert!(!deadline.is_over());
     }
 }

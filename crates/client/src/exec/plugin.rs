@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::answer::understand;
 use super::calls::{self, CallStatus};
-use super::deadline::Deadline;
+use super::deadline::{self, Deadline};
 use super::lock::LockFile;
 use super::process::{Answered, Call, Failure, Staying};
 use super::question::{Stdin, is_interactive, question};
@@ -179,7 +179,8 @@ impl Plugin {
         patience: Duration,
         is_good: impl Fn(&Issued) -> bool,
     ) -> Result<Arc<Issued>, Error> {
-        let until = Instant::now() + patience;
+        let now = Instant::now();
+        let until = deadline::after(now, patience);
         for _ in 0..ATTEMPTS {
             let (outcome, deadline) = {
                 let mut state = self.program.lock();
@@ -189,8 +190,8 @@ impl Plugin {
                 let under_way = state.calling.take();
                 let calling = under_way
                     .filter(|calling| !calling.is_over())
-                    .unwrap_or_else(|| self.program.clone().begin(patience));
-                calling.deadline.extend(until);
+                    .unwrap_or_else(|| self.program.clone().begin(now, patience));
+                calling.deadline.extend(patience);
                 let calling = state.calling.insert(calling);
                 (calling.outcome.clone(), calling.deadline.clone())
             };
@@ -263,9 +264,9 @@ impl Program {
     }
 
     /// Begins a call. It is ended by whoever drops the [`Plugin`].
-    fn begin(self: Arc<Self>, patience: Duration) -> Calling {
+    fn begin(self: Arc<Self>, now: Instant, patience: Duration) -> Calling {
         let (tell, outcome) = watch::channel(None);
-        let deadline = Arc::new(Deadline::new(patience));
+        let deadline = Arc::new(Deadline::new(now, patience));
         let limit = deadline.clone();
         let task = tokio::spawn(async move {
             let called = self.call(&limit).await;

@@ -128,6 +128,7 @@ impl Exchange<'_> {
 
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
         self.pings.poll(cx);
+        self.clock.hurry(self.pings.pulse.next(), cx);
         ready!(self.clock.poll_due(cx));
         if self.full {
             // Nothing is read from the node: its answer may be there.

@@ -195,6 +195,7 @@ impl Exchange<'_> {
     }
 
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+        self.clock.hurry(self.socket.next_look(), cx);
         ready!(self.clock.poll_due(cx));
         let now = Instant::now();
         if self.told_until.is_some_and(|until| until <= now) {

@@ -23,6 +23,13 @@ impl Clock {
         self.0.as_mut().poll(cx)
     }
 
+    /// To be due then at the latest.
+    pub(crate) fn hurry(&mut self, at: Instant, cx: &mut Context<'_>) {
+        if at < self.0.deadline() {
+            self.set(at, cx);
+        }
+    }
+
     /// To be due then.
     pub(crate) fn set(&mut self, at: Instant, cx: &mut Context<'_>) {
         self.0.as_mut().reset(at);

@@ -11,10 +11,10 @@ use skewbridge_channels::TerminalSize;
 
 use super::process::{Cut, ExitStatus};
 
-/// How much of stdin waits for the driver: what fills four TLS records as one message of a
-/// WebSocket, with 8 bytes before it (RFC 6455, 5.2) and one for its channel. One byte more
-/// would be a record, and a system call, of its own.
-pub(super) const MOST_INPUT: usize = 4 * 16 * 1024 - 8 - 1;
+/// How much of stdin waits for the driver: whole pages that, as one message in TLS records,
+/// still are one packet of 64 KiB to the kernel (GSO). What is over would be a record, a
+/// system call and a packet of its own.
+pub(super) const MOST_INPUT: usize = 60 * 1024;
 
 /// So many bytes are copied behind those that wait; more would take longer than to
 /// send them by themselves.

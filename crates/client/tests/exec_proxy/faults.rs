@@ -17,16 +17,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::client_process;
-use crate::stage::{Kind, NAME, Socket, Stage, ask};
+use crate::stage::{Kind, LIMITS, NAME, Socket, Stage, ask};
 
 /// What comes on top of a limit: a process to end, and its last words.
 const ON_TOP: Duration = Duration::from_secs(2);
-
-/// For plugins that need not be waited for.
-const HASTY: Limits = Limits {
-    request: Some(Duration::from_secs(5)),
-    plugin: Duration::from_secs(10),
-};
 
 async fn error_of(stage: &Stage, plugin: &Value, limits: Limits) -> String {
     let target = stage.target_of("alice", plugin);
@@ -87,11 +81,11 @@ async fn a_plugin_that_gives_nothing_is_named_with_its_user() {
         ("kill -9 $$", "failed with signal: 9"),
     ];
     for (script, expected) in rows {
-        let error = error_of(&stage, &Stage::script(script), HASTY).await;
+        let error = error_of(&stage, &Stage::script(script), LIMITS).await;
         assert!(error.contains(expected), "{script}: {error}");
     }
     // What is certain: that it fails in time to be asked how, is not.
-    let error = error_of(&stage, &Stage::script("echo oops; exit 2"), HASTY).await;
+    let error = error_of(&stage, &Stage::script("echo oops; exit 2"), LIMITS).await;
     assert!(
         error.contains("failed with exit status: 2")
             || error.contains("does not print an ExecCredential"),
@@ -100,7 +94,7 @@ async fn a_plugin_that_gives_nothing_is_named_with_its_user() {
     let mut absent = Stage::script("");
     absent["command"] = json!("/nonexistent/login");
     absent["installHint"] = json!("ask somebody\n");
-    let error = error_of(&stage, &absent, HASTY).await;
+    let error = error_of(&stage, &absent, LIMITS).await;
     assert!(
         error.ends_with("executable not found\nask somebody"),
         "{error}"
@@ -165,7 +159,7 @@ async fn a_proxy_where_nobody_listens_is_looked_for_twice_and_then_told() {
             count.display(),
             file.display()
         );
-        let error = error_of(&stage, &Stage::script(&script), HASTY).await;
+        let error = error_of(&stage, &Stage::script(&script), LIMITS).await;
         let expected = format!("its proxy at {url} is not there: nobody listens");
         assert!(error.contains(&expected), "{error}");
         let count = std::fs::read_to_string(count).unwrap();
@@ -178,7 +172,7 @@ async fn a_proxy_where_nobody_listens_is_looked_for_twice_and_then_told() {
     ] {
         let file = stage.dir.write("document", document(&status(url)));
         let script = format!("cat {}", file.display());
-        let error = error_of(&stage, &Stage::script(&script), HASTY).await;
+        let error = error_of(&stage, &Stage::script(&script), LIMITS).await;
         assert!(error.contains(expected), "{error}");
     }
 }
@@ -205,7 +199,7 @@ async fn a_proxy_that_goes_in_the_handshake_is_looked_for_twice_and_then_told() 
     let file = stage.dir.write("document", document(&status));
     let count = stage.dir.path().join("count");
     let script = format!("echo x >> {}; cat {}", count.display(), file.display());
-    let error = error_of(&stage, &Stage::script(&script), HASTY).await;
+    let error = error_of(&stage, &Stage::script(&script), LIMITS).await;
     let expected = format!("its proxy at {url} breaks off the handshake");
     assert!(error.contains(&expected), "{error}");
     let count = std::fs::read_to_string(count).unwrap();
@@ -306,7 +300,7 @@ async fn a_ca_that_does_not_match_is_told() {
         "url": url,
         "certificate-authority-data": STANDARD.encode(other.pem()),
     }});
-    let error = error_of(&stage, &stage.plugin(), HASTY).await;
+    let error = error_of(&stage, &stage.plugin(), LIMITS).await;
     let expected = format!(
         "its proxy at {url} cannot be trusted: its certificate is not signed by the plugin's \
          certificate-authority-data"

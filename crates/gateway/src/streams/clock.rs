@@ -51,6 +51,13 @@ impl Clock {
         self.sleep.as_mut().poll(cx).map(|()| Due::Look)
     }
 
+    /// To be due then at the latest.
+    pub(crate) fn hurry(&mut self, at: Instant, cx: &mut Context<'_>) {
+        if at < self.sleep.deadline() {
+            self.set(at, cx);
+        }
+    }
+
     /// To be due then.
     pub(crate) fn set(&mut self, at: Instant, cx: &mut Context<'_>) {
         self.sleep.as_mut().reset(at);

@@ -303,6 +303,7 @@ impl Exchange<'_> {
     /// What is to be done now and then.
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
         self.pings.poll(cx);
+        self.clock.hurry(self.next_look(), cx);
         let due = ready!(self.clock.poll_due(cx));
         if due == Due::Leave {
             return Poll::Ready(Over::Leaving);
@@ -327,11 +328,14 @@ impl Exchange<'_> {
             return Poll::Ready(Over::ClientLost);
         }
         self.node.drive(cx);
-        let next = (self.quiet_since + self.idle)
-            .min(self.client.next_look())
-            .min(self.pings.pulse.next());
+        let next = (self.quiet_since + self.idle).min(self.next_look());
         self.clock.set(next, cx);
         Poll::Pending
+    }
+
+    /// When either side is to be looked after.
+    fn next_look(&self) -> Instant {
+        self.client.next_look().min(self.pings.pulse.next())
     }
 }
 

@@ -189,6 +189,7 @@ where
     }
 
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+        self.clock.hurry(self.socket.next_look(), cx);
         let due = ready!(self.clock.poll_due(cx));
         if due == Due::Leave {
             return Poll::Ready(Over::Leaving);

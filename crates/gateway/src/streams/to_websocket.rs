@@ -26,6 +26,9 @@ use crate::serve::ClientIo;
 use crate::upstream::UpstreamIo;
 use crate::upstream::h1::Upgraded;
 
+/// How long what a client has sent may take to leave here when it has left itself.
+const LEAVING: Duration = Duration::from_secs(5);
+
 /// How long a client may take to open its streams, as with kubelets.
 const OPENING: Duration = Duration::from_secs(30);
 
@@ -94,7 +97,7 @@ impl CommandToWebSocket {
         let Exchange {
             driver,
             streams,
-            above,
+            mut above,
             told,
             ..
         } = exchange;
@@ -115,10 +118,15 @@ impl CommandToWebSocket {
             (_, Outcome::Failed(_)) => Ended::Failed,
             (_, Outcome::CutOff) => Ended::CutOff,
         };
+        let has_left = matches!(over, Over::ClientLeft);
+        if has_left {
+            // What it has sent is for the command, whatever became of the rest.
+            let _ = timeout(LEAVING, poll_fn(|cx| above.poll_flush(cx))).await;
+        }
         // As a client that is killed leaves: kube-apiserver goes on with the command for
         // one that says goodbye and takes what still comes.
         drop((above, slot));
-        if matches!(over, Over::ClientLeft) {
+        if has_left {
             self.tally.end(ended);
             return;
         }
@@ -344,6 +352,7 @@ impl Exchange<'_> {
 
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
         self.pings.poll(cx);
+        self.clock.hurry(self.next_look(), cx);
         let due = ready!(self.clock.poll_due(cx));
         if due == Due::Leave {
             return Poll::Ready(Over::Leaving);
@@ -366,10 +375,13 @@ impl Exchange<'_> {
         self.pings.poll(cx);
         let _ = self.poll_flush(cx);
         self.drive(cx);
-        let next = (self.quiet_since + self.idle)
-            .min(self.above.next_look())
-            .min(self.pings.pulse.next());
+        let next = (self.quiet_since + self.idle).min(self.next_look());
         self.clock.set(next, cx);
         Poll::Pending
+    }
+
+    /// When either side is to be looked after.
+    fn next_look(&self) -> Instant {
+        self.above.next_look().min(self.pings.pulse.next())
     }
 }

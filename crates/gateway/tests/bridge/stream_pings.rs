@@ -161,7 +161,7 @@ async fn a_ping_behind_what_nobody_reads_does_not_end_a_stream() {
     let bed = Bed::new();
     let mut cluster = Cluster::of(&bed, OLD).await;
     let bridge = bridge(&bed, &cluster, |config| {
-        config.streams.ping_interval = Duration::from_millis(200);
+        config.streams.ping_interval = Duration::from_secs(1);
     })
     .await;
     for size in UNREAD {
@@ -191,7 +191,7 @@ async fn a_node_that_has_taken_all_and_falls_silent_is_noticed() {
     let bed = Bed::new();
     let mut cluster = Cluster::of(&bed, OLD).await;
     let bridge = bridge(&bed, &cluster, |config| {
-        config.streams.ping_interval = Duration::from_millis(200);
+        config.streams.ping_interval = Duration::from_secs(1);
     })
     .await;
     let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
@@ -213,6 +213,33 @@ async fn a_node_that_has_taken_all_and_falls_silent_is_noticed() {
         .await
         .unwrap()
         .unwrap();
+    assert!(story.error.contains("cut off"), "{story:?}");
+    assert_eq!(story.code, Some(1011));
+}
+
+#[tokio::test]
+async fn a_node_that_is_lost_while_somebody_types_is_noticed() {
+    /// More than anybody types, and fewer in a tenth of the interval than count as much.
+    const BETWEEN_KEYS: Duration = Duration::from_millis(10);
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge(&bed, &cluster, |config| {
+        config.streams.ping_interval = Duration::from_secs(1);
+    })
+    .await;
+    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+    let (workers, io) = Workers::before(cluster.connection().await);
+    let mut node = Node::over(io, 4).await;
+    workers.go_on();
+    for _ in 0..150 {
+        client.write(Input::Stdin, b"x").await.unwrap();
+        node.read("stdin").await.unwrap();
+        node.write("stdout", "x").await;
+        tokio::time::sleep(BETWEEN_KEYS).await;
+    }
+    workers.fall_silent();
+    let story = tokio::time::timeout(PATIENCE, client.all()).await;
+    let story = story.expect("nobody notices");
     assert!(story.error.contains("cut off"), "{story:?}");
     assert_eq!(story.code, Some(1011));
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use rustls::ServerConfig;
 use skewbridge_client::Stream;
-use skewbridge_wire::ReadAhead;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -38,9 +37,7 @@ impl Listener {
         loop {
             let accepted: std::io::Result<(Stream, _)> = match self {
                 Self::Unix(listener) => match listener.accept().await {
-                    Ok((stream, _)) if is_same_user(&stream) => {
-                        Ok((Box::new(ReadAhead::new(stream)), None))
-                    }
+                    Ok((stream, _)) if is_same_user(&stream) => Ok((Box::new(stream), None)),
                     Ok(_) => continue,
                     Err(error) => Err(error),
                 },
@@ -49,7 +46,7 @@ impl Listener {
                     let _ = stream.set_nodelay(true);
                     let ours = stream.local_addr().ok();
                     let ends = ours.map(|ours| Ends { theirs, ours });
-                    (Box::new(ReadAhead::new(stream)) as Stream, ends)
+                    (Box::new(stream) as Stream, ends)
                 }),
             };
             match accepted {

@@ -287,6 +287,7 @@ where
         }
         watch.listen();
         watch.pings.poll(cx);
+        watch.clock.hurry(watch.pings.pulse.next(), cx);
         while watch.clock.poll_due(cx).is_ready() {
             if was_held || watch.handle.is_held() {
                 watch.pings.pulse.excuse();
