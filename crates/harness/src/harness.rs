@@ -9,7 +9,7 @@ use skewbridge_api::exec_credential::{ExecCredential, ProxyConfig, Status, Versi
 
 use crate::asked::Asked;
 use crate::cluster::Cluster;
-use crate::forward::{self, Forwarder, Listener};
+use crate::forward::{Apart, Forwarder, Listener};
 use crate::identity::Authority;
 use crate::key::ClientKey;
 use crate::modifier::RequestModifier;
@@ -17,6 +17,9 @@ use crate::shared::Seat;
 use crate::socket::{self, Listen, Place};
 use crate::vigil::Vigil;
 use crate::{Error, shared};
+
+/// How long what is under way may take to be cut: no time, if nothing blocks.
+const FAREWELL: Duration = Duration::from_millis(300);
 
 /// How long a plugin stays without a request (KEP-2718, "Proxy Shutdown").
 pub const IDLE_TIMEOUT: Duration = Duration::from_mins(5);
@@ -274,15 +277,19 @@ impl Instance {
         let Some(listener) = lock(&self.listener).take() else {
             return Ok(Ended::Signal);
         };
-        let shutdown = std::future::pending();
-        let forwarder = self.forwarder.clone();
+        let serving = Apart::begin(listener, self.tls.clone(), self.forwarder.clone());
+        let mut serving = serving.map_err(|cause| Error::Listen {
+            at: lock(&self.place).url.clone(),
+            cause,
+        })?;
         let ended = tokio::select! {
-            () = forward::serve(listener, self.tls.clone(), forwarder, shutdown) => Ended::Signal,
+            () = serving.ended() => Ended::Signal,
             () = beside => Ended::Signal,
             ended = vigil.ended() => ended,
             () = self.forwarder.activity().idle(self.idle) => Ended::Idle(self.idle),
         };
         lock(&self.place).leave();
+        serving.end(FAREWELL).await;
         Ok(ended)
     }
 }

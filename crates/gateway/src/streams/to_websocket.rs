@@ -109,15 +109,7 @@ impl CommandToWebSocket {
             _ => End::Cut,
         };
         let outcome = told.end(end);
-        let ended = match (&over, &outcome) {
-            (Over::ClientLeft, _) => Ended::ClientLeft,
-            (Over::Idle, _) => Ended::Idle,
-            (Over::Leaving, _) => Ended::Aborted,
-            (_, Outcome::Success) => Ended::Complete,
-            (_, Outcome::Exited(_)) => Ended::Exited,
-            (_, Outcome::Failed(_)) => Ended::Failed,
-            (_, Outcome::CutOff) => Ended::CutOff,
-        };
+        let ended = over.counted(&outcome);
         let has_left = matches!(over, Over::ClientLeft);
         if has_left {
             // What it has sent is for the command, whatever became of the rest.
@@ -177,6 +169,21 @@ enum Over {
     ClientLeft,
     Idle,
     Leaving,
+}
+
+impl Over {
+    /// As it is counted, if the command ended like this.
+    fn counted(&self, outcome: &Outcome) -> Ended {
+        match (self, outcome) {
+            (Self::ClientLeft, _) => Ended::ClientLeft,
+            (Self::Idle, _) => Ended::Idle,
+            (Self::Leaving, _) => Ended::Aborted,
+            (_, Outcome::Success) => Ended::Complete,
+            (_, Outcome::Exited(_)) => Ended::Exited,
+            (_, Outcome::Failed(_)) => Ended::Failed,
+            (_, Outcome::CutOff) => Ended::CutOff,
+        }
+    }
 }
 
 /// Both sides of a command, in one task.

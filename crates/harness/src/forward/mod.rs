@@ -2,12 +2,13 @@
 //! to one upstream.
 //!
 //! It knows nothing of plugins. A [`Forwarder`] has where requests go ([`Dial`]),
-//! as which host, and what is done to them; [`serve()`] accepts clients for it.
+//! as which host, and what is done to them; [`serve()`] accepts clients for it, or [`Apart`] on a thread of its own.
 //! HTTP/1.1, HTTP/2 and upgrades pass, bodies and watches as they come. Nothing is
 //! sent twice that could have an effect, and an answer that is cut is cut for the
 //! client as well.
 
 mod activity;
+mod apart;
 mod body;
 mod client_h1;
 mod client_h2;
@@ -34,6 +35,7 @@ use skewbridge_api::hygiene;
 use skewbridge_api::request_info::DecodedPath;
 
 pub use activity::Activity;
+pub use apart::Apart;
 pub use dial::{BoxFuture, Dial, DialError, Dialled, Offer, Protocol, Standing};
 pub(crate) use serve::is_same_user;
 pub use serve::{Listener, serve};

@@ -75,7 +75,7 @@ impl From<std::io::Error> for Problem {
 /// Is the proxy, for one client or for all.
 fn serve(flags: &Flags) -> Result<(), Problem> {
     let asked = Asked::from_environment()?;
-    // One user's requests keep no second thread busy; what may block has threads of its own.
+    // For what ends it. Requests are served on a thread of their own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;

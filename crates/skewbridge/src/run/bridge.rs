@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
@@ -9,23 +10,26 @@ use http::uri::Authority as HostAndPort;
 use skewbridge_client::Endpoint;
 use skewbridge_client::exec::Shown;
 use skewbridge_harness::forward::{
-    self, BoxFuture, Dial, DialError, Dialled, Forwarder, Listener, Offer, Protocol, Standing,
+    Apart, BoxFuture, Dial, DialError, Dialled, Forwarder, Listener, Offer, Protocol, Standing,
 };
 use skewbridge_harness::{Authority, ModifyError, Outgoing, RequestModifier};
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
 
 use super::kubeconfig::Access;
 
 /// The header without which no other header of impersonation counts.
 const IMPERSONATE: &str = "impersonate-user";
 
+/// How long that may take: processes are ended and directories removed at once, on a machine
+/// that is not busy.
+const GOODBYE: Duration = Duration::from_secs(5);
+
 /// A port of loopback that takes whoever has the certificate, and leads to a cluster.
 /// It ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct Bridge {
     access: Access,
-    serving: JoinHandle<()>,
+    serving: Apart,
 }
 
 impl Bridge {
@@ -51,27 +55,20 @@ impl Bridge {
         };
         let credentials = Box::new(Credentials(endpoint.clone()));
         let forwarder = Forwarder::new(Upstream(endpoint), host, vec![credentials]);
-        let serving = forward::serve(
-            Listener::Tcp(listener),
-            tls,
-            Arc::new(forwarder),
-            std::future::pending(),
-        );
-        Ok(Self {
-            access,
-            serving: tokio::spawn(serving),
-        })
+        let serving = Apart::begin(Listener::Tcp(listener), tls, Arc::new(forwarder))
+            .map_err(|error| format!("cannot serve the command: {error}"))?;
+        Ok(Self { access, serving })
+    }
+
+    /// Closes it, and ends the plugin. What is under way when the command has ended is of no
+    /// use to anybody.
+    pub(super) async fn close(self) {
+        self.serving.end(GOODBYE).await;
     }
 
     /// What the command has to know.
     pub(super) fn access(&self) -> &Access {
         &self.access
-    }
-}
-
-impl Drop for Bridge {
-    fn drop(&mut self) {
-        self.serving.abort();
     }
 }
 

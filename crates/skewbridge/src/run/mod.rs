@@ -11,9 +11,8 @@ mod shell;
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
-use skewbridge_client::{Endpoint, Kubeconfig, Limits, exec};
+use skewbridge_client::{Endpoint, Kubeconfig, Limits, Target, exec};
 
 use bridge::Bridge;
 use child::{Ended, Signals};
@@ -24,11 +23,6 @@ use flags::Wish;
 /// We failed before the command could be started: what `env` and `timeout` have for
 /// that, as the command's own exit codes are all others.
 const EXIT_FAILED: u8 = 125;
-
-/// What is under way when the command has ended is of no use to anybody. Processes are
-/// ended and directories removed at once, on a machine that is not busy; only the look-up
-/// of a name can take longer.
-const GOODBYE: Duration = Duration::from_secs(5);
 
 /// Flags to endpoint, endpoint to bridge, bridge to kubeconfig, kubeconfig to command.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
@@ -48,7 +42,8 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
     let ran = match runtime {
         Ok(runtime) => {
             let ran = runtime.block_on(session(&wish));
-            runtime.shutdown_timeout(GOODBYE);
+            // Only the look-up of a name can be under way.
+            runtime.shutdown_background();
             ran
         }
         Err(error) => Err(error.to_string()),
@@ -88,13 +83,25 @@ async fn session(wish: &Wish) -> Result<Ended, String> {
     };
     let endpoint = Arc::new(endpoint.map_err(|error| error.to_string())?);
     let bridge = Bridge::open(endpoint).await?;
+    let ended = behind(&bridge, wish, &target, signals).await;
+    bridge.close().await;
+    ended
+}
+
+/// The command, from its kubeconfig to its end.
+async fn behind(
+    bridge: &Bridge,
+    wish: &Wish,
+    target: &Target,
+    signals: Signals,
+) -> Result<Ended, String> {
     let directory = PrivateDirectory::new().map_err(|error| {
         format!(
             "no private directory for a kubeconfig can be made: {error}; set $TMPDIR to one where \
              files can be locked"
         )
     })?;
-    let text = kubeconfig::text(&target, wish.namespace.as_deref(), bridge.access());
+    let text = kubeconfig::text(target, wish.namespace.as_deref(), bridge.access());
     let path = directory
         .write("config", text.expose().as_bytes())
         .map_err(|error| format!("{}: {error}", directory.path().display()))?;
@@ -105,9 +112,7 @@ async fn session(wish: &Wish) -> Result<Ended, String> {
     });
     // From here on the terminal is the command's.
     exec::stdin_is_taken("the command that skewbridge run has started reads it");
-    let ended = child::run(command, signals).await;
-    drop(bridge);
-    Ok(ended)
+    Ok(child::run(command, signals).await)
 }
 
 fn complain(problem: &str) {

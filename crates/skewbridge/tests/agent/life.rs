@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +25,7 @@ async fn a_client_that_is_killed_takes_its_plugin_along_and_nothing_is_left() {
     let mut client = Client::start(&bench);
     let mut plugin = bench.start(server.addr(), &client, &[]);
     let socket = plugin.socket();
-    let mode = |path: &std::path::Path| {
+    let mode = |path: &Path| {
         std::fs::symlink_metadata(path)
             .unwrap()
             .permissions()
@@ -88,9 +89,9 @@ async fn it_is_gone_within_a_second_of_the_locks_release() {
     panic!("it took {best:?} at best");
 }
 
-/// A plugin whose key comes by a pipe in which nothing is yet.
-fn waiting_for_its_key(bench: &Bench, client: &Client) -> (Plugin, File) {
-    let pipe = bench.dir.path().join("key");
+/// A pipe in which nothing is yet, in place of a file.
+fn pipe(bench: &Bench, name: &str) -> PathBuf {
+    let pipe = bench.dir.path().join(name);
     assert!(
         Command::new("mkfifo")
             .arg(&pipe)
@@ -98,6 +99,27 @@ fn waiting_for_its_key(bench: &Bench, client: &Client) -> (Plugin, File) {
             .unwrap()
             .success()
     );
+    pipe
+}
+
+/// The other end, when somebody reads from it.
+fn writer(pipe: &Path) -> File {
+    let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap();
+    let begun = Instant::now();
+    loop {
+        let mut options = std::fs::OpenOptions::new();
+        let opened = options.write(true).custom_flags(nonblocking).open(pipe);
+        match opened {
+            Ok(writer) => return writer,
+            Err(_) => assert!(begun.elapsed() < PATIENCE, "nobody reads it"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A plugin whose key does not come.
+fn waiting_for_its_key(bench: &Bench, client: &Client) -> (Plugin, File) {
+    let pipe = pipe(bench, "key");
     let info = bench.info("https://127.0.0.1:1", Some(&client.lock));
     let key = [
         "--signer=http-signature",
@@ -105,19 +127,34 @@ fn waiting_for_its_key(bench: &Bench, client: &Client) -> (Plugin, File) {
         "--http-signature-secret=key",
     ];
     let plugin = Plugin::waiting(bench.agent(&info, &key));
-    // It is there when the pipe has a reader.
-    let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap();
-    let begun = Instant::now();
-    let writer = loop {
-        let mut options = std::fs::OpenOptions::new();
-        let opened = options.write(true).custom_flags(nonblocking).open(&pipe);
-        match opened {
-            Ok(writer) => break writer,
-            Err(_) => assert!(begun.elapsed() < PATIENCE, "nobody reads the key"),
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
+    let writer = writer(&pipe);
     (plugin, writer)
+}
+
+#[tokio::test]
+async fn a_secret_that_does_not_come_keeps_no_plugin_from_its_end() {
+    for kill in [true, false] {
+        let bench = Bench::new();
+        let mut client = Client::start(&bench);
+        let pipe = pipe(&bench, "badge");
+        let info = bench.info("https://127.0.0.1:1", Some(&client.lock));
+        let words = ["--signer=headers", "--headers-file=badge"];
+        let mut plugin = Plugin::of(bench.agent(&info, &words));
+        let printed = plugin.printed.clone();
+        let ending = async {
+            let badge = tokio::task::spawn_blocking(move || writer(&pipe));
+            let _badge = badge.await.unwrap();
+            let watch = Stopwatch::start();
+            if kill {
+                client.kill();
+            } else {
+                plugin.signal(Signal::TERM);
+            }
+            plugin.ends_within(LIMIT, &watch).await;
+        };
+        let (_, ()) = tokio::join!(get(&printed, "/"), ending);
+        assert!(bench.left().is_empty(), "{:?}", bench.left());
+    }
 }
 
 #[tokio::test]
