@@ -53,7 +53,7 @@ async fn k9s_needs_no_change() {
     tmux.run(&["resize-window", "-x", "160", "-y", "40"]).await;
     tmux.types(&format!("{}\r", tmux.line)).await;
     // With how many there are: when it knows them, and not before.
-    tmux.shows(&format!("Pods({})[1]", Node::NAMESPACE)).await;
+    tmux.shows(&format!("pods({})[1]", Node::NAMESPACE)).await;
     tmux.types("s").await;
     tmux.shows("<<K9s-Shell>>").await;
     tmux.types("PS1='remote''> '\r").await;
@@ -61,7 +61,7 @@ async fn k9s_needs_no_change() {
     tmux.types("echo in the p''od\r").await;
     tmux.shows("in the pod").await;
     tmux.run(&["send-keys", "C-d"]).await;
-    tmux.shows(&format!("Pods({})", Node::NAMESPACE)).await;
+    tmux.shows(&format!("pods({})", Node::NAMESPACE)).await;
     tmux.types(":q\r").await;
     tmux.shows("ended with 0").await;
 }
