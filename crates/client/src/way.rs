@@ -72,6 +72,10 @@ impl Way {
     }
 }
 
+/// How much TLS takes before it sends: a whole message of a command's input, in one system
+/// call.
+const MOST_UNSENT: usize = 128 * 1024;
+
 impl Secured {
     /// TLS on a stream, for these protocols of ALPN; gives the one that was chosen.
     pub(crate) async fn handshake(
@@ -84,7 +88,8 @@ impl Secured {
             .connect(self.name.clone(), ReadAhead::new(stream))
             .await
         {
-            Ok(stream) => {
+            Ok(mut stream) => {
+                stream.get_mut().1.set_buffer_limit(Some(MOST_UNSENT));
                 let chosen = stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
                 Ok((Box::new(stream), chosen))
             }

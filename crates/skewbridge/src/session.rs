@@ -189,6 +189,9 @@ async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> Typed {
     use tokio::io::AsyncWriteExt as _;
     let mut from = StdInput::open();
     loop {
+        if detach.is_none() {
+            to.ready().await;
+        }
         let mut typed = Vec::with_capacity(ProcessStdin::BEST);
         match from.read(&mut typed).await {
             Ok(0) => break,

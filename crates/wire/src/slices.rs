@@ -12,8 +12,8 @@ use tokio::io::AsyncWrite;
 /// for that head.
 pub(crate) const SLICE: usize = 2 * 1024;
 
-/// As many slices as there are in 64 KiB, and some for what is shorter.
-const MOST: usize = 32 + 8;
+/// As many slices as there are in 120 KiB, and some for what is shorter.
+const MOST: usize = 60 + 4;
 
 /// Slices for one call.
 pub(crate) struct Slices<'a> {

@@ -177,6 +177,12 @@ impl ProcessStdin {
         poll_fn(|cx| self.shared.poll_give(&mut bytes, cx)).await
     }
 
+    /// Waits until there is room for [`ProcessStdin::BEST`] bytes, or nobody takes any more:
+    /// who reads only then what to write has to keep it only once.
+    pub async fn ready(&mut self) {
+        poll_fn(|cx| self.shared.poll_input_ready(cx)).await;
+    }
+
     /// Whether the command, or the way to it, takes no more.
     pub fn is_closed(&self) -> bool {
         self.shared.takes_no_input()

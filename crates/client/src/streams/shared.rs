@@ -11,10 +11,10 @@ use skewbridge_channels::TerminalSize;
 
 use super::process::{Cut, ExitStatus};
 
-/// How much of stdin waits for the driver: whole pages that, as one message in TLS records,
-/// still are one packet of 64 KiB to the kernel (GSO). What is over would be a record, a
-/// system call and a packet of its own.
-pub(super) const MOST_INPUT: usize = 60 * 1024;
+/// How much of stdin waits for the driver, and is one message of a WebSocket: whole pages
+/// that, in TLS records, still are two packets of 64 KiB to the kernel (GSO). What is over
+/// would be a packet of its own.
+pub(super) const MOST_INPUT: usize = 120 * 1024;
 
 /// So many bytes are copied behind those that wait; more would take longer than to
 /// send them by themselves.
@@ -131,6 +131,16 @@ impl Shared {
         }
         wake(state.driver.take());
         Poll::Ready(Ok(()))
+    }
+
+    /// Whether there is room for as much as may be given, or nobody takes any more.
+    pub(crate) fn poll_input_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.lock();
+        if state.input.buffer.is_empty() || state.takes_no_input() {
+            return Poll::Ready(());
+        }
+        wait(&mut state.input.writer, cx);
+        Poll::Pending
     }
 
     /// Whether the driver has taken all input.
