@@ -143,7 +143,7 @@ impl Harness {
     }
 
     /// Holds bodies of this length for modifiers that want to see them, instead of
-    /// [`forward::BODY_LIMIT`].
+    /// [`BODY_LIMIT`](crate::forward::BODY_LIMIT).
     #[must_use]
     pub fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = Some(bytes);

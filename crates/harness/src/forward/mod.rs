@@ -2,10 +2,10 @@
 //! to one upstream.
 //!
 //! It knows nothing of plugins. A [`Forwarder`] has where requests go ([`Dial`]),
-//! as which host, and what is done to them; [`serve()`] accepts clients for it, or [`Apart`] on a thread of its own.
-//! HTTP/1.1, HTTP/2 and upgrades pass, bodies and watches as they come. Nothing is
-//! sent twice that could have an effect, and an answer that is cut is cut for the
-//! client as well.
+//! as which host, and what is done to them; [`serve()`] accepts clients for it, and
+//! [`Apart`] does so on a thread of its own. HTTP/1.1, HTTP/2 and upgrades pass, bodies and
+//! watches as they come. Nothing is sent twice that could have an effect, and an answer
+//! that is cut is cut for the client as well.
 
 mod activity;
 mod apart;

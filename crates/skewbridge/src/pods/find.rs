@@ -123,7 +123,7 @@ impl Pods {
         if near.is_empty() {
             let known = match list.items.len() {
                 0 => format!("has no {kinds}"),
-                count => format!("has {count} {kinds}, but none with a name like it"),
+                _ => format!("has {kinds}, but none with a name like it"),
             };
             return failure.hint(format!(
                 "namespace {namespace:?} {known}; see kubectl get {kinds} -A"

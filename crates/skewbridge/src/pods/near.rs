@@ -23,19 +23,25 @@ pub(crate) fn near<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> 
     found.into_iter().map(|(_, name)| name).collect()
 }
 
-/// In how many letters two names differ (Levenshtein).
+/// In how many letters two names differ (Levenshtein), where two that were swapped count as
+/// one.
 fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
+    let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
+    let mut before = Vec::new();
     let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (line, letter) in one.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], line + 1);
+    for (line, letter) in one.iter().enumerate() {
+        let mut next = vec![line + 1];
         for (column, it) in other.iter().enumerate() {
-            let cost = usize::from(letter != *it);
-            let next = (diagonal + cost)
-                .min(row[column] + 1)
-                .min(row[column + 1] + 1);
-            diagonal = std::mem::replace(&mut row[column + 1], next);
+            let changed = row[column] + usize::from(letter != it);
+            let mut least = changed.min(row[column + 1] + 1).min(next[column] + 1);
+            let was_swapped =
+                line > 0 && column > 0 && *letter == other[column - 1] && one[line - 1] == *it;
+            if was_swapped {
+                least = least.min(before[column - 1] + 1);
+            }
+            next.push(least);
         }
+        before = std::mem::replace(&mut row, next);
     }
     row[other.len()]
 }
@@ -55,7 +61,9 @@ mod tests {
             near("web-5d8c7-abcdf", known),
             ["web-5d8c7-abcde", "web-5d8c7-fghij"]
         );
-        assert_eq!(near("bd-0", ["db-0", "db-1"]), Vec::<&str>::new());
+        assert_eq!(near("bd-0", ["db-0", "db-1"]), ["db-0"], "swapped");
+        assert_eq!(near("wbe", ["web", "x"]), ["web"]);
+        assert_eq!(near("ebw", ["web"]), Vec::<&str>::new());
         assert_eq!(near("db-o", ["db-0", "db-1"]), ["db-0", "db-1"]);
         assert_eq!(near("cache", known), Vec::<&str>::new());
         assert_eq!(distance("kitten", "sitting"), 3);
