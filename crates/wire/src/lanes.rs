@@ -10,7 +10,7 @@ use crate::pulse::{Ask, Mark};
 /// what it reads (`FRAME_WORKERS`): data in that of its stream, pings in each in turn.
 /// Within one all goes in order, and one whose stream nobody reads stands still, with
 /// the pings in it, while the others go on.
-pub(crate) const LANES: usize = 5;
+pub const LANES: usize = 5;
 
 /// So many pings are remembered, fewer than a connection waits for. One in five of those
 /// stands in a lane that stands still, which has room for 50.
@@ -18,16 +18,20 @@ const MOST: usize = 60;
 
 /// The pings that have been sent over a connection whose other end may have [`LANES`].
 #[derive(Debug, Default)]
-pub(crate) struct Lanes {
-    asked: VecDeque<Asked>,
+pub struct Lanes {
+    /// Those that went to all of them.
+    rounds: VecDeque<Round>,
     /// The number of the next one.
     next: u64,
 }
 
+/// As many pings in a row as there are lanes: whoever else sends what goes to each in
+/// turn, these have gone to all of them.
 #[derive(Debug)]
-struct Asked {
+struct Round {
+    first: u64,
     mark: Mark,
-    answered: bool,
+    answered: [bool; LANES],
 }
 
 impl Lanes {
@@ -35,43 +39,54 @@ impl Lanes {
     ///
     /// Each ping in a lane that stands still takes room there, and when that is full
     /// nothing at all is read: so one is enough where any sign of life is.
-    pub(crate) fn ask(&mut self, mark: Mark, ask: Ask) -> Range<u64> {
-        let count = match ask {
-            Ask::Any => 1,
-            Ask::All => LANES,
-        };
-        for _ in 0..count {
-            if self.asked.len() == MOST {
-                self.asked.pop_front();
-            }
-            let answered = false;
-            self.asked.push_back(Asked { mark, answered });
-        }
+    pub fn ask(&mut self, mark: Mark, ask: Ask) -> Range<u64> {
         let first = self.next;
-        self.next += count as u64;
+        match ask {
+            Ask::Any => self.next += 1,
+            Ask::All => {
+                self.next += LANES as u64;
+                let answered = [false; LANES];
+                self.rounds.push_back(Round {
+                    first,
+                    mark,
+                    answered,
+                });
+            }
+        }
+        let oldest = self.oldest();
+        while self.rounds.front().is_some_and(|it| it.first < oldest) {
+            self.rounds.pop_front();
+        }
         first..self.next
     }
 
     /// How many there have been.
-    pub(crate) fn count(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         self.next
     }
 
     /// The number of the oldest one that is still of interest.
-    pub(crate) fn oldest(&self) -> u64 {
-        self.next - self.asked.len() as u64
+    pub fn oldest(&self) -> u64 {
+        self.next.saturating_sub(MOST as u64)
     }
 
     /// One has been answered. Gives what is known to be taken now: what had been sent
-    /// before as many in a row as there are lanes, all of which are answered.
-    pub(crate) fn answered(&mut self, number: u64) -> Option<Mark> {
-        let at = usize::try_from(number.checked_sub(self.oldest())?).ok()?;
-        self.asked.get_mut(at)?.answered = true;
-        let mut taken = None;
-        while self.asked.len() >= LANES && self.asked.iter().take(LANES).all(|it| it.answered) {
-            taken = self.asked.pop_front().map(|first| first.mark);
+    /// before a round to all lanes in which it was the last.
+    pub fn answered(&mut self, number: u64) -> Option<Mark> {
+        let at = self.rounds.iter().position(|round| {
+            let all = round.first..round.first + LANES as u64;
+            all.contains(&number)
+        })?;
+        let round = self.rounds.get_mut(at)?;
+        let lane = usize::try_from(number - round.first).ok()?;
+        *round.answered.get_mut(lane)? = true;
+        if round.answered.contains(&false) {
+            return None;
         }
-        taken
+        let taken = round.mark;
+        // Those before say less.
+        self.rounds.drain(..=at);
+        Some(taken)
     }
 }
 
@@ -102,33 +117,45 @@ mod tests {
     }
 
     #[test]
-    fn one_ping_at_a_time_learns_it_too() {
+    fn a_later_round_says_more() {
         let mut lanes = Lanes::default();
-        let first = all(&mut lanes, 100);
-        answer(&mut lanes, first.into_iter().filter(|number| *number != 2));
+        answer(&mut lanes, [0, 1, 3, 4]);
+        all(&mut lanes, 100);
         // The third lane goes on, but what was sent meanwhile stands there again.
         assert_eq!(all(&mut lanes, 200), [5, 6, 7, 8, 9]);
-        assert_eq!(answer(&mut lanes, [5, 6, 8, 9]), None);
+        assert_eq!(answer(&mut lanes, [0, 1, 3, 4, 5, 6, 8, 9]), None);
         assert_eq!(answer(&mut lanes, [2]), Some(Mark(100)));
-        for number in 10..12 {
-            assert_eq!(any(&mut lanes, 200), [number]);
+        assert_eq!(answer(&mut lanes, [7]), Some(Mark(200)));
+        // And one that is answered before an earlier one makes that needless.
+        all(&mut lanes, 300);
+        all(&mut lanes, 400);
+        assert_eq!(answer(&mut lanes, 15..20), Some(Mark(400)));
+        assert_eq!(answer(&mut lanes, 10..15), None);
+    }
+
+    #[test]
+    fn pings_one_by_one_show_nothing_of_it() {
+        // Others may send pings between them: then they all go to the same lane.
+        let mut lanes = Lanes::default();
+        for number in 0..10 {
+            assert_eq!(any(&mut lanes, 100), [number]);
             assert_eq!(answer(&mut lanes, [number]), None);
         }
-        assert_eq!(answer(&mut lanes, [7]), Some(Mark(200)));
     }
 
     #[test]
     fn what_is_remembered_has_a_bound() {
         let mut lanes = Lanes::default();
         for turn in 0..1000 {
-            let numbers = any(&mut lanes, turn / 3);
+            let numbers = all(&mut lanes, turn);
             // Of a lane that never goes on.
             answer(&mut lanes, numbers.into_iter().filter(|it| it % 5 != 2));
-            assert!(lanes.asked.len() <= MOST);
+            assert!(lanes.rounds.len() <= MOST / LANES);
         }
         assert_eq!(lanes.answered(2), None, "too long ago");
         assert_eq!(lanes.answered(u64::MAX), None, "never asked");
         let all = lanes.oldest()..lanes.next;
-        assert_eq!(answer(&mut lanes, all), Some(Mark(331)));
+        assert_eq!(answer(&mut lanes, all), Some(Mark(999)));
+        assert!(lanes.rounds.is_empty());
     }
 }

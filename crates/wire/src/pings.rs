@@ -10,7 +10,7 @@ use skewbridge_spdy::connection::{Handle, PingError};
 use tokio::time::Instant;
 
 use crate::lanes::{LANES, Lanes};
-use crate::pulse::{Beat, Pulse};
+use crate::pulse::{Ask, Beat, Pulse};
 
 /// The bytes of one (SPDY/3.1, 2.6.5).
 const PING: u64 = 12;
@@ -75,7 +75,11 @@ impl Pings {
         match self.pulse.look(now) {
             Beat::Rest => {}
             Beat::Dead => return false,
-            Beat::Ping(mark, ask) => {
+            Beat::Ping(mark, mut ask) => {
+                if self.handle.holds_data() {
+                    self.pulse.overtaken();
+                    ask = Ask::Any;
+                }
                 for number in self.lanes.ask(mark, ask) {
                     self.pulse.pinged(1, LANES as u64);
                     let handle = self.handle.clone();
@@ -87,5 +91,50 @@ impl Pings {
             }
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use skewbridge_spdy::connection;
+    use skewbridge_spdy::{Config, FlowControl, Headers};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(10);
+
+    #[tokio::test]
+    async fn what_pings_overtake_is_asked_for_again() {
+        let config = || Config {
+            flow_control: FlowControl::Never,
+            ..Config::default()
+        };
+        let (here, there) = tokio::io::duplex(1000);
+        let (handle, _none, driver) = connection::client(here, config());
+        let (_there, mut incoming, node) = connection::server(there, config());
+        tokio::spawn(driver);
+        tokio::spawn(node);
+        let mut stream = handle.open(Headers::new()).unwrap();
+        let request = incoming.next().await.unwrap();
+        // Which nobody reads.
+        let _unread = request.accept(Headers::new()).unwrap();
+
+        let start = Instant::now();
+        let mut pings = Pings::new(handle.clone(), Pulse::new(start, INTERVAL, INTERVAL / 2));
+        let piece = Bytes::from(vec![7; 64 * 1024]);
+        let full = async { while stream.sender.write(piece.clone()).await.is_ok() {} };
+        timeout(Duration::from_secs(1), full).await.unwrap_err();
+        pings.pulse.sent(start, piece.len());
+        assert!(handle.holds_data());
+        for turn in 1..4 {
+            assert!(pings.look(start + turn * INTERVAL));
+            assert_eq!(
+                pings.lanes.count(),
+                u64::from(turn),
+                "one for a sign of life"
+            );
+        }
     }
 }

@@ -26,7 +26,9 @@ pub struct Pulse {
     sent: u64,
     /// How much of that it is known to have taken.
     taken: u64,
-    /// It was sent something since it was last asked.
+    /// How much of it had been sent when an answer was last asked of all that takes it.
+    asked_all: u64,
+    /// It was sent something since then that is no ping.
     unasked: bool,
 }
 
@@ -59,8 +61,8 @@ pub enum Ask {
     /// Any sign of life.
     Any,
     /// An answer of all that takes what it is sent: it was sent something since that was
-    /// last asked for, or it has left a ping unanswered though nothing is known that
-    /// keeps it from answering.
+    /// last asked for, if only many pings, or it has left a ping unanswered though nothing
+    /// is known that keeps it from answering.
     All,
 }
 
@@ -80,6 +82,7 @@ impl Pulse {
             waiting: None,
             sent: 0,
             taken: 0,
+            asked_all: 0,
             unasked: false,
         }
     }
@@ -105,6 +108,12 @@ impl Pulse {
     /// It was sent pings, of which one in so many waits behind what it has not taken.
     pub fn pinged(&mut self, pings: u64, one_in: u64) {
         self.sent += pings * PIECE / one_in.max(1);
+    }
+
+    /// The answers to what it was just asked will show nothing of what was sent: the pings
+    /// overtake some of it.
+    pub fn overtaken(&mut self) {
+        self.unasked = true;
     }
 
     /// It has taken what had been sent at this mark, as its answers to pings show.
@@ -153,12 +162,14 @@ impl Pulse {
         if now < self.due() {
             return Beat::Rest;
         }
-        let ask = if self.unasked || self.silent_since().is_some() {
+        let much = self.sent - self.asked_all > SLACK / 2;
+        let ask = if self.unasked || much || self.silent_since().is_some() {
+            self.asked_all = self.sent;
+            self.unasked = false;
             Ask::All
         } else {
             Ask::Any
         };
-        self.unasked = false;
         self.asked = now;
         self.waiting.get_or_insert(now);
         Beat::Ping(Mark(self.sent), ask)

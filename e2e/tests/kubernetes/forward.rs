@@ -3,9 +3,12 @@
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_e2e::{Node, Staying};
+use skewbridge_client::streams::{By, KeepAlive, Manner, Port};
+use skewbridge_client::{Endpoint, Kubeconfig, PortForwarder};
+use skewbridge_e2e::{Node, Plane, Staying};
 use skewbridge_testkit::Connection;
 use skewbridge_websocket::{Decoder, Encoder, Event, Frame, Kind, Limits, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
@@ -63,6 +66,49 @@ impl Forward {
     pub(crate) async fn says(&mut self, port: usize, bytes: &[u8]) {
         let mut connection = self.connect(port).await;
         says(&mut connection, bytes).await;
+    }
+}
+
+/// A connection to a port of the pod, by a client that sends no pings inside of it.
+pub(crate) struct Quiet {
+    forwarder: PortForwarder,
+    pub(crate) connection: TcpStream,
+    _carrying: JoinSet<()>,
+}
+
+impl Quiet {
+    pub(crate) async fn start(plane: &Plane, address: SocketAddr, by: By, port: u16) -> Self {
+        let config = plane.kubeconfig_of(&[("forward", address)]);
+        let target = Kubeconfig::load(Some(Path::new(&config))).unwrap();
+        let target = target.target(None).unwrap();
+        let endpoint = Endpoint::prepare(&target, Some(BOUND)).await.unwrap();
+        let manner = Manner {
+            by,
+            keep_alive: KeepAlive {
+                interval: Duration::from_hours(1),
+                patience: Duration::from_hours(1),
+            },
+        };
+        let forwarder = PortForwarder::connect_in(&endpoint, Node::NAMESPACE, Node::POD, manner);
+        let forwarder = forwarder.await.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let here = TcpStream::connect(listener.local_addr().unwrap());
+        let (connection, there) = tokio::try_join!(here, listener.accept()).unwrap();
+        let stream = forwarder.open(Port::new(port).unwrap()).unwrap();
+        let mut carrying = JoinSet::new();
+        carrying.spawn(async move {
+            let _ = stream.carry(there.0).await;
+        });
+        Self {
+            forwarder,
+            connection,
+            _carrying: carrying,
+        }
+    }
+
+    /// Why it is over, if it is within this time.
+    pub(crate) async fn ends_within(&self, time: Duration) -> Option<String> {
+        timeout(time, self.forwarder.closed()).await.ok()
     }
 }
 

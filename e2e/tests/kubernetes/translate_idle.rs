@@ -6,11 +6,13 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use skewbridge_channels::{Input, Protocol};
+use skewbridge_client::streams::By;
 use skewbridge_e2e::{Node, Plane, Server};
 use skewbridge_testkit::PATIENCE;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{sleep, timeout};
 
+use crate::forward::{Quiet, echo, says};
 use crate::streaming::{Channels, Speaks, Story, Way, kubectl_version, path, shell};
 
 #[tokio::test]
@@ -40,6 +42,7 @@ async fn judge(silence: Duration, idle: Duration, interval: &str) {
     let before_bridge = plane.haproxy_before(bridge.address, silence).await;
     let behind = plane.bridge_before(before_server.address, &always).await;
     let inverse = plane.bridge_before(before_server.address, &inverse).await;
+    let before_inverse = plane.haproxy_before(inverse.address, silence).await;
 
     let without = async {
         let (lived, pings) = command(&plane, before_server.address, idle).await;
@@ -54,12 +57,39 @@ async fn judge(silence: Duration, idle: Duration, interval: &str) {
         println!("a bridge behind the balancer: {pings} pings");
         assert!(pings >= 3, "{pings}");
     };
-    let behind = async {
+    let before = async {
         let (lived, _) = command(&plane, behind.address, idle).await;
         lived.expect("alive: a bridge before the balancer");
     };
+    let forwards = async {
+        let by_websocket = |address| forward(&plane, address, By::WebSocket, idle);
+        let (without, in_front, behind, between) = tokio::join!(
+            by_websocket(before_server.address),
+            by_websocket(before_bridge.address),
+            by_websocket(behind.address),
+            forward(&plane, before_inverse.address, By::Spdy, idle),
+        );
+        println!("a port-forward without a bridge: {without:?}");
+        assert!(without.is_some(), "dead without a bridge");
+        assert_eq!(in_front, None, "alive: a bridge behind the balancer");
+        assert_eq!(behind, None, "alive: a bridge before the balancer");
+        assert_eq!(between, None, "alive: a bridge between two");
+    };
     let way = Way::through(&plane, &inverse, Speaks::Spdy);
-    tokio::join!(without, in_front, behind, kubectl(&way, idle));
+    tokio::join!(without, in_front, before, kubectl(&way, idle), forwards);
+}
+
+/// Forwards a port by a client that does not ping, lets it be silent, and talks through it;
+/// gives why it ended, if it has.
+async fn forward(plane: &Plane, address: SocketAddr, by: By, idle: Duration) -> Option<String> {
+    let (target, _echo) = echo().await;
+    let mut forward = Quiet::start(plane, address, by, target.port()).await;
+    says(&mut forward.connection, b"before").await;
+    if let Some(why) = forward.ends_within(idle).await {
+        return Some(why);
+    }
+    says(&mut forward.connection, b"after").await;
+    None
 }
 
 /// Runs a command by a client that does not ping, lets it be silent, and talks to it.

@@ -4,12 +4,13 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use skewbridge_client::streams::By;
 use skewbridge_e2e::{Node, Plane, Server};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Child;
 use tokio::time::timeout;
 
-use crate::forward::{Forward, echo};
+use crate::forward::{Forward, Quiet, echo, says};
 use crate::streaming::{Speaks, Way, kubectl_version};
 
 /// How long anybody may take to learn that the other end is lost.
@@ -26,7 +27,9 @@ async fn pings_tell_a_slow_process_from_a_lost_node() {
     let bridge = plane.bridge_before(plane.servers[0].address, &flags).await;
     let way = Way::through(&plane, &bridge, Speaks::WebSocket);
     a_process_that_does_not_read_keeps_its_client(&way).await;
-    a_node_that_has_stopped_is_noticed(&way, &node).await;
+    let (target, _echo) = echo().await;
+    let forward = Quiet::start(&plane, bridge.address, By::WebSocket, target.port());
+    a_node_that_has_stopped_is_noticed(&way, &node, forward.await).await;
 }
 
 /// moby/spdystream answers one ping in five, or none, while what it was sent is not
@@ -45,7 +48,8 @@ async fn a_process_that_does_not_read_keeps_its_client(way: &Way<'_>) {
 }
 
 /// Its connections stay, and nobody answers.
-async fn a_node_that_has_stopped_is_noticed(way: &Way<'_>, node: &Node) {
+async fn a_node_that_has_stopped_is_noticed(way: &Way<'_>, node: &Node, mut forward: Quiet) {
+    says(&mut forward.connection, b"it is here").await;
     let mut exec = Running::start(way, &["exec", "-i", Node::POD, "--", "cat"]).await;
     let mut attach = Running::start(way, &["attach", "-i", Node::POD]).await;
     node.process.signal("STOP");
@@ -57,6 +61,11 @@ async fn a_node_that_has_stopped_is_noticed(way: &Way<'_>, node: &Node) {
         assert!(code.is_some_and(|it| it != 0), "{what}: {stderr}");
         assert!(stderr.contains("cut off"), "{what}: {stderr}");
     }
+    let why = forward.ends_within(LEARNT).await.expect("learnt in time");
+    println!(
+        "port-forward: within {:.1} s: {why}",
+        start.elapsed().as_secs_f32()
+    );
     node.process.signal("CONT");
     let (target, _echo) = echo().await;
     let mut forward = Forward::start(way, &[target.port()]).await;

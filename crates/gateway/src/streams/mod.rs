@@ -10,6 +10,7 @@ mod clock;
 mod command;
 mod farewell;
 mod heads;
+mod interjected;
 mod metrics;
 mod passing;
 mod permission;

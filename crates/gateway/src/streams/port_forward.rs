@@ -12,6 +12,7 @@ use tokio::io::{AsyncWrite as _, AsyncWriteExt as _};
 use tokio::time::{Instant, timeout};
 
 use super::Care;
+use super::interjected::{As, Interjected};
 use super::metrics::{Ended, Tally};
 use super::relay::{Over, Relay, Went, close_for};
 use crate::drain::Drain;
@@ -39,9 +40,10 @@ impl PortForward {
             input: sent,
             slot,
         } = self.upstream;
-        let pulse = self.care.of_client(Instant::now());
-        let socket = Socket::new(client, input, Role::Server, pulse);
-        let mut relay = Relay::new(io, sent, socket, self.care.idle, self.drain);
+        let now = Instant::now();
+        let socket = Socket::new(client, input, Role::Server, self.care.of_client(now));
+        let pings = Interjected::new(As::Client, self.care.of_upstream(now));
+        let mut relay = Relay::new(io, sent, pings, socket, self.care.idle, self.drain);
         let over = poll_fn(|cx| {
             relay.poll(cx, |went, bytes| match went {
                 Went::Outwards => self.tally.up(bytes),
@@ -59,7 +61,7 @@ impl PortForward {
         } = relay;
         let ended = match &over {
             Over::RawEnded => Ended::Complete,
-            Over::RawCut(_) => Ended::CutOff,
+            Over::RawCut(_) | Over::RawDead => Ended::CutOff,
             Over::Left(Left::Broke(_)) | Over::NotBinary => Ended::ClientBroke,
             Over::Left(_) | Over::Dead => Ended::ClientLeft,
             Over::Idle => Ended::Idle,
@@ -100,9 +102,10 @@ impl PortForwardToWebSocket {
     /// Carries it to its end.
     pub(crate) async fn run(self, client: ClientIo, sent: BytesMut, mut record: Record) {
         let Upgraded { io, input, slot } = self.upstream;
-        let pulse = self.care.of_upstream(Instant::now());
-        let socket = Socket::new(io, input, Role::Client, pulse);
-        let mut relay = Relay::new(client, sent, socket, self.care.idle, self.drain);
+        let now = Instant::now();
+        let socket = Socket::new(io, input, Role::Client, self.care.of_upstream(now));
+        let pings = Interjected::new(As::Server, self.care.of_client(now));
+        let mut relay = Relay::new(client, sent, pings, socket, self.care.idle, self.drain);
         let over = poll_fn(|cx| {
             relay.poll(cx, |went, bytes| match went {
                 Went::Inwards => self.tally.up(bytes),
@@ -124,7 +127,7 @@ impl PortForwardToWebSocket {
             _ => false,
         };
         self.tally.end(match &over {
-            Over::RawEnded | Over::RawCut(_) => Ended::ClientLeft,
+            Over::RawEnded | Over::RawCut(_) | Over::RawDead => Ended::ClientLeft,
             Over::Left(Left::Closed(_)) if whole => Ended::Complete,
             Over::Idle => Ended::Idle,
             Over::Leaving => Ended::Aborted,
@@ -135,6 +138,9 @@ impl PortForwardToWebSocket {
             let _ = socket.finish(GOODBYE).await;
         }
         drop(slot);
+        if matches!(over, Over::RawDead) {
+            return;
+        }
         let goodbye = async {
             poll_fn(|cx| raw.poll_flush(cx)).await?;
             if whole {

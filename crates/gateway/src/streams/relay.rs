@@ -1,12 +1,12 @@
 //! Bytes on one side that are binary messages on the other: a port-forward, whose
 //! SPDY travels inside a WebSocket (KEP-4006). Nothing of it is understood here, but
-//! where its pings are: those are no reason to keep it.
+//! where its frames begin: pings are put between them, and are no reason to keep it.
 
 use std::io;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use skewbridge_channels::port_forward::tunnel::carried;
 use skewbridge_websocket::{Close, CloseCode};
 use skewbridge_wire::{Buffered, Left, Socket};
@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use super::clock::{Clock, Due};
+use super::interjected::{Interjected, Say};
 use super::passing::Passing;
 use crate::drain::Drain;
 
@@ -38,7 +39,9 @@ pub(crate) enum Over {
     Left(Left),
     /// It carries something else than binary messages.
     NotBinary,
-    /// Nobody is there any more.
+    /// Nobody is at the side without messages any more.
+    RawDead,
+    /// Nobody is at the WebSocket any more.
     Dead,
     /// Nothing came for too long.
     Idle,
@@ -58,6 +61,8 @@ pub(crate) struct Relay<R, S> {
     quiet_since: Instant,
     inwards: Passing,
     outwards: Passing,
+    /// To the side without messages.
+    pings: Interjected,
     clock: Clock,
 }
 
@@ -66,10 +71,12 @@ where
     R: AsyncRead + AsyncWrite + Unpin,
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    /// Between these; of the side without messages some bytes have been read.
+    /// Between these; of the side without messages, to which the pings go, some bytes
+    /// have been read.
     pub(crate) fn new(
         raw: R,
         input: BytesMut,
+        pings: Interjected,
         socket: Socket<S>,
         idle: Duration,
         drain: Drain,
@@ -85,6 +92,7 @@ where
             quiet_since: now,
             inwards: Passing::default(),
             outwards: Passing::default(),
+            pings,
             clock: Clock::new(now, drain),
         }
     }
@@ -124,17 +132,31 @@ where
                 if self.raw.input.is_empty() {
                     match self.raw.poll_fill(cx) {
                         Poll::Pending => return Poll::Pending,
-                        Poll::Ready(Ok(0)) => return Poll::Ready(Over::RawEnded),
+                        Poll::Ready(Ok(0)) => {
+                            let rest = self.inwards.withheld();
+                            if !rest.is_empty() {
+                                self.socket.binary(rest);
+                            }
+                            return Poll::Ready(Over::RawEnded);
+                        }
                         Poll::Ready(Ok(_)) => {}
                         Poll::Ready(Err(error)) => return Poll::Ready(Over::RawCut(error)),
                     }
                 }
+                let now = Instant::now();
+                self.pings.heard(now);
                 let data = self.raw.input.split().freeze();
-                if self.inwards.carries(&data) {
-                    self.quiet_since = Instant::now();
+                let carries = self.inwards.sift(
+                    data,
+                    |id| self.pings.is_answer(id),
+                    |data| {
+                        count(Went::Inwards, data.len());
+                        self.socket.binary(data);
+                    },
+                );
+                if carries {
+                    self.quiet_since = now;
                 }
-                count(Went::Inwards, data.len());
-                self.socket.binary(data);
             }
             match self.socket.poll_flush(cx) {
                 Poll::Pending => return Poll::Pending,
@@ -163,15 +185,40 @@ where
                 if self.deaf {
                     continue;
                 }
-                if self.outwards.carries(&data) {
-                    self.quiet_since = Instant::now();
-                }
                 count(Went::Outwards, data.len());
-                self.raw.push_data(data);
+                self.pass_outwards(data);
             }
             if self.poll_flush_raw(cx).is_pending() {
                 return Poll::Pending;
             }
+        }
+    }
+
+    /// With pings between its frames, if it is time for some: when nothing more is there to
+    /// be passed on, it may be the middle of one.
+    fn pass_outwards(&mut self, mut data: Bytes) {
+        let now = Instant::now();
+        let passed = self.outwards.pass(&data);
+        if passed.carries {
+            self.quiet_since = now;
+        }
+        let is_due = self.pings.next().is_some_and(|due| due <= now);
+        if let Some(between) = passed.between.filter(|_| is_due) {
+            self.push(now, data.split_to(between));
+            if let Say::Pings(pings) = self.pings.look(now) {
+                self.raw.push_data(pings.freeze());
+            }
+        }
+        self.push(now, data);
+        if passed.goes_away {
+            self.pings.dismiss();
+        }
+    }
+
+    fn push(&mut self, now: Instant, data: Bytes) {
+        if !data.is_empty() {
+            self.pings.sent(now, data.len());
+            self.raw.push_data(data);
         }
     }
 
@@ -188,8 +235,20 @@ where
         })
     }
 
+    /// When to look after the side without messages again. In the middle of a frame nothing
+    /// can be said to it.
+    fn next_ping(&self) -> Option<Instant> {
+        let can_be_asked = !self.deaf && self.outwards.is_between();
+        self.pings.next().filter(|_| can_be_asked)
+    }
+
+    fn next_look(&self) -> Instant {
+        let socket = self.socket.next_look();
+        self.next_ping().map_or(socket, |ping| ping.min(socket))
+    }
+
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
-        self.clock.hurry(self.socket.next_look(), cx);
+        self.clock.hurry(self.next_look(), cx);
         let due = ready!(self.clock.poll_due(cx));
         if due == Due::Leave {
             return Poll::Ready(Over::Leaving);
@@ -202,10 +261,21 @@ where
         if !self.socket.look(now, self.raw.has_room()) {
             return Poll::Ready(Over::Dead);
         }
+        if !self.socket.has_room() {
+            self.pings.excuse();
+        }
+        if self.next_ping().is_some() {
+            match self.pings.look(now) {
+                Say::Nothing => {}
+                Say::Pings(pings) => self.raw.push_data(pings.freeze()),
+                Say::Dead => return Poll::Ready(Over::RawDead),
+            }
+        }
+        let _ = self.poll_flush_raw(cx);
         if let Poll::Ready(Err(error)) = self.socket.poll_flush(cx) {
             return Poll::Ready(Over::Left(Left::Cut(error)));
         }
-        let next = self.socket.next_look().min(bored);
+        let next = self.next_look().min(bored);
         self.clock.set(next, cx);
         Poll::Pending
     }
@@ -216,6 +286,10 @@ pub(crate) fn close_for(over: &Over) -> Option<Close> {
     let (code, reason) = match over {
         Over::RawEnded | Over::Left(Left::Closed(_)) => (CloseCode::NORMAL, String::new()),
         Over::RawCut(error) => (CloseCode::INTERNAL_ERROR, error.to_string()),
+        Over::RawDead => (
+            CloseCode::INTERNAL_ERROR,
+            "the other side does not answer pings".to_owned(),
+        ),
         Over::NotBinary => (
             CloseCode::UNSUPPORTED_DATA,
             "a tunnel carries binary messages only".to_owned(),

@@ -13,6 +13,7 @@ mod egress;
 mod either;
 mod errors;
 mod expect_continue;
+mod forward_pings;
 mod forwarding;
 mod limits;
 mod peer_admin;

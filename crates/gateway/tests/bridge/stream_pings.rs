@@ -20,14 +20,14 @@ const WORKERS: usize = 5;
 const OF_STDIN: usize = 3;
 
 const SETTINGS: u16 = 4;
-const PING: u16 = 6;
+pub(crate) const PING: u16 = 6;
 const WINDOW_UPDATE: u16 = 9;
 
 /// A frame as it came.
-struct Frame(Vec<u8>);
+pub(crate) struct Frame(pub(crate) Vec<u8>);
 
 impl Frame {
-    async fn read(io: &mut (impl AsyncRead + Unpin)) -> Option<Self> {
+    pub(crate) async fn read(io: &mut (impl AsyncRead + Unpin)) -> Option<Self> {
         let mut frame = vec![0; 8];
         io.read_exact(&mut frame).await.ok()?;
         let length = u32::from_be_bytes([0, frame[5], frame[6], frame[7]]) as usize;
@@ -37,7 +37,7 @@ impl Frame {
     }
 
     /// `None` for data.
-    fn control(&self) -> Option<u16> {
+    pub(crate) fn control(&self) -> Option<u16> {
         let kind = u16::from_be_bytes([self.0[2], self.0[3]]);
         (self.0[0] & 0x80 != 0).then_some(kind)
     }

@@ -85,6 +85,12 @@ impl Handle {
         }
     }
 
+    /// Whether data waits here for its turn to be sent. A ping overtakes it, and its answer
+    /// then says nothing of whether it was taken.
+    pub fn holds_data(&self) -> bool {
+        self.0.lock().session.has_data()
+    }
+
     /// Whether nothing is read from the connection just now, because more waits here
     /// than should: for the reader of a stream ([`super::Receiver::is_overfull`]), or to
     /// be sent. What the other side says meanwhile, answers to pings included, is not

@@ -1,0 +1,241 @@
+//! Port-forwards are SPDY from end to end, which a bridge passes on. Pings of its own are
+//! between the frames of the side that has no WebSocket, and neither end sees anything of
+//! those to the other.
+
+use std::time::Duration;
+
+use bytes::BytesMut;
+use skewbridge_channels::Protocol;
+use skewbridge_testkit::{Connection, PATIENCE, eventually};
+use skewbridge_websocket::{Control, Encoder, Event, Role};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::timeout;
+
+use crate::bed::Bed;
+use crate::by_spdy::{self, Server, Upstream, bridge_with};
+use crate::stream_pings::{Frame, PING};
+use crate::streaming::{Cluster, FORWARD, OLD, WebSocket, asking, bridge, metric};
+
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// Of so many bytes.
+fn data(length: u8) -> Vec<u8> {
+    let mut frame = vec![0, 0, 0, 1, 0, 0, 0, length];
+    frame.extend((0..length).map(|it| it ^ 0x80));
+    frame
+}
+
+const GO_AWAY: &[u8] = &[0x80, 3, 0, 7, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0];
+/// As kubectl sends the first one.
+const OF_CLIENT: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1];
+
+async fn bridge_before(bed: &Bed, cluster: &Cluster) -> skewbridge_gateway::Handle {
+    bridge(bed, cluster, |config| {
+        config.streams.ping_interval = INTERVAL;
+    })
+    .await
+}
+
+/// A port-forward by WebSocket, and its end at the node.
+async fn forward(
+    bed: &Bed,
+    cluster: &mut Cluster,
+    bridge: &skewbridge_gateway::Handle,
+) -> (WebSocket, Connection) {
+    let mut http = bed.client().http1(bridge.address()).await.unwrap();
+    http.send(asking(FORWARD, "SPDY/3.1+portforward.k8s.io", ""))
+        .await
+        .unwrap();
+    assert_eq!(http.read_head().await.unwrap().status, 101);
+    let client = WebSocket::over(http.into_connection(), Protocol::V5);
+    (client, cluster.connection().await)
+}
+
+/// Answers pings as moby/spdystream does, until so many have come; gives everything else.
+async fn answer(io: &mut Connection, mut pings: usize) -> Vec<Vec<u8>> {
+    let mut others = Vec::new();
+    while pings > 0 {
+        let frame = Frame::read(io).await.expect("a whole frame");
+        if frame.control() != Some(PING) {
+            others.push(frame.0);
+            continue;
+        }
+        // Byte by byte: it is known in the end whose it is.
+        for byte in &frame.0 {
+            io.write_all(&[*byte]).await.unwrap();
+            io.flush().await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        if frame.0 != OF_CLIENT {
+            pings -= 1;
+        }
+    }
+    others
+}
+
+#[tokio::test]
+async fn a_quiet_port_forward_is_pinged_on_both_sides() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge_before(&bed, &cluster).await;
+    let (mut client, mut there) = forward(&bed, &mut cluster, &bridge).await;
+    client.binary(&data(3)).await;
+    client.binary(OF_CLIENT).await;
+    let node = tokio::spawn(async move {
+        let others = answer(&mut there, 6).await;
+        assert_eq!(others, [data(3)]);
+        there.write_all(&data(5)).await.unwrap();
+        there.shutdown().await.unwrap();
+    });
+    let mut came = Vec::new();
+    let code = timeout(PATIENCE, async {
+        loop {
+            match client.event().await.unwrap() {
+                Event::Piece(piece) => came.extend_from_slice(&piece.bytes),
+                Event::Control(Control::Close(Some(close))) => break close.code().number(),
+                Event::Control(_) => {}
+            }
+        }
+    })
+    .await
+    .unwrap();
+    assert_eq!(code, 1000);
+    assert_eq!(came, [OF_CLIENT, &data(5)].concat(), "what is not ours");
+    assert!(client.pings >= 2, "{}", client.pings);
+    node.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_frame_that_takes_its_time_is_not_broken_by_a_ping() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge_before(&bed, &cluster).await;
+    let (mut client, mut there) = forward(&bed, &mut cluster, &bridge).await;
+    let node = tokio::spawn(async move { answer(&mut there, 5).await });
+    let mut sent = Vec::new();
+    timeout(PATIENCE, async {
+        while !node.is_finished() {
+            // One never ends where a message does.
+            let frame = data(40);
+            let (first, second) = frame.split_at(13);
+            if sent.is_empty() {
+                client.binary(first).await;
+            }
+            tokio::time::sleep(INTERVAL / 10).await;
+            client.binary(&[second, first].concat()).await;
+            sent.push(frame.clone());
+        }
+    })
+    .await
+    .expect("pings between frames");
+    let came = node.await.unwrap();
+    assert!(came.len() <= sent.len() && came.len() > 5, "{}", came.len());
+    assert!(came.iter().all(|frame| *frame == data(40)));
+}
+
+#[tokio::test]
+async fn a_node_that_falls_silent_is_noticed_by_a_port_forward() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge_before(&bed, &cluster).await;
+    let (mut client, mut there) = forward(&bed, &mut cluster, &bridge).await;
+    client.binary(&data(3)).await;
+    assert_eq!(answer(&mut there, 2).await, [data(3)]);
+    let close = timeout(PATIENCE, async {
+        loop {
+            if let Event::Control(Control::Close(Some(close))) = client.event().await.unwrap() {
+                break close;
+            }
+        }
+    })
+    .await
+    .expect("it is noticed");
+    assert_eq!(close.code().number(), 1011);
+    assert!(close.reason().contains("ping"), "{}", close.reason());
+    drop((client, there));
+    let line = r#"skewbridge_streams_total{kind="portforward",client="websocket",upstream="spdy",outcome="cut_off"} 1"#;
+    eventually(line, PATIENCE, async || metric(&bridge, line).await).await;
+}
+
+#[tokio::test]
+async fn who_reads_nothing_any_more_is_not_asked() {
+    let bed = Bed::new();
+    let mut cluster = Cluster::of(&bed, OLD).await;
+    let bridge = bridge_before(&bed, &cluster).await;
+    let (mut client, mut there) = forward(&bed, &mut cluster, &bridge).await;
+    client.binary(GO_AWAY).await;
+    let mut bytes = vec![0; GO_AWAY.len()];
+    there.read_exact(&mut bytes).await.unwrap();
+    // Longer than it takes to be given up.
+    let more = timeout(INTERVAL * 10, async {
+        tokio::select! {
+            read = there.read_u8() => format!("{read:?}"),
+            told = client.event() => format!("{told:?}"),
+        }
+    });
+    assert_eq!(more.await.ok(), None);
+    there.write_all(&data(5)).await.unwrap();
+    there.flush().await.unwrap();
+    assert_eq!(client.piece().await.bytes, data(5));
+}
+
+/// By SPDY, over a way that carries only WebSocket.
+async fn inverse(
+    bed: &Bed,
+    upstream: &mut Upstream,
+    bridge: &skewbridge_gateway::Handle,
+) -> (Connection, Server) {
+    let mut http = bed.client().http1(bridge.address()).await.unwrap();
+    http.send(by_spdy::asking(FORWARD, "portforward.k8s.io"))
+        .await
+        .unwrap();
+    assert_eq!(http.read_head().await.unwrap().status, 101);
+    let here = http.into_connection();
+    (here, Server::over(upstream.connection().await))
+}
+
+#[tokio::test]
+async fn a_client_by_spdy_is_pinged_too() {
+    let bed = Bed::new();
+    let mut upstream = Upstream::start(&bed).await;
+    let bridge = bridge_with(&bed, &upstream, |config| {
+        config.streams.ping_interval = INTERVAL;
+    })
+    .await;
+    let (mut here, mut there) = inverse(&bed, &mut upstream, &bridge).await;
+    let server = tokio::spawn(async move {
+        let mut came = Vec::new();
+        let code = loop {
+            match there.decoder.decode(&mut there.input).unwrap() {
+                Some(Event::Piece(piece)) => came.extend_from_slice(&piece.bytes),
+                Some(Event::Control(Control::Ping(payload))) => {
+                    let mut pong = BytesMut::new();
+                    Encoder::new(Role::Server).control(&Control::Pong(payload), &mut pong);
+                    there.io.write_all(&pong).await.unwrap();
+                    there.io.flush().await.unwrap();
+                }
+                Some(Event::Control(Control::Close(Some(close)))) => break close.code(),
+                Some(Event::Control(_)) => {}
+                None => assert!(there.io.read_buf(&mut there.input).await.unwrap() > 0),
+            }
+        };
+        (came, code.number())
+    });
+    let mut ids = Vec::new();
+    for _ in 0..4 {
+        let frame = Frame::read(&mut here).await.unwrap();
+        assert_eq!(frame.control(), Some(PING));
+        ids.push(frame.0[11]);
+        here.write_all(&[&frame.0[..], &data(2)].concat())
+            .await
+            .unwrap();
+        here.flush().await.unwrap();
+    }
+    assert!(ids.iter().all(|id| id % 2 == 0), "a server's: {ids:?}");
+    // And then it says nothing any more.
+    let (came, code) = timeout(PATIENCE, server).await.unwrap().unwrap();
+    assert_eq!(came, data(2).repeat(4));
+    assert_eq!(code, 1011);
+    let line = r#"skewbridge_streams_total{kind="portforward",client="spdy",upstream="websocket",outcome="client_left"} 1"#;
+    eventually(line, PATIENCE, async || metric(&bridge, line).await).await;
+}
