@@ -12,13 +12,16 @@ use crate::pulse::{Ask, Mark};
 /// the pings in it, while the others go on.
 pub const LANES: usize = 5;
 
-/// So many pings are remembered, fewer than a connection waits for. One in five of those
-/// stands in a lane that stands still, which has room for 50.
-const MOST: usize = 60;
+/// So many rounds are waited for: each says more than those before.
+const MOST_ROUNDS: usize = 3;
+
+/// So many of the last single pings are waited for. With the rounds, that is fewer than a
+/// connection bears.
+const MOST_SINGLE: u64 = 40;
 
 /// The pings that have been sent over a connection whose other end may have [`LANES`].
 #[derive(Debug, Default)]
-pub struct Lanes {
+pub(crate) struct Lanes {
     /// Those that went to all of them.
     rounds: VecDeque<Round>,
     /// The number of the next one.
@@ -34,12 +37,18 @@ struct Round {
     answered: [bool; LANES],
 }
 
+impl Round {
+    fn has(&self, number: u64) -> bool {
+        (self.first..self.first + LANES as u64).contains(&number)
+    }
+}
+
 impl Lanes {
     /// Asks; gives the numbers of the pings to be sent, in a row.
     ///
     /// Each ping in a lane that stands still takes room there, and when that is full
     /// nothing at all is read: so one is enough where any sign of life is.
-    pub fn ask(&mut self, mark: Mark, ask: Ask) -> Range<u64> {
+    pub(crate) fn ask(&mut self, mark: Mark, ask: Ask) -> Range<u64> {
         let first = self.next;
         match ask {
             Ask::Any => self.next += 1,
@@ -53,30 +62,26 @@ impl Lanes {
                 });
             }
         }
-        let oldest = self.oldest();
-        while self.rounds.front().is_some_and(|it| it.first < oldest) {
+        if self.rounds.len() > MOST_ROUNDS {
             self.rounds.pop_front();
         }
         first..self.next
     }
 
     /// How many there have been.
-    pub fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.next
     }
 
-    /// The number of the oldest one that is still of interest.
-    pub fn oldest(&self) -> u64 {
-        self.next.saturating_sub(MOST as u64)
+    /// Whether an answer to this one is still of interest.
+    pub(crate) fn waits_for(&self, number: u64) -> bool {
+        number + MOST_SINGLE >= self.next || self.rounds.iter().any(|it| it.has(number))
     }
 
     /// One has been answered. Gives what is known to be taken now: what had been sent
     /// before a round to all lanes in which it was the last.
-    pub fn answered(&mut self, number: u64) -> Option<Mark> {
-        let at = self.rounds.iter().position(|round| {
-            let all = round.first..round.first + LANES as u64;
-            all.contains(&number)
-        })?;
+    pub(crate) fn answered(&mut self, number: u64) -> Option<Mark> {
+        let at = self.rounds.iter().position(|it| it.has(number))?;
         let round = self.rounds.get_mut(at)?;
         let lane = usize::try_from(number - round.first).ok()?;
         *round.answered.get_mut(lane)? = true;
@@ -150,12 +155,25 @@ mod tests {
             let numbers = all(&mut lanes, turn);
             // Of a lane that never goes on.
             answer(&mut lanes, numbers.into_iter().filter(|it| it % 5 != 2));
-            assert!(lanes.rounds.len() <= MOST / LANES);
+            assert!(lanes.rounds.len() <= MOST_ROUNDS);
+            assert!((0..lanes.next).filter(|it| lanes.waits_for(*it)).count() <= 55);
         }
         assert_eq!(lanes.answered(2), None, "too long ago");
         assert_eq!(lanes.answered(u64::MAX), None, "never asked");
-        let all = lanes.oldest()..lanes.next;
-        assert_eq!(answer(&mut lanes, all), Some(Mark(999)));
+        let last = lanes.next - 3;
+        assert_eq!(answer(&mut lanes, [last]), Some(Mark(999)));
         assert!(lanes.rounds.is_empty());
+    }
+
+    #[test]
+    fn a_round_is_not_forgotten_for_single_ones() {
+        let mut lanes = Lanes::default();
+        all(&mut lanes, 100);
+        for _ in 0..1000 {
+            any(&mut lanes, 200);
+        }
+        assert!(lanes.waits_for(0) && !lanes.waits_for(5));
+        assert_eq!(answer(&mut lanes, 0..5), Some(Mark(100)));
+        assert!(!lanes.waits_for(0));
     }
 }

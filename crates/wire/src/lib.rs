@@ -46,7 +46,7 @@ pub use buffered::Buffered;
 pub use command_streams::CommandStreams;
 pub use counted::{Counted, Counts};
 pub use gulp::Gulp;
-pub use lanes::{LANES, Lanes};
+pub use lanes::LANES;
 pub use node::{Node, Said, Verdict};
 pub use pings::Pings;
 pub use prefixed::Prefixed;

@@ -86,8 +86,8 @@ impl Pings {
                     let asked = async move { handle.ping().await };
                     self.asked.push((number, Box::pin(asked)));
                 }
-                let oldest = self.lanes.oldest();
-                self.asked.retain(|(number, _)| *number >= oldest);
+                let lanes = &self.lanes;
+                self.asked.retain(|(number, _)| lanes.waits_for(*number));
             }
         }
         true

@@ -114,6 +114,7 @@ impl Pulse {
     /// overtake some of it.
     pub fn overtaken(&mut self) {
         self.unasked = true;
+        self.asked_all = self.taken;
     }
 
     /// It has taken what had been sent at this mark, as its answers to pings show.
@@ -134,6 +135,12 @@ impl Pulse {
         self.waiting.filter(|_| idle)
     }
 
+    /// Whether an answer has come of all of whom one was last asked. Before that, more
+    /// pings would show nothing, and only wait behind what is not taken.
+    fn is_settled(&self) -> bool {
+        self.taken >= self.asked_all
+    }
+
     fn death(&self) -> Option<Instant> {
         self.silent_since().map(|at| at + self.patience)
     }
@@ -143,7 +150,7 @@ impl Pulse {
     fn due(&self) -> Instant {
         let quiet = self.heard.min(self.said) + self.interval;
         let mut due = quiet.max(self.asked + self.interval);
-        if self.unasked && self.sent - self.taken > SLACK / 2 {
+        if self.unasked && self.is_settled() && self.sent - self.taken > SLACK / 2 {
             // Before it is so much that silence would mean nothing: who types is answered all
             // the time, and would not be asked while it counts.
             due = due.min(self.asked + self.interval / SOON);
@@ -163,7 +170,8 @@ impl Pulse {
             return Beat::Rest;
         }
         let much = self.sent - self.asked_all > SLACK / 2;
-        let ask = if self.unasked || much || self.silent_since().is_some() {
+        let unknown = self.is_settled() && (self.unasked || much);
+        let ask = if unknown || self.silent_since().is_some() {
             self.asked_all = self.sent;
             self.unasked = false;
             Ask::All

@@ -182,7 +182,9 @@ impl Exchange<'_> {
                     None => more = false,
                 }
             }
-            match socket.poll_flush(cx) {
+            let flushed = socket.poll_flush(cx);
+            self.shared.input_leaves(flushed.is_pending());
+            match flushed {
                 Poll::Pending => return,
                 Poll::Ready(Ok(())) if !more => return,
                 Poll::Ready(Ok(())) => {}

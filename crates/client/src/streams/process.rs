@@ -177,8 +177,9 @@ impl ProcessStdin {
         poll_fn(|cx| self.shared.poll_give(&mut bytes, cx)).await
     }
 
-    /// Waits until there is room for [`ProcessStdin::BEST`] bytes, or nobody takes any more:
-    /// who reads only then what to write has to keep it only once.
+    /// Waits until the connection has taken what was given, so that there is room for
+    /// [`ProcessStdin::BEST`] bytes, or nobody takes any more: of who reads only then what to
+    /// write, no more is kept than that.
     pub async fn ready(&mut self) {
         poll_fn(|cx| self.shared.poll_input_ready(cx)).await;
     }

@@ -59,6 +59,8 @@ struct Input {
     /// Nobody takes any.
     refused: bool,
     writer: Option<Waker>,
+    /// The connection has not taken all that the driver has.
+    leaving: bool,
     sent: u64,
 }
 
@@ -133,10 +135,11 @@ impl Shared {
         Poll::Ready(Ok(()))
     }
 
-    /// Whether there is room for as much as may be given, or nobody takes any more.
+    /// Whether what was given before is gone, or nobody takes any more.
     pub(crate) fn poll_input_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.lock();
-        if state.input.buffer.is_empty() || state.takes_no_input() {
+        let gone = state.input.buffer.is_empty() && !state.input.leaving;
+        if gone || state.takes_no_input() {
             return Poll::Ready(());
         }
         wait(&mut state.input.writer, cx);
@@ -241,6 +244,15 @@ impl Shared {
             return Some(Next::Data(std::mem::take(&mut input.buffer)));
         }
         (input.ended && !std::mem::replace(&mut input.refused, true)).then_some(Next::End)
+    }
+
+    /// Whether the connection has yet to take what the driver has.
+    pub(crate) fn input_leaves(&self, leaving: bool) {
+        let mut state = self.lock();
+        state.input.leaving = leaving;
+        if !leaving {
+            wake(state.input.writer.take());
+        }
     }
 
     /// Nobody takes input any more.

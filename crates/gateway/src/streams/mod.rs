@@ -42,6 +42,7 @@ use crate::serve::{ClientIo, Takeover};
 use crate::tunnel;
 use crate::upstream::h1::Upgraded;
 use command::Command;
+use interjected::Pace;
 use plan::{Kind, Known, Plan, Rules};
 use port_forward::{PortForward, PortForwardToWebSocket};
 use refusals::{Refusals, Spoken};
@@ -83,13 +84,27 @@ pub(crate) struct Care {
 
 impl Care {
     /// A client is patiently waited for.
-    fn of_client(self, now: Instant) -> Pulse {
-        Pulse::new(now, self.ping, self.ping * CLIENT_PATIENCE)
+    fn pace_of_client(self) -> Pace {
+        Pace {
+            interval: self.ping,
+            patience: self.ping * CLIENT_PATIENCE,
+        }
     }
 
     /// What is above is near, and whoever waits for it wants to know.
+    fn pace_of_upstream(self) -> Pace {
+        Pace {
+            interval: self.ping,
+            patience: self.ping / 2,
+        }
+    }
+
+    fn of_client(self, now: Instant) -> Pulse {
+        self.pace_of_client().pulse(now)
+    }
+
     fn of_upstream(self, now: Instant) -> Pulse {
-        Pulse::new(now, self.ping, self.ping / 2)
+        self.pace_of_upstream().pulse(now)
     }
 }
 

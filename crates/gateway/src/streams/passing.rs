@@ -1,6 +1,6 @@
 //! SPDY that is passed on in the bytes that come, without being understood but for where
-//! its frames begin: whether it carries something, where a ping may be put between two of
-//! them, and which of them answers one.
+//! its frames begin and whose they are: whether it carries something, where a ping may be
+//! put between two of them, and which of them answers one.
 
 use bytes::Bytes;
 
@@ -8,43 +8,52 @@ use bytes::Bytes;
 /// how much follows.
 const HEAD: usize = 8;
 
-/// The head of a ping (2.6.5), behind which is its id.
+/// What follows the head of a control frame that is of a stream, or a ping: an id.
+const ID: usize = 4;
+
+/// The head of a ping (2.6.5).
 const PING: [u8; HEAD] = [0x80, 3, 0, 6, 0, 0, 0, 4];
-
-/// All of a ping.
-const WHOLE_PING: usize = HEAD + 4;
-
-/// How the last frame that is read by those who take no more streams begins (2.6.6).
-const GO_AWAY: [u8; 4] = [0x80, 3, 0, 7];
 
 /// One direction of a connection. Of what is no SPDY everything carries something, or
 /// nothing that passes for a ping: nobody depends on which.
 #[derive(Debug, Default)]
 pub(crate) struct Passing {
-    /// Of a ping, that is all of it.
-    head: [u8; WHOLE_PING],
+    /// Of a control frame with the id that follows it, if one does.
+    head: [u8; HEAD + ID],
     /// How many bytes of the head have come.
     have: usize,
     /// How many of what follows it have not.
     left: usize,
 }
 
+/// A frame, by what it belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Frame {
+    /// To the stream of this id: it may wait for whoever reads that.
+    OfStream(u32),
+    /// Asks for a stream, of this id.
+    Opens(u32),
+    /// A ping of this id, or the answer to one.
+    Ping(u32),
+    /// To the connection.
+    OfConnection,
+    /// To the connection as well: nothing is read behind it.
+    GoAway,
+}
+
 /// A part of a frame, as far as it is in the bytes that have come.
 struct Part {
     bytes: usize,
-    of: Of,
+    /// It may be one of a ping: too little has come to know.
+    may_be_ping: bool,
+    /// The frame, if it ends here.
+    ended: Option<Frame>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Of {
-    /// What may be a ping: too little of it has come.
-    Unknown,
-    /// A ping with this id, which ends here.
-    Ping(u32),
-    /// A GOAWAY.
-    GoAway,
-    /// Something else, whether or not all of its head has come.
-    Other,
+impl Part {
+    fn is_of_ping(&self) -> bool {
+        self.may_be_ping || matches!(self.ended, Some(Frame::Ping(_)))
+    }
 }
 
 /// What is to be known of bytes that are passed on.
@@ -52,8 +61,6 @@ enum Of {
 pub(crate) struct Passed {
     /// Some of them belong to a frame that is no ping.
     pub(crate) carries: bool,
-    /// Some of them belong to a GOAWAY.
-    pub(crate) goes_away: bool,
     /// Behind how many of them a frame ends, the last one that does.
     pub(crate) between: Option<usize>,
 }
@@ -64,21 +71,20 @@ impl Passing {
         self.have == 0
     }
 
-    /// Takes the next bytes, all of which are passed on.
-    pub(crate) fn pass(&mut self, bytes: &[u8]) -> Passed {
+    /// Takes the next bytes, all of which are passed on; tells of each frame that ends.
+    pub(crate) fn pass(&mut self, bytes: &[u8], mut ended: impl FnMut(Frame)) -> Passed {
         let mut passed = Passed {
             carries: false,
-            goes_away: false,
             between: None,
         };
         let mut at = 0;
         while at < bytes.len() {
             let part = self.next(bytes.split_at(at).1);
             at += part.bytes;
-            passed.carries |= matches!(part.of, Of::GoAway | Of::Other);
-            passed.goes_away |= part.of == Of::GoAway;
-            if self.is_between() {
+            passed.carries |= !part.is_of_ping();
+            if let Some(frame) = part.ended {
                 passed.between = Some(at);
+                ended(frame);
             }
         }
         passed
@@ -99,13 +105,10 @@ impl Passing {
         let mut run = 0;
         while run < bytes.len() {
             let part = self.next(bytes.split_at(run).1);
-            let stays = match part.of {
-                Of::Unknown => true,
-                Of::Ping(id) => kept(id),
-                Of::GoAway | Of::Other => {
-                    carries = true;
-                    false
-                }
+            carries |= !part.is_of_ping();
+            let stays = match part.ended {
+                Some(Frame::Ping(id)) => kept(id),
+                _ => part.may_be_ping,
             };
             if stays {
                 pass_some(bytes.split_to(run), &mut pass);
@@ -125,9 +128,10 @@ impl Passing {
 
     /// What has come of what may be a ping.
     pub(crate) fn withheld(&self) -> Bytes {
-        match self.known() {
-            Of::Unknown => Bytes::copy_from_slice(self.begun()),
-            _ => Bytes::new(),
+        if self.may_be_ping() {
+            Bytes::copy_from_slice(self.begun())
+        } else {
+            Bytes::new()
         }
     }
 
@@ -135,21 +139,28 @@ impl Passing {
         self.head.get(..self.have).unwrap_or_default()
     }
 
-    /// What the frame is that has begun.
-    fn known(&self) -> Of {
+    fn may_be_ping(&self) -> bool {
         let begun = self.begun();
-        if let Some(id) = begun.strip_prefix(&PING)
-            && let Ok(id) = id.try_into()
-        {
-            return Of::Ping(u32::from_be_bytes(id));
+        !begun.is_empty() && (PING.starts_with(begun) || begun.starts_with(&PING))
+    }
+
+    /// How long the frame is behind the eight bytes, all of which have come.
+    fn length(&self) -> usize {
+        let [_, _, _, _, _, high, middle, low, ..] = self.head;
+        u32::from_be_bytes([0, high, middle, low]) as usize
+    }
+
+    fn is_control(&self) -> bool {
+        self.head[0] & 0x80 != 0
+    }
+
+    /// How many bytes the head has.
+    fn wanted(&self) -> usize {
+        if self.have >= HEAD && self.is_control() {
+            HEAD + self.length().min(ID)
+        } else {
+            HEAD
         }
-        if begun.starts_with(&GO_AWAY) {
-            return Of::GoAway;
-        }
-        if !begun.is_empty() && (PING.starts_with(begun) || begun.starts_with(&PING)) {
-            return Of::Unknown;
-        }
-        Of::Other
     }
 
     /// What these bytes begin with. They are not none.
@@ -159,16 +170,19 @@ impl Passing {
         } else {
             0
         };
-        let of = self.known();
         let more = self.left.min(bytes.len() - head);
         self.left -= more;
-        if self.left == 0 && self.have == head_of(of) {
+        let mut part = Part {
+            bytes: head + more,
+            may_be_ping: self.may_be_ping(),
+            ended: None,
+        };
+        if self.left == 0 && self.have >= HEAD && self.have == self.wanted() {
+            part.may_be_ping = false;
+            part.ended = Some(self.frame());
             self.have = 0;
         }
-        Part {
-            bytes: head + more,
-            of,
-        }
+        part
     }
 
     /// As much of a head as there is.
@@ -180,24 +194,31 @@ impl Passing {
             }
             self.have += 1;
             read += 1;
-            let of = self.known();
-            if self.have == head_of(of) {
-                if !matches!(of, Of::Ping(_)) {
-                    let [_, _, _, _, _, high, middle, low, ..] = self.head;
-                    self.left = u32::from_be_bytes([0, high, middle, low]) as usize;
-                }
+            if self.have >= HEAD && self.have == self.wanted() {
+                self.left = self.length() - (self.have - HEAD);
                 break;
             }
         }
         read
     }
-}
 
-/// How much belongs to the head.
-fn head_of(of: Of) -> usize {
-    match of {
-        Of::Unknown | Of::Ping(_) => WHOLE_PING,
-        Of::GoAway | Of::Other => HEAD,
+    /// The frame whose head has come.
+    fn frame(&self) -> Frame {
+        let [.., a, b, c, d] = self.head;
+        let [first, second, ..] = self.head;
+        if !self.is_control() {
+            let [_, _, third, fourth, ..] = self.head;
+            return Frame::OfStream(u32::from_be_bytes([first, second, third, fourth]));
+        }
+        let id = u32::from_be_bytes([a, b, c, d]);
+        match self.head {
+            _ if self.begun().starts_with(&PING) => Frame::Ping(id),
+            // SYN_STREAM; SYN_REPLY, RST_STREAM and HEADERS (2.6).
+            [_, _, 0, 1, ..] if self.have == HEAD + ID => Frame::Opens(id & 0x7fff_ffff),
+            [_, _, 0, 2 | 3 | 8, ..] if self.have == HEAD + ID => Frame::OfStream(id & 0x7fff_ffff),
+            [_, _, 0, 7, ..] => Frame::GoAway,
+            _ => Frame::OfConnection,
+        }
     }
 }
 
@@ -218,6 +239,9 @@ mod tests {
     const ALMOST: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 5, 0, 0, 0, 1, 9];
     const SETTINGS: &[u8] = &[0x80, 3, 0, 4, 0, 0, 0, 4, 0, 0, 0, 0];
     const GO_AWAY: &[u8] = &[0x80, 3, 0, 7, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0];
+    const RESET: &[u8] = &[0x80, 3, 0, 3, 0, 0, 0, 8, 1, 2, 3, 4, 0, 0, 0, 5];
+    const OPEN: &[u8] = &[0x80, 3, 0, 1, 0, 0, 0, 11, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 9];
+    const EMPTY: &[u8] = &[0x80, 3, 0, 5, 0, 0, 0, 0];
     const DATA: &[u8] = &[0, 0, 0, 1, 0, 0, 0, 4, 0x80, 3, 0, 6];
     const END: &[u8] = &[0, 0, 0, 1, 1, 0, 0, 0];
 
@@ -232,7 +256,20 @@ mod tests {
         &[PING_1, END, PING_1],
         &[END, END, PING_1],
         &[DATA, PING_2, GO_AWAY, PING_1, ALMOST, PING_1, SETTINGS],
+        &[OPEN, RESET, EMPTY, PING_1, RESET],
     ];
+
+    fn named(frame: &[u8]) -> Frame {
+        match frame {
+            PING_1 => Frame::Ping(1),
+            PING_2 => Frame::Ping(2),
+            DATA | END => Frame::OfStream(1),
+            OPEN => Frame::Opens(7),
+            RESET => Frame::OfStream(0x0102_0304),
+            GO_AWAY => Frame::GoAway,
+            _ => Frame::OfConnection,
+        }
+    }
 
     fn is_ping(frame: &[u8]) -> bool {
         frame == PING_1 || frame == PING_2
@@ -243,16 +280,20 @@ mod tests {
         for frames in STORIES {
             let bytes = frames.concat();
             let carries = frames.iter().any(|it| !is_ping(it));
-            let goes_away = frames.contains(&GO_AWAY);
             for size in 1..=bytes.len().max(1) {
                 let mut passing = Passing::default();
-                let passed: Vec<Passed> = bytes.chunks(size).map(|it| passing.pass(it)).collect();
+                let mut ended = Vec::new();
+                let pieces = bytes.chunks(size);
+                let passed: Vec<Passed> = pieces
+                    .map(|it| passing.pass(it, |frame| ended.push(frame)))
+                    .collect();
                 let what = format!("{frames:?} by {size}");
                 assert_eq!(passed.iter().any(|it| it.carries), carries, "{what}");
-                assert_eq!(passed.iter().any(|it| it.goes_away), goes_away, "{what}");
+                let expected: Vec<Frame> = frames.iter().map(|it| named(it)).collect();
+                assert_eq!(ended, expected, "{what}");
                 // Where it stands now, a ping is one.
                 assert!(passing.is_between(), "{what}");
-                assert!(!passing.pass(PING_1).carries, "{what}");
+                assert!(!passing.pass(PING_1, |_| ()).carries, "{what}");
             }
         }
     }
@@ -272,7 +313,7 @@ mod tests {
                     let expected = ends
                         .iter()
                         .rfind(|end| **end > at && **end <= at + piece.len());
-                    let between = passing.pass(piece).between.map(|it| it + at);
+                    let between = passing.pass(piece, |_| ()).between.map(|it| it + at);
                     assert_eq!(between.as_ref(), expected, "{frames:?} by {size} at {at}");
                     at += piece.len();
                     assert_eq!(passing.is_between(), ends.contains(&at));
@@ -314,7 +355,7 @@ mod tests {
 
     #[test]
     fn nothing_waits_that_cannot_be_a_ping() {
-        for whole in [DATA, END, SETTINGS, GO_AWAY, PING_2] {
+        for whole in [DATA, END, SETTINGS, RESET, GO_AWAY, PING_2] {
             for length in 0..whole.len() {
                 let mut passing = Passing::default();
                 let mut passed = Vec::new();
@@ -332,10 +373,14 @@ mod tests {
     #[test]
     fn a_long_frame_carries_something_in_each_of_its_pieces() {
         let mut passing = Passing::default();
-        assert!(passing.pass(&[0, 0, 0, 1, 0, 0xff, 0xff, 0xff]).carries);
+        assert!(
+            passing
+                .pass(&[0, 0, 0, 1, 0, 0xff, 0xff, 0xff], |_| ())
+                .carries
+        );
         let piece = vec![0; 0xffff];
         for _ in 0..0x00ff_ffff / piece.len() {
-            assert!(passing.pass(&piece).carries);
+            assert!(passing.pass(&piece, |_| ()).carries);
         }
     }
 }

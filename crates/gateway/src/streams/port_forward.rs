@@ -42,7 +42,7 @@ impl PortForward {
         } = self.upstream;
         let now = Instant::now();
         let socket = Socket::new(client, input, Role::Server, self.care.of_client(now));
-        let pings = Interjected::new(As::Client, self.care.of_upstream(now));
+        let pings = Interjected::new(As::Client, self.care.pace_of_upstream(), now);
         let mut relay = Relay::new(io, sent, pings, socket, self.care.idle, self.drain);
         let over = poll_fn(|cx| {
             relay.poll(cx, |went, bytes| match went {
@@ -104,7 +104,7 @@ impl PortForwardToWebSocket {
         let Upgraded { io, input, slot } = self.upstream;
         let now = Instant::now();
         let socket = Socket::new(io, input, Role::Client, self.care.of_upstream(now));
-        let pings = Interjected::new(As::Server, self.care.of_client(now));
+        let pings = Interjected::new(As::Server, self.care.pace_of_client(), now);
         let mut relay = Relay::new(client, sent, pings, socket, self.care.idle, self.drain);
         let over = poll_fn(|cx| {
             relay.poll(cx, |went, bytes| match went {

@@ -61,6 +61,8 @@ pub(crate) struct Relay<R, S> {
     quiet_since: Instant,
     inwards: Passing,
     outwards: Passing,
+    /// All has been read that has come from the side without messages.
+    listens: bool,
     /// To the side without messages.
     pings: Interjected,
     clock: Clock,
@@ -92,6 +94,7 @@ where
             quiet_since: now,
             inwards: Passing::default(),
             outwards: Passing::default(),
+            listens: true,
             pings,
             clock: Clock::new(now, drain),
         }
@@ -127,11 +130,15 @@ where
         cx: &mut Context<'_>,
         count: &mut impl FnMut(Went, usize),
     ) -> Poll<Over> {
+        self.listens = false;
         loop {
             while self.socket.has_room() {
                 if self.raw.input.is_empty() {
                     match self.raw.poll_fill(cx) {
-                        Poll::Pending => return Poll::Pending,
+                        Poll::Pending => {
+                            self.listens = true;
+                            return Poll::Pending;
+                        }
                         Poll::Ready(Ok(0)) => {
                             let rest = self.inwards.withheld();
                             if !rest.is_empty() {
@@ -198,28 +205,19 @@ where
     /// be passed on, it may be the middle of one.
     fn pass_outwards(&mut self, mut data: Bytes) {
         let now = Instant::now();
-        let passed = self.outwards.pass(&data);
+        let pings = &mut self.pings;
+        let passed = self.outwards.pass(&data, |frame| pings.sent(now, frame));
         if passed.carries {
             self.quiet_since = now;
         }
         let is_due = self.pings.next().is_some_and(|due| due <= now);
         if let Some(between) = passed.between.filter(|_| is_due) {
-            self.push(now, data.split_to(between));
-            if let Say::Pings(pings) = self.pings.look(now) {
-                self.raw.push_data(pings.freeze());
+            self.raw.push_data(data.split_to(between));
+            if let Say::Frames(frames) = self.pings.look(now) {
+                self.raw.push_data(frames.freeze());
             }
         }
-        self.push(now, data);
-        if passed.goes_away {
-            self.pings.dismiss();
-        }
-    }
-
-    fn push(&mut self, now: Instant, data: Bytes) {
-        if !data.is_empty() {
-            self.pings.sent(now, data.len());
-            self.raw.push_data(data);
-        }
+        self.raw.push_data(data);
     }
 
     /// Sends what is written, as long as it is taken.
@@ -261,13 +259,13 @@ where
         if !self.socket.look(now, self.raw.has_room()) {
             return Poll::Ready(Over::Dead);
         }
-        if !self.socket.has_room() {
+        if !self.listens {
             self.pings.excuse();
         }
         if self.next_ping().is_some() {
             match self.pings.look(now) {
                 Say::Nothing => {}
-                Say::Pings(pings) => self.raw.push_data(pings.freeze()),
+                Say::Frames(frames) => self.raw.push_data(frames.freeze()),
                 Say::Dead => return Poll::Ready(Over::RawDead),
             }
         }

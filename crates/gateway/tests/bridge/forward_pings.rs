@@ -82,7 +82,7 @@ async fn a_quiet_port_forward_is_pinged_on_both_sides() {
     client.binary(&data(3)).await;
     client.binary(OF_CLIENT).await;
     let node = tokio::spawn(async move {
-        let others = answer(&mut there, 6).await;
+        let others = answer(&mut there, 20).await;
         assert_eq!(others, [data(3)]);
         there.write_all(&data(5)).await.unwrap();
         there.shutdown().await.unwrap();
@@ -111,7 +111,7 @@ async fn a_frame_that_takes_its_time_is_not_broken_by_a_ping() {
     let mut cluster = Cluster::of(&bed, OLD).await;
     let bridge = bridge_before(&bed, &cluster).await;
     let (mut client, mut there) = forward(&bed, &mut cluster, &bridge).await;
-    let node = tokio::spawn(async move { answer(&mut there, 5).await });
+    let node = tokio::spawn(async move { answer(&mut there, 25).await });
     let mut sent = Vec::new();
     timeout(PATIENCE, async {
         while !node.is_finished() {
@@ -129,7 +129,8 @@ async fn a_frame_that_takes_its_time_is_not_broken_by_a_ping() {
     .await
     .expect("pings between frames");
     let came = node.await.unwrap();
-    assert!(came.len() <= sent.len() && came.len() > 5, "{}", came.len());
+    // Five at once, since it is not known what has been taken.
+    assert!((4..=sent.len()).contains(&came.len()), "{}", came.len());
     assert!(came.iter().all(|frame| *frame == data(40)));
 }
 
@@ -140,7 +141,7 @@ async fn a_node_that_falls_silent_is_noticed_by_a_port_forward() {
     let bridge = bridge_before(&bed, &cluster).await;
     let (mut client, mut there) = forward(&bed, &mut cluster, &bridge).await;
     client.binary(&data(3)).await;
-    assert_eq!(answer(&mut there, 2).await, [data(3)]);
+    assert_eq!(answer(&mut there, 7).await, [data(3)]);
     let close = timeout(PATIENCE, async {
         loop {
             if let Event::Control(Control::Close(Some(close))) = client.event().await.unwrap() {
