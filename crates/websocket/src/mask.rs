@@ -37,10 +37,19 @@ impl Mask {
         let mut keys = [0; BLOCK];
         keys.as_chunks_mut().0.fill(self.0);
         let key = u128::from_ne_bytes(keys);
-        let (blocks, rest) = bytes.as_chunks_mut();
-        for block in blocks {
+        let mask = |block: &mut [u8; BLOCK]| {
             *block = (u128::from_ne_bytes(*block) ^ key).to_ne_bytes();
+        };
+        let (blocks, rest) = bytes.as_chunks_mut();
+        // Nor is any loop unrolled.
+        let (fours, few) = blocks.as_chunks_mut();
+        for [first, second, third, fourth] in fours {
+            mask(first);
+            mask(second);
+            mask(third);
+            mask(fourth);
         }
+        few.iter_mut().for_each(mask);
         for (byte, key) in rest.iter_mut().zip(keys) {
             *byte ^= key;
         }

@@ -10,7 +10,7 @@ use crate::pulse::{Ask, Mark};
 /// what it reads (`FRAME_WORKERS`): data in that of its stream, pings in each in turn.
 /// Within one all goes in order, and one whose stream nobody reads stands still, with
 /// the pings in it, while the others go on.
-pub const LANES: usize = 5;
+pub(crate) const LANES: usize = 5;
 
 /// So many rounds are waited for: each says more than those before.
 const MOST_ROUNDS: usize = 3;
@@ -66,11 +66,6 @@ impl Lanes {
             self.rounds.pop_front();
         }
         first..self.next
-    }
-
-    /// How many there have been.
-    pub(crate) fn count(&self) -> u64 {
-        self.next
     }
 
     /// Whether an answer to this one is still of interest.

@@ -3,7 +3,8 @@
 //! end that asks for it ([`Node`]) and at the end that serves it ([`CommandStreams`]), SPDY
 //! inside a WebSocket ([`Tunnel`]), fewer system calls below TLS and above it
 //! ([`ReadAhead`], [`Gulp`], [`write_sliced`]), and whether
-//! the other end still lives ([`Pulse`], [`Pings`], and what they are told by: [`Counted`]).
+//! the other end still lives: of a WebSocket ([`Pulse`]), of a command by SPDY ([`Pings`]), and
+//! of SPDY with many streams ([`Traffic`], and what that is told by: [`Passing`], [`Tapped`]).
 //!
 //! Nothing here has a task of its own: its owner polls it.
 //!
@@ -29,10 +30,10 @@
 
 mod buffered;
 mod command_streams;
-mod counted;
 mod gulp;
 mod lanes;
 mod node;
+mod passing;
 mod pings;
 mod prefixed;
 mod pulse;
@@ -40,14 +41,15 @@ mod read_ahead;
 mod slices;
 mod socket;
 mod stall;
+mod tapped;
+mod traffic;
 mod tunnel;
 
 pub use buffered::Buffered;
 pub use command_streams::CommandStreams;
-pub use counted::{Counted, Counts};
 pub use gulp::Gulp;
-pub use lanes::LANES;
 pub use node::{Node, Said, Verdict};
+pub use passing::{Frame, Passed, Passing};
 pub use pings::Pings;
 pub use prefixed::Prefixed;
 pub use pulse::{Ask, Beat, Mark, Pulse};
@@ -55,4 +57,6 @@ pub use read_ahead::{READ_AHEAD, ReadAhead};
 pub use slices::write_sliced;
 pub use socket::{Left, Socket};
 pub use stall::Stall;
+pub use tapped::{Tap, Tapped};
+pub use traffic::{Pace, Say, Traffic};
 pub use tunnel::Tunnel;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use skewbridge_wire::Pulse;
+use skewbridge_wire::{Pace, Pulse};
 use tokio::time::Instant;
 
 /// How the other end of a stream is looked after.
@@ -28,6 +28,13 @@ impl Default for KeepAlive {
 }
 
 impl KeepAlive {
+    pub(crate) fn pace(self) -> Pace {
+        Pace {
+            interval: self.interval,
+            patience: self.patience,
+        }
+    }
+
     pub(crate) fn pulse(self) -> Pulse {
         Pulse::new(Instant::now(), self.interval, self.patience)
     }

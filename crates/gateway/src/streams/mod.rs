@@ -12,7 +12,6 @@ mod farewell;
 mod heads;
 mod interjected;
 mod metrics;
-mod passing;
 mod permission;
 mod plan;
 mod port_forward;
@@ -29,7 +28,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use skewbridge_api::request_info::RequestInfo;
 use skewbridge_api::version::Version;
-use skewbridge_wire::Pulse;
+use skewbridge_wire::{Pace, Pulse};
 use tokio::time::Instant;
 
 pub(crate) use carry::{Carried, carry};
@@ -42,7 +41,6 @@ use crate::serve::{ClientIo, Takeover};
 use crate::tunnel;
 use crate::upstream::h1::Upgraded;
 use command::Command;
-use interjected::Pace;
 use plan::{Kind, Known, Plan, Rules};
 use port_forward::{PortForward, PortForwardToWebSocket};
 use refusals::{Refusals, Spoken};
@@ -100,11 +98,13 @@ impl Care {
     }
 
     fn of_client(self, now: Instant) -> Pulse {
-        self.pace_of_client().pulse(now)
+        let Pace { interval, patience } = self.pace_of_client();
+        Pulse::new(now, interval, patience)
     }
 
     fn of_upstream(self, now: Instant) -> Pulse {
-        self.pace_of_upstream().pulse(now)
+        let Pace { interval, patience } = self.pace_of_upstream();
+        Pulse::new(now, interval, patience)
     }
 }
 

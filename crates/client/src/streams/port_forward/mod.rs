@@ -4,18 +4,19 @@ mod carry;
 mod local;
 mod stream;
 
-use std::future::{Future as _, poll_fn};
-use std::pin::pin;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::task::Poll;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use skewbridge_channels::port_forward::tunnel::{PORT_FORWARD, TUNNELLED_PORT_FORWARD};
 use skewbridge_channels::port_forward::{Port, Stream as Kind, pair};
-use skewbridge_spdy::connection::{self, Driver, Handle};
+use skewbridge_spdy::connection::{self, Driver, Handle, PingError};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_websocket::Role;
-use skewbridge_wire::{Counted, Counts, Pings, Prefixed, Socket, Tunnel};
+use skewbridge_wire::{Prefixed, Say, Socket, Tap, Tapped, Tunnel};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -144,18 +145,16 @@ impl PortForwarder {
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let io = Counted::new(io);
-        let counts = io.counts();
+        let io = Tapped::new(io, keep_alive.pace());
+        let tap = io.tap();
         let (handle, incoming, driver) = connection::client(io, Config::default());
         // Pods open none.
         drop(incoming);
         let (tell, over) = watch::channel(None);
         let watch = Watch {
-            pings: Pings::new(handle.clone(), keep_alive.pulse()),
             handle: handle.clone(),
-            counts,
-            read: 0,
-            written: 0,
+            tap,
+            asked: Vec::new(),
             clock: Clock::new(),
         };
         let task = tokio::spawn(async move {
@@ -237,40 +236,50 @@ impl Drop for PortForwarder {
 
 /// What looks after the other end.
 struct Watch {
-    pings: Pings,
     handle: Handle,
-    counts: Arc<Counts>,
-    /// Of the counts, as they were at the last look; pings are not counted as written.
-    read: u64,
-    written: u64,
+    tap: Tap,
+    /// Pings that are on their way.
+    asked: Vec<Asked>,
     clock: Clock,
 }
 
+type Asked = Pin<Box<dyn Future<Output = Result<Duration, PingError>> + Send>>;
+
 impl Watch {
-    /// Hears what has come, and counts what has gone.
-    fn listen(&mut self) {
-        let read = self.counts.read();
-        // Those that are not written yet make it less for a moment.
-        let written = self.counts.written().saturating_sub(self.pings.bytes());
-        let pulse = &mut self.pings.pulse;
-        if read != self.read {
-            pulse.heard(Instant::now());
-            self.read = read;
+    /// Sends what there is of pings. Their answers are seen on their way.
+    fn poll_asked(&mut self, cx: &mut Context<'_>) {
+        self.asked
+            .retain_mut(|asked| asked.as_mut().poll(cx).is_pending());
+    }
+
+    /// Asks, when it is time; `false` if nobody is there.
+    fn look(&mut self, now: Instant) -> bool {
+        match self.tap.traffic().look(now) {
+            // What would keep those who stand between is not worth a stream.
+            Say::Nothing | Say::Reset(_) => {}
+            Say::Pings(count) => self.asked.extend((0..count).map(|_| {
+                let handle = self.handle.clone();
+                Box::pin(async move { handle.ping().await }) as Asked
+            })),
+            Say::Dead => return false,
         }
-        if written > self.written {
-            let bytes = usize::try_from(written - self.written).unwrap_or(usize::MAX);
-            pulse.sent(Instant::now(), bytes);
-            self.written = written;
-        }
+        true
+    }
+
+    /// When to look again. Behind a GOAWAY nobody is asked.
+    fn next(&self) -> Instant {
+        let next = self.tap.traffic().next();
+        next.unwrap_or_else(|| Instant::now() + DISMISSED)
     }
 }
+
+/// How long who was sent a GOAWAY is left alone. All that follows is the end.
+const DISMISSED: Duration = Duration::from_hours(1);
 
 /// Moves the bytes of all connections; gives why it is over.
 ///
 /// A local program that does not read keeps us from reading the connection where the pod
-/// heeds no windows: its answers are not heard then, and that is no silence of its own. A
-/// pod whose program does not read reads no pings either; that is known by what it was
-/// sent since it last answered.
+/// heeds no windows: its answers are not heard then, and that is no silence of its own.
 async fn drive<T>(driver: Driver<T>, mut watch: Watch) -> String
 where
     T: AsyncRead + AsyncWrite + Unpin,
@@ -285,19 +294,17 @@ where
                 Err(error) => lost::of_spdy(&error),
             });
         }
-        watch.listen();
-        watch.pings.poll(cx);
-        watch.clock.hurry(watch.pings.pulse.next(), cx);
+        watch.poll_asked(cx);
+        watch.clock.hurry(watch.next(), cx);
         while watch.clock.poll_due(cx).is_ready() {
             if was_held || watch.handle.is_held() {
-                watch.pings.pulse.excuse();
+                watch.tap.traffic().excuse();
             }
-            if !watch.pings.look(Instant::now()) {
+            if !watch.look(Instant::now()) {
                 return Poll::Ready("the other side does not answer any more".to_owned());
             }
-            watch.pings.poll(cx);
-            let next = watch.pings.pulse.next();
-            watch.clock.set(next, cx);
+            watch.poll_asked(cx);
+            watch.clock.set(watch.next(), cx);
             cx.waker().wake_by_ref();
         }
         Poll::Pending

@@ -17,7 +17,7 @@ const PING: [u8; HEAD] = [0x80, 3, 0, 6, 0, 0, 0, 4];
 /// One direction of a connection. Of what is no SPDY everything carries something, or
 /// nothing that passes for a ping: nobody depends on which.
 #[derive(Debug, Default)]
-pub(crate) struct Passing {
+pub struct Passing {
     /// Of a control frame with the id that follows it, if one does.
     head: [u8; HEAD + ID],
     /// How many bytes of the head have come.
@@ -28,7 +28,7 @@ pub(crate) struct Passing {
 
 /// A frame, by what it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Frame {
+pub enum Frame {
     /// To the stream of this id: it may wait for whoever reads that.
     OfStream(u32),
     /// Asks for a stream, of this id.
@@ -58,21 +58,21 @@ impl Part {
 
 /// What is to be known of bytes that are passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Passed {
+pub struct Passed {
     /// Some of them belong to a frame that is no ping.
-    pub(crate) carries: bool,
+    pub carries: bool,
     /// Behind how many of them a frame ends, the last one that does.
-    pub(crate) between: Option<usize>,
+    pub between: Option<usize>,
 }
 
 impl Passing {
     /// Whether the next byte is the first of a frame.
-    pub(crate) fn is_between(&self) -> bool {
+    pub fn is_between(&self) -> bool {
         self.have == 0
     }
 
     /// Takes the next bytes, all of which are passed on; tells of each frame that ends.
-    pub(crate) fn pass(&mut self, bytes: &[u8], mut ended: impl FnMut(Frame)) -> Passed {
+    pub fn pass(&mut self, bytes: &[u8], mut ended: impl FnMut(Frame)) -> Passed {
         let mut passed = Passed {
             carries: false,
             between: None,
@@ -93,7 +93,7 @@ impl Passing {
     /// Takes the next bytes, and passes on all but the pings that are `kept` back, by their
     /// ids; says whether any of them carries something. What may be one waits for the rest
     /// of it.
-    pub(crate) fn sift(
+    pub fn sift(
         &mut self,
         mut bytes: Bytes,
         mut kept: impl FnMut(u32) -> bool,
@@ -127,7 +127,7 @@ impl Passing {
     }
 
     /// What has come of what may be a ping.
-    pub(crate) fn withheld(&self) -> Bytes {
+    pub fn withheld(&self) -> Bytes {
         if self.may_be_ping() {
             Bytes::copy_from_slice(self.begun())
         } else {
