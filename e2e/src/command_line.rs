@@ -41,6 +41,35 @@ impl Plane {
         command
     }
 
+    /// skewbridge as it is in a pod of this namespace: a service account in its place, where
+    /// its server is in the environment, and no kubeconfig.
+    pub fn skewbridge_in_pod(&self, server: usize, namespace: &str, token: &str) -> Command {
+        const SCRIPT: &str = r#"
+            mount -t tmpfs account /run
+            mkdir -p /run/secrets/kubernetes.io/serviceaccount
+            cd /run/secrets/kubernetes.io/serviceaccount
+            echo "$TOKEN" >token
+            printf %s "$NAMESPACE" >namespace
+            cp "$CA" ca.crt
+            unset TOKEN NAMESPACE CA
+            exec "$@"
+        "#;
+        let address = self.servers[server].at(Via::Server);
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "sh", "-ec", SCRIPT, "sh"])
+            .arg(binaries::bridge())
+            .env("TOKEN", token)
+            .env("NAMESPACE", namespace)
+            .env("CA", self.pki.file("ca.crt"))
+            .env("HOME", "/none")
+            .env("KUBERNETES_SERVICE_HOST", address.ip().to_string())
+            .env("KUBERNETES_SERVICE_PORT", address.port().to_string())
+            .env_remove("KUBECONFIG")
+            .kill_on_drop(true);
+        command
+    }
+
     /// `kubectl skewbridge`, ready to be given its arguments.
     pub fn kubectl_skewbridge(&self, server: usize, via: Via, user: User) -> Command {
         let mut command = self.kubectl_with_plugin(server, via, user);

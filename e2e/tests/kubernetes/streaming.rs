@@ -368,15 +368,16 @@ impl Noise {
     }
 }
 
-/// Lets the user and the service account of this name do this with streams, and
-/// gives a token of the account.
+/// Lets the user and the service account of this name do this with streams and look at pods,
+/// and gives a token of the account.
 pub(crate) async fn allow(plane: &Plane, name: &str, verbs: &[&str]) -> String {
     let namespace = Node::NAMESPACE;
     let roles = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}");
     let accounts = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
     let resources = ["pods/exec", "pods/attach", "pods/portforward"];
     let role = json!({"metadata": {"name": name},
-        "rules": [{"apiGroups": [""], "resources": resources, "verbs": verbs}]});
+        "rules": [{"apiGroups": [""], "resources": resources, "verbs": verbs},
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]});
     let group = "rbac.authorization.k8s.io";
     let binding = json!({"metadata": {"name": name},
     "roleRef": {"apiGroup": group, "kind": "Role", "name": name},

@@ -9,7 +9,7 @@ use skewbridge_client::streams::{By, Manner, Port};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::retries::Retries;
+use super::retries::{Lived, Retries};
 use super::spec::{Remote, Resolved, resolve};
 use super::tell::say;
 use crate::client_command::Failure;
@@ -100,8 +100,12 @@ impl Linker {
             links.send_replace(None);
             let lost = format!("lost connection to pod {}: {cause}", link.pod);
             say(format_args!("{lost}; connecting again"));
+            let lived = Lived {
+                time: made.elapsed(),
+                served: link.forwarder.has_served(),
+            };
             drop(link);
-            retries.lost(made, Instant::now());
+            retries.lost(lived, Instant::now());
             link = match self.again(&mut retries, Failure::new(lost)).await {
                 Ok(again) => Arc::new(again),
                 Err(failure) => return failure,

@@ -18,6 +18,14 @@ pub(super) struct Retries {
     pause: Duration,
 }
 
+/// What became of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lived {
+    pub(super) time: Duration,
+    /// Something has come by it.
+    pub(super) served: bool,
+}
+
 impl Retries {
     pub(super) fn new(patience: Duration, now: Instant) -> Self {
         Self {
@@ -27,17 +35,19 @@ impl Retries {
         }
     }
 
-    /// A connection is lost that was made at this time.
-    pub(super) fn lost(&mut self, made: Instant, now: Instant) {
-        if now.saturating_duration_since(made) >= self.steady() {
+    /// A connection is lost.
+    pub(super) fn lost(&mut self, lived: Lived, now: Instant) {
+        if lived.time >= self.steady(lived.served) {
             *self = Self::new(self.patience, now);
         }
     }
 
     /// How long a connection lives that has ended the trouble before it: longer than any
-    /// pause, but not longer than we have patience.
-    fn steady(&self) -> Duration {
-        PAUSES.1.min(self.patience)
+    /// pause, or than the shortest one if it was of use, but not longer than we have patience.
+    fn steady(&self, served: bool) -> Duration {
+        let (shortest, longest) = PAUSES;
+        let steady = if served { shortest } else { longest };
+        steady.min(self.patience)
     }
 
     /// The pause before the next attempt; `None` if there is to be none.
@@ -65,96 +75,123 @@ mod tests {
     enum Event {
         /// A connection is lost, that had lived so long.
         Lost(u64, u64),
+        /// The same of one that something had come by.
+        LostInUse(u64, u64),
         /// An attempt is due: this is the pause before it, or it is over.
         Attempt(u64, Option<u64>),
     }
-    use Event::{Attempt, Lost};
+    use Event::{Attempt, Lost, LostInUse};
+
+    const MINUTE: u64 = 60_000;
+
+    /// How long we have patience in milliseconds, and what happens.
+    const ROWS: [(&str, u64, &[Event]); 7] = [
+        (
+            "nobody answers",
+            2_000,
+            &[
+                Lost(0, MINUTE),
+                Attempt(0, Some(0)),
+                Attempt(100, Some(200)),
+                Attempt(400, Some(400)),
+                Attempt(900, Some(800)),
+                Attempt(1_800, None),
+            ],
+        ),
+        (
+            "each is lost at once",
+            2_000,
+            &[
+                Lost(0, MINUTE),
+                Attempt(0, Some(0)),
+                Lost(1, 1),
+                Attempt(1, Some(200)),
+                Lost(202, 1),
+                Attempt(202, Some(400)),
+                Lost(603, 1),
+                Attempt(603, Some(800)),
+                Lost(1_404, 1),
+                Attempt(1_404, None),
+            ],
+        ),
+        (
+            "the longest pause is that",
+            10 * MINUTE,
+            &[
+                Lost(0, MINUTE),
+                Attempt(0, Some(0)),
+                Attempt(0, Some(200)),
+                Attempt(0, Some(400)),
+                Attempt(0, Some(800)),
+                Attempt(0, Some(1_600)),
+                Attempt(0, Some(3_200)),
+                Attempt(0, Some(6_400)),
+                Attempt(0, Some(10_000)),
+                Attempt(0, Some(10_000)),
+                // It lived, and all is forgotten.
+                Lost(5 * MINUTE, 10_000),
+                Attempt(5 * MINUTE, Some(0)),
+                Lost(5 * MINUTE, 9_999),
+                Attempt(5 * MINUTE, Some(200)),
+                Attempt(15 * MINUTE - 1, None),
+            ],
+        ),
+        (
+            "a way that is cut every few seconds, and of use",
+            MINUTE,
+            &[
+                LostInUse(0, 5_000),
+                Attempt(0, Some(0)),
+                LostInUse(50_000, 5_000),
+                Attempt(50_000, Some(0)),
+                LostInUse(100_000, 5_000),
+                Attempt(100_000, Some(0)),
+            ],
+        ),
+        (
+            "a server that gives a byte and closes",
+            MINUTE,
+            &[
+                LostInUse(0, MINUTE),
+                Attempt(0, Some(0)),
+                LostInUse(1, 1),
+                Attempt(1, Some(200)),
+                LostInUse(202, 1),
+                Attempt(202, Some(400)),
+            ],
+        ),
+        (
+            "lost after the end of our patience",
+            MINUTE,
+            &[
+                Lost(0, MINUTE),
+                Attempt(0, Some(0)),
+                Lost(MINUTE, 5_000),
+                Attempt(MINUTE, None),
+            ],
+        ),
+        (
+            "who has little patience is content with less",
+            1_000,
+            &[
+                Lost(0, MINUTE),
+                Attempt(0, Some(0)),
+                Lost(1_500, 1_000),
+                Attempt(1_500, Some(0)),
+            ],
+        ),
+    ];
 
     #[test]
     fn pauses_grow_until_a_connection_lives_and_patience_ends_them() {
-        const MINUTE: u64 = 60_000;
-        let rows: [(&str, u64, &[Event]); 5] = [
-            (
-                "nobody answers",
-                2_000,
-                &[
-                    Lost(0, MINUTE),
-                    Attempt(0, Some(0)),
-                    Attempt(100, Some(200)),
-                    Attempt(400, Some(400)),
-                    Attempt(900, Some(800)),
-                    Attempt(1_800, None),
-                ],
-            ),
-            (
-                "each is lost at once",
-                2_000,
-                &[
-                    Lost(0, MINUTE),
-                    Attempt(0, Some(0)),
-                    Lost(1, 1),
-                    Attempt(1, Some(200)),
-                    Lost(202, 1),
-                    Attempt(202, Some(400)),
-                    Lost(603, 1),
-                    Attempt(603, Some(800)),
-                    Lost(1_404, 1),
-                    Attempt(1_404, None),
-                ],
-            ),
-            (
-                "the longest pause is that",
-                10 * MINUTE,
-                &[
-                    Lost(0, MINUTE),
-                    Attempt(0, Some(0)),
-                    Attempt(0, Some(200)),
-                    Attempt(0, Some(400)),
-                    Attempt(0, Some(800)),
-                    Attempt(0, Some(1_600)),
-                    Attempt(0, Some(3_200)),
-                    Attempt(0, Some(6_400)),
-                    Attempt(0, Some(10_000)),
-                    Attempt(0, Some(10_000)),
-                    // It lived, and all is forgotten.
-                    Lost(5 * MINUTE, 10_000),
-                    Attempt(5 * MINUTE, Some(0)),
-                    Lost(5 * MINUTE, 9_999),
-                    Attempt(5 * MINUTE, Some(200)),
-                    Attempt(15 * MINUTE - 1, None),
-                ],
-            ),
-            (
-                "lost after the end of our patience",
-                MINUTE,
-                &[
-                    Lost(0, MINUTE),
-                    Attempt(0, Some(0)),
-                    Lost(MINUTE, 5_000),
-                    Attempt(MINUTE, None),
-                ],
-            ),
-            (
-                "who has little patience is content with less",
-                1_000,
-                &[
-                    Lost(0, MINUTE),
-                    Attempt(0, Some(0)),
-                    Lost(1_500, 1_000),
-                    Attempt(1_500, Some(0)),
-                ],
-            ),
-        ];
-        for (what, patience, events) in rows {
-            // Connections were made before.
-            let start = Instant::now() + millis(MINUTE);
+        for (what, patience, events) in ROWS {
+            let start = Instant::now();
             let at = |time: u64| start + millis(time);
             let mut retries = Retries::new(millis(patience), start);
             for event in events {
                 match *event {
-                    Lost(time, lived) => {
-                        retries.lost(at(time).checked_sub(millis(lived)).unwrap(), at(time));
-                    }
+                    Lost(time, lived) => retries.lost(after(lived, false), at(time)),
+                    LostInUse(time, lived) => retries.lost(after(lived, true), at(time)),
                     Attempt(time, expected) => {
                         let pause = retries.next(at(time));
                         assert_eq!(pause, expected.map(millis), "{what}, at {time}");
@@ -170,6 +207,11 @@ mod tests {
         let retries = Retries::new(millis(500), now);
         assert_eq!(retries.left(now + millis(200)), millis(300));
         assert_eq!(retries.left(now + millis(700)), Duration::ZERO);
+    }
+
+    fn after(lived: u64, served: bool) -> Lived {
+        let time = millis(lived);
+        Lived { time, served }
     }
 
     fn millis(time: u64) -> Duration {

@@ -15,6 +15,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::task::JoinSet;
 
+use crate::streaming::allow;
+
 /// For a command that takes a second or two on an idle machine.
 const BOUND: Duration = Duration::from_mins(1);
 
@@ -50,6 +52,7 @@ async fn our_commands_do_what_kubectl_does() {
                 kubectl_finds_its_plugin(&pair).await;
             }
             kubectl_completes_its_plugin(&plane, server).await;
+            a_pod_needs_no_kubeconfig(&plane, server).await;
         }
     }
 }
@@ -234,6 +237,24 @@ async fn kubectl_completes_its_plugin(plane: &Plane, server: usize) {
 }
 
 /// By a command that forwards to an echo.
+/// Its service account tells who it is, where its server is, and its own namespace.
+async fn a_pod_needs_no_kubeconfig(plane: &Plane, server: usize) {
+    let verbs = ["get", "create"];
+    let account = format!("in-pod-{server}");
+    let token = allow(plane, &account, &verbs).await;
+    let words = ["exec", "-i", Node::POD, "--", "sh", "-c", "cat; exit 3"];
+    let command = |token: &str| {
+        let mut command = plane.skewbridge_in_pod(server, Node::NAMESPACE, token);
+        command.args(words);
+        command
+    };
+    let output = run(command(&token), "from a pod").await;
+    assert_eq!(output.stdout, "from a pod", "{}", output.stderr);
+    assert_eq!(output.code, Some(3));
+    let output = run(command("somebody-else"), "").await;
+    assert_eq!(output.code, Some(1), "{}", output.stderr);
+}
+
 async fn ports_are_forwarded(mut command: Command, target: SocketAddr) {
     let mut forward = Staying::start(&mut command);
     let line = forward.line().await;

@@ -122,6 +122,7 @@ async fn give(
     patience: Duration,
 ) -> io::Result<()> {
     while let Some(mut piece) = poll_fn(|cx| incoming.poll_piece(cx)).await? {
+        company.served();
         while !piece.is_empty() {
             match timeout(patience, to.write(&piece)).await {
                 Ok(written) => advance(&mut piece, written?)?,

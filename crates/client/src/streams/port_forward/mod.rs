@@ -7,7 +7,7 @@ mod stream;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -32,8 +32,8 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 
 pub use local::{Closing, Local};
-use stream::Company;
 pub use stream::PortStream;
+use stream::{Company, Everybody};
 
 /// One connection to a pod, that carries any number of connections to its ports. When
 /// this is dropped, all of them end.
@@ -45,8 +45,8 @@ pub struct PortForwarder {
     /// What joins the two streams of a connection.
     next: AtomicU64,
     keep_alive: KeepAlive,
-    /// How many connections there are.
-    open: Arc<AtomicUsize>,
+    /// The connections that there are.
+    open: Arc<Everybody>,
     /// Why it is over, when it is.
     over: watch::Receiver<Option<String>>,
     task: JoinHandle<()>,
@@ -189,6 +189,11 @@ impl PortForwarder {
     /// Whether the connection to the pod is over.
     pub fn is_closed(&self) -> bool {
         self.over.borrow().is_some()
+    }
+
+    /// Whether anything has come from a port by this connection to the pod.
+    pub fn has_served(&self) -> bool {
+        self.open.was_served()
     }
 
     /// Opens a connection to a port. Nothing is waited for: that nobody listens there is

@@ -3,7 +3,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -68,26 +68,46 @@ pub(super) enum ErrorEnd {
     Lost,
 }
 
+/// All connections that share the one to the pod.
+#[derive(Debug, Default)]
+pub(super) struct Everybody {
+    open: AtomicUsize,
+    /// One of them has been given something.
+    served: AtomicBool,
+}
+
+impl Everybody {
+    /// Whether anything has come for any of them.
+    pub(super) fn was_served(&self) -> bool {
+        self.served.load(Ordering::Relaxed)
+    }
+}
+
 /// One of the connections that share the one to the pod, and how many they are.
 #[derive(Debug)]
-pub(super) struct Company(Arc<AtomicUsize>);
+pub(super) struct Company(Arc<Everybody>);
 
 impl Company {
     /// One more, until it is dropped.
-    pub(super) fn join(all: &Arc<AtomicUsize>) -> Self {
-        all.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn join(all: &Arc<Everybody>) -> Self {
+        all.open.fetch_add(1, Ordering::Relaxed);
         Self(all.clone())
     }
 
     /// Whether there are others.
     pub(super) fn is_any(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > 1
+        self.0.open.load(Ordering::Relaxed) > 1
+    }
+
+    /// Something has come for this one.
+    pub(super) fn served(&self) {
+        self.0.served.store(true, Ordering::Relaxed);
     }
 }
 
 impl Drop for Company {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -190,7 +210,10 @@ impl AsyncRead for PortStream {
         let this = self.get_mut();
         while this.piece.is_empty() {
             match ready!(this.incoming.poll_piece(cx))? {
-                Some(piece) => this.piece = piece,
+                Some(piece) => {
+                    this.company.served();
+                    this.piece = piece;
+                }
                 None => return Poll::Ready(Ok(())),
             }
         }
