@@ -74,8 +74,14 @@ impl Manifest {
             return Err(Wrong::Many);
         }
         let other = |wrong: String| Err(Wrong::Other(wrong));
-        if kind.is_empty() || api_version.is_empty() {
-            return other("is no object: it has no kind and apiVersion".to_owned());
+        let missing = match (kind.is_empty(), api_version.is_empty()) {
+            (false, false) => None,
+            (true, false) => Some("kind"),
+            (false, true) => Some("apiVersion"),
+            (true, true) => Some("kind and no apiVersion"),
+        };
+        if let Some(missing) = missing {
+            return other(format!("is no object: it has no {missing}"));
         }
         let Some(known) = Kind::of_object(&api_version, &kind) else {
             return other(format!("{kind} of {api_version} is nothing that runs pods"));
@@ -169,9 +175,11 @@ mod tests {
                 "apiVersion: v1\nkind: Pod\nmetadata: {generateName: a}\n",
                 other("resource name may not be empty"),
             ),
+            ("kind: Pod\n", other("is no object: it has no apiVersion")),
+            ("apiVersion: v1\n", other("is no object: it has no kind")),
             (
-                "kind: Pod\n",
-                other("is no object: it has no kind and apiVersion"),
+                "metadata: {name: a}\n",
+                other("is no object: it has no kind and no apiVersion"),
             ),
         ];
         for (text, expected) in rows {

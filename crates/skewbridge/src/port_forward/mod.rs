@@ -6,6 +6,7 @@ mod retries;
 mod spec;
 mod tell;
 
+use std::fmt;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -177,27 +178,40 @@ async fn accept(listener: Listener, at: usize, links: Links, room: Arc<Semaphore
         let (name, links) = (name.clone(), links.clone());
         connections.spawn(async move {
             let _place = place;
-            if let Err(problem) = carry(local, at, links).await {
+            if let Err(Problem { remote, cause }) = carry(local, at, links).await {
+                let remote = remote.map_or_else(String::new, |port| format!(" -> {port}"));
                 say(format_args!(
-                    "error: an error occurred forwarding {name}: {problem}"
+                    "error: an error occurred forwarding {name}{remote}: {cause}"
                 ));
             }
         });
     }
 }
 
+/// Why a connection was not carried to its end.
+struct Problem {
+    /// Where it was to go, if that is known.
+    remote: Option<u16>,
+    cause: String,
+}
+
 /// Carries one connection to its end.
-async fn carry(local: Box<dyn Local>, at: usize, mut links: Links) -> Result<(), String> {
+async fn carry(local: Box<dyn Local>, at: usize, mut links: Links) -> Result<(), Problem> {
+    let nowhere = |cause: &str| Problem {
+        remote: None,
+        cause: cause.to_owned(),
+    };
     let linked = async {
         let link = links.wait_for(Option::is_some).await;
         link.ok().and_then(|link| link.clone())
     };
     let link = timeout(WITHOUT_POD, linked).await.ok().flatten();
-    let link = link.ok_or("there is no pod to connect to")?;
-    let port = link::port(&link, at).ok_or("the pod has no such port")?;
-    let remote = port.number();
-    let stream = link.forwarder.open(port);
-    let stream = stream.map_err(|error| format!("to port {remote}: {error}"))?;
-    let carried = stream.carry(local).await;
-    carried.map_err(|error| format!("to port {remote}: {error}"))
+    let link = link.ok_or_else(|| nowhere("there is no pod to connect to"))?;
+    let port = link::port(&link, at).ok_or_else(|| nowhere("the pod has no such port"))?;
+    let failed = |error: &dyn fmt::Display| Problem {
+        remote: Some(port.number()),
+        cause: error.to_string(),
+    };
+    let stream = link.forwarder.open(port).map_err(|error| failed(&error))?;
+    stream.carry(local).await.map_err(|error| failed(&error))
 }

@@ -213,7 +213,7 @@ async fn one_bad_connection_ends_no_other() {
     let to_good = forwarding.port(good).await;
     assert_eq!(ask(to_bad).await, "");
     let complaint = forwarding.complaint().await;
-    let expected = format!("error: an error occurred forwarding {to_bad}: to port {bad}: ");
+    let expected = format!("error: an error occurred forwarding {to_bad} -> {bad}: ");
     assert!(complaint.starts_with(&expected), "{complaint}");
     assert_eq!(ask(to_good).await, "fine");
     assert_eq!(forwarding.child.try_wait().unwrap(), None);
