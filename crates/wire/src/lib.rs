@@ -3,8 +3,8 @@
 //! end that asks for it ([`Node`]) and at the end that serves it ([`CommandStreams`]), SPDY
 //! inside a WebSocket ([`Tunnel`]), fewer system calls below TLS and above it
 //! ([`ReadAhead`], [`Gulp`], [`write_sliced`]), and whether
-//! the other end still lives: of a WebSocket ([`Pulse`]), of a command by SPDY ([`Pings`]), and
-//! of SPDY with many streams ([`Traffic`], and what that is told by: [`Passing`], [`Tapped`]).
+//! the other end still lives: of a WebSocket ([`Pulse`]), and of SPDY ([`Traffic`], what that is
+//! told by: [`Passing`], [`Tapped`], and who asks: [`Pings`]).
 //!
 //! Nothing here has a task of its own: its owner polls it.
 //!
@@ -31,7 +31,6 @@
 mod buffered;
 mod command_streams;
 mod gulp;
-mod lanes;
 mod node;
 mod passing;
 mod pings;
@@ -52,7 +51,7 @@ pub use node::{Node, Said, Verdict};
 pub use passing::{Frame, Passed, Passing};
 pub use pings::Pings;
 pub use prefixed::Prefixed;
-pub use pulse::{Ask, Beat, Mark, Pulse};
+pub use pulse::{Beat, Mark, Pulse};
 pub use read_ahead::{READ_AHEAD, ReadAhead};
 pub use slices::write_sliced;
 pub use socket::{Left, Socket};

@@ -10,18 +10,23 @@ use skewbridge_channels::{
 };
 use skewbridge_spdy::connection::{self, Driver, Handle, Receiver, Sender};
 use skewbridge_spdy::frame::ResetStatus;
-use skewbridge_spdy::{Config, Headers, OpenError, StreamError};
+use skewbridge_spdy::{Config, Headers, OpenError, Role, StreamError};
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::pings::Pings;
 use crate::prefixed::Prefixed;
+use crate::tapped::Tapped;
+use crate::traffic::Pace;
 
 /// The streams of a command.
 #[derive(Debug)]
 pub struct Node<T> {
-    /// For pings.
+    /// The connection.
     pub handle: Handle,
+    /// Whether the node still lives.
+    pub pings: Pings,
     /// Moves the bytes, until the connection has ended.
-    driver: Option<Driver<Prefixed<T>>>,
+    driver: Option<Driver<Tapped<Prefixed<T>>>>,
     stdin: Option<Sender>,
     resize: Option<Sender>,
     stdout: Option<Receiver>,
@@ -72,12 +77,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Node<T> {
         input: BytesMut,
         options: Options,
         protocol: SpdyProtocol,
+        pace: Pace,
     ) -> Result<Self, OpenError> {
         let io = Prefixed { prefix: input, io };
+        let io = Tapped::new(io, Role::Client, pace);
+        let tap = io.tap();
         let (handle, incoming, driver) = connection::client(io, Config::default());
         // Nodes open none.
         drop(incoming);
         let mut node = Self {
+            pings: Pings::new(handle.clone(), tap),
             handle,
             driver: Some(driver),
             stdin: None,
@@ -124,6 +133,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Node<T> {
 
     /// Moves bytes both ways, as far as it goes now.
     pub fn drive(&mut self, cx: &mut Context<'_>) {
+        self.pings.before();
         if let Some(driver) = &mut self.driver
             && let Poll::Ready(ended) = Pin::new(driver).poll(cx)
         {
@@ -139,6 +149,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Node<T> {
     pub async fn leave(self) {
         let Self {
             handle,
+            pings,
             driver: Some(mut driver),
             mut stdin,
             resize,
@@ -151,6 +162,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Node<T> {
         else {
             return;
         };
+        // Who holds a handle keeps the connection.
+        drop(pings);
         // What still comes is for nobody: it must not keep the node from reading.
         drop((stdout, stderr, error));
         let sent = async {
@@ -302,12 +315,17 @@ mod tests {
     /// Longer than anything here takes.
     const PATIENCE: Duration = Duration::from_secs(20);
 
+    const PACE: Pace = Pace {
+        interval: PATIENCE,
+        patience: PATIENCE,
+    };
+
     #[tokio::test]
     async fn a_client_that_leaves_has_left_when_all_is_said() {
         let query = "command=sh&stdin=true&stdout=true&tty=true";
         let options = Options::from_query(Words::Api, Some(query));
         let (here, there) = tokio::io::duplex(4096);
-        let mut node = Node::open(here, BytesMut::new(), options, SpdyProtocol::V4).unwrap();
+        let mut node = Node::open(here, BytesMut::new(), options, SpdyProtocol::V4, PACE).unwrap();
         let (_handle, mut incoming, driver) = connection::server(there, Config::default());
         let node_ended = tokio::spawn(driver);
         let taking = tokio::spawn(async move {

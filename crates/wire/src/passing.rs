@@ -71,8 +71,9 @@ impl Passing {
         self.have == 0
     }
 
-    /// Takes the next bytes, all of which are passed on; tells of each frame that ends.
-    pub fn pass(&mut self, bytes: &[u8], mut ended: impl FnMut(Frame)) -> Passed {
+    /// Takes the next bytes, all of which are passed on; tells of each frame that ends, and how
+    /// many bytes it has.
+    pub fn pass(&mut self, bytes: &[u8], mut ended: impl FnMut(Frame, usize)) -> Passed {
         let mut passed = Passed {
             carries: false,
             between: None,
@@ -84,7 +85,7 @@ impl Passing {
             passed.carries |= !part.is_of_ping();
             if let Some(frame) = part.ended {
                 passed.between = Some(at);
-                ended(frame);
+                ended(frame, HEAD + self.length());
             }
         }
         passed
@@ -285,15 +286,15 @@ mod tests {
                 let mut ended = Vec::new();
                 let pieces = bytes.chunks(size);
                 let passed: Vec<Passed> = pieces
-                    .map(|it| passing.pass(it, |frame| ended.push(frame)))
+                    .map(|it| passing.pass(it, |frame, bytes| ended.push((frame, bytes))))
                     .collect();
                 let what = format!("{frames:?} by {size}");
                 assert_eq!(passed.iter().any(|it| it.carries), carries, "{what}");
-                let expected: Vec<Frame> = frames.iter().map(|it| named(it)).collect();
+                let expected: Vec<_> = frames.iter().map(|it| (named(it), it.len())).collect();
                 assert_eq!(ended, expected, "{what}");
                 // Where it stands now, a ping is one.
                 assert!(passing.is_between(), "{what}");
-                assert!(!passing.pass(PING_1, |_| ()).carries, "{what}");
+                assert!(!passing.pass(PING_1, |_, _| ()).carries, "{what}");
             }
         }
     }
@@ -313,7 +314,7 @@ mod tests {
                     let expected = ends
                         .iter()
                         .rfind(|end| **end > at && **end <= at + piece.len());
-                    let between = passing.pass(piece, |_| ()).between.map(|it| it + at);
+                    let between = passing.pass(piece, |_, _| ()).between.map(|it| it + at);
                     assert_eq!(between.as_ref(), expected, "{frames:?} by {size} at {at}");
                     at += piece.len();
                     assert_eq!(passing.is_between(), ends.contains(&at));
@@ -375,12 +376,12 @@ mod tests {
         let mut passing = Passing::default();
         assert!(
             passing
-                .pass(&[0, 0, 0, 1, 0, 0xff, 0xff, 0xff], |_| ())
+                .pass(&[0, 0, 0, 1, 0, 0xff, 0xff, 0xff], |_, _| ())
                 .carries
         );
         let piece = vec![0; 0xffff];
         for _ in 0..0x00ff_ffff / piece.len() {
-            assert!(passing.pass(&piece, |_| ()).carries);
+            assert!(passing.pass(&piece, |_, _| ()).carries);
         }
     }
 }

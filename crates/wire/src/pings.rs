@@ -1,127 +1,92 @@
-//! Whether the other end of an SPDY connection still lives.
+//! Whether the other end of an SPDY connection still lives, by pings of its own.
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::Context;
 use std::time::Duration;
 
 use skewbridge_spdy::connection::{Handle, PingError};
+use skewbridge_spdy::frame::StreamId;
 use tokio::time::Instant;
 
-use crate::lanes::{LANES, Lanes};
-use crate::pulse::{Ask, Beat, Pulse};
+use crate::tapped::Tap;
+use crate::traffic::Say;
 
-/// Pings over SPDY. One that is not answered does not mean that nobody is there, and one
-/// that is does not mean that all before it was taken: moby/spdystream handles what it
-/// reads in several lanes.
+/// Pings over SPDY, when it is time for them by what is seen of its traffic.
 pub struct Pings {
     handle: Handle,
-    /// How the other end is heard.
-    pub pulse: Pulse,
-    lanes: Lanes,
-    /// By their numbers.
-    asked: Vec<(u64, Asked)>,
+    tap: Tap,
+    /// Those that are on their way. Their answers are seen by the tap.
+    asked: Vec<Asked>,
+    /// Nothing was read when this was last looked at.
+    was_held: bool,
 }
 
 type Asked = Pin<Box<dyn Future<Output = Result<Duration, PingError>> + Send>>;
 
+/// How long who was sent a GOAWAY is left alone. All that follows is the end.
+const DISMISSED: Duration = Duration::from_hours(1);
+
 impl fmt::Debug for Pings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Pings").field(&self.pulse).finish()
+        f.debug_tuple("Pings").field(&self.tap).finish()
     }
 }
 
 impl Pings {
-    /// Of this connection.
-    pub fn new(handle: Handle, pulse: Pulse) -> Self {
+    /// Of this connection, which is tapped by that.
+    pub fn new(handle: Handle, tap: Tap) -> Self {
         Self {
             handle,
-            pulse,
-            lanes: Lanes::default(),
+            tap,
             asked: Vec::new(),
+            was_held: false,
         }
     }
 
-    /// Hears an answer.
+    /// To be called before the connection is driven: what is let go only now has not been
+    /// read yet.
+    pub fn before(&mut self) {
+        self.was_held = self.handle.is_held();
+    }
+
+    /// Sends those that are to be sent.
     pub fn poll(&mut self, cx: &mut Context<'_>) {
-        let (pulse, lanes) = (&mut self.pulse, &mut self.lanes);
-        self.asked.retain_mut(|(number, asked)| {
-            let Poll::Ready(answer) = asked.as_mut().poll(cx) else {
-                return true;
-            };
-            // Without an answer the connection is over, and its streams tell how.
-            if answer.is_ok() {
-                pulse.heard(Instant::now());
-                if let Some(taken) = lanes.answered(*number) {
-                    pulse.answered(taken);
-                }
-            }
-            false
-        });
+        self.asked
+            .retain_mut(|asked| asked.as_mut().poll(cx).is_pending());
+    }
+
+    /// Nothing is read just now: the silence of the other end is ours.
+    pub fn excuse(&mut self) {
+        self.tap.traffic().excuse();
+    }
+
+    /// When to look again.
+    pub fn next(&self) -> Instant {
+        let next = self.tap.traffic().next();
+        next.unwrap_or_else(|| Instant::now() + DISMISSED)
     }
 
     /// Asks, when it is time; `false` if nobody is there.
     pub fn look(&mut self, now: Instant) -> bool {
-        match self.pulse.look(now) {
-            Beat::Rest => {}
-            Beat::Dead => return false,
-            Beat::Ping(mark, mut ask) => {
-                if self.handle.holds_data() {
-                    self.pulse.overtaken();
-                    ask = Ask::Any;
+        if self.was_held || self.handle.is_held() {
+            self.excuse();
+        }
+        let say = self.tap.traffic().look(now);
+        match say {
+            Say::Nothing => {}
+            Say::Reset(stream) => {
+                if let Some(stream) = StreamId::new(stream) {
+                    self.handle.mark_time(stream);
                 }
-                for number in self.lanes.ask(mark, ask) {
-                    self.pulse.pinged(1, LANES as u64);
-                    let handle = self.handle.clone();
-                    let asked = async move { handle.ping().await };
-                    self.asked.push((number, Box::pin(asked)));
-                }
-                let lanes = &self.lanes;
-                self.asked.retain(|(number, _)| lanes.waits_for(*number));
             }
+            Say::Pings(count) => self.asked.extend((0..count).map(|_| {
+                let handle = self.handle.clone();
+                Box::pin(async move { handle.ping().await }) as Asked
+            })),
+            Say::Dead => return false,
         }
         true
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use bytes::Bytes;
-    use skewbridge_spdy::connection;
-    use skewbridge_spdy::{Config, FlowControl, Headers};
-    use tokio::time::timeout;
-
-    use super::*;
-
-    const INTERVAL: Duration = Duration::from_secs(10);
-
-    #[tokio::test]
-    async fn what_pings_overtake_is_asked_for_again() {
-        let config = || Config {
-            flow_control: FlowControl::Never,
-            ..Config::default()
-        };
-        let (here, there) = tokio::io::duplex(1000);
-        let (handle, _none, driver) = connection::client(here, config());
-        let (_there, mut incoming, node) = connection::server(there, config());
-        tokio::spawn(driver);
-        tokio::spawn(node);
-        let mut stream = handle.open(Headers::new()).unwrap();
-        let request = incoming.next().await.unwrap();
-        // Which nobody reads.
-        let _unread = request.accept(Headers::new()).unwrap();
-
-        let start = Instant::now();
-        let mut pings = Pings::new(handle.clone(), Pulse::new(start, INTERVAL, INTERVAL / 2));
-        let piece = Bytes::from(vec![7; 64 * 1024]);
-        let full = async { while stream.sender.write(piece.clone()).await.is_ok() {} };
-        timeout(Duration::from_secs(1), full).await.unwrap_err();
-        pings.pulse.sent(start, piece.len());
-        assert!(handle.holds_data());
-        for turn in 1..4 {
-            assert!(pings.look(start + turn * INTERVAL));
-            assert_eq!(pings.asked.len(), turn as usize, "one for a sign of life");
-        }
     }
 }

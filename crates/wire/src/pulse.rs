@@ -10,8 +10,8 @@ use tokio::time::Instant;
 /// Silence is only then taken for death when the other end cannot be busy with
 /// what it was sent: who waits for a process to read its stdin, or for a person to
 /// scroll on, may read no pings either. What it has taken is known by the pings that
-/// it has answered. A little is read whether anybody takes it or not. And silence is
-/// none before it was asked twice: one ping may wait behind what others do not.
+/// it has answered, in order, as over a WebSocket. A little is read whether anybody takes it
+/// or not.
 #[derive(Debug)]
 pub struct Pulse {
     interval: Duration,
@@ -26,9 +26,7 @@ pub struct Pulse {
     sent: u64,
     /// How much of that it is known to have taken.
     taken: u64,
-    /// How much of it had been sent when an answer was last asked of all that takes it.
-    asked_all: u64,
-    /// It was sent something since then that is no ping.
+    /// It was sent something since it was last asked.
     unasked: bool,
 }
 
@@ -36,8 +34,8 @@ pub struct Pulse {
 /// which is the smallest on the way.
 const SLACK: u64 = 2 * 1024;
 
-/// What the smallest piece counts: what reads ahead has room for so many pieces, not
-/// bytes. moby/spdystream has for 50 frames, of which [`SLACK`] is 32.
+/// What the smallest piece counts: what reads ahead may have room for so many pieces, not
+/// bytes.
 const PIECE: u64 = 64;
 
 /// What part of the interval passes between two pings that are asked for by what was sent: a
@@ -50,20 +48,9 @@ pub enum Beat {
     /// Nothing.
     Rest,
     /// Ask, and bring the mark back with the answer.
-    Ping(Mark, Ask),
+    Ping(Mark),
     /// It is gone.
     Dead,
-}
-
-/// What is asked for, where pings are not answered one after the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ask {
-    /// Any sign of life.
-    Any,
-    /// An answer of all that takes what it is sent: it was sent something since that was
-    /// last asked for, if only many pings, or it has left a ping unanswered though nothing
-    /// is known that keeps it from answering.
-    All,
 }
 
 /// What had been sent when a ping was.
@@ -82,7 +69,6 @@ impl Pulse {
             waiting: None,
             sent: 0,
             taken: 0,
-            asked_all: 0,
             unasked: false,
         }
     }
@@ -105,18 +91,6 @@ impl Pulse {
         self.sent += (bytes as u64).max(PIECE);
     }
 
-    /// It was sent pings, of which one in so many waits behind what it has not taken.
-    pub fn pinged(&mut self, pings: u64, one_in: u64) {
-        self.sent += pings * PIECE / one_in.max(1);
-    }
-
-    /// The answers to what it was just asked will show nothing of what was sent: the pings
-    /// overtake some of it.
-    pub fn overtaken(&mut self) {
-        self.unasked = true;
-        self.asked_all = self.taken;
-    }
-
     /// It has taken what had been sent at this mark, as its answers to pings show.
     pub fn answered(&mut self, mark: Mark) {
         // Nobody has taken what was not sent.
@@ -135,30 +109,24 @@ impl Pulse {
         self.waiting.filter(|_| idle)
     }
 
-    /// Whether an answer has come of all of whom one was last asked. Before that, more
-    /// pings would show nothing, and only wait behind what is not taken.
-    fn is_settled(&self) -> bool {
-        self.taken >= self.asked_all
-    }
-
     fn death(&self) -> Option<Instant> {
-        self.silent_since().map(|at| at + self.patience)
+        let since = self.silent_since()?;
+        // However soon it was asked: it may stand still for a moment.
+        let (interval, patience) = (self.interval, self.patience);
+        Some((since + patience).max(self.heard + interval + patience))
     }
 
     /// A connection that carries nothing in either direction for a while is cut by
     /// what stands between: some count what comes, some what goes.
     fn due(&self) -> Instant {
         let quiet = self.heard.min(self.said) + self.interval;
-        let mut due = quiet.max(self.asked + self.interval);
-        if self.unasked && self.is_settled() && self.sent - self.taken > SLACK / 2 {
+        let due = quiet.max(self.asked + self.interval);
+        if self.unasked && self.sent - self.taken > SLACK / 2 {
             // Before it is so much that silence would mean nothing: who types is answered all
             // the time, and would not be asked while it counts.
-            due = due.min(self.asked + self.interval / SOON);
+            return due.min(self.asked + self.interval / SOON);
         }
-        match self.silent_since() {
-            Some(at) if at == self.asked => due.min(at + self.patience / 2),
-            _ => due,
-        }
+        due
     }
 
     /// What to do now.
@@ -169,18 +137,10 @@ impl Pulse {
         if now < self.due() {
             return Beat::Rest;
         }
-        let much = self.sent - self.asked_all > SLACK / 2;
-        let unknown = self.is_settled() && (self.unasked || much);
-        let ask = if unknown || self.silent_since().is_some() {
-            self.asked_all = self.sent;
-            self.unasked = false;
-            Ask::All
-        } else {
-            Ask::Any
-        };
+        self.unasked = false;
         self.asked = now;
         self.waiting.get_or_insert(now);
-        Beat::Ping(Mark(self.sent), ask)
+        Beat::Ping(Mark(self.sent))
     }
 }
 
@@ -197,37 +157,19 @@ mod tests {
         (Pulse::new(start, INTERVAL, PATIENCE), at)
     }
 
-    fn any(sent: u64) -> Beat {
-        Beat::Ping(Mark(sent), Ask::Any)
-    }
-
-    fn all(sent: u64) -> Beat {
-        Beat::Ping(Mark(sent), Ask::All)
+    fn ping(sent: u64) -> Beat {
+        Beat::Ping(Mark(sent))
     }
 
     #[test]
-    fn who_is_silent_is_asked_twice_and_then_dead() {
+    fn who_is_silent_is_asked_and_then_dead() {
         let (mut pulse, at) = pulse();
         assert_eq!(pulse.next(), at(10));
         assert_eq!(pulse.look(at(9)), Beat::Rest);
-        assert_eq!(pulse.look(at(10)), any(0));
-        assert_eq!(pulse.next(), at(10) + PATIENCE / 2);
-        assert_eq!(pulse.look(at(12)), Beat::Rest);
-        assert_eq!(pulse.look(at(13)), all(0));
+        assert_eq!(pulse.look(at(10)), ping(0));
         assert_eq!(pulse.next(), at(15));
         assert_eq!(pulse.look(at(14)), Beat::Rest);
         assert_eq!(pulse.look(at(15)), Beat::Dead);
-    }
-
-    #[test]
-    fn who_answers_the_second_time_lives() {
-        let (mut pulse, at) = pulse();
-        for turn in (10..10_000).step_by(13) {
-            assert_eq!(pulse.look(at(turn)), any(0));
-            assert_eq!(pulse.look(at(turn + 3)), all(0));
-            pulse.heard(at(turn + 3));
-            assert_eq!(pulse.look(at(turn + 12)), Beat::Rest);
-        }
     }
 
     #[test]
@@ -235,7 +177,7 @@ mod tests {
         let (mut pulse, at) = pulse();
         for turn in 1..1000 {
             let now = at(10 * turn);
-            assert_eq!(pulse.look(now), any(0));
+            assert_eq!(pulse.look(now), ping(0));
             pulse.heard(now);
             pulse.answered(Mark(0));
         }
@@ -245,9 +187,8 @@ mod tests {
     fn nobody_is_dead_who_was_not_asked() {
         // As after the machine has slept.
         let (mut pulse, at) = pulse();
-        assert_eq!(pulse.look(at(3600)), any(0));
-        assert_eq!(pulse.look(at(3602)), Beat::Rest);
-        assert_eq!(pulse.look(at(3604)), all(0));
+        assert_eq!(pulse.look(at(3600)), ping(0));
+        assert_eq!(pulse.look(at(3604)), Beat::Rest);
         assert_eq!(pulse.look(at(3605)), Beat::Dead);
     }
 
@@ -255,26 +196,26 @@ mod tests {
     fn who_may_be_busy_with_what_it_was_sent_is_not_dead() {
         let (mut pulse, at) = pulse();
         pulse.sent(at(1), 3000);
-        assert_eq!(pulse.look(at(11)), all(3000));
+        assert_eq!(pulse.look(at(11)), ping(3000));
         for turn in 3..100 {
-            assert_eq!(pulse.look(at(10 * turn)), any(3000));
+            assert_eq!(pulse.look(at(10 * turn)), ping(3000));
             assert_eq!(pulse.next(), at(10 * turn + 10));
         }
         // It was: and after what it has answered it can be dead again.
         pulse.heard(at(1000));
         pulse.answered(Mark(3000));
-        assert_eq!(pulse.look(at(1010)), any(3000));
+        assert_eq!(pulse.look(at(1010)), ping(3000));
         assert_eq!(pulse.look(at(1015)), Beat::Dead);
     }
 
     #[test]
     fn an_answer_says_nothing_of_what_was_sent_after_the_ping() {
         let (mut pulse, at) = pulse();
-        assert_eq!(pulse.look(at(10)), any(0));
+        assert_eq!(pulse.look(at(10)), ping(0));
         pulse.sent(at(11), 3000);
         pulse.heard(at(12));
         pulse.answered(Mark(0));
-        assert_eq!(pulse.look(at(22)), all(3000));
+        assert_eq!(pulse.look(at(22)), ping(3000));
         assert_eq!(pulse.look(at(30)), Beat::Rest);
         pulse.answered(Mark(0));
         assert_eq!(pulse.look(at(31)), Beat::Rest);
@@ -287,7 +228,7 @@ mod tests {
     fn a_few_bytes_keep_nobody_busy() {
         let (mut pulse, at) = pulse();
         pulse.sent(at(1), 2048);
-        assert_eq!(pulse.look(at(11)), all(2048));
+        assert_eq!(pulse.look(at(11)), ping(2048));
         assert_eq!(pulse.look(at(16)), Beat::Dead);
     }
 
@@ -302,7 +243,7 @@ mod tests {
             now += Duration::from_millis(100);
             pulse.sent(now, 1);
             pulse.heard(now);
-            if let Beat::Ping(mark, _) = pulse.look(now) {
+            if let Beat::Ping(mark) = pulse.look(now) {
                 pulse.answered(mark);
                 pings += 1;
             }
@@ -320,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn many_pieces_keep_it_busy_however_small() {
+    fn many_pieces_keep_it_busy_however_smping() {
         for (pieces, busy) in [(32, false), (33, true)] {
             let (mut pulse, at) = pulse();
             for _ in 0..pieces {
@@ -332,31 +273,10 @@ mod tests {
     }
 
     #[test]
-    fn pings_that_nobody_takes_keep_it_busy_in_the_end() {
-        let (mut pulse, at) = pulse();
-        let mut now = 10;
-        let mut pings = 0;
-        while let Beat::Ping(..) = pulse.look(at(now)) {
-            pulse.pinged(1, 5);
-            // Others of them are answered.
-            pulse.heard(at(now));
-            pings += 1;
-            assert!(pings < 1000);
-            if pulse.sent > SLACK {
-                break;
-            }
-            now += 10;
-        }
-        assert_eq!(pings, 171);
-        pulse.look(at(now + 10));
-        assert_eq!(pulse.look(at(now + 19)), Beat::Rest, "as after much data");
-    }
-
-    #[test]
     fn who_is_not_listened_to_is_not_dead() {
         let (mut pulse, at) = pulse();
         for turn in 1..10 {
-            assert_eq!(pulse.look(at(10 * turn)), any(0));
+            assert_eq!(pulse.look(at(10 * turn)), ping(0));
             pulse.excuse();
             assert_eq!(pulse.look(at(10 * turn + 9)), Beat::Rest);
         }
@@ -367,9 +287,9 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut pulse = Pulse::new(start, INTERVAL, Duration::from_secs(50));
-        assert_eq!(pulse.look(at(10)), any(0));
+        assert_eq!(pulse.look(at(10)), ping(0));
         for turn in 2..6 {
-            assert_eq!(pulse.look(at(10 * turn)), all(0));
+            assert_eq!(pulse.look(at(10 * turn)), ping(0));
         }
         assert_eq!(pulse.look(at(60)), Beat::Dead);
     }
@@ -382,7 +302,7 @@ mod tests {
             assert_eq!(pulse.look(at(second)), Beat::Rest);
         }
         pulse.heard(at(10));
-        assert_eq!(pulse.look(at(10)), any(0));
+        assert_eq!(pulse.look(at(10)), ping(0));
         pulse.heard(at(11));
         assert_eq!(pulse.look(at(19)), Beat::Rest);
     }

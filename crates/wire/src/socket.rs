@@ -164,7 +164,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
         }
         match self.pulse.look(now) {
             Beat::Dead => return false,
-            Beat::Ping(mark, _) if self.wire.has_room() => {
+            Beat::Ping(mark) if self.wire.has_room() => {
                 let mark = Bytes::copy_from_slice(&mark.0.to_be_bytes());
                 if let Some(payload) = ControlPayload::new(mark) {
                     let ping = Control::Ping(payload);

@@ -6,16 +6,18 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
+use skewbridge_spdy::Role;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
 use crate::passing::{Frame, Passing};
 use crate::traffic::{Pace, Traffic};
 
-/// The bytes of an SPDY connection, as a client.
+/// The bytes of an SPDY connection.
 #[derive(Debug)]
 pub struct Tapped<T> {
     io: T,
+    role: Role,
     read: Passing,
     written: Passing,
     tap: Tap,
@@ -34,11 +36,12 @@ impl Tap {
 }
 
 impl<T> Tapped<T> {
-    /// Sees all from here on, where nothing has been sent yet.
-    pub fn new(io: T, pace: Pace) -> Self {
+    /// Sees all from here on, where nothing has been sent yet: of whom this is.
+    pub fn new(io: T, role: Role, pace: Pace) -> Self {
         let traffic = Traffic::new(pace, Instant::now());
         Self {
             io,
+            role,
             read: Passing::default(),
             written: Passing::default(),
             tap: Tap(Arc::new(Mutex::new(traffic))),
@@ -60,13 +63,14 @@ impl<T> Tapped<T> {
         };
         let mut traffic = self.tap.traffic();
         let now = Instant::now();
+        // Questions of clients are odd (SPDY/3.1, 2.6.5); others are answers.
+        let ours = u32::from(self.role == Role::Client);
         for slice in slices {
             let (some, _) = slice.split_at(left.min(slice.len()));
             left -= some.len();
-            self.written.pass(some, |frame| match frame {
-                // Those of clients are odd (SPDY/3.1, 2.6.5); others are answers.
-                Frame::Ping(id) if id % 2 == 1 => traffic.pinged(now, id),
-                frame => traffic.sent(now, frame),
+            self.written.pass(some, |frame, bytes| match frame {
+                Frame::Ping(id) if id % 2 == ours => traffic.pinged(now, id),
+                frame => traffic.sent(now, frame, bytes),
             });
         }
     }
@@ -85,7 +89,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Tapped<T> {
         if !some.is_empty() {
             let mut traffic = this.tap.traffic();
             traffic.heard(Instant::now());
-            this.read.pass(some, |frame| {
+            this.read.pass(some, |frame, _| {
                 if let Frame::Ping(id) = frame {
                     traffic.is_answer(id);
                 }
@@ -148,7 +152,7 @@ mod tests {
             patience: Duration::from_secs(5),
         };
         let (here, there) = tokio::io::duplex(100);
-        let here = Tapped::new(here, pace);
+        let here = Tapped::new(here, Role::Client, pace);
         let tap = here.tap();
         let (handle, _none, driver) = connection::client(here, Config::default());
         let (_there, mut incoming, pod) = connection::server(there, Config::default());

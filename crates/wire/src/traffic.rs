@@ -14,15 +14,24 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::lanes::LANES;
 use crate::passing::Frame;
+
+/// In so many lanes moby/spdystream handles what it reads.
+const LANES: usize = 5;
 
 /// With so many frames that are not known to be taken, a lane gets no ping behind one that
 /// waits there already.
 const CROWDED: u64 = 25;
 
+/// And with so many, it gets none at all.
+const PACKED: u64 = 40;
+
 /// With so many, it may be that nothing is read: moby/spdystream has room for 50.
 const FULL: u64 = 45;
+
+/// With so many bytes that are not known to be taken, an answer may just take its time: on a
+/// slow way, or because others than moby/spdystream read no more when a stream has much.
+const MUCH: u64 = 64 * 1024;
 
 /// So many pings are remembered. More than can wait in lanes that are not crowded.
 const MOST: usize = 200;
@@ -30,6 +39,9 @@ const MOST: usize = 200;
 /// What part of the interval passes between two pings that are asked for by what was sent: a
 /// second, as a rule.
 const SOON: u32 = 10;
+
+/// How many intervals pass between two pings to a lane that is crowded.
+const SELDOM: u32 = 30;
 
 /// Streams that never are, one for each lane.
 const NEVER: [u32; LANES] = [
@@ -57,6 +69,8 @@ pub struct Traffic {
     /// When it was last sent anything.
     said: Instant,
     asked: Instant,
+    /// When a lane that is crowded last got a ping.
+    pushed: Instant,
     /// Since when it could have answered, and has not.
     silent_since: Option<Instant>,
     /// It was sent something since it was last asked.
@@ -81,6 +95,9 @@ struct Lane {
     carried: u64,
     /// How many pings of ours wait in it.
     asked: u64,
+    /// The bytes of all that was sent to it, and of what it has taken.
+    bytes: u64,
+    bytes_taken: u64,
 }
 
 impl Lane {
@@ -93,10 +110,15 @@ impl Lane {
         self.carried <= self.taken
     }
 
-    /// Whether a ping more takes no room that is needed.
-    fn has_room(self) -> bool {
+    /// Whether a ping more takes no room that is needed, where there may be so many.
+    fn has_room(self, most: u64) -> bool {
         // Much that is not known to be taken, without a ping behind it, just has to be asked for.
-        self.asked == 0 || self.backlog() < CROWDED
+        self.asked == 0 || self.backlog() < most
+    }
+
+    /// Whether a ping would show something.
+    fn is_unknown(self) -> bool {
+        self.asked == 0 && !self.is_free()
     }
 }
 
@@ -104,8 +126,9 @@ impl Lane {
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
     lane: usize,
-    /// Which frame of that lane it is.
+    /// Which frame of that lane it is, and how many bytes are before it.
     at: u64,
+    bytes: u64,
     ours: bool,
 }
 
@@ -131,6 +154,7 @@ impl Traffic {
             heard: now,
             said: now,
             asked: now,
+            pushed: now,
             silent_since: None,
             unasked: false,
             lanes: [Lane::default(); LANES],
@@ -151,20 +175,25 @@ impl Traffic {
         self.silent_since = None;
     }
 
-    /// It was sent a frame.
-    pub fn sent(&mut self, now: Instant, frame: Frame) {
+    /// It was sent a frame, of so many bytes.
+    pub fn sent(&mut self, now: Instant, frame: Frame, bytes: usize) {
         self.said = now;
+        let bytes = bytes as u64;
         match frame {
+            // Counted when it was asked for.
+            Frame::OfStream(id) if NEVER.contains(&id) => {}
             Frame::OfStream(id) => {
                 self.unasked = true;
                 let lane = &mut self.lanes[lane_of(id)];
                 lane.sent += 1;
+                lane.bytes += bytes;
                 lane.carried = lane.sent;
             }
             Frame::Opens(id) => {
                 self.unasked = true;
                 let lane = &mut self.lanes[lane_of(id)];
                 lane.sent += 1;
+                lane.bytes += bytes;
                 if lane.is_free() {
                     // Whoever is asked for a stream answers at once, as to a ping.
                     self.silent_since.get_or_insert(now);
@@ -205,19 +234,26 @@ impl Traffic {
     /// stands between: some count what comes, some what goes.
     fn due(&self) -> Instant {
         let Pace { interval, .. } = self.pace;
-        let quiet = self.heard.min(self.said) + interval;
-        let due = quiet.max(self.asked + interval);
-        if self.unasked && self.lanes.iter().all(|lane| lane.asked == 0) {
-            // While it is heard all the time, its silence would not mean anything.
-            return due.min(self.asked + interval / SOON);
+        if self.unasked {
+            // While it is heard all the time, too: or its silence would not mean anything.
+            let all_answered = self.lanes.iter().all(|lane| lane.asked == 0);
+            let soon = if all_answered { SOON } else { 1 };
+            return self.asked + interval / soon;
         }
-        due
+        let quiet = self.heard.min(self.said) + interval;
+        quiet.max(self.asked + interval)
     }
 
-    fn death(&self) -> Option<Instant> {
+    /// When it is to be taken for dead, if it says nothing.
+    pub fn death(&self) -> Option<Instant> {
+        let since = self.silent_since?;
+        let backlog = |lane: &Lane| lane.bytes - lane.bytes_taken;
         let reads = self.lanes.iter().all(|lane| lane.backlog() < FULL);
-        let since = self.silent_since.filter(|_| reads);
-        since.map(|since| since + self.pace.patience)
+        let little = self.lanes.iter().map(backlog).sum::<u64>() < MUCH;
+        // However soon it was asked: a node may stand still for a moment.
+        let Pace { interval, patience } = self.pace;
+        let death = (since + patience).max(self.heard + interval + patience);
+        (reads && little && !self.dismissed).then_some(death)
     }
 
     /// What to do, where something can be said. Of pings that are sent it is to be told
@@ -234,7 +270,12 @@ impl Traffic {
         }
         self.asked = now;
         self.unasked = false;
-        let say = match self.pings() {
+        let mut count = self.pings(CROWDED);
+        if count == 0 && now >= self.pushed + SELDOM * self.pace.interval {
+            self.pushed = now;
+            count = self.pings(PACKED);
+        }
+        let say = match count {
             0 => self.mark_time(),
             count => Say::Pings(count),
         };
@@ -244,22 +285,17 @@ impl Traffic {
         say
     }
 
-    /// How many pings are to be sent: up to the first lane that is free; to all, if none is
-    /// known to be and nothing that was asked is left.
-    fn pings(&self) -> usize {
+    /// How many pings are to be sent, where lanes may have so many frames: one to each that is
+    /// to be asked, or up to the first one that is free.
+    fn pings(&self, most: u64) -> usize {
         let turns = (0..LANES).map(|it| self.lanes[(self.turn + it) % LANES]);
-        let unasked = self.lanes.iter().all(|lane| lane.asked == 0);
-        let unknown = self.lanes.iter().any(|lane| !lane.is_free());
-        let count = match turns.clone().position(Lane::is_free) {
-            _ if unasked && unknown => LANES,
-            Some(free) => free + 1,
-            None => 1,
-        };
-        if turns.take(count).all(Lane::has_room) {
-            count
-        } else {
-            0
-        }
+        let unknown = turns.clone().rposition(Lane::is_unknown);
+        let free = turns.clone().position(Lane::is_free);
+        let fits = |last: &usize| turns.clone().take(last + 1).all(|it| it.has_room(most));
+        let last = unknown.filter(fits).or(free.filter(fits));
+        // Where there is neither, any answer is a sign of life.
+        let last = last.or(Some(0).filter(|it| free.is_none() && fits(it)));
+        last.map_or(0, |last| last + 1)
     }
 
     /// To a lane that is free, or else to the one with most room. If that is crowded too,
@@ -283,13 +319,14 @@ impl Traffic {
     /// A ping came. Says whether it answers one that was asked for here; others show as well
     /// what was taken.
     pub fn is_answer(&mut self, id: u32) -> bool {
-        let Some(Waiting { lane, at, ours }) = self.waiting.remove(&id) else {
+        let Some(ping) = self.waiting.remove(&id) else {
             return false;
         };
-        let lane = &mut self.lanes[lane];
-        lane.taken = lane.taken.max(at);
-        lane.asked -= u64::from(ours);
-        ours
+        let lane = &mut self.lanes[ping.lane];
+        lane.taken = lane.taken.max(ping.at);
+        lane.bytes_taken = lane.bytes_taken.max(ping.bytes);
+        lane.asked -= u64::from(ping.ours);
+        ping.ours
     }
 
     /// A frame goes to whose turn it is.
@@ -313,7 +350,14 @@ impl Traffic {
         }
         if let Entry::Vacant(place) = self.waiting.entry(id) {
             self.lanes[lane].asked += u64::from(ours);
-            place.insert(Waiting { lane, at, ours });
+            let bytes = self.lanes[lane].bytes;
+            let ping = Waiting {
+                lane,
+                at,
+                bytes,
+                ours,
+            };
+            place.insert(ping);
         }
     }
 }
@@ -406,13 +450,17 @@ mod tests {
 
         /// A client sends this.
         fn pass(&mut self, frame: Frame) {
-            self.traffic.sent(self.now, frame);
+            self.traffic.sent(self.now, frame, 100);
             self.read(frame);
         }
 
         /// Lets so many seconds pass; says whether it lives then.
         fn wait(&mut self, seconds: u64) -> bool {
-            let end = self.now + Duration::from_secs(seconds);
+            self.wait_for(Duration::from_secs(seconds))
+        }
+
+        fn wait_for(&mut self, time: Duration) -> bool {
+            let end = self.now + time;
             while let Some(next) = self.traffic.next()
                 && next <= end
             {
@@ -428,7 +476,7 @@ mod tests {
                             self.read(Frame::Ping(id));
                         }
                     }
-                    Say::Reset(id) => self.read(Frame::OfStream(id)),
+                    Say::Reset(id) => self.pass(Frame::OfStream(id)),
                 }
             }
             self.now = end;
@@ -536,6 +584,49 @@ mod tests {
     }
 
     #[test]
+    fn a_loss_is_noticed_though_something_is_not_read_and_others_talk() {
+        let mut moby = Moby::new();
+        moby.unread[3] = true;
+        moby.pass(Frame::OfStream(3));
+        for turn in 0..600 {
+            moby.pass(Frame::OfStream(1));
+            moby.traffic.heard(moby.now);
+            assert!(moby.wait_for(Duration::from_millis(300)), "{turn}");
+        }
+        moby.lost = true;
+        assert!(!moby.wait(15));
+    }
+
+    #[test]
+    fn a_slow_way_is_no_silence() {
+        let mut moby = Moby::new();
+        // A ping behind a megabyte takes a while.
+        moby.lost = true;
+        for _ in 0..30 {
+            moby.traffic.sent(moby.now, Frame::OfStream(1), 32 * 1024);
+            moby.read(Frame::OfStream(1));
+        }
+        assert!(moby.wait(100));
+        moby.lost = false;
+        moby.work();
+        assert!(moby.wait(30));
+        moby.lost = true;
+        assert!(!moby.wait(15));
+    }
+
+    #[test]
+    fn who_stands_still_for_a_moment_is_not_dead_however_soon_it_was_asked() {
+        let mut moby = Moby::new();
+        moby.pass(Frame::Opens(1));
+        moby.pass(Frame::OfStream(1));
+        moby.lost = true;
+        assert!(moby.wait(14));
+        moby.lost = false;
+        moby.work();
+        assert!(moby.wait(100));
+    }
+
+    #[test]
     fn something_is_said_in_every_interval() {
         let mut moby = Moby::new();
         moby.unread[3] = true;
@@ -562,7 +653,7 @@ mod tests {
     fn who_was_told_that_all_is_over_is_not_asked() {
         let mut moby = Moby::new();
         assert!(moby.wait(10));
-        moby.traffic.sent(moby.now, Frame::GoAway);
+        moby.traffic.sent(moby.now, Frame::GoAway, 16);
         assert_eq!(moby.traffic.next(), None);
         assert_eq!(moby.traffic.look(moby.now + PACE.interval), Say::Nothing);
     }
@@ -572,7 +663,7 @@ mod tests {
         let now = Instant::now();
         let mut traffic = Traffic::new(PACE, now);
         for id in 0..10_000 {
-            traffic.sent(now, Frame::Ping(id));
+            traffic.sent(now, Frame::Ping(id), 12);
         }
         assert_eq!(traffic.waiting.len(), MOST);
     }

@@ -6,11 +6,10 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use skewbridge_channels::{Input, Output};
-use skewbridge_wire::{Node, Pings, Said, Verdict};
+use skewbridge_wire::{Node, Said, Verdict};
 use tokio::time::{Instant, timeout};
 
 use super::clock::Clock;
-use super::keep_alive::KeepAlive;
 use super::lost;
 use super::process::ExitStatus;
 use super::shared::{Next, Shared, Which};
@@ -20,9 +19,8 @@ use crate::connection::Stream;
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Carries a command to its end.
-pub(crate) async fn drive(node: Node<Stream>, shared: Arc<Shared>, keep_alive: KeepAlive) {
+pub(crate) async fn drive(node: Node<Stream>, shared: Arc<Shared>) {
     let mut exchange = Exchange {
-        pings: Pings::new(node.handle.clone(), keep_alive.pulse()),
         node,
         full: false,
         clock: Clock::new(),
@@ -56,7 +54,6 @@ enum Over {
 
 struct Exchange<'a> {
     node: Node<Stream>,
-    pings: Pings,
     /// Nobody reads what comes.
     full: bool,
     clock: Clock,
@@ -89,7 +86,6 @@ impl Exchange<'_> {
             }
             match ready!(self.node.poll_said(cx)) {
                 Said::Data(output, data) => {
-                    self.pings.pulse.heard(Instant::now());
                     let which = match output {
                         Output::Stderr => Which::Stderr,
                         Output::Stdout | Output::Error => Which::Stdout,
@@ -119,7 +115,6 @@ impl Exchange<'_> {
                 None => return,
                 Some(Next::End) => self.node.close(Input::Stdin),
                 Some(Next::Data(data)) => {
-                    self.pings.pulse.sent(Instant::now(), data.len());
                     self.node.write(Input::Stdin, data.into());
                 }
             }
@@ -127,19 +122,19 @@ impl Exchange<'_> {
     }
 
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
-        self.pings.poll(cx);
-        self.clock.hurry(self.pings.pulse.next(), cx);
+        self.node.pings.poll(cx);
+        self.clock.hurry(self.node.pings.next(), cx);
         ready!(self.clock.poll_due(cx));
         if self.full {
             // Nothing is read from the node: its answer may be there.
-            self.pings.pulse.excuse();
+            self.node.pings.excuse();
         }
-        if !self.pings.look(Instant::now()) {
+        if !self.node.pings.look(Instant::now()) {
             return Poll::Ready(Over::Dead);
         }
-        self.pings.poll(cx);
+        self.node.pings.poll(cx);
         self.node.drive(cx);
-        self.clock.set(self.pings.pulse.next(), cx);
+        self.clock.set(self.node.pings.next(), cx);
         Poll::Pending
     }
 }

@@ -11,7 +11,7 @@ use super::keep_alive::KeepAlive;
 use super::process::{RemoteProcess, Transport};
 use super::request::{AttachRequest, ExecRequest, Opening};
 use super::shared::Shared;
-use super::upgrade::Repeat;
+use super::upgrade::{Repeat, Upgraded};
 use super::{by_spdy, by_websocket, upgrade};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
@@ -154,10 +154,11 @@ impl Executor for SpdyExecutor {
                     "to {protocol:?}, which was not offered"
                 )));
             }
-            let node = Node::open(upgraded.io, upgraded.input, options, OFFERED);
+            let Upgraded { io, input, .. } = upgraded;
+            let node = Node::open(io, input, options, OFFERED, self.keep_alive.pace());
             let node = node.map_err(|error| unswitched(error.to_string()))?;
             let shared = Arc::new(Shared::new());
-            let driver = by_spdy::drive(node, shared.clone(), self.keep_alive);
+            let driver = by_spdy::drive(node, shared.clone());
             let task = tokio::spawn(driver);
             let transport = Transport::Spdy { instead: None };
             Ok(RemoteProcess::new(

@@ -161,7 +161,7 @@ impl Asking<'_> {
             ByWebSocket::Command(agreement) => {
                 let spoken = heads::switched_to_command(response.headers()).map_err(unasked)?;
                 let Upgraded { io, input, slot } = upstream;
-                let opened = Node::open(io, input, options, spoken);
+                let opened = Node::open(io, input, options, spoken, self.care().pace_of_upstream());
                 let node = opened.map_err(|error| {
                     self.bad_gateway(format!("upstream takes no streams: {error}"))
                 })?;

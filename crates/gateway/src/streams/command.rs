@@ -12,7 +12,7 @@ use skewbridge_channels::{
     FromClient, Input, Options, Outcome, Output, Protocol, ReaderError, Said as Heard, ToClient,
 };
 use skewbridge_websocket::{Close, CloseCode, Role};
-use skewbridge_wire::{Left, Node, Pings, Said, Socket, Verdict};
+use skewbridge_wire::{Left, Node, Said, Socket, Verdict};
 use tokio::time::{Instant, timeout};
 
 use super::clock::{Clock, Due};
@@ -73,7 +73,6 @@ impl Command {
             reader: FromClient::new(self.protocol),
             writer: ToClient::new(self.protocol),
             waiting: None,
-            pings: Pings::new(self.node.handle.clone(), self.care.of_upstream(now)),
             node: self.node,
             idle: self.care.idle,
             quiet_since: now,
@@ -196,7 +195,6 @@ struct Exchange<'a> {
     /// What the client said and there is no room for above.
     waiting: Option<Heard<Input>>,
     node: Node<UpstreamIo>,
-    pings: Pings,
     idle: Duration,
     /// When something was last said that is no ping.
     quiet_since: Instant,
@@ -240,7 +238,6 @@ impl Exchange<'_> {
                     Poll::Ready(Said::Data(output, data)) => {
                         let now = Instant::now();
                         self.quiet_since = now;
-                        self.pings.pulse.heard(now);
                         self.vigil.carried(now, Heading::Down, data.len());
                         self.tally.down(data.len());
                         self.record.add_bytes(data.len());
@@ -272,7 +269,6 @@ impl Exchange<'_> {
                         self.quiet_since = now;
                         self.vigil.carried(now, Heading::Up, data.len());
                         self.tally.up(data.len());
-                        self.pings.pulse.sent(now, data.len());
                         self.node.write(input, data);
                     }
                     Heard::Closed(input) => self.node.close(input),
@@ -302,7 +298,7 @@ impl Exchange<'_> {
 
     /// What is to be done now and then.
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
-        self.pings.poll(cx);
+        self.node.pings.poll(cx);
         self.clock.hurry(self.next_look(), cx);
         let due = ready!(self.clock.poll_due(cx));
         if due == Due::Leave {
@@ -318,12 +314,12 @@ impl Exchange<'_> {
         }
         if !self.client.has_room() {
             // Nothing is read from the node: its answer may be there.
-            self.pings.pulse.excuse();
+            self.node.pings.excuse();
         }
-        if !self.pings.look(now) {
+        if !self.node.pings.look(now) {
             return Poll::Ready(Over::NodeDead);
         }
-        self.pings.poll(cx);
+        self.node.pings.poll(cx);
         if let Poll::Ready(Err(_)) = self.client.poll_flush(cx) {
             return Poll::Ready(Over::ClientLost);
         }
@@ -335,7 +331,7 @@ impl Exchange<'_> {
 
     /// When either side is to be looked after.
     fn next_look(&self) -> Instant {
-        self.client.next_look().min(self.pings.pulse.next())
+        self.client.next_look().min(self.node.pings.next())
     }
 }
 

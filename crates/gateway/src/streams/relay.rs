@@ -205,7 +205,9 @@ where
     fn pass_outwards(&mut self, mut data: Bytes) {
         let now = Instant::now();
         let pings = &mut self.pings;
-        let passed = self.outwards.pass(&data, |frame| pings.sent(now, frame));
+        let passed = self
+            .outwards
+            .pass(&data, |frame, bytes| pings.sent(now, frame, bytes));
         if passed.carries {
             self.quiet_since = now;
         }
@@ -235,8 +237,15 @@ where
     /// When to look after the side without messages again. In the middle of a frame nothing
     /// can be said to it.
     fn next_ping(&self) -> Option<Instant> {
-        let can_be_asked = !self.deaf && self.outwards.is_between();
-        self.pings.next().filter(|_| can_be_asked)
+        if self.can_be_asked() {
+            self.pings.next()
+        } else {
+            self.pings.death()
+        }
+    }
+
+    fn can_be_asked(&self) -> bool {
+        !self.deaf && self.outwards.is_between()
     }
 
     fn next_look(&self) -> Instant {
@@ -261,7 +270,10 @@ where
         if !self.listens {
             self.pings.excuse();
         }
-        if self.next_ping().is_some() {
+        if self.pings.death().is_some_and(|death| death <= now) {
+            return Poll::Ready(Over::RawDead);
+        }
+        if self.can_be_asked() {
             match self.pings.look(now) {
                 Ok(frames) => self.raw.push_data(frames.freeze()),
                 Err(Dead) => return Poll::Ready(Over::RawDead),

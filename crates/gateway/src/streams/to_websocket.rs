@@ -12,9 +12,9 @@ use skewbridge_channels::{
     ToServer, Version,
 };
 use skewbridge_spdy::connection::{self, Driver, Sender};
-use skewbridge_spdy::{Config, StreamError};
+use skewbridge_spdy::{Config, Role as Spdy, StreamError};
 use skewbridge_websocket::{CloseCode, Role};
-use skewbridge_wire::{CommandStreams, Left, Pings, Prefixed, Socket};
+use skewbridge_wire::{CommandStreams, Left, Pings, Prefixed, Socket, Tapped};
 use tokio::time::{Instant, timeout};
 
 use super::clock::{Clock, Due};
@@ -43,7 +43,7 @@ pub(crate) struct CommandToWebSocket {
     pub(crate) tally: Tally,
 }
 
-type Here = Driver<Prefixed<ClientIo>>;
+type Here = Driver<Tapped<Prefixed<ClientIo>>>;
 
 impl CommandToWebSocket {
     /// Carries it to its end.
@@ -56,6 +56,8 @@ impl CommandToWebSocket {
             linger: self.care.stall,
             ..Config::default()
         };
+        let io = Tapped::new(io, Spdy::Server, self.care.pace_of_client());
+        let tap = io.tap();
         let (handle, mut incoming, mut driver) = connection::server(io, config);
         let Upgraded { io, input, slot } = self.upstream;
         let now = Instant::now();
@@ -78,7 +80,7 @@ impl CommandToWebSocket {
         // Further ones are refused, or each would keep a window full of data.
         drop(incoming);
         let mut exchange = Exchange {
-            pings: Pings::new(handle.clone(), self.care.of_client(now)),
+            pings: Pings::new(handle.clone(), tap),
             driver: Some(driver),
             streams,
             above,
@@ -239,6 +241,7 @@ impl Exchange<'_> {
     }
 
     fn drive(&mut self, cx: &mut Context<'_>) {
+        self.pings.before();
         if let Some(driver) = &mut self.driver
             && Pin::new(driver).poll(cx).is_ready()
         {
@@ -277,7 +280,6 @@ impl Exchange<'_> {
                         Some(Poll::Ready(Ok(()))) => {
                             let now = Instant::now();
                             self.quiet_since = now;
-                            self.pings.pulse.sent(now, data.len());
                             self.tally.down(data.len());
                             self.record.add_bytes(data.len());
                             if let Some(sender) = sender {
@@ -321,7 +323,6 @@ impl Exchange<'_> {
                     Poll::Ready(Ok(Some(data))) => {
                         let now = Instant::now();
                         self.quiet_since = now;
-                        self.pings.pulse.heard(now);
                         self.tally.up(data.len());
                         self.above.write(|out| writer.frame(input, data, out));
                         said = true;
@@ -374,7 +375,7 @@ impl Exchange<'_> {
         }
         if !self.above.has_room() {
             // Nothing is read from the client: its answer may be there.
-            self.pings.pulse.excuse();
+            self.pings.excuse();
         }
         if !self.pings.look(now) {
             return Poll::Ready(Over::ClientLeft);
@@ -389,6 +390,6 @@ impl Exchange<'_> {
 
     /// When either side is to be looked after.
     fn next_look(&self) -> Instant {
-        self.above.next_look().min(self.pings.pulse.next())
+        self.above.next_look().min(self.pings.next())
     }
 }

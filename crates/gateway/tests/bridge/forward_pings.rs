@@ -26,6 +26,8 @@ fn data(length: u8) -> Vec<u8> {
 }
 
 const GO_AWAY: &[u8] = &[0x80, 3, 0, 7, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0];
+/// A stream, whose headers nobody reads here.
+const OPEN: &[u8] = &[0x80, 3, 0, 1, 0, 0, 0, 11, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 9];
 /// As kubectl sends the first one.
 const OF_CLIENT: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1];
 
@@ -142,6 +144,9 @@ async fn a_node_that_falls_silent_is_noticed_by_a_port_forward() {
     let (mut client, mut there) = forward(&bed, &mut cluster, &bridge).await;
     client.binary(&data(3)).await;
     assert_eq!(answer(&mut there, 7).await, [data(3)]);
+    // Also in the middle of a frame, if it was asked before.
+    client.binary(OPEN).await;
+    client.binary(&data(9)[..10]).await;
     let close = timeout(PATIENCE, async {
         loop {
             if let Event::Control(Control::Close(Some(close))) = client.event().await.unwrap() {

@@ -11,12 +11,12 @@ use tokio::sync::oneshot;
 use super::shared::{Opened, Shared};
 use super::stream::Stream;
 use crate::error::{Closed, OpenError, StreamError};
-use crate::frame::{Priority, ResetStatus};
+use crate::frame::{Priority, ResetStatus, StreamId};
 use crate::headers::Headers;
 use crate::session::Opening;
 
 /// The most pings that wait for an answer.
-const MAX_PINGS: usize = 64;
+const MAX_PINGS: usize = 256;
 
 /// Opens streams. Clones are the same connection.
 pub struct Handle(Arc<Shared>);
@@ -73,6 +73,13 @@ impl Handle {
         }
     }
 
+    /// Ends a stream that never was, if it is none. The other side makes nothing of it, but
+    /// those who stand between hear that the connection lives, also where a ping would wait
+    /// behind what nobody reads.
+    pub fn mark_time(&self, stream: StreamId) {
+        self.0.act(|state| state.session.mark_time(stream));
+    }
+
     /// Takes and opens no more streams. When those that there are have ended, and
     /// all is sent, the connection ends.
     pub fn close(&self) {
@@ -83,12 +90,6 @@ impl Handle {
         if let Some(waiting) = waiting {
             waiting.wake();
         }
-    }
-
-    /// Whether data waits here for its turn to be sent. A ping overtakes it, and its answer
-    /// then says nothing of whether it was taken.
-    pub fn holds_data(&self) -> bool {
-        self.0.lock().session.has_data()
     }
 
     /// Whether nothing is read from the connection just now, because more waits here

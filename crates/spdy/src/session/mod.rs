@@ -330,6 +330,15 @@ impl Session {
         self.forget_if_over(id);
     }
 
+    /// Resets a stream, if there is none of this id: nobody makes anything of it, and it is
+    /// something to be sent.
+    pub fn mark_time(&mut self, stream: StreamId) {
+        if !self.streams.contains_key(&stream) {
+            let status = ResetStatus::Cancel;
+            RstStream { stream, status }.encode(&mut self.control);
+        }
+    }
+
     /// Asks for an answer: [`Event::Pong`] with this id.
     pub fn ping(&mut self) -> u32 {
         let id = self.next_ping;

@@ -22,11 +22,6 @@ impl Session {
         !self.control.is_empty() || !self.line.is_empty()
     }
 
-    /// Whether data stands in line, which control frames overtake.
-    pub fn has_data(&self) -> bool {
-        !self.line.is_empty()
-    }
-
     /// Moves frames to `outbox`, up to its bound: first all control frames, then
     /// data, a frame of each stream in turn. `has_room` is told of each stream
     /// whose writer may go on.

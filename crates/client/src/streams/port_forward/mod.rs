@@ -4,19 +4,18 @@ mod carry;
 mod local;
 mod stream;
 
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
-use std::time::Duration;
+use std::task::Poll;
 
 use skewbridge_channels::port_forward::tunnel::{PORT_FORWARD, TUNNELLED_PORT_FORWARD};
 use skewbridge_channels::port_forward::{Port, Stream as Kind, pair};
-use skewbridge_spdy::connection::{self, Driver, Handle, PingError};
+use skewbridge_spdy::connection::{self, Driver, Handle};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_websocket::Role;
-use skewbridge_wire::{Prefixed, Say, Socket, Tap, Tapped, Tunnel};
+use skewbridge_wire::{Pings, Prefixed, Socket, Tapped, Tunnel};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -145,20 +144,15 @@ impl PortForwarder {
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let io = Tapped::new(io, keep_alive.pace());
+        let io = Tapped::new(io, skewbridge_spdy::Role::Client, keep_alive.pace());
         let tap = io.tap();
         let (handle, incoming, driver) = connection::client(io, Config::default());
         // Pods open none.
         drop(incoming);
         let (tell, over) = watch::channel(None);
-        let watch = Watch {
-            handle: handle.clone(),
-            tap,
-            asked: Vec::new(),
-            clock: Clock::new(),
-        };
+        let pings = Pings::new(handle.clone(), tap);
         let task = tokio::spawn(async move {
-            let cause = drive(driver, watch).await;
+            let cause = drive(driver, pings).await;
             tell.send_replace(Some(cause));
         });
         Self {
@@ -239,77 +233,32 @@ impl Drop for PortForwarder {
     }
 }
 
-/// What looks after the other end.
-struct Watch {
-    handle: Handle,
-    tap: Tap,
-    /// Pings that are on their way.
-    asked: Vec<Asked>,
-    clock: Clock,
-}
-
-type Asked = Pin<Box<dyn Future<Output = Result<Duration, PingError>> + Send>>;
-
-impl Watch {
-    /// Sends what there is of pings. Their answers are seen on their way.
-    fn poll_asked(&mut self, cx: &mut Context<'_>) {
-        self.asked
-            .retain_mut(|asked| asked.as_mut().poll(cx).is_pending());
-    }
-
-    /// Asks, when it is time; `false` if nobody is there.
-    fn look(&mut self, now: Instant) -> bool {
-        match self.tap.traffic().look(now) {
-            // What would keep those who stand between is not worth a stream.
-            Say::Nothing | Say::Reset(_) => {}
-            Say::Pings(count) => self.asked.extend((0..count).map(|_| {
-                let handle = self.handle.clone();
-                Box::pin(async move { handle.ping().await }) as Asked
-            })),
-            Say::Dead => return false,
-        }
-        true
-    }
-
-    /// When to look again. Behind a GOAWAY nobody is asked.
-    fn next(&self) -> Instant {
-        let next = self.tap.traffic().next();
-        next.unwrap_or_else(|| Instant::now() + DISMISSED)
-    }
-}
-
-/// How long who was sent a GOAWAY is left alone. All that follows is the end.
-const DISMISSED: Duration = Duration::from_hours(1);
-
 /// Moves the bytes of all connections; gives why it is over.
 ///
 /// A local program that does not read keeps us from reading the connection where the pod
 /// heeds no windows: its answers are not heard then, and that is no silence of its own.
-async fn drive<T>(driver: Driver<T>, mut watch: Watch) -> String
+async fn drive<T>(driver: Driver<T>, mut pings: Pings) -> String
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let mut driver = pin!(driver);
+    let mut clock = Clock::new();
     poll_fn(|cx| {
-        // Before: what is let go only now has not been read yet.
-        let was_held = watch.handle.is_held();
+        pings.before();
         if let Poll::Ready(ended) = driver.as_mut().poll(cx) {
             return Poll::Ready(match ended {
                 Ok(()) => "the other side ended the connection".to_owned(),
                 Err(error) => lost::of_spdy(&error),
             });
         }
-        watch.poll_asked(cx);
-        watch.clock.hurry(watch.next(), cx);
-        while watch.clock.poll_due(cx).is_ready() {
-            if was_held || watch.handle.is_held() {
-                watch.tap.traffic().excuse();
-            }
-            if !watch.look(Instant::now()) {
+        pings.poll(cx);
+        clock.hurry(pings.next(), cx);
+        while clock.poll_due(cx).is_ready() {
+            if !pings.look(Instant::now()) {
                 return Poll::Ready("the other side does not answer any more".to_owned());
             }
-            watch.poll_asked(cx);
-            watch.clock.set(watch.next(), cx);
+            pings.poll(cx);
+            clock.set(pings.next(), cx);
             cx.waker().wake_by_ref();
         }
         Poll::Pending
