@@ -11,7 +11,7 @@ use skewbridge_spdy::frame::StreamId;
 use tokio::time::Instant;
 
 use crate::tapped::Tap;
-use crate::traffic::Say;
+use crate::traffic::{Say, Traffic};
 
 /// Pings over SPDY, when it is time for them by what is seen of its traffic.
 pub struct Pings {
@@ -19,6 +19,8 @@ pub struct Pings {
     tap: Tap,
     /// Those that are on their way. Their answers are seen by the tap.
     asked: Vec<Asked>,
+    /// How many there have been.
+    count: u64,
     /// Nothing was read when this was last looked at.
     was_held: bool,
 }
@@ -41,6 +43,7 @@ impl Pings {
             handle,
             tap,
             asked: Vec::new(),
+            count: 0,
             was_held: false,
         }
     }
@@ -59,7 +62,7 @@ impl Pings {
 
     /// Nothing is read just now: the silence of the other end is ours.
     pub fn excuse(&mut self) {
-        self.tap.traffic().excuse();
+        self.tap.traffic().excuse(Instant::now());
     }
 
     /// When to look again.
@@ -81,10 +84,15 @@ impl Pings {
                     self.handle.mark_time(stream);
                 }
             }
-            Say::Pings(count) => self.asked.extend((0..count).map(|_| {
-                let handle = self.handle.clone();
-                Box::pin(async move { handle.ping().await }) as Asked
-            })),
+            // The last ones wait to be sent, as all does.
+            Say::Pings if self.count > self.tap.traffic().pings() => {}
+            Say::Pings => {
+                self.count += Traffic::ROUND as u64;
+                self.asked.extend((0..Traffic::ROUND).map(|_| {
+                    let handle = self.handle.clone();
+                    Box::pin(async move { handle.ping().await }) as Asked
+                }));
+            }
             Say::Dead => return false,
         }
         true

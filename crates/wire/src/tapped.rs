@@ -164,14 +164,16 @@ mod tests {
         stream.sender.write("some".into()).await.unwrap();
         other.receiver.read().await.unwrap();
 
-        // Something was sent, so all five lanes are asked.
+        // Something was sent, and soon asked for.
+        let next = tap.traffic().next();
+        assert!(next.unwrap() < Instant::now() + pace.interval / 5);
         let later = Instant::now() + pace.interval;
-        assert_eq!(tap.traffic().look(later), Say::Pings(5));
-        for _ in 0..5 {
+        assert_eq!(tap.traffic().look(later), Say::Pings);
+        for _ in 0..Traffic::ROUND {
             handle.ping().await.unwrap();
         }
-        // They have shown that it was taken.
-        let later = later + pace.interval;
-        assert_eq!(tap.traffic().look(later), Say::Pings(1));
+        // All was taken, and it was heard.
+        assert_eq!(tap.traffic().death(), None);
+        assert_eq!(tap.traffic().next(), Some(later + pace.interval));
     }
 }

@@ -36,9 +36,13 @@ const MUCH: u64 = 64 * 1024;
 /// So many pings are remembered. More than can wait in lanes that are not crowded.
 const MOST: usize = 200;
 
-/// What part of the interval passes between two pings that are asked for by what was sent: a
-/// second, as a rule.
+/// What part of the interval passes between two rounds of pings that are asked for by what
+/// was sent: a second, as a rule, and where it is a lot, a tenth of that.
 const SOON: u32 = 10;
+const AT_ONCE: u32 = 100;
+
+/// With so many frames, or bytes, that are not known to be taken it is a lot.
+const A_LOT: (u64, u64) = (FULL / 3, MUCH / 3);
 
 /// How many intervals pass between two pings to a lane that is crowded.
 const SELDOM: u32 = 30;
@@ -81,6 +85,8 @@ pub struct Traffic {
     /// All pings that were not answered, by their ids. Of two with the same id the first one
     /// counts: its answer shows less.
     waiting: BTreeMap<u32, Waiting>,
+    /// How many pings of ours it was sent.
+    pings: u64,
     /// It reads nothing any more, as it was asked to.
     dismissed: bool,
 }
@@ -116,9 +122,8 @@ impl Lane {
         self.asked == 0 || self.backlog() < most
     }
 
-    /// Whether a ping would show something.
-    fn is_unknown(self) -> bool {
-        self.asked == 0 && !self.is_free()
+    fn unconfirmed(self) -> u64 {
+        self.bytes - self.bytes_taken
     }
 }
 
@@ -137,8 +142,9 @@ struct Waiting {
 pub enum Say {
     /// Nothing.
     Nothing,
-    /// So many pings, in a row.
-    Pings(usize),
+    /// [`Traffic::ROUND`] pings in a row, one to each lane: so the turns are as before for
+    /// those who count them and do not see ours.
+    Pings,
     /// Something that is not answered and takes no turn in the lanes, for those who stand
     /// between: the end of this stream, which never was.
     Reset(u32),
@@ -147,6 +153,9 @@ pub enum Say {
 }
 
 impl Traffic {
+    /// How many pings are sent at once.
+    pub const ROUND: usize = LANES;
+
     /// Of a connection that begins now.
     pub fn new(pace: Pace, now: Instant) -> Self {
         Self {
@@ -160,6 +169,7 @@ impl Traffic {
             lanes: [Lane::default(); LANES],
             turn: 0,
             waiting: BTreeMap::new(),
+            pings: 0,
             dismissed: false,
         }
     }
@@ -171,8 +181,8 @@ impl Traffic {
     }
 
     /// Nobody here listens to it just now: its silence is ours.
-    pub fn excuse(&mut self) {
-        self.silent_since = None;
+    pub fn excuse(&mut self, now: Instant) {
+        self.heard(now);
     }
 
     /// It was sent a frame, of so many bytes.
@@ -213,7 +223,13 @@ impl Traffic {
         if self.lanes[self.turn].is_free() {
             self.silent_since.get_or_insert(now);
         }
+        self.pings += 1;
         self.ping(id, true);
+    }
+
+    /// How many pings it was sent that were asked for here.
+    pub fn pings(&self) -> u64 {
+        self.pings
     }
 
     /// Whether a ping of this id waits for its answer.
@@ -236,24 +252,48 @@ impl Traffic {
         let Pace { interval, .. } = self.pace;
         if self.unasked {
             // While it is heard all the time, too: or its silence would not mean anything.
-            let all_answered = self.lanes.iter().all(|lane| lane.asked == 0);
-            let soon = if all_answered { SOON } else { 1 };
-            return self.asked + interval / soon;
+            return self.asked + interval / self.urgency();
         }
         let quiet = self.heard.min(self.said) + interval;
         quiet.max(self.asked + interval)
     }
 
+    /// What part of the interval may pass before what was sent is asked for.
+    fn urgency(&self) -> u32 {
+        let (frames, bytes) = A_LOT;
+        let is_lot =
+            |it: &Lane| !it.is_free() && (it.backlog() > frames || it.unconfirmed() > bytes);
+        if self.lanes.iter().any(|lane| lane.asked > 0) {
+            // One stands still, and each ping takes room there.
+            1
+        } else if self.lanes.iter().any(is_lot) {
+            AT_ONCE
+        } else {
+            SOON
+        }
+    }
+
     /// When it is to be taken for dead, if it says nothing.
     pub fn death(&self) -> Option<Instant> {
-        let since = self.silent_since?;
-        let backlog = |lane: &Lane| lane.bytes - lane.bytes_taken;
-        let reads = self.lanes.iter().all(|lane| lane.backlog() < FULL);
-        let little = self.lanes.iter().map(backlog).sum::<u64>() < MUCH;
+        // Of what was asked it may have answered a part.
+        let owes = self
+            .lanes
+            .iter()
+            .any(|lane| lane.is_free() && lane.asked > 0);
+        let since = self.silent_since.or(owes.then_some(self.heard))?;
+        // What is in a free lane is taken as it comes.
+        let reads = |lane: &Lane| lane.is_free() || lane.backlog() < FULL;
+        let much = self
+            .lanes
+            .iter()
+            .map(|lane| lane.unconfirmed())
+            .sum::<u64>()
+            >= MUCH;
+        let counts = self.lanes.iter().all(reads) && !much && !self.dismissed;
         // However soon it was asked: a node may stand still for a moment.
         let Pace { interval, patience } = self.pace;
         let death = (since + patience).max(self.heard + interval + patience);
-        (reads && little && !self.dismissed).then_some(death)
+        counts.then_some(death)
     }
 
     /// What to do, where something can be said. Of pings that are sent it is to be told
@@ -270,32 +310,21 @@ impl Traffic {
         }
         self.asked = now;
         self.unasked = false;
-        let mut count = self.pings(CROWDED);
-        if count == 0 && now >= self.pushed + SELDOM * self.pace.interval {
+        let mut fits = self.has_room(CROWDED);
+        if !fits && now >= self.pushed + SELDOM * self.pace.interval {
             self.pushed = now;
-            count = self.pings(PACKED);
+            fits = self.has_room(PACKED);
         }
-        let say = match count {
-            0 => self.mark_time(),
-            count => Say::Pings(count),
-        };
+        let say = if fits { Say::Pings } else { self.mark_time() };
         if say != Say::Nothing {
             self.said = now;
         }
         say
     }
 
-    /// How many pings are to be sent, where lanes may have so many frames: one to each that is
-    /// to be asked, or up to the first one that is free.
-    fn pings(&self, most: u64) -> usize {
-        let turns = (0..LANES).map(|it| self.lanes[(self.turn + it) % LANES]);
-        let unknown = turns.clone().rposition(Lane::is_unknown);
-        let free = turns.clone().position(Lane::is_free);
-        let fits = |last: &usize| turns.clone().take(last + 1).all(|it| it.has_room(most));
-        let last = unknown.filter(fits).or(free.filter(fits));
-        // Where there is neither, any answer is a sign of life.
-        let last = last.or(Some(0).filter(|it| free.is_none() && fits(it)));
-        last.map_or(0, |last| last + 1)
+    /// Whether each lane has room for a ping, where it may have so many frames.
+    fn has_room(&self, most: u64) -> bool {
+        self.lanes.iter().all(|lane| lane.has_room(most))
     }
 
     /// To a lane that is free, or else to the one with most room. If that is crowded too,
@@ -468,8 +497,8 @@ mod tests {
                 match self.traffic.look(self.now) {
                     Say::Nothing => {}
                     Say::Dead => return false,
-                    Say::Pings(count) => {
-                        for _ in 0..count {
+                    Say::Pings => {
+                        for _ in 0..LANES {
                             self.count += 1;
                             let id = 0x8000_0000 + self.count;
                             self.traffic.pinged(self.now, id);
@@ -492,7 +521,7 @@ mod tests {
     fn who_answers_lives_and_is_asked_once_in_an_interval() {
         let mut moby = Moby::new();
         assert!(moby.wait(1000));
-        assert_eq!(moby.count, 100);
+        assert_eq!(moby.count, 500);
         moby.lost = true;
         assert!(!moby.wait(15));
     }
@@ -598,6 +627,50 @@ mod tests {
     }
 
     #[test]
+    fn a_loss_is_noticed_in_the_middle_of_a_talk() {
+        for each_second in [10, 60, 200] {
+            for turns in 100..150 {
+                let mut moby = Moby::new();
+                for _ in 0..turns {
+                    moby.pass(Frame::OfStream(1));
+                    moby.traffic.heard(moby.now);
+                    assert!(moby.wait_for(Duration::from_secs(1) / each_second));
+                }
+                moby.lost = true;
+                assert!(!moby.wait(15), "after {turns} of {each_second}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_never_asked_for_again_does_not_hide_a_loss() {
+        for frame in [Frame::OfConnection, Frame::Ping(2)] {
+            let mut moby = Moby::new();
+            // As windows are widened, or a client's pings answered, while it is heard.
+            for _ in 0..1000 {
+                moby.pass(frame);
+                moby.traffic.heard(moby.now);
+                assert!(moby.wait(5));
+            }
+            moby.lost = true;
+            assert!(!moby.wait(15));
+        }
+    }
+
+    #[test]
+    fn half_an_answer_is_none() {
+        let mut moby = Moby::new();
+        moby.lost = true;
+        assert!(moby.wait(11));
+        // Then it is lost.
+        let first = *moby.traffic.waiting.keys().next().unwrap();
+        moby.traffic.heard(moby.now);
+        moby.traffic.is_answer(first);
+        let death = moby.traffic.death();
+        assert_eq!(death, Some(moby.now + PACE.interval + PACE.patience));
+    }
+
+    #[test]
     fn a_slow_way_is_no_silence() {
         let mut moby = Moby::new();
         // A ping behind a megabyte takes a while.
@@ -644,7 +717,8 @@ mod tests {
         moby.unheard = true;
         for _ in 0..1000 {
             assert!(moby.wait(4));
-            moby.traffic.excuse();
+            let now = moby.now;
+            moby.traffic.excuse(now);
         }
         assert!(moby.traffic.waiting.len() <= LANES * Moby::ROOM);
     }

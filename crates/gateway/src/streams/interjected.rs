@@ -51,8 +51,8 @@ impl Interjected {
     }
 
     /// Nobody here listens to it just now: its silence is ours.
-    pub(crate) fn excuse(&mut self) {
-        self.traffic.excuse();
+    pub(crate) fn excuse(&mut self, now: Instant) {
+        self.traffic.excuse(now);
     }
 
     /// It was sent a frame of somebody else, of so many bytes.
@@ -75,8 +75,8 @@ impl Interjected {
         let mut frames = BytesMut::new();
         match self.traffic.look(now) {
             Say::Nothing => {}
-            Say::Pings(count) => {
-                for _ in 0..count {
+            Say::Pings => {
+                for _ in 0..Traffic::ROUND {
                     let id = self.id();
                     Ping { id }.encode(&mut frames);
                     self.traffic.pinged(now, id);
@@ -143,7 +143,8 @@ mod tests {
             let id = FIRST + odd;
             assert!(!pings.is_answer(id), "nobody has asked");
             let said = pings.look(now + PACE.interval).unwrap();
-            assert_eq!(frames(&said), [Frame::Ping(id)]);
+            let ids = (0..5).map(|nth| Frame::Ping(id + 2 * nth));
+            assert_eq!(frames(&said), ids.collect::<Vec<_>>());
             assert!(!pings.is_answer(1), "the client's own");
             // Also one that has the same id by chance.
             pings.sent(now, Frame::Ping(id), 12);

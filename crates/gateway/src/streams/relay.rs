@@ -268,7 +268,7 @@ where
             return Poll::Ready(Over::Dead);
         }
         if !self.listens {
-            self.pings.excuse();
+            self.pings.excuse(now);
         }
         if self.pings.death().is_some_and(|death| death <= now) {
             return Poll::Ready(Over::RawDead);
