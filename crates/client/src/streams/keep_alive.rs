@@ -6,11 +6,14 @@ use std::time::Duration;
 use skewbridge_wire::{Pace, Pulse};
 use tokio::time::Instant;
 
+/// As long as anybody waits for.
+const NEVER: Duration = Duration::from_hours(10 * 365 * 24);
+
 /// How the other end of a stream is looked after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeepAlive {
     /// How long a stream may be silent before a ping. Balancers cut what is silent for
-    /// a minute, some earlier.
+    /// a minute, some earlier. Zero is for ever.
     pub interval: Duration,
     /// How long the other end may leave pings unanswered. One that may be busy with what
     /// it was sent is given all the time that it needs. A local program may keep other
@@ -30,12 +33,34 @@ impl Default for KeepAlive {
 impl KeepAlive {
     pub(crate) fn pace(self) -> Pace {
         Pace {
-            interval: self.interval,
+            interval: if self.interval.is_zero() {
+                NEVER
+            } else {
+                self.interval
+            },
             patience: self.patience,
         }
     }
 
     pub(crate) fn pulse(self) -> Pulse {
-        Pulse::new(Instant::now(), self.interval, self.patience)
+        let Pace { interval, patience } = self.pace();
+        Pulse::new(Instant::now(), interval, patience)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_no_interval() {
+        let keep_alive = KeepAlive {
+            interval: Duration::ZERO,
+            ..KeepAlive::default()
+        };
+        assert_eq!(keep_alive.pace().interval, NEVER);
+        assert!(keep_alive.pulse().next() > Instant::now() + NEVER / 2);
+        let default = KeepAlive::default();
+        assert_eq!(default.pace().interval, default.interval);
     }
 }
