@@ -2,7 +2,7 @@
 //! them nobody would know that who is at its end is gone, and what stands between would cut
 //! it when it is quiet.
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use skewbridge_spdy::frame::{Ping, ResetStatus, RstStream, StreamId};
 use skewbridge_wire::{Frame, Pace, Say, Traffic};
 use tokio::time::Instant;
@@ -31,10 +31,6 @@ pub(crate) struct Interjected {
     /// How many have been sent.
     count: u64,
 }
-
-/// Nobody answers.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Dead;
 
 impl Interjected {
     pub(crate) fn new(whose: As, pace: Pace, now: Instant) -> Self {
@@ -70,11 +66,11 @@ impl Interjected {
         self.traffic.next()
     }
 
-    /// What is to be said now, between two frames.
-    pub(crate) fn look(&mut self, now: Instant) -> Result<BytesMut, Dead> {
+    /// What is to be said now, between two frames. To the dead, nothing.
+    pub(crate) fn look(&mut self, now: Instant) -> Bytes {
         let mut frames = BytesMut::new();
         match self.traffic.look(now) {
-            Say::Nothing => {}
+            Say::Nothing | Say::Dead => {}
             Say::Pings => {
                 for _ in 0..Traffic::ROUND {
                     let id = self.id();
@@ -88,9 +84,8 @@ impl Interjected {
                     RstStream { stream, status }.encode(&mut frames);
                 }
             }
-            Say::Dead => return Err(Dead),
         }
-        Ok(frames)
+        frames.freeze()
     }
 
     /// A ping came. Says whether it answers one of ours. The client's own that happens to have
@@ -142,7 +137,7 @@ mod tests {
             let mut pings = Interjected::new(whose, PACE, now);
             let id = FIRST + odd;
             assert!(!pings.is_answer(id), "nobody has asked");
-            let said = pings.look(now + PACE.interval).unwrap();
+            let said = pings.look(now + PACE.interval);
             let ids = (0..5).map(|nth| Frame::Ping(id + 2 * nth));
             assert_eq!(frames(&said), ids.collect::<Vec<_>>());
             assert!(!pings.is_answer(1), "the client's own");
@@ -178,7 +173,7 @@ mod tests {
         let mut said = Vec::new();
         for _ in 0..20 {
             now = now.max(pings.next().unwrap());
-            said = frames(&pings.look(now).unwrap());
+            said = frames(&pings.look(now));
             for frame in &said {
                 if let Frame::Ping(id) = frame
                     && !((id - FIRST) / 2).is_multiple_of(5)

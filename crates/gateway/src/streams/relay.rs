@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use super::clock::{Clock, Due};
-use super::interjected::{Dead, Interjected};
+use super::interjected::Interjected;
 use crate::drain::Drain;
 
 /// Two TLS records at once.
@@ -214,9 +214,7 @@ where
         let is_due = self.pings.next().is_some_and(|due| due <= now);
         if let Some(between) = passed.between.filter(|_| is_due) {
             self.raw.push_data(data.split_to(between));
-            // That nobody is there is noticed soon enough.
-            let frames = self.pings.look(now).unwrap_or_default();
-            self.raw.push_data(frames.freeze());
+            self.raw.push_data(self.pings.look(now));
         }
         self.raw.push_data(data);
     }
@@ -274,10 +272,7 @@ where
             return Poll::Ready(Over::RawDead);
         }
         if self.can_be_asked() {
-            match self.pings.look(now) {
-                Ok(frames) => self.raw.push_data(frames.freeze()),
-                Err(Dead) => return Poll::Ready(Over::RawDead),
-            }
+            self.raw.push_data(self.pings.look(now));
         }
         let _ = self.poll_flush_raw(cx);
         if let Poll::Ready(Err(error)) = self.socket.poll_flush(cx) {

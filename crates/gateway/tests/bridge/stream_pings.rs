@@ -186,17 +186,43 @@ async fn a_ping_behind_what_nobody_reads_does_not_end_a_stream() {
     }
 }
 
+/// A command whose node is pinged every second.
+struct Pinged {
+    client: WebSocket,
+    workers: Workers,
+    node: Node,
+    /// What the others need.
+    _kept: (Bed, skewbridge_gateway::Handle, Cluster),
+}
+
+impl Pinged {
+    async fn start() -> Self {
+        let bed = Bed::new();
+        let mut cluster = Cluster::of(&bed, OLD).await;
+        let bridge = bridge(&bed, &cluster, |config| {
+            config.streams.ping_interval = Duration::from_secs(1);
+        })
+        .await;
+        let client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
+        let (workers, io) = Workers::before(cluster.connection().await);
+        let node = Node::over(io, 4).await;
+        Self {
+            client,
+            workers,
+            node,
+            _kept: (bed, bridge, cluster),
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_node_that_has_taken_all_and_falls_silent_is_noticed() {
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |config| {
-        config.streams.ping_interval = Duration::from_secs(1);
-    })
-    .await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let (workers, io) = Workers::before(cluster.connection().await);
-    let mut node = Node::over(io, 4).await;
+    let Pinged {
+        mut client,
+        workers,
+        mut node,
+        _kept,
+    } = Pinged::start().await;
     let size = UNREAD[0];
     client.write(Input::Stdin, &vec![7; size]).await.unwrap();
     let story = tokio::spawn(async move { client.all().await });
@@ -221,15 +247,12 @@ async fn a_node_that_has_taken_all_and_falls_silent_is_noticed() {
 async fn a_node_that_is_lost_while_somebody_types_is_noticed() {
     /// More than anybody types, and fewer in a tenth of the interval than count as much.
     const BETWEEN_KEYS: Duration = Duration::from_millis(10);
-    let bed = Bed::new();
-    let mut cluster = Cluster::of(&bed, OLD).await;
-    let bridge = bridge(&bed, &cluster, |config| {
-        config.streams.ping_interval = Duration::from_secs(1);
-    })
-    .await;
-    let mut client = WebSocket::open(&bed.client(), bridge.address(), EXEC, Protocol::V5).await;
-    let (workers, io) = Workers::before(cluster.connection().await);
-    let mut node = Node::over(io, 4).await;
+    let Pinged {
+        mut client,
+        workers,
+        mut node,
+        _kept,
+    } = Pinged::start().await;
     workers.go_on();
     for _ in 0..150 {
         client.write(Input::Stdin, b"x").await.unwrap();
