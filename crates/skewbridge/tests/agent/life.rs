@@ -102,19 +102,13 @@ fn pipe(bench: &Bench, name: &str) -> PathBuf {
     pipe
 }
 
-/// The other end, when somebody reads from it.
+/// The other end, when somebody reads from it: opening it waits for that.
 fn writer(pipe: &Path) -> File {
-    let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap();
-    let begun = Instant::now();
-    loop {
-        let mut options = std::fs::OpenOptions::new();
-        let opened = options.write(true).custom_flags(nonblocking).open(pipe);
-        match opened {
-            Ok(writer) => return writer,
-            Err(_) => assert!(begun.elapsed() < PATIENCE, "nobody reads it"),
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let (tell, opened) = std::sync::mpsc::channel();
+    let pipe = pipe.to_owned();
+    std::thread::spawn(move || tell.send(std::fs::OpenOptions::new().write(true).open(pipe)));
+    let opened = opened.recv_timeout(PATIENCE);
+    opened.expect("nobody reads it").unwrap()
 }
 
 /// A plugin whose key does not come.
