@@ -7,6 +7,11 @@
 //! one has 50 frames, nothing is read any more, for none of the streams. Who sees all that it
 //! is sent knows where each ping will stand and what is before it: silence means something
 //! only in a lane that has taken everything, and no lane is to be filled by pings.
+//!
+//! And no ping is to meet the end of a command. What a node has not read when it closes, or
+//! comes later, it answers with a reset of TCP, and kube-apiserver throws away what it had
+//! still to pass on: the end of the output. So pings go before what is sent anyway, or when
+//! nothing was sent or heard for a while.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -36,8 +41,8 @@ const MUCH: u64 = 64 * 1024;
 /// So many pings are remembered. More than can wait in lanes that are not crowded.
 const MOST: usize = 200;
 
-/// What part of the interval passes between two rounds of pings that are asked for by what
-/// was sent: a second, as a rule, and where it is a lot, a tenth of that.
+/// What part of the interval passes before what was sent is asked for: a second, as a rule,
+/// and where it is a lot, a tenth of that.
 const SOON: u32 = 10;
 const AT_ONCE: u32 = 100;
 
@@ -77,16 +82,17 @@ pub struct Traffic {
     pushed: Instant,
     /// Since when it could have answered, and has not.
     silent_since: Option<Instant>,
-    /// It was sent something since it was last asked.
-    unasked: bool,
+    /// Since when it was sent something for which it was not asked.
+    unasked: Option<Instant>,
     lanes: [Lane; LANES],
     /// Which of them gets the next ping.
     turn: usize,
     /// All pings that were not answered, by their ids. Of two with the same id the first one
     /// counts: its answer shows less.
     waiting: BTreeMap<u32, Waiting>,
-    /// How many pings of ours it was sent.
+    /// How many pings of ours it was sent, and is to be sent.
     pings: u64,
+    wanted: u64,
     /// It reads nothing any more, as it was asked to.
     dismissed: bool,
 }
@@ -165,11 +171,12 @@ impl Traffic {
             asked: now,
             pushed: now,
             silent_since: None,
-            unasked: false,
+            unasked: None,
             lanes: [Lane::default(); LANES],
             turn: 0,
             waiting: BTreeMap::new(),
             pings: 0,
+            wanted: 0,
             dismissed: false,
         }
     }
@@ -180,9 +187,11 @@ impl Traffic {
         self.silent_since = None;
     }
 
-    /// Nobody here listens to it just now: its silence is ours.
+    /// Nobody here listens to it just now: its silence is ours. It may have ended meanwhile,
+    /// and all it has said is to be heard first.
     pub fn excuse(&mut self, now: Instant) {
         self.heard(now);
+        self.unasked = self.unasked.map(|_| now);
     }
 
     /// It was sent a frame, of so many bytes.
@@ -193,14 +202,14 @@ impl Traffic {
             // Counted when it was asked for.
             Frame::OfStream(id) if NEVER.contains(&id) => {}
             Frame::OfStream(id) => {
-                self.unasked = true;
+                self.unasked.get_or_insert(now);
                 let lane = &mut self.lanes[lane_of(id)];
                 lane.sent += 1;
                 lane.bytes += bytes;
                 lane.carried = lane.sent;
             }
             Frame::Opens(id) => {
-                self.unasked = true;
+                self.unasked.get_or_insert(now);
                 let lane = &mut self.lanes[lane_of(id)];
                 lane.sent += 1;
                 lane.bytes += bytes;
@@ -227,11 +236,6 @@ impl Traffic {
         self.ping(id, true);
     }
 
-    /// How many pings it was sent that were asked for here.
-    pub fn pings(&self) -> u64 {
-        self.pings
-    }
-
     /// Whether a ping of this id waits for its answer.
     pub fn waits_for(&self, id: u32) -> bool {
         self.waiting.contains_key(&id)
@@ -246,31 +250,39 @@ impl Traffic {
         Some(self.death().map_or(due, |death| death.min(due)))
     }
 
-    /// A connection that carries nothing in either direction for a while is cut by what
-    /// stands between: some count what comes, some what goes.
+    /// When to ask without anything that is sent anyway. Who is heard lives, and what stands
+    /// between has seen it too.
     fn due(&self) -> Instant {
         let Pace { interval, .. } = self.pace;
-        if self.unasked {
-            // While it is heard all the time, too: or its silence would not mean anything.
-            return self.asked + interval / self.urgency();
+        match self.unasked {
+            None => self.heard.max(self.asked) + interval,
+            // One lane stands still, and each ping takes room there.
+            Some(since) if self.stands_still() => since + interval,
+            Some(since) => {
+                let quiet = self.said.max(self.heard) + interval / SOON;
+                // While it is heard all the time, too: or its silence would not mean anything.
+                quiet.min(since + interval)
+            }
         }
-        let quiet = self.heard.min(self.said) + interval;
-        quiet.max(self.asked + interval)
     }
 
-    /// What part of the interval may pass before what was sent is asked for.
-    fn urgency(&self) -> u32 {
+    /// When to ask before something that is sent, if anything was before.
+    fn due_ahead(&self) -> Option<Instant> {
         let (frames, bytes) = A_LOT;
         let is_lot =
             |it: &Lane| !it.is_free() && (it.backlog() > frames || it.unconfirmed() > bytes);
-        if self.lanes.iter().any(|lane| lane.asked > 0) {
-            // One stands still, and each ping takes room there.
+        let part = if self.stands_still() {
             1
         } else if self.lanes.iter().any(is_lot) {
             AT_ONCE
         } else {
             SOON
-        }
+        };
+        self.unasked.map(|since| since + self.pace.interval / part)
+    }
+
+    fn stands_still(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.asked > 0)
     }
 
     /// When it is to be taken for dead, if it says nothing.
@@ -309,17 +321,37 @@ impl Traffic {
             return Say::Nothing;
         }
         self.asked = now;
-        self.unasked = false;
+        self.unasked = None;
         let mut fits = self.has_room(CROWDED);
         if !fits && now >= self.pushed + SELDOM * self.pace.interval {
             self.pushed = now;
             fits = self.has_room(PACKED);
         }
-        let say = if fits { Say::Pings } else { self.mark_time() };
+        let say = if fits { self.ask() } else { self.mark_time() };
         if say != Say::Nothing {
             self.said = now;
         }
         say
+    }
+
+    /// The same right before a frame of somebody else.
+    pub fn look_ahead(&mut self, now: Instant) -> Say {
+        let due = self.due_ahead().filter(|_| !self.dismissed);
+        if due.is_none_or(|due| now < due) || !self.has_room(CROWDED) {
+            return Say::Nothing;
+        }
+        self.asked = now;
+        self.unasked = None;
+        self.ask()
+    }
+
+    fn ask(&mut self) -> Say {
+        if self.wanted > self.pings {
+            // The last ones wait to be sent, as all does.
+            return Say::Nothing;
+        }
+        self.wanted += LANES as u64;
+        Say::Pings
     }
 
     /// Whether each lane has room for a ping, where it may have so many frames.

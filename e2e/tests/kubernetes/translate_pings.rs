@@ -1,5 +1,5 @@
 //! What a node does not answer to pings: one whose process does not read is alive, one
-//! that has stopped is not.
+//! that has stopped is not, and one that has ended is not to be asked.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -26,7 +26,11 @@ async fn pings_tell_a_slow_process_from_a_lost_node() {
     let flags = ["--translate-streams=always", "--stream-ping-interval=1s"];
     let bridge = plane.bridge_before(plane.servers[0].address, &flags).await;
     let way = Way::through(&plane, &bridge, Speaks::WebSocket);
-    a_process_that_does_not_read_keeps_its_client(&way).await;
+    tokio::join!(
+        a_process_that_does_not_read_keeps_its_client(&way),
+        what_is_read_late_is_whole(&way),
+    );
+    no_ping_meets_the_end_of_a_command(&way).await;
     let (target, _echo) = echo().await;
     let forward = Quiet::start(&plane, bridge.address, By::WebSocket, target.port());
     a_node_that_has_stopped_is_noticed(&way, &node, forward.await).await;
@@ -45,6 +49,57 @@ async fn a_process_that_does_not_read_keeps_its_client(way: &Way<'_>) {
     });
     let [first, second, third] = commands;
     tokio::join!(first, second, third);
+}
+
+/// A ping to a node that has closed its connection would have kube-apiserver throw away
+/// what it has not passed on yet.
+async fn what_is_read_late_is_whole(way: &Way<'_>) {
+    // Less than is on its way in any case, and more.
+    let commands = [500_000, 4_000_000, 16_000_000].map(async |size| {
+        let count = size.to_string();
+        let words = ["exec", Node::POD, "--", "head", "-c", &count, "/dev/zero"];
+        let mut child = way
+            .command(&words)
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        // Several intervals.
+        tokio::time::sleep(Duration::from_secs(8)).await;
+        let mut output = Vec::new();
+        let mut stdout = child.stdout.take().unwrap();
+        let reading = async {
+            // Slowly at first.
+            for _ in 0..30 {
+                (&mut stdout).take(10_000).read_to_end(&mut output).await?;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            stdout.read_to_end(&mut output).await
+        };
+        timeout(4 * LEARNT, reading).await.unwrap().unwrap();
+        assert_eq!(output.len(), size);
+        assert_eq!(child.wait().await.unwrap().code(), Some(0), "{size}");
+    });
+    let [first, second, third] = commands;
+    tokio::join!(first, second, third);
+}
+
+/// However much there was to ask for.
+async fn no_ping_meets_the_end_of_a_command(way: &Way<'_>) {
+    let input = vec![b'x'; 6 << 20];
+    for line in ["cat", "cat >/dev/null", "head -n 1; cat"] {
+        for turn in 0..5 {
+            let words = ["exec", "-i", Node::POD, "--", "sh", "-c", line];
+            let output = way.run(&words, &input).await;
+            assert_eq!(output.code, Some(0), "{line}, {turn}: {}", output.stderr);
+            let expected = if line.ends_with("null") {
+                0
+            } else {
+                input.len()
+            };
+            assert_eq!(output.stdout.len(), expected, "{line}, {turn}");
+        }
+    }
 }
 
 /// Its connections stay, and nobody answers.

@@ -22,7 +22,6 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub(crate) async fn drive(node: Node<Stream>, shared: Arc<Shared>) {
     let mut exchange = Exchange {
         node,
-        full: false,
         clock: Clock::new(),
         shared: &shared,
     };
@@ -54,8 +53,6 @@ enum Over {
 
 struct Exchange<'a> {
     node: Node<Stream>,
-    /// Nobody reads what comes.
-    full: bool,
     clock: Clock,
     shared: &'a Shared,
 }
@@ -80,8 +77,9 @@ impl Exchange<'_> {
     fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Verdict> {
         loop {
             let both = [Which::Stdout, Which::Stderr];
-            self.full = !both.into_iter().all(|which| self.shared.has_room(which));
-            if self.full {
+            if !both.into_iter().all(|which| self.shared.has_room(which)) {
+                // Nothing is read from the node: its answer may be there, or its end.
+                self.node.pings.excuse();
                 return Poll::Pending;
             }
             match ready!(self.node.poll_said(cx)) {
@@ -122,17 +120,11 @@ impl Exchange<'_> {
     }
 
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
-        self.node.pings.poll(cx);
         self.clock.hurry(self.node.pings.next(), cx);
         ready!(self.clock.poll_due(cx));
-        if self.full {
-            // Nothing is read from the node: its answer may be there.
-            self.node.pings.excuse();
-        }
         if !self.node.pings.look(Instant::now()) {
             return Poll::Ready(Over::Dead);
         }
-        self.node.pings.poll(cx);
         self.node.drive(cx);
         self.clock.set(self.node.pings.next(), cx);
         Poll::Pending

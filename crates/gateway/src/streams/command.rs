@@ -211,6 +211,10 @@ impl Exchange<'_> {
             return Poll::Ready(over);
         }
         let was_full = !self.client.has_room();
+        if was_full {
+            // Nothing is read from the node: its answer may be there, or its end.
+            self.node.pings.excuse();
+        }
         if let Poll::Ready(over) = self.poll_up(cx) {
             return Poll::Ready(over);
         }
@@ -298,7 +302,6 @@ impl Exchange<'_> {
 
     /// What is to be done now and then.
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
-        self.node.pings.poll(cx);
         self.clock.hurry(self.next_look(), cx);
         let due = ready!(self.clock.poll_due(cx));
         if due == Due::Leave {
@@ -312,14 +315,9 @@ impl Exchange<'_> {
         if !self.client.look(now, heeded) {
             return Poll::Ready(Over::ClientLost);
         }
-        if !self.client.has_room() {
-            // Nothing is read from the node: its answer may be there.
-            self.node.pings.excuse();
-        }
         if !self.node.pings.look(now) {
             return Poll::Ready(Over::NodeDead);
         }
-        self.node.pings.poll(cx);
         if let Poll::Ready(Err(_)) = self.client.poll_flush(cx) {
             return Poll::Ready(Over::ClientLost);
         }

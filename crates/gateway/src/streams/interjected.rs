@@ -68,8 +68,22 @@ impl Interjected {
 
     /// What is to be said now, between two frames. To the dead, nothing.
     pub(crate) fn look(&mut self, now: Instant) -> Bytes {
+        let say = self.traffic.look(now);
+        self.frames(say, now)
+    }
+
+    /// The same where frames of somebody else follow, or may.
+    pub(crate) fn look_ahead(&mut self, now: Instant) -> Bytes {
+        let say = match self.traffic.look_ahead(now) {
+            Say::Nothing => self.traffic.look(now),
+            say => say,
+        };
+        self.frames(say, now)
+    }
+
+    fn frames(&mut self, say: Say, now: Instant) -> Bytes {
         let mut frames = BytesMut::new();
-        match self.traffic.look(now) {
+        match say {
             Say::Nothing | Say::Dead => {}
             Say::Pings => {
                 for _ in 0..Traffic::ROUND {

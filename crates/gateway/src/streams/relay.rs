@@ -211,10 +211,12 @@ where
         if passed.carries {
             self.quiet_since = now;
         }
-        let is_due = self.pings.next().is_some_and(|due| due <= now);
-        if let Some(between) = passed.between.filter(|_| is_due) {
-            self.raw.push_data(data.split_to(between));
-            self.raw.push_data(self.pings.look(now));
+        if let Some(between) = passed.between {
+            let pings = self.pings.look_ahead(now);
+            if !pings.is_empty() {
+                self.raw.push_data(data.split_to(between));
+                self.raw.push_data(pings);
+            }
         }
         self.raw.push_data(data);
     }

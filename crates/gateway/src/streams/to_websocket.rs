@@ -359,7 +359,6 @@ impl Exchange<'_> {
     }
 
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
-        self.pings.poll(cx);
         self.clock.hurry(self.next_look(), cx);
         let due = ready!(self.clock.poll_due(cx));
         if due == Due::Leave {
@@ -380,7 +379,6 @@ impl Exchange<'_> {
         if !self.pings.look(now) {
             return Poll::Ready(Over::ClientLeft);
         }
-        self.pings.poll(cx);
         let _ = self.poll_flush(cx);
         self.drive(cx);
         let next = (self.quiet_since + self.idle).min(self.next_look());

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::shared::{Opened, Shared};
+use super::shared::{Ahead, Opened, Shared};
 use super::stream::Stream;
 use crate::error::{Closed, OpenError, StreamError};
 use crate::frame::{Priority, ResetStatus, StreamId};
@@ -71,6 +71,17 @@ impl Handle {
             Ok(()) => Ok(start.elapsed()),
             Err(_) => Err(self.closed().unwrap_or(Closed::Here).into()),
         }
+    }
+
+    /// Sends so many pings, for whose answers nobody here waits.
+    pub fn send_pings(&self, count: usize) {
+        self.0.act(|state| state.ping(count));
+    }
+
+    /// Whenever data of a stream is about to be sent, this says how many such pings go
+    /// before it.
+    pub fn ping_before_data(&self, count: impl FnMut() -> usize + Send + 'static) {
+        self.0.lock().ahead = Some(Ahead(Box::new(count)));
     }
 
     /// Ends a stream that never was, if it is none. The other side makes nothing of it, but

@@ -1,6 +1,7 @@
 //! What the driver, handles and streams of a connection share.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Waker};
 
@@ -28,8 +29,19 @@ pub(super) struct State {
     pub(super) opened: VecDeque<Opened>,
     pub(super) opened_waker: Option<Waker>,
     pub(super) pings: HashMap<u32, oneshot::Sender<()>>,
+    /// How many pings go before data.
+    pub(super) ahead: Option<Ahead>,
     streams: BTreeMap<StreamId, Waiting>,
     driver: Option<Waker>,
+}
+
+/// Asked whenever data is about to be sent.
+pub(super) struct Ahead(pub(super) Box<dyn FnMut() -> usize + Send>);
+
+impl fmt::Debug for Ahead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Ahead").finish_non_exhaustive()
+    }
 }
 
 /// A stream that the other side has opened.
@@ -56,6 +68,7 @@ impl Shared {
             opened: VecDeque::new(),
             opened_waker: None,
             pings: HashMap::new(),
+            ahead: None,
             streams: BTreeMap::new(),
             driver: None,
         })))
@@ -145,8 +158,21 @@ impl State {
         Ok(())
     }
 
+    /// Pings for whose answers nobody waits.
+    pub(super) fn ping(&mut self, count: usize) {
+        for _ in 0..count {
+            self.session.ping();
+        }
+    }
+
     /// Takes what is to be sent.
     pub(super) fn transmit(&mut self, output: &mut Outbox, wake: &mut Vec<Waker>) {
+        if self.session.has_data()
+            && let Some(Ahead(count)) = &mut self.ahead
+        {
+            let count = count();
+            self.ping(count);
+        }
         let streams = &mut self.streams;
         self.session.transmit(output, |stream| {
             if let Some(waiting) = streams.get_mut(&stream) {

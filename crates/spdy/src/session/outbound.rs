@@ -19,7 +19,12 @@ const TURN_BYTES: usize = 8 * 1024;
 impl Session {
     /// Whether [`Session::transmit`] has something to give.
     pub fn has_output(&self) -> bool {
-        !self.control.is_empty() || !self.line.is_empty()
+        !self.control.is_empty() || self.has_data()
+    }
+
+    /// Whether some of that is data of a stream, or its end.
+    pub fn has_data(&self) -> bool {
+        !self.line.is_empty()
     }
 
     /// Moves frames to `outbox`, up to its bound: first all control frames, then

@@ -82,6 +82,8 @@ impl Moby {
 
     /// A client sends this.
     fn pass(&mut self, frame: Frame) {
+        let ahead = self.traffic.look_ahead(self.now);
+        self.say(ahead);
         self.traffic.sent(self.now, frame, 100);
         self.read(frame);
     }
@@ -97,22 +99,33 @@ impl Moby {
             && next <= end
         {
             self.now = self.now.max(next);
-            match self.traffic.look(self.now) {
-                Say::Nothing => {}
-                Say::Dead => return false,
-                Say::Pings => {
-                    for _ in 0..LANES {
-                        self.count += 1;
-                        let id = 0x8000_0000 + self.count;
-                        self.traffic.pinged(self.now, id);
-                        self.read(Frame::Ping(id));
-                    }
-                }
-                Say::Reset(id) => self.pass(Frame::OfStream(id)),
+            let say = self.traffic.look(self.now);
+            if say == Say::Dead {
+                return false;
             }
+            self.say(say);
         }
         self.now = end;
         true
+    }
+
+    fn say(&mut self, say: Say) {
+        match say {
+            Say::Nothing | Say::Dead => {}
+            Say::Pings => {
+                for _ in 0..LANES {
+                    self.count += 1;
+                    let id = 0x8000_0000 + self.count;
+                    self.traffic.pinged(self.now, id);
+                    self.read(Frame::Ping(id));
+                }
+            }
+            Say::Reset(id) => {
+                let frame = Frame::OfStream(id);
+                self.traffic.sent(self.now, frame, 16);
+                self.read(frame);
+            }
+        }
     }
 
     fn waits(&self) -> usize {
@@ -243,6 +256,52 @@ fn a_loss_is_noticed_in_the_middle_of_a_talk() {
             assert!(!moby.wait(15), "after {turns} of {each_second}");
         }
     }
+}
+
+#[test]
+fn no_ping_meets_an_end() {
+    let soon = PACE.interval / SOON;
+    // Quiet before; then something is sent that may end it all.
+    for pause in [0, 1, 9, 10, 11, 3600] {
+        let mut moby = Moby::new();
+        assert!(moby.wait(pause));
+        let count = moby.count;
+        moby.pass(Frame::OfStream(1));
+        assert_eq!(moby.traffic.next(), Some(moby.now + soon));
+        // And is answered.
+        assert!(moby.wait_for(soon / 2));
+        moby.traffic.heard(moby.now);
+        assert!(moby.wait_for(soon * 3 / 4));
+        assert_eq!(moby.count, count, "after {pause} s");
+        assert!(moby.wait_for(soon));
+        assert_eq!(moby.count, count + 5, "after {pause} s");
+    }
+    // What is heard may be the last words, and what is not read yet, too.
+    let words: [fn(&mut Traffic, Instant); 2] = [Traffic::heard, Traffic::excuse];
+    for hear in words {
+        let mut moby = Moby::new();
+        moby.pass(Frame::OfStream(1));
+        assert!(moby.wait(11));
+        let count = moby.count;
+        for _ in 0..1000 {
+            hear(&mut moby.traffic, moby.now);
+            assert!(moby.wait(9));
+        }
+        assert_eq!(moby.count, count);
+    }
+}
+
+#[test]
+fn pings_go_before_what_is_sent() {
+    let mut moby = Moby::new();
+    for _ in 0..1000 {
+        moby.pass(Frame::OfStream(1));
+        moby.traffic.heard(moby.now);
+        assert!(moby.wait_for(PACE.interval / SOON / 2));
+        // The last one is never asked for in between.
+        assert!(!moby.traffic.lanes[lane_of(1)].is_free());
+    }
+    assert!(moby.count >= 5 * 300, "{}", moby.count);
 }
 
 #[test]

@@ -237,7 +237,7 @@ impl Drop for PortForwarder {
 ///
 /// A local program that does not read keeps us from reading the connection where the pod
 /// heeds no windows: its answers are not heard then, and that is no silence of its own.
-async fn drive<T>(driver: Driver<T>, mut pings: Pings) -> String
+async fn drive<T>(driver: Driver<T>, pings: Pings) -> String
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
@@ -251,13 +251,11 @@ where
                 Err(error) => lost::of_spdy(&error),
             });
         }
-        pings.poll(cx);
         clock.hurry(pings.next(), cx);
         while clock.poll_due(cx).is_ready() {
             if !pings.look(Instant::now()) {
                 return Poll::Ready("the other side does not answer any more".to_owned());
             }
-            pings.poll(cx);
             clock.set(pings.next(), cx);
             cx.waker().wake_by_ref();
         }
