@@ -4,6 +4,7 @@
 mod pods;
 mod terminal;
 
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
@@ -170,7 +171,7 @@ async fn a_tree_goes_both_ways_though_connections_are_cut(way: &Way<'_>) {
     way.cutting.cut_after(HALF_OF_TREE);
     way.copies(&["--retries=3", &local, &remote]).await;
     assert!(way.cutting.has_cut(), "a tree to the pod was not cut");
-    assert!(listing(&way.in_pod("tree")) == whole, "to the pod");
+    assert_same(&way.in_pod("tree"), &whole, "to the pod");
     way.no_leftovers();
 
     let back = scratch.path().join("back");
@@ -178,7 +179,7 @@ async fn a_tree_goes_both_ways_though_connections_are_cut(way: &Way<'_>) {
     way.copies(&["--retries=3", &remote, &back.display().to_string()])
         .await;
     assert!(way.cutting.has_cut(), "a tree from the pod was not cut");
-    assert!(listing(&back) == whole, "from the pod");
+    assert_same(&back, &whole, "from the pod");
     fs::remove_dir_all(way.in_pod("tree")).unwrap();
 }
 
@@ -464,7 +465,7 @@ async fn a_gigabyte_goes_both_ways_through_a_bridge_too() {
 }
 
 /// A name, what is there, and how it may be used.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Entry {
     name: String,
     what: String,
@@ -504,6 +505,19 @@ fn listing(root: &Path) -> Vec<Entry> {
     }
     found.sort();
     found
+}
+
+/// Says what differs, of all the rest.
+fn assert_same(root: &Path, expected: &[Entry], which: &str) {
+    let found = listing(root);
+    let without = |these: &[Entry], others: &[Entry]| {
+        let others: HashSet<_> = others.iter().collect();
+        let rest = these.iter().filter(|it| !others.contains(it));
+        rest.cloned().collect::<Vec<_>>()
+    };
+    let differs = (without(&found, expected), without(expected, &found));
+    assert_eq!(differs, (Vec::new(), Vec::new()), "{which}");
+    assert_eq!(found.len(), expected.len(), "{which}");
 }
 
 fn same(one: &Path, other: &Path) -> bool {

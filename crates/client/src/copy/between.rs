@@ -6,6 +6,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::oneshot;
 
 use super::commands;
 use super::contained::{self, Top};
@@ -109,21 +110,27 @@ impl Between<'_> {
             loop {
                 patience.again(&cause, self.tally.bytes()).await?;
                 self.tally.again();
-                let Some(skipped) = passed else {
-                    break;
-                };
-                // Perhaps only the answer was lost.
-                match self.way.is_done(self.target).await {
-                    Ok(true) => return Ok(skipped),
-                    Ok(false) => break,
-                    Err(error) => cause = patience.cause(error)?,
+                match (self.next(passed.is_some()).await, passed) {
+                    (Ok(true), skipped) => return Ok(skipped.unwrap_or_default()),
+                    (Ok(false), _) => break,
+                    (Err(error), _) => cause = patience.cause(error)?,
                 }
             }
-            self.way.clean_up(self.target).await;
             let from = Again::Beginning;
             self.options.tell(Notice::Again { cause, from });
             self.tally.restart();
         }
+    }
+
+    /// Makes room for another try; says whether there needs to be one no more.
+    async fn next(&self, all_passed: bool) -> Result<bool, Error> {
+        // Perhaps only the answer was lost.
+        if all_passed && self.way.is_done(self.target).await? {
+            return Ok(true);
+        }
+        self.way.settle(self.target).await?;
+        self.way.clean_up(self.target).await;
+        Ok(false)
     }
 
     async fn attempt(&mut self) -> Result<Moved, Error> {
@@ -141,7 +148,7 @@ impl Between<'_> {
             .run(self.way.command(self.options), Stdin::Piped);
         let Process {
             stdin,
-            stdout: mut answer,
+            stdout: answer,
             stderr: into_complains,
             ended: into_ended,
         } = into.await?;
@@ -156,23 +163,27 @@ impl Between<'_> {
             padding: &[],
             left: 0,
         };
+        let (known, is_known) = oneshot::channel();
         let passing = async {
             let Some(stdin) = stdin else {
                 return Ok(false);
             };
+            let passing = async {
+                let _ = is_known.await;
+                passage.run(from.stdout, stdin).await
+            };
             // Then the input of the tar there has come to its end, and so does it.
             tokio::select! {
-                passed = passage.run(from.stdout, stdin) => passed,
+                passed = passing => passed,
                 () = self.options.stop.told() => Ok(false),
             }
         };
-        let muted = async {
-            let _ = tokio::io::copy(&mut answer, &mut tokio::io::sink()).await;
-            Ok(())
-        };
         let (passed, (), (said, status), (into_said, into_status)) = tokio::try_join!(
             passing,
-            muted,
+            async {
+                self.way.listen(answer, known).await;
+                Ok(())
+            },
             async { Ok(tokio::join!(complaint(from.stderr), from.ended)) },
             async { Ok(tokio::join!(complaint(into_complains), into_ended)) },
         )?;

@@ -4,6 +4,7 @@
 
 use super::options::{Options, Preserve, Retries};
 use super::place::RemotePath;
+use super::worker::Worker;
 
 /// What everything that goes into a pod is below until it is whole.
 pub(super) const STAGED: &str = "it";
@@ -51,36 +52,38 @@ exit \"${s:-1}\"";
 /// In what blocks it is summed up: a call for each, and one for each byte of the rest.
 const SUMMED: u64 = 16 << 10;
 
-/// Ends the tar that is at work in a stage, if there is one. It may be after its connection
-/// was lost, and would go on making what is moved away under its hands. It is known by its
-/// number and its name, since numbers are given again.
-macro_rules! end_the_last {
-    ($stage:literal) => {
-        concat!(
-            "{ read -r p && read -r c </proc/\"$p\"/comm && [ \"$c\" = tar ] && kill -9 \"$p\"; }",
-            " 2>/dev/null <",
-            $stage,
-            "/pid\n"
-        )
+/// When a process began, unless it has ended: `/proc` says so in its 22nd word, and no name
+/// of ours has a space in it. With its number that is itself, whose number is given again.
+macro_rules! born {
+    () => {
+        "born() { read -r l </proc/\"$1\"/stat && set -- $l && [ \"$3\" != Z ] && echo \"${22}\"; } \
+         2>/dev/null\n"
     };
 }
 
-/// Extracts beside the target, and renames when all is there. What is not whole is
-/// removed there, if nobody will go on with it: who has lost the connection cannot.
+/// Extracts into a directory that is there, and says who does.
+const UNPACK: &str = concat!(
+    born!(),
+    "\
+echo \"$$ $(born $$)\"
+exec tar \"$@\""
+);
+
+/// Extracts beside the target, says who does, and renames when all is there. What is not
+/// whole is removed there, if nobody will go on with it: who has lost the connection cannot.
 ///
 /// That it is in its place is said by a file, if somebody may ask: that the stage is gone
 /// says nothing, it may never have been there.
 const UNPACK_STAGED: &str = concat!(
-    "d=$1 s=$2 t=$3 k=$4; shift 4\n",
-    end_the_last!("\"$d/$s\""),
+    born!(),
     "\
+d=$1 s=$2 t=$3 k=$4; shift 4
 end() { c=$?; [ $k = keep ] || rm -rf \"$d/$s\"; exit $c; }
-mkdir -m 700 \"$d/$s\" 2>/dev/null
 exec 3<&0
 tar -x -f - -C \"$d\" \"$@\" <&3 3<&- &
 p=$!
 exec 3<&-
-{ echo \"$p\" >\"$d/$s/pid\"; } 2>/dev/null
+echo \"$p $(born \"$p\")\"
 wait \"$p\" || end
 [ -e \"$d/$s/whole\" ] || { echo 'the archive was cut off' >&2; false; } || end
 if [ -d \"$t\" ]; then echo \"$t is a directory now\" >&2; false; fi || end
@@ -89,11 +92,20 @@ if [ $k = keep ]; then : >\"$d/$s/done\"; else rm -rf \"$d/$s\"; fi
 exit 0"
 );
 
-/// Before somebody looks at what is there.
-const SETTLE: &str = concat!(end_the_last!("\"$1\""), "exit 0");
-
-/// When nobody goes on.
-const ABANDON: &str = concat!(end_the_last!("\"$1\""), "rm -rf \"$1\"");
+/// Ends who extracts, and waits for that: it may be at work after its connection was lost,
+/// and would go on making what is looked at, made anew or removed.
+const SETTLE: &str = concat!(
+    born!(),
+    "\
+n=0
+while [ $n -lt 50 ] && [ \"$(born \"$1\")\" = \"$2\" ]; do
+kill -9 \"$1\" 2>/dev/null
+n=$((n + 1))
+sleep 0.1 2>/dev/null || sleep 1
+done
+[ -z \"$3\" ] || rm -rf \"$3\"
+exit 0"
+);
 
 /// One file without a tar: a shell cannot tell a cut from an end, so it is counted.
 const UNPACK_CAT: &str = "\
@@ -168,14 +180,22 @@ pub(super) fn is_file(path: &str) -> Vec<String> {
     words(["test", "-f", path])
 }
 
-/// Extracts into a directory.
+/// Extracts into a directory, and says who does.
+pub(super) fn unpack_told(directory: &str, preserve: Preserve) -> Vec<String> {
+    let mut all = script(UNPACK, ["-x", "-f", "-", "-C", directory]);
+    all.extend(flags(preserve));
+    all
+}
+
+/// The same without a shell, and without a word.
 pub(super) fn unpack(directory: &str, preserve: Preserve) -> Vec<String> {
     let mut all = words(["tar", "-x", "-f", "-", "-C", directory]);
     all.extend(flags(preserve));
     all
 }
 
-/// Extracts into a directory below a name, and renames what is there when it is whole.
+/// Extracts into a directory below a name, says who does, and renames what is there when it
+/// is whole.
 pub(super) fn unpack_staged(
     directory: &str,
     stage: &str,
@@ -212,9 +232,9 @@ pub(super) fn sums(paths: &[String]) -> Vec<String> {
     of_files(paths, ["cksum"])
 }
 
-/// Their sizes and times.
-pub(super) fn times(paths: &[String]) -> Vec<String> {
-    of_files(paths, ["stat", "-c", "%s %Y %n"])
+/// Their sizes, times, when anything of them last changed, permissions, owners and groups.
+pub(super) fn statuses(paths: &[String]) -> Vec<String> {
+    of_files(paths, ["stat", "-c", "%s %Y %Z %a %u %g %n"])
 }
 
 /// Runs a program with all files of trees, but for what is mounted in them.
@@ -251,14 +271,17 @@ pub(super) fn dress(path: &str, owner: (u64, u64), mode: u32, time: i64) -> Vec<
     )
 }
 
-/// Nobody writes to a stage any more, though the connection of who did was lost.
-pub(super) fn settle(stage: &str) -> Vec<String> {
-    script(SETTLE, [stage])
+/// Lets a program write no more, though its connection was lost.
+pub(super) fn settle(worker: &Worker) -> Vec<String> {
+    script(SETTLE, [worker.number(), worker.born(), ""])
 }
 
-/// Removes a stage that nobody needs any more.
-pub(super) fn abandon(stage: &str) -> Vec<String> {
-    script(ABANDON, [stage])
+/// Removes a stage that nobody needs any more, when who may write to it is ended.
+pub(super) fn abandon(worker: Option<&Worker>, stage: &str) -> Vec<String> {
+    match worker {
+        Some(worker) => script(SETTLE, [worker.number(), worker.born(), stage]),
+        None => words(["rm", "-rf", stage]),
+    }
 }
 
 /// The checksum and size of a file, without a shell.

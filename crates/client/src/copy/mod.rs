@@ -48,6 +48,7 @@ mod there;
 mod tree;
 mod upload;
 mod way;
+mod worker;
 
 pub use between::copy_between;
 pub use container::{Container, Pod, Process, Running, Stdin};

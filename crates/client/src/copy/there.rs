@@ -3,8 +3,13 @@
 //! A file counts as there if its name, size, time and checksum are those of the file here.
 //! Sizes and times alone would keep what somebody else has put there, or what a file here
 //! was before it changed.
+//!
+//! The one that tar was at when it was ended may have all that, and not its owner and its
+//! permissions: GNU tar sets them last. It is one of those that changed last of all, so they
+//! count only if they have these, too. Others may have other ones for good: not everybody
+//! may give files away.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{File, Metadata};
 use std::hash::{BuildHasher as _, RandomState};
 use std::os::unix::fs::MetadataExt as _;
@@ -22,7 +27,8 @@ use super::tar::MAX_NAME;
 use super::way::{self, FILLED, Way};
 
 /// Of how many files it is known that they are there. A number of 64 bits is kept of each,
-/// whatever its name: about 32 MiB for two sets of so many. Further ones are sent again.
+/// whatever its name: about 40 MiB for two sets of so many, and as much if they all changed
+/// in the same second. Further ones are sent again.
 const MOST_FILES: usize = 1 << 20;
 
 /// A name, and two numbers before it.
@@ -45,6 +51,7 @@ pub(super) struct There {
     /// Names, sizes and checksums.
     certain: HashSet<u64>,
     with_times: bool,
+    last: LastChanged,
     /// Files that have just been proven to be there, as they were here then.
     proven: Vec<(Vec<u8>, Identity)>,
     count: u64,
@@ -102,11 +109,9 @@ impl There {
             return Ok(there);
         }
         for some in &places {
-            let listed = each_line(container, commands::times(some), LONGEST_LINE, |line| {
-                if let Some((size, time, name)) = read(line, prefix.as_bytes())
-                    && let Ok(size) = u64::try_from(size)
-                {
-                    there.note_time(name, size, time);
+            let listed = each_line(container, commands::statuses(some), LONGEST_LINE, |line| {
+                if let Some((status, name)) = Status::read(line, prefix.as_bytes()) {
+                    there.note_status(name, &status);
                 }
             });
             still_there(listed.await?)?;
@@ -126,9 +131,16 @@ impl There {
             return true;
         }
         let size = status.size();
-        if !self
-            .likely
-            .contains(&self.likely_key(name, size, status.mtime()))
+        let likely = self.likely_key(name, size, status.mtime());
+        if !self.likely.contains(&likely) {
+            return false;
+        }
+        let dress = self.keys.hash_one(Dress::of(status));
+        if self
+            .last
+            .dresses
+            .get(&likely)
+            .is_some_and(|it| *it != dress)
         {
             return false;
         }
@@ -150,9 +162,21 @@ impl There {
         }
     }
 
-    fn note_time(&mut self, name: &[u8], size: u64, time: i64) {
-        let key = self.likely_key(name, size, time);
-        note(&mut self.likely, key);
+    fn note_status(&mut self, name: &[u8], status: &Status) {
+        let key = self.likely_key(name, status.size, status.time);
+        if !note(&mut self.likely, key) {
+            return;
+        }
+        if self.last.second.is_none_or(|it| it < status.changed) {
+            self.last = LastChanged {
+                second: Some(status.changed),
+                dresses: HashMap::new(),
+            };
+        }
+        if self.last.second == Some(status.changed) {
+            let dress = self.keys.hash_one(&status.dress);
+            self.last.dresses.insert(key, dress);
+        }
     }
 
     fn likely_key(&self, name: &[u8], size: u64, time: i64) -> u64 {
@@ -198,9 +222,63 @@ fn in_commands(places: impl Iterator<Item = String>) -> Vec<Vec<String>> {
     commands
 }
 
-fn note(set: &mut HashSet<u64>, key: u64) {
+/// Says whether it is noted.
+fn note(set: &mut HashSet<u64>, key: u64) -> bool {
     if set.len() < MOST_FILES {
         set.insert(key);
+    }
+    set.contains(&key)
+}
+
+/// The files of which anything changed in the last second in which something did: their
+/// likely numbers, and those of how they are dressed.
+#[derive(Debug, Default)]
+struct LastChanged {
+    second: Option<i64>,
+    dresses: HashMap<u64, u64>,
+}
+
+/// What a file has beside its contents and its time.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Dress {
+    mode: u32,
+    owner: (u32, u32),
+}
+
+impl Dress {
+    fn of(status: &Metadata) -> Self {
+        Self {
+            mode: status.mode() & 0o7777,
+            owner: (status.uid(), status.gid()),
+        }
+    }
+}
+
+/// What `stat` says of a file.
+#[derive(Debug, PartialEq, Eq)]
+struct Status {
+    size: u64,
+    time: i64,
+    changed: i64,
+    dress: Dress,
+}
+
+impl Status {
+    /// Also its name, without what all names begin with.
+    fn read<'a>(line: &'a [u8], prefix: &[u8]) -> Option<(Self, &'a [u8])> {
+        let mut fields = line.splitn(7, |&byte| byte == b' ');
+        let mut field = || str::from_utf8(fields.next()?).ok();
+        let status = Self {
+            size: field()?.parse().ok()?,
+            time: field()?.parse().ok()?,
+            changed: field()?.parse().ok()?,
+            dress: Dress {
+                mode: u32::from_str_radix(field()?, 8).ok()?,
+                owner: (field()?.parse().ok()?, field()?.parse().ok()?),
+            },
+        };
+        let name = fields.next()?.strip_prefix(prefix)?;
+        Some((status, name))
     }
 }
 
@@ -248,6 +326,34 @@ mod tests {
     }
 
     #[test]
+    fn lines_are_six_numbers_and_a_name() {
+        let status = Status {
+            size: 12,
+            time: -5,
+            changed: 1_700_000_000,
+            dress: Dress {
+                mode: 0o4755,
+                owner: (1000, 65_534),
+            },
+        };
+        let rows = [
+            (
+                "12 -5 1700000000 4755 1000 65534 /tmp/a b",
+                Some((status, "a b")),
+            ),
+            ("12 -5 1700000000 4789 1000 65534 /tmp/a b", None),
+            ("12 -5 1700000000 755 1000 65534 /else", None),
+            ("12 -5 1700000000 755 1000 /tmp/a", None),
+            ("stat: cannot stat '/tmp/a'", None),
+        ];
+        for (line, expected) in rows {
+            let expected = expected.map(|(status, name)| (status, name.as_bytes()));
+            let found = Status::read(line.as_bytes(), b"/tmp/");
+            assert_eq!(found, expected, "{line}");
+        }
+    }
+
+    #[test]
     fn only_what_has_a_name_of_the_source_is_looked_at() {
         let scratch = ScratchDir::new();
         scratch.write("a b", "");
@@ -282,6 +388,18 @@ mod tests {
         assert_eq!(in_commands(long.into_iter()).len(), 2);
     }
 
+    /// As a file is here, but for its time, when it changed and its permissions.
+    fn there_as(status: &Metadata, time: i64, later: i64, other: u32) -> Status {
+        let mut dress = Dress::of(status);
+        dress.mode ^= other;
+        Status {
+            size: status.len(),
+            time,
+            changed: status.ctime() + later,
+            dress,
+        }
+    }
+
     #[test]
     fn a_file_is_there_only_with_its_size_time_and_contents() {
         let scratch = ScratchDir::new();
@@ -305,10 +423,29 @@ mod tests {
             };
             there.note_sum(b"it/file", size, sum);
             if with_times {
-                there.note_time(b"it/file", size, time);
+                there.note_status(b"it/file", &there_as(&status, time, 0, 0));
             }
             assert_eq!(there.has(b"it/file", &file, &status), expected);
             assert!(!there.has(b"it/other", &file, &status));
+        }
+        // How many seconds another one changed later, what else its permissions are, and
+        // whether it is there.
+        for (later, other, expected) in [
+            (0, 0, true),
+            (0, 0o44, false),
+            (1, 0o44, true),
+            (-1, 0o44, false),
+        ] {
+            let mut there = There {
+                with_times: true,
+                ..There::default()
+            };
+            there.note_sum(b"it/file", size, sum);
+            there.note_status(b"it/first", &there_as(&status, time, later, 0));
+            there.note_status(b"it/file", &there_as(&status, time, 0, other));
+            there.note_status(b"it/last", &there_as(&status, time, later, 0));
+            let has = there.has(b"it/file", &file, &status);
+            assert_eq!(has, expected, "{later} {other:o}");
         }
         assert!(!There::default().has(b"it/file", &file, &status));
         // What was proven is there as long as it is not touched here.

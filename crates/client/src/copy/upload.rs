@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tokio::io::AsyncWriteExt as _;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::cat;
 use super::container::{Container, Ended, Process, Stdin, complaint};
@@ -98,7 +98,7 @@ enum Next {
     /// Nothing: everything is in its place.
     Done,
     /// Send what is not there.
-    Send(There),
+    Send(Arc<There>),
 }
 
 impl Upload<'_> {
@@ -117,7 +117,7 @@ impl Upload<'_> {
                 self.tally.again();
                 match (self.next(sent.is_some()).await, sent) {
                     (Ok(Next::Done), skipped) => return Ok(skipped.unwrap_or_default()),
-                    (Ok(Next::Send(there)), _) => break Arc::new(there),
+                    (Ok(Next::Send(there)), _) => break there,
                     (Err(error), _) => cause = patience.cause(error)?,
                 }
             };
@@ -143,7 +143,7 @@ impl Upload<'_> {
             self.options,
             self.tally,
         );
-        Ok(Next::Send(asking.await?))
+        Ok(Next::Send(Arc::new(asking.await?)))
     }
 
     async fn attempt(&self, there: &Arc<There>) -> Result<Verdict, Error> {
@@ -151,7 +151,7 @@ impl Upload<'_> {
         let process = self.container.run(command, Stdin::Piped).await?;
         let Process {
             stdin,
-            mut stdout,
+            stdout,
             stderr,
             ended,
         } = process;
@@ -164,11 +164,13 @@ impl Upload<'_> {
                 gather(&from, &way, &there, &options, &tally, pieces)
             })
         };
+        let (known, is_known) = oneshot::channel();
         let feeding = async {
             let Some(mut stdin) = stdin else {
                 return Ok(None);
             };
             let sending = async {
+                let _ = is_known.await;
                 while let Some(piece) = waiting.recv().await {
                     if stdin.write_all(&piece).await.is_err() {
                         return false;
@@ -200,13 +202,12 @@ impl Upload<'_> {
             let _ = stdin.shutdown().await;
             Ok::<_, Error>(Some(skipped))
         };
-        let muted = async {
-            let _ = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
-            Ok(())
-        };
         let (fed, (), stderr, status) = tokio::try_join!(
             feeding,
-            muted,
+            async {
+                self.way.listen(stdout, known).await;
+                Ok(())
+            },
             async { Ok(complaint(stderr).await) },
             async { Ok(ended.await) }
         )?;

@@ -3,6 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
+use tokio::io::AsyncRead;
+use tokio::sync::oneshot;
+
 use super::cat;
 use super::commands::{self, word};
 use super::container::{Answer, Container, Ended, ask};
@@ -10,6 +13,7 @@ use super::error::Error;
 use super::options::Options;
 use super::place::{self, RemotePath};
 use super::tar::{Entry, Kind};
+use super::worker;
 
 /// How long the answer of a probe may be.
 const WORDS: u64 = 4 << 10;
@@ -31,6 +35,9 @@ pub(super) struct Way {
     stage: Option<String>,
     /// Whether it goes into a directory that is there.
     fills: bool,
+    /// Whether there is a shell, by which one hears who writes.
+    has_shell: bool,
+    worker: worker::Last,
 }
 
 impl Way {
@@ -139,6 +146,8 @@ impl Way {
             name,
             stage,
             fills,
+            has_shell: can_stage,
+            worker: worker::Last::default(),
         }
     }
 
@@ -153,9 +162,24 @@ impl Way {
 
     pub(super) fn command(&self, options: &Options) -> Vec<String> {
         match &self.stage {
+            None if self.has_shell => commands::unpack_told(&self.directory, options.preserve),
             None => commands::unpack(&self.directory, options.preserve),
             Some(stage) => commands::unpack_staged(&self.directory, stage, &self.target, options),
         }
+    }
+
+    /// Listens to who runs this command. It is to be given nothing before it is known.
+    pub(super) async fn listen(
+        &self,
+        mut stdout: impl AsyncRead + Unpin,
+        known: oneshot::Sender<()>,
+    ) {
+        if self.has_shell {
+            self.worker.hear(&mut stdout).await;
+        }
+        // Nobody waits for it any more.
+        let _ = known.send(());
+        let _ = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
     }
 
     /// What the source is called in the archive.
@@ -203,15 +227,15 @@ impl Way {
     /// What is not whole, or was, is of no use. Best effort: the connection may be gone.
     pub(super) async fn clean_up(&self, container: &dyn Container) {
         if let Some(stage) = &self.stage {
-            let command = commands::abandon(&self.place(stage));
+            let command = commands::abandon(self.worker.get().as_ref(), &self.place(stage));
             let _ = ask(container, command, WORDS).await;
         }
     }
 
-    /// Before somebody looks at what is there.
+    /// Before somebody looks at what is there, or writes to it.
     pub(super) async fn settle(&self, container: &dyn Container) -> Result<(), Error> {
-        if let Some(stage) = &self.stage {
-            let settling = ask(container, commands::settle(&self.place(stage)), WORDS);
+        if let Some(worker) = self.worker.get() {
+            let settling = ask(container, commands::settle(&worker), WORDS);
             if let Ended::Cut(cause) = settling.await?.ended {
                 return Err(cut(cause));
             }

@@ -1,7 +1,7 @@
 //! What a lost connection must not do: keep wrong contents, or lose count.
 
 use std::fs::File;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -76,6 +76,76 @@ async fn what_is_there_with_its_contents_is_not_sent_again() {
         matches!(&notices[..], [Notice::Again { from: again, .. }] if *again == from),
         "{notices:?}"
     );
+}
+
+#[tokio::test]
+async fn what_has_not_got_its_permissions_yet_is_sent_again() {
+    // Whether it is staged, or goes into a directory that is there.
+    for (to, place) in [("new", ".skewbridge-*/it"), ("there", "there/./from")] {
+        let (machine, scratch) = (Machine::new(), ScratchDir::new());
+        let from = scratch.path().join("from");
+        std::fs::create_dir(&from).unwrap();
+        std::fs::create_dir_all(machine.root().join("there/from")).unwrap();
+        for name in ["a", "b", "c"] {
+            let path = from.join(name);
+            std::fs::write(&path, noise(100_000)).unwrap();
+            let mode = PermissionsExt::from_mode(0o754);
+            std::fs::set_permissions(path, mode).unwrap();
+        }
+        // As GNU tar leaves what it was at when it was killed: with its contents and its time.
+        let tar = machine.tar();
+        let tar = tar.display();
+        machine.pretend(
+            "tar",
+            &format!("{tar} \"$@\" && exit\nchmod 700 {place}/b\nexit 2"),
+        );
+        machine.lose(&[None, Some(Loss::Input(250_000))]);
+        upload(&machine, &from, to, 1).await.unwrap();
+        let whole = match to {
+            "there" => machine.root().join("there/from"),
+            to => machine.root().join(to),
+        };
+        assert_eq!(listing(&whole), listing(&from));
+        for name in ["a", "b", "c"] {
+            let mode = whole.join(name).metadata().unwrap().permissions().mode();
+            assert_eq!(mode & 0o7777, 0o754, "{name} in {to}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn nobody_is_left_who_writes_when_another_one_does() {
+    for to in ["new", "there"] {
+        let (machine, scratch) = (Machine::new(), ScratchDir::new());
+        let from = scratch.path().join("from");
+        plant(&from, Shape::Small);
+        std::fs::create_dir(machine.root().join("there")).unwrap();
+        machine.lose(&[None, Some(Loss::Unnoticed(200_000))]);
+        let mut seen = Vec::new();
+        let copying = upload(&machine, &from, to, 1);
+        tokio::pin!(copying);
+        let copied = loop {
+            tokio::select! {
+                copied = &mut copying => break copied,
+                () = tokio::time::sleep(Duration::from_millis(1)) => seen.push(machine.unaware()),
+            }
+        };
+        copied.unwrap();
+        assert!(seen.contains(&1), "it was not lost");
+        assert_eq!(machine.unaware(), 0, "{to}");
+        no_leftovers(&machine);
+        // Between two pods it begins again.
+        let source = Machine::new();
+        plant(&source.root().join("tree"), Shape::Small);
+        machine.lose(&[None, Some(Loss::Unnoticed(200_000))]);
+        let (options, notices) = options(1);
+        let places = ((&source as _, "tree"), (&machine as _, "there"));
+        copy_between(places.0, places.1, &options, &tally())
+            .await
+            .unwrap();
+        assert_eq!(restarts(&notices.lock().unwrap()), [Again::Beginning]);
+        assert_eq!(machine.unaware(), 0, "{to}");
+    }
 }
 
 #[tokio::test]

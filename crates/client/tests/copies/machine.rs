@@ -7,6 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 
@@ -33,6 +34,8 @@ pub(crate) fn is_busybox() -> bool {
 pub(crate) enum Loss {
     Output(u64),
     Input(u64),
+    /// And the process there does not learn of it.
+    Unnoticed(u64),
     /// No more than this is taken, for ever.
     Stall(u64),
     /// Whatever is sent is on its way for ever: nothing has begun there.
@@ -46,13 +49,15 @@ pub(crate) struct Machine {
     losses: Mutex<VecDeque<Option<Loss>>>,
     commands: Mutex<Vec<Vec<String>>>,
     refusal: Mutex<Option<String>>,
+    /// Processes that have not learnt that their connections were lost.
+    unaware: Arc<AtomicUsize>,
 }
 
 impl Machine {
     /// With all the programs that copies know of.
     pub(crate) fn new() -> Self {
         Self::with(&[
-            "cat", "chmod", "chown", "cksum", "dd", "find", "mkdir", "mv", "rm", "sh", "stat",
+            "cat", "chmod", "chown", "cksum", "dd", "find", "mv", "rm", "sh", "sleep", "stat",
             "tail", "tar", "test", "touch", "wc",
         ])
     }
@@ -71,7 +76,13 @@ impl Machine {
             losses: Mutex::default(),
             commands: Mutex::default(),
             refusal: Mutex::default(),
+            unaware: Arc::default(),
         }
+    }
+
+    /// How many processes are at work whose connections were lost.
+    pub(crate) fn unaware(&self) -> usize {
+        self.unaware.load(Ordering::SeqCst)
     }
 
     /// Gives it a program that is none of this machine's. It is written by a process of
@@ -161,20 +172,28 @@ impl Machine {
             lost: signal.clone(),
         };
         let left = of(|loss| match loss {
-            Loss::Input(bytes) | Loss::Stall(bytes) => Some(bytes),
+            Loss::Input(bytes) | Loss::Unnoticed(bytes) | Loss::Stall(bytes) => Some(bytes),
             _ => None,
         });
         let stdin = child.stdin.take().map(|inner| Input {
             inner: Some(inner),
             left,
             stalls: matches!(loss, Some(Loss::Stall(_))),
+            kept: matches!(loss, Some(Loss::Unnoticed(_))).then(|| signal.clone()),
             lost: signal.clone(),
         });
         let stderr = child.stderr.take().unwrap();
+        let unaware = self.unaware.clone();
+        let mut outputs: [Box<dyn AsyncRead + Send + Unpin>; 2] =
+            [Box::new(stdout), Box::new(stderr)];
+        if matches!(loss, Some(Loss::Unnoticed(_))) {
+            outputs = outputs.map(|output| until_lost(output, signal.clone()));
+        }
+        let [stdout, stderr] = outputs;
         Process {
             stdin: stdin.map(|stdin| Box::new(stdin) as _),
-            stdout: Box::new(stdout),
-            stderr: Box::new(stderr),
+            stdout,
+            stderr,
             ended: Box::pin(async move {
                 // What was lost is lost, however soon the process has ended.
                 let waited = async {
@@ -189,6 +208,15 @@ impl Machine {
                     ended = waited => Some(ended),
                 };
                 let Some(ended) = ended else {
+                    if matches!(loss, Some(Loss::Unnoticed(_))) {
+                        unaware.fetch_add(1, Ordering::SeqCst);
+                        tokio::spawn(async move {
+                            let _ = child.wait().await;
+                            drop(signal);
+                            unaware.fetch_sub(1, Ordering::SeqCst);
+                        });
+                        return cut();
+                    }
                     // What it was sent has an end now, as it would in a pod; and nobody
                     // hears it any more.
                     let _ = child.wait().await;
@@ -270,11 +298,30 @@ fn failed(message: String) -> Process {
     }
 }
 
+/// What comes as long as there is a connection.
+fn until_lost(
+    mut output: Box<dyn AsyncRead + Send + Unpin>,
+    lost: Arc<Lost>,
+) -> Box<dyn AsyncRead + Send + Unpin> {
+    let (mut into, from) = tokio::io::duplex(1 << 10);
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = tokio::io::copy(&mut output, &mut into) => {}
+            () = lost.outputs.notified() => {}
+        }
+    });
+    Box::new(from)
+}
+
 #[derive(Default)]
 struct Lost {
     notify: Notify,
+    /// Ends outputs of a process that goes on.
+    outputs: Notify,
     /// All output was read, or is wanted no more.
     read: Notify,
+    /// The input of a process that does not learn that it is over.
+    input: Mutex<Option<tokio::process::ChildStdin>>,
 }
 
 struct Output {
@@ -318,6 +365,8 @@ struct Input {
     inner: Option<tokio::process::ChildStdin>,
     left: u64,
     stalls: bool,
+    /// Who keeps it when the connection is lost.
+    kept: Option<Arc<Lost>>,
     lost: Arc<Lost>,
 }
 
@@ -333,7 +382,11 @@ impl AsyncWrite for Input {
         if self.left == 0 {
             // First of all: the process ends when its input does.
             self.lost.notify.notify_one();
-            self.inner = None;
+            let inner = self.inner.take();
+            if let Some(kept) = &self.kept {
+                *kept.input.lock().unwrap() = inner;
+                kept.outputs.notify_waiters();
+            }
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         let length = usize::try_from(self.left).map_or(bytes.len(), |it| it.min(bytes.len()));
