@@ -84,6 +84,17 @@ impl Tmux {
 
 impl Drop for Tmux {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            let screen = std::process::Command::new("tmux")
+                .args(["-L", &self.socket, "capture-pane", "-p", "-J"])
+                .output();
+            let screen = screen.map(|it| String::from_utf8_lossy(&it.stdout).into_owned());
+            println!(
+                "--- the screen of {} ---\n{}",
+                self.socket,
+                screen.unwrap_or_default()
+            );
+        }
         let _ = std::process::Command::new("tmux")
             .args(["-L", &self.socket, "kill-server"])
             .output();

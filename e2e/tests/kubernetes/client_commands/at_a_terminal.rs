@@ -44,8 +44,10 @@ async fn by_way_of(version: &str, via: Via) {
     let new_size = r#"until [ "$(stty size)" = "30 100" ]; do sleep 0.1; done; echo re''sized"#;
     tmux.types(&format!("{new_size}\r")).await;
     tmux.shows("resized").await;
-    // ctrl-c ends what runs, and not the shell.
-    tmux.types("echo sle''eping; sleep 1000\r").await;
+    // ctrl-c ends what runs, and not the shell. Who says so has the terminal already: bash
+    // gives it away only after it has started a program, and would keep the signal until then.
+    tmux.types("sh -c 'echo sle\"\"eping; exec sleep 1000'\r")
+        .await;
     tmux.shows("sleeping").await;
     tmux.run(&["send-keys", "C-c"]).await;
     tmux.types("echo still $((1+1))\r").await;
