@@ -124,11 +124,12 @@ impl Between<'_> {
 
     /// Makes room for another try; says whether there needs to be one no more.
     async fn next(&self, all_passed: bool) -> Result<bool, Error> {
+        self.way.settle(self.target).await?;
         // Perhaps only the answer was lost.
         if all_passed && self.way.is_done(self.target).await? {
             return Ok(true);
         }
-        self.way.settle(self.target).await?;
+        self.way.has_ended();
         self.way.clean_up(self.target).await;
         Ok(false)
     }
@@ -190,6 +191,10 @@ impl Between<'_> {
         if !passed && self.options.stop.is_told() {
             return Err(Error::Stopped);
         }
+        let into_ended = Ended::of(&into_status, &into_said);
+        if !matches!(into_ended, Ended::Cut(_)) {
+            self.way.has_ended();
+        }
         let program = "tar";
         let badly = |how, stderr| Error::Remote {
             program,
@@ -199,10 +204,7 @@ impl Between<'_> {
         let not_run = |message| Error::NotRun { program, message };
         let skipped = passage.skipped;
         let cut = |cause, passed| Ok(Moved::Cut { cause, passed });
-        match (
-            Ended::of(&status, &said),
-            Ended::of(&into_status, &into_said),
-        ) {
+        match (Ended::of(&status, &said), into_ended) {
             (Ended::Well, Ended::Cut(cause)) if passed => cut(cause, Some(skipped)),
             (Ended::Cut(cause), _) | (_, Ended::Cut(cause)) => cut(cause, None),
             (Ended::Missing, _) => Err(no_tar(" that is copied from")),

@@ -65,7 +65,8 @@ macro_rules! born {
 const UNPACK: &str = concat!(
     born!(),
     "\
-echo \"$$ $(born $$)\"
+b=$(born $$)
+echo \"$$ $b $$ $b $(id -u 2>/dev/null)\"
 exec tar \"$@\""
 );
 
@@ -83,7 +84,7 @@ exec 3<&0
 tar -x -f - -C \"$d\" \"$@\" <&3 3<&- &
 p=$!
 exec 3<&-
-echo \"$p $(born \"$p\")\"
+echo \"$p $(born \"$p\") $$ $(born $$) $(id -u 2>/dev/null)\"
 wait \"$p\" || end
 [ -e \"$d/$s/whole\" ] || { echo 'the archive was cut off' >&2; false; } || end
 if [ -d \"$t\" ]; then echo \"$t is a directory now\" >&2; false; fi || end
@@ -92,18 +93,19 @@ if [ $k = keep ]; then : >\"$d/$s/done\"; else rm -rf \"$d/$s\"; fi
 exit 0"
 );
 
-/// Ends who extracts, and waits for that: it may be at work after its connection was lost,
-/// and would go on making what is looked at, made anew or removed.
+/// Ends the tar of a lost connection, and waits for that and for its shell: they may be at
+/// work still, and would go on making what is looked at, made anew or removed.
 const SETTLE: &str = concat!(
     born!(),
     "\
 n=0
-while [ $n -lt 50 ] && [ \"$(born \"$1\")\" = \"$2\" ]; do
-kill -9 \"$1\" 2>/dev/null
+while t=$(born \"$1\"); [ \"$t\" = \"$2\" ] || [ \"$(born \"$3\")\" = \"$4\" ]; do
+[ $n -lt 20 ] || exit 1
+[ \"$t\" != \"$2\" ] || kill -9 \"$1\" 2>/dev/null
 n=$((n + 1))
 sleep 0.1 2>/dev/null || sleep 1
 done
-[ -z \"$3\" ] || rm -rf \"$3\"
+[ -z \"$5\" ] || rm -rf \"$5\"
 exit 0"
 );
 
@@ -232,9 +234,9 @@ pub(super) fn sums(paths: &[String]) -> Vec<String> {
     of_files(paths, ["cksum"])
 }
 
-/// Their sizes, times, when anything of them last changed, permissions, owners and groups.
+/// Their sizes, times, permissions, owners and groups.
 pub(super) fn statuses(paths: &[String]) -> Vec<String> {
-    of_files(paths, ["stat", "-c", "%s %Y %Z %a %u %g %n"])
+    of_files(paths, ["stat", "-c", "%s %Y %a %u %g %n"])
 }
 
 /// Runs a program with all files of trees, but for what is mounted in them.
@@ -271,17 +273,17 @@ pub(super) fn dress(path: &str, owner: (u64, u64), mode: u32, time: i64) -> Vec<
     )
 }
 
-/// Lets a program write no more, though its connection was lost.
-pub(super) fn settle(worker: &Worker) -> Vec<String> {
-    script(SETTLE, [worker.number(), worker.born(), ""])
+/// Lets a tar write no more, though its connection was lost; and removes a stage that nobody
+/// needs any more, if there is one.
+pub(super) fn settle(worker: &Worker, stage: Option<&str>) -> Vec<String> {
+    let [tar, tar_born, shell, shell_born] = worker.words();
+    let stage = stage.unwrap_or_default();
+    script(SETTLE, [tar, tar_born, shell, shell_born, stage])
 }
 
-/// Removes a stage that nobody needs any more, when who may write to it is ended.
-pub(super) fn abandon(worker: Option<&Worker>, stage: &str) -> Vec<String> {
-    match worker {
-        Some(worker) => script(SETTLE, [worker.number(), worker.born(), stage]),
-        None => words(["rm", "-rf", stage]),
-    }
+/// The same where nobody can be at work there.
+pub(super) fn remove(stage: &str) -> Vec<String> {
+    words(["rm", "-rf", stage])
 }
 
 /// The checksum and size of a file, without a shell.

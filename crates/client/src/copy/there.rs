@@ -5,11 +5,10 @@
 //! was before it changed.
 //!
 //! The one that tar was at when it was ended may have all that, and not its owner and its
-//! permissions: GNU tar sets them last. It is one of those that changed last of all, so they
-//! count only if they have these, too. Others may have other ones for good: not everybody
-//! may give files away.
+//! permissions: GNU tar sets them last, if it is root. So these count as well, unless none of
+//! many files has them: some volumes keep none.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs::{File, Metadata};
 use std::hash::{BuildHasher as _, RandomState};
 use std::os::unix::fs::MetadataExt as _;
@@ -27,12 +26,15 @@ use super::tar::MAX_NAME;
 use super::way::{self, FILLED, Way};
 
 /// Of how many files it is known that they are there. A number of 64 bits is kept of each,
-/// whatever its name: about 40 MiB for two sets of so many, and as much if they all changed
-/// in the same second. Further ones are sent again.
+/// whatever its name: about 40 MiB for two sets of so many, and half of that more if none is
+/// dressed as here. Further ones are sent again.
 const MOST_FILES: usize = 1 << 20;
 
-/// A name, and two numbers before it.
-const LONGEST_LINE: usize = MAX_NAME + 64;
+/// A name, and up to five numbers before it.
+const LONGEST_LINE: usize = MAX_NAME + 128;
+
+/// As many files may be there of which tar was ended at each.
+const FEW: usize = 2;
 
 /// How many bytes of names a command is given: they are a part of its URL, for which some
 /// proxies have no more than 8 KiB.
@@ -51,7 +53,9 @@ pub(super) struct There {
     /// Names, sizes and checksums.
     certain: HashSet<u64>,
     with_times: bool,
-    last: LastChanged,
+    /// How many of those that are like those here are dressed like them, and which are not.
+    dressed: u64,
+    undressed: HashSet<u64>,
     /// Files that have just been proven to be there, as they were here then.
     proven: Vec<(Vec<u8>, Identity)>,
     count: u64,
@@ -111,10 +115,15 @@ impl There {
         for some in &places {
             let listed = each_line(container, commands::statuses(some), LONGEST_LINE, |line| {
                 if let Some((status, name)) = Status::read(line, prefix.as_bytes()) {
-                    there.note_status(name, &status);
+                    let path = way::local(from, way, name);
+                    let here = path.and_then(|path| path.symlink_metadata().ok());
+                    there.note_status(name, &status, here.as_ref());
                 }
             });
             still_there(listed.await?)?;
+        }
+        if way.dresses_late() {
+            there.leave_out_undressed();
         }
         Ok(there)
     }
@@ -135,15 +144,6 @@ impl There {
         if !self.likely.contains(&likely) {
             return false;
         }
-        let dress = self.keys.hash_one(Dress::of(status));
-        if self
-            .last
-            .dresses
-            .get(&likely)
-            .is_some_and(|it| *it != dress)
-        {
-            return false;
-        }
         match Sum::of(file, size) {
             Ok(Some(sum)) => {
                 let key = self.key(name, size, sum.finish().into());
@@ -162,20 +162,21 @@ impl There {
         }
     }
 
-    fn note_status(&mut self, name: &[u8], status: &Status) {
+    fn note_status(&mut self, name: &[u8], status: &Status, here: Option<&Metadata>) {
         let key = self.likely_key(name, status.size, status.time);
-        if !note(&mut self.likely, key) {
-            return;
+        note(&mut self.likely, key);
+        let alike = here.filter(|it| (it.size(), it.mtime()) == (status.size, status.time));
+        match alike {
+            Some(here) if status.dress == Dress::of(here) => self.dressed += 1,
+            Some(_) => note(&mut self.undressed, key),
+            None => {}
         }
-        if self.last.second.is_none_or(|it| it < status.changed) {
-            self.last = LastChanged {
-                second: Some(status.changed),
-                dresses: HashMap::new(),
-            };
-        }
-        if self.last.second == Some(status.changed) {
-            let dress = self.keys.hash_one(&status.dress);
-            self.last.dresses.insert(key, dress);
+    }
+
+    fn leave_out_undressed(&mut self) {
+        if self.dressed > 0 || self.undressed.len() <= FEW {
+            let undressed = std::mem::take(&mut self.undressed);
+            self.likely.retain(|key| !undressed.contains(key));
         }
     }
 
@@ -222,24 +223,14 @@ fn in_commands(places: impl Iterator<Item = String>) -> Vec<Vec<String>> {
     commands
 }
 
-/// Says whether it is noted.
-fn note(set: &mut HashSet<u64>, key: u64) -> bool {
+fn note(set: &mut HashSet<u64>, key: u64) {
     if set.len() < MOST_FILES {
         set.insert(key);
     }
-    set.contains(&key)
-}
-
-/// The files of which anything changed in the last second in which something did: their
-/// likely numbers, and those of how they are dressed.
-#[derive(Debug, Default)]
-struct LastChanged {
-    second: Option<i64>,
-    dresses: HashMap<u64, u64>,
 }
 
 /// What a file has beside its contents and its time.
-#[derive(Debug, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq)]
 struct Dress {
     mode: u32,
     owner: (u32, u32),
@@ -259,19 +250,17 @@ impl Dress {
 struct Status {
     size: u64,
     time: i64,
-    changed: i64,
     dress: Dress,
 }
 
 impl Status {
     /// Also its name, without what all names begin with.
     fn read<'a>(line: &'a [u8], prefix: &[u8]) -> Option<(Self, &'a [u8])> {
-        let mut fields = line.splitn(7, |&byte| byte == b' ');
+        let mut fields = line.splitn(6, |&byte| byte == b' ');
         let mut field = || str::from_utf8(fields.next()?).ok();
         let status = Self {
             size: field()?.parse().ok()?,
             time: field()?.parse().ok()?,
-            changed: field()?.parse().ok()?,
             dress: Dress {
                 mode: u32::from_str_radix(field()?, 8).ok()?,
                 owner: (field()?.parse().ok()?, field()?.parse().ok()?),
@@ -326,24 +315,20 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_six_numbers_and_a_name() {
+    fn lines_are_five_numbers_and_a_name() {
         let status = Status {
             size: 12,
             time: -5,
-            changed: 1_700_000_000,
             dress: Dress {
                 mode: 0o4755,
                 owner: (1000, 65_534),
             },
         };
         let rows = [
-            (
-                "12 -5 1700000000 4755 1000 65534 /tmp/a b",
-                Some((status, "a b")),
-            ),
-            ("12 -5 1700000000 4789 1000 65534 /tmp/a b", None),
-            ("12 -5 1700000000 755 1000 65534 /else", None),
-            ("12 -5 1700000000 755 1000 /tmp/a", None),
+            ("12 -5 4755 1000 65534 /tmp/a b", Some((status, "a b"))),
+            ("12 -5 4789 1000 65534 /tmp/a b", None),
+            ("12 -5 755 1000 65534 /else", None),
+            ("12 -5 755 1000 /tmp/a", None),
             ("stat: cannot stat '/tmp/a'", None),
         ];
         for (line, expected) in rows {
@@ -388,14 +373,13 @@ mod tests {
         assert_eq!(in_commands(long.into_iter()).len(), 2);
     }
 
-    /// As a file is here, but for its time, when it changed and its permissions.
-    fn there_as(status: &Metadata, time: i64, later: i64, other: u32) -> Status {
+    /// As a file is here, but for its time and its permissions.
+    fn there_as(status: &Metadata, time: i64, other: u32) -> Status {
         let mut dress = Dress::of(status);
         dress.mode ^= other;
         Status {
             size: status.len(),
             time,
-            changed: status.ctime() + later,
             dress,
         }
     }
@@ -423,29 +407,40 @@ mod tests {
             };
             there.note_sum(b"it/file", size, sum);
             if with_times {
-                there.note_status(b"it/file", &there_as(&status, time, 0, 0));
+                let there_now = there_as(&status, time, 0);
+                there.note_status(b"it/file", &there_now, Some(&status));
             }
             assert_eq!(there.has(b"it/file", &file, &status), expected);
             assert!(!there.has(b"it/other", &file, &status));
         }
-        // How many seconds another one changed later, what else its permissions are, and
-        // whether it is there.
-        for (later, other, expected) in [
-            (0, 0, true),
-            (0, 0o44, false),
-            (1, 0o44, true),
-            (-1, 0o44, false),
-        ] {
+        // How many others are dressed as here, and are not; whether it is, and is there.
+        let rows = [
+            (0, 0, true, true),
+            (0, 0, false, false),
+            (0, 1, false, false),
+            (0, 2, false, true),
+            (1, 2, false, false),
+            (1, 2, true, true),
+            (1000, 1000, false, false),
+        ];
+        for (dressed, undressed, is_dressed, expected) in rows {
             let mut there = There {
                 with_times: true,
                 ..There::default()
             };
             there.note_sum(b"it/file", size, sum);
-            there.note_status(b"it/first", &there_as(&status, time, later, 0));
-            there.note_status(b"it/file", &there_as(&status, time, 0, other));
-            there.note_status(b"it/last", &there_as(&status, time, later, 0));
+            let all = (0..dressed).map(|_| 0).chain((0..undressed).map(|_| 0o44));
+            for (number, other) in all.enumerate() {
+                let name = format!("it/{number}");
+                let status_there = there_as(&status, time, other);
+                there.note_status(name.as_bytes(), &status_there, Some(&status));
+            }
+            let status_there = there_as(&status, time, if is_dressed { 0 } else { 0o44 });
+            there.note_status(b"it/file", &status_there, Some(&status));
+            there.leave_out_undressed();
             let has = there.has(b"it/file", &file, &status);
-            assert_eq!(has, expected, "{later} {other:o}");
+            let row = (dressed, undressed, is_dressed);
+            assert_eq!(has, expected, "{row:?}");
         }
         assert!(!There::default().has(b"it/file", &file, &status));
         // What was proven is there as long as it is not touched here.

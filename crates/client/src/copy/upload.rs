@@ -132,10 +132,10 @@ impl Upload<'_> {
 
     /// Asks the container how far it has come.
     async fn next(&self, all_sent: bool) -> Result<Next, Error> {
+        self.way.settle(self.container).await?;
         if all_sent && self.way.is_done(self.container).await? {
             return Ok(Next::Done);
         }
-        self.way.settle(self.container).await?;
         let asking = There::ask(
             self.container,
             self.from,
@@ -214,7 +214,11 @@ impl Upload<'_> {
         if fed.is_none() && self.options.stop.is_told() {
             return Err(Error::Stopped);
         }
-        match (Ended::of(&status, &stderr), fed) {
+        let ended = Ended::of(&status, &stderr);
+        if !matches!(ended, Ended::Cut(_)) {
+            self.way.has_ended();
+        }
+        match (ended, fed) {
             (Ended::Well, Some(skipped)) => Ok(Verdict::Whole { skipped }),
             (Ended::Well, None) => Err(Error::Remote {
                 program: "tar",

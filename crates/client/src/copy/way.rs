@@ -224,23 +224,47 @@ impl Way {
         }
     }
 
-    /// What is not whole, or was, is of no use. Best effort: the connection may be gone.
+    /// What is not whole, or was, is of no use, and nobody is to go on with it. Best effort:
+    /// the connection may be gone.
     pub(super) async fn clean_up(&self, container: &dyn Container) {
-        if let Some(stage) = &self.stage {
-            let command = commands::abandon(self.worker.get().as_ref(), &self.place(stage));
-            let _ = ask(container, command, WORDS).await;
-        }
+        let stage = self.stage.as_ref().map(|stage| self.place(stage));
+        let command = match (self.worker.get(), stage) {
+            (Some(worker), stage) => commands::settle(&worker, stage.as_deref()),
+            (None, Some(stage)) => commands::remove(&stage),
+            (None, None) => return,
+        };
+        let _ = ask(container, command, WORDS).await;
     }
 
     /// Before somebody looks at what is there, or writes to it.
     pub(super) async fn settle(&self, container: &dyn Container) -> Result<(), Error> {
-        if let Some(worker) = self.worker.get() {
-            let settling = ask(container, commands::settle(&worker), WORDS);
-            if let Ended::Cut(cause) = settling.await?.ended {
-                return Err(cut(cause));
-            }
+        let Some(worker) = self.worker.get() else {
+            return Ok(());
+        };
+        let settled = ask(container, commands::settle(&worker, None), WORDS).await?;
+        match settled.ended {
+            Ended::Cut(cause) => Err(cut(cause)),
+            Ended::Badly(_) => Err(Error::Remote {
+                program: "tar",
+                how: format!(
+                    "of the lost connection, process {}, cannot be ended",
+                    worker.words()[0]
+                ),
+                stderr: settled.stderr,
+            }),
+            // If nothing can be run there, whoever looks will say so.
+            Ended::Well | Ended::Missing | Ended::NotRun(_) => Ok(()),
         }
-        Ok(())
+    }
+
+    /// It has ended, by its own word.
+    pub(super) fn has_ended(&self) {
+        self.worker.forget();
+    }
+
+    /// Whether a file is given its owner and permissions after its contents and its time.
+    pub(super) fn dresses_late(&self) -> bool {
+        self.worker.get().is_none_or(|worker| worker.is_root())
     }
 }
 

@@ -78,39 +78,160 @@ async fn what_is_there_with_its_contents_is_not_sent_again() {
     );
 }
 
+/// A container whose user has this number, and whose tar leaves `b` as GNU tar leaves what it
+/// was at when it was killed: with its contents and its time. It does so once.
+fn undressing(user: u32, place: &str) -> Machine {
+    let machine = Machine::new();
+    let (tar, root) = (machine.tar(), machine.root());
+    let (tar, once) = (tar.display(), root.join("../once"));
+    let once = once.display();
+    let undress = format!("chmod 700 {place}/b; rm -f {place}/c; : >{once}");
+    machine.pretend(
+        "tar",
+        &format!("{tar} \"$@\" && exit\n[ -e {once} ] || {{ {undress}; }}\nexit 2"),
+    );
+    machine.pretend("id", &format!("echo {user}"));
+    machine
+}
+
+fn plant_dressed(from: &Path) {
+    std::fs::create_dir(from).unwrap();
+    for name in ["a", "b", "c"] {
+        let path = from.join(name);
+        std::fs::write(&path, noise(100_000)).unwrap();
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o754)).unwrap();
+    }
+}
+
 #[tokio::test]
 async fn what_has_not_got_its_permissions_yet_is_sent_again() {
     // Whether it is staged, or goes into a directory that is there.
-    for (to, place) in [("new", ".skewbridge-*/it"), ("there", "there/./from")] {
+    for (to, place, whole) in [
+        ("new", ".skewbridge-*/it", "new"),
+        ("there", "there/./from", "there/from"),
+    ] {
+        let (machine, scratch) = (undressing(0, place), ScratchDir::new());
+        let from = scratch.path().join("from");
+        plant_dressed(&from);
+        std::fs::create_dir_all(machine.root().join("there/from")).unwrap();
+        machine.lose(&[None, Some(Loss::Input(250_000))]);
+        upload(&machine, &from, to, 1).await.unwrap();
+        assert_eq!(listing(&machine.root().join(whole)), listing(&from));
+    }
+}
+
+#[tokio::test]
+async fn nothing_that_changes_later_hides_what_has_no_permissions() {
+    if is_busybox() {
+        return;
+    }
+    // A log grows here, and is gone on with there.
+    let (machine, scratch) = (undressing(0, ".skewbridge-*/it"), ScratchDir::new());
+    let from = scratch.path().join("from");
+    plant_dressed(&from);
+    let log = scratch.write("from/a.log", noise(5 << 20));
+    machine.lose(&[None, Some(Loss::Input((5 << 20) + 250_000))]);
+    let (mut options, _) = options(1);
+    let grows = log.clone();
+    options.notices = Some(Arc::new(move |_| {
+        std::fs::write(&grows, noise((5 << 20) + 10)).unwrap();
+    }));
+    copy_to(&machine, &from, "new", &options, &tally())
+        .await
+        .unwrap();
+    assert_eq!(listing(&machine.root().join("new")), listing(&from));
+
+    // A file changes here, and the next try is cut when it comes to it.
+    let (machine, scratch) = (undressing(0, ".skewbridge-*/it"), ScratchDir::new());
+    let from = scratch.path().join("from");
+    plant_dressed(&from);
+    let tries = Some(Loss::Input(60_000));
+    machine.lose(&[None, Some(Loss::Input(250_000)), None, None, None, tries]);
+    let (mut options, notices) = crate::options(2);
+    let (changes, kept) = (from.join("a"), notices.clone());
+    options.notices = Some(Arc::new(move |notice| {
+        std::fs::write(&changes, noise(100_001)).unwrap();
+        kept.lock().unwrap().push(notice);
+    }));
+    copy_to(&machine, &from, "new", &options, &tally())
+        .await
+        .unwrap();
+    assert_eq!(restarts(&notices.lock().unwrap()).len(), 2);
+    let listed = listing(&machine.root().join("new"));
+    assert_eq!(listed[1..], listing(&from)[1..]);
+}
+
+/// Files that were there have the permissions of those here, however often it is cut.
+#[tokio::test]
+async fn what_was_there_with_other_permissions_does_not_keep_them() {
+    for losses in [&[][..], &[None, Some(Loss::Input(60_000))]] {
+        let (machine, scratch) = (Machine::new(), ScratchDir::new());
+        machine.pretend("id", "echo 0");
+        let from = scratch.path().join("from");
+        let there = machine.root().join("there");
+        for (root, mode) in [(&from, 0o755), (&there, 0o600)] {
+            std::fs::create_dir(root).unwrap();
+            std::fs::write(root.join("z"), "same").unwrap();
+            set_time(&root.join("z"), 1_234_567_890);
+            std::fs::set_permissions(root.join("z"), PermissionsExt::from_mode(mode)).unwrap();
+        }
+        std::fs::write(from.join("a"), noise(200_000)).unwrap();
+        machine.lose(losses);
+        upload(&machine, &from.join("."), "there", 1).await.unwrap();
+        assert_eq!(listing(&there), listing(&from), "{losses:?}");
+    }
+}
+
+#[tokio::test]
+async fn permissions_that_nobody_keeps_hold_up_nothing() {
+    if is_busybox() {
+        return;
+    }
+    // Who is not root, and a volume that has one owner and one mode for all.
+    for user in [1000, 0] {
         let (machine, scratch) = (Machine::new(), ScratchDir::new());
         let from = scratch.path().join("from");
         std::fs::create_dir(&from).unwrap();
-        std::fs::create_dir_all(machine.root().join("there/from")).unwrap();
-        for name in ["a", "b", "c"] {
-            let path = from.join(name);
+        for name in 0..20 {
+            let path = from.join(format!("{name:02}"));
             std::fs::write(&path, noise(100_000)).unwrap();
-            let mode = PermissionsExt::from_mode(0o754);
-            std::fs::set_permissions(path, mode).unwrap();
+            std::fs::set_permissions(path, PermissionsExt::from_mode(0o754)).unwrap();
         }
-        // As GNU tar leaves what it was at when it was killed: with its contents and its time.
         let tar = machine.tar();
         let tar = tar.display();
-        machine.pretend(
-            "tar",
-            &format!("{tar} \"$@\" && exit\nchmod 700 {place}/b\nexit 2"),
-        );
-        machine.lose(&[None, Some(Loss::Input(250_000))]);
-        upload(&machine, &from, to, 1).await.unwrap();
-        let whole = match to {
-            "there" => machine.root().join("there/from"),
-            to => machine.root().join(to),
-        };
-        assert_eq!(listing(&whole), listing(&from));
-        for name in ["a", "b", "c"] {
-            let mode = whole.join(name).metadata().unwrap().permissions().mode();
-            assert_eq!(mode & 0o7777, 0o754, "{name} in {to}");
+        let other = "find .skewbridge-* -type f -exec chmod 600 {} +";
+        machine.pretend("tar", &format!("{tar} \"$@\"; c=$?; {other}; exit $c"));
+        machine.pretend("id", &format!("echo {user}"));
+        let (options, notices) = options(6);
+        let mut losses = vec![None];
+        for _ in 0..3 {
+            losses.extend([Some(Loss::Input(510_000)), None, None, None]);
         }
+        machine.lose(&losses);
+        copy_to(&machine, &from, "new", &options, &tally())
+            .await
+            .unwrap();
+        // Of each the last one is there in part.
+        let further = restarts(&notices.lock().unwrap());
+        let expected = [6, 11, 16].map(Again::Without);
+        assert_eq!(further, expected, "{user}");
     }
+}
+
+#[tokio::test]
+async fn what_becomes_whole_while_it_is_asked_for_is_not_sent_again() {
+    let (machine, scratch) = (Machine::new(), ScratchDir::new());
+    let from = scratch.path().join("from");
+    plant(&from, Shape::Small);
+    let (tar, test) = (machine.tar(), "/usr/bin/test");
+    let tar = tar.display();
+    machine.pretend("tar", &format!("{tar} \"$@\"; c=$?; sleep 0.3; exit $c"));
+    // The answer takes its time.
+    machine.pretend("test", &format!("{test} \"$@\"; c=$?; sleep 0.6; exit $c"));
+    machine.lose(&[None, Some(Loss::Sent)]);
+    upload(&machine, &from, "new", 2).await.unwrap();
+    assert_eq!(listing(&machine.root().join("new")), listing(&from));
+    no_leftovers(&machine);
 }
 
 #[tokio::test]

@@ -36,6 +36,8 @@ pub(crate) enum Loss {
     Input(u64),
     /// And the process there does not learn of it.
     Unnoticed(u64),
+    /// All was sent, and the process goes on.
+    Sent,
     /// No more than this is taken, for ever.
     Stall(u64),
     /// Whatever is sent is on its way for ever: nothing has begun there.
@@ -57,8 +59,8 @@ impl Machine {
     /// With all the programs that copies know of.
     pub(crate) fn new() -> Self {
         Self::with(&[
-            "cat", "chmod", "chown", "cksum", "dd", "find", "mv", "rm", "sh", "sleep", "stat",
-            "tail", "tar", "test", "touch", "wc",
+            "cat", "chmod", "chown", "cksum", "dd", "find", "id", "mv", "rm", "sh", "sleep",
+            "stat", "tail", "tar", "test", "touch", "wc",
         ])
     }
 
@@ -175,18 +177,20 @@ impl Machine {
             Loss::Input(bytes) | Loss::Unnoticed(bytes) | Loss::Stall(bytes) => Some(bytes),
             _ => None,
         });
+        let goes_on = matches!(loss, Some(Loss::Unnoticed(_) | Loss::Sent));
         let stdin = child.stdin.take().map(|inner| Input {
             inner: Some(inner),
             left,
             stalls: matches!(loss, Some(Loss::Stall(_))),
-            kept: matches!(loss, Some(Loss::Unnoticed(_))).then(|| signal.clone()),
+            sent: matches!(loss, Some(Loss::Sent)),
+            kept: goes_on.then(|| signal.clone()),
             lost: signal.clone(),
         });
         let stderr = child.stderr.take().unwrap();
         let unaware = self.unaware.clone();
         let mut outputs: [Box<dyn AsyncRead + Send + Unpin>; 2] =
             [Box::new(stdout), Box::new(stderr)];
-        if matches!(loss, Some(Loss::Unnoticed(_))) {
+        if goes_on {
             outputs = outputs.map(|output| until_lost(output, signal.clone()));
         }
         let [stdout, stderr] = outputs;
@@ -208,7 +212,7 @@ impl Machine {
                     ended = waited => Some(ended),
                 };
                 let Some(ended) = ended else {
-                    if matches!(loss, Some(Loss::Unnoticed(_))) {
+                    if goes_on {
                         unaware.fetch_add(1, Ordering::SeqCst);
                         tokio::spawn(async move {
                             let _ = child.wait().await;
@@ -365,6 +369,8 @@ struct Input {
     inner: Option<tokio::process::ChildStdin>,
     left: u64,
     stalls: bool,
+    /// It is lost at its end.
+    sent: bool,
     /// Who keeps it when the connection is lost.
     kept: Option<Arc<Lost>>,
     lost: Arc<Lost>,
@@ -404,6 +410,10 @@ impl AsyncWrite for Input {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.inner = None;
+        if self.sent {
+            self.lost.notify.notify_one();
+            self.lost.outputs.notify_waiters();
+        }
         Poll::Ready(Ok(()))
     }
 }
