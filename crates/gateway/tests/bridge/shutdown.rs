@@ -95,6 +95,8 @@ async fn refuses_connections(address: SocketAddr) {
         PATIENCE,
         async || match TcpStream::connect(address).await {
             Ok(_) => false,
+            // It was in the kernel's queue when the port was closed.
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => false,
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
                 true
