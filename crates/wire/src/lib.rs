@@ -28,6 +28,7 @@
 //! # }
 //! ```
 
+mod asked;
 mod buffered;
 mod command_streams;
 mod gulp;
@@ -44,6 +45,7 @@ mod tapped;
 mod traffic;
 mod tunnel;
 
+pub use asked::Asked;
 pub use buffered::Buffered;
 pub use command_streams::CommandStreams;
 pub use gulp::Gulp;

@@ -13,6 +13,7 @@ use skewbridge_spdy::frame::ResetStatus;
 use skewbridge_spdy::{Config, Headers, OpenError, Role, StreamError};
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::asked::Asked;
 use crate::pings::Pings;
 use crate::prefixed::Prefixed;
 use crate::tapped::Tapped;
@@ -80,7 +81,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Node<T> {
         pace: Pace,
     ) -> Result<Self, OpenError> {
         let io = Prefixed { prefix: input, io };
-        let io = Tapped::new(io, Role::Client, pace);
+        let io = Tapped::new(io, Role::Client, pace, Asked::Gently);
         let tap = io.tap();
         let (handle, incoming, driver) = connection::client(io, Config::default());
         // Nodes open none.

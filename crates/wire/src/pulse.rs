@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::asked::Asked;
+
 /// One end of a stream, as it is heard.
 ///
 /// Silence is only then taken for death when the other end cannot be busy with
@@ -18,6 +20,7 @@ pub struct Pulse {
     /// How long it may take to answer.
     patience: Duration,
     heard: Instant,
+    excused: Instant,
     said: Instant,
     asked: Instant,
     /// The first time that it was asked since it was heard.
@@ -26,8 +29,9 @@ pub struct Pulse {
     sent: u64,
     /// How much of that it is known to have taken.
     taken: u64,
-    /// It was sent something since it was last asked.
-    unasked: bool,
+    /// Since when it was sent something for which it was not asked.
+    unasked: Option<Instant>,
+    tact: Asked,
 }
 
 /// What is read though it waits for somebody: half of what a terminal's own buffer holds,
@@ -41,6 +45,9 @@ const PIECE: u64 = 64;
 /// What part of the interval passes between two pings that are asked for by what was sent: a
 /// second, as a rule, in which nobody types as much as [`SLACK`] is.
 const SOON: u32 = 10;
+
+/// And what part, at the latest, where it is asked gently and heard all the time.
+const LATE: u32 = 2;
 
 /// What to do now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,13 +71,21 @@ impl Pulse {
             interval,
             patience,
             heard: now,
+            excused: now,
             said: now,
             asked: now,
             waiting: None,
             sent: 0,
             taken: 0,
-            unasked: false,
+            unasked: None,
+            tact: Asked::Plainly,
         }
+    }
+
+    /// The same, which is asked so.
+    #[must_use]
+    pub fn asked(self, tact: Asked) -> Self {
+        Self { tact, ..self }
     }
 
     /// Something came from it.
@@ -80,14 +95,15 @@ impl Pulse {
     }
 
     /// Nobody here listens to it just now: its silence is ours.
-    pub fn excuse(&mut self) {
+    pub fn excuse(&mut self, now: Instant) {
         self.waiting = None;
+        self.excused = now;
     }
 
     /// It was sent something that it may be slow to take.
     pub fn sent(&mut self, now: Instant, bytes: usize) {
         self.said = now;
-        self.unasked = true;
+        self.unasked.get_or_insert(now);
         self.sent += (bytes as u64).max(PIECE);
     }
 
@@ -119,14 +135,32 @@ impl Pulse {
     /// A connection that carries nothing in either direction for a while is cut by
     /// what stands between: some count what comes, some what goes.
     fn due(&self) -> Instant {
-        let quiet = self.heard.min(self.said) + self.interval;
-        let due = quiet.max(self.asked + self.interval);
-        if self.unasked && self.sent - self.taken > SLACK / 2 {
-            // Before it is so much that silence would mean nothing: who types is answered all
-            // the time, and would not be asked while it counts.
-            return due.min(self.asked + self.interval / SOON);
+        match self.tact {
+            Asked::Plainly => {
+                let quiet = self.heard.min(self.said).max(self.asked) + self.interval;
+                let urgent = self.urgent_since().map(|_| self.interval / SOON);
+                urgent.map_or(quiet, |soon| quiet.min(self.asked + soon))
+            }
+            Asked::Gently => {
+                // Who is heard lives, and what stands between has seen it too.
+                let heard = self.heard.max(self.excused);
+                let quiet = heard.max(self.asked) + self.interval;
+                let Some(since) = self.urgent_since() else {
+                    return quiet;
+                };
+                let settled = self.said.max(heard) + self.interval / SOON;
+                // Or its silence would not mean anything.
+                let late = since.max(self.excused) + self.interval / LATE;
+                quiet.min(settled).min(late)
+            }
         }
-        due
+    }
+
+    /// Since when it is to be asked before it is so much that silence would mean nothing: who
+    /// types is answered all the time, and would not be asked while it counts.
+    fn urgent_since(&self) -> Option<Instant> {
+        let is_much = self.sent - self.taken > SLACK / 2;
+        self.unasked.filter(|_| is_much)
     }
 
     /// What to do now.
@@ -137,7 +171,19 @@ impl Pulse {
         if now < self.due() {
             return Beat::Rest;
         }
-        self.unasked = false;
+        self.ask(now)
+    }
+
+    /// The same right before something is sent.
+    pub fn look_ahead(&mut self, now: Instant) -> Beat {
+        match self.urgent_since() {
+            Some(since) if now >= since + self.interval / SOON => self.ask(now),
+            _ => Beat::Rest,
+        }
+    }
+
+    fn ask(&mut self, now: Instant) -> Beat {
+        self.unasked = None;
         self.asked = now;
         self.waiting.get_or_insert(now);
         Beat::Ping(Mark(self.sent))
@@ -234,30 +280,35 @@ mod tests {
 
     #[test]
     fn who_is_lost_while_somebody_types_is_noticed_as_soon_as_in_silence() {
-        let start = Instant::now();
-        let mut pulse = Pulse::new(start, INTERVAL, PATIENCE);
-        let mut now = start;
-        let mut pings = 0;
-        // Ten keys a second, each with its echo.
-        for _ in 0..600 {
-            now += Duration::from_millis(100);
-            pulse.sent(now, 1);
-            pulse.heard(now);
-            if let Beat::Ping(mark) = pulse.look(now) {
-                pulse.answered(mark);
-                pings += 1;
+        for tact in [Asked::Plainly, Asked::Gently] {
+            let start = Instant::now();
+            let mut pulse = Pulse::new(start, INTERVAL, PATIENCE).asked(tact);
+            let mut now = start;
+            let mut pings = 0;
+            // Ten keys a second, each with its echo.
+            for _ in 0..600 {
+                now += Duration::from_millis(100);
+                let ahead = pulse.look_ahead(now);
+                pulse.sent(now, 1);
+                pulse.heard(now);
+                for beat in [ahead, pulse.look(now)] {
+                    if let Beat::Ping(mark) = beat {
+                        pulse.answered(mark);
+                        pings += 1;
+                    }
+                }
             }
+            assert!((30..=60).contains(&pings), "{pings}");
+            let lost = now;
+            let dead = loop {
+                now = now.max(pulse.next());
+                if pulse.look(now) == Beat::Dead {
+                    break now;
+                }
+                assert!(now < lost + 10 * INTERVAL, "nobody notices");
+            };
+            assert!(dead <= lost + INTERVAL + PATIENCE, "{:?}", dead - lost);
         }
-        assert!(pings <= 60, "{pings}");
-        let lost = now;
-        let dead = loop {
-            now = now.max(pulse.next());
-            if pulse.look(now) == Beat::Dead {
-                break now;
-            }
-            assert!(now < lost + 10 * INTERVAL, "nobody notices");
-        };
-        assert!(dead <= lost + INTERVAL + PATIENCE, "{:?}", dead - lost);
     }
 
     #[test]
@@ -277,9 +328,49 @@ mod tests {
         let (mut pulse, at) = pulse();
         for turn in 1..10 {
             assert_eq!(pulse.look(at(10 * turn)), ping(0));
-            pulse.excuse();
+            pulse.excuse(at(10 * turn + 1));
             assert_eq!(pulse.look(at(10 * turn + 9)), Beat::Rest);
         }
+    }
+
+    #[test]
+    fn who_may_have_ended_is_asked_when_nothing_is_said_or_before_it_is() {
+        let (gentle, at) = pulse();
+        let mut pulse = gentle.asked(Asked::Gently);
+        // Its last words may be on their way, or not be read.
+        for second in 1..100 {
+            pulse.heard(at(second));
+            assert_eq!(pulse.look(at(second + 9)), Beat::Rest);
+        }
+        for second in 100..200 {
+            pulse.excuse(at(second));
+            assert_eq!(pulse.look(at(second + 9)), Beat::Rest);
+        }
+        // It may end by what it was sent, or by its end.
+        pulse.heard(at(300));
+        pulse.sent(at(300), 1500);
+        assert_eq!(pulse.next(), at(301));
+        pulse.heard(at(301));
+        assert_eq!(pulse.look(at(301)), Beat::Rest);
+        assert_eq!(pulse.look(at(302)), ping(1500));
+        pulse.heard(at(302));
+        pulse.answered(Mark(1500));
+        // While it is heard all the time, once in a while all the same.
+        pulse.heard(at(400));
+        pulse.sent(at(400), 1500);
+        let asked = (401..500).find(|second| {
+            pulse.heard(at(*second));
+            pulse.look(at(*second)) != Beat::Rest
+        });
+        assert_eq!(asked, Some(405));
+        pulse.answered(Mark(3000));
+        // And before more is sent, at any time.
+        pulse.heard(at(500));
+        pulse.sent(at(500), 1500);
+        pulse.heard(at(501));
+        assert_eq!(pulse.look(at(501)), Beat::Rest);
+        assert_eq!(pulse.look_ahead(at(501)), ping(4500));
+        assert_eq!(pulse.look_ahead(at(502)), Beat::Rest);
     }
 
     #[test]

@@ -107,16 +107,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
     /// Writes a message by what encodes it: that gives back what is to follow as it
     /// is.
     pub fn write(&mut self, encode: impl FnOnce(&mut BytesMut) -> Option<Bytes>) {
+        let now = self.about_to_send();
         let before = self.wire.unsent();
         if let Some(data) = encode(&mut self.wire.output) {
             self.wire.push_data(data);
         }
         let bytes = self.wire.unsent() - before;
-        self.pulse.sent(Instant::now(), bytes);
+        self.pulse.sent(now, bytes);
     }
 
     /// Writes a binary message.
     pub fn binary(&mut self, data: Bytes) {
+        let now = self.about_to_send();
         let bytes = data.len();
         let (frame, output) = (Frame::Whole(Kind::Binary), &mut self.wire.output);
         match self.role {
@@ -127,15 +129,38 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
                 self.wire.push_data(data);
             }
         }
-        self.pulse.sent(Instant::now(), bytes);
+        self.pulse.sent(now, bytes);
     }
 
     /// Writes a binary message from these parts, by copying them.
     pub fn binary_from(&mut self, parts: &[&[u8]]) {
+        let now = self.about_to_send();
         let frame = Frame::Whole(Kind::Binary);
         self.encoder.write(frame, parts, &mut self.wire.output);
         let bytes = parts.iter().map(|part| part.len()).sum();
-        self.pulse.sent(Instant::now(), bytes);
+        self.pulse.sent(now, bytes);
+    }
+
+    /// Asks before, if that is a good time.
+    fn about_to_send(&mut self) -> Instant {
+        let now = Instant::now();
+        let beat = self.pulse.look_ahead(now);
+        self.ping(beat);
+        now
+    }
+
+    /// Says whether it was sent: who has enough to take is not asked.
+    fn ping(&mut self, beat: Beat) -> bool {
+        let Beat::Ping(mark) = beat else {
+            return false;
+        };
+        let mark = Bytes::copy_from_slice(&mark.0.to_be_bytes());
+        let payload = ControlPayload::new(mark).filter(|_| self.wire.has_room());
+        if let Some(payload) = payload.clone() {
+            let ping = Control::Ping(payload);
+            self.encoder.control(&ping, &mut self.wire.output);
+        }
+        payload.is_some()
     }
 
     /// Sends what has been written. Only the last of several pings is answered (RFC
@@ -160,22 +185,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
     /// that were not asked for).
     pub fn look(&mut self, now: Instant, heeded: bool) -> bool {
         if !heeded {
-            self.pulse.excuse();
+            self.pulse.excuse(now);
         }
-        match self.pulse.look(now) {
-            Beat::Dead => return false,
-            Beat::Ping(mark) if self.wire.has_room() => {
-                let mark = Bytes::copy_from_slice(&mark.0.to_be_bytes());
-                if let Some(payload) = ControlPayload::new(mark) {
-                    let ping = Control::Ping(payload);
-                    self.encoder.control(&ping, &mut self.wire.output);
-                }
-                self.owes_pong |= !heeded;
-            }
-            // Not now; or it has enough to take.
-            Beat::Rest | Beat::Ping(..) => {}
+        let beat = self.pulse.look(now);
+        if self.ping(beat) {
+            self.owes_pong |= !heeded;
         }
-        true
+        beat != Beat::Dead
     }
 
     /// Says the last word.

@@ -10,6 +10,7 @@ use skewbridge_spdy::Role;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
+use crate::asked::Asked;
 use crate::passing::{Frame, Passing};
 use crate::traffic::{Pace, Traffic};
 
@@ -36,9 +37,10 @@ impl Tap {
 }
 
 impl<T> Tapped<T> {
-    /// Sees all from here on, where nothing has been sent yet: of whom this is.
-    pub fn new(io: T, role: Role, pace: Pace) -> Self {
-        let traffic = Traffic::new(pace, Instant::now());
+    /// Sees all from here on, where nothing has been sent yet: of whom this is, and how the
+    /// other end is asked.
+    pub fn new(io: T, role: Role, pace: Pace, tact: Asked) -> Self {
+        let traffic = Traffic::new(pace, tact, Instant::now());
         Self {
             io,
             role,
@@ -152,7 +154,7 @@ mod tests {
             patience: Duration::from_secs(5),
         };
         let (here, there) = tokio::io::duplex(100);
-        let here = Tapped::new(here, Role::Client, pace);
+        let here = Tapped::new(here, Role::Client, pace, Asked::Gently);
         let tap = here.tap();
         let (handle, _none, driver) = connection::client(here, Config::default());
         let (_there, mut incoming, pod) = connection::server(there, Config::default());

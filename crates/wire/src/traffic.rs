@@ -7,11 +7,6 @@
 //! one has 50 frames, nothing is read any more, for none of the streams. Who sees all that it
 //! is sent knows where each ping will stand and what is before it: silence means something
 //! only in a lane that has taken everything, and no lane is to be filled by pings.
-//!
-//! And no ping is to meet the end of a command. What a node has not read when it closes, or
-//! comes later, it answers with a reset of TCP, and kube-apiserver throws away what it had
-//! still to pass on: the end of the output. So pings go before what is sent anyway, or when
-//! nothing was sent or heard for a while.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -19,6 +14,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::asked::Asked;
 use crate::passing::Frame;
 
 /// In so many lanes moby/spdystream handles what it reads.
@@ -42,12 +38,16 @@ const MUCH: u64 = 64 * 1024;
 const MOST: usize = 200;
 
 /// What part of the interval passes before what was sent is asked for: a second, as a rule,
-/// and where it is a lot, a tenth of that.
+/// and where it is a lot, a tenth of that (gently, only before more is sent).
 const SOON: u32 = 10;
 const AT_ONCE: u32 = 100;
 
 /// With so many frames, or bytes, that are not known to be taken it is a lot.
 const A_LOT: (u64, u64) = (FULL / 3, MUCH / 3);
+
+/// What part of it passes at the latest before that is asked for gently from who is heard all
+/// the time, where its silence would not mean anything.
+const LATE: u32 = 2;
 
 /// How many intervals pass between two pings to a lane that is crowded.
 const SELDOM: u32 = 30;
@@ -74,7 +74,10 @@ pub struct Pace {
 #[derive(Debug)]
 pub struct Traffic {
     pace: Pace,
+    tact: Asked,
     heard: Instant,
+    /// When it was last not listened to.
+    excused: Instant,
     /// When it was last sent anything.
     said: Instant,
     asked: Instant,
@@ -163,10 +166,12 @@ impl Traffic {
     pub const ROUND: usize = LANES;
 
     /// Of a connection that begins now.
-    pub fn new(pace: Pace, now: Instant) -> Self {
+    pub fn new(pace: Pace, tact: Asked, now: Instant) -> Self {
         Self {
             pace,
+            tact,
             heard: now,
+            excused: now,
             said: now,
             asked: now,
             pushed: now,
@@ -187,11 +192,10 @@ impl Traffic {
         self.silent_since = None;
     }
 
-    /// Nobody here listens to it just now: its silence is ours. It may have ended meanwhile,
-    /// and all it has said is to be heard first.
+    /// Nobody here listens to it just now: its silence is ours.
     pub fn excuse(&mut self, now: Instant) {
         self.heard(now);
-        self.unasked = self.unasked.map(|_| now);
+        self.excused = now;
     }
 
     /// It was sent a frame, of so many bytes.
@@ -250,39 +254,64 @@ impl Traffic {
         Some(self.death().map_or(due, |death| death.min(due)))
     }
 
-    /// When to ask without anything that is sent anyway. Who is heard lives, and what stands
-    /// between has seen it too.
+    /// A connection that carries nothing in either direction for a while is cut by what
+    /// stands between: some count what comes, some what goes.
     fn due(&self) -> Instant {
         let Pace { interval, .. } = self.pace;
-        match self.unasked {
-            None => self.heard.max(self.asked) + interval,
-            // One lane stands still, and each ping takes room there.
-            Some(since) if self.stands_still() => since + interval,
-            Some(since) => {
-                let quiet = self.said.max(self.heard) + interval / SOON;
-                // While it is heard all the time, too: or its silence would not mean anything.
-                quiet.min(since + interval)
+        match (self.tact, self.unasked) {
+            (Asked::Plainly, None) => self.heard.min(self.said).max(self.asked) + interval,
+            // While it is heard all the time, too: or its silence would not mean anything.
+            (Asked::Plainly, Some(_)) => self.asked + interval / self.urgency(),
+            // Who is heard lives, and what stands between has seen it too.
+            (Asked::Gently, None) => self.heard.max(self.asked) + interval,
+            (Asked::Gently, Some(since)) => {
+                let settled = self.said.max(self.heard) + interval / self.urgency().min(SOON);
+                let late = since.max(self.excused) + interval / LATE;
+                if self.is_blind() && !self.stands_still() {
+                    settled.min(late)
+                } else {
+                    settled
+                }
             }
         }
     }
 
     /// When to ask before something that is sent, if anything was before.
     fn due_ahead(&self) -> Option<Instant> {
+        let part = self.pace.interval / self.urgency();
+        self.unasked.map(|since| since + part)
+    }
+
+    /// What part of the interval may pass before what was sent is asked for.
+    fn urgency(&self) -> u32 {
         let (frames, bytes) = A_LOT;
         let is_lot =
             |it: &Lane| !it.is_free() && (it.backlog() > frames || it.unconfirmed() > bytes);
-        let part = if self.stands_still() {
+        if self.stands_still() {
             1
         } else if self.lanes.iter().any(is_lot) {
             AT_ONCE
         } else {
             SOON
-        };
-        self.unasked.map(|since| since + self.pace.interval / part)
+        }
     }
 
+    /// Whether pings wait in a lane: each further one takes room there.
     fn stands_still(&self) -> bool {
         self.lanes.iter().any(|lane| lane.asked > 0)
+    }
+
+    /// Whether so much is not known to be taken that silence means nothing.
+    fn is_laden(&self) -> bool {
+        // What is in a free lane is taken as it comes.
+        let reads = |lane: &Lane| lane.is_free() || lane.backlog() < FULL;
+        let unconfirmed = self.lanes.iter().map(|lane| lane.unconfirmed());
+        !self.lanes.iter().all(reads) || unconfirmed.sum::<u64>() >= MUCH
+    }
+
+    /// Whether there is nobody either who would answer a ping at once.
+    fn is_blind(&self) -> bool {
+        self.is_laden() || !self.lanes.iter().any(|lane| lane.is_free())
     }
 
     /// When it is to be taken for dead, if it says nothing.
@@ -293,15 +322,7 @@ impl Traffic {
             .iter()
             .any(|lane| lane.is_free() && lane.asked > 0);
         let since = self.silent_since.or(owes.then_some(self.heard))?;
-        // What is in a free lane is taken as it comes.
-        let reads = |lane: &Lane| lane.is_free() || lane.backlog() < FULL;
-        let much = self
-            .lanes
-            .iter()
-            .map(|lane| lane.unconfirmed())
-            .sum::<u64>()
-            >= MUCH;
-        let counts = self.lanes.iter().all(reads) && !much && !self.dismissed;
+        let counts = !self.is_laden() && !self.dismissed;
         // However soon it was asked: a node may stand still for a moment.
         let Pace { interval, patience } = self.pace;
         let death = (since + patience).max(self.heard + interval + patience);

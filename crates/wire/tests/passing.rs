@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
 use skewbridge_spdy::frame::{Ping, ResetStatus, RstStream, StreamId};
-use skewbridge_wire::{Frame, Pace, Passing, Say, Traffic};
+use skewbridge_wire::{Asked, Frame, Pace, Passing, Say, Traffic};
 use tokio::time::Instant;
 
 /// A frame as it is on the wire, and what it is.
@@ -112,7 +112,7 @@ proptest! {
     ) {
         let pace = Pace { interval: Duration::from_secs(10), patience: Duration::from_secs(5) };
         let mut now = Instant::now();
-        let mut traffic = Traffic::new(pace, now);
+        let mut traffic = Traffic::new(pace, Asked::Plainly, now);
         let mut id = 1000;
         for ((bytes, frame), comes, seconds) in frames {
             now += Duration::from_secs(seconds);

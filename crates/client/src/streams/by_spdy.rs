@@ -78,8 +78,6 @@ impl Exchange<'_> {
         loop {
             let both = [Which::Stdout, Which::Stderr];
             if !both.into_iter().all(|which| self.shared.has_room(which)) {
-                // Nothing is read from the node: its answer may be there, or its end.
-                self.node.pings.excuse();
                 return Poll::Pending;
             }
             match ready!(self.node.poll_said(cx)) {

@@ -10,7 +10,7 @@ use skewbridge_channels::{
     End, ErrorChannel, FromServer, Input, Output, Protocol, Said, ToServer, Version,
 };
 use skewbridge_websocket::{Close, CloseCode, Role};
-use skewbridge_wire::{Left, Socket};
+use skewbridge_wire::{Asked, Left, Socket};
 use tokio::time::{Instant, timeout};
 
 use super::clock::Clock;
@@ -32,7 +32,12 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub(crate) async fn drive(upgraded: Upgraded, shared: Arc<Shared>, keep_alive: KeepAlive) {
     let Upgraded { io, input, .. } = upgraded;
     let mut exchange = Exchange {
-        socket: Socket::new(io, input, Role::Client, keep_alive.pulse()),
+        socket: Socket::new(
+            io,
+            input,
+            Role::Client,
+            keep_alive.pulse().asked(Asked::Gently),
+        ),
         reader: FromServer::new(Protocol::V5),
         writer: ToServer::new(Protocol::V5),
         waiting: None,

@@ -211,10 +211,6 @@ impl Exchange<'_> {
             return Poll::Ready(over);
         }
         let was_full = !self.client.has_room();
-        if was_full {
-            // Nothing is read from the node: its answer may be there, or its end.
-            self.node.pings.excuse();
-        }
         if let Poll::Ready(over) = self.poll_up(cx) {
             return Poll::Ready(over);
         }

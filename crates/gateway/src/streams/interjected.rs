@@ -4,7 +4,7 @@
 
 use bytes::{Bytes, BytesMut};
 use skewbridge_spdy::frame::{Ping, ResetStatus, RstStream, StreamId};
-use skewbridge_wire::{Frame, Pace, Say, Traffic};
+use skewbridge_wire::{Asked, Frame, Pace, Say, Traffic};
 use tokio::time::Instant;
 
 /// The ids of ours are the last quarter of all, where those who count up from 1 or 2 never
@@ -36,7 +36,7 @@ impl Interjected {
     pub(crate) fn new(whose: As, pace: Pace, now: Instant) -> Self {
         Self {
             whose,
-            traffic: Traffic::new(pace, now),
+            traffic: Traffic::new(pace, Asked::Plainly, now),
             count: 0,
         }
     }
@@ -68,22 +68,8 @@ impl Interjected {
 
     /// What is to be said now, between two frames. To the dead, nothing.
     pub(crate) fn look(&mut self, now: Instant) -> Bytes {
-        let say = self.traffic.look(now);
-        self.frames(say, now)
-    }
-
-    /// The same where frames of somebody else follow, or may.
-    pub(crate) fn look_ahead(&mut self, now: Instant) -> Bytes {
-        let say = match self.traffic.look_ahead(now) {
-            Say::Nothing => self.traffic.look(now),
-            say => say,
-        };
-        self.frames(say, now)
-    }
-
-    fn frames(&mut self, say: Say, now: Instant) -> Bytes {
         let mut frames = BytesMut::new();
-        match say {
+        match self.traffic.look(now) {
             Say::Nothing | Say::Dead => {}
             Say::Pings => {
                 for _ in 0..Traffic::ROUND {

@@ -28,7 +28,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use skewbridge_api::request_info::RequestInfo;
 use skewbridge_api::version::Version;
-use skewbridge_wire::{Pace, Pulse};
+use skewbridge_wire::{Asked, Pace, Pulse};
 use tokio::time::Instant;
 
 pub(crate) use carry::{Carried, carry};
@@ -102,9 +102,9 @@ impl Care {
         Pulse::new(now, interval, patience)
     }
 
-    fn of_upstream(self, now: Instant) -> Pulse {
+    fn of_upstream(self, asked: Asked, now: Instant) -> Pulse {
         let Pace { interval, patience } = self.pace_of_upstream();
-        Pulse::new(now, interval, patience)
+        Pulse::new(now, interval, patience).asked(asked)
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use skewbridge_websocket::{CloseCode, Role};
-use skewbridge_wire::{Left, Socket};
+use skewbridge_wire::{Asked, Left, Socket};
 use tokio::io::{AsyncWrite as _, AsyncWriteExt as _};
 use tokio::time::{Instant, timeout};
 
@@ -103,7 +103,8 @@ impl PortForwardToWebSocket {
     pub(crate) async fn run(self, client: ClientIo, sent: BytesMut, mut record: Record) {
         let Upgraded { io, input, slot } = self.upstream;
         let now = Instant::now();
-        let socket = Socket::new(io, input, Role::Client, self.care.of_upstream(now));
+        let pulse = self.care.of_upstream(Asked::Plainly, now);
+        let socket = Socket::new(io, input, Role::Client, pulse);
         let pings = Interjected::new(As::Server, self.care.pace_of_client(), now);
         let mut relay = Relay::new(client, sent, pings, socket, self.care.idle, self.drain);
         let over = poll_fn(|cx| {

@@ -212,7 +212,7 @@ where
             self.quiet_since = now;
         }
         if let Some(between) = passed.between {
-            let pings = self.pings.look_ahead(now);
+            let pings = self.pings.look(now);
             if !pings.is_empty() {
                 self.raw.push_data(data.split_to(between));
                 self.raw.push_data(pings);

@@ -14,7 +14,7 @@ use skewbridge_channels::{
 use skewbridge_spdy::connection::{self, Driver, Sender};
 use skewbridge_spdy::{Config, Role as Spdy, StreamError};
 use skewbridge_websocket::{CloseCode, Role};
-use skewbridge_wire::{CommandStreams, Left, Pings, Prefixed, Socket, Tapped};
+use skewbridge_wire::{Asked, CommandStreams, Left, Pings, Prefixed, Socket, Tapped};
 use tokio::time::{Instant, timeout};
 
 use super::clock::{Clock, Due};
@@ -56,12 +56,13 @@ impl CommandToWebSocket {
             linger: self.care.stall,
             ..Config::default()
         };
-        let io = Tapped::new(io, Spdy::Server, self.care.pace_of_client());
+        let io = Tapped::new(io, Spdy::Server, self.care.pace_of_client(), Asked::Plainly);
         let tap = io.tap();
         let (handle, mut incoming, mut driver) = connection::server(io, config);
         let Upgraded { io, input, slot } = self.upstream;
         let now = Instant::now();
-        let above = Socket::new(io, input, Role::Client, self.care.of_upstream(now));
+        let pulse = self.care.of_upstream(Asked::Gently, now);
+        let above = Socket::new(io, input, Role::Client, pulse);
         let opened = {
             let opening = pin!(CommandStreams::open(
                 &mut incoming,

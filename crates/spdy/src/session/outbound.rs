@@ -2,7 +2,7 @@
 
 use bytes::Buf as _;
 
-use super::stream::Sending;
+use super::stream::{Sending, Stream};
 use super::{Outbox, Session};
 use crate::frame::{DataHead, Fin, StreamId};
 
@@ -19,12 +19,14 @@ const TURN_BYTES: usize = 8 * 1024;
 impl Session {
     /// Whether [`Session::transmit`] has something to give.
     pub fn has_output(&self) -> bool {
-        !self.control.is_empty() || self.has_data()
+        !self.control.is_empty() || !self.line.is_empty()
     }
 
     /// Whether some of that is data of a stream, or its end.
     pub fn has_data(&self) -> bool {
-        !self.line.is_empty()
+        // One that was reset may still stand there.
+        let mut waiting = self.line.iter().filter_map(|id| self.streams.get(id));
+        waiting.any(Stream::has_output)
     }
 
     /// Moves frames to `outbox`, up to its bound: first all control frames, then

@@ -2,6 +2,7 @@
 //! through a bridge, and through a proxy that knows no upgrade but that to WebSocket.
 
 mod at_a_terminal;
+mod read_late;
 mod targets;
 
 use std::net::SocketAddr;

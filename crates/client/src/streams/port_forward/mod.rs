@@ -15,7 +15,7 @@ use skewbridge_channels::port_forward::{Port, Stream as Kind, pair};
 use skewbridge_spdy::connection::{self, Driver, Handle};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_websocket::Role;
-use skewbridge_wire::{Pings, Prefixed, Socket, Tapped, Tunnel};
+use skewbridge_wire::{Asked, Pings, Prefixed, Socket, Tapped, Tunnel};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -144,7 +144,12 @@ impl PortForwarder {
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let io = Tapped::new(io, skewbridge_spdy::Role::Client, keep_alive.pace());
+        let io = Tapped::new(
+            io,
+            skewbridge_spdy::Role::Client,
+            keep_alive.pace(),
+            Asked::Plainly,
+        );
         let tap = io.tap();
         let (handle, incoming, driver) = connection::client(io, Config::default());
         // Pods open none.

@@ -1,0 +1,13 @@
+//! When somebody may be asked whether it lives.
+
+/// How the other end of a stream is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// Whenever it is time: a client, or who forwards ports, ends nothing before we do.
+    Plainly,
+    /// Who runs a command closes the connection when that has ended. It answers whatever comes
+    /// then with a reset of TCP, and what has not been sent by it, or by a kube-apiserver
+    /// between, is lost: the end of an output. So it is asked before what is sent anyway, or
+    /// when nothing was sent or heard for a while, and not at all while it is not read.
+    Gently,
+}

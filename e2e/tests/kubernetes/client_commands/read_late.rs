@@ -1,0 +1,74 @@
+//! What a command has written is read long after it has ended.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use skewbridge_e2e::{Node, Plane, Server, User, Via, planes};
+use tokio::io::AsyncReadExt as _;
+use tokio::process::Command;
+use tokio::time::{sleep, timeout};
+
+/// As long as somebody looks at a page of it: several times as long as nothing may be said.
+const PAUSE: Duration = Duration::from_secs(25);
+
+const BOUND: Duration = Duration::from_mins(2);
+
+/// A server that has closed a connection answers whatever comes then with a reset, and with
+/// it goes what it has not sent yet.
+#[tokio::test]
+async fn what_is_read_late_is_whole() {
+    let mut started = Vec::new();
+    let mut reading = tokio::task::JoinSet::new();
+    for versions in planes() {
+        let servers: Vec<_> = versions.iter().map(|version| Server::of(version)).collect();
+        let plane = Plane::start(&servers).await;
+        let node = plane.start_node().await;
+        for (server, version) in versions.iter().enumerate() {
+            for via in [Via::Server, Via::Bridge] {
+                // What fits on the way, and what does not.
+                for size in [1_000_000, 4_000_000, 30_000_000] {
+                    let mut command = plane.skewbridge_command(server, via, User::Admin);
+                    let count = size.to_string();
+                    command.args(["exec", "-n", Node::NAMESPACE, Node::POD, "--"]);
+                    command.args(["head", "-c", &count, "/dev/zero"]);
+                    let what = format!("{size} bytes from {version} by {via:?}");
+                    reading.spawn(async move { (what, read_late(command, size).await) });
+                }
+            }
+        }
+        started.push((plane, node));
+    }
+    let read = reading.join_all().await;
+    let wrong: Vec<_> = read.iter().filter(|(_, it)| it.is_err()).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// An error is how much came, and what was said.
+async fn read_late(mut command: Command, size: usize) -> Result<(), (usize, String)> {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    sleep(PAUSE).await;
+    let mut stdout = child.stdout.take().unwrap();
+    let mut output = Vec::new();
+    let reading = async {
+        // Slowly at first.
+        for _ in 0..20 {
+            let mut some = (&mut stdout).take(10_000);
+            some.read_to_end(&mut output).await.unwrap();
+            sleep(Duration::from_millis(100)).await;
+        }
+        stdout.read_to_end(&mut output).await.unwrap();
+        let output = child.wait_with_output().await.unwrap();
+        (output.status.code(), output.stderr)
+    };
+    let (code, stderr) = timeout(BOUND, reading).await.expect("an end in time");
+    if code == Some(0) && output.len() == size {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&stderr);
+    Err((output.len(), format!("exit code {code:?}: {said}")))
+}
