@@ -12,8 +12,10 @@ use skewbridge_spdy::connection::{
     self, Driver, Handle, Incoming, Receiver, Request, Sender, Stream,
 };
 use skewbridge_spdy::frame::ResetStatus;
-use skewbridge_spdy::{Config, Error, Headers, StreamError};
+use skewbridge_spdy::{Config, Error, Headers, Role, StreamError};
 use skewbridge_testkit::{ScratchDir, eventually};
+use skewbridge_wire::{Asked, Pace, Pings, Tapped};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -74,15 +76,13 @@ async fn within<F: IntoFuture>(future: F) -> F::Output {
     tokio::time::timeout(limit, future).await.unwrap()
 }
 
-/// Our client, and its server.
-struct Client {
-    handle: Handle,
-    driver: JoinHandle<Result<(), Error>>,
-    _server: Spdystream,
+/// A server that listens.
+struct Listening {
+    server: Spdystream,
     _directory: ScratchDir,
 }
 
-impl Client {
+impl Listening {
     async fn start() -> Self {
         let directory = ScratchDir::new();
         let server = Spdystream::serve(directory.path());
@@ -91,23 +91,47 @@ impl Client {
             TcpStream::connect(address).await.is_ok()
         })
         .await;
-        let socket = TcpStream::connect(address).await.unwrap();
+        Self {
+            server,
+            _directory: directory,
+        }
+    }
+
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.server.address).await.unwrap()
+    }
+}
+
+/// Our client, and its server.
+struct Client {
+    handle: Handle,
+    driver: JoinHandle<Result<(), Error>>,
+    _server: Listening,
+}
+
+impl Client {
+    async fn start() -> Self {
+        let server = Listening::start().await;
+        let socket = server.connect().await;
         let (handle, _, driver) = connection::client(socket, Config::default());
         Self {
             handle,
             driver: tokio::spawn(driver),
             _server: server,
-            _directory: directory,
         }
     }
 
     async fn open(&self, task: &str, bytes: usize) -> Stream {
-        let headers = Headers::new().with("task", task);
-        let headers = headers.with("bytes", bytes.to_string());
-        let mut stream = self.handle.open(headers).unwrap();
-        within(stream.answered()).await.unwrap();
-        stream
+        open(&self.handle, task, bytes).await
     }
+}
+
+async fn open(handle: &Handle, task: &str, bytes: usize) -> Stream {
+    let headers = Headers::new().with("task", task);
+    let headers = headers.with("bytes", bytes.to_string());
+    let mut stream = handle.open(headers).unwrap();
+    within(stream.answered()).await.unwrap();
+    stream
 }
 
 #[tokio::test]
@@ -151,6 +175,80 @@ async fn one_ping_in_five_waits_behind_a_stream_that_it_does_not_read() {
     }
     let lanes: BTreeSet<_> = waiting.iter().map(|number| number % 5).collect();
     assert_eq!((waiting.len(), lanes.len()), (3, 1), "{waiting:?}");
+}
+
+const PACE: Pace = Pace {
+    interval: Duration::from_millis(500),
+    patience: Duration::from_secs(3),
+};
+
+/// Moves bytes until it is known to be gone.
+async fn until_dead<T: AsyncRead + AsyncWrite + Unpin>(driver: Driver<T>, pings: Pings) {
+    let mut driver = std::pin::pin!(driver);
+    loop {
+        pings.before();
+        // What is sent or heard meanwhile moves the next look.
+        let soon = tokio::time::Instant::now() + PACE.interval / 20;
+        tokio::select! {
+            ended = &mut driver => panic!("{ended:?}"),
+            () = tokio::time::sleep_until(pings.next().min(soon)) => {}
+        }
+        if !pings.look(tokio::time::Instant::now()) {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn pings_tell_what_it_does_not_read_from_its_loss() {
+    let (all, mut told) = (tokio::task::LocalSet::new(), JoinSet::new());
+    for asked in [Asked::Plainly, Asked::Gently] {
+        for unread in 0..=5 {
+            told.spawn_local_on(tell(asked, unread), &all);
+        }
+    }
+    all.run_until(told.join_all()).await;
+}
+
+async fn tell(asked: Asked, unread: usize) {
+    let what = format!("{asked:?}, {unread} unread");
+    let listening = Listening::start().await;
+    let io = Tapped::new(listening.connect().await, Role::Client, PACE, asked);
+    let tap = io.tap();
+    let (handle, _, driver) = connection::client(io, Config::default());
+    let pings = Pings::new(handle.clone(), tap);
+    let mut watched = tokio::spawn(until_dead(driver, pings));
+    // A few frames in so many of its five lanes.
+    let mut streams = Vec::new();
+    for index in 0..unread {
+        let mut stream = open(&handle, "ignore", 0).await;
+        for _ in 0..=3 * index {
+            stream.sender.write("some".into()).await.unwrap();
+            within(stream.sender.sent()).await;
+        }
+        streams.push(stream);
+    }
+    // Much longer than it takes to take somebody for dead.
+    let alive = tokio::time::timeout(4 * PACE.patience, &mut watched).await;
+    assert!(alive.is_err(), "{what}: taken for dead");
+    // The other lanes still go on.
+    let mut answered = 0;
+    for _ in 0..5 {
+        let headers = Headers::new().with("task", "echo").with("bytes", "0");
+        let mut stream = handle.open(headers).unwrap();
+        let answer = tokio::time::timeout(PACE.patience, stream.answered()).await;
+        answered += usize::from(answer.is_ok());
+        streams.push(stream);
+    }
+    assert_eq!(answered, 5 - unread, "{what}");
+    if unread == 5 {
+        // Nobody could tell.
+        watched.abort();
+        return;
+    }
+    listening.server.process.signal("STOP");
+    within(watched).await.unwrap();
+    listening.server.process.signal("CONT");
 }
 
 #[tokio::test]
