@@ -74,6 +74,7 @@ impl Part {
 /// and has to be sent again; an error is that the connection was lost.
 pub(super) async fn go_on(
     container: &dyn Container,
+    way: &Way,
     part: &Part,
     options: &Options,
     tally: &Arc<Tally>,
@@ -94,7 +95,7 @@ pub(super) async fn go_on(
         sum: &mut sum,
     };
     let command = commands::append(&part.place, size);
-    match cat::send(container, command, sending, tally).await {
+    match cat::send(container, Some(way), command, sending, tally).await {
         Ok((Ended::Well, _)) => {}
         Ok((Ended::Cut(cause), _)) => return Err(way::cut(cause)),
         Err(error @ Error::Client(_)) => return Err(error),

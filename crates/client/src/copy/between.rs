@@ -110,7 +110,7 @@ impl Between<'_> {
             loop {
                 patience.again(&cause, self.tally.bytes()).await?;
                 self.tally.again();
-                match (self.next(passed.is_some()).await, passed) {
+                match (self.next().await, passed) {
                     (Ok(true), skipped) => return Ok(skipped.unwrap_or_default()),
                     (Ok(false), _) => break,
                     (Err(error), _) => cause = patience.cause(error)?,
@@ -123,14 +123,13 @@ impl Between<'_> {
     }
 
     /// Makes room for another try; says whether there needs to be one no more.
-    async fn next(&self, all_passed: bool) -> Result<bool, Error> {
+    async fn next(&self) -> Result<bool, Error> {
         self.way.settle(self.target).await?;
         // Perhaps only the answer was lost.
-        if all_passed && self.way.is_done(self.target).await? {
+        if self.way.is_done(self.target).await? {
             return Ok(true);
         }
-        self.way.has_ended();
-        self.way.clean_up(self.target).await;
+        self.way.empty(self.target).await?;
         Ok(false)
     }
 

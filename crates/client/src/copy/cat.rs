@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::cksum::Sum;
 use super::commands;
@@ -18,6 +18,7 @@ use super::options::{Again, Notice, Options, Preserve};
 use super::place::RemotePath;
 use super::retry::Patience;
 use super::tally::Tally;
+use super::way::Way;
 
 /// How many pieces wait for the connection, beside one that is read and one that is sent.
 const WAITING: usize = 1;
@@ -57,7 +58,7 @@ pub(super) async fn upload(
             to: status.len(),
             sum: &mut Sum::default(),
         };
-        let (ended, stderr) = match send(container, command, sending, tally).await {
+        let (ended, stderr) = match send(container, None, command, sending, tally).await {
             Ok(ended) => ended,
             Err(error) => (Ended::Cut(patience.cause(error)?), String::new()),
         };
@@ -101,9 +102,11 @@ pub(super) struct Sending<'a> {
     pub(super) sum: &'a mut Sum,
 }
 
-/// Runs a command with a part of a file as its input.
+/// Runs a command with a part of a file as its input. If it says who it is, it is known to
+/// that way.
 pub(super) async fn send(
     container: &dyn Container,
+    way: Option<&Way>,
     command: Vec<String>,
     sending: Sending<'_>,
     tally: &Arc<Tally>,
@@ -115,14 +118,21 @@ pub(super) async fn send(
         stderr,
         ended,
     } = process;
+    let (known, is_known) = oneshot::channel();
     let feeding = async {
+        let _ = is_known.await;
         match stdin {
             None => Ok(()),
             Some(stdin) => feed(stdin, sending, tally).await,
         }
     };
     let muted = async {
-        let _ = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
+        if let Some(way) = way {
+            way.listen(stdout, known).await;
+        } else {
+            drop(known);
+            let _ = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
+        }
         Ok(())
     };
     let ((), (), stderr, status) = tokio::try_join!(
@@ -131,7 +141,13 @@ pub(super) async fn send(
         async { Ok(complaint(stderr).await) },
         async { Ok(ended.await) }
     )?;
-    Ok((Ended::of(&status, &stderr), stderr))
+    let ended = Ended::of(&status, &stderr);
+    if let Some(way) = way
+        && !matches!(ended, Ended::Cut(_))
+    {
+        way.has_ended();
+    }
+    Ok((ended, stderr))
 }
 
 async fn feed(

@@ -16,7 +16,7 @@ pub(super) const WHOLE: &str = "whole";
 /// What is in the stage when everything has been put in place.
 pub(super) const DONE: &str = "done";
 
-/// The words that [`PROBE`] answers.
+/// The words that [`PROBE`] and [`SETTLE`] answer.
 pub(super) mod word {
     /// There is a tar.
     pub(in super::super) const TAR: &str = "tar";
@@ -26,6 +26,8 @@ pub(super) mod word {
     pub(in super::super) const DIRECTORY: &str = "directory";
     /// What would be in it is one too.
     pub(in super::super) const INNER: &str = "inner";
+    /// Who was to be ended is still at work.
+    pub(in super::super) const BUSY: &str = "busy";
 }
 
 const PROBE: &str = "\
@@ -61,14 +63,25 @@ macro_rules! born {
     };
 }
 
+/// Says who writes, which shell that is of, and whose both are, with a dash for what cannot
+/// be known there. What a shell has said before is a line of its own.
+macro_rules! introduce {
+    ($writer:literal) => {
+        concat!(
+            "b=$(born ",
+            $writer,
+            ") c=$(born $$) u=$(id -u 2>/dev/null)\necho\necho \"skewbridge ",
+            $writer,
+            " ${b:--} $$ ${c:--} ${u:--}\"\n"
+        )
+    };
+}
+
+/// What that line begins with.
+pub(super) const INTRODUCTION: &str = "skewbridge ";
+
 /// Extracts into a directory that is there, and says who does.
-const UNPACK: &str = concat!(
-    born!(),
-    "\
-b=$(born $$)
-echo \"$$ $b $$ $b $(id -u 2>/dev/null)\"
-exec tar \"$@\""
-);
+const UNPACK: &str = concat!(born!(), introduce!("$$"), "exec tar \"$@\"");
 
 /// Extracts beside the target, says who does, and renames when all is there. What is not
 /// whole is removed there, if nobody will go on with it: who has lost the connection cannot.
@@ -84,7 +97,9 @@ exec 3<&0
 tar -x -f - -C \"$d\" \"$@\" <&3 3<&- &
 p=$!
 exec 3<&-
-echo \"$p $(born \"$p\") $$ $(born $$) $(id -u 2>/dev/null)\"
+",
+    introduce!("$p"),
+    "\
 wait \"$p\" || end
 [ -e \"$d/$s/whole\" ] || { echo 'the archive was cut off' >&2; false; } || end
 if [ -d \"$t\" ]; then echo \"$t is a directory now\" >&2; false; fi || end
@@ -93,14 +108,14 @@ if [ $k = keep ]; then : >\"$d/$s/done\"; else rm -rf \"$d/$s\"; fi
 exit 0"
 );
 
-/// Ends the tar of a lost connection, and waits for that and for its shell: they may be at
-/// work still, and would go on making what is looked at, made anew or removed.
+/// Ends who writes for a lost connection, and waits for that and for its shell: they may be
+/// at work still, and would go on making what is looked at, made anew or removed.
 const SETTLE: &str = concat!(
     born!(),
     "\
 n=0
 while t=$(born \"$1\"); [ \"$t\" = \"$2\" ] || [ \"$(born \"$3\")\" = \"$4\" ]; do
-[ $n -lt 20 ] || exit 1
+if [ $n -eq 20 ]; then echo busy; break; fi
 [ \"$t\" != \"$2\" ] || kill -9 \"$1\" 2>/dev/null
 n=$((n + 1))
 sleep 0.1 2>/dev/null || sleep 1
@@ -120,12 +135,22 @@ chmod \"$4\" \"$t\" 2>/dev/null
 if [ -d \"$2\" ]; then echo \"$2 is a directory now\" >&2; false; fi || end
 mv -f \"$t\" \"$2\" || end";
 
-/// Goes on with a file.
-const APPEND: &str = "\
-cat >>\"$1\" || exit
+/// Goes on with a file, and says who does.
+const APPEND: &str = concat!(
+    born!(),
+    "\
+exec 3<&0
+cat >>\"$1\" <&3 3<&- &
+p=$!
+exec 3<&-
+",
+    introduce!("$p"),
+    "\
+wait \"$p\" || exit
 n=$(wc -c <\"$1\") || exit
 if [ \"$n\" -ne \"$2\" ]; then echo \"$n instead of $2 bytes are there\" >&2; exit 1; fi
-exit 0";
+exit 0"
+);
 
 /// What a file that was gone on with should have had from its archive.
 const DRESS: &str = "\
@@ -254,7 +279,7 @@ pub(super) fn checksum(path: &str) -> Vec<String> {
     script("cksum <\"$1\"", [path])
 }
 
-/// Goes on with a file that is to be so large.
+/// Goes on with a file that is to be so large, and says who does.
 pub(super) fn append(path: &str, size: u64) -> Vec<String> {
     script(APPEND, [path, &size.to_string()])
 }
@@ -273,12 +298,12 @@ pub(super) fn dress(path: &str, owner: (u64, u64), mode: u32, time: i64) -> Vec<
     )
 }
 
-/// Lets a tar write no more, though its connection was lost; and removes a stage that nobody
-/// needs any more, if there is one.
+/// Lets somebody write no more, though its connection was lost; and removes a stage that
+/// nobody needs any more, if there is one.
 pub(super) fn settle(worker: &Worker, stage: Option<&str>) -> Vec<String> {
-    let [tar, tar_born, shell, shell_born] = worker.words();
+    let [writer, writer_born, shell, shell_born] = worker.words();
     let stage = stage.unwrap_or_default();
-    script(SETTLE, [tar, tar_born, shell, shell_born, stage])
+    script(SETTLE, [writer, writer_born, shell, shell_born, stage])
 }
 
 /// The same where nobody can be at work there.

@@ -6,7 +6,7 @@
 //!
 //! The one that tar was at when it was ended may have all that, and not its owner and its
 //! permissions: GNU tar sets them last, if it is root. So these count as well, unless none of
-//! many files has them: some volumes keep none.
+//! many files has them that are all of ours: some volumes keep none.
 
 use std::collections::HashSet;
 use std::fs::{File, Metadata};
@@ -103,7 +103,7 @@ impl There {
             still_there(summed.await?)?;
         }
         for part in parts {
-            match append::go_on(container, &part, options, tally).await? {
+            match append::go_on(container, way, &part, options, tally).await? {
                 // Its time counts as set, whether or not there is a program for that.
                 Some(status) => there.proven.push((part.name, identity(&status))),
                 None => there.count -= 1,
@@ -123,7 +123,7 @@ impl There {
             still_there(listed.await?)?;
         }
         if way.dresses_late() {
-            there.leave_out_undressed();
+            there.leave_out_undressed(way.is_staged());
         }
         Ok(there)
     }
@@ -173,8 +173,9 @@ impl There {
         }
     }
 
-    fn leave_out_undressed(&mut self) {
-        if self.dressed > 0 || self.undressed.len() <= FEW {
+    /// Where nothing was before, they are all of ours.
+    fn leave_out_undressed(&mut self, all_ours: bool) {
+        if !all_ours || self.dressed > 0 || self.undressed.len() <= FEW {
             let undressed = std::mem::take(&mut self.undressed);
             self.likely.retain(|key| !undressed.contains(key));
         }
@@ -413,17 +414,20 @@ mod tests {
             assert_eq!(there.has(b"it/file", &file, &status), expected);
             assert!(!there.has(b"it/other", &file, &status));
         }
-        // How many others are dressed as here, and are not; whether it is, and is there.
+        // Whether all are ours; how many others are dressed as here, and are not; whether it
+        // is, and is there.
         let rows = [
-            (0, 0, true, true),
-            (0, 0, false, false),
-            (0, 1, false, false),
-            (0, 2, false, true),
-            (1, 2, false, false),
-            (1, 2, true, true),
-            (1000, 1000, false, false),
+            (true, 0, 0, true, true),
+            (true, 0, 0, false, false),
+            (true, 0, 1, false, false),
+            (true, 0, 2, false, true),
+            (true, 1, 2, false, false),
+            (true, 1, 2, true, true),
+            (true, 1000, 1000, false, false),
+            (false, 0, 2, false, false),
+            (false, 0, 1000, true, true),
         ];
-        for (dressed, undressed, is_dressed, expected) in rows {
+        for (all_ours, dressed, undressed, is_dressed, expected) in rows {
             let mut there = There {
                 with_times: true,
                 ..There::default()
@@ -437,9 +441,9 @@ mod tests {
             }
             let status_there = there_as(&status, time, if is_dressed { 0 } else { 0o44 });
             there.note_status(b"it/file", &status_there, Some(&status));
-            there.leave_out_undressed();
+            there.leave_out_undressed(all_ours);
             let has = there.has(b"it/file", &file, &status);
-            let row = (dressed, undressed, is_dressed);
+            let row = (all_ours, dressed, undressed, is_dressed);
             assert_eq!(has, expected, "{row:?}");
         }
         assert!(!There::default().has(b"it/file", &file, &status));

@@ -115,7 +115,7 @@ impl Upload<'_> {
             there = loop {
                 patience.again(&cause, self.tally.bytes()).await?;
                 self.tally.again();
-                match (self.next(sent.is_some()).await, sent) {
+                match (self.next().await, sent) {
                     (Ok(Next::Done), skipped) => return Ok(skipped.unwrap_or_default()),
                     (Ok(Next::Send(there)), _) => break there,
                     (Err(error), _) => cause = patience.cause(error)?,
@@ -131,9 +131,9 @@ impl Upload<'_> {
     }
 
     /// Asks the container how far it has come.
-    async fn next(&self, all_sent: bool) -> Result<Next, Error> {
+    async fn next(&self) -> Result<Next, Error> {
         self.way.settle(self.container).await?;
-        if all_sent && self.way.is_done(self.container).await? {
+        if self.way.is_done(self.container).await? {
             return Ok(Next::Done);
         }
         let asking = There::ask(

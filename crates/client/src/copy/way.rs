@@ -242,29 +242,45 @@ impl Way {
             return Ok(());
         };
         let settled = ask(container, commands::settle(&worker, None), WORDS).await?;
+        let said = String::from_utf8_lossy(&settled.stdout);
         match settled.ended {
             Ended::Cut(cause) => Err(cut(cause)),
-            Ended::Badly(_) => Err(Error::Remote {
-                program: "tar",
-                how: format!(
-                    "of the lost connection, process {}, cannot be ended",
-                    worker.words()[0]
-                ),
-                stderr: settled.stderr,
-            }),
+            // Another try may find it gone.
+            Ended::Well if said.split_whitespace().any(|it| it == word::BUSY) => {
+                let number = worker.number();
+                Err(cut(format!(
+                    "process {number} of it is still at work there"
+                )))
+            }
             // If nothing can be run there, whoever looks will say so.
-            Ended::Well | Ended::Missing | Ended::NotRun(_) => Ok(()),
+            _ => Ok(()),
         }
     }
 
-    /// It has ended, by its own word.
+    /// Before it is begun anew.
+    pub(super) async fn empty(&self, container: &dyn Container) -> Result<(), Error> {
+        if let Some(stage) = &self.stage {
+            let command = commands::remove(&self.place(stage));
+            if let Ended::Cut(cause) = ask(container, command, WORDS).await?.ended {
+                return Err(cut(cause));
+            }
+        }
+        Ok(())
+    }
+
+    /// Who wrote has ended, by its own word.
     pub(super) fn has_ended(&self) {
         self.worker.forget();
     }
 
+    /// Whether it goes where nothing of it was before.
+    pub(super) fn is_staged(&self) -> bool {
+        self.stage.is_some()
+    }
+
     /// Whether a file is given its owner and permissions after its contents and its time.
     pub(super) fn dresses_late(&self) -> bool {
-        self.worker.get().is_none_or(|worker| worker.is_root())
+        self.worker.is_root()
     }
 }
 

@@ -146,7 +146,8 @@ async fn nothing_that_changes_later_hides_what_has_no_permissions() {
     let from = scratch.path().join("from");
     plant_dressed(&from);
     let tries = Some(Loss::Input(60_000));
-    machine.lose(&[None, Some(Loss::Input(250_000)), None, None, None, tries]);
+    machine.lose(&[None, Some(Loss::Input(250_000))]);
+    machine.lose(&[None, None, None, None, tries]);
     let (mut options, notices) = crate::options(2);
     let (changes, kept) = (from.join("a"), notices.clone());
     options.notices = Some(Arc::new(move |notice| {
@@ -171,9 +172,12 @@ async fn what_was_there_with_other_permissions_does_not_keep_them() {
         let there = machine.root().join("there");
         for (root, mode) in [(&from, 0o755), (&there, 0o600)] {
             std::fs::create_dir(root).unwrap();
-            std::fs::write(root.join("z"), "same").unwrap();
-            set_time(&root.join("z"), 1_234_567_890);
-            std::fs::set_permissions(root.join("z"), PermissionsExt::from_mode(mode)).unwrap();
+            for name in ["w", "x", "y", "z"] {
+                let path = root.join(name);
+                std::fs::write(&path, "same").unwrap();
+                set_time(&path, 1_234_567_890);
+                std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+            }
         }
         std::fs::write(from.join("a"), noise(200_000)).unwrap();
         machine.lose(losses);
@@ -205,7 +209,7 @@ async fn permissions_that_nobody_keeps_hold_up_nothing() {
         let (options, notices) = options(6);
         let mut losses = vec![None];
         for _ in 0..3 {
-            losses.extend([Some(Loss::Input(510_000)), None, None, None]);
+            losses.extend([Some(Loss::Input(510_000)), None, None, None, None]);
         }
         machine.lose(&losses);
         copy_to(&machine, &from, "new", &options, &tally())
@@ -232,6 +236,59 @@ async fn what_becomes_whole_while_it_is_asked_for_is_not_sent_again() {
     upload(&machine, &from, "new", 2).await.unwrap();
     assert_eq!(listing(&machine.root().join("new")), listing(&from));
     no_leftovers(&machine);
+}
+
+#[tokio::test]
+async fn what_takes_its_time_to_end_is_waited_for() {
+    let (machine, scratch) = (Machine::new(), ScratchDir::new());
+    let from = scratch.path().join("from");
+    plant(&from, Shape::Small);
+    machine.pretend("mv", "sleep 4; exec /bin/mv \"$@\"");
+    machine.lose(&[None, Some(Loss::Sent)]);
+    upload(&machine, &from, "new", 20).await.unwrap();
+    assert_eq!(listing(&machine.root().join("new")), listing(&from));
+    no_leftovers(&machine);
+}
+
+#[tokio::test]
+async fn it_does_without_knowing_who_writes() {
+    for to in ["new", "there"] {
+        let (machine, scratch) = (Machine::new(), ScratchDir::new());
+        let from = scratch.path().join("from");
+        plant(&from, Shape::Small);
+        std::fs::create_dir(machine.root().join("there")).unwrap();
+        // Scripts find no /proc.
+        let without = "s=$(echo \"$2\" | /bin/sed 's,/proc/,/none/,g')";
+        machine.replace(
+            "sh",
+            &format!("{without}; shift 2; exec /bin/sh -c \"$s\" \"$@\""),
+        );
+        machine.lose(&[None, Some(Loss::Input(100_000))]);
+        let copying = upload(&machine, &from, to, 1);
+        let copied = tokio::time::timeout(PATIENCE, copying).await;
+        copied.expect("it hangs").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn who_appends_is_ended_too() {
+    let (machine, scratch) = (Machine::new(), ScratchDir::new());
+    let contents = noise(6 << 20);
+    let from = scratch.write("large", &contents);
+    // It is slow the first time.
+    let once = machine.root().join("../once");
+    let once = once.display();
+    machine.replace(
+        "cat",
+        &format!("[ -e {once} ] || {{ : >{once}; sleep 2; }}\nexec /bin/cat \"$@\""),
+    );
+    // A probe, tar, its end, whether all is done, sums, and the rest.
+    machine.lose(&[None, Some(Loss::Input(5 << 20)), None, None, None]);
+    machine.lose(&[Some(Loss::Unnoticed(30_000))]);
+    upload(&machine, &from, "large", 5).await.unwrap();
+    let there = machine.root().join("large");
+    assert!(std::fs::read(&there).unwrap() == contents);
+    assert_eq!(machine.unaware(), 0);
 }
 
 #[tokio::test]
@@ -274,10 +331,11 @@ async fn a_large_file_gets_further_with_each_connection() {
     let (machine, scratch) = (Machine::new(), ScratchDir::new());
     let contents = noise(14 << 20);
     let from = scratch.write("large", &contents);
-    // A probe; tar. Then each time: the end of the last tar, sums, and the rest.
+    // A probe; tar. Then each time: the end of the last one, whether all is done, sums, and
+    // the rest.
     let mut losses = vec![None, Some(Loss::Input(5 << 20))];
     for _ in 0..2 {
-        losses.extend([None, None, Some(Loss::Input(4 << 20))]);
+        losses.extend([None, None, None, Some(Loss::Input(4 << 20))]);
     }
     machine.lose(&losses);
     upload(&machine, &from, "large", 5).await.unwrap();
@@ -285,7 +343,7 @@ async fn a_large_file_gets_further_with_each_connection() {
     let commands = machine.commands();
     let appended = commands
         .iter()
-        .filter(|it| it.get(2).is_some_and(|script| script.starts_with("cat >>")))
+        .filter(|it| it.get(2).is_some_and(|script| script.contains("cat >>")))
         .count();
     assert!(appended == 3 || is_busybox(), "{appended} of {commands:?}");
     no_leftovers(&machine);

@@ -105,6 +105,12 @@ impl Machine {
         assert!(install.wait().unwrap().success());
     }
 
+    /// The same for one that it has.
+    pub(crate) fn replace(&self, program: &str, script: &str) {
+        std::fs::remove_file(self.scratch.path().join("bin").join(program)).unwrap();
+        self.pretend(program, script);
+    }
+
     /// Where the real tar is.
     pub(crate) fn tar(&self) -> PathBuf {
         let link = self.scratch.path().join("real/tar");
