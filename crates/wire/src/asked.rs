@@ -8,6 +8,7 @@ pub enum Asked {
     /// Who runs a command closes the connection when that has ended. It answers whatever comes
     /// then with a reset of TCP, and what has not been sent by it, or by a kube-apiserver
     /// between, is lost: the end of an output. So it is asked before what is sent anyway, or
-    /// when nothing was sent or heard for a while, and not at all while it is not read.
+    /// when nothing was sent or heard for a while, but not while it is not read. Only if it was
+    /// sent so much that its silence would mean nothing, it is asked while it is heard, too.
     Gently,
 }

@@ -41,6 +41,7 @@ pub struct Socket<T> {
     echo: ControlPayload,
     /// It has not been answered.
     owes_pong: bool,
+    has_asked: bool,
 }
 
 /// How the other end left.
@@ -67,6 +68,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
             pulse,
             echo: ControlPayload::default(),
             owes_pong: false,
+            has_asked: false,
         }
     }
 
@@ -79,6 +81,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
                 Ok(Some(Event::Control(Control::Ping(payload)))) => {
                     self.echo = payload;
                     self.owes_pong = true;
+                    self.has_asked = true;
                 }
                 Ok(Some(Event::Control(Control::Pong(payload)))) => {
                     // RFC 6455, 5.5: in the order in which all was sent.
@@ -149,18 +152,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
         now
     }
 
-    /// Says whether it was sent: who has enough to take is not asked.
-    fn ping(&mut self, beat: Beat) -> bool {
+    /// Who has enough to take is not asked.
+    fn ping(&mut self, beat: Beat) {
         let Beat::Ping(mark) = beat else {
-            return false;
+            return;
         };
         let mark = Bytes::copy_from_slice(&mark.0.to_be_bytes());
-        let payload = ControlPayload::new(mark).filter(|_| self.wire.has_room());
-        if let Some(payload) = payload.clone() {
+        if self.wire.has_room()
+            && let Some(payload) = ControlPayload::new(mark)
+        {
             let ping = Control::Ping(payload);
             self.encoder.control(&ping, &mut self.wire.output);
         }
-        payload.is_some()
     }
 
     /// Sends what has been written. Only the last of several pings is answered (RFC
@@ -182,15 +185,17 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Socket<T> {
     /// Asks whether it lives, when it is time; `false` if it does not. What it last
     /// asked itself is answered once more if it is not `heeded`: it may wait for an
     /// answer to what lies behind data that nobody takes (RFC 6455, 5.5.3, has pongs
-    /// that were not asked for).
+    /// that were not asked for). A server only if it has ever asked: kube-apiserver never
+    /// does, and may have ended, and a bridge waits for its clients.
     pub fn look(&mut self, now: Instant, heeded: bool) -> bool {
+        let is_time = self.pulse.next() <= now;
         if !heeded {
             self.pulse.excuse(now);
+            let wants_pongs = self.role == Role::Server || self.has_asked;
+            self.owes_pong |= is_time && wants_pongs;
         }
         let beat = self.pulse.look(now);
-        if self.ping(beat) {
-            self.owes_pong |= !heeded;
-        }
+        self.ping(beat);
         beat != Beat::Dead
     }
 

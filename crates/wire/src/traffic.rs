@@ -265,13 +265,11 @@ impl Traffic {
             // Who is heard lives, and what stands between has seen it too.
             (Asked::Gently, None) => self.heard.max(self.asked) + interval,
             (Asked::Gently, Some(since)) => {
+                let quiet = self.heard.max(self.asked) + interval;
                 let settled = self.said.max(self.heard) + interval / self.urgency().min(SOON);
-                let late = since.max(self.excused) + interval / LATE;
-                if self.is_blind() && !self.stands_still() {
-                    settled.min(late)
-                } else {
-                    settled
-                }
+                let late = since.max(self.excused) + interval / self.urgency().min(LATE);
+                let due = quiet.min(settled);
+                if self.is_blind() { due.min(late) } else { due }
             }
         }
     }

@@ -515,3 +515,33 @@ fn who_ends_nothing_is_told_something_in_each_interval() {
         }
     }
 }
+
+#[test]
+fn a_loss_is_noticed_as_soon_while_somebody_types() {
+    for (tact, is_unread) in WAYS.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+        for before in [1, 5, 9] {
+            let mut moby = Moby::new(tact);
+            if is_unread {
+                moby.unread[3] = true;
+                moby.pass(Frame::OfStream(3));
+            }
+            assert!(moby.wait(51));
+            let heard = moby.traffic.heard;
+            moby.lost = true;
+            // A key shortly before it is to be asked, and then from time to time.
+            let next = moby.traffic.next().unwrap() - moby.now;
+            assert!(moby.wait_for(next.saturating_sub(Duration::from_millis(100 * before))));
+            let mut keys = 0;
+            while moby.wait_for(Duration::from_millis(100)) {
+                keys += 1;
+                if keys % 99 == 1 {
+                    moby.pass(Frame::OfStream(3));
+                }
+                assert!(keys < 1000, "never");
+            }
+            let silence = moby.now - heard;
+            let bound = PACE.interval + PACE.patience;
+            assert!(silence <= bound, "{tact:?} {is_unread}: {silence:?}");
+        }
+    }
+}
