@@ -1,4 +1,4 @@
-//! To the kube-apiserver behind this bridge: once, or twice if it is certain
+//! To the kube-apiserver behind this bridge: once, or again if it is certain
 //! that the first time had no effect.
 
 use std::sync::Arc;
@@ -17,6 +17,14 @@ use crate::upstream::{Pool, Replay, Reply, SendError};
 
 /// A server that refuses connections is often one that is just starting.
 const BEFORE_RECONNECT: Duration = Duration::from_millis(100);
+
+/// How often a request is sent that meets a GOAWAY each time, as Go's own clients do it.
+/// kube-apiserver sends one after each answer to somebody without a name
+/// (`UnauthenticatedHTTP2DOSMitigation`): where several of them ask at once, that is not rare.
+const MOST_GOAWAYS: u32 = 6;
+
+/// Before the second repetition; twice as long before each further one.
+const BEFORE_REPEATING: Duration = Duration::from_millis(2);
 
 /// Sends a request up and gives the reply, or says what to answer instead.
 pub(crate) async fn forward(
@@ -62,13 +70,29 @@ async fn send(
         Err(error) if error.is_safe_to_repeat() && request.body_mut().rewind() => error,
         outcome => return outcome,
     };
-    tracing::debug!(%error, "upstream did not take a request; it is sent once more");
-    envoy.bridge.metrics.upstream_retry();
-    if matches!(error, SendError::Connect(_)) {
-        sleep(BEFORE_RECONNECT).await;
-    }
+    let repeating = async {
+        let (mut error, mut sent) = (error, 1);
+        loop {
+            tracing::debug!(%error, "upstream did not take a request; it is sent once more");
+            envoy.bridge.metrics.upstream_retry();
+            if matches!(error, SendError::Connect(_)) {
+                sleep(BEFORE_RECONNECT).await;
+            } else if sent > 1 {
+                sleep(BEFORE_REPEATING * 2u32.pow(sent - 2)).await;
+            }
+            sent += 1;
+            error = match pool.send_unless(request, envoy.prefer, declines).await {
+                Err(error @ SendError::GoneAway(_))
+                    if sent < MOST_GOAWAYS && request.body_mut().rewind() =>
+                {
+                    error
+                }
+                outcome => return outcome,
+            };
+        }
+    };
     // Boxed: it happens seldom, and each watch would have room for it.
-    Box::pin(pool.send_unless(request, envoy.prefer, declines)).await
+    Box::pin(repeating).await
 }
 
 /// The local server knows no such path, and another one does.

@@ -79,7 +79,9 @@ impl PeerError {
     pub(crate) fn of(error: &SendError) -> Self {
         match error {
             SendError::Connect(_) => Self::Connect,
-            SendError::NotProcessed(_) | SendError::Declined(_) => Self::Declined,
+            SendError::NotProcessed(_) | SendError::GoneAway(_) | SendError::Declined(_) => {
+                Self::Declined
+            }
             SendError::CutOff(_) | SendError::BadAnswer(_) | SendError::Client(_) => Self::CutOff,
         }
     }

@@ -61,12 +61,13 @@ pub(crate) fn later(message: impl Into<String>) -> Status {
 /// Upstream, which has this name, gave no answer.
 pub(crate) fn send_error(error: &SendError, name: &str) -> Status {
     match error {
-        SendError::Connect(_) | SendError::NotProcessed(_) | SendError::Declined(_) => {
-            Status::service_unavailable(
-                format!("{name} cannot be reached: {error}"),
-                RETRY_AFTER_SECONDS,
-            )
-        }
+        SendError::Connect(_)
+        | SendError::NotProcessed(_)
+        | SendError::GoneAway(_)
+        | SendError::Declined(_) => Status::service_unavailable(
+            format!("{name} cannot be reached: {error}"),
+            RETRY_AFTER_SECONDS,
+        ),
         SendError::CutOff(_) | SendError::BadAnswer(_) => Status::bad_gateway(error.to_string()),
         SendError::Client(cause) => Status::bad_request(cause.clone()),
     }

@@ -232,7 +232,7 @@ impl Stream {
         let over = |state: &State, error: &h2::Error| {
             // GOAWAY, or the end: no more requests on this connection.
             state.over.store(true, Ordering::Relaxed);
-            SendError::NotProcessed(error.to_string())
+            SendError::GoneAway(error.to_string())
         };
         if let Err(error) = poll_fn(|cx| self.send.poll_ready(cx)).await {
             return Err(over(&self.guard.0, &error));
@@ -274,7 +274,9 @@ impl Stream {
         if goaway || !error.is_reset() {
             self.guard.0.over.store(true, Ordering::Relaxed);
         }
-        if goaway || refused {
+        if goaway {
+            SendError::GoneAway(error.to_string())
+        } else if refused {
             SendError::NotProcessed(error.to_string())
         } else if error.is_library() {
             SendError::BadAnswer(error.to_string())

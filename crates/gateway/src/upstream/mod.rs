@@ -73,9 +73,12 @@ pub enum SendError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// A connection was there, and upstream is known not to have acted: a
-    /// stale connection, GOAWAY, or a refused stream.
+    /// stale connection, or a refused stream.
     #[error("upstream did not take the request: {0}")]
     NotProcessed(String),
+    /// The same by a GOAWAY, which has nothing to do with the request.
+    #[error("upstream did not take the request: {0}")]
+    GoneAway(String),
     /// Upstream answered that it has not acted, and does not mean to.
     #[error("upstream declined the request with {}", .0.as_u16())]
     Declined(StatusCode),
@@ -96,7 +99,7 @@ impl SendError {
     pub fn is_safe_to_repeat(&self) -> bool {
         matches!(
             self,
-            Self::Connect(_) | Self::NotProcessed(_) | Self::Declined(_)
+            Self::Connect(_) | Self::NotProcessed(_) | Self::GoneAway(_) | Self::Declined(_)
         )
     }
 }

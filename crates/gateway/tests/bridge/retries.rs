@@ -298,6 +298,39 @@ async fn what_goaway_leaves_unprocessed_is_sent_again() {
     }
 }
 
+/// As kube-apiserver does it to those without a name, when several of them ask at once.
+#[tokio::test]
+async fn what_meets_one_goaway_after_the_other_is_sent_until_it_is_taken() {
+    for (goaways, expected) in [(2, 200), (5, 200), (6, 503)] {
+        for method in ["GET", "POST"] {
+            let log = Log::default();
+            let upstream = log.clone();
+            let stand = RawStand::new(H2, move |mut conn| {
+                let log = upstream.clone();
+                async move {
+                    accept_wide(&mut conn).await;
+                    let (stream, length) = read_h2(&mut conn).await;
+                    if conn.ordinal < goaways {
+                        conn.write(h2frames::goaway(0, code::NO_ERROR)).await;
+                        conn.read_to_end().await;
+                    } else {
+                        log.add(format!("{length}"));
+                        answer_h2(&mut conn, stream).await;
+                        conn.stall().await;
+                    }
+                }
+            })
+            .await;
+            let mut client = stand.client(H2).await;
+            let answer = send(&mut client, method).await;
+            assert_eq!(answer.status, expected, "{method} after {goaways}");
+            let taken = usize::from(expected == 200);
+            assert_eq!(log.all(), vec![body_of(method).to_string(); taken]);
+            assert_eq!(stand.upstream.connections(), goaways.min(5) + 1);
+        }
+    }
+}
+
 #[tokio::test]
 async fn what_goaway_leaves_open_is_not_sent_again() {
     for client in [H1, H2] {
