@@ -9,6 +9,7 @@ use skewbridge_testkit::{Ca, Leaf, ScratchDir};
 pub(crate) struct Pki {
     pub(crate) dir: ScratchDir,
     pub(crate) ca: Ca,
+    pub(crate) front_proxy_ca: Ca,
 }
 
 /// Who has a certificate: name, groups.
@@ -48,7 +49,11 @@ impl Pki {
         dir.write("sa.pub", account.public_key_pem());
         // kube-apiserver's static tokens: token, name, uid, groups.
         dir.write("tokens.csv", "bob-token,bob,1001,\"qa,readers\"\n");
-        Self { dir, ca }
+        Self {
+            dir,
+            ca,
+            front_proxy_ca,
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {

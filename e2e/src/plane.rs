@@ -246,6 +246,19 @@ impl Plane {
         TlsClient::new(self.ca()).identity(&leaf)
     }
 
+    /// A client with a certificate that servers and bridges take for a front proxy's.
+    pub fn front_proxy(&self) -> TlsClient {
+        let leaf = self.pki.front_proxy_ca.client("front-proxy-client", &[]);
+        TlsClient::new(self.ca()).identity(&leaf)
+    }
+
+    /// From now on the CA of front proxies is one of users too, in the file that servers
+    /// and bridges read.
+    pub fn share_front_proxy_ca(&self) {
+        let both = self.pki.ca.pem() + &self.pki.front_proxy_ca.pem();
+        self.file("ca.crt", &both);
+    }
+
     /// Signs servers and users.
     pub fn ca(&self) -> &Ca {
         &self.pki.ca

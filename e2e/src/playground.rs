@@ -1,6 +1,6 @@
 //! Our playground, as users run it, for real kubectls.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -74,6 +74,18 @@ impl Playground {
             ))
             .arg(format!("--namespace={namespace}"))
             .env("HOME", self.scratch.path())
+            .kill_on_drop(true);
+        command
+    }
+
+    /// A script of `e2e/python`, ready to be given its words.
+    pub fn python(&self, script: &str) -> Command {
+        let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
+        let mut command = Command::new(binaries::python());
+        command
+            .arg(scripts.join(script))
+            .env("HOME", self.scratch.path())
+            .stdin(Stdio::null())
             .kill_on_drop(true);
         command
     }

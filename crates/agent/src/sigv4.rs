@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::FAILURE_AGE;
 
 /// Signs requests with the credentials that a [`Chain`] finds.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct SigV4 {
     signer: Signer,
     chain: Arc<Chain>,
@@ -28,6 +28,13 @@ impl SigV4 {
             chain: Arc::new(chain),
             failed: Arc::default(),
         }
+    }
+
+    /// Whether there are credentials now, or why not. A `credential_process` is run for that,
+    /// and ended if the future is dropped; the first request uses what it has printed.
+    pub async fn check(&self) -> Result<(), String> {
+        let found = self.chain.credentials(crate::now()).await;
+        found.map(drop).map_err(|error| error.to_string())
     }
 
     /// The credentials that are good now. However many ask, one looks, and all who have

@@ -8,7 +8,7 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
-use crate::identity::same_name;
+use crate::identity::{IdentityHeaders, begins_with, same_name};
 
 /// What says that a request has been passed on by a peer already: as it is on
 /// the wire, and as KEP-4020 names it.
@@ -56,6 +56,47 @@ pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
     if trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
     }
+}
+
+/// Headers that `Connection` must not list: credentials, identities, framing, the origin
+/// of the request and its signatures. Without one of them the request would mean
+/// something else, such as a request of the proxy itself without its `Impersonate-User`.
+const NOT_REMOVABLE: [&str; 7] = [
+    "authorization",
+    "cookie",
+    "forwarded",
+    "host",
+    "via",
+    PEER_HOP[0],
+    PEER_HOP[1],
+];
+
+/// Beginnings of further names of that kind. `Sec-WebSocket-Protocol` can hold a bearer
+/// token.
+const NOT_REMOVABLE_PREFIXES: [&str; 7] = [
+    "content-",
+    "impersonate-",
+    "sec-websocket-",
+    "signature",
+    "x-forwarded-",
+    "x-remote-",
+    "x-skewbridge-",
+];
+
+/// The first header that `Connection` lists although a client may not have it removed.
+/// Such a request is to be refused: the next hop would understand it differently.
+pub fn not_removable(headers: &HeaderMap, identity: &IdentityHeaders) -> Option<HeaderName> {
+    let mut listed = headers
+        .get_all(CONNECTION)
+        .iter()
+        .flat_map(tokens)
+        .filter_map(|token| HeaderName::from_bytes(token).ok());
+    listed.find(|listed| {
+        let name = listed.as_str();
+        NOT_REMOVABLE.iter().any(|it| same_name(name, it))
+            || (NOT_REMOVABLE_PREFIXES.iter()).any(|prefix| begins_with(name, prefix))
+            || identity.is_identity_header(listed)
+    })
 }
 
 fn listed(headers: &HeaderMap) -> Vec<HeaderName> {
@@ -109,16 +150,31 @@ pub fn remove_peer_hop(headers: &mut HeaderMap) {
     }
 }
 
+/// What earlier hops may say in `X-Forwarded-For`: about 100 addresses of IPv6.
+pub const MAX_FORWARDED_FOR_BYTES: usize = 4 * 1024;
+
 /// Says for whom, for which host and by which scheme the request came.
 /// Addresses of earlier hops stay in front, as with every proxy: kube-apiserver
-/// writes them all into its audit log.
+/// writes them all into its audit log. Of more than [`MAX_FORWARDED_FOR_BYTES`] the newest
+/// hops stay: the oldest are those that a client can invent.
 pub fn forwarded(headers: &mut HeaderMap, client: IpAddr) {
-    let mut chain = String::new();
-    for value in headers.get_all(&FORWARDED_FOR) {
-        if let Ok(text) = value.to_str() {
-            chain.push_str(text);
-            chain.push_str(", ");
+    let mut newest = Vec::new();
+    let mut room = MAX_FORWARDED_FOR_BYTES;
+    let values = headers.get_all(&FORWARDED_FOR).iter().rev();
+    for text in values.filter_map(|value| value.to_str().ok()) {
+        if let Some(left) = room.checked_sub(text.len()) {
+            newest.push(text);
+            room = left;
+            continue;
         }
+        let tail = &text[text.len() - room..];
+        newest.extend(tail.split_once(',').map(|(_, hops)| hops.trim_start()));
+        break;
+    }
+    let mut chain = String::new();
+    for hops in newest.iter().rev() {
+        chain.push_str(hops);
+        chain.push_str(", ");
     }
     // Writing to a String does not fail, and what was a value stays one.
     let _ = write!(chain, "{client}");
@@ -228,6 +284,72 @@ mod tests {
     }
 
     #[test]
+    fn connection_cannot_list_end_to_end_headers() {
+        let configured = IdentityHeaders {
+            username: vec![HeaderName::from_static("x-user")],
+            extra_prefix: vec!["x-more-".to_owned()],
+            ..IdentityHeaders::default()
+        };
+        let rows: [(&[&str], Option<&str>); 34] = [
+            (&[], None),
+            (&["close"], None),
+            (&["keep-alive, Upgrade"], None),
+            (&["Upgrade, HTTP2-Settings"], None),
+            (&["TE, Trailer, Transfer-Encoding"], None),
+            (&["X-Custom"], None),
+            (&["keep-alive", "", ",,"], None),
+            (&["impersonate"], None),
+            (&["Authorization"], Some("authorization")),
+            (&["AUTHORIZATION"], Some("authorization")),
+            (&["  authorization\t"], Some("authorization")),
+            (&["keep-alive,authorization"], Some("authorization")),
+            (
+                &["keep-alive", "close , Authorization"],
+                Some("authorization"),
+            ),
+            (&["Impersonate-User"], Some("impersonate-user")),
+            (&["impersonate-group"], Some("impersonate-group")),
+            (
+                &["Impersonate-Extra-scopes"],
+                Some("impersonate-extra-scopes"),
+            ),
+            (&["impersonate_user"], Some("impersonate_user")),
+            (&["X-Remote-User"], Some("x-remote-user")),
+            (&["x-remote-extra-a"], Some("x-remote-extra-a")),
+            (&["X-User"], Some("x-user")),
+            (&["X-More-Scopes"], Some("x-more-scopes")),
+            (&["X-Forwarded-For"], Some("x-forwarded-for")),
+            (&["Forwarded"], Some("forwarded")),
+            (&["Signature"], Some("signature")),
+            (&["Signature-Input"], Some("signature-input")),
+            (&["Content-Length"], Some("content-length")),
+            (&["content-digest"], Some("content-digest")),
+            (&["Content-Type"], Some("content-type")),
+            (&["Host"], Some("host")),
+            (&["Cookie"], Some("cookie")),
+            (&["Via"], Some("via")),
+            (
+                &["x-kubernetes-peer-proxied"],
+                Some("x-kubernetes-peer-proxied"),
+            ),
+            (&["Sec-WebSocket-Protocol"], Some("sec-websocket-protocol")),
+            (
+                &["x-skewbridge-not-processed"],
+                Some("x-skewbridge-not-processed"),
+            ),
+        ];
+        for (values, expected) in rows {
+            let fields: Vec<_> = values.iter().map(|value| ("Connection", *value)).collect();
+            let found = not_removable(&headers(&fields), &configured);
+            assert_eq!(
+                found.as_ref().map(HeaderName::as_str),
+                expected,
+                "{values:?}"
+            );
+        }
+    }
+
+    #[test]
     fn host_cannot_be_listed_away() {
         let mut map = headers(&[("connection", "host"), ("host", "k")]);
         remove_hop_by_hop(&mut map);
@@ -280,6 +402,27 @@ mod tests {
         assert_eq!(chain, ["1.1.1.1, 2.2.2.2, 3.3.3.3, ::1"]);
         assert_eq!(map["x-forwarded-host"], "k:6443");
         assert_eq!(map["x-forwarded-proto"], "https");
+    }
+
+    #[test]
+    fn of_too_many_hops_the_newest_stay() {
+        let flood = "192.0.2.1, ".repeat(100_000);
+        let mut map = headers(&[
+            ("x-forwarded-for", &flood[..flood.len() - 2]),
+            ("x-forwarded-for", "198.51.100.7"),
+        ]);
+        forwarded(&mut map, "::1".parse().unwrap());
+        let chain: Vec<_> = map.get_all("x-forwarded-for").iter().collect();
+        assert_eq!(chain.len(), 1);
+        let chain = chain[0].to_str().unwrap();
+        assert!(chain.len() <= MAX_FORWARDED_FOR_BYTES + "198.51.100.7, ::1".len());
+        assert!(chain.len() > MAX_FORWARDED_FOR_BYTES - 50);
+        assert!(chain.starts_with("192.0.2.1, 192.0.2.1, "), "{chain}");
+        assert!(chain.ends_with("192.0.2.1, 198.51.100.7, ::1"), "{chain}");
+        // One value that is too long on its own and has no hops in it.
+        let mut map = headers(&[("x-forwarded-for", &"x".repeat(1 << 20))]);
+        forwarded(&mut map, "::1".parse().unwrap());
+        assert_eq!(map["x-forwarded-for"], "::1");
     }
 
     #[test]

@@ -100,12 +100,12 @@ impl IdentityHeaders {
     /// names, and the usual family, since what is behind us may believe that
     /// one too; both in any spelling.
     pub fn remove(&self, headers: &mut HeaderMap) {
-        if !headers.keys().any(|name| self.speaks_of_identity(name)) {
+        if !headers.keys().any(|name| self.is_identity_header(name)) {
             return;
         }
         let names: Vec<_> = headers
             .keys()
-            .filter(|name| self.speaks_of_identity(name))
+            .filter(|name| self.is_identity_header(name))
             .cloned()
             .collect();
         for name in names {
@@ -113,7 +113,7 @@ impl IdentityHeaders {
         }
     }
 
-    fn speaks_of_identity(&self, name: &HeaderName) -> bool {
+    pub(crate) fn is_identity_header(&self, name: &HeaderName) -> bool {
         let name = name.as_str();
         let mut configured = [&self.username, &self.uid, &self.group]
             .into_iter()
@@ -186,7 +186,7 @@ pub(crate) fn same_name(name: &str, other: &str) -> bool {
 }
 
 /// Whether a name begins so to a server that takes `_` for `-`.
-fn begins_with(name: &str, prefix: &str) -> bool {
+pub(crate) fn begins_with(name: &str, prefix: &str) -> bool {
     let dash = |byte: u8| byte == b'-' || byte == b'_';
     name.len() >= prefix.len()
         && name

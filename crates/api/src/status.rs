@@ -105,6 +105,11 @@ impl Status {
         Self::new(408, "", message)
     }
 
+    /// 414: the request target is too long.
+    pub fn uri_too_long(message: impl Into<String>) -> Self {
+        Self::new(414, "", message)
+    }
+
     /// 431: too many or too large headers.
     pub fn header_fields_too_large(message: impl Into<String>) -> Self {
         Self::new(431, "", message)

@@ -37,6 +37,9 @@ pub const ACCEPT: &str = concat!(
 pub struct ServerDiscoveryList {
     /// In the order of their identities.
     pub servers: Vec<ServerDiscovery>,
+    /// Why the bridge takes part in no peering, if it does not. Then it knows of no server
+    /// but its own, and `servers` is empty.
+    pub local_only: Option<String>,
 }
 
 /// A kube-apiserver and what it serves.
@@ -46,6 +49,9 @@ pub struct ServerDiscovery {
     /// The name of its identity Lease.
     #[serde(default, deserialize_with = "null_as_default")]
     pub identity: String,
+    /// The host that it runs on, where its identity Lease says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// Its `gitVersion`: `v1.34.4`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
@@ -76,22 +82,34 @@ impl ServerDiscoveryList {
         struct Body {
             #[serde(default, deserialize_with = "null_as_default")]
             servers: Vec<ServerDiscovery>,
+            #[serde(default, rename = "localOnly")]
+            local_only: Option<String>,
         }
         let meta = TypeMeta::expect(bytes, KIND)?;
         if meta.api_version != API_VERSION {
             return Err(meta.unexpected(KIND));
         }
-        let Body { servers } = read(bytes, KIND)?;
-        Ok(Self { servers })
+        let Body {
+            servers,
+            local_only,
+        } = read(bytes, KIND)?;
+        Ok(Self {
+            servers,
+            local_only,
+        })
     }
 }
 
 impl Serialize for ServerDiscoveryList {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut list = serializer.serialize_struct(KIND, 3)?;
+        let fields = 3 + usize::from(self.local_only.is_some());
+        let mut list = serializer.serialize_struct(KIND, fields)?;
         list.serialize_field("kind", KIND)?;
         list.serialize_field("apiVersion", API_VERSION)?;
         list.serialize_field("servers", &self.servers)?;
+        if let Some(reason) = &self.local_only {
+            list.serialize_field("localOnly", reason)?;
+        }
         list.end()
     }
 }
@@ -213,6 +231,7 @@ mod tests {
                     ..ServerDiscovery::default()
                 },
             ],
+            local_only: None,
         };
         let text = concat!(
             r#"{"kind":"ServerDiscoveryList","apiVersion":"skewbridge.io/v1alpha1","servers":["#,
@@ -220,6 +239,16 @@ mod tests {
             r#""lastSync":"2026-11-15T12:00:00Z","groups":[]},"#,
             r#"{"identity":"apiserver-b","local":false,"address":"10.0.0.2:6443","#,
             r#""reachable":false,"problem":"connection refused"}]}"#
+        );
+        assert_eq!(serde_json::to_string(&list).unwrap(), text);
+        assert_eq!(ServerDiscoveryList::parse(text.as_bytes()).unwrap(), list);
+        let list = ServerDiscoveryList {
+            local_only: Some("the gate is off".to_owned()),
+            ..ServerDiscoveryList::default()
+        };
+        let text = concat!(
+            r#"{"kind":"ServerDiscoveryList","apiVersion":"skewbridge.io/v1alpha1","#,
+            r#""servers":[],"localOnly":"the gate is off"}"#
         );
         assert_eq!(serde_json::to_string(&list).unwrap(), text);
         assert_eq!(ServerDiscoveryList::parse(text.as_bytes()).unwrap(), list);
@@ -234,6 +263,7 @@ mod tests {
                 groups: Some(document.items.clone()),
                 ..ServerDiscovery::default()
             }],
+            local_only: None,
         };
         let written = serde_json::to_vec(&list).unwrap();
         assert_eq!(ServerDiscoveryList::parse(&written).unwrap(), list);

@@ -351,13 +351,14 @@ proptest! {
     #[test]
     fn what_a_bridge_tells_reads_the_same(
         identity in ".{0,8}",
-        words in vec(proptest::option::of(".{0,8}"), 4),
+        words in vec(proptest::option::of(".{0,8}"), 6),
         flags in any::<[bool; 2]>(),
         document in proptest::option::of(document()),
     ) {
         let list = ServerDiscoveryList {
             servers: vec![ServerDiscovery {
                 identity,
+                host: words[5].clone(),
                 version: words[0].clone(),
                 local: flags[0],
                 address: words[1].clone(),
@@ -366,6 +367,7 @@ proptest! {
                 problem: words[3].clone(),
                 groups: document.map(|document| document.items),
             }],
+            local_only: words[4].clone(),
         };
         let written = serde_json::to_vec(&list).unwrap();
         prop_assert_eq!(ServerDiscoveryList::parse(&written).unwrap(), list);

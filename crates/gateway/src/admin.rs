@@ -99,9 +99,11 @@ impl Admin {
 
     fn metrics(&self) -> Response<Bytes> {
         self.metrics.ready(self.health.is_ready());
+        self.metrics.self_test(&self.health.self_test.results());
         if let Ok(interop) = &self.health.interop {
             let cluster = interop.cluster.load();
-            self.metrics.peers().ages(&cluster.peers);
+            let registry = interop.registry.borrow().clone();
+            self.metrics.peers().observe(&cluster.peers, &registry);
             let ages = (cluster.peers.peers.iter())
                 .filter_map(|peer| peer.succeeded.and_then(|at| at.elapsed().ok()));
             self.metrics.discovery().staleness(ages.max());

@@ -94,6 +94,16 @@ impl RequestBody {
         }
     }
 
+    /// Bytes that have arrived and have not been read. Those of HTTP/1.1 are counted with
+    /// the connection.
+    pub(crate) fn buffered(&self) -> usize {
+        match self {
+            Self::Empty | Self::H1(_) => 0,
+            Self::Full(bytes) => bytes.len(),
+            Self::H2(body) => body.buffered(),
+        }
+    }
+
     /// Whether nothing more is to come.
     pub fn is_done(&self) -> bool {
         match self {
@@ -245,6 +255,20 @@ impl ResponseBody {
         polled
     }
 
+    /// Moves the rest of the request on while the client does not take the answer, and
+    /// drops it where upstream does not want it any more.
+    pub(crate) fn poll_request(&mut self, cx: &mut Context<'_>) {
+        if let Source::H2(body) = &mut self.source {
+            body.poll_request(cx);
+        }
+    }
+
+    /// Bytes that have arrived for the client and have not been read, and those of the
+    /// request that upstream has not taken.
+    pub(crate) fn buffered(&mut self) -> usize {
+        self.source.buffered()
+    }
+
     /// Whether it is known that nothing more is to come.
     pub fn is_done(&self) -> bool {
         match &self.source {
@@ -257,6 +281,22 @@ impl ResponseBody {
 }
 
 impl Source {
+    fn buffered(&mut self) -> usize {
+        match self {
+            Self::Empty | Self::Made(_) => 0,
+            Self::Full(bytes) => bytes.len(),
+            Self::H1(body) => body.buffered(),
+            Self::H2(body) => body.buffered(),
+            Self::Held(held) => {
+                let frames = held.frames.iter().map(|frame| match frame {
+                    Frame::Data(data) => data.len(),
+                    Frame::Trailers(_) => 0,
+                });
+                frames.sum::<usize>() + held.rest.buffered()
+            }
+        }
+    }
+
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
         match self {
             Self::Empty => Poll::Ready(None),

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::sync::mpsc;
@@ -18,21 +19,25 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::admin::{self, Admin};
+use crate::authentication_limit::AuthenticationLimit;
+use crate::buffer_budget::BufferBudget;
 use crate::cluster::Interop;
 use crate::config::Config;
+use crate::connection_slots::ConnectionSlots;
 use crate::drain::{Drain, Leave, announcement};
 use crate::flow::Bridge;
 use crate::health::{Health, UpstreamHealth};
 use crate::local_identity::LocalIdentity;
 use crate::membership::{LocalOnly, Membership};
 use crate::metrics::Metrics;
+use crate::self_test::SelfTest;
 use crate::serve::h1::Patience;
 use crate::signatures::Signatures;
 use crate::streams::Streams;
-use crate::tls::reload::{Files, LoadError};
+use crate::tls::reload::{Files, Live, LoadError};
 use crate::view::Complete;
 use crate::worker::Worker;
-use crate::{listener, peering, probe, process_metrics};
+use crate::{listener, peering, probe, process_metrics, self_test};
 
 /// Why a bridge does not run.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +52,17 @@ pub enum Error {
         flag: &'static str,
         /// The address.
         address: SocketAddr,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// The directory for what is to outlive the bridge cannot be used.
+    #[error(
+        "--state-dir: {}: {cause}; give a directory that the bridge may create and write to",
+        path.display()
+    )]
+    StateDir {
+        /// The directory.
+        path: PathBuf,
         /// What the system says.
         cause: io::Error,
     },
@@ -80,8 +96,12 @@ fn unbound(flag: &str, address: SocketAddr, cause: &io::Error) -> String {
     }
 }
 
+/// SIGTERMs within this time are one: service managers and wrappers each send their own.
+const DUPLICATE_SIGNAL_WINDOW: Duration = Duration::from_secs(1);
+
 /// Serves until SIGTERM or SIGINT, then drains. A second signal ends it at
-/// once and is an error, as with kube-apiserver.
+/// once and is an error, as with kube-apiserver; a SIGTERM within a second of the first is
+/// no second signal.
 pub fn run(config: &Config) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -100,16 +120,30 @@ pub fn run(config: &Config) -> Result<(), Error> {
             _ = term.recv() => "SIGTERM",
             _ = int.recv() => "SIGINT",
         };
+        let first_at = Instant::now();
         tracing::info!(signal = name, "leaving");
+        let second_term = async {
+            while term.recv().await.is_some() {
+                if !is_repeated_term(name, first_at.elapsed()) {
+                    return;
+                }
+            }
+            std::future::pending::<()>().await;
+        };
         tokio::select! {
             () = handle.finish() => {
                 tracing::info!("done");
                 Ok(())
             }
-            _ = term.recv() => Err(Error::Interrupted),
+            () = second_term => Err(Error::Interrupted),
             _ = int.recv() => Err(Error::Interrupted),
         }
     })
+}
+
+/// Whether a SIGTERM so long after the first signal repeats it.
+fn is_repeated_term(first: &str, after: Duration) -> bool {
+    first == "SIGTERM" && after < DUPLICATE_SIGNAL_WINDOW
 }
 
 /// Starts a bridge in threads of its own.
@@ -121,6 +155,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         .build()?;
     let metrics = Metrics::new();
     let (files, live) = Files::load(config, metrics.clone())?;
+    let stored = stored(config)?;
     let ports = {
         let _inside = control.enter();
         Ports::bind(config)?
@@ -133,8 +168,10 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     let membership = Membership::of(config, &live, address.port());
     let (interop, requests, membership) = match membership {
         Ok(membership) => {
-            let local = LocalIdentity::new(membership.identity.clone(), membership.address);
-            let (interop, requests) = Interop::new(local);
+            let mut local = LocalIdentity::new(membership.identity.clone(), membership.address);
+            local.host = Some(membership.hostname.clone());
+            let (mut interop, requests) = Interop::new(local);
+            interop.registry = membership.registry_status();
             (Ok(Arc::new(interop)), Some(requests), Some(membership))
         }
         Err(why) => {
@@ -143,6 +180,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         }
     };
     metrics.peers().taking_part(interop.is_ok());
+    let self_test = Arc::new(SelfTest::default());
     let bridge = Arc::new(Bridge {
         live: live.clone(),
         metrics: metrics.clone(),
@@ -159,39 +197,35 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         interop: interop.as_ref().ok().cloned(),
         turns: AtomicU64::new(random()?),
         streams: Streams::new(config),
+        self_test: self_test.clone(),
+        own_user: config.upstream.bridge_user.clone(),
         signatures: Signatures::of(config, metrics.signatures()),
+        authentication_limit: AuthenticationLimit::of(&config.limits),
+        buffers: BufferBudget::new(&config.limits, metrics.buffers()),
     });
-    let workers = (0..config.workers.get())
-        .map(|number| Worker::start(number, bridge.clone()))
-        .collect::<io::Result<Vec<_>>>()?;
+    let workers = start_workers(config, &bridge)?;
     let (stop_reload, stopped) = mpsc::channel();
-    let reload = std::thread::Builder::new()
-        .name("reload".to_owned())
-        .spawn(move || files.keep_fresh(&live, &stopped))?;
+    let reload = watch_files(files, live.clone(), stopped)?;
     let health = Health {
         drain: drain.clone(),
         upstream: Arc::new(ArcSwap::from_pointee(UpstreamHealth::Unknown)),
         interop,
+        self_test,
+        live,
     };
     tracing::info!(%address, %admin_address, upstream = %default_host(config).to_str().unwrap_or_default(), workers = workers.len(), "serving");
     let (drained, on_drained) = oneshot::channel();
-    let plan = Plan {
-        max_connections: config.limits.max_connections,
-        patience: Patience {
-            head: config.limits.read_header_timeout,
-            idle: config.limits.idle_timeout,
-            stall: config.limits.stall_timeout,
-        },
-    };
+    let plan = Plan::of(config, &metrics);
     let (stop_control, stop) = oneshot::channel();
     let (parted, on_parted) = oneshot::channel();
     let peering = {
         let (bridge, upstream) = (bridge.clone(), health.upstream.clone());
         async move {
             if let (Some(membership), Some(requests)) = (membership, requests) {
-                peering::run(bridge, membership, upstream, requests).await;
+                peering::run(bridge, membership, upstream, requests, stored, parted).await;
+            } else {
+                let _ = parted.send(());
             }
-            let _ = parted.send(());
         }
     };
     let control = std::thread::Builder::new()
@@ -215,6 +249,36 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         stop_reload: Some(stop_reload),
         threads: vec![control, reload],
     })
+}
+
+fn start_workers(config: &Config, bridge: &Arc<Bridge>) -> io::Result<Vec<Worker>> {
+    (0..config.workers.get())
+        .map(|number| Worker::start(number, bridge.clone()))
+        .collect()
+}
+
+/// What an earlier process of this bridge has stored.
+fn stored(config: &Config) -> Result<Option<peering::Stored>, Error> {
+    let Some(path) = &config.peers.state_dir else {
+        return Ok(None);
+    };
+    let state = peering::StateDir::open(path).map_err(|cause| Error::StateDir {
+        path: path.clone(),
+        cause,
+    })?;
+    let records = state.read();
+    Ok(Some(peering::Stored { state, records }))
+}
+
+/// Reads files again when they change, in a thread of its own.
+fn watch_files(
+    files: Files,
+    live: Arc<Live>,
+    stopped: mpsc::Receiver<()>,
+) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name("reload".to_owned())
+        .spawn(move || files.keep_fresh(&live, &stopped))
 }
 
 /// Open ports, on which nobody answers yet.
@@ -241,8 +305,21 @@ impl Ports {
 }
 
 struct Plan {
-    max_connections: usize,
+    slots: Arc<ConnectionSlots>,
     patience: Patience,
+}
+
+impl Plan {
+    fn of(config: &Config, metrics: &Metrics) -> Self {
+        Self {
+            slots: ConnectionSlots::new(&config.limits, metrics.connections().clone()),
+            patience: Patience {
+                head: config.limits.read_header_timeout,
+                idle: config.limits.idle_timeout,
+                stall: config.limits.stall_timeout,
+            },
+        }
+    }
 }
 
 /// How often the end of draining is looked for.
@@ -268,9 +345,10 @@ fn govern(
             health: health.clone(),
         };
         let serve_admin = admin::run(ports.admin, admin, plan.patience);
+        let test = self_test::run(bridge.clone(), health.upstream.clone());
         let ask = probe::run(bridge, health.upstream);
         let serve = async {
-            listener::run(ports.main, &workers, plan.max_connections, drain).await;
+            listener::run(ports.main, &workers, &plan.slots, drain).await;
             while workers.iter().any(|worker| worker.connections() > 0) {
                 sleep(COUNT_EVERY).await;
             }
@@ -281,6 +359,7 @@ fn govern(
             () = serve => {}
             () = serve_admin => {}
             () = ask => {}
+            () = test => {}
             _ = stop => {}
         }
     });
@@ -377,5 +456,23 @@ fn raise_open_files() {
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         tracing::warn!(%error, "cannot raise the limit of open files");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sigterm_soon_after_another_repeats_it() {
+        for (first, millis, expected) in [
+            ("SIGTERM", 0, true),
+            ("SIGTERM", 999, true),
+            ("SIGTERM", 1000, false),
+            ("SIGINT", 0, false),
+        ] {
+            let after = Duration::from_millis(millis);
+            assert_eq!(is_repeated_term(first, after), expected, "{first} {millis}");
+        }
     }
 }

@@ -5,21 +5,27 @@
 //! that was shown and is not good makes a caller without a token unauthorised,
 //! not anonymous.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::digest::{SHA256, digest};
 use http::HeaderMap;
 use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::VerifierBuilderError;
 use rustls::server::danger::ClientCertVerifier;
 use rustls_pki_types::{CertificateDer, UnixTime};
+use skewbridge_api::hygiene::has_hopped;
 use skewbridge_api::identity::{IdentityHeaders, PreparedIdentity, User};
 use skewbridge_api::version::Version;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use crate::connection_slots::{Class, is_component};
+use crate::log_budget::LogBudget;
+use crate::record::sanitized;
 use crate::signatures::keys::SignedUser;
 use crate::tls::material::CaBundle;
+use crate::tls::timed_roots::{TimedClientVerifier, TimedRoots};
 
 /// Who sent a request.
 #[derive(Debug, Clone)]
@@ -44,6 +50,8 @@ pub enum Caller {
 pub struct CertificateUser {
     /// The common name.
     pub name: String,
+    /// Which share of the connection slots its connections have.
+    pub(crate) class: Class,
     /// Name and groups as headers, made once for each connection.
     pub(crate) headers: PreparedIdentity,
     /// The same, and by which certificate the user was recognised.
@@ -77,6 +85,8 @@ pub struct Trust {
     client: Option<Arc<dyn ClientCertVerifier>>,
     request_header: Option<FrontProxies>,
     headers: IdentityHeaders,
+    /// Of both bundles: when their CAs begin and end.
+    ca_validity: Vec<TimedRoots>,
 }
 
 #[derive(Debug)]
@@ -92,12 +102,14 @@ impl Trust {
         client: Option<&CaBundle>,
         request_header: Option<(&CaBundle, &[String])>,
         headers: IdentityHeaders,
-    ) -> Result<Self, rustls::server::VerifierBuilderError> {
-        let verifier = |ca: &CaBundle| {
-            let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-            WebPkiClientVerifier::builder_with_provider(ca.roots.clone(), provider).build()
-        };
+    ) -> Result<Self, VerifierBuilderError> {
+        let verifier =
+            |ca: &CaBundle| -> Result<Arc<dyn ClientCertVerifier>, VerifierBuilderError> {
+                Ok(Arc::new(TimedClientVerifier::new(ca)?))
+            };
+        let bundles = client.into_iter().chain(request_header.map(|(ca, _)| ca));
         Ok(Self {
+            ca_validity: bundles.map(TimedRoots::of).collect(),
             client: client.map(verifier).transpose()?,
             request_header: match request_header {
                 None => None,
@@ -115,11 +127,17 @@ impl Trust {
         &self.headers
     }
 
-    fn judge(&self, chain: &[CertificateDer<'static>], now: UnixTime) -> Verdict {
+    fn judge(
+        &self,
+        chain: &[CertificateDer<'static>],
+        client: Option<SocketAddr>,
+        now: UnixTime,
+    ) -> Verdict {
         let Some((leaf, intermediates)) = chain.split_first() else {
             return Verdict::none();
         };
         let Ok((_, certificate)) = X509Certificate::from_der(leaf) else {
+            log_refusal(client, None, || "it cannot be parsed".to_owned());
             return Verdict::none();
         };
         let good = |verifier: &Arc<dyn ClientCertVerifier>| {
@@ -128,10 +146,11 @@ impl Trust {
                 .is_ok()
         };
         let name = common_name(&certificate);
-        let peer = self.request_header.as_ref().is_some_and(|proxies| {
-            good(&proxies.verifier)
-                && (proxies.allowed_names.is_empty()
-                    || name.is_some_and(|name| proxies.allowed_names.iter().any(|it| it == name)))
+        let proxies = self.request_header.as_ref();
+        let proxies = proxies.filter(|proxies| good(&proxies.verifier));
+        let peer = proxies.is_some_and(|proxies| {
+            proxies.allowed_names.is_empty()
+                || name.is_some_and(|name| proxies.allowed_names.iter().any(|it| it == name))
         });
         let user = name
             .filter(|name| !name.is_empty() && self.client.as_ref().is_some_and(good))
@@ -144,42 +163,53 @@ impl Trust {
             .filter_map(|der| X509Certificate::from_der(der).ok())
             .filter_map(|(_, it)| u64::try_from(it.validity().not_after.timestamp()).ok())
             .filter(|at| *at >= now.as_secs())
+            .chain(
+                self.ca_validity
+                    .iter()
+                    .map(|it| it.span(now.as_secs()).until),
+            )
             .min();
         if !peer && user.is_none() {
-            self.explain(name, leaf, intermediates, now);
+            log_refusal(client, Some(&certificate), || {
+                self.explain(leaf, intermediates, now)
+            });
         }
         Verdict {
             peer,
+            of_front_proxy_ca: proxies.is_some(),
             user,
             expires: expires.unwrap_or(u64::MAX),
         }
     }
 
-    /// Says in the log why a certificate is not believed; once a connection.
+    /// Why a certificate is neither a user nor a front proxy, by flag.
     fn explain(
         &self,
-        name: Option<&str>,
         leaf: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
-    ) {
+    ) -> String {
         let verifiers = [
-            ("--client-ca-file", self.client.as_ref()),
+            (
+                "--client-ca-file",
+                self.client.as_ref(),
+                "the subject has no common name, or is not UTF-8",
+            ),
             (
                 "--requestheader-client-ca-file",
                 self.request_header.as_ref().map(|it| &it.verifier),
+                "--requestheader-allowed-names does not list its common name",
             ),
         ];
-        for (flag, verifier) in verifiers {
-            let cause = match verifier {
-                None => "not given".to_owned(),
-                Some(verifier) => match verifier.verify_client_cert(leaf, intermediates, now) {
-                    Ok(_) => "its name is not allowed, or it has none".to_owned(),
-                    Err(error) => error.to_string(),
-                },
-            };
-            tracing::debug!(name, flag, cause, "a client certificate is not believed");
-        }
+        let causes = verifiers.map(|(flag, verifier, wrong_name)| {
+            let verified = verifier.map(|it| it.verify_client_cert(leaf, intermediates, now));
+            match verified {
+                None => format!("{flag} is not set"),
+                Some(Ok(_)) => format!("{flag}: {wrong_name}"),
+                Some(Err(error)) => format!("{flag}: {error}"),
+            }
+        });
+        causes.join("; ")
     }
 
     fn certificate_user(
@@ -205,9 +235,42 @@ impl Trust {
         Some(Arc::new(CertificateUser {
             headers,
             with_credential: self.headers.prepare(&user).ok()?,
+            class: if is_component(&user.name, &user.groups) {
+                Class::Reserved
+            } else {
+                Class::Authenticated
+            },
             name: user.name,
         }))
     }
+}
+
+/// Lines about refused certificates. Each connection with one has its line until the
+/// certificate, the CAs or the time change.
+static REFUSED_CERTIFICATES: LogBudget = LogBudget::new(REFUSED_CERTIFICATE_LINES_PER_MINUTE);
+
+/// Enough to see which clients are concerned, and few enough not to fill a disk.
+const REFUSED_CERTIFICATE_LINES_PER_MINUTE: u32 = 20;
+
+/// Logs why a certificate was refused, unless there were too many such lines.
+fn log_refusal(
+    client: Option<SocketAddr>,
+    certificate: Option<&X509Certificate<'_>>,
+    cause: impl FnOnce() -> String,
+) {
+    let Some(suppressed) = REFUSED_CERTIFICATES.take(Instant::now()) else {
+        return;
+    };
+    let subject = certificate.map(|it| sanitized(&it.subject().to_string()));
+    let issuer = certificate.map(|it| sanitized(&it.issuer().to_string()));
+    tracing::warn!(
+        client = client.map(tracing::field::display),
+        subject,
+        issuer,
+        suppressed = (suppressed > 0).then_some(suppressed),
+        "client certificate refused: {}",
+        cause()
+    );
 }
 
 fn credential_id(der: &CertificateDer<'_>) -> String {
@@ -230,6 +293,7 @@ fn common_name<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a str> {
 /// the trust changes or one of its certificates runs out.
 #[derive(Debug)]
 pub struct Presented {
+    client: Option<SocketAddr>,
     chain: Vec<CertificateDer<'static>>,
     judged: Mutex<Option<(Arc<Trust>, Verdict)>>,
 }
@@ -237,6 +301,8 @@ pub struct Presented {
 #[derive(Debug, Clone)]
 struct Verdict {
     peer: bool,
+    /// Issued by a requestheader CA, whatever its name.
+    of_front_proxy_ca: bool,
     user: Option<Arc<CertificateUser>>,
     /// Seconds since 1970.
     expires: u64,
@@ -246,6 +312,7 @@ impl Verdict {
     fn none() -> Self {
         Self {
             peer: false,
+            of_front_proxy_ca: false,
             user: None,
             expires: u64::MAX,
         }
@@ -265,8 +332,30 @@ impl Presented {
     /// The certificates of a connection; none is fine.
     pub fn new(chain: Vec<CertificateDer<'static>>) -> Self {
         Self {
+            client: None,
             chain,
             judged: Mutex::new(None),
+        }
+    }
+
+    /// The same, of a client at this address.
+    pub(crate) fn of_client(client: SocketAddr, chain: Vec<CertificateDer<'static>>) -> Self {
+        Self {
+            client: Some(client),
+            ..Self::new(chain)
+        }
+    }
+
+    /// What the certificates alone prove, before any request.
+    pub(crate) fn class(&self, trust: &Arc<Trust>) -> Class {
+        if self.chain.is_empty() {
+            return Class::Unauthenticated;
+        }
+        let verdict = self.verdict(trust, now());
+        match verdict.user {
+            _ if verdict.peer => Class::Reserved,
+            Some(user) => user.class,
+            None => Class::Unauthenticated,
         }
     }
 
@@ -278,16 +367,18 @@ impl Presented {
                 from_peer: false,
             };
         }
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        let verdict = self.verdict(trust, UnixTime::since_unix_epoch(now));
+        let verdict = self.verdict(trust, now());
         let asserted = if verdict.peer {
             trust.headers.read(headers)
         } else {
             None
         };
-        let caller = match (asserted, verdict.user) {
+        // The certificate of a peer hop authenticates the peer that passed the request on.
+        // It is never the identity of the client that sent the request: its token is
+        // verified alone, and without one it is not authenticated.
+        let over_hop = verdict.of_front_proxy_ca && has_hopped(headers);
+        let user = verdict.user.filter(|_| !over_hop);
+        let caller = match (asserted, user) {
             (Some(user), _) => Caller::Peer(user),
             (None, Some(user)) => Caller::Certificate(user),
             (None, None) => match without_certificate(headers) {
@@ -314,10 +405,15 @@ impl Presented {
         {
             return verdict.clone();
         }
-        let verdict = trust.judge(&self.chain, now);
+        let verdict = trust.judge(&self.chain, self.client, now);
         *judged = Some((trust.clone(), verdict.clone()));
         verdict
     }
+}
+
+fn now() -> UnixTime {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    UnixTime::since_unix_epoch(now.unwrap_or_default())
 }
 
 fn without_certificate(headers: &HeaderMap) -> Caller {
@@ -370,7 +466,7 @@ mod tests {
 
     use http::HeaderValue;
     use rcgen::{CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair};
-    use skewbridge_testkit::{Ca, ScratchDir};
+    use skewbridge_testkit::{Ca, ScratchDir, Validity};
 
     use super::*;
     use crate::tls::material::load_ca;
@@ -406,6 +502,79 @@ mod tests {
         for years in [2200, 2300] {
             assert_eq!(user(&presented, &trust, after(years)), None);
         }
+    }
+
+    /// The verdict of a connection that stays open, judged before and after its CA ends.
+    #[test]
+    fn a_ca_that_expires_ends_the_trust_in_connections_that_are_open() {
+        let end = after(60).as_secs();
+        let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        let expires = std::time::UNIX_EPOCH + Duration::from_secs(end);
+        let ca = Ca::new("users").renewed_until(expires);
+        let (trust, leaf) = (trust(&ca.pem()), ca.client("alice", &[]));
+        let presented = Presented::new(leaf.chain_der);
+        assert_eq!(user(&presented, &trust, at(end - 1)).unwrap(), "alice");
+        assert_eq!(user(&presented, &trust, at(end)).unwrap(), "alice");
+        assert_eq!(user(&presented, &trust, at(end + 1)), None);
+        // A CA that begins later is used from its first second.
+        let future = Ca::new("users").renewed(Validity::NotYetValid);
+        let trust = self::trust(&future.pem());
+        let presented = Presented::new(future.client("bob", &[]).chain_der);
+        assert_eq!(user(&presented, &trust, after(60)), None);
+        assert_eq!(user(&presented, &trust, after(1031)).unwrap(), "bob");
+    }
+
+    /// One CA for users and front proxies, with allowed names: as kube-apiserver permits.
+    #[test]
+    fn a_request_over_a_peer_hop_never_becomes_the_user_of_the_hops_certificate() {
+        type Field = (&'static str, &'static str);
+        const HOP: Field = ("x-kubernetes-peer-proxied", "true");
+        const TOKEN: Field = ("authorization", "Bearer junk");
+        const ASSERTED: Field = ("x-remote-user", "carol");
+        const PROXY: &str = "front-proxy-client";
+        let dir = ScratchDir::new();
+        let ca = Ca::new("shared");
+        let bundle = load_ca(&dir.write("ca.crt", ca.pem())).unwrap();
+        let names = ["front-proxy-client".to_owned()];
+        let proxies = Some((&bundle, &names[..]));
+        let trust = Trust::new(Some(&bundle), proxies, IdentityHeaders::default());
+        let trust = Arc::new(trust.unwrap());
+        let rows: [(&str, &[Field], &str); 10] = [
+            (PROXY, &[], PROXY),
+            (PROXY, &[TOKEN], PROXY),
+            (PROXY, &[ASSERTED], "carol"),
+            (PROXY, &[HOP], "(unauthorized)"),
+            (PROXY, &[HOP, TOKEN], "(bearer)"),
+            (PROXY, &[HOP, ASSERTED], "carol"),
+            (PROXY, &[HOP, ASSERTED, TOKEN], "carol"),
+            // A front proxy whose name is not allowed here is a user; over a hop it is not.
+            ("other-proxy", &[TOKEN], "other-proxy"),
+            ("other-proxy", &[HOP, TOKEN], "(bearer)"),
+            ("other-proxy", &[HOP, ASSERTED], "(unauthorized)"),
+        ];
+        for (name, fields, expected) in rows {
+            let presented = Presented::new(ca.client(name, &["system:masters"]).chain_der);
+            let mut headers = HeaderMap::new();
+            for (name, value) in fields {
+                headers.append(*name, HeaderValue::from_static(value));
+            }
+            let recognised = presented.caller(&trust, &headers);
+            assert_eq!(recognised.caller.name(), expected, "{name} {fields:?}");
+        }
+    }
+
+    /// A hop header is believed on the certificate of a front proxy alone.
+    #[test]
+    fn a_user_with_a_forged_hop_header_stays_the_user() {
+        let ca = Ca::new("users");
+        let presented = Presented::new(ca.client("alice", &[]).chain_der);
+        let mut headers = HeaderMap::new();
+        headers.append(
+            "x-kubernetes-peer-proxied",
+            HeaderValue::from_static("true"),
+        );
+        let recognised = presented.caller(&trust(&ca.pem()), &headers);
+        assert_eq!(recognised.caller.name(), "alice");
     }
 
     #[test]

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use skewbridge_api::request_info::RequestInfo;
+use skewbridge_peers::registry::RegistryStatus;
 use skewbridge_peers::{Elsewhere, Excluded, Identity, Peers, Served};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 use crate::local_identity::LocalIdentity;
@@ -26,6 +27,9 @@ pub struct Cluster {
     pub shared: Option<Arc<Excluded>>,
     /// What all of them serve, as one; none where that is what the local one does.
     pub view: Option<Arc<View>>,
+    /// The registry has not been read yet, and may still tell what servers serve that
+    /// do not answer.
+    pub awaits_registry: bool,
 }
 
 /// Where a request is served, as far as is known.
@@ -52,6 +56,8 @@ pub enum Missing {
     Leases,
     /// What all servers share.
     Extensions,
+    /// What the registry has of servers that do not answer.
+    Registry,
 }
 
 impl Missing {
@@ -61,6 +67,7 @@ impl Missing {
             Self::LocalDiscovery => "what the kube-apiserver behind it serves",
             Self::Leases => "the identity Leases",
             Self::Extensions => "CustomResourceDefinitions and APIServices",
+            Self::Registry => "the records of other servers in the registry",
         }
     }
 }
@@ -74,6 +81,8 @@ impl Cluster {
             Some(Missing::Leases)
         } else if self.shared.is_none() {
             Some(Missing::Extensions)
+        } else if self.awaits_registry {
+            Some(Missing::Registry)
         } else {
             None
         }
@@ -122,6 +131,8 @@ pub struct Interop {
     pub cluster: ArcSwap<Cluster>,
     /// As whom the bridge takes part.
     pub local: LocalIdentity,
+    /// Whether addresses of peers can be read and published.
+    pub registry: watch::Receiver<RegistryStatus>,
     /// Whom the local server has lately let read discovery.
     pub(crate) permits: Permits,
     /// A view with news of the local server, and the one it was made of.
@@ -168,6 +179,7 @@ impl Interop {
         let interop = Self {
             cluster: ArcSwap::default(),
             local,
+            registry: watch::Sender::new(RegistryStatus::up("memory")).subscribe(),
             permits: Permits::default(),
             renewed: Mutex::default(),
             library,
@@ -191,6 +203,46 @@ impl Interop {
             let _ = timeout(LOOK_PATIENCE, looked).await;
         }
         self.cluster.load_full()
+    }
+
+    /// What to answer while it is not known whether this peer serves a request. It
+    /// names no address: any client may read it.
+    pub(crate) fn unknown_peer(&self, identity: &Identity) -> String {
+        let name = self.name_of(identity);
+        let cluster = self.cluster.load();
+        let has_address = (cluster.peers.get(identity)).is_some_and(|it| it.address.is_some());
+        let why = match self.registry_problem() {
+            Some(why) if !has_address => format!("; {why}"),
+            _ => String::new(),
+        };
+        format!("not served here, and what {name} serves is not known yet{why}")
+    }
+
+    /// Why the addresses of peers may be unknown, without an address in it.
+    pub(crate) fn registry_problem(&self) -> Option<&'static str> {
+        self.registry.borrow().read_error.as_ref().map(|_| {
+            "the registry of peer addresses cannot be read; /readyz?verbose at the bridge's \
+             --admin-address says why"
+        })
+    }
+
+    /// Host and identity of a peer, for texts.
+    pub(crate) fn name_of(&self, identity: &Identity) -> String {
+        match self.cluster.load().peers.get(identity) {
+            Some(peer) => peer.name().to_string(),
+            None => identity.to_string(),
+        }
+    }
+
+    /// Why the registry keeps the bridge from being ready: addresses of peers have
+    /// never been read. One that fails later does not, since what was read stays in
+    /// use.
+    pub(crate) fn registry_unread(&self) -> Option<String> {
+        let registry = self.registry.borrow();
+        (!registry.read).then(|| match &registry.read_error {
+            Some(error) => format!("peer addresses have not been read: {error}"),
+            None => "peer addresses have not been read yet".to_owned(),
+        })
     }
 
     /// Says what a request has found out.

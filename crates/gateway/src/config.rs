@@ -125,6 +125,30 @@ pub struct Upstream {
     /// `--proxy-client-cert-file` and `--proxy-client-key-file`: what lets the
     /// bridge assert an identity.
     pub front_proxy: Option<KeyPairFiles>,
+    /// `--bridge-user` and `--bridge-groups`: the user of the bridge's own requests.
+    pub bridge_user: BridgeUser,
+}
+
+/// The user as which the bridge makes requests of its own: it reads Leases, `APIServices`,
+/// `CustomResourceDefinitions` and discovery, and keeps the identity Lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BridgeUser {
+    /// The name.
+    pub name: String,
+    /// The groups, to the kube-apiserver behind the bridge, and to a peer when the Lease of
+    /// a server that has ended is deleted. Peers are else asked for what every
+    /// authenticated user may read.
+    pub groups: Vec<String>,
+}
+
+impl Default for BridgeUser {
+    /// As kube-apiserver makes requests to itself.
+    fn default() -> Self {
+        Self {
+            name: "system:apiserver".to_owned(),
+            groups: vec!["system:masters".to_owned()],
+        }
+    }
 }
 
 /// The other servers of the cluster.
@@ -142,6 +166,8 @@ pub struct Peers {
     pub advertise_port: Option<u16>,
     /// `--peer-cidrs`
     pub cidrs: Vec<IpNet>,
+    /// `--state-dir`
+    pub state_dir: Option<PathBuf>,
     /// `--etcd-*`
     pub etcd: Etcd,
     /// `--egress-selector-config-file`: what it says for `controlplane`.
@@ -296,9 +322,17 @@ impl Default for Features {
 /// Bounds on what one client, or all of them, may take.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// `--max-connections`: open client connections; further ones wait in the
-    /// listen backlog.
+    /// `--max-connections`: open client connections. Further ones evict connections that
+    /// have not authenticated, else they wait in the listen backlog.
     pub max_connections: usize,
+    /// `--reserved-connections`: of these, for peers, nodes and control-plane
+    /// components; a tenth unless given.
+    pub reserved_connections: Option<usize>,
+    /// `--max-unauthenticated-connections-per-source`; a quarter of `max_connections`
+    /// unless given.
+    pub max_unauthenticated_connections_per_source: Option<usize>,
+    /// `--max-authentication-failures-per-source`, a minute; 0 is no limit.
+    pub max_authentication_failures_per_source: u32,
     /// `--http2-max-streams-per-connection`
     pub max_streams_per_connection: u32,
     /// `--tls-handshake-timeout`
@@ -318,6 +352,10 @@ pub struct Limits {
     /// How long a client may take nothing of an answer that waits for it; no
     /// flag.
     pub stall_timeout: Duration,
+    /// `--max-buffered-bytes`: what the process holds for all clients.
+    pub max_buffered_bytes: usize,
+    /// The same as `stall_timeout` for a client that has not authenticated; no flag.
+    pub unauthenticated_stall_timeout: Duration,
     /// How often an HTTP/2 connection to upstream that is in use is asked
     /// whether it lives, and how long it may take to say so; no flag.
     pub upstream_ping: Duration,
@@ -327,6 +365,10 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             max_connections: 16_384,
+            reserved_connections: None,
+            max_unauthenticated_connections_per_source: None,
+            // Far more than clients with expired tokens, far less than a guesser.
+            max_authentication_failures_per_source: 600,
             // kube-apiserver's own default since CVE-2023-44487.
             max_streams_per_connection: 100,
             handshake_timeout: Duration::from_secs(10),
@@ -337,6 +379,10 @@ impl Default for Limits {
             // Longer than somebody looks at a page of `kubectl logs -f | less`
             // without leaving it for good.
             stall_timeout: Duration::from_mins(10),
+            // More than a thousand stalled answers, and less than kube-apiserver itself
+            // needs in a small cluster.
+            max_buffered_bytes: 256 << 20,
+            unauthenticated_stall_timeout: Duration::from_secs(10),
             // client-go waits 30 s and 15 s; upstream is nearer to us.
             upstream_ping: Duration::from_secs(15),
             answer_grace: Duration::from_secs(10),

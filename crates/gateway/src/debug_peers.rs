@@ -5,7 +5,8 @@ use std::time::{Instant, SystemTime};
 
 use serde::Serialize;
 use skewbridge_discovery::Index;
-use skewbridge_peers::Peer;
+use skewbridge_peers::registry::RegistryStatus;
+use skewbridge_peers::{MicroTime, Peer, reachability};
 
 use crate::cluster::{Cluster, Interop};
 use crate::local_identity::{KeptBy, LocalIdentity};
@@ -22,12 +23,41 @@ struct View {
     waiting_for: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     local: Option<LocalView>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    registry: Option<RegistryView>,
     peers: Vec<PeerView>,
+}
+
+/// Where addresses of peers are read and published.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RegistryView {
+    kind: &'static str,
+    /// Whether the last attempt to read and to publish succeeded.
+    up: bool,
+    /// The last error, also after it is over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_error: Option<String>,
+    /// When `up` last changed, as RFC 3339 has it.
+    since: String,
+}
+
+impl From<&RegistryStatus> for RegistryView {
+    fn from(status: &RegistryStatus) -> Self {
+        Self {
+            kind: status.kind,
+            up: status.up,
+            last_error: status.last_error.clone(),
+            since: MicroTime::from(status.since).to_string(),
+        }
+    }
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct LocalView {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<String>,
     identity: String,
     /// Where peers are told to connect.
     address: String,
@@ -41,15 +71,24 @@ struct LocalView {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
+#[allow(clippy::struct_excessive_bools)] // a JSON document
 struct PeerView {
+    /// By the label `kubernetes.io/hostname` of its identity Lease.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<String>,
     identity: String,
     version: Option<String>,
     address: Option<String>,
     /// Whether the registry has that address now.
     published: bool,
+    /// `bridge-left`: its bridge announced that it leaves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'static str>,
     /// Whether its Lease was renewed lately.
     alive: bool,
-    /// Whether it takes requests.
+    /// Whether the last poll and the last request were answered.
+    reachable: bool,
+    /// Whether it is reachable, and chosen before peers that failed lately.
     healthy: bool,
     requests_under_way: usize,
     seconds_since_sync: Option<u64>,
@@ -66,16 +105,21 @@ pub(crate) fn json(interop: &Result<Arc<Interop>, LocalOnly>) -> String {
             local_only: Some(why.to_string()),
             waiting_for: None,
             local: None,
+            registry: None,
             peers: Vec::new(),
         },
-        Ok(interop) => view(&interop.cluster.load(), &interop.local),
+        Ok(interop) => view(
+            &interop.cluster.load(),
+            &interop.local,
+            &interop.registry.borrow(),
+        ),
     };
     let mut text = serde_json::to_string_pretty(&view).unwrap_or_default();
     text.push('\n');
     text
 }
 
-fn view(cluster: &Cluster, own: &LocalIdentity) -> View {
+fn view(cluster: &Cluster, own: &LocalIdentity, registry: &RegistryStatus) -> View {
     let peers = &cluster.peers.peers;
     let index = |peer: &Arc<Peer>| -> Option<Arc<_>> { peer.served.clone() };
     let served: Vec<_> = peers.iter().filter_map(index).collect();
@@ -85,6 +129,7 @@ fn view(cluster: &Cluster, own: &LocalIdentity) -> View {
         local_only: None,
         waiting_for: cluster.missing().map(crate::cluster::Missing::as_str),
         local: Some(LocalView {
+            host: own.name().host().map(str::to_owned),
             identity: own.identity.to_string(),
             address: own.address.to_string(),
             lease_kept_by: own.kept_by(),
@@ -94,6 +139,7 @@ fn view(cluster: &Cluster, own: &LocalIdentity) -> View {
                 .map(ToString::to_string),
             serves_alone: local.map_or_else(Vec::new, |it| it.index.difference(&others)),
         }),
+        registry: Some(registry.into()),
         peers: peers
             .iter()
             .map(|peer| {
@@ -103,30 +149,34 @@ fn view(cluster: &Cluster, own: &LocalIdentity) -> View {
                     .chain(local.map(Arc::as_ref))
                     .map(|served| &*served.index)
                     .collect();
-                peer_view(peer, &others)
+                peer_view(peer, &others, registry)
             })
             .collect(),
     }
 }
 
-fn peer_view(peer: &Peer, others: &[&Index]) -> PeerView {
+fn peer_view(peer: &Peer, others: &[&Index], registry: &RegistryStatus) -> PeerView {
     let served = peer.served.as_ref();
     let now = Instant::now();
+    let reachability = reachability(peer, registry, now);
     PeerView {
+        host: peer.name().host().map(str::to_owned),
         identity: peer.identity.to_string(),
         version: served
             .and_then(|it| it.version.as_ref())
             .map(ToString::to_string),
         address: peer.address.map(|it| it.to_string()),
         published: peer.published,
+        state: peer.record.bridge_left.then_some("bridge-left"),
         alive: peer.alive_until > now,
-        healthy: peer.standing.is_healthy(now),
+        reachable: reachability.is_reachable(),
+        healthy: reachability.is_reachable() && peer.standing.is_healthy(now),
         requests_under_way: peer.standing.load(),
         seconds_since_sync: peer
             .succeeded
             .and_then(|at| SystemTime::now().duration_since(at).ok())
             .map(|age| age.as_secs()),
-        problem: peer.problem.clone(),
+        problem: reachability.problem().map(str::to_owned),
         serves_alone: served.map_or_else(Vec::new, |it| it.index.difference(others)),
     }
 }

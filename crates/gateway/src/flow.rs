@@ -2,14 +2,13 @@
 //! peer, respond, in this order.
 
 use std::borrow::Cow;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
-use http::header::{CONNECTION, HOST, UPGRADE};
+use http::header::{CONNECTION, DATE, HOST, UPGRADE};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
@@ -21,10 +20,14 @@ use skewbridge_api::version::Version as KubeVersion;
 use skewbridge_peers::Peer;
 use skewbridge_signatures::http_signature::Refusal as SignatureRefusal;
 
+use crate::authentication_limit::{AuthenticationLimit, Credential, TokenHash};
 use crate::body::{RequestBody, ResponseBody};
+use crate::buffer_budget::{BufferBudget, ClientLimits};
 use crate::caller::{Caller, Presented, Recognised, Trust};
+use crate::client_connection::{ClientConnection, TokenPlace};
 use crate::cluster::{Hint, Interop};
-use crate::config::Limits;
+use crate::config::{BridgeUser, Limits};
+use crate::date;
 use crate::drain::Drain;
 use crate::envoy::{Deadline, Envoy, Subject, not_processed, remove_not_processed};
 use crate::health;
@@ -32,9 +35,10 @@ use crate::local;
 use crate::metrics::Metrics;
 use crate::peer;
 use crate::record::Record;
-use crate::respond;
+use crate::respond::{self, Detail};
 use crate::route::{self, Journey, Refusal, Route};
-use crate::serve::{Answer, Service};
+use crate::self_test::SelfTest;
+use crate::serve::{Answer, CloseConnection, Service};
 use crate::signatures::{self, Rejected, Signatures};
 use crate::streams::{self, Carried, Job, Streams, Switch, Switched};
 use crate::tls::reload::Live;
@@ -75,18 +79,45 @@ pub struct Bridge {
     pub turns: AtomicU64,
     /// How exec, attach and port-forward are carried.
     pub(crate) streams: Streams,
+    /// Whether upstream believes what the bridge asserts.
+    pub self_test: Arc<SelfTest>,
+    /// The user of its own requests.
+    pub(crate) own_user: BridgeUser,
     /// Judges signed requests, where there are keys.
     pub(crate) signatures: Option<Signatures>,
+    /// Limits failed authentications per source.
+    pub(crate) authentication_limit: AuthenticationLimit,
+    /// Bytes held for all clients.
+    pub(crate) buffers: Arc<BufferBudget>,
 }
 
 impl Bridge {
-    /// Why it is not ready although upstream is.
+    /// Why it is not ready although upstream is. Anonymous clients may read this: it
+    /// names no file and no address, which the admin port does.
     fn unreadiness(&self) -> Option<String> {
         if !self.acquainted.load(Ordering::Relaxed) {
             return Some(NOT_ACQUAINTED.to_owned());
         }
-        let missing = self.interop.as_ref()?.cluster.load().missing()?;
-        Some(format!("the bridge does not know yet {}", missing.as_str()))
+        if self.self_test.problem().is_some() {
+            return Some(format!("the self-test has not passed; {ADMIN_SAYS_WHY}"));
+        }
+        let interop = self.interop.as_ref()?;
+        match interop.cluster.load().missing() {
+            Some(missing) => Some(format!("the bridge does not know yet {}", missing.as_str())),
+            None => interop
+                .registry_unread()
+                .map(|_| format!("addresses of peers have not been read yet; {ADMIN_SAYS_WHY}")),
+        }
+    }
+
+    /// Counts a refused credential, and charges it to the source unless the connection has
+    /// authenticated.
+    fn note_authentication_failure(&self, client: &ClientConnection, credential: Credential) {
+        self.metrics.connections().authentication_failed(credential);
+        if !client.is_authenticated() {
+            let source = client.source().ip();
+            self.authentication_limit.failed(source, credential);
+        }
     }
 
     /// A number that spreads load: not a secret, only never the same for long.
@@ -99,7 +130,7 @@ impl Bridge {
     /// by way of another bridge has to say which.
     pub(crate) fn upstream_name(&self) -> Cow<'static, str> {
         match &self.interop {
-            Some(interop) => format!("the kube-apiserver {}", interop.local.identity).into(),
+            Some(interop) => format!("the kube-apiserver {}", interop.local.name()).into(),
             None => "the kube-apiserver behind this gateway".into(),
         }
     }
@@ -113,11 +144,16 @@ pub struct Connection(pub(crate) Arc<Inner>);
 pub(crate) struct Inner {
     pub(crate) bridge: Arc<Bridge>,
     pub(crate) pools: Arc<Pools>,
-    pub(crate) peer: SocketAddr,
+    pub(crate) client: Arc<ClientConnection>,
+    pub(crate) limits: ClientLimits,
     pub(crate) presented: Presented,
 }
 
 impl Service for Connection {
+    fn limits(&self) -> ClientLimits {
+        self.0.limits.clone()
+    }
+
     fn refused(&self, status: StatusCode) {
         let mut record = Record::begin(&self.0.bridge.metrics);
         record.route("refuse");
@@ -128,15 +164,28 @@ impl Service for Connection {
     async fn call(&self, request: Request<RequestBody>) -> Answer {
         let bridge = &*self.0.bridge;
         let mut record = Record::begin(&bridge.metrics);
+        self.0.client.note_request();
         let (mut head, body) = request.into_parts();
+        let is_h2 = head.version == Version::HTTP_2;
         if bridge.access_log {
-            record.log(&head);
+            record.log(&head, self.0.client.source());
         }
-        match self.handle(&mut head, body, &mut record).await {
+        let handled = match self.changed_by_connection(&head) {
+            None => self.handle(&mut head, body, &mut record).await,
+            Some(refused) => {
+                record.route("refuse");
+                Err(refused)
+            }
+        };
+        match handled {
             Ok(Carried::Response(mut response)) => {
                 hygiene::remove_hop_by_hop(response.headers_mut());
                 // Whoever answered does not say for us what a peer may repeat.
                 remove_not_processed(response.headers_mut());
+                // RFC 9110, 6.6.1: an answer that is forwarded has a Date.
+                let headers = response.headers_mut();
+                headers.entry(DATE).or_insert_with(date::now);
+                record.audit_id(headers);
                 record.status(response.status());
                 Answer {
                     response,
@@ -145,6 +194,7 @@ impl Service for Connection {
                 }
             }
             Ok(Carried::Switched(response, switched)) => {
+                record.audit_id(response.headers());
                 record.status(response.status());
                 Answer {
                     response: response.map(|()| ResponseBody::empty()),
@@ -152,8 +202,11 @@ impl Service for Connection {
                     record,
                 }
             }
-            Err(refused) => {
+            Err(mut refused) => {
                 record.status(refused.status());
+                if is_h2 && refused.status() == StatusCode::UNAUTHORIZED && self.ends_anonymous() {
+                    refused.extensions_mut().insert(CloseConnection);
+                }
                 Answer {
                     response: refused.map(ResponseBody::full),
                     switched: None,
@@ -165,6 +218,23 @@ impl Service for Connection {
 }
 
 impl Connection {
+    /// Whether kube-apiserver ends HTTP/2 connections of callers without an identity.
+    fn ends_anonymous(&self) -> bool {
+        let bridge = &*self.0.bridge;
+        let pool = (self.0.pools).anonymous(&bridge.live, &bridge.metrics);
+        pool.ends_anonymous_connections()
+    }
+
+    /// The answer to a request that would mean something else without what its
+    /// `Connection` header has removed.
+    fn changed_by_connection(&self, head: &Parts) -> Option<Response<Bytes>> {
+        let trust = self.0.bridge.live.trust.load();
+        let name = hygiene::not_removable(&head.headers, trust.headers())?;
+        let message = format!("the Connection header must not list {name}");
+        let format = negotiate_error_format(&head.headers);
+        Some(respond::status(&Status::bad_request(message), format))
+    }
+
     async fn handle(
         &self,
         head: &mut Parts,
@@ -177,35 +247,40 @@ impl Connection {
         let switch = Switch::read(&head.method, &head.headers);
         let upgrade = clean(head);
         let recognised = self.recognise(&trust, head, body).await;
-        let (recognised, body) = recognised.map_err(|rejected| {
+        let (recognised, body) = recognised.map_err(|status| {
             record.route("refuse");
-            respond::status(&rejected.status(), format)
+            respond::status(&status, format)
         })?;
         let Recognised { caller, from_peer } = recognised;
         record.caller(caller.name());
+        self.0.client.note_caller(&caller);
         let hopped = from_peer && hygiene::has_hopped(&head.headers);
         trust.headers().remove(&mut head.headers);
         if !from_peer {
             hygiene::remove_peer_hop(&mut head.headers);
         }
 
+        let detail = Detail::of(&caller, &self.0.client, from_peer);
         let decided = self
             .decide(head, &caller, hopped, record)
             .map_err(|refused| {
                 // Answers to a request that was not understood still have to be
                 // readable.
-                let mut answer = refused.answer(format, bridge);
+                let mut answer = refused.answer(format, bridge, detail);
                 if from_peer && refused.is_untouched() {
                     not_processed(answer.headers_mut());
                 }
                 answer
             })?;
         let mut instead = match &decided.route {
-            Going::Local(_) if !hopped => Instead::of(head, &caller, bridge),
-            _ => Instead::Nothing,
+            Going::Local(_) if hopped => Instead::polled_by_peer(head, bridge),
+            Going::Local(_) => Instead::of(head, &caller, bridge),
+            Going::Peers(_) => Instead::Nothing,
         };
         if let Some(recalled) = instead.begin(head, bridge).await {
             record.route("discovery");
+            let token = TokenPlace::of(&caller, head);
+            self.0.client.note_answer(token, recalled.status());
             return Ok(Carried::Response(recalled));
         }
         self.mark(head);
@@ -228,11 +303,16 @@ impl Connection {
                 prefer,
                 subject: &decided.subject,
             },
+            client: &self.0.client,
+            token: self.unproven_token(&caller, head),
+            token_place: TokenPlace::of(&caller, head),
+            limits: &self.0.limits,
             going: &decided.route,
             trust: &trust,
             repeat: decided.repeat,
             deadline: Deadline::of(decided.long_running, &bridge.limits),
             format,
+            detail,
             from_peer,
         };
         if let Some(switch) = switch
@@ -250,30 +330,10 @@ impl Connection {
             record.route("discovery");
             // Boxed: watches are many, and do not come here.
             let replaced = Box::pin(instead.end(response, bridge)).await;
-            let replaced = replaced.map_err(|status| respond::status(&status, format));
+            let replaced = replaced.map_err(|status| trip.refuse_by_detail(&status));
             reply = Reply::Response(replaced?);
         }
-        if let Reply::Response(response) = &reply
-            && decided.readyz
-            && response.status().is_success()
-            && let Some(problem) = bridge.unreadiness()
-        {
-            return Err(health::not_ready(&problem));
-        }
-        if let Reply::Response(response) = &mut reply
-            && decided.watch
-            && response.status().is_success()
-        {
-            let share = bridge.next_share.fetch_add(97, Ordering::Relaxed);
-            let end = WatchEnd::new(&bridge.drain, share, response.headers());
-            response.body_mut().end_with(end);
-        }
-        Ok(match reply {
-            Reply::Response(response) => Carried::Response(response),
-            Reply::Upgraded(response, upgraded) => {
-                Carried::Switched(response, Switched::Tunnel(upgraded, None))
-            }
-        })
+        Ok(finish(bridge, &decided, reply))
     }
 
     /// Who sent a request; and its body, which of a signed one is whole then.
@@ -282,15 +342,74 @@ impl Connection {
         trust: &Arc<Trust>,
         head: &mut Parts,
         body: RequestBody,
-    ) -> Result<(Recognised, RequestBody), Rejected> {
+    ) -> Result<(Recognised, RequestBody), Status> {
         let recognised = self.0.presented.caller(trust, &head.headers);
-        match &self.0.bridge.signatures {
-            Some(signatures) if signatures::concern(&recognised.caller, head) => {
-                // Boxed: most requests do not come here, and watches are many.
-                Box::pin(self.judge(signatures, recognised, head, body)).await
-            }
-            _ => Ok((recognised, body)),
+        let signatures = self.0.bridge.signatures.as_ref();
+        let signatures = signatures.filter(|_| signatures::concern(&recognised.caller, head));
+        let credential = match (&recognised.caller, signatures) {
+            (_, Some(_)) => Some(Credential::Signature),
+            (Caller::Bearer, None) => Some(Credential::Token),
+            (Caller::Unauthorized, None) => Some(Credential::Certificate),
+            _ => None,
+        };
+        if let Some(credential) = credential {
+            self.limit_failures(&recognised.caller, credential, head)?;
         }
+        let Some(signatures) = signatures else {
+            if credential == Some(Credential::Certificate) {
+                self.note_failure(Credential::Certificate);
+            }
+            return Ok((recognised, body));
+        };
+        // Boxed: most requests do not come here, and watches are many.
+        let judged = Box::pin(self.judge(signatures, recognised, head, body)).await;
+        judged.map_err(|rejected| {
+            let status = rejected.status();
+            if status.code == StatusCode::UNAUTHORIZED {
+                self.note_failure(Credential::Signature);
+            }
+            status
+        })
+    }
+
+    fn note_failure(&self, credential: Credential) {
+        let Inner { bridge, client, .. } = &*self.0;
+        bridge.note_authentication_failure(client, credential);
+    }
+
+    /// Refuses a credential of a source that had too many failures. Connections that have
+    /// authenticated are not limited.
+    fn limit_failures(
+        &self,
+        caller: &Caller,
+        credential: Credential,
+        head: &Parts,
+    ) -> Result<(), Status> {
+        let Inner { bridge, client, .. } = &*self.0;
+        if client.is_authenticated() {
+            return Ok(());
+        }
+        let (source, token) = (client.source().ip(), self.unproven_token(caller, head));
+        let refused = (bridge.authentication_limit).check(source, credential, token);
+        refused.map_or(Ok(()), |status| {
+            let metrics = bridge.metrics.connections();
+            metrics.authentication_limited(credential);
+            Err(status)
+        })
+    }
+
+    /// Whether kube-apiserver may end the connection with its answer: to an anonymous
+    /// request, or to a token that it has not accepted before.
+    fn is_unproven(&self, caller: &Caller, head: &Parts) -> bool {
+        let limit = &self.0.bridge.authentication_limit;
+        let token = self.unproven_token(caller, head);
+        matches!(caller, Caller::Anonymous) || token.is_some_and(|token| !limit.knows(token))
+    }
+
+    /// The token of a request on a connection that has not authenticated.
+    fn unproven_token(&self, caller: &Caller, head: &Parts) -> Option<TokenHash> {
+        (matches!(caller, Caller::Bearer) && !self.0.client.is_authenticated())
+            .then(|| self.0.bridge.authentication_limit.token(&head.headers))
     }
 
     async fn judge(
@@ -348,7 +467,13 @@ impl Connection {
         record.route(route.as_str());
         let going = match route {
             Route::Local(leg) => {
-                Going::Local(self.0.pools.of(leg, &bridge.live, &bridge.metrics).ok_or(
+                let pools = &self.0.pools;
+                let pool = if self.is_unproven(caller, head) {
+                    Some(pools.anonymous(&bridge.live, &bridge.metrics))
+                } else {
+                    pools.of(leg, &bridge.live, &bridge.metrics)
+                };
+                Going::Local(pool.ok_or(
                     // The certificate went away between two looks at it.
                     Refused::Refusal(Refusal::CannotAssert),
                 )?)
@@ -389,8 +514,36 @@ impl Connection {
             let host = self.0.bridge.default_host.clone();
             head.headers.insert(HOST, host);
         }
-        hygiene::forwarded(&mut head.headers, self.0.peer.ip().to_canonical());
+        hygiene::forwarded(
+            &mut head.headers,
+            self.0.client.source().ip().to_canonical(),
+        );
         self.0.bridge.via.add(&mut head.headers, head.version);
+    }
+}
+
+/// The reply as it goes to the client: `/readyz` is also about the bridge, and a watch ends
+/// at its share of the drain.
+fn finish(bridge: &Bridge, decided: &Decided, mut reply: Reply) -> Carried {
+    if let Reply::Response(response) = &mut reply
+        && response.status().is_success()
+    {
+        if decided.readyz
+            && let Some(problem) = bridge.unreadiness()
+        {
+            return Carried::Response(health::not_ready(&problem).map(ResponseBody::full));
+        }
+        if decided.watch {
+            let share = bridge.next_share.fetch_add(97, Ordering::Relaxed);
+            let end = WatchEnd::new(&bridge.drain, share, response.headers());
+            response.body_mut().end_with(end);
+        }
+    }
+    match reply {
+        Reply::Response(response) => Carried::Response(response),
+        Reply::Upgraded(response, upgraded) => {
+            Carried::Switched(response, Switched::Tunnel(upgraded, None))
+        }
     }
 }
 
@@ -398,11 +551,16 @@ impl Connection {
 /// answer comes.
 pub(crate) struct Trip<'a> {
     envoy: Envoy<'a>,
+    client: &'a ClientConnection,
+    token: Option<TokenHash>,
+    token_place: Option<TokenPlace>,
+    limits: &'a ClientLimits,
     going: &'a Going,
     trust: &'a Arc<Trust>,
     repeat: Repeat,
     deadline: Deadline,
     format: Format,
+    detail: Detail,
     from_peer: bool,
 }
 
@@ -427,7 +585,12 @@ impl Trip<'_> {
         body: RequestBody,
         record: &mut Record,
     ) -> Result<Reply, Response<Bytes>> {
-        let body = Replay::new(body, self.trust.clone(), self.repeat);
+        // Only a workload may read its request after it has begun to refuse it.
+        let duplex = !body.is_done() && self.read(|info| !info.reaches_workload()) == Some(false);
+        let body = Replay::new(body, self.trust.clone(), self.repeat)
+            .charged_to(self.limits.reservation())
+            .duplex(duplex)
+            .anonymous(matches!(self.envoy.caller, Caller::Anonymous));
         let mut request = Request::from_parts(head, body);
         let sent = async {
             match self.going {
@@ -439,13 +602,36 @@ impl Trip<'_> {
                 }
             }
         };
-        self.deadline.enforce(sent).await.map_err(|unanswered| {
-            let mut answer = self.refuse(&unanswered.status);
+        let reply = self.deadline.enforce(sent).await.map_err(|unanswered| {
+            let mut answer = self.refuse_by_detail(&unanswered.status);
             if self.from_peer && unanswered.untouched {
                 not_processed(answer.headers_mut());
             }
             answer
-        })
+        })?;
+        self.note_answer(reply.status());
+        Ok(reply)
+    }
+
+    /// What the status of an answer says of the caller's token.
+    fn note_answer(&self, status: StatusCode) {
+        self.client.note_answer(self.token_place, status);
+        // What is behind a proxy subresource answers 401 for reasons of its own. The client
+        // has to have authenticated before, or the path would be a way around the limit.
+        let is_workloads = self.client.is_authenticated()
+            && self.read(|info| info.subresource == "proxy") == Some(true);
+        if matches!(self.envoy.caller, Caller::Bearer)
+            && status == StatusCode::UNAUTHORIZED
+            && !is_workloads
+        {
+            let bridge = self.bridge();
+            bridge.note_authentication_failure(self.client, Credential::Token);
+        }
+        if let Some(token) = self.token
+            && self.client.is_authenticated()
+        {
+            self.bridge().authentication_limit.accepted(token);
+        }
     }
 
     /// Asks something else of the same server, for the same caller.
@@ -476,6 +662,11 @@ impl Trip<'_> {
         respond::status(status, self.format)
     }
 
+    /// The same, where the failure may name servers and addresses.
+    fn refuse_by_detail(&self, status: &Status) -> Response<Bytes> {
+        self.refuse(&self.detail.of_status(status))
+    }
+
     /// What is to be done with a request to switch protocols, if it is for a stream.
     fn job(&self, switch: Switch) -> Option<Job> {
         let version = match self.going {
@@ -493,6 +684,9 @@ impl Trip<'_> {
             .flatten()
     }
 }
+
+/// Where an administrator finds the details that answers to clients leave out.
+const ADMIN_SAYS_WHY: &str = "/readyz?verbose at --admin-address says why";
 
 /// Why the bridge itself is not ready.
 const LEAVING: &str = "the bridge is shutting down";
@@ -524,7 +718,7 @@ impl Refused {
         matches!(self, Self::Refusal(TooEarly(_) | NotHere | PeerUnknown(_)))
     }
 
-    fn answer(&self, format: Format, bridge: &Bridge) -> Response<Bytes> {
+    fn answer(&self, format: Format, bridge: &Bridge, detail: Detail) -> Response<Bytes> {
         let status = match self {
             Self::Status(status) => return respond::status(status, format),
             Self::Refusal(Refusal::NotReady) => return health::not_ready(LEAVING),
@@ -544,11 +738,14 @@ impl Refused {
                 "a peer sent this request to {}, which does not serve it any more",
                 bridge.upstream_name()
             )),
-            Self::Refusal(Refusal::PeerUnknown(identity)) => respond::later(format!(
-                "not served here, and {identity} has not told yet what it serves"
-            )),
+            Self::Refusal(Refusal::PeerUnknown(identity)) => {
+                respond::later(match &bridge.interop {
+                    Some(interop) => interop.unknown_peer(identity),
+                    None => format!("not served here, nor known of {identity}"),
+                })
+            }
         };
-        respond::status(&status, format)
+        respond::status(&detail.of_status(&status), format)
     }
 }
 

@@ -2,15 +2,20 @@
 
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, DATE};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
+use skewbridge_peers::registry::RegistryStatus;
+use skewbridge_peers::{Peers, reachability};
 
 use crate::cluster::Interop;
 use crate::drain::Drain;
 use crate::membership::LocalOnly;
+use crate::self_test::SelfTest;
+use crate::tls::reload::Live;
 
 /// What is known of upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +37,10 @@ pub struct Health {
     pub upstream: Arc<ArcSwap<UpstreamHealth>>,
     /// The other servers, or why they are none of our business.
     pub interop: Result<Arc<Interop>, LocalOnly>,
+    /// Whether upstream believes what the bridge asserts.
+    pub self_test: Arc<SelfTest>,
+    /// Certificates and CAs in use.
+    pub live: Arc<Live>,
 }
 
 /// Which question was asked.
@@ -87,6 +96,13 @@ impl Health {
             UpstreamHealth::NotReady(cause) => Some(cause.clone()),
         };
         checks.push(Check::new("upstream", upstream));
+        checks.push(Check {
+            note: self.self_test.note(),
+            ..Check::new("self-test", self.self_test.problem())
+        });
+        if let Ok(interop) = &self.interop {
+            checks.push(registry_check(interop));
+        }
         checks.push(match &self.interop {
             Err(why) => Check {
                 note: Some(format!("local only, since {why}")),
@@ -96,9 +112,7 @@ impl Health {
                 let cluster = interop.cluster.load();
                 let problem =
                     (cluster.missing()).map(|it| format!("not known yet: {}", it.as_str()));
-                let all = &cluster.peers.peers;
-                let told = all.iter().filter(|peer| peer.served.is_some()).count();
-                let mut note = format!("{told} of {} have told what they serve", all.len());
+                let mut note = peers_note(&cluster.peers, &interop.registry.borrow());
                 if let Some(doubt) = interop.local.doubt() {
                     note.push_str("; but ");
                     note.push_str(&doubt);
@@ -109,6 +123,20 @@ impl Health {
                 }
             }
         });
+        // Not a failure: what the local server serves is served, and all bridges of a
+        // cluster would fail at once.
+        let conflicts = &self.live.conflicts;
+        let conflicts = [conflicts.peering.load(), conflicts.callers.load()];
+        let conflicts: Vec<_> = conflicts
+            .iter()
+            .filter_map(|it| it.as_ref().map(ToString::to_string))
+            .collect();
+        if !conflicts.is_empty() {
+            checks.push(Check {
+                note: Some(format!("in conflict: {}", conflicts.join("; "))),
+                ..Check::new("ca-files", None)
+            });
+        }
         let leaving = (self.drain.is_leaving()).then(|| "the bridge is shutting down".to_owned());
         checks.push(Check::new("shutdown", leaving));
         checks
@@ -120,6 +148,50 @@ impl Health {
             .iter()
             .all(|check| check.problem.is_none())
     }
+}
+
+/// The registry of peer addresses: a problem until it has been read once, and a
+/// note when it fails later.
+fn registry_check(interop: &Interop) -> Check {
+    let problem = interop.registry_unread();
+    let registry = interop.registry.borrow();
+    let note = match registry.error() {
+        Some(error) => format!(
+            "{} fails, known addresses stay in use: {error}",
+            registry.kind
+        ),
+        None => registry.kind.to_owned(),
+    };
+    Check {
+        note: Some(note),
+        ..Check::new("registry", problem)
+    }
+}
+
+/// How many peers are named in a line: more control planes than a cluster has.
+const MAX_NAMED_PEERS: usize = 10;
+
+/// How many of the known peers can be reached, and why the others cannot. That is
+/// no reason to be not ready: everything else goes on being served.
+fn peers_note(peers: &Peers, registry: &RegistryStatus) -> String {
+    let now = Instant::now();
+    let unreachable: Vec<_> = (peers.peers.iter())
+        .filter_map(|peer| {
+            let reachability = reachability(peer, registry, now);
+            Some(format!("{}: {}", peer.name(), reachability.problem()?))
+        })
+        .collect();
+    let known = peers.peers.len();
+    let mut note = format!("{} of {known} reachable", known - unreachable.len());
+    if !unreachable.is_empty() {
+        let named = &unreachable[..unreachable.len().min(MAX_NAMED_PEERS)];
+        let _ = write!(note, "; unreachable: {}", named.join("; "));
+    }
+    if unreachable.len() > MAX_NAMED_PEERS {
+        let _ = write!(note, "; and {} more", unreachable.len() - MAX_NAMED_PEERS);
+    }
+    // One check is one line, whatever an error has in it.
+    note.replace(['\n', '\r'], " ")
 }
 
 /// The answer to a health question, with kube-apiserver's `?verbose` and

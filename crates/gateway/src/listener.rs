@@ -1,4 +1,4 @@
-//! Accepting connections, and handing each to the worker with the fewest.
+//! Accepts connections, gives each a slot, and hands it to the worker with the fewest.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 
+use crate::connection_slots::ConnectionSlots;
 use crate::drain::Drain;
 use crate::worker::{Arrival, Worker};
 
@@ -27,23 +27,23 @@ pub(crate) const AFTER_FAILURE: Duration = Duration::from_millis(100);
 pub(crate) async fn run(
     listener: TcpListener,
     workers: &[Worker],
-    max_connections: usize,
+    slots: &Arc<ConnectionSlots>,
     mut drain: Drain,
 ) {
-    let places = Arc::new(Semaphore::new(max_connections));
     loop {
-        // First a place, then a connection: who finds none waits in the
-        // kernel's queue and costs us nothing.
         let accepted = async {
-            let place = places.clone().acquire_owned().await;
-            (listener.accept().await, place)
+            // While all slots are held by authenticated clients, connections stay in the
+            // accept backlog.
+            slots.room().await;
+            let (tcp, peer) = listener.accept().await?;
+            io::Result::Ok((tcp, peer, slots.admit(peer.ip()).await))
         };
-        let (accepted, place) = tokio::select! {
+        let accepted = tokio::select! {
             biased;
             () = drain.draining() => return,
             accepted = accepted => accepted,
         };
-        let (Ok((tcp, peer)), Ok(place)) = (accepted, place) else {
+        let Ok((tcp, peer, slot)) = accepted else {
             tokio::time::sleep(AFTER_FAILURE).await;
             continue;
         };
@@ -51,7 +51,7 @@ pub(crate) async fn run(
         if let Ok(tcp) = tcp.into_std()
             && let Some(worker) = workers.iter().min_by_key(|worker| worker.connections())
         {
-            worker.take(Arrival { tcp, peer, place });
+            worker.take(Arrival { tcp, peer, slot });
         }
     }
 }

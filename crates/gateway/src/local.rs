@@ -10,6 +10,7 @@ use tokio::time::sleep;
 use crate::body::ResponseBody;
 use crate::cluster::{Hint, Place};
 use crate::envoy::{Envoy, Unanswered};
+use crate::header_bounds;
 use crate::peer;
 use crate::record::Record;
 use crate::respond;
@@ -35,6 +36,8 @@ pub(crate) async fn forward(
 ) -> Result<Reply, Unanswered> {
     let introduced = envoy.introduce_here(request.headers_mut());
     introduced.map_err(Unanswered::perhaps_done)?;
+    header_bounds::check_outgoing(request.method(), request.uri(), request.headers())
+        .map_err(Unanswered::perhaps_done)?;
     let outcome = match send(envoy, pool, request).await {
         Ok(Reply::Response(response)) if is_doubtful(envoy, &response) => {
             let unmasked = Box::pin(envoy.unmask(response)).await;

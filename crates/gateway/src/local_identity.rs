@@ -6,13 +6,15 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use serde::Serialize;
-use skewbridge_peers::Identity;
+use skewbridge_peers::{Identity, PeerName};
 
 /// Whom the bridge speaks for, and where.
 #[derive(Debug)]
 pub struct LocalIdentity {
     /// Of the kube-apiserver behind the bridge, as computed or given.
     pub identity: Identity,
+    /// The host that the bridge runs on, beside its kube-apiserver.
+    pub host: Option<String>,
     /// Where peers reach the bridge.
     pub address: SocketAddr,
     lease: ArcSwap<Lease>,
@@ -43,9 +45,15 @@ impl LocalIdentity {
     pub fn new(identity: Identity, address: SocketAddr) -> Self {
         Self {
             identity,
+            host: None,
             address,
             lease: ArcSwap::default(),
         }
+    }
+
+    /// Host and identity, for texts.
+    pub fn name(&self) -> PeerName<'_> {
+        PeerName::new(&self.identity, self.host.as_deref())
     }
 
     /// Who keeps the Lease of this identity.

@@ -7,7 +7,10 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use skewbridge_etcd::Endpoint;
 use skewbridge_peers::Identity;
-use skewbridge_peers::registry::{EtcdRegistry, FileRegistry, Registry};
+use skewbridge_peers::registry::{
+    Activity, EtcdFiles, EtcdRegistry, FileRegistry, Registry, RegistryStatus, StatusReporter,
+};
+use tokio::sync::watch;
 
 use crate::config::{ApiServerIdentity, Config, Feature, RegistryKind};
 use crate::tls::reload::Live;
@@ -22,15 +25,20 @@ pub(crate) struct Membership {
     pub(crate) address: SocketAddr,
     /// Where addresses are.
     pub(crate) whereabouts: Whereabouts,
+    /// Where the Leases are the registry: what becomes of reading them.
+    pub(crate) lease_status: StatusReporter,
+    /// The address of the kube-apiserver behind us, where other hosts may reach it.
+    pub(crate) server: Option<SocketAddr>,
+    /// `--peer-cidrs`: networks that addresses of peers must be in; none permits any.
+    pub(crate) networks: Vec<IpNet>,
 }
 
 /// Where servers tell each other their addresses.
 pub(crate) enum Whereabouts {
     /// In a registry.
     Registry(Box<dyn Registry>),
-    /// In annotations of identity Leases; an address outside of these networks
-    /// is refused.
-    Leases(Vec<IpNet>),
+    /// In annotations of identity Leases.
+    Leases,
 }
 
 /// Why everything is served by the local kube-apiserver alone (KEP-4020, Risks
@@ -91,14 +99,33 @@ impl Membership {
             hostname,
             address,
             whereabouts: whereabouts(config, live)?,
+            lease_status: StatusReporter::new("leases", &[Activity::Read]),
+            server: server(config),
+            networks: config.peers.cidrs.clone(),
         })
     }
+
+    /// Whether addresses can be read and published, as this changes.
+    pub(crate) fn registry_status(&self) -> watch::Receiver<RegistryStatus> {
+        match &self.whereabouts {
+            Whereabouts::Registry(registry) => registry.status(),
+            Whereabouts::Leases => self.lease_status.subscribe(),
+        }
+    }
+}
+
+/// The address of the kube-apiserver in `--upstream`, unless it is one that only this
+/// host can use.
+fn server(config: &Config) -> Option<SocketAddr> {
+    let ip: IpAddr = config.upstream.host.parse().ok()?;
+    let is_reachable = !ip.is_loopback() && !ip.is_unspecified();
+    is_reachable.then(|| SocketAddr::new(ip, config.upstream.port))
 }
 
 fn whereabouts(config: &Config, live: &Arc<Live>) -> Result<Whereabouts, LocalOnly> {
     let peers = &config.peers;
     let registry: Box<dyn Registry> = match &peers.registry {
-        RegistryKind::Leases => return Ok(Whereabouts::Leases(peers.cidrs.clone())),
+        RegistryKind::Leases => return Ok(Whereabouts::Leases),
         RegistryKind::File(path) => Box::new(FileRegistry::new(path.clone(), peers.cidrs.clone())),
         RegistryKind::Memory(exchange) => Box::new(exchange.registry()),
         RegistryKind::Etcd => {
@@ -112,7 +139,12 @@ fn whereabouts(config: &Config, live: &Arc<Live>) -> Result<Whereabouts, LocalOn
                 endpoints.map_err(|error| LocalOnly::Cannot(format!("--etcd-servers: {error}")))?;
             let live = live.clone();
             let tls = Arc::new(move || live.etcd.load_full());
-            Box::new(EtcdRegistry::new(endpoints, tls, peers.etcd.prefix.clone()))
+            let files = EtcdFiles {
+                ca: peers.etcd.ca.clone(),
+                cert: peers.etcd.key_pair.as_ref().map(|it| it.cert.clone()),
+            };
+            let registry = EtcdRegistry::new(endpoints, tls, peers.etcd.prefix.clone());
+            Box::new(registry.with_files(files))
         }
     };
     Ok(Whereabouts::Registry(registry))

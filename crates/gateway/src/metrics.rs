@@ -14,9 +14,12 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
+use crate::buffer_budget::BufferMetrics;
+use crate::connection_metrics::ConnectionMetrics;
 use crate::discovery_metrics::DiscoveryMetrics;
 use crate::peer_metrics::PeerMetrics;
 use crate::process_metrics::ProcessMetrics;
+use crate::self_test::{Test, Verdict};
 use crate::signatures::SignatureMetrics;
 use crate::streams::StreamMetrics;
 
@@ -41,10 +44,13 @@ struct Inner {
     reloads: Family<ReloadLabels, Counter>,
     certificate_expiry: Family<FlagLabels, gauge::Gauge<u64, AtomicU64>>,
     ready: Gauge,
+    self_test: Family<TestLabels, Gauge>,
     peers: PeerMetrics,
     discovery: DiscoveryMetrics,
     streams: StreamMetrics,
     signatures: SignatureMetrics,
+    connections: ConnectionMetrics,
+    buffers: BufferMetrics,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -81,6 +87,11 @@ struct FlagLabels {
     flag: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TestLabels {
+    test: &'static str,
+}
+
 /// From a cached read to a slow list; kube-apiserver's own edges are as wide.
 const DURATION_BUCKETS: [f64; 14] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0,
@@ -98,6 +109,7 @@ impl Default for Metrics {
 
 impl Metrics {
     /// All at zero.
+    #[allow(clippy::too_many_lines)] // a few lines for each metric
     pub fn new() -> Self {
         let requests = Family::default();
         let duration: Family<_, _, fn() -> Histogram> =
@@ -111,6 +123,7 @@ impl Metrics {
         let reloads = Family::default();
         let certificate_expiry = Family::default();
         let ready = Gauge::default();
+        let self_test = Family::default();
 
         let mut registry = Registry::default();
         let bridge = registry.sub_registry_with_prefix("skewbridge");
@@ -174,10 +187,17 @@ impl Metrics {
             "Whether bridge and upstream are both ready",
             ready.clone(),
         );
+        bridge.register(
+            "self_test_up",
+            "Whether a self-test passed when it last ran; none where it had no result",
+            Family::clone(&self_test),
+        );
         let peers = PeerMetrics::register(&mut registry);
         let discovery = DiscoveryMetrics::register(&mut registry);
         let streams = StreamMetrics::register(&mut registry);
         let signatures = SignatureMetrics::register(&mut registry);
+        let connections = ConnectionMetrics::register(&mut registry);
+        let buffers = BufferMetrics::register(&mut registry);
         registry.register_collector(Box::new(ProcessMetrics));
         Self(Arc::new(Inner {
             registry,
@@ -192,10 +212,13 @@ impl Metrics {
             reloads,
             certificate_expiry,
             ready,
+            self_test,
             peers,
             discovery,
             streams,
             signatures,
+            connections,
+            buffers,
         }))
     }
 
@@ -224,6 +247,16 @@ impl Metrics {
     /// What concerns signatures over requests.
     pub(crate) fn signatures(&self) -> &SignatureMetrics {
         &self.0.signatures
+    }
+
+    /// Metrics of client connections and of failed authentications.
+    pub(crate) fn connections(&self) -> &ConnectionMetrics {
+        &self.0.connections
+    }
+
+    /// Bytes held for clients.
+    pub(crate) fn buffers(&self) -> &BufferMetrics {
+        &self.0.buffers
     }
 
     pub(crate) fn request(
@@ -292,6 +325,22 @@ impl Metrics {
     pub(crate) fn certificate_expires(&self, flag: &'static str, at: u64) {
         let labels = FlagLabels { flag };
         self.0.certificate_expiry.get_or_create(&labels).set(at);
+    }
+
+    /// The results of the last self-test. A test without a result has no series.
+    pub(crate) fn self_test(&self, results: &[(Test, Verdict)]) {
+        self.0.self_test.clear();
+        for (test, verdict) in results {
+            let up = match verdict {
+                Verdict::Passed | Verdict::Warned(_) => 1,
+                Verdict::Failed(_) => 0,
+                Verdict::Unknown(_) => continue,
+            };
+            let labels = TestLabels {
+                test: test.as_str(),
+            };
+            self.0.self_test.get_or_create(&labels).set(up);
+        }
     }
 
     pub(crate) fn ready(&self, ready: bool) {

@@ -12,6 +12,7 @@ use skewbridge_api::identity::User;
 use skewbridge_peers::Peer;
 
 use crate::body::{Frame, RequestBody, ResponseBody};
+use crate::config::BridgeUser;
 use crate::flow::Bridge;
 use crate::upstream::{Leg, Pools, Prefer, Repeat, Replay, Reply};
 
@@ -37,20 +38,26 @@ pub(crate) enum Party<'a> {
     UpstreamAsNobody,
     /// The same, as kube-apiserver asks itself.
     Upstream,
+    /// The same, with a user that the bridge asserts.
+    UpstreamAs(&'a User),
     /// A peer, as kube-apiservers ask each other.
     Peer(&'a Peer),
+    /// A peer, as kube-apiserver asks itself: for what the server behind us cannot do any
+    /// more.
+    PeerAsBridgeUser(&'a Peer),
 }
 
 impl Party<'_> {
-    fn user(self) -> Option<User> {
-        let group = match self {
+    fn user(self, bridge: &BridgeUser) -> Option<User> {
+        let groups = match self {
             Self::UpstreamAsNobody => return None,
-            Self::Upstream => "system:masters",
-            Self::Peer(_) => "system:authenticated",
+            Self::UpstreamAs(user) => return Some(user.clone()),
+            Self::Upstream | Self::PeerAsBridgeUser(_) => bridge.groups.clone(),
+            Self::Peer(_) => vec!["system:authenticated".to_owned()],
         };
         Some(User {
-            name: "system:apiserver".to_owned(),
-            groups: vec![group.to_owned()],
+            name: bridge.name.clone(),
+            groups,
             ..User::default()
         })
     }
@@ -189,11 +196,16 @@ impl Own {
         let (live, metrics) = (&bridge.live, &bridge.metrics);
         let pool = match party {
             Party::UpstreamAsNobody => self.pools.of(Leg::Plain, live, metrics),
-            Party::Upstream => self.pools.of(Leg::FrontProxy, live, metrics),
-            Party::Peer(peer) => self.pools.to(peer, live, metrics),
+            Party::Upstream | Party::UpstreamAs(_) => self.pools.of(Leg::FrontProxy, live, metrics),
+            Party::Peer(peer) | Party::PeerAsBridgeUser(peer) => self.pools.to(peer, live, metrics),
         };
         let Some(pool) = pool else {
-            return Err("there is no front-proxy certificate".to_owned());
+            return Err(match (party, &*live.conflicts.peering.load()) {
+                (Party::Peer(_) | Party::PeerAsBridgeUser(_), Some(conflict)) => {
+                    format!("peering is switched off: {conflict}")
+                }
+                _ => "there is no front-proxy certificate".to_owned(),
+            });
         };
         let trust = bridge.live.trust.load_full();
         let (body, repeat) = match ask.json {
@@ -217,7 +229,7 @@ impl Own {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             headers.insert(CONTENT_LENGTH, json.len().into());
         }
-        if let Party::Peer(_) = party {
+        if let Party::Peer(_) | Party::PeerAsBridgeUser(_) = party {
             // As a request that has hopped already: a bridge there answers for its own
             // server, and asks nobody else.
             headers.insert(HOPPED, HeaderValue::from_static("true"));
@@ -226,7 +238,7 @@ impl Own {
             let value = HeaderValue::try_from(value).map_err(|error| error.to_string())?;
             headers.insert(name, value);
         }
-        if let Some(user) = party.user() {
+        if let Some(user) = party.user(&bridge.own_user) {
             let written = trust.headers().write(headers, &user);
             written.map_err(|error| error.to_string())?;
         }

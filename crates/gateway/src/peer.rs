@@ -2,27 +2,36 @@
 //! and the next one for as long as it is certain that nothing has been done.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use skewbridge_api::status::Status;
 use skewbridge_peers::{Peer, order};
+use tokio::time::timeout;
 
 use crate::body::ResponseBody;
 use crate::caller::Caller;
 use crate::cluster::Hint;
 use crate::envoy::{Envoy, Unanswered, is_not_processed};
+use crate::header_bounds;
 use crate::peer_metrics::PeerError;
-use crate::record::Record;
+use crate::record::{CLIENT_LEFT, Record};
 use crate::respond;
-use crate::upstream::{Leg, Prefer, Repeat, Replay, Reply, SendError};
+use crate::upstream::{Prefer, Repeat, Replay, Reply, SendError};
 
 /// As it is on the wire; KEP-4020 names another.
 const HOP: HeaderName = HeaderName::from_static("x-kubernetes-peer-proxied");
 
 /// KEP-4020, Aggregation Layer, 5.
 const FAILED: &str = "Error while proxying request to destination apiserver";
+
+/// How long a peer may take to answer a read before it is asked whether it still answers
+/// at all: longer than nearly all reads take.
+const LIVENESS_CHECK_DELAY: Duration = Duration::from_secs(2);
+
+/// How often the result of that check is read.
+const LIVENESS_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How much of the answer to a read is held back until it is whole: most objects
 /// and most pages of lists.
@@ -36,13 +45,104 @@ pub(crate) async fn forward(
     request: &mut Request<Replay>,
     record: &mut Record,
 ) -> Result<Reply, Unanswered> {
-    let known = serving.len();
+    let mut attempt = Attempt::new(envoy);
+    let answered = try_each(envoy, serving, request, &mut attempt, record).await;
+    attempt.end(&answered);
+    answered
+}
+
+/// Counts a rerouted request that no peer answers, by the code that the client gets
+/// instead. One that a peer answers is counted with the peer's code.
+struct Attempt<'a> {
+    envoy: &'a Envoy<'a>,
+    began: Instant,
+    /// The peer that was tried last.
+    peer: Option<Arc<Peer>>,
+    ended: bool,
+}
+
+impl<'a> Attempt<'a> {
+    fn new(envoy: &'a Envoy<'a>) -> Self {
+        Self {
+            envoy,
+            began: Instant::now(),
+            peer: None,
+            ended: false,
+        }
+    }
+
+    fn end(&mut self, answered: &Result<Reply, Unanswered>) {
+        self.ended = true;
+        if let Err(unanswered) = answered {
+            self.count(unanswered.status.code);
+        }
+    }
+
+    fn count(&self, code: u16) {
+        let metrics = self.envoy.bridge.metrics.peers();
+        let peer = self.peer.as_deref();
+        self.envoy
+            .subject
+            .read(|info| metrics.not_rerouted(peer, info, code));
+    }
+}
+
+impl Drop for Attempt<'_> {
+    /// Dropped before its end: at the deadline, or since the client has left.
+    fn drop(&mut self) {
+        if !self.ended {
+            let timed_out = self.began.elapsed() >= self.envoy.bridge.limits.request_timeout;
+            self.count(if timed_out {
+                StatusCode::GATEWAY_TIMEOUT.as_u16()
+            } else {
+                CLIENT_LEFT
+            });
+        }
+    }
+}
+
+async fn try_each(
+    envoy: &Envoy<'_>,
+    serving: Vec<Arc<Peer>>,
+    request: &mut Request<Replay>,
+    attempt: &mut Attempt<'_>,
+    record: &mut Record,
+) -> Result<Reply, Unanswered> {
+    if let Some(conflict) = &*envoy.bridge.live.conflicts.peering.load() {
+        return Err(untouched(format!(
+            "{FAILED}: peering is switched off: {conflict}"
+        )));
+    }
+    let names: Vec<_> = serving.iter().map(|peer| peer.name().to_string()).collect();
     let order = order(serving, envoy.bridge.chance(), Instant::now());
     if order.is_empty() {
         envoy.count_error(PeerError::NoAddress);
+        let interop = envoy.bridge.interop.as_ref();
+        let why = match interop.and_then(|it| it.registry_problem()) {
+            Some(why) => why.to_owned(),
+            None => format!(
+                "none of them has published an address: {}",
+                names.join(", ")
+            ),
+        };
         return Err(untouched(format!(
-            "{FAILED}: none of the {known} servers that serve this has published an address"
+            "{FAILED}: {} servers serve this; {why}",
+            names.len()
         )));
+    }
+    let silent = order.iter().find(|peer| !peer.standing.is_reachable());
+    let silent = silent.cloned();
+    let order: Vec<_> = (order.into_iter())
+        .filter(|peer| peer.standing.is_reachable())
+        .collect();
+    if let (Some(silent), true) = (silent, order.is_empty()) {
+        envoy.count_error(PeerError::Connect);
+        let message = format!(
+            "{FAILED}: {} does not answer; requests go there again when it does",
+            silent.name()
+        );
+        attempt.peer = Some(silent);
+        return Err(untouched(message));
     }
     if let Some(refusal) = refused_here(envoy, request).await? {
         return Ok(refusal);
@@ -53,13 +153,14 @@ pub(crate) async fn forward(
     let mut failures = Vec::new();
     let last = order.len() - 1;
     for (turn, peer) in order.iter().enumerate() {
+        attempt.peer = Some(peer.clone());
         let error = match send(envoy, peer, request, turn == last, record).await {
             Ok(reply) => return Ok(reply),
             Err(Failed::Status(status)) => return Err(Unanswered::perhaps_done(status)),
             Err(Failed::Untouched) => {
                 return Err(untouched(format!(
                     "{FAILED}: {} does not serve this any more",
-                    peer.identity
+                    peer.name()
                 )));
             }
             Err(Failed::Send(SendError::Client(cause))) => {
@@ -67,10 +168,10 @@ pub(crate) async fn forward(
             }
             Err(Failed::Send(error)) => error,
         };
-        tracing::warn!(peer = %peer.identity, address = peer.address.map(tracing::field::display), %error, "a peer did not take a request");
+        tracing::warn!(peer = %peer.name(), address = peer.address.map(tracing::field::display), %error, "a peer did not take a request");
         let certain = error.is_safe_to_repeat();
         let harmless = request.body().repeat() == Repeat::Harmless;
-        failures.push(format!("{}: {error}", peer.identity));
+        failures.push(format!("{}: {error}", peer.name()));
         if !certain && !harmless {
             // It may have been done. Told to come again, a client would do it
             // twice: so it is not told.
@@ -84,9 +185,34 @@ pub(crate) async fn forward(
     Err(untouched(format!("{FAILED}: {}", failures.join("; "))))
 }
 
-/// To peers anonymity has to be asserted, and what is asserted is believed: so
-/// the local server is asked first whether it lets in anybody without a name
-/// (`--anonymous-auth`). Its 401 is the answer then.
+/// What the local server's answer to an anonymous question permits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AnonymousAccess {
+    /// It has authenticated the request as anonymous: that may be asserted to a peer.
+    Permitted,
+    /// Its answer is the answer to the client.
+    Refused,
+    /// It has not decided; the client may try again.
+    Undecided,
+}
+
+/// kube-apiserver answers 2xx, 403 and 404 after it has accepted an anonymous request.
+/// 401 refuses it; 429 and 503 are written before authentication too, and say when to try
+/// again. All other answers say nothing about authentication.
+fn anonymous_access(status: StatusCode) -> AnonymousAccess {
+    match status {
+        status if status.is_success() => AnonymousAccess::Permitted,
+        StatusCode::FORBIDDEN | StatusCode::NOT_FOUND => AnonymousAccess::Permitted,
+        StatusCode::UNAUTHORIZED
+        | StatusCode::TOO_MANY_REQUESTS
+        | StatusCode::SERVICE_UNAVAILABLE => AnonymousAccess::Refused,
+        _ => AnonymousAccess::Undecided,
+    }
+}
+
+/// To peers anonymity has to be asserted, and a peer believes what is asserted: so the
+/// local server is asked first whether it accepts this request without a credential
+/// (`--anonymous-auth`). Gives its answer where that is the answer to the client.
 async fn refused_here(
     envoy: &Envoy<'_>,
     request: &Request<Replay>,
@@ -95,9 +221,7 @@ async fn refused_here(
         return Ok(None);
     }
     let bridge = envoy.bridge;
-    let Some(pool) = (envoy.pools).of(Leg::Plain, &bridge.live, &bridge.metrics) else {
-        return Ok(None);
-    };
+    let pool = (envoy.pools).anonymous(&bridge.live, &bridge.metrics);
     let mut question = Request::new(request.body().empty());
     *question.uri_mut() = request.uri().clone();
     *question.headers_mut() = request.headers().clone();
@@ -111,12 +235,19 @@ async fn refused_here(
         question.headers_mut().remove(name);
     }
     let asked = pool.send(&mut question, Prefer::H2).await;
-    match asked.map_err(|error| untouched(format!("{FAILED}: {error}")))? {
-        Reply::Response(response) if response.status() == StatusCode::UNAUTHORIZED => {
-            Ok(Some(Reply::Response(response)))
-        }
-        _ => Ok(None),
+    let reply = asked.map_err(|error| undecided(&error.to_string()))?;
+    match anonymous_access(reply.status()) {
+        AnonymousAccess::Permitted => Ok(None),
+        AnonymousAccess::Refused => Ok(Some(reply)),
+        AnonymousAccess::Undecided => Err(undecided(&format!("it answered {}", reply.status()))),
     }
+}
+
+fn undecided(cause: &str) -> Unanswered {
+    untouched(format!(
+        "{FAILED}: the local kube-apiserver did not say whether it accepts anonymous requests: \
+         {cause}"
+    ))
 }
 
 enum Failed {
@@ -137,6 +268,8 @@ async fn send(
     let version = peer.served.as_ref().and_then(|it| it.version.as_ref());
     let introduced = envoy.introduce_there(request.headers_mut(), version);
     introduced.map_err(Failed::Status)?;
+    header_bounds::check_outgoing(request.method(), request.uri(), request.headers())
+        .map_err(Failed::Status)?;
     let Some(pool) = envoy.pools.to(peer, &bridge.live, &bridge.metrics) else {
         // Certificates went away between two looks at them.
         let message = format!("{FAILED}: there are no certificates for peers");
@@ -159,7 +292,19 @@ async fn send(
     let burden = peer.standing.burden();
     let began = Instant::now();
     let again = copy(envoy, request);
-    let mut outcome = pool.send_unless(request, prefer, declines).await;
+    let sending = pool.send_unless(request, prefer, declines);
+    let mut outcome = match again {
+        Some(_) => unless_silent(envoy, peer, sending).await,
+        None => Some(sending.await),
+    }
+    .unwrap_or_else(|| {
+        let cause = "its server does not answer".to_owned();
+        Err(SendError::CutOff(cause))
+    });
+    if let (Err(SendError::CutOff(_)), Some(again)) = (&outcome, &again) {
+        // What was given up is not given back.
+        *request = copy_of(again);
+    }
     if let Ok(Reply::Response(response)) = outcome {
         outcome = match again {
             Some(_) => whole(response).await,
@@ -191,10 +336,10 @@ async fn send(
                 Reply::Upgraded(..) => StatusCode::SWITCHING_PROTOCOLS,
             };
             peer.standing.forgive();
-            record.peer(&peer.identity, burden);
+            record.peer(peer, burden);
             envoy.subject.read(|info| {
                 let metrics = bridge.metrics.peers();
-                metrics.rerouted(&peer.identity, info, status, began.elapsed());
+                metrics.rerouted(peer, info, status, began.elapsed());
             });
             Ok(reply)
         }
@@ -205,9 +350,34 @@ async fn send(
             if !matches!(error, SendError::Declined(StatusCode::NOT_FOUND)) {
                 peer.standing.failed(Instant::now());
             }
+            if matches!(error, SendError::Connect(_) | SendError::CutOff(_)) {
+                peer.standing.record_timeout(began.elapsed());
+            }
             envoy.count_error(PeerError::of(&error));
             doubt(envoy, peer);
             Err(Failed::Send(error))
+        }
+    }
+}
+
+/// Waits for the answer to a read that may be asked for elsewhere. A peer that has not
+/// answered after [`LIVENESS_CHECK_DELAY`] is asked what it serves; if it does not answer that
+/// either, `None`: its bridge lives, and the server behind it does not.
+async fn unless_silent<T>(
+    envoy: &Envoy<'_>,
+    peer: &Peer,
+    answer: impl Future<Output = T>,
+) -> Option<T> {
+    let mut answer = std::pin::pin!(answer);
+    if let Ok(answer) = timeout(LIVENESS_CHECK_DELAY, answer.as_mut()).await {
+        return Some(answer);
+    }
+    doubt(envoy, peer);
+    loop {
+        match timeout(LIVENESS_CHECK_INTERVAL, answer.as_mut()).await {
+            Ok(answer) => return Some(answer),
+            Err(_) if !peer.standing.is_reachable() => return None,
+            Err(_) => {}
         }
     }
 }
@@ -226,14 +396,17 @@ fn copy(envoy: &Envoy<'_>, request: &Request<Replay>) -> Option<Request<Replay>>
     let is_short = body.repeat() == Repeat::Harmless
         && body.is_done()
         && envoy.subject.read(|info| !info.is_long_running()) == Some(true);
-    is_short.then(|| {
-        let mut again = Request::new(body.empty());
-        *again.method_mut() = request.method().clone();
-        *again.uri_mut() = request.uri().clone();
-        *again.version_mut() = request.version();
-        *again.headers_mut() = request.headers().clone();
-        again
-    })
+    is_short.then(|| copy_of(request))
+}
+
+/// A request without a body once more.
+fn copy_of(request: &Request<Replay>) -> Request<Replay> {
+    let mut again = Request::new(request.body().empty());
+    *again.method_mut() = request.method().clone();
+    *again.uri_mut() = request.uri().clone();
+    *again.version_mut() = request.version();
+    *again.headers_mut() = request.headers().clone();
+    again
 }
 
 /// An answer that is not longer than [`HELD`] only when all of it has arrived:
@@ -249,5 +422,37 @@ fn untouched(message: String) -> Unanswered {
     Unanswered {
         status: respond::later(message),
         untouched: true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn anonymity_is_asserted_only_after_the_local_server_accepted_it() {
+        use AnonymousAccess::{Permitted, Refused, Undecided};
+        for (status, expected) in [
+            (101, Undecided),
+            (200, Permitted),
+            (204, Permitted),
+            (301, Undecided),
+            (307, Undecided),
+            (400, Undecided),
+            (401, Refused),
+            (403, Permitted),
+            (404, Permitted),
+            (405, Undecided),
+            (408, Undecided),
+            (429, Refused),
+            (431, Undecided),
+            (500, Undecided),
+            (502, Undecided),
+            (503, Refused),
+            (504, Undecided),
+        ] {
+            let status = StatusCode::from_u16(status).unwrap();
+            assert_eq!(anonymous_access(status), expected, "{status}");
+        }
     }
 }

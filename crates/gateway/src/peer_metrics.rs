@@ -1,8 +1,10 @@
 //! What is counted of peers: under the names of KEP-4020, under those that
 //! kube-apiserver uses on the wire, and under our own where neither has one.
 
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use http::StatusCode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder};
@@ -13,7 +15,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use skewbridge_api::request_info::RequestInfo;
-use skewbridge_peers::{Identity, Peers};
+use skewbridge_peers::registry::RegistryStatus;
+use skewbridge_peers::{Peer, Peers, reachability};
 
 use crate::upstream::SendError;
 
@@ -26,8 +29,18 @@ pub(crate) struct PeerMetrics {
     sync_errors: Family<TypeLabels, Counter>,
     duration: Family<PeerLabels, Histogram, fn() -> Histogram>,
     age: Family<PeerLabels, Gauge>,
+    up: Family<PeerLabels, Gauge>,
+    polls: Family<PollLabels, Counter>,
+    registry_up: Gauge,
     taking_part: Gauge,
+    without_bridge: Gauge,
+    /// Peers that have series, with the codes of their answers.
+    series: Mutex<HashMap<PeerLabels, BTreeSet<u16>>>,
 }
+
+/// The values of `result` in [`PollLabels`].
+const POLL_OK: &str = "ok";
+const POLL_FAILED: &str = "failed";
 
 /// The resource is one that a peer has announced: the labels are bounded.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -54,12 +67,31 @@ struct TypeLabels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PeerLabels {
     peer: String,
+    host: String,
+}
+
+impl PeerLabels {
+    /// The host is empty where it is not known.
+    fn of(peer: &Peer) -> Self {
+        Self {
+            peer: peer.identity.to_string(),
+            host: peer.name().host().unwrap_or_default().to_owned(),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PeerCodeLabels {
     peer: String,
+    host: String,
     code: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PollLabels {
+    peer: String,
+    host: String,
+    result: &'static str,
 }
 
 /// Why a peer did not take a request. The first two are kube-apiserver's names.
@@ -151,7 +183,12 @@ impl PeerMetrics {
             sync_errors: Family::default(),
             duration,
             age: Family::default(),
+            up: Family::default(),
+            polls: Family::default(),
+            registry_up: Gauge::default(),
             taking_part: Gauge::default(),
+            without_bridge: Gauge::default(),
+            series: Mutex::default(),
         };
         for name in [
             "apiserver_rerouted_request",
@@ -159,7 +196,7 @@ impl PeerMetrics {
         ] {
             registry.register(
                 name,
-                "Requests answered by a peer because the local kube-apiserver does not serve them",
+                "Requests sent to peers because the local kube-apiserver does not serve them, by the code of the answer: the peer's, or the bridge's own where no peer answered",
                 Announced(metrics.rerouted.clone()),
             );
         }
@@ -176,7 +213,7 @@ impl PeerMetrics {
         let bridge = registry.sub_registry_with_prefix("skewbridge");
         bridge.register(
             "rerouted_requests",
-            "Requests answered by a peer, by peer",
+            "Requests sent to peers, by the peer that answered or was tried last (empty: none had an address) and by the code of the answer",
             Announced(metrics.rerouted_to.clone()),
         );
         bridge.register(
@@ -190,9 +227,29 @@ impl PeerMetrics {
             Announced(metrics.age.clone()),
         );
         bridge.register(
+            "peer_up",
+            "Whether a peer can be reached: 1 if the last discovery poll and the last request were answered",
+            Announced(metrics.up.clone()),
+        );
+        bridge.register(
+            "peer_discovery_polls",
+            "Discovery polls of peers, by peer and result",
+            Announced(metrics.polls.clone()),
+        );
+        bridge.register(
+            "peer_registry_up",
+            "Whether the registry of peer addresses can be read and written",
+            metrics.registry_up.clone(),
+        );
+        bridge.register(
             "peering",
             "Whether peers are asked for what the local kube-apiserver does not serve",
             metrics.taking_part.clone(),
+        );
+        bridge.register(
+            "peers_without_bridge",
+            "Peers whose bridge announced that it leaves, and has not come back",
+            metrics.without_bridge.clone(),
         );
         // All there can be: an alert sees them begin at zero.
         for cause in [SyncError::Leases, SyncError::Fetch] {
@@ -205,14 +262,38 @@ impl PeerMetrics {
         self.taking_part.set(i64::from(takes_part));
     }
 
+    /// How many peers have no bridge any more.
+    pub(crate) fn without_bridge(&self, peers: &Peers) {
+        let left = peers.peers.iter().filter(|peer| peer.record.bridge_left);
+        self.without_bridge
+            .set(i64::try_from(left.count()).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn takes_part(&self) -> bool {
+        self.taking_part.get() != 0
+    }
+
+    /// A peer answered a request with this status.
     pub(crate) fn rerouted(
         &self,
-        peer: &Identity,
+        peer: &Peer,
         request: &RequestInfo<'_>,
         status: StatusCode,
         took: Duration,
     ) {
-        let code = status.as_u16();
+        self.duration
+            .get_or_create(&PeerLabels::of(peer))
+            .observe(took.as_secs_f64());
+        self.count_rerouted(Some(peer), request, status.as_u16());
+    }
+
+    /// No peer answered a request; the client got this code from the bridge. `peer`
+    /// is the one that was tried last, if any had an address.
+    pub(crate) fn not_rerouted(&self, peer: Option<&Peer>, request: &RequestInfo<'_>, code: u16) {
+        self.count_rerouted(peer, request, code);
+    }
+
+    fn count_rerouted(&self, peer: Option<&Peer>, request: &RequestInfo<'_>, code: u16) {
         let labels = ReroutedLabels {
             code,
             group: request.group.to_owned(),
@@ -220,12 +301,55 @@ impl PeerMetrics {
             resource: request.resource.to_owned(),
         };
         self.rerouted.get_or_create(&labels).inc();
-        let peer = peer.to_string();
-        self.duration
-            .get_or_create(&PeerLabels { peer: peer.clone() })
-            .observe(took.as_secs_f64());
-        let labels = PeerCodeLabels { peer, code };
+        let labels = PeerCodeLabels {
+            peer: peer.map(|it| it.identity.to_string()).unwrap_or_default(),
+            host: (peer.and_then(|it| it.name().host()))
+                .unwrap_or_default()
+                .to_owned(),
+            code,
+        };
         self.rerouted_to.get_or_create(&labels).inc();
+        if let Some(peer) = peer {
+            self.note_series(PeerLabels::of(peer), Some(code));
+        }
+    }
+
+    /// Notes after a count that a peer has series, so that they can end with the peer.
+    fn note_series(&self, labels: PeerLabels, code: Option<u16>) {
+        let mut series = self.series.lock().unwrap_or_else(PoisonError::into_inner);
+        series.entry(labels).or_default().extend(code);
+    }
+
+    /// Removes the series of all other peers.
+    fn end_series_except(&self, present: &HashSet<PeerLabels>) {
+        let mut series = self.series.lock().unwrap_or_else(PoisonError::into_inner);
+        series.retain(|labels, codes| {
+            if present.contains(labels) {
+                return true;
+            }
+            self.duration.remove(labels);
+            let PeerLabels { peer, host } = labels;
+            for result in [POLL_OK, POLL_FAILED] {
+                let (peer, host) = (peer.clone(), host.clone());
+                self.polls.remove(&PollLabels { peer, host, result });
+            }
+            for code in std::mem::take(codes) {
+                let (peer, host) = (peer.clone(), host.clone());
+                let labels = PeerCodeLabels { peer, host, code };
+                self.rerouted_to.remove(&labels);
+            }
+            false
+        });
+    }
+
+    /// A peer was polled for what it serves.
+    pub(crate) fn polled(&self, peer: &Peer, succeeded: bool) {
+        let series = PeerLabels::of(peer);
+        let PeerLabels { peer, host } = series.clone();
+        let result = if succeeded { POLL_OK } else { POLL_FAILED };
+        let labels = PollLabels { peer, host, result };
+        self.polls.get_or_create(&labels).inc();
+        self.note_series(series, None);
     }
 
     pub(crate) fn error(&self, cause: PeerError, request: &RequestInfo<'_>) {
@@ -242,18 +366,77 @@ impl PeerMetrics {
         self.sync_errors.get_or_create(&cause.labels()).inc();
     }
 
-    /// Those that are gone have no age any more.
-    pub(crate) fn ages(&self, peers: &Peers) {
+    /// What holds at the moment of a scrape. Series of peers that are gone end.
+    pub(crate) fn observe(&self, peers: &Peers, registry: &RegistryStatus) {
+        self.registry_up.set(i64::from(registry.up));
+        let now = Instant::now();
         self.age.clear();
+        self.up.clear();
+        let present = peers.peers.iter().map(|peer| PeerLabels::of(peer));
+        self.end_series_except(&present.collect());
         for peer in &peers.peers {
+            let up = reachability(peer, registry, now).is_reachable();
+            self.up
+                .get_or_create(&PeerLabels::of(peer))
+                .set(i64::from(up));
             let Some(age) = peer.succeeded.and_then(|at| at.elapsed().ok()) else {
                 continue;
             };
-            let labels = PeerLabels {
-                peer: peer.identity.to_string(),
-            };
             let seconds = i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
-            self.age.get_or_create(&labels).set(seconds);
+            self.age.get_or_create(&PeerLabels::of(peer)).set(seconds);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+    use prometheus_client::encoding::text::encode;
+    use skewbridge_api::request_info::DecodedPath;
+    use skewbridge_peers::{Identity, Roster, Seen};
+
+    use super::*;
+
+    fn peers(names: &[&str]) -> Peers {
+        let mut roster = Roster::new(Identity::named("apiserver-me").unwrap());
+        let seen = names.iter().map(|name| Seen {
+            identity: Identity::named(name).unwrap(),
+            host: Some(format!("host-of-{name}")),
+            holder: "h".to_owned(),
+            resource_version: "1".to_owned(),
+        });
+        roster.leases(seen.collect(), Instant::now());
+        roster.snapshot()
+    }
+
+    #[test]
+    fn all_series_of_a_peer_end_when_it_leaves() {
+        let mut registry = Registry::default();
+        let metrics = PeerMetrics::register(&mut registry);
+        let path = DecodedPath::new("/apis/example.io/v1/things").unwrap();
+        let request = RequestInfo::parse(&Method::GET, &path, None);
+        let both = peers(&["apiserver-a", "apiserver-b"]);
+        for peer in &both.peers {
+            metrics.polled(peer, true);
+            metrics.polled(peer, false);
+            metrics.rerouted(peer, &request, StatusCode::OK, Duration::ZERO);
+            metrics.not_rerouted(Some(peer), &request, 503);
+        }
+        metrics.not_rerouted(None, &request, 503);
+        let up = RegistryStatus::up("etcd");
+        let scrape = |peers: &Peers| {
+            metrics.observe(peers, &up);
+            let mut text = String::new();
+            encode(&mut text, &registry).unwrap();
+            text
+        };
+        let count = |text: &str, part: &str| text.matches(part).count();
+        let before = scrape(&both);
+        let of_a = count(&before, "peer=\"apiserver-a\"");
+        assert!(of_a > 0, "{before}");
+        let after = scrape(&peers(&["apiserver-b"]));
+        assert_eq!(count(&after, "apiserver-a"), 0, "{after}");
+        assert_eq!(count(&after, "peer=\"apiserver-b\""), of_a, "{after}");
+        assert_eq!(count(&after, "peer=\"\""), 1, "{after}");
     }
 }

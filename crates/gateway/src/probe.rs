@@ -12,6 +12,7 @@ use tokio::time::{sleep, timeout};
 use crate::flow::Bridge;
 use crate::health::UpstreamHealth;
 use crate::own::{Answer, Ask, Own, Party};
+use crate::upstream_problem::explained;
 
 /// Between two questions: to an upstream that was ready, and to one that was
 /// not; and how long an answer may take.
@@ -49,6 +50,13 @@ pub(crate) async fn run(bridge: Arc<Bridge>, health: Arc<ArcSwap<UpstreamHealth>
             let known = &prober.own.bridge.acquainted;
             known.store(acquainted, Ordering::Relaxed);
         }
+        let now = match now {
+            UpstreamHealth::NotReady(cause) => {
+                let files = prober.own.bridge.live.own.load();
+                UpstreamHealth::NotReady(explained(&cause, &files.upstream))
+            }
+            now => now,
+        };
         let before = health.swap(Arc::new(now.clone()));
         if *before != now {
             if let UpstreamHealth::NotReady(cause) = &now {

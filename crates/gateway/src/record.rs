@@ -1,15 +1,26 @@
 //! What is kept of a request: a count, a duration and, from `--v=2` on, a line
 //! in the log. Written when the answer has ended, however it ended.
 
-use http::{Method, StatusCode, Version};
-use skewbridge_peers::{Burden, Identity};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
+use skewbridge_peers::{Burden, Identity, Peer};
 use tokio::time::Instant;
 
 use crate::metrics::Metrics;
 
 /// nginx's name for it: it ended before there was an answer. The client left,
 /// or the bridge had to.
-const CLIENT_LEFT: u16 = 499;
+pub(crate) const CLIENT_LEFT: u16 = 499;
+
+/// kube-apiserver's name of a request in its audit log.
+const AUDIT_ID: &str = "audit-id";
+const IMPERSONATE_USER: &str = "impersonate-user";
+
+/// The longest text of a client that a line repeats. An Audit-ID is a UUID of 36 letters
+/// and a user name rarely has more than 100.
+const MAX_LOGGED_CHARS: usize = 256;
 
 /// One request.
 #[derive(Debug)]
@@ -33,6 +44,10 @@ struct Line {
     version: Version,
     caller: String,
     peer: Option<Identity>,
+    peer_host: Option<String>,
+    client: SocketAddr,
+    audit_id: Option<String>,
+    impersonate_user: Option<String>,
 }
 
 impl Record {
@@ -69,7 +84,7 @@ impl Record {
     /// Also writes a line. The query stays out of it, and so does whatever
     /// follows `/proxy/`: both can hold what only the client and a workload
     /// should know.
-    pub(crate) fn log(&mut self, head: &http::request::Parts) {
+    pub(crate) fn log(&mut self, head: &http::request::Parts, client: SocketAddr) {
         let path = head.uri.path();
         let path = match find_proxy(path) {
             Some(at) => format!("{}/proxy/…", &path[..at]),
@@ -81,7 +96,21 @@ impl Record {
             version: head.version,
             caller: String::new(),
             peer: None,
+            peer_host: None,
+            client,
+            audit_id: logged(head.headers.get(AUDIT_ID)),
+            impersonate_user: logged(head.headers.get(IMPERSONATE_USER)),
         }));
+    }
+
+    /// Takes the Audit-ID from an answer: kube-apiserver gives one to each request that
+    /// has none.
+    pub(crate) fn audit_id(&mut self, answer: &HeaderMap) {
+        if let Some(line) = &mut self.line
+            && let Some(id) = logged(answer.get(AUDIT_ID))
+        {
+            line.audit_id = Some(id);
+        }
     }
 
     pub(crate) fn caller(&mut self, name: &str) {
@@ -99,10 +128,11 @@ impl Record {
     }
 
     /// This peer answers.
-    pub(crate) fn peer(&mut self, identity: &Identity, burden: Burden) {
+    pub(crate) fn peer(&mut self, peer: &Peer, burden: Burden) {
         self.burden = Some(burden);
         if let Some(line) = &mut self.line {
-            line.peer = Some(identity.clone());
+            line.peer = Some(peer.identity.clone());
+            line.peer_host = peer.name().host().map(str::to_owned);
         }
     }
 
@@ -134,21 +164,53 @@ impl Drop for Record {
         if let Some(line) = &self.line {
             tracing::info!(
                 target: "skewbridge::access",
+                client = %line.client,
                 method = %line.method,
                 path = %line.path,
                 protocol = ?line.version,
                 caller = %line.caller,
+                impersonate_user = line.impersonate_user.as_deref(),
                 route = self.route,
                 peer = line.peer.as_ref().map(tracing::field::display),
+                peer_host = line.peer_host,
                 verb = self.verb,
                 code = self.code,
                 bytes = self.bytes,
                 cut = !self.complete,
-                duration = ?took,
+                audit_id = line.audit_id.as_deref(),
+                duration_seconds = seconds(took),
                 "request"
             );
         }
     }
+}
+
+/// Rounded to microseconds, so that it is short as text.
+fn seconds(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e6
+}
+
+/// A header as a log line repeats it: bounded, and without control characters.
+fn logged(value: Option<&HeaderValue>) -> Option<String> {
+    let text = String::from_utf8_lossy(value?.as_bytes());
+    Some(sanitized(&text))
+}
+
+/// Text of a client as a log line repeats it.
+pub(crate) fn sanitized(text: &str) -> String {
+    let printable = |letter: char| {
+        if letter.is_control() {
+            '\u{fffd}'
+        } else {
+            letter
+        }
+    };
+    let mut letters = text.chars().map(printable);
+    let mut out: String = letters.by_ref().take(MAX_LOGGED_CHARS).collect();
+    if letters.next().is_some() {
+        out.push('…');
+    }
+    out
 }
 
 /// Where `/proxy/` begins in a path, however it is percent-encoded there:
@@ -182,10 +244,10 @@ fn find_proxy(path: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn logged(path: &str) -> String {
+    fn logged_path(path: &str) -> String {
         let (head, ()) = http::Request::get(path).body(()).unwrap().into_parts();
         let mut record = Record::none();
-        record.log(&head);
+        record.log(&head, ([192, 0, 2, 1], 40_000).into());
         record.line.take().unwrap().path
     }
 
@@ -206,7 +268,46 @@ mod tests {
             ("/a/proxying/%20", "/a/proxying/%20"),
         ];
         for (path, expected) in table {
-            assert_eq!(logged(path), expected, "{path}");
+            assert_eq!(logged_path(path), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn text_of_clients_is_bounded_and_printable() {
+        let long = "é".repeat(MAX_LOGGED_CHARS);
+        for (text, expected) in [
+            ("alice", "alice".to_owned()),
+            (
+                "a\nb\u{1b}[1m\u{85}",
+                "a\u{fffd}b\u{fffd}[1m\u{fffd}".to_owned(),
+            ),
+            (&long, long.clone()),
+            (&format!("{long}x"), format!("{long}…")),
+        ] {
+            assert_eq!(sanitized(text), expected);
+        }
+    }
+
+    #[test]
+    fn the_audit_id_of_the_answer_replaces_that_of_the_request() {
+        let request = http::Request::get("/").header(AUDIT_ID, "asked");
+        let (head, ()) = request.body(()).unwrap().into_parts();
+        let mut record = Record::none();
+        record.log(&head, ([192, 0, 2, 1], 40_000).into());
+        let id = |record: &Record| record.line.as_ref().unwrap().audit_id.clone().unwrap();
+        record.audit_id(&HeaderMap::new());
+        assert_eq!(id(&record), "asked");
+        let mut answer = HeaderMap::new();
+        answer.insert(AUDIT_ID, HeaderValue::from_static("given"));
+        record.audit_id(&answer);
+        assert_eq!(id(&record), "given");
+    }
+
+    #[test]
+    fn durations_are_seconds_with_microseconds() {
+        for (nanos, expected) in [(1_234_567, 0.001_235), (90_000_000_000, 90.0), (499, 0.0)] {
+            let duration = Duration::from_nanos(nanos);
+            assert!((seconds(duration) - expected).abs() < f64::EPSILON);
         }
     }
 

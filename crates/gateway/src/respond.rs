@@ -1,6 +1,8 @@
 //! The one place that turns a failure into an answer: always a
 //! `metav1.Status`, in a media type that the caller can read.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, DATE, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
@@ -8,11 +10,59 @@ use skewbridge_api::media::{Format, content_type};
 use skewbridge_api::status::Status;
 use skewbridge_h1::HeadError;
 
+use crate::caller::Caller;
+use crate::client_connection::ClientConnection;
 use crate::upstream::SendError;
+
+/// The user that kube-apiserver takes a request without a credential for.
+const ANONYMOUS: &str = "system:anonymous";
 
 /// Upstream is usually back within seconds: kube-apiserver restarts, or a
 /// connection was lost.
 const RETRY_AFTER_SECONDS: u32 = 1;
+
+/// How much an answer says about the servers behind the bridge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Detail {
+    /// Names, addresses and causes.
+    Full,
+    /// None of them: the client has not proven an identity.
+    Withheld,
+}
+
+impl Detail {
+    /// For a request of this caller. A bearer token counts where kube-apiserver has
+    /// accepted one on this connection; over a peer hop the connection is the peer's, and
+    /// says nothing about the token.
+    pub(crate) fn of(caller: &Caller, connection: &ClientConnection, from_peer: bool) -> Self {
+        let proven = match caller {
+            Caller::Peer(user) => user.name != ANONYMOUS,
+            Caller::Certificate(_) | Caller::Signed(_) => true,
+            Caller::Bearer => !from_peer && connection.is_authenticated(),
+            Caller::Anonymous | Caller::Unauthorized => false,
+        };
+        if proven { Self::Full } else { Self::Withheld }
+    }
+
+    /// The failure as this client may read it.
+    pub(crate) fn of_status(self, status: &Status) -> Cow<'_, Status> {
+        let message = match (self, status.code) {
+            (Self::Withheld, 502) => "the kube-apiserver that serves this did not answer",
+            (Self::Withheld, 503) if status.retry_after_seconds.is_none() => {
+                "the kube-apiserver that serves this is not available; the request may have been \
+                 processed"
+            }
+            (Self::Withheld, 503) => "the kube-apiserver that serves this is not available",
+            // Errors of the request, and of the configuration, have no names in them.
+            _ => return Cow::Borrowed(status),
+        };
+        Cow::Owned(Status {
+            message: message.to_owned(),
+            details: None,
+            ..status.clone()
+        })
+    }
+}
 
 /// A Status as an answer.
 pub(crate) fn status(status: &Status, format: Format) -> Response<Bytes> {
@@ -42,6 +92,7 @@ pub(crate) fn bad_head(error: HeadError) -> Response<Bytes> {
     let message = error.to_string();
     let answer = match error {
         HeadError::Malformed(_) => Status::bad_request(message),
+        HeadError::TargetTooLong => Status::uri_too_long(message),
         HeadError::TooLarge => Status::header_fields_too_large(message),
     };
     self::status(&answer, Format::Json)
@@ -51,6 +102,12 @@ pub(crate) fn bad_head(error: HeadError) -> Response<Bytes> {
 pub(crate) fn slow_head() -> Response<Bytes> {
     let message = "the request's headers did not arrive in time (--read-header-timeout)";
     self::status(&Status::client_timeout(message), Format::Json)
+}
+
+/// A request body took too long to arrive.
+pub(crate) fn slow_body(format: Format) -> Response<Bytes> {
+    let message = "the request's body did not arrive in time";
+    self::status(&Status::client_timeout(message), format)
 }
 
 /// Not now, but soon: nothing has been done.
@@ -70,5 +127,62 @@ pub(crate) fn send_error(error: &SendError, name: &str) -> Status {
         ),
         SendError::CutOff(_) | SendError::BadAnswer(_) => Status::bad_gateway(error.to_string()),
         SendError::Client(cause) => Status::bad_request(cause.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use skewbridge_api::identity::User;
+
+    use super::*;
+
+    #[test]
+    fn only_proven_callers_read_names_and_addresses() {
+        let user = |name: &str| {
+            Caller::Peer(User {
+                name: name.to_owned(),
+                ..User::default()
+            })
+        };
+        let stranger = ClientConnection::new(([192, 0, 2, 1], 40_000).into());
+        let proven = ClientConnection::new(([192, 0, 2, 1], 40_000).into());
+        proven.note_answer(
+            Some(crate::client_connection::TokenPlace::Header),
+            StatusCode::OK,
+        );
+        let rows = [
+            (user("alice"), &stranger, true, Detail::Full),
+            (user("system:anonymous"), &proven, true, Detail::Withheld),
+            (Caller::Bearer, &stranger, false, Detail::Withheld),
+            (Caller::Bearer, &proven, false, Detail::Full),
+            (Caller::Bearer, &proven, true, Detail::Withheld),
+            (Caller::Anonymous, &proven, false, Detail::Withheld),
+            (Caller::Unauthorized, &proven, false, Detail::Withheld),
+        ];
+        for (caller, connection, from_peer, expected) in rows {
+            let detail = Detail::of(&caller, connection, from_peer);
+            assert_eq!(detail, expected, "{caller:?} {from_peer}");
+        }
+    }
+
+    #[test]
+    fn what_is_withheld_keeps_code_reason_and_time() {
+        const SECRET: &str = "cannot connect to 10.0.0.7:6443 of apiserver-b";
+        for status in [
+            later(SECRET),
+            Status::unavailable(SECRET),
+            Status::bad_gateway(SECRET),
+        ] {
+            assert_eq!(Detail::Full.of_status(&status).message, SECRET);
+            let told = Detail::Withheld.of_status(&status);
+            assert!(!told.message.contains("10.0.0.7"), "{told:?}");
+            assert!(!told.message.contains("apiserver-b"), "{told:?}");
+            assert_eq!(
+                (told.code, told.reason, told.retry_after_seconds),
+                (status.code, status.reason, status.retry_after_seconds)
+            );
+        }
+        let mine = Status::bad_request("a body that is too long");
+        assert_eq!(*Detail::Withheld.of_status(&mine), mine);
     }
 }

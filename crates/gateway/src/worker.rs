@@ -10,14 +10,18 @@ use std::time::Duration;
 
 use rustls::ServerConfig;
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
-use tokio::time::timeout;
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
+use crate::buffer_budget::ClientLimits;
 use crate::caller::Presented;
+use crate::client_connection::ClientConnection;
+use crate::connection_slots::{EvictionReason, Slot};
 use crate::drain::Running;
 use crate::flow::{Bridge, Connection, Inner};
 use crate::metrics::Gauge;
+use crate::plain_http;
 use crate::serve::h1::Patience;
 use crate::serve::h2::Bounds;
 use crate::serve::{ClientIo, h1, h2};
@@ -35,12 +39,12 @@ pub(crate) struct Worker {
 }
 
 /// A connection that has been accepted. How many there can be is bounded by the
-/// listener's places, so the channel needs no bound of its own.
+/// connection slots, so the channel needs no bound of its own.
 #[derive(Debug)]
 pub(crate) struct Arrival {
     pub(crate) tcp: std::net::TcpStream,
     pub(crate) peer: SocketAddr,
-    pub(crate) place: OwnedSemaphorePermit,
+    pub(crate) slot: Slot,
 }
 
 impl Worker {
@@ -134,16 +138,59 @@ impl Drop for Open {
     }
 }
 
-/// One connection from its first byte to its last.
+/// One connection from its first byte to its last. Dropping what serves it closes it, so an
+/// eviction needs no more.
 async fn connection(arrival: Arrival, bridge: Arc<Bridge>, pools: Arc<Pools>, bounds: Bounds) {
-    let Arrival { tcp, peer, place } = arrival;
+    let Arrival { tcp, peer, slot } = arrival;
     let Ok(tcp) = TcpStream::from_std(tcp) else {
         return;
     };
+    let client = Arc::new(ClientConnection::new(peer).with_slot(slot.promotion()));
+    // kube-apiserver waits for the first request head of a connection as for any other.
+    let first_request = bridge.limits.handshake_timeout + bridge.limits.read_header_timeout;
+    tokio::select! {
+        biased;
+        () = slot.evicted() => {}
+        () = serve(tcp, client.clone(), bridge, pools, bounds) => {}
+        () = no_request(&client, first_request) => slot.evict(EvictionReason::NoRequest),
+    }
+}
+
+/// Returns when this time has passed and the client has neither authenticated nor sent a
+/// request.
+async fn no_request(client: &ClientConnection, time: Duration) {
+    sleep(time).await;
+    if client.is_authenticated() || client.has_requested() {
+        std::future::pending::<()>().await;
+    }
+}
+
+async fn serve(
+    tcp: TcpStream,
+    client: Arc<ClientConnection>,
+    bridge: Arc<Bridge>,
+    pools: Arc<Pools>,
+    bounds: Bounds,
+) {
+    let peer = client.source();
     let config: Arc<ServerConfig> = bridge.live.server.load_full();
-    let accept = TlsAcceptor::from(config).accept(ReadAhead::new(tcp));
+    let accept = async {
+        let mut tcp = tcp;
+        let first = plain_http::first_bytes(&mut tcp).await?;
+        if plain_http::is_request(&first) {
+            plain_http::refuse(tcp).await;
+            return Ok(None);
+        }
+        let tls = TlsAcceptor::from(config).accept(ReadAhead::after(first, tcp));
+        tls.await.map(Some)
+    };
     let tls = match timeout(bridge.limits.handshake_timeout, accept).await {
-        Ok(Ok(tls)) => tls,
+        Ok(Ok(Some(tls))) => tls,
+        Ok(Ok(None)) => {
+            bridge.metrics.handshake_failed("not-tls");
+            tracing::debug!(%peer, "HTTP without TLS");
+            return;
+        }
         Ok(Err(error)) => {
             bridge.metrics.handshake_failed(reason(&error));
             tracing::debug!(%peer, %error, "TLS handshake failed");
@@ -161,11 +208,14 @@ async fn connection(arrival: Arrival, bridge: Arc<Bridge>, pools: Arc<Pools>, bo
         .unwrap_or_default();
     let is_h2 = session.alpn_protocol() == Some(b"h2");
     let drain = bridge.drain.clone();
+    let presented = Presented::of_client(peer, chain);
+    client.note_certificate(presented.class(&bridge.live.trust.load_full()));
     let service = Connection(Arc::new(Inner {
+        limits: ClientLimits::new(client.clone(), bridge.buffers.clone()),
         bridge,
         pools,
-        peer,
-        presented: Presented::new(chain),
+        client,
+        presented,
     }));
     let io = ClientIo::Tls(Box::new(tls));
     if is_h2 {
@@ -173,7 +223,6 @@ async fn connection(arrival: Arrival, bridge: Arc<Bridge>, pools: Arc<Pools>, bo
     } else {
         h1::serve(io, service, bounds.patience, drain).await;
     }
-    drop(place);
 }
 
 /// As a metric label.

@@ -14,6 +14,9 @@ use crate::body::Framing;
 /// what kube-apiserver accepts.
 pub const MAX_HEAD_BYTES: usize = 1 << 20;
 
+/// The longest request target that is read: [`Uri`] holds no more.
+pub const MAX_TARGET_BYTES: usize = u16::MAX as usize - 1;
+
 /// Heads with more fields than this are parsed a second time with room on the
 /// heap.
 const USUAL_FIELDS: usize = 64;
@@ -60,6 +63,9 @@ pub enum HeadError {
     /// The syntax is wrong.
     #[error("malformed HTTP/1.1 message: {0}")]
     Malformed(&'static str),
+    /// A request target of more than [`MAX_TARGET_BYTES`].
+    #[error("the request target is longer than {MAX_TARGET_BYTES} bytes")]
+    TargetTooLong,
     /// More than [`MAX_HEAD_BYTES`], or too many fields.
     #[error("the message head is larger than {MAX_HEAD_BYTES} bytes")]
     TooLarge,
@@ -99,6 +105,9 @@ pub fn parse_request(buffer: &mut BytesMut) -> Result<Option<RequestHead>, HeadE
     if buffer.starts_with(b"\n") {
         return Err(HeadError::Malformed("invalid line ending"));
     }
+    if line_too_long(buffer) {
+        return Err(HeadError::TargetTooLong);
+    }
     let Some((spans, line)) = with_fields(buffer, |buffer, fields| {
         let mut request = httparse::Request::new(&mut []);
         let status = ParserConfig::default()
@@ -131,6 +140,9 @@ pub fn parse_request(buffer: &mut BytesMut) -> Result<Option<RequestHead>, HeadE
         return Err(HeadError::Malformed("a line ends without CR"));
     }
     let headers = spans.into_map(&head)?;
+    if target.1 - target.0 > MAX_TARGET_BYTES {
+        return Err(HeadError::TargetTooLong);
+    }
     let uri = Uri::from_maybe_shared(head.slice(target.0..target.1))
         .map_err(|_| HeadError::Malformed("invalid request target"))?;
     let version = version_of(minor);
@@ -190,6 +202,12 @@ pub fn parse_response(
         framing,
         keep_alive,
     }))
+}
+
+/// Whether the request line alone is larger than a head may be: only its target can be so
+/// long.
+fn line_too_long(buffer: &[u8]) -> bool {
+    buffer.len() > MAX_HEAD_BYTES && !buffer[..MAX_HEAD_BYTES].contains(&b'\n')
 }
 
 /// More bytes are needed: allowed until the head would be too large.

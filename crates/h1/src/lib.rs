@@ -26,6 +26,6 @@ mod head;
 pub use body::{BodyError, Decoder, Framing, Piece};
 pub use encode::{Encoder, write_headers, write_request_line, write_status_line};
 pub use head::{
-    HeadEnd, HeadError, MAX_FIELDS, MAX_HEAD_BYTES, RequestHead, ResponseHead, parse_request,
-    parse_response,
+    HeadEnd, HeadError, MAX_FIELDS, MAX_HEAD_BYTES, MAX_TARGET_BYTES, RequestHead, ResponseHead,
+    parse_request, parse_response,
 };

@@ -26,6 +26,16 @@ impl IgnoredSignals {
         }
     }
 
+    /// The same, but for this one, which is listened to although it is ignored.
+    #[must_use]
+    pub fn without(self, kind: SignalKind) -> Self {
+        let bit = u32::try_from(kind.as_raw_value() - 1).ok();
+        let bit = bit.and_then(|bit| 1_u64.checked_shl(bit));
+        Self {
+            mask: self.mask & !bit.unwrap_or_default(),
+        }
+    }
+
     /// Whether this one is.
     pub fn contains(self, kind: SignalKind) -> bool {
         let bit = u32::try_from(kind.as_raw_value() - 1).ok();
@@ -78,5 +88,9 @@ mod tests {
         assert_eq!(of("0000000000001001"), [true, false, false]);
         assert_eq!(of("0000000000005002"), [false, true, true]);
         assert_eq!(of("no number"), [false, false, false]);
+        let ignored = IgnoredSignals::of("SigIgn:\t0000000000000007\n");
+        let ignored = ignored.without(SignalKind::interrupt());
+        assert!(!ignored.contains(SignalKind::interrupt()));
+        assert!(ignored.contains(SignalKind::hangup()) && ignored.contains(SignalKind::quit()));
     }
 }

@@ -293,22 +293,32 @@ impl Keeper {
     }
 }
 
-/// Leases that a server of this host has left behind, to be deleted at start
-/// (KEP-4020, Risks 7): run out, and under our name or of a kube-apiserver with
-/// our host name.
+/// A Lease of another identity on this host that has not been renewed for so long belongs
+/// to a server that has ended: a server renews every 10 s, by the clock of this host.
+const STALE_LEASE_AGE: Duration = Duration::from_mins(5);
+
+/// Leases that a server of this host has left behind, to be deleted (KEP-4020, Risks 7):
+/// run out, and under our name or of a kube-apiserver with our host name; or of a
+/// kube-apiserver with our host name and another identity, and not renewed for minutes.
 pub fn stale_leases<'a>(
-    all: &'a [IdentityLease],
+    all: impl IntoIterator<Item = &'a IdentityLease>,
     own: &Identity,
     hostname: &str,
     now: SystemTime,
 ) -> Vec<&'a IdentityLease> {
-    let of_this_host = |lease: &IdentityLease| {
-        lease.identity() == own
-            || lease.is_of_kube_apiserver() && lease.hostname() == Some(hostname)
+    let is_stale = |lease: &IdentityLease| {
+        let of_this_host = lease.is_of_kube_apiserver() && lease.hostname() == Some(hostname);
+        let is_abandoned = || {
+            let renewed = lease.renew_time().map(SystemTime::from);
+            renewed.is_some_and(|renewed| renewed + STALE_LEASE_AGE < now)
+        };
+        if lease.identity() == own {
+            lease.is_expired(now)
+        } else {
+            of_this_host && (lease.is_expired(now) || is_abandoned())
+        }
     };
-    all.iter()
-        .filter(|lease| of_this_host(lease) && lease.is_expired(now))
-        .collect()
+    all.into_iter().filter(|lease| is_stale(lease)).collect()
 }
 
 #[cfg(test)]

@@ -26,6 +26,8 @@ const ADDRESS_ANNOTATION: &str = "kubernetes.io/peer-advertise-address";
 /// What a bridge writes on a Lease that its server keeps: from 1.36 on a server
 /// writes the other one itself, every 10 s.
 const BRIDGE_ANNOTATION: &str = "skewbridge.io/peer-advertise-address";
+/// The served record of the server, in base64, where Leases are the registry.
+const SERVED_ANNOTATION: &str = "skewbridge.io/served";
 
 /// A Lease in kube-system. It keeps the whole object, so that what we do not
 /// know is still there when it is written back.
@@ -119,6 +121,18 @@ impl IdentityLease {
         address(BRIDGE_ANNOTATION).or_else(|| address(ADDRESS_ANNOTATION))
     }
 
+    /// Where its bridge says that peers reach it. A bridge that keeps the Lease itself
+    /// writes no such address.
+    pub fn bridge_address(&self) -> Option<SocketAddr> {
+        let annotations = &self.object["metadata"]["annotations"];
+        annotations[BRIDGE_ANNOTATION].as_str()?.parse().ok()
+    }
+
+    /// The served record that its bridge has written, in base64.
+    pub fn served(&self) -> Option<&str> {
+        self.object["metadata"]["annotations"][SERVED_ANNOTATION].as_str()
+    }
+
     /// The process that keeps it: mostly new at each start of a server, but
     /// kube-apiserver before 1.35 goes on with the holder that it finds.
     pub fn holder(&self) -> Option<&str> {
@@ -209,10 +223,11 @@ impl IdentityLease {
 }
 
 /// A merge patch (RFC 7396) by which a bridge says its address on a Lease that
-/// its server keeps, or takes it back.
-pub fn address_patch(address: Option<SocketAddr>) -> String {
+/// its server keeps, or takes it back; beside it the served record, in base64.
+pub fn bridge_patch(address: Option<SocketAddr>, served: Option<&str>) -> String {
     let address = address.map(|it| it.to_string());
-    json!({ "metadata": { "annotations": { BRIDGE_ANNOTATION: address } } }).to_string()
+    let annotations = json!({ BRIDGE_ANNOTATION: address, SERVED_ANNOTATION: served });
+    json!({ "metadata": { "annotations": annotations } }).to_string()
 }
 
 /// The map at this path, made where there is none.
@@ -297,7 +312,8 @@ mod tests {
     fn what_the_bridge_says_counts_before_what_its_server_says() {
         let mut lease = captured();
         let bridge = "10.0.0.1:7443".parse().unwrap();
-        let patch: Value = serde_json::from_str(&address_patch(Some(bridge))).unwrap();
+        let patch: Value =
+            serde_json::from_str(&bridge_patch(Some(bridge), Some("c2VydmVk"))).unwrap();
         let annotations = map(&mut lease.object, &["metadata", "annotations"]);
         annotations.extend(
             patch["metadata"]["annotations"]
@@ -306,15 +322,18 @@ mod tests {
                 .clone(),
         );
         assert_eq!(lease.peer_address(), Some(bridge));
+        assert_eq!(lease.bridge_address(), Some(bridge));
+        assert_eq!(lease.served(), Some("c2VydmVk"));
         // A server renews its Lease with what it finds there, and its own.
         let server: SocketAddr = "127.0.0.1:58175".parse().unwrap();
         let renewed = lease.clone().with_peer_address(server);
         assert_eq!(renewed, lease);
 
-        let back: Value = serde_json::from_str(&address_patch(None)).unwrap();
+        let back: Value = serde_json::from_str(&bridge_patch(None, None)).unwrap();
         assert!(back["metadata"]["annotations"][BRIDGE_ANNOTATION].is_null());
         map(&mut lease.object, &["metadata", "annotations"]).remove(BRIDGE_ANNOTATION);
         assert_eq!(lease.peer_address(), Some(server));
+        assert_eq!(lease.bridge_address(), None);
     }
 
     #[test]

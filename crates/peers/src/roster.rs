@@ -16,7 +16,9 @@ use skewbridge_api::version::Version;
 use skewbridge_discovery::{Document, Index};
 
 use crate::identity::Identity;
+use crate::registry::{Addresses, Advertised, Origin};
 use crate::schedule::{News, Schedule};
+use crate::served_record::{KeyDigest, ServedRecord};
 use crate::standing::Standing;
 
 /// After this without a renewal a server is taken for dead. kube-apiserver
@@ -35,6 +37,20 @@ const TO_TELL: Duration = Duration::from_mins(5);
 /// come back: from 1.35 on a restart deletes the Lease, and what only this server
 /// has must not be "not found" meanwhile.
 const TO_RESTART: Duration = Duration::from_mins(2);
+
+/// How long a server whose bridge announced that it leaves counts as before, unless it
+/// answers directly. A rolling restart of bridges brings each one back within seconds,
+/// one with an image pull within minutes. Afterwards the server counts as one that never
+/// had a bridge.
+pub const ROLLOUT_GRACE: Duration = Duration::from_mins(5);
+
+/// How long a record is kept after the Lease of its server has ended. From 1.35 on
+/// each restart ends the Lease, and a host that is being upgraded may be away for long.
+/// Without a Lease a record has no effect, so the time costs only its few KiB.
+pub const RECORD_RETENTION: Duration = Duration::from_hours(1);
+
+/// Records that are kept: many more servers than a control plane has.
+pub const MAX_RECORDS: usize = 256;
 
 /// A Lease that has not changed for its duration has run out, whoever forgets to
 /// delete it.
@@ -75,14 +91,60 @@ pub struct Roster {
     own: Identity,
     listed: bool,
     entries: BTreeMap<Identity, Entry>,
+    /// What bridges publish in the registry about their servers.
+    published: Records,
+    /// The last record of each server that this bridge has seen, now or before it
+    /// started: what `--state-dir` has.
+    stored: Records,
+    /// Since when servers with a record have no Lease.
+    unleased: BTreeMap<Identity, Instant>,
+    /// When bridges left that announced it, by our own clock.
+    departures: BTreeMap<Identity, Departure>,
+    registry: RegistryRead,
+}
+
+/// Whether the registry has been read since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RegistryRead {
+    /// No read is waited for.
+    NotAwaited,
+    /// No read has succeeded yet: a server may have an address that is not known.
+    Pending,
+    /// The first read succeeded at this time.
+    At(Instant),
+}
+
+/// Served records, by server.
+pub type Records = BTreeMap<Identity, Arc<ServedRecord>>;
+
+/// How it is known what a server serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// This process asked the server.
+    Asked,
+    /// The server's bridge published it in the registry.
+    Published,
+    /// An earlier process of this bridge stored it in `--state-dir`.
+    Stored,
+}
+
+/// The bridge of a server announced that it leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Departure {
+    /// As the record has it.
+    announced: SystemTime,
+    /// The same by our own clock, and never in the future.
+    at: Instant,
 }
 
 #[derive(Debug, Default)]
 struct Entry {
     lease: Option<Life>,
+    /// Of the last Lease that named one: it stays known while a server restarts.
+    host: Option<String>,
     /// When its Lease ended, if we saw it.
     ended: Option<Instant>,
-    address: Option<SocketAddr>,
+    address: Option<Advertised>,
     /// Whether the registry still has the address.
     published: bool,
     /// What it has published that is not believed.
@@ -90,8 +152,29 @@ struct Entry {
     served: Option<Arc<Served>>,
     fetch: Schedule,
     succeeded: Option<SystemTime>,
+    /// The `learnt` of the record that was known when the fetch under way began.
+    fetch_supersedes: Option<SystemTime>,
+    /// The same for the last answer: a published record with another one came later.
+    superseded: Option<SystemTime>,
     problem: Option<String>,
     standing: Arc<Standing>,
+    /// The next fetch goes to the server itself, since its bridge does not answer.
+    asks_server: bool,
+    /// What has come of asking the server itself since its bridge left.
+    direct: Direct,
+}
+
+/// What has come of asking a server itself since its bridge left.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Direct {
+    /// Nothing yet.
+    #[default]
+    Untried,
+    /// It answers: it is a peer like any other.
+    Answers,
+    /// It has not answered within [`ROLLOUT_GRACE`]: it counts as one that never had a
+    /// bridge.
+    GivenUp,
 }
 
 /// A Lease as far as it matters here.
@@ -99,6 +182,8 @@ struct Entry {
 pub struct Seen {
     /// Whose.
     pub identity: Identity,
+    /// The host of the server, by the Lease's label `kubernetes.io/hostname`.
+    pub host: Option<String>,
     /// New with each start of the server.
     pub holder: String,
     /// Changes with each renewal.
@@ -122,7 +207,172 @@ impl Roster {
             own,
             listed: false,
             entries: BTreeMap::new(),
+            published: Records::new(),
+            stored: Records::new(),
+            unleased: BTreeMap::new(),
+            departures: BTreeMap::new(),
+            registry: RegistryRead::NotAwaited,
         }
+    }
+
+    /// The registry has not been read yet. Until [`Roster::registry_read`], a server with
+    /// a living Lease that has not answered may serve anything.
+    pub fn await_registry(&mut self) {
+        self.registry = RegistryRead::Pending;
+    }
+
+    /// Whether the registry has not been read yet.
+    pub fn awaits_registry(&self) -> bool {
+        self.registry == RegistryRead::Pending
+    }
+
+    /// Addresses and records of the registry have been read, and are known here.
+    pub fn registry_read(&mut self, at: Instant) {
+        if self.awaits_registry() {
+            self.registry = RegistryRead::At(at);
+        }
+    }
+
+    /// Keeps a record that an earlier process of this bridge stored.
+    pub fn remember(&mut self, record: Arc<ServedRecord>) {
+        let has_room =
+            self.stored.contains_key(&record.identity) || self.stored.len() < MAX_RECORDS;
+        if record.identity != self.own && has_room {
+            self.stored.insert(record.identity.clone(), record);
+        }
+    }
+
+    /// Keeps the record of the last answer of a server. What its bridge says of itself
+    /// stays.
+    pub fn remember_answer(&mut self, mut answer: ServedRecord) {
+        let identity = &answer.identity;
+        let stored = self.stored.get(identity);
+        let published = self.published.get(identity);
+        let known = stored.and_then(|it| it.supersedes);
+        if let Some(entry) = self.entries.get_mut(identity) {
+            if let Some(published) = published
+                && published.has_same_apis(&answer)
+            {
+                entry.superseded = Some(published.learnt);
+            }
+            answer.supersedes = entry.superseded.or(known);
+        }
+        if let Some(record) = published.or(stored) {
+            answer = answer.with_bridge_of(record);
+        }
+        self.remember(Arc::new(answer));
+    }
+
+    /// Keeps a published record that has changed. It replaces what is stored, unless that
+    /// is an answer that is later than this very record.
+    fn remember_published(&mut self, published: &ServedRecord, at: Instant) {
+        let learnt = published.learnt;
+        let stored = self.stored.get(&published.identity);
+        let answer = stored.filter(|it| it.supersedes != Some(it.learnt));
+        let entry = self.entries.get_mut(&published.identity);
+        if let Some(entry) = entry
+            && entry.served.is_some()
+            && entry.superseded != Some(learnt)
+        {
+            if answer.is_some_and(|it| it.has_same_apis(published)) {
+                entry.superseded = Some(learnt);
+            } else {
+                // The server has changed: its own answer is to follow.
+                entry.fetch.now(at);
+            }
+        }
+        let is_answered = |it: &&Arc<ServedRecord>| it.supersedes == Some(learnt);
+        let mut record = match answer.filter(is_answered) {
+            Some(answer) => ServedRecord::clone(answer).with_bridge_of(published),
+            None => published.clone(),
+        };
+        record.supersedes = Some(learnt);
+        self.remember(Arc::new(record));
+    }
+
+    /// The last record of each server that is known: what `--state-dir` has to have.
+    pub fn stored_records(&self) -> &Records {
+        &self.stored
+    }
+
+    /// Records in the registry without use: their servers have had no Lease for
+    /// [`RECORD_RETENTION`].
+    pub fn outdated_records(&self, at: Instant) -> impl Iterator<Item = &Arc<ServedRecord>> {
+        self.published.values().filter(move |record| {
+            let since = self.unleased.get(&record.identity);
+            since.is_some_and(|since| *since + RECORD_RETENTION <= at)
+        })
+    }
+
+    /// All records in the registry. A record counts where it has come later than what is
+    /// known otherwise: the clocks of other hosts do not decide that.
+    pub fn published_records(&mut self, all: &Records, at: Instant, wall: SystemTime) {
+        let before = std::mem::replace(&mut self.published, all.clone());
+        self.published.remove(&self.own);
+        let earlier = |identity: &Identity, stored: &Records| {
+            let record = before.get(identity).or_else(|| stored.get(identity));
+            record.map(|record| record.left)
+        };
+        let mut departures = BTreeMap::new();
+        for identity in self.stored.keys().chain(self.published.keys()) {
+            let published = self.published.get(identity);
+            let record = published.or_else(|| self.stored.get(identity));
+            let Some(announced) = record.and_then(|record| record.left) else {
+                continue;
+            };
+            let known = self.departures.get(identity);
+            let known = known.filter(|it| it.announced == announced).copied();
+            let departure = known.unwrap_or_else(|| {
+                let age = match earlier(identity, &self.stored) {
+                    // The announcement is new: it counts from now.
+                    Some(left) if left != Some(announced) => Duration::ZERO,
+                    // It was there before this process, and only clocks tell since when.
+                    _ => wall.duration_since(announced).unwrap_or_default(),
+                };
+                Departure {
+                    announced,
+                    at: at.checked_sub(age.min(2 * ROLLOUT_GRACE)).unwrap_or(at),
+                }
+            });
+            departures.insert(identity.clone(), departure);
+        }
+        self.departures = departures;
+        for record in self.published.clone().values() {
+            let known = before.get(&record.identity);
+            if known.is_none_or(|known| known.learnt != record.learnt) {
+                // A bridge has just written it: its server may be about to return.
+                self.unleased.remove(&record.identity);
+            }
+            let is_same = |known: &Arc<ServedRecord>| {
+                known.learnt == record.learnt && known.has_same_content(record)
+            };
+            if !known.is_some_and(is_same) {
+                self.remember_published(record, at);
+            }
+        }
+        for (identity, departure) in &self.departures {
+            // The Lease may have been deleted before the announcement came.
+            if departure.is_recent(at) {
+                let entry = self.entries.entry(identity.clone()).or_default();
+                if entry.lease.is_none() {
+                    entry.ended.get_or_insert(at);
+                }
+            }
+        }
+        for (identity, entry) in &mut self.entries {
+            let departure = (self.departures.get(identity)).filter(|_| !entry.has_bridge());
+            match departure {
+                None => {
+                    entry.direct = Direct::Untried;
+                }
+                Some(_) if entry.direct == Direct::Untried => {
+                    // It may answer directly from now on.
+                    entry.fetch.now(at);
+                }
+                Some(_) => {}
+            }
+        }
+        self.forget(at);
     }
 
     /// Whether the Leases have been read.
@@ -141,7 +391,7 @@ impl Roster {
         for seen in all {
             self.lease(seen, at);
         }
-        self.forget();
+        self.forget(at);
     }
 
     /// A Lease that is new, or has changed.
@@ -149,7 +399,9 @@ impl Roster {
         if seen.identity == self.own {
             return;
         }
+        let departure = self.departures.get(&seen.identity);
         let entry = self.entries.entry(seen.identity).or_default();
+        entry.settle(departure, at);
         let (restarted, changed) = match &entry.lease {
             None => (true, at),
             Some(life) if life.resource_version == seen.resource_version => (false, life.changed),
@@ -157,6 +409,9 @@ impl Roster {
         };
         let first = entry.lease.as_ref().map_or(at, |life| life.first);
         entry.ended = None;
+        if seen.host.is_some() {
+            entry.host = seen.host;
+        }
         entry.lease = Some(Life {
             holder: seen.holder,
             resource_version: seen.resource_version,
@@ -173,21 +428,36 @@ impl Roster {
         if let Some(entry) = self.entries.get_mut(identity) {
             entry.end(at);
         }
-        self.forget();
+        self.forget(at);
     }
 
     /// All addresses there are. One that is no longer published is kept as the
     /// last resort: etcd may have been away, and a wrong one is found out by its
     /// certificate.
-    pub fn addresses(&mut self, all: &BTreeMap<Identity, SocketAddr>, at: Instant) {
+    pub fn addresses(&mut self, all: &Addresses, at: Instant) {
         for (identity, entry) in &mut self.entries {
+            let was_published = entry.published;
             entry.published &= all.contains_key(identity);
+            if was_published && !entry.published && self.departures.contains_key(identity) {
+                // From now on the server itself is asked.
+                entry.standing.forgive();
+                entry.fetch.now(at);
+            }
         }
         for (identity, address) in all {
             if *identity == self.own {
                 continue;
             }
-            let entry = self.entries.entry(identity.clone()).or_default();
+            let entry = self
+                .entries
+                .entry(identity.clone())
+                .or_insert_with(|| Entry {
+                    // Its server may be restarting.
+                    ended: Some(at),
+                    ..Entry::default()
+                });
+            entry.asks_server = false;
+            let had_bridge = entry.has_bridge();
             // Back at the same place it may be another version.
             let is_back = !std::mem::replace(&mut entry.published, true);
             if is_back || entry.address != Some(*address) {
@@ -195,42 +465,68 @@ impl Roster {
                 entry.standing.forgive();
                 entry.fetch.now(at);
             }
+            if entry.has_bridge() {
+                entry.direct = Direct::Untried;
+                if !had_bridge
+                    && !self.published.contains_key(identity)
+                    && let Some(stored) = self.stored.get_mut(identity)
+                    && stored.left.is_some()
+                {
+                    // The bridge is back, and has no record yet that says so.
+                    Arc::make_mut(stored).left = None;
+                    self.departures.remove(identity);
+                }
+            }
         }
-        self.forget();
+        self.forget(at);
     }
 
     /// All addresses that are published and not believed, since they are in none
     /// of the networks that an administrator allows.
-    pub fn refuse(&mut self, all: &BTreeMap<Identity, SocketAddr>) {
+    pub fn refuse(&mut self, all: &Addresses) {
         for (identity, entry) in &mut self.entries {
-            entry.refused = all.get(identity).copied();
+            entry.refused = all.get(identity).map(|it| it.address);
         }
     }
 
     /// Ends what has run out. Whether that was anything.
     pub fn expire(&mut self, at: Instant) -> bool {
         let mut any = false;
-        for entry in self.entries.values_mut() {
+        for (identity, entry) in &mut self.entries {
             if (entry.lease.as_ref()).is_some_and(|life| life.changed + LEASE <= at) {
                 entry.end(at);
                 any = true;
             }
-            if entry.ended.is_some_and(|ended| ended + TO_RESTART <= at) {
+            let departure = (self.departures.get(identity)).filter(|_| !entry.has_bridge());
+            let in_rollout = departure.is_some_and(|it| it.is_recent(at));
+            if !in_rollout && entry.ended.is_some_and(|ended| ended + TO_RESTART <= at) {
                 entry.ended = None;
                 entry.served = None;
                 any = true;
             }
+            any |= entry.settle(departure, at);
         }
-        self.forget();
+        self.retain_records(at);
+        self.forget(at);
         any
     }
 
     /// Whom to ask now. Each is to be followed by [`Roster::fetched`].
     pub fn due(&mut self, at: Instant) -> Vec<Peer> {
         let mut due = Vec::new();
-        for (identity, entry) in &mut self.entries {
-            if entry.lease.is_some() && entry.address.is_some() && entry.fetch.begin(at) {
-                due.extend(entry.peer(identity));
+        let identities: Vec<_> = self.entries.keys().cloned().collect();
+        for identity in identities {
+            let address = self.address(&identity);
+            let published = self.published.get(&identity).map(|it| it.learnt);
+            let stored = self.stored.get(&identity);
+            let known = published.or_else(|| stored.and_then(|it| it.supersedes));
+            if let Some(entry) = self.entries.get_mut(&identity)
+                && entry.lease.is_some()
+                && address.is_some()
+                && entry.fetch.begin(at)
+            {
+                entry.fetch_supersedes = known;
+                due.extend(self.peer(&identity));
             }
         }
         due
@@ -245,6 +541,10 @@ impl Roster {
         wall: SystemTime,
         jitter: f64,
     ) {
+        let published = self.published.get(identity);
+        let record = published.or_else(|| self.stored.get(identity));
+        let direct = record.and_then(|record| record.server);
+        let has_left = self.departures.contains_key(identity);
         let Some(entry) = self.entries.get_mut(identity) else {
             return;
         };
@@ -254,7 +554,13 @@ impl Roster {
             Ok(served) => {
                 entry.fetch.succeeded(at, served.news(), jitter);
                 entry.succeeded = Some(wall);
+                entry.superseded = entry.fetch_supersedes;
+                entry.standing.polled(at);
                 entry.served = Some(Arc::new(served));
+                entry.standing.reachable();
+                if has_left && !entry.has_bridge() {
+                    entry.direct = Direct::Answers;
+                }
                 // Back again. One that tells what it serves and fails with
                 // requests is not better for it.
                 if entry.problem.take().is_some() {
@@ -264,6 +570,11 @@ impl Roster {
             Err(problem) => {
                 entry.fetch.failed(at, jitter);
                 entry.problem = Some(problem);
+                // Its bridge has crashed, or the registry has lost its address: both
+                // places are tried in turn.
+                if !entry.published && !has_left && direct.is_some() {
+                    entry.asks_server = !entry.asks_server;
+                }
             }
         }
     }
@@ -280,24 +591,196 @@ impl Roster {
     pub fn snapshot(&self) -> Peers {
         Peers {
             listed: self.listed,
-            peers: self
-                .entries
-                .iter()
-                .filter_map(|(identity, entry)| entry.peer(identity).map(Arc::new))
+            peers: (self.entries.keys())
+                .filter_map(|identity| self.peer(identity).map(Arc::new))
                 .collect(),
         }
     }
 
-    /// Entries with neither Lease nor address are nobody.
-    fn forget(&mut self) {
-        self.entries
-            .retain(|_, entry| entry.lease.is_some() || entry.published);
+    /// Entries without Lease and address are dropped, unless their bridge has just
+    /// announced that it leaves.
+    fn forget(&mut self, at: Instant) {
+        let departures = &self.departures;
+        self.entries.retain(|identity, entry| {
+            let departure = departures.get(identity);
+            entry.settle(departure, at);
+            entry.lease.is_some() || entry.published || departure.is_some_and(|it| it.is_recent(at))
+        });
+    }
+
+    fn retain_records(&mut self, at: Instant) {
+        if !self.listed {
+            return;
+        }
+        let entries = &self.entries;
+        let has_lease = |identity: &Identity| {
+            let entry = entries.get(identity);
+            entry.is_some_and(|entry| entry.lease.is_some())
+        };
+        self.unleased.retain(|identity, _| {
+            let is_kept =
+                self.stored.contains_key(identity) || self.published.contains_key(identity);
+            is_kept && !has_lease(identity)
+        });
+        for identity in self.stored.keys().chain(self.published.keys()) {
+            if !has_lease(identity) {
+                self.unleased.entry(identity.clone()).or_insert(at);
+            }
+        }
+        let unleased = &self.unleased;
+        self.stored.retain(|identity, _| {
+            let since = unleased.get(identity);
+            since.is_none_or(|since| *since + RECORD_RETENTION > at)
+        });
+    }
+
+    /// The record that counts where the server has not been asked: the published one,
+    /// unless an answer is stored that is later than that.
+    fn record(&self, identity: &Identity) -> Option<(&Arc<ServedRecord>, Source)> {
+        match (self.published.get(identity), self.stored.get(identity)) {
+            (Some(published), Some(stored))
+                if stored.supersedes == Some(published.learnt)
+                    && stored.learnt != published.learnt =>
+            {
+                Some((stored, Source::Stored))
+            }
+            (Some(published), _) => Some((published, Source::Published)),
+            (None, Some(stored)) => Some((stored, Source::Stored)),
+            (None, None) => None,
+        }
+    }
+
+    /// What a server serves, as last known: by its own answer, unless another record has
+    /// been published since that was asked for.
+    fn served(&self, identity: &Identity, entry: &Entry) -> Option<(Arc<Served>, Source)> {
+        let published = self.published.get(identity).map(|record| record.learnt);
+        let stored = self.stored.get(identity);
+        let latest = published.or_else(|| stored.and_then(|record| record.supersedes));
+        match (&entry.served, self.record(identity)) {
+            (Some(asked), _) if latest.is_none() || latest == entry.superseded => {
+                Some((asked.clone(), Source::Asked))
+            }
+            (_, Some((record, source))) => Some((record.served.clone(), source)),
+            (asked, None) => asked.clone().map(|asked| (asked, Source::Asked)),
+        }
+    }
+
+    /// Where a server is reached: at its published address; after its bridge has left,
+    /// at the server itself; after a crash, at either in turn.
+    fn address(&self, identity: &Identity) -> Option<Advertised> {
+        let entry = self.entries.get(identity)?;
+        let published = self.published.get(identity);
+        let record = published.or_else(|| self.stored.get(identity));
+        let direct = record.and_then(|record| record.server);
+        let direct = direct.map(Advertised::by_server);
+        if entry.published {
+            entry.address
+        } else if self.departures.contains_key(identity) {
+            direct
+        } else if entry.asks_server {
+            direct.or(entry.address)
+        } else {
+            entry.address.or(direct)
+        }
+    }
+
+    fn peer(&self, identity: &Identity) -> Option<Peer> {
+        let entry = self.entries.get(identity)?;
+        let advertised = self.address(identity);
+        let address = advertised.map(|it| it.address);
+        let known = self.served(identity, entry);
+        let without_bridge = entry.direct == Direct::GivenUp;
+        let known = known.filter(|_| !without_bridge);
+        let (alive_until, awaited_until) = match (&entry.lease, entry.ended) {
+            (Some(life), _) => {
+                let patience = match address {
+                    None if without_bridge => Duration::ZERO,
+                    Some(_) if without_bridge => TO_APPEAR,
+                    Some(_) => TO_TELL,
+                    None => TO_APPEAR,
+                };
+                let alive_until = life.changed + ALIVE;
+                let awaited_until = match self.registry {
+                    RegistryRead::NotAwaited => life.first + patience,
+                    RegistryRead::Pending => alive_until,
+                    RegistryRead::At(read) => life.first.max(read) + patience,
+                };
+                (alive_until, awaited_until)
+            }
+            // Known, and for the moment not there.
+            (None, Some(ended)) if known.is_some() => (ended, ended),
+            (None, _) => return None,
+        };
+        let bridge_left = !entry.has_bridge() && self.departures.contains_key(identity);
+        let is_bridge = advertised.is_some_and(|it| it.origin == Origin::Bridge);
+        let published = self.published.get(identity);
+        Some(Peer {
+            identity: identity.clone(),
+            host: entry.host.clone(),
+            address,
+            published: entry.published,
+            alive_until,
+            awaited_until,
+            record: PeerRecord {
+                source: known.as_ref().map(|(_, source)| *source),
+                bridge_left,
+                // They are those of the bridge that has written the record: not of the
+                // server behind it, and not of an older release that came after it.
+                serving_keys: match published {
+                    Some(record)
+                        if is_bridge && record.left.is_none() && record.bridge == address =>
+                    {
+                        record.serving_keys.clone()
+                    }
+                    _ => Vec::new(),
+                },
+            },
+            served: known.map(|(served, _)| served),
+            standing: entry.standing.clone(),
+            succeeded: entry.succeeded,
+            problem: match (entry.refused, address) {
+                (Some(refused), _) => Some(format!(
+                    "the address that it has published, {refused}, is refused: it is in none \
+                     of the --peer-cidrs"
+                )),
+                _ if bridge_left && entry.direct != Direct::Answers => Some(
+                    "its bridge has left, and the server itself does not answer other hosts"
+                        .to_owned(),
+                ),
+                // `reachability` says why, by the status of the registry.
+                (None, None) => None,
+                (None, Some(_)) => entry.problem.clone(),
+            },
+        })
+    }
+}
+
+impl Departure {
+    /// Whether the bridge may still come back as part of a rollout.
+    fn is_recent(&self, at: Instant) -> bool {
+        self.at + ROLLOUT_GRACE > at
     }
 }
 
 impl Entry {
+    /// Whether the registry has the address of the server's bridge.
+    fn has_bridge(&self) -> bool {
+        self.published && (self.address).is_some_and(|it| it.origin == Origin::Bridge)
+    }
+
+    /// Counts a server whose bridge left long ago as one that never had a bridge.
+    /// Whether that is news.
+    fn settle(&mut self, departure: Option<&Departure>, at: Instant) -> bool {
+        let has_left = departure.is_some_and(|it| !it.is_recent(at)) && !self.has_bridge();
+        let is_news = has_left && self.direct == Direct::Untried;
+        if is_news {
+            self.direct = Direct::GivenUp;
+        }
+        is_news
+    }
+
     /// Its Lease has ended: what it served is served by it no more, unless its
-    /// bridge waits for it to come back.
+    /// bridge waits for it to come back, or has announced that it leaves.
     fn end(&mut self, at: Instant) {
         if self.lease.take().is_some() {
             self.ended = Some(at);
@@ -306,39 +789,6 @@ impl Entry {
             self.served = None;
             self.address = None;
         }
-    }
-
-    fn peer(&self, identity: &Identity) -> Option<Peer> {
-        let (alive_until, awaited_until) = match (&self.lease, self.ended) {
-            (Some(life), _) => {
-                let patience = match self.address {
-                    Some(_) => TO_TELL,
-                    None => TO_APPEAR,
-                };
-                (life.changed + ALIVE, life.first + patience)
-            }
-            // Known, and for the moment not there.
-            (None, Some(ended)) if self.served.is_some() => (ended, ended),
-            (None, _) => return None,
-        };
-        Some(Peer {
-            identity: identity.clone(),
-            address: self.address,
-            published: self.published,
-            alive_until,
-            awaited_until,
-            served: self.served.clone(),
-            standing: self.standing.clone(),
-            succeeded: self.succeeded,
-            problem: match (self.refused, self.address) {
-                (Some(refused), _) => Some(format!(
-                    "the address that it has published, {refused}, is refused: it is in none \
-                     of the --peer-cidrs"
-                )),
-                (None, None) => Some("it has published no address".to_owned()),
-                (None, Some(_)) => self.problem.clone(),
-            },
-        })
     }
 }
 
@@ -356,6 +806,8 @@ pub struct Peers {
 pub struct Peer {
     /// The name of its Lease.
     pub identity: Identity,
+    /// The host that it runs on, where its Lease says so.
+    pub host: Option<String>,
     /// Where it, or its bridge, is reached.
     pub address: Option<SocketAddr>,
     /// Whether the registry has that address now.
@@ -366,12 +818,25 @@ pub struct Peer {
     pub awaited_until: Instant,
     /// What it serves, as last heard.
     pub served: Option<Arc<Served>>,
+    /// How that is known, and what its bridge has published beside it.
+    pub record: PeerRecord,
     /// How it does with the requests that it gets.
     pub standing: Arc<Standing>,
     /// When it last told what it serves.
     pub succeeded: Option<SystemTime>,
     /// Why it has not since.
     pub problem: Option<String>,
+}
+
+/// How it is known what a peer serves, and what its bridge has published.
+#[derive(Debug, Clone, Default)]
+pub struct PeerRecord {
+    /// How it is known what the peer serves.
+    pub source: Option<Source>,
+    /// The bridge of the peer announced that it leaves, and has not come back.
+    pub bridge_left: bool,
+    /// Digests of the keys with which the peer's bridge serves. Empty: not known.
+    pub serving_keys: Vec<KeyDigest>,
 }
 
 /// Who of the others serves a request.
@@ -410,7 +875,7 @@ impl Peers {
         let silent = self
             .peers
             .iter()
-            .find(|peer| peer.served.is_none() && peer.is_awaited(now));
+            .find(|peer| peer.is_unconfirmed() && peer.is_awaited(now));
         match silent {
             Some(peer) => Elsewhere::Unknown(peer.identity.clone()),
             None => Elsewhere::Nowhere,
@@ -424,6 +889,13 @@ impl Peer {
         self.alive_until > now && self.awaited_until > now
     }
 
+    /// Whether this process has not heard from it yet. A record may be older than
+    /// the version that the server runs now.
+    fn is_unconfirmed(&self) -> bool {
+        let source = self.record.source;
+        self.served.is_none() || matches!(source, Some(Source::Published | Source::Stored))
+    }
+
     /// Whether it has said that it serves this.
     pub fn serves(&self, request: &RequestInfo<'_>) -> bool {
         let served = self.served.as_ref();
@@ -431,5 +903,7 @@ impl Peer {
     }
 }
 
+#[cfg(test)]
+mod known_apis;
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 //! kept while the rest of what is known of it is replaced.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::roster::Peer;
@@ -12,6 +12,10 @@ use crate::roster::Peer;
 const FIRST_PENALTY: Duration = Duration::from_millis(500);
 const MAX_PENALTY: Duration = Duration::from_secs(5);
 
+/// A failure that took longer than this kept a client waiting: a peer that is stopped,
+/// or behind a firewall. Reachable peers take or refuse a connection within milliseconds.
+const SLOW_FAILURE: Duration = Duration::from_secs(1);
+
 /// A peer's health and load.
 #[derive(Debug)]
 pub struct Standing {
@@ -20,6 +24,13 @@ pub struct Standing {
     failures: AtomicU32,
     /// Milliseconds after `began`.
     shunned_until: AtomicU64,
+    /// Requests have waited in vain for an answer: until the peer answers a fetch, no
+    /// further request waits for it.
+    unreachable: AtomicBool,
+    /// When a request last failed and when a poll last succeeded: milliseconds
+    /// after `began`, and one; 0 is never.
+    failed_at: AtomicU64,
+    polled_at: AtomicU64,
 }
 
 impl Default for Standing {
@@ -29,6 +40,9 @@ impl Default for Standing {
             in_flight: AtomicUsize::new(0),
             failures: AtomicU32::new(0),
             shunned_until: AtomicU64::new(0),
+            unreachable: AtomicBool::new(false),
+            failed_at: AtomicU64::new(0),
+            polled_at: AtomicU64::new(0),
         }
     }
 }
@@ -57,6 +71,7 @@ impl Standing {
 
     /// It did not take a request.
     pub fn failed(&self, at: Instant) {
+        self.failed_at.store(self.stamp(at), Ordering::Relaxed);
         let failures = self.failures.fetch_add(1, Ordering::Relaxed);
         let penalty = FIRST_PENALTY
             .saturating_mul(1 << failures.min(16))
@@ -66,17 +81,61 @@ impl Standing {
         self.shunned_until.fetch_max(until, Ordering::Relaxed);
     }
 
+    /// A request or a fetch waited for an answer that did not come. A failure that
+    /// came at once (a refused connection) costs the next request nothing, and is no
+    /// reason to refuse it.
+    pub fn record_timeout(&self, waited: Duration) {
+        if waited >= SLOW_FAILURE {
+            self.unreachable.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// It answered a fetch.
+    pub fn reachable(&self) {
+        self.unreachable.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether a request may be sent to it. If not, the peer does not answer, and
+    /// fetches in the background find out when it does.
+    pub fn is_reachable(&self) -> bool {
+        !self.unreachable.load(Ordering::Relaxed)
+    }
+
     /// It answered, or is somewhere else now.
     pub fn forgive(&self) {
+        self.reachable();
         if self.failures.swap(0, Ordering::Relaxed) > 0 {
             self.shunned_until.store(0, Ordering::Relaxed);
         }
     }
 
+    /// A discovery poll succeeded.
+    pub fn polled(&self, at: Instant) {
+        self.polled_at.store(self.stamp(at), Ordering::Relaxed);
+    }
+
+    /// When a discovery poll last succeeded.
+    pub fn polled_at(&self) -> Option<Instant> {
+        let stamp = self.polled_at.load(Ordering::Relaxed);
+        Some(self.began + Duration::from_millis(stamp.checked_sub(1)?))
+    }
+
+    /// Whether the last request failed, and neither a request nor a poll has
+    /// succeeded since.
+    pub fn is_failing(&self) -> bool {
+        let failed = self.failed_at.load(Ordering::Relaxed);
+        self.failures.load(Ordering::Relaxed) > 0 && failed > self.polled_at.load(Ordering::Relaxed)
+    }
+
+    fn stamp(&self, at: Instant) -> u64 {
+        let after = at.saturating_duration_since(self.began).as_millis();
+        u64::try_from(after).unwrap_or(u64::MAX).saturating_add(1)
+    }
+
     /// Whether it is worth asking first.
     pub fn is_healthy(&self, at: Instant) -> bool {
         let now = at.saturating_duration_since(self.began).as_millis();
-        u128::from(self.shunned_until.load(Ordering::Relaxed)) <= now
+        self.is_reachable() && u128::from(self.shunned_until.load(Ordering::Relaxed)) <= now
     }
 }
 
@@ -121,11 +180,13 @@ mod tests {
     fn peer(name: &str) -> Arc<Peer> {
         Arc::new(Peer {
             identity: Identity::named(name).unwrap(),
+            host: None,
             address: Some(([127, 0, 0, 1], 6443).into()),
             published: true,
             alive_until: Instant::now(),
             awaited_until: Instant::now(),
             served: None,
+            record: crate::roster::PeerRecord::default(),
             standing: Arc::default(),
             succeeded: None,
             problem: None,
@@ -164,6 +225,34 @@ mod tests {
         assert_eq!(order(peers.to_vec(), 0, now).len(), 2);
         peers[0].standing.forgive();
         assert!(peers[0].standing.is_healthy(now));
+    }
+
+    #[test]
+    fn a_peer_that_lets_requests_wait_gets_none_until_it_answers_a_fetch() {
+        type Event = fn(&Standing);
+        let slow: Event = |it| it.record_timeout(SLOW_FAILURE);
+        let fast: Event = |it| it.record_timeout(Duration::from_millis(5));
+        let refused: Event = |it| it.failed(Instant::now());
+        let fetched: Event = Standing::reachable;
+        let answered: Event = Standing::forgive;
+        for (events, reachable) in [
+            (&[][..], true),
+            (&[fast, refused], true),
+            (&[slow], false),
+            (&[slow, fast, refused], false),
+            (&[slow, slow, fetched], true),
+            // A request that was under way.
+            (&[slow, answered], true),
+            (&[slow, fetched, slow], false),
+        ] {
+            let standing = Standing::default();
+            for event in events {
+                event(&standing);
+            }
+            assert_eq!(standing.is_reachable(), reachable);
+            let later = Instant::now() + 2 * MAX_PENALTY;
+            assert_eq!(standing.is_healthy(later), reachable);
+        }
     }
 
     #[test]

@@ -22,6 +22,6 @@ mod tty;
 mod under_way;
 
 pub use pin::PinSource;
-pub use selection::Selection;
+pub use selection::{PIN_REFUSED, Selection};
 pub use token::{TokenConfig, TokenKey};
 pub use under_way::give_up;

@@ -6,6 +6,11 @@ use std::str::FromStr;
 
 use percent_encoding::percent_decode_str;
 
+/// Why a URI with a PIN is refused. It does not contain the PIN.
+pub const PIN_REFUSED: &str = "pin-value is refused, because other processes can read arguments; \
+                               write the PIN to a file and name the file with pin-source or \
+                               --pkcs11-pin-file, or use --pkcs11-askpass";
+
 /// What a token and a key have to be like. What is not said does not matter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
@@ -33,6 +38,9 @@ impl FromStr for Selection {
     /// Reads `pkcs11:NAME=VALUE;NAME=VALUE?NAME=VALUE&NAME=VALUE`. An error does not
     /// repeat what could be a PIN.
     fn from_str(text: &str) -> Result<Self, String> {
+        if Self::mentions_pin(text) {
+            return Err(PIN_REFUSED.to_owned());
+        }
         let rest = text
             .get(..7)
             .filter(|scheme| scheme.eq_ignore_ascii_case("pkcs11:"))
@@ -70,11 +78,6 @@ impl FromStr for Selection {
                     let path = source.strip_prefix("file:").unwrap_or(&source);
                     found.pin_file = Some(path.trim_start_matches("//").into());
                 }
-                "pin-value" => {
-                    return Err(
-                        "pin-value would show the PIN to all processes; use pin-source".to_owned(),
-                    );
-                }
                 _ => return Err(format!("{name} is not understood")),
             }
         }
@@ -95,6 +98,13 @@ fn text_of(name: &str, value: &str) -> Result<String, String> {
 }
 
 impl Selection {
+    /// Whether a text has the attribute of RFC 7512 that holds a PIN. Its place does not
+    /// matter: behind a wrong separator (`token=a&pin-value=1234`) the PIN would be part of
+    /// another value, which messages repeat.
+    pub fn mentions_pin(text: &str) -> bool {
+        text.to_ascii_lowercase().contains("pin-value")
+    }
+
     /// The same, with what `other` says where this says nothing.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
@@ -182,7 +192,10 @@ mod tests {
             ("pkcs11:slot-id=1", "slot-id is not understood"),
             ("pkcs11:type=public", "type is neither"),
             ("pkcs11:token=%ff", "token is not text"),
-            ("pkcs11:token=a?pin-value=hunter2", "use pin-source"),
+            ("pkcs11:token=a?pin-value=hunter2", "--pkcs11-pin-file"),
+            ("pkcs11:token=a;PIN-value=hunter2", "pin-source"),
+            ("pkcs11:token=a&pin-value=hunter2", "--pkcs11-askpass"),
+            ("token=a?pin-value=hunter2", "pin-value is refused"),
             ("pkcs11:?x=hunter2", "x is not understood"),
         ];
         for (text, expected) in rows {

@@ -14,6 +14,7 @@ mod playground;
 mod plugin_completion;
 mod pods;
 mod port_forward;
+mod private_memory;
 mod run;
 mod serve;
 mod session;
@@ -25,6 +26,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use skewbridge_pkcs11::{PIN_REFUSED, Selection};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -142,7 +144,12 @@ fn version() -> ExitCode {
 
 /// What clap has to say: help and version are answers, the rest is misuse.
 fn usage(error: &clap::Error) -> ExitCode {
-    let _ = error.print();
+    // clap repeats an argument that it does not expect, which may be a URI with a PIN.
+    if error.use_stderr() && Selection::mentions_pin(&error.render().to_string()) {
+        let _ = writeln!(std::io::stderr(), "error: {PIN_REFUSED}");
+    } else {
+        let _ = error.print();
+    }
     if error.use_stderr() {
         ExitCode::from(EXIT_USAGE)
     } else {

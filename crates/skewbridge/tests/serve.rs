@@ -7,16 +7,18 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use http::Request;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use skewbridge_testkit::{
     ApiServer, Ca, ClientAuth, H1Client, Options, PATIENCE, Reply, Response, ScratchDir, TlsClient,
-    eventually,
+    eventually, second_user,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Notify;
+use tokio::time::sleep;
 
 /// Certificates of everybody, and an upstream.
 struct Bed {
@@ -53,6 +55,7 @@ impl Bed {
             "/slow" => Reply::json("\"at last\"").after(&slow),
             "/broken" => Reply::reset(h2::Reason::INTERNAL_ERROR),
             "/apis/gone" => Reply::new(404).body("no"),
+            "/apis" => Reply::json(format!("\"{}\"", seen.target)).header("audit-id", "given"),
             _ if seen.header("upgrade").is_some() => Reply::upgrade("websocket").0,
             _ => Reply::json(format!("\"{}\"", seen.target)),
         })
@@ -96,8 +99,13 @@ impl Bed {
 
     /// Runs it on free ports, and waits until it serves.
     async fn serve(&self, flags: &[&str]) -> Served {
-        let ports = ["--secure-port=0", "--admin-address=127.0.0.1:0"];
-        let mut child = self.command(&[&ports, flags].concat()).spawn().unwrap();
+        self.serve_by(self.command(flags)).await
+    }
+
+    /// The same, by this command.
+    async fn serve_by(&self, mut command: Command) -> Served {
+        command.args(["--secure-port=0", "--admin-address=127.0.0.1:0"]);
+        let mut child = command.spawn().unwrap();
         let (log, reader) = collect(&mut child);
         let mut served = Served {
             child,
@@ -106,8 +114,8 @@ impl Bed {
             address: ([127, 0, 0, 1], 0).into(),
             admin: ([127, 0, 0, 1], 0).into(),
         };
-        served.logs("serving").await;
-        let line = served.lines_with("serving").remove(0);
+        served.logs("admin_address").await;
+        let line = served.lines_with("admin_address").remove(0);
         (served.address, served.admin) = (field(&line, "address"), field(&line, "admin_address"));
         served
     }
@@ -213,6 +221,68 @@ async fn send(client: &mut H1Client, line: &str, headers: &str) -> Response {
     client.read_response().await.unwrap()
 }
 
+/// A process that cannot be traced or dumped belongs to root in `/proc`, under any user.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn no_other_process_of_its_user_can_read_its_keys() {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+    use std::os::unix::process::CommandExt as _;
+    let bed = Bed::new().await;
+    let all = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(bed.dir.path(), all).unwrap();
+    let mut command = bed.command(&[]);
+    // Of a process of root nothing could be seen.
+    let Some(user) = second_user() else { return };
+    command.uid(user).gid(user);
+    let bridge = bed.serve_by(command).await;
+    let process = format!("/proc/{}", bridge.child.id());
+    let status = std::fs::read_to_string(format!("{process}/status")).unwrap();
+    assert!(status.contains(&format!("Uid:\t{user}\t")), "{status}");
+    let owner = std::fs::metadata(format!("{process}/mem")).unwrap().uid();
+    assert_eq!(owner, 0, "it can be traced");
+    let limits = std::fs::read_to_string(format!("{process}/limits")).unwrap();
+    let core = limits
+        .lines()
+        .find(|line| line.starts_with("Max core file size"));
+    let words: Vec<_> = core.unwrap().split_whitespace().collect();
+    assert_eq!(words[4..6], ["0", "0"], "{words:?}");
+}
+
+#[tokio::test]
+async fn peering_with_a_front_proxy_that_is_a_user_is_refused_at_the_start() {
+    let bed = Bed::new().await;
+    bed.dir.write("users-ca.crt", bed.front_proxies.pem());
+    let peer_ca = bed.dir.path().join("upstream-ca.crt");
+    let peer_ca = format!("--peer-ca-file={}", peer_ca.display());
+    let names = "--requestheader-allowed-names=front-proxy";
+    let output = bed.command(&[&peer_ca, names]).output().unwrap();
+    assert_eq!(output.status.code(), Some(64));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let first = stderr.lines().next().unwrap();
+    for part in [
+        "skewbridge: --proxy-client-cert-file ",
+        "/front-proxy.crt: this certificate also authenticates as a user",
+        "--client-ca-file ",
+        "/users-ca.crt",
+        "from a CA of its own",
+    ] {
+        assert!(first.contains(part), "{part}: {stderr}");
+    }
+    assert_eq!(stderr.lines().count(), 2, "{stderr}");
+    // Without allowed names every user is a front proxy as well.
+    let output = bed.command(&[]).output().unwrap();
+    assert_eq!(output.status.code(), Some(64));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    for part in [
+        "--requestheader-client-ca-file ",
+        "/front-proxies-ca.crt: has a CA in common with --client-ca-file ",
+        "/users-ca.crt",
+        "give --requestheader-allowed-names",
+    ] {
+        assert!(stderr.contains(part), "{part}: {stderr}");
+    }
+}
+
 #[tokio::test]
 async fn requests_pass_through_the_process_over_both_protocols() {
     let bed = Bed::new().await;
@@ -293,10 +363,56 @@ async fn a_second_signal_ends_it_at_once_with_1() {
         assert_eq!(send(&mut client, "GET /version", "").await.status, 200);
         served.signal(first);
         served.logs("leaving").await;
+        // SIGTERMs within a second are one.
+        sleep(Duration::from_millis(1200)).await;
         served.signal(second);
         assert_eq!(served.exit().await.code(), Some(1));
         assert!(served.log().contains("a second signal"), "{}", served.log());
         assert!(client.read_head().await.is_err());
+    }
+}
+
+#[tokio::test]
+async fn sigterms_within_a_second_are_one_signal() {
+    let bed = Bed::new().await;
+    let mut served = bed.serve(&["--shutdown-delay-duration=2s"]).await;
+    for _ in 0..10 {
+        served.signal(Signal::TERM);
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(served.exit().await.code(), Some(0), "{}", served.log());
+    // After another signal, a SIGTERM is the second one at once.
+    let mut served = bed.serve(&["--shutdown-delay-duration=1h"]).await;
+    served.signal(Signal::INT);
+    served.logs("leaving").await;
+    served.signal(Signal::TERM);
+    assert_eq!(served.exit().await.code(), Some(1), "{}", served.log());
+}
+
+#[tokio::test]
+async fn a_refused_certificate_is_explained_at_the_default_verbosity() {
+    let bed = Bed::new().await;
+    let served = bed.serve(&[]).await;
+    let unknown = Ca::new("unknown-ca").client("mallory\nERROR", &[]);
+    let client = bed.client().identity(&unknown);
+    // More than are logged in a minute.
+    for _ in 0..40 {
+        let mut client = client.http1(served.address).await.unwrap();
+        assert_eq!(send(&mut client, "GET /version", "").await.status, 401);
+    }
+    let log = served.whole_log().await;
+    let lines = log.lines().filter(|it| it.contains("certificate refused"));
+    let lines: Vec<_> = lines.collect();
+    assert_eq!(lines.len(), 20, "{log}");
+    for expected in [
+        "WARN",
+        "client=127.0.0.1:",
+        "mallory",
+        "CN=unknown-ca",
+        "--client-ca-file: invalid peer certificate: UnknownIssuer",
+        "--requestheader-client-ca-file: ",
+    ] {
+        assert!(lines[0].contains(expected), "{expected} in {}", lines[0]);
     }
 }
 
@@ -327,17 +443,20 @@ async fn each_request_is_one_line_with_its_fields() {
     let served = bed.serve(&["--v=2"]).await;
     let mut h1 = bed.client().http1(served.address).await.unwrap();
     send(&mut h1, "GET /api/v1/pods?limit=1", "").await;
-    send(&mut h1, "GET /apis/gone", "Authorization: Bearer x\r\n").await;
+    let headers = "Authorization: Bearer secret\r\nAudit-ID: asked\r\nCookie: secret\r\n";
+    send(&mut h1, "GET /apis/gone", headers).await;
     let jane = bed.client().identity(&bed.users.client("jane", &[]));
     let h2 = jane.http2(served.address).await.unwrap();
-    h2.get("/apis").await.unwrap();
+    let request = Request::get("https://localhost/apis").header("impersonate-user", "bob");
+    h2.request(request.body(()).unwrap(), "").await.unwrap();
 
     let log = served.whole_log().await;
+    assert!(!log.contains("secret"), "{log}");
     let lines: Vec<_> = log
         .lines()
         .filter(|line| line.contains("method="))
         .collect();
-    assert_eq!(lines.len(), 3, "{log}");
+    let lines: [&str; 3] = lines.try_into().expect("three lines");
     let table = [
         [
             "GET",
@@ -369,11 +488,18 @@ async fn each_request_is_one_line_with_its_fields() {
     for (line, expected) in lines.into_iter().zip(table) {
         let found = names.map(|name| text_field(line, name).unwrap_or_default());
         assert_eq!(found, expected, "{line}");
-        assert!(
-            text_field(line, "duration").is_some_and(|took| took.ends_with('s')),
-            "{line}"
-        );
+        let took = text_field(line, "duration_seconds").unwrap_or_default();
+        assert!(took.parse::<f64>().is_ok(), "{line}");
+        let client = text_field(line, "client").unwrap_or_default();
+        assert!(client.starts_with("127.0.0.1:"), "{line}");
     }
+    let optional = ["audit_id", "impersonate_user"];
+    let found = lines.map(|line| optional.map(|name| text_field(line, name)));
+    let given = Some("given");
+    assert_eq!(
+        found,
+        [[None, None], [Some("asked"), None], [given, Some("bob")],]
+    );
 }
 
 #[tokio::test]
@@ -381,7 +507,8 @@ async fn json_logs_are_json_to_the_last_line() {
     let bed = Bed::new().await;
     let served = bed.serve(&["--v=10", "--log-format=json"]).await;
     let mut h1 = bed.client().http1(served.address).await.unwrap();
-    send(&mut h1, "DELETE /api/v1/namespaces/a/pods/b", "").await;
+    let headers = "Audit-ID: asked\r\n";
+    send(&mut h1, "DELETE /api/v1/namespaces/a/pods/b", headers).await;
 
     let log = served.whole_log().await;
     let lines: Vec<Value> = log
@@ -404,13 +531,15 @@ async fn json_logs_are_json_to_the_last_line() {
         ("code", 200.into()),
         ("bytes", 29.into()),
         ("cut", false.into()),
+        ("audit_id", "asked".into()),
         ("level", "INFO".into()),
     ] {
         assert_eq!(request[name], expected, "{request}");
     }
-    for name in ["timestamp", "duration", "protocol"] {
+    for name in ["timestamp", "protocol", "client"] {
         assert!(request[name].is_string(), "{name} in {request}");
     }
+    assert!(request["duration_seconds"].is_f64(), "{request}");
 }
 
 #[tokio::test]
@@ -431,7 +560,7 @@ async fn no_secret_reaches_the_log_however_verbose() {
         X-Remote-User: SECRET-USER\r\n\
         X-Remote-Group: SECRET-GROUP\r\n\
         X-Remote-Extra-Scopes: SECRET-EXTRA\r\n\
-        Impersonate-User: SECRET-IMPERSONATED\r\n";
+        Impersonate-User: known-by-name\r\nImpersonate-Extra-Scopes: SECRET-EXTRA\r\n";
     const PATHS: [&str; 7] = [
         "/api/v1/pods?token=SECRET-QUERY",
         "/api/v1/namespaces/a/services/b/proxy/SECRET-TAIL?x=SECRET-QUERY",

@@ -13,6 +13,7 @@ use rcgen::{CertificateParams, KeyPair};
 const USAGE: Option<i32> = Some(64);
 
 #[test]
+#[allow(clippy::too_many_lines)] // a table of all flags
 fn every_wrong_value_is_told_at_once() {
     let output = serve(&[
         "--bind-address=everywhere",
@@ -44,7 +45,11 @@ fn every_wrong_value_is_told_at_once() {
         "--streaming-connection-idle-timeout=long",
         "--feature-gates=Nonsense=true",
         "--max-connections=0",
+        "--reserved-connections=-1",
+        "--max-unauthenticated-connections-per-source=0",
+        "--max-authentication-failures-per-source=few",
         "--http2-max-streams-per-connection=many",
+        "--max-buffered-bytes=1M",
         "--tls-handshake-timeout=0s",
         "--read-header-timeout=-1s",
         "--idle-timeout=1 minute",
@@ -92,7 +97,11 @@ fn every_wrong_value_is_told_at_once() {
         "--streaming-connection-idle-timeout: \"long\" is not a duration",
         "--feature-gates: unknown gate \"Nonsense\"; known are ",
         "--max-connections: \"0\" is not a whole number from 1",
+        "--reserved-connections: \"-1\" is not a whole number from 0",
+        "--max-unauthenticated-connections-per-source: \"0\" is not a whole number from 1",
+        "--max-authentication-failures-per-source: \"few\" is not a whole number from 0",
         "--http2-max-streams-per-connection: \"many\" is not a whole number",
+        "--max-buffered-bytes: \"1M\" is not a number of bytes (such as 256Mi)",
         "--tls-handshake-timeout: must be more than 0",
         "--read-header-timeout: \"-1s\" must not be negative",
         "--idle-timeout: \"1 minute\" is not a duration",
@@ -270,6 +279,35 @@ fn leases_need_networks() {
         stderr.starts_with("skewbridge: --peer-cidrs: required with"),
         "{stderr}"
     );
+}
+
+#[test]
+fn the_user_of_the_bridge_has_to_be_one() {
+    let files = Files::new();
+    for (flag, cause) in [
+        ("--bridge-user=", "--bridge-user: is empty"),
+        ("--bridge-user= a", "--bridge-user: \" a\" cannot be sent"),
+        (
+            "--bridge-user=\u{fc}",
+            "--bridge-user: \"\u{fc}\" cannot be sent",
+        ),
+        (
+            "--bridge-user=system:anonymous",
+            "--bridge-user: system:anonymous has no rights",
+        ),
+        (
+            "--bridge-groups=a,system:unauthenticated",
+            "--bridge-groups: system:unauthenticated is",
+        ),
+    ] {
+        let mut flags = files.enough();
+        flags.push(flag.into());
+        let output = serve(&flags);
+        assert_eq!(output.status.code(), USAGE);
+        let stderr = text(&output.stderr);
+        let expected = format!("skewbridge: {cause}");
+        assert!(stderr.starts_with(&expected), "{flag}: {stderr}");
+    }
 }
 
 #[test]

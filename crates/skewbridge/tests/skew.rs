@@ -285,6 +285,136 @@ async fn a_bridge_tells_of_all_servers_of_its_cluster() {
     assert_eq!(ran.code, OK, "{ran:?}");
 }
 
+/// A bridge in front of a server: it tells of all servers of its cluster, and of its own if that
+/// alone is asked for.
+fn bridge_before(
+    version: &'static str,
+    own: &Value,
+    list: Value,
+) -> impl Fn(Seen) -> Reply + Send + Sync + 'static {
+    let own = plain(version, own);
+    move |seen| {
+        let accepted = seen.header("accept").unwrap();
+        if seen.path() != "/apis" || !accepted.starts_with(BRIDGE) {
+            return own(seen);
+        }
+        let mut list = list.clone();
+        list["kind"] = json!("ServerDiscoveryList");
+        list["apiVersion"] = json!("skewbridge.io/v1alpha1");
+        Reply::new(200)
+            .header("Content-Type", BRIDGE)
+            .body(list.to_string())
+    }
+}
+
+#[tokio::test]
+async fn clients_of_the_bridges_of_one_cluster_miss_nothing() {
+    let bench = Bench::new();
+    let list = json!({"servers": [told("apiserver-a", &old()), told("apiserver-b", &new())]});
+    let first = bridge_before("v1.34.4", &old(), list.clone());
+    let first = bench.serve(first).await;
+    let second = bench.serve(bridge_before("v1.36.4", &new(), list)).await;
+    let direct = bench.serve(plain("v1.36.4", &new())).await;
+    let config = bench.kubeconfig(&[
+        ("old", first.addr()),
+        ("new", second.addr()),
+        ("direct", direct.addr()),
+    ]);
+    let config = format!("--kubeconfig={}", config.display());
+    let both = [&config, "--context=old", "--context=new"];
+    let ran = bench.skew(&both).await;
+    assert_eq!(ran.code, SKEW, "{ran:?}");
+    let expected = "\
+SERVER   VERSION   RESOURCES
+old      v1.34.4   3
+new      v1.36.4   3
+
+RESOURCE                    SERVED BY
+apps/v1
+  policies                  only new
+x.io/v1alpha1 (all of it)   only old
+  things
+
+A client pinned to old would miss nothing: its bridge serves what any of 2 servers serves.
+
+A client pinned to new would miss nothing: its bridge serves what any of 2 servers serves.
+";
+    assert_eq!(ran.stdout, expected);
+    let json = bench.skew(&[&both[..], &["-o=json"]].concat()).await.json();
+    assert_eq!(json["skew"], true);
+    for server in [0, 1] {
+        let server = &json["servers"][server];
+        assert_eq!(server["misses"], json!([]));
+        let expected = json!({"mode": "peering", "servers": 2, "unreachable": 0});
+        assert_eq!(server["bridge"], expected);
+        assert!(!server["onlyHere"].as_array().unwrap().is_empty());
+    }
+
+    // Past the bridge it is as before.
+    let ran = bench
+        .skew(&[&config, "--context=old", "--context=direct"])
+        .await;
+    let missed = "pinned to direct would miss 1 resource:\n  x.io/v1alpha1, all of it: things\n";
+    assert!(ran.stdout.ends_with(missed), "{}", ran.stdout);
+    assert!(
+        ran.stdout
+            .contains("pinned to old would miss nothing: its bridge")
+    );
+}
+
+#[tokio::test]
+async fn what_bridges_of_two_clusters_cannot_reach_is_missed() {
+    let bench = Bench::new();
+    let mut away = told("apiserver-c", &json!([group("y.io", "v1", &["gone"])]));
+    away["reachable"] = json!(false);
+    let one = json!({"servers": [told("apiserver-a", &old()), away]});
+    let other = json!({"servers": [told("apiserver-b", &new())]});
+    let first = bench.serve(bridge_before("v1.34.4", &old(), one)).await;
+    let second = bench.serve(bridge_before("v1.36.4", &new(), other)).await;
+    let config = bench.kubeconfig(&[("blue", first.addr()), ("green", second.addr())]);
+    let config = format!("--kubeconfig={}", config.display());
+    let ran = bench
+        .skew(&[&config, "--context=blue", "--context=green"])
+        .await;
+    for expected in [
+        "pinned to blue would miss 1 resource:\n  apps/v1: policies\n",
+        "pinned to green would miss 2 resources:\n",
+        "\nThe bridge blue cannot reach 1 of 2 servers.\n",
+    ] {
+        assert!(ran.stdout.contains(expected), "{expected}: {}", ran.stdout);
+    }
+}
+
+#[tokio::test]
+async fn a_bridge_that_runs_local_only_is_recognised() {
+    let bench = Bench::new();
+    let list = json!({"servers": [], "localOnly": "the gate is off"});
+    let first = bridge_before("v1.34.4", &old(), list);
+    let first = bench.serve(first).await;
+    let second = bench.serve(plain("v1.36.4", &new())).await;
+    let config = bench.kubeconfig(&[("lone", first.addr()), ("new", second.addr())]);
+    let config = format!("--kubeconfig={}", config.display());
+    let ran = bench.skew(&[&config]).await;
+    assert_eq!(ran.code, FAILED, "{ran:?}");
+    let expected = format!(
+        "skewbridge: lone: the bridge {} runs local-only (the gate is off), so it knows of no",
+        first.addr()
+    );
+    assert!(ran.stderr.starts_with(&expected), "{}", ran.stderr);
+
+    let both = [&config, "--context=lone", "--context=new"];
+    let ran = bench.skew(&both).await;
+    assert_eq!(ran.code, SKEW, "{ran:?}");
+    assert!(ran.stdout.contains("pinned to lone would miss 1 resource:"));
+    let note = "\nThe bridge lone runs local-only (the gate is off).\n\
+                Its clients reach its own server only.\n";
+    assert!(ran.stdout.ends_with(note), "{}", ran.stdout);
+    let json = bench.skew(&[&both[..], &["-o=json"]].concat()).await.json();
+    let expected = json!({"mode": "local-only", "reason": "the gate is off"});
+    assert_eq!(json["servers"][0]["bridge"], expected);
+    assert!(json["servers"][1].get("bridge").is_none());
+}
+
 #[tokio::test]
 async fn a_server_that_the_bridge_cannot_ask_is_told_and_nothing_is_certain() {
     let bench = Bench::new();

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -83,6 +84,41 @@ impl Ca {
             certificate,
             issuer: Issuer::new(params, key),
             presented,
+        }
+    }
+
+    /// The same root, its name and its key, with another certificate that is valid when
+    /// `validity` says.
+    ///
+    /// # Panics
+    /// Where this CA is an intermediate.
+    #[must_use]
+    pub fn renewed(&self, validity: Validity) -> Self {
+        self.with_certificate(|params| validity.write(params))
+    }
+
+    /// The same root with another certificate that ends then.
+    ///
+    /// # Panics
+    /// Where this CA is an intermediate.
+    #[must_use]
+    pub fn renewed_until(&self, end: SystemTime) -> Self {
+        self.with_certificate(|params| {
+            params.not_before = date_time_ymd(2000, 1, 1);
+            params.not_after = end.into();
+        })
+    }
+
+    fn with_certificate(&self, change: impl FnOnce(&mut CertificateParams)) -> Self {
+        assert!(self.presented.is_empty(), "an intermediate");
+        let mut params = authority(&Subject::of(&self.certificate).common_name);
+        change(&mut params);
+        let key = KeyPair::from_pem(&self.issuer.key().serialize_pem()).unwrap();
+        let certificate = params.self_signed(&key).unwrap();
+        Self {
+            certificate: certificate.into(),
+            issuer: Issuer::new(params, key),
+            presented: Vec::new(),
         }
     }
 
@@ -190,6 +226,16 @@ impl Ca {
     }
 }
 
+impl Validity {
+    fn write(self, params: &mut CertificateParams) {
+        (params.not_before, params.not_after) = match self {
+            Self::Current => (date_time_ymd(1975, 1, 1), date_time_ymd(4096, 1, 1)),
+            Self::Expired => (date_time_ymd(2000, 1, 1), date_time_ymd(2001, 1, 1)),
+            Self::NotYetValid => (date_time_ymd(3000, 1, 1), date_time_ymd(4096, 1, 1)),
+        };
+    }
+}
+
 impl Leaf {
     /// A server that presents this certificate and offers `alpn`, the preferred first.
     pub fn server_config(&self, clients: ClientAuth<'_>, alpn: &[&str]) -> Arc<ServerConfig> {
@@ -286,11 +332,7 @@ fn authority(name: &str) -> CertificateParams {
 
 fn end_entity(validity: Validity, purpose: ExtendedKeyUsagePurpose) -> CertificateParams {
     let mut params = CertificateParams::default();
-    (params.not_before, params.not_after) = match validity {
-        Validity::Current => (date_time_ymd(1975, 1, 1), date_time_ymd(4096, 1, 1)),
-        Validity::Expired => (date_time_ymd(2000, 1, 1), date_time_ymd(2001, 1, 1)),
-        Validity::NotYetValid => (date_time_ymd(3000, 1, 1), date_time_ymd(4096, 1, 1)),
-    };
+    validity.write(&mut params);
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![purpose];
     params.use_authority_key_identifier_extension = true;

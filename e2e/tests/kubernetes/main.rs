@@ -2,6 +2,7 @@
 //! modules are run as programs of their own by `cargo xtask e2e`, two at a time.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
 
+mod bridge_user;
 mod client_commands;
 mod client_copies;
 mod client_go;
@@ -9,9 +10,11 @@ mod complete;
 mod cutting;
 mod discovery;
 mod etcd;
+mod exhaustion;
 mod forward;
 mod freshness;
 mod hardware_keys;
+mod health;
 mod interop;
 mod kubectl;
 mod native;
@@ -20,8 +23,10 @@ mod peer_crds;
 mod peer_etcd;
 mod peer_faults;
 mod peer_identity;
+mod peer_memory;
 mod peer_registries;
 mod peer_rounds;
+mod peer_silence;
 mod peer_upgrade;
 mod peer_users;
 mod peers;
@@ -34,6 +39,7 @@ mod replay;
 mod restart;
 mod rolling;
 mod run;
+mod shared_ca;
 mod skew;
 mod spdystream;
 mod stock_clients;
@@ -46,5 +52,7 @@ mod translate_cuts;
 mod translate_idle;
 mod translate_pings;
 mod translate_users;
+mod unauthenticated_connections;
 mod upgrades;
+mod watched;
 mod websocket;

@@ -14,6 +14,7 @@ const RENEWED: Duration = Duration::from_secs(30);
 
 const OF_THE_SERVER: &str = "kubernetes.io/peer-advertise-address";
 const OF_THE_BRIDGE: &str = "skewbridge.io/peer-advertise-address";
+const SERVED: &str = "skewbridge.io/served";
 
 fn servers(registry: &str) -> Option<[Server; 2]> {
     let registry = format!("--peer-registry={registry}");
@@ -54,6 +55,11 @@ async fn peers_are_found_by_their_leases() {
     they_reach_each_other(&plane).await;
     nothing_of_theirs_is_in_etcd(&mut plane).await;
 
+    eventually("what it serves is on its Lease", FOUND, async || {
+        lease_of(&plane, NEW).await["metadata"]["annotations"][SERVED].is_string()
+    })
+    .await;
+
     // The new server writes where it is itself, and that does not bring the
     // two into a circle.
     let renewals = async |plane: &Plane| {
@@ -62,6 +68,7 @@ async fn peers_are_found_by_their_leases() {
         let [server, bridge] = [OF_THE_SERVER, OF_THE_BRIDGE].map(|it| annotations[it].clone());
         assert_eq!(server, plane.servers[NEW].address.to_string(), "{lease}");
         assert_eq!(bridge, plane.servers[NEW].bridge.to_string(), "{lease}");
+        assert!(annotations[SERVED].is_string(), "{lease}");
         lease["spec"]["renewTime"].clone()
     };
     let mut seen = vec![renewals(&plane).await];

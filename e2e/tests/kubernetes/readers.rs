@@ -150,7 +150,11 @@ async fn each_is_told_the_same(plane: &Plane, server: usize, path: &str, readers
         let before = allowed.send(&readers[1].request(path)).await.unwrap();
         assert_eq!(before.status, 200);
         let mut bridged = reader.client(plane, server, Via::Bridge);
-        for _ in 0..2 {
+        for round in 0..2 {
+            if round > 0 && reader.expected != 200 {
+                // Behind an answer to an anonymous or refused caller comes GOAWAY.
+                bridged = reader.client(plane, server, Via::Bridge);
+            }
             let bridged = bridged.send(&request).await.unwrap();
             if reader.expected == 200 {
                 assert_eq!(bridged.status, 200, "{name}");

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::Value;
-use skewbridge_e2e::{Node, Plane, Server, Staying, is_since, planes};
+use skewbridge_e2e::{Node, Plane, Server, Staying, is_since, newest, planes, versions};
 use skewbridge_testkit::ScratchDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -51,6 +51,42 @@ async fn a_kubectl_without_a_credential_does_what_it_always_does() {
                 ports_are_forwarded(&kubectl).await;
             }
         }
+    }
+}
+
+#[tokio::test]
+async fn kubectl_shows_why_its_requests_cannot_be_signed() {
+    let versions = versions();
+    let newest = newest(&versions);
+    let plane = Plane::start(&[Server::of(newest).without_bridge()]).await;
+    let gone = plane.file("headers", "x-badge: 1\n");
+    std::fs::remove_file(&gone).unwrap();
+    let headers = vec![
+        "--signer=headers".to_owned(),
+        format!("--headers-file={gone}"),
+    ];
+    // It is looked for when the plugin starts.
+    let aws = vec![
+        "--signer=sigv4".to_owned(),
+        "--sigv4-region=eu-west-1".to_owned(),
+        "--sigv4-profile=none-of-this-name".to_owned(),
+    ];
+    for (agent, code, expected) in [
+        (headers, 1, format!("headers: {gone}: No such file")),
+        (
+            aws,
+            125,
+            "--signer=sigv4: the AWS profile \"none-of-this-name\"".to_owned(),
+        ),
+    ] {
+        let mut command = plane.kubectl_below_run(0, &agent);
+        let ran = timeout(BOUND, command.args(["get", "pods"]).output()).await;
+        let ran = ran.expect("an end in time").unwrap();
+        let complaint = String::from_utf8(ran.stderr).unwrap();
+        assert_eq!(ran.status.code(), Some(code), "{complaint}");
+        let last = complaint.trim().lines().last().unwrap();
+        assert!(last.contains(&expected), "{complaint}");
+        assert!(!complaint.contains("unknown"), "{complaint}");
     }
 }
 

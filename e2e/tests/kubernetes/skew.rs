@@ -45,6 +45,7 @@ async fn servers_of_two_versions_are_compared_without_a_bridge() {
         ("new", address(1)),
         ("other", address(2)),
         ("same", address(1)),
+        ("lone", plane.servers[0].bridge),
     ]);
 
     let ran = skew(&plane, &config, &["old", "new"], &[]).await;
@@ -93,6 +94,18 @@ async fn servers_of_two_versions_are_compared_without_a_bridge() {
     let ran = skew(&plane, &config, &["old"], &[]).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.stderr.contains("has no bridge"), "{ran:?}");
+
+    // Nor does a bridge without peers, which says what it is.
+    let ran = skew(&plane, &config, &["lone"], &[]).await;
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.stderr.contains(" runs local-only ("), "{ran:?}");
+    let ran = skew(&plane, &config, &["lone", "new"], &[]).await;
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stdout.contains("pinned to lone would miss "), "{ran:?}");
+    assert!(
+        ran.stdout.contains("\nThe bridge lone runs local-only ("),
+        "{ran:?}"
+    );
 
     plane.end_server(2, "KILL");
     let ran = skew(&plane, &config, &["old", "new", "other"], &[]).await;
@@ -163,4 +176,10 @@ async fn a_bridge_tells_of_all_servers_of_its_cluster() {
         );
         assert_eq!(classes, &json!([identity("v1.34.4")]));
     }
+    // Each by itself: the servers differ, and clients of the bridges miss nothing.
+    let ran = skew(&plane, &config, &["old", "new"], &[]).await;
+    assert_eq!(ran.code, Some(2), "{ran:?}");
+    assert!(ran.stdout.contains("volumeattributesclasses"), "{ran:?}");
+    let nothing = "would miss nothing: its bridge serves what any of 2 servers serves.";
+    assert_eq!(ran.stdout.matches(nothing).count(), 2, "{ran:?}");
 }

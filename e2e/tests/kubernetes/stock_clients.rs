@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use skewbridge_e2e::{Node, Plane, Server, Stock, Tmux, Vip, is_since, newest, versions};
+use skewbridge_e2e::{
+    Node, Plane, Playground, Server, Stock, Tmux, Vip, is_since, newest, versions,
+};
 use skewbridge_testkit::ScratchDir;
 
 /// For a bridge that does not believe signatures of before its start.
@@ -29,6 +31,35 @@ async fn clients_in_go_python_and_rust_and_helm_need_no_change() {
     rust(&below).await;
     helm(&below).await;
     signed(&plane).await;
+}
+
+/// How long the Python client may take for a port-forward.
+const FORWARDED: Duration = Duration::from_mins(2);
+
+#[tokio::test]
+async fn the_python_client_forwards_ports_of_the_playground() {
+    let playground = Playground::start().await;
+    let kubeconfig = playground.kubeconfig();
+    for release in ["1.28", "1.34", "1.36"] {
+        for context in [format!("server-{release}"), format!("bridge-{release}")] {
+            let mut command = playground.python("port_forward.py");
+            command.arg(&kubeconfig);
+            command.args([&*context, "default", "web", "8080"]);
+            let ran = tokio::time::timeout(FORWARDED, command.output()).await;
+            let ran = ran.expect("an end in time").unwrap();
+            let complaint = String::from_utf8_lossy(&ran.stderr);
+            assert!(ran.status.success(), "{context}: {complaint}");
+            let seen: Value = serde_json::from_slice(&ran.stdout).unwrap();
+            let answer = seen["answer"].as_str().unwrap();
+            let expected = "\r\n\r\nHello from pod web, port 8080.\n";
+            assert!(answer.ends_with(expected), "{context}: {seen}");
+            let error = seen["error"].as_str().unwrap();
+            assert!(
+                error.starts_with("error forwarding port 9 to pod web"),
+                "{seen}"
+            );
+        }
+    }
 }
 
 /// Lists and watches, and a shell by the kubectl that it runs.

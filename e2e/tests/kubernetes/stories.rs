@@ -4,7 +4,7 @@
 //! they are sent to its bridge.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use skewbridge_e2e::{
@@ -12,8 +12,9 @@ use skewbridge_e2e::{
     planes,
 };
 use skewbridge_etcd::{Client, Event};
+use skewbridge_peers::Identity;
 use skewbridge_testkit::eventually;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// For what takes seconds on an idle machine.
 const SOON: Duration = Duration::from_mins(1);
@@ -64,6 +65,56 @@ async fn by_its_bridge_a_namespace_is_emptied_and_then_goes() {
 
         stage.create(NAMESPACES, &named("story")).await;
         assert_eq!(stage.uid(PRECIOUS).await, None);
+    }
+}
+
+/// How long the server is away: longer than a bridge once remembered it after a restart.
+const AWAY: Duration = Duration::from_mins(1);
+
+/// How long the controller takes to try again: its backoff grows while it waits.
+const TRIED_AGAIN: Duration = Duration::from_mins(3);
+
+/// The only server of the claims is killed, the bridge of the controller restarts, and
+/// the controller starts afresh: it sees the kind, is answered 503, and waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn by_its_bridge_a_namespace_waits_while_the_server_of_what_is_in_it_is_down() {
+    for versions in mixed_planes() {
+        let mut stage = Stage::set(&versions).await;
+        stage.create(CLAIMS, &claim("precious")).await;
+        let identity = Identity::of_hostname(&stage.plane.servers[stage.newest].host);
+        let record = format!("/registry/skewbridge/served/{identity}");
+        eventually("what it serves is recorded", SOON, async || {
+            stage.is_in_etcd(&record).await
+        })
+        .await;
+        let (newest, oldest) = (stage.newest, stage.oldest);
+        stage.plane.end_server(newest, "KILL");
+        stage.plane.end_bridge(newest, "KILL");
+        stage.plane.end_bridge(oldest, "KILL");
+        stage.plane.run_bridge(oldest);
+        let bridge = stage.plane.servers[oldest].bridge;
+        stage.plane.ready("the bridge of the oldest", bridge).await;
+        let _controllers = stage.controllers(Via::Bridge);
+        let delete = Request::new("DELETE", &format!("{NAMESPACES}/story"));
+        let (status, answer) = stage.send(bridge, &delete).await;
+        assert_eq!(status, 200, "{answer}");
+        let deleted = Instant::now();
+        while deleted.elapsed() < AWAY {
+            for key in [NAMESPACE_KEY, PRECIOUS_KEY] {
+                assert!(stage.is_in_etcd(key).await, "{key} {:?}", deleted.elapsed());
+            }
+            sleep(Duration::from_secs(1)).await;
+        }
+
+        stage.plane.run_server(newest);
+        stage.plane.run_bridge(newest);
+        stage.plane.all_ready().await;
+        eventually("the namespace goes", TRIED_AGAIN, async || {
+            !stage.is_in_etcd(NAMESPACE_KEY).await
+        })
+        .await;
+        assert!(!stage.is_in_etcd(PRECIOUS_KEY).await, "an orphan");
+        println!("gone {:.1?} after it was deleted", deleted.elapsed());
     }
 }
 
@@ -270,6 +321,10 @@ impl Stage {
             self.uid(&path).await.is_none()
         })
         .await;
+    }
+
+    async fn is_in_etcd(&self, key: &str) -> bool {
+        self.etcd.get(key.as_bytes()).await.unwrap().is_some()
     }
 
     /// Creates an object straight at the newest server; gives its UID.

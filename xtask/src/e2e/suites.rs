@@ -29,7 +29,7 @@ const LONGEST: [&str; 14] = [
 
 /// Those that wait nearly all of their time, for a minute to pass: they take nothing from
 /// others, and run beside them.
-const IDLE: [&str; 1] = ["upgrades"];
+const IDLE: [&str; 3] = ["upgrades", "peer_memory", "peer_silence"];
 
 /// The example of the client library that the tests run.
 const EXAMPLE: &str = "run_a_command";

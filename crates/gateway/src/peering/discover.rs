@@ -1,12 +1,14 @@
 //! Asks a server what it serves.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use http::StatusCode;
 use http::header::{ACCEPT, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
 use skewbridge_api::version::Version;
 use skewbridge_discovery::{Answered, Document, Index, Legacy, accept};
-use skewbridge_peers::Served;
+use skewbridge_peers::{Excluded, Served};
+use tokio::time::timeout;
 
 use crate::own::{Answer, Ask, Own, Party};
 
@@ -16,20 +18,27 @@ const MAX_DOCUMENT: usize = 32 * 1024 * 1024;
 /// Group-versions that are asked for one by one: servers before 1.26 have 30.
 const MAX_LISTS: usize = 1_000;
 
+/// How long a list of a custom or aggregated API may take where lists are asked for one by
+/// one. The server behind an aggregated API may hang, and all servers share these APIs.
+const SHARED_LIST_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// What it serves by itself, whatever its peers do: the aggregated documents
 /// where it has them, else one list after the other (before 1.26). Of what is
-/// known already only news are asked for.
+/// known already only news are asked for. `version` is its answer to [`ask_version`].
+/// `shared` are the APIs that all servers share.
 pub(crate) async fn discover(
     own: &Own,
     party: Party<'_>,
+    version: Answer,
     known: Option<&Served>,
+    shared: Option<&Excluded>,
 ) -> Result<Served, String> {
-    let version = version(own, party).await?;
+    let version = version_in(version)?;
     // Its ETags are another server's if it has been replaced.
     let known = known.filter(|known| known.version == version);
     let apis = match ask(own, party, "/apis", known, 1).await? {
         Said::Document(apis) => apis,
-        Said::Legacy(apis) => return legacy(own, party, &apis, version).await,
+        Said::Legacy(apis) => return legacy(own, party, &apis, version, shared).await,
     };
     let api = match ask(own, party, "/api", known, 0).await? {
         Said::Document(api) => api,
@@ -113,6 +122,7 @@ async fn legacy(
     party: Party<'_>,
     apis: &Answer,
     version: Option<Version>,
+    shared: Option<&Excluded>,
 ) -> Result<Served, String> {
     let api = own
         .ask(party, Ask::get("/api").limit(MAX_DOCUMENT))
@@ -125,15 +135,27 @@ async fn legacy(
         return Err(format!("it lists more than {MAX_LISTS} group-versions"));
     }
     for path in paths {
-        let answer = own.ask(party, Ask::get(&path).limit(MAX_DOCUMENT)).await?;
-        match answer.status {
-            StatusCode::OK => legacy
+        let is_shared = shared
+            .zip(group_version(&path))
+            .is_some_and(|(shared, it)| {
+                let (group, version) = it;
+                shared.contains(group, version, Instant::now())
+            });
+        let asked = own.ask(party, Ask::get(&path).limit(MAX_DOCUMENT));
+        let answer = if is_shared {
+            match timeout(SHARED_LIST_TIMEOUT, asked).await {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(_)) | Err(_) => continue,
+            }
+        } else {
+            asked.await?
+        };
+        match ListUse::of(answer.status, is_shared) {
+            ListUse::Served => legacy
                 .add(&path, &answer.body)
                 .map_err(|error| format!("{path}: {error}"))?,
-            // Registered by another server, or by one that is away: not
-            // served by this one.
-            StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE => {}
-            _ => {
+            ListUse::NotServed => {}
+            ListUse::Failure => {
                 answer.ok(&path)?;
             }
         }
@@ -153,16 +175,46 @@ async fn legacy(
     })
 }
 
+/// Group and version of the path of a list; `None` for the core group.
+fn group_version(path: &str) -> Option<(&str, &str)> {
+    path.strip_prefix("/apis/")?.split_once('/')
+}
+
+/// What the answer to the question for one list means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ListUse {
+    Served,
+    /// Registered by another server, or by one that is away: not served by this one.
+    NotServed,
+    /// It is not known what the server serves.
+    Failure,
+}
+
+impl ListUse {
+    fn of(status: StatusCode, is_shared: bool) -> Self {
+        match status {
+            StatusCode::OK => Self::Served,
+            StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE => Self::NotServed,
+            // The server behind an aggregated API fails, and not the one that was asked.
+            _ if is_shared => Self::NotServed,
+            _ => Self::Failure,
+        }
+    }
+}
+
+/// The first question of a poll. An error is a server that does not answer.
+pub(crate) async fn ask_version(own: &Own, party: Party<'_>) -> Result<Answer, String> {
+    let ask = Ask::get("/version").limit(MAX_DOCUMENT);
+    own.ask(party, ask).await
+}
+
 /// Which version it is, where it tells.
-async fn version(own: &Own, party: Party<'_>) -> Result<Option<Version>, String> {
+fn version_in(answer: Answer) -> Result<Option<Version>, String> {
     #[derive(serde::Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Info<'a> {
         git_version: &'a str,
     }
-    let answer = own
-        .ask(party, Ask::get("/version").limit(MAX_DOCUMENT))
-        .await?;
     if matches!(
         answer.status,
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN
@@ -172,4 +224,31 @@ async fn version(own: &Own, party: Party<'_>) -> Result<Option<Version>, String>
     let answer = answer.ok("/version")?;
     let info: Option<Info<'_>> = serde_json::from_slice(&answer.body).ok();
     Ok(info.and_then(|info| info.git_version.parse().ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failing_list_of_a_shared_group_is_not_served() {
+        let table = [
+            (200, false, ListUse::Served),
+            (200, true, ListUse::Served),
+            (404, false, ListUse::NotServed),
+            (503, false, ListUse::NotServed),
+            (500, false, ListUse::Failure),
+            (504, false, ListUse::Failure),
+            (500, true, ListUse::NotServed),
+            (504, true, ListUse::NotServed),
+        ];
+        for (status, is_shared, expected) in table {
+            let code = StatusCode::from_u16(status).unwrap();
+            let found = ListUse::of(code, is_shared);
+            assert_eq!(found, expected, "{status}, shared: {is_shared}");
+        }
+        let metrics = group_version("/apis/metrics.k8s.io/v1beta1");
+        assert_eq!(metrics, Some(("metrics.k8s.io", "v1beta1")));
+        assert_eq!(group_version("/api/v1"), None);
+    }
 }

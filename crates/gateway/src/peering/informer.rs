@@ -40,8 +40,8 @@ pub(crate) enum Change<T> {
     All(Vec<T>),
     /// One is new, otherwise, or gone.
     Event(WatchEvent<T>),
-    /// They cannot be followed at the moment.
-    Lost,
+    /// They cannot be followed at the moment, for this reason.
+    Lost(String),
 }
 
 /// Follows until nobody listens any more.
@@ -59,9 +59,9 @@ pub(crate) async fn follow<T: Object, E: From<Change<T>>>(
             Err(problem) => {
                 if problem != last {
                     tracing::warn!(%problem, "cannot follow {}; what is known stays known", kind.what);
-                    last = problem;
+                    last.clone_from(&problem);
                 }
-                let _ = tell.send(Change::Lost.into()).await;
+                let _ = tell.send(Change::Lost(problem).into()).await;
             }
         }
         if began.elapsed() > MAX_BACKOFF {

@@ -7,27 +7,34 @@
 mod discover;
 mod informer;
 mod own_lease;
+mod records;
+mod state_dir;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
-use skewbridge_peers::registry::Addresses;
+use skewbridge_peers::registry::{Activity, Addresses, Advertised, Registry, StatusReporter};
+use skewbridge_peers::roster::ROLLOUT_GRACE;
 use skewbridge_peers::schedule::{News, Schedule};
 use skewbridge_peers::watch::WatchEvent;
 use skewbridge_peers::{
-    ApiService, CustomResourceDefinition, Excluded, Exclusions, Identity, IdentityLease, Roster,
-    Seen, Served, lease,
+    ApiService, CustomResourceDefinition, Excluded, Exclusions, Identity, IdentityLease, Records,
+    Roster, Seen, Served, ServedRecord, lease,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::{interval, timeout};
+use tokio::time::{interval, sleep, timeout};
 
-use self::discover::discover;
+use self::discover::{ask_version, discover};
 use self::informer::{Change, Kind};
 use self::own_lease::OwnLease;
+use self::records::RecordKeeper;
+pub(crate) use self::records::Stored;
+pub(crate) use self::state_dir::StateDir;
 use crate::cluster::{Cluster, Hint, Requests};
 use crate::flow::Bridge;
 use crate::health::UpstreamHealth;
@@ -51,8 +58,15 @@ const TIDY_TICKS: u32 = 25;
 /// How long a server may take to tell what it serves.
 const FETCH_PATIENCE: Duration = Duration::from_secs(10);
 
+/// The same for a peer that has answered before: it is asked for news only, and a request
+/// may be waiting to be sent elsewhere.
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// How long the registry and the Lease may take to be cleared when we leave.
 const FAREWELL: Duration = Duration::from_secs(4);
+
+/// How often a bridge that drains looks whether its server has ended.
+const LEFT_LEASE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Events that wait; whoever tells more, waits.
 const EVENTS: usize = 256;
@@ -110,6 +124,8 @@ pub(crate) async fn run(
     membership: Membership,
     health: Arc<ArcSwap<UpstreamHealth>>,
     requests: Requests,
+    stored: Option<Stored>,
+    parted: oneshot::Sender<()>,
 ) {
     tracing::info!(identity = %membership.identity, address = %membership.address, "this bridge is a peer among kube-apiservers");
     let own = Arc::new(Own::new(bridge.clone()));
@@ -117,34 +133,51 @@ pub(crate) async fn run(
     let mut tasks = JoinSet::new();
     spawn_informers(&mut tasks, &own, &tell);
     tasks.spawn(openapi::run(own.clone(), requests.orders));
-    let mut hints = requests.hints;
-    let mut looks = requests.looks;
+    let (mut hints, mut looks) = (requests.hints, requests.looks);
 
     let (publish, published) =
         watch::channel(Some((membership.identity.clone(), membership.address)));
     let (found, mut addresses) = watch::channel(Addresses::new());
-    let (registry, networks) = match membership.whereabouts {
-        Whereabouts::Registry(registry) => {
-            let task = tokio::spawn(async move { registry.run(published, found).await });
-            (Some(task), None)
-        }
-        Whereabouts::Leases(networks) => (None, Some(networks)),
+    let registry_status = membership.registry_status();
+    let followed: Option<Arc<dyn Registry>> = match membership.whereabouts {
+        Whereabouts::Registry(registry) => Some(registry.into()),
+        Whereabouts::Leases => None,
     };
+    let registry = followed
+        .clone()
+        .map(|registry| tokio::spawn(async move { registry.run(published, found).await }));
+    let annotated = registry.is_none();
+    let stored = stored.map(|stored| stored.permitted(&membership.networks));
+    let mut roster = Roster::new(membership.identity.clone());
+    roster.await_registry();
+    let (records, mut found_records) = RecordKeeper::start(
+        membership.identity.clone(),
+        (membership.server, membership.address),
+        bridge.live.serving_keys.load_full(),
+        followed,
+        stored,
+        &mut roster,
+    );
+    let lease_status = Arc::new(membership.lease_status);
     let mut learner = Learner {
-        roster: Roster::new(membership.identity.clone()),
+        roster,
+        records,
         exclusions: Exclusions::new(),
         read: Read::default(),
         local: None,
         local_schedule: Schedule::default(),
         leases: BTreeMap::new(),
+        ended: EndedLeases::default(),
         own_lease: OwnLease::new(
             own.clone(),
             &membership.identity,
             &membership.hostname,
             membership.address,
-            networks.is_some(),
+            annotated.then(|| lease_status.clone()),
         ),
-        networks,
+        annotated,
+        networks: membership.networks,
+        lease_status,
         was_ready: false,
         identity: membership.identity,
         shared: None,
@@ -165,45 +198,33 @@ pub(crate) async fn run(
     loop {
         tokio::select! {
             () = drain.leaving() => break,
-            Some(event) = events.recv() => {
-                learner.learn(event);
-                // What has come together is published together.
-                while let Ok(event) = events.try_recv() {
-                    learner.learn(event);
-                }
-                learner.publish();
-                learner.tell_who_looked();
-            }
+            Some(event) = events.recv() => learner.learn_all(event, &mut events),
             Some(hint) = hints.recv() => learner.hear(hint),
             Some(reply) = looks.recv() => learner.look(reply, &mut looks),
             Ok(()) = addresses.changed() => {
-                let now = addresses.borrow_and_update().clone();
-                learner.roster.addresses(&now, Instant::now());
-                learner.publish();
+                learner.on_addresses(addresses.borrow_and_update().clone());
+            }
+            Ok(()) = found_records.changed() => {
+                learner.on_records(found_records.borrow_and_update().clone());
             }
             _ = ticks.tick() => {
                 count += 1;
-                if count % TIDY_TICKS == 0 {
-                    learner.own.tidy();
+                if registry_status.borrow().read {
+                    learner.on_registry_read(&mut addresses, &mut found_records);
                 }
-                learner.look_at_upstream(&health.load());
+                learner.tick(count, &health.load());
             }
         }
         learner.fetch(&mut tasks);
         while tasks.try_join_next().is_some() {}
     }
-    publish.send_replace(None);
-    let farewell = async {
-        learner.own_lease.leave().await;
+    let withdraw = async move {
+        publish.send_replace(None);
         if let Some(registry) = registry {
             let _ = registry.await;
         }
     };
-    if timeout(FAREWELL, farewell).await.is_err() {
-        tracing::warn!(
-            "peers were not told that this bridge leaves: its record runs out by itself"
-        );
-    }
+    learner.leave(withdraw, parted).await;
 }
 
 fn spawn_informers(tasks: &mut JoinSet<()>, own: &Arc<Own>, tell: &mpsc::Sender<Event>) {
@@ -230,13 +251,21 @@ struct Learner {
     own: Arc<Own>,
     tell: mpsc::Sender<Event>,
     roster: Roster,
+    records: RecordKeeper,
     exclusions: Exclusions,
     read: Read,
     local: Option<Arc<Served>>,
     local_schedule: Schedule,
     leases: BTreeMap<Identity, IdentityLease>,
+    /// Leases that were deleted, for what they had in annotations.
+    ended: EndedLeases,
     own_lease: OwnLease,
-    networks: Option<Vec<IpNet>>,
+    /// Whether addresses are in annotations of Leases.
+    annotated: bool,
+    /// Networks that addresses must be in; none permits any.
+    networks: Vec<IpNet>,
+    /// Where the Leases are the registry.
+    lease_status: Arc<StatusReporter>,
     was_ready: bool,
     identity: Identity,
     shared: Option<Arc<Excluded>>,
@@ -256,6 +285,41 @@ struct Learner {
 }
 
 impl Learner {
+    /// Announces that the bridge leaves, and takes back what it has published. `parted`
+    /// hears of it. Then, for as long as the bridge drains, deletes the Lease of its server
+    /// if that has ended.
+    async fn leave(&mut self, withdraw: impl Future<Output = ()>, parted: oneshot::Sender<()>) {
+        let farewell = async {
+            // First, so that no peer misses the bridge before it knows why.
+            self.records.leave().await;
+            let lease = self.own_lease.leave(self.records.annotation());
+            tokio::join!(withdraw, lease);
+        };
+        if timeout(FAREWELL, farewell).await.is_err() {
+            tracing::warn!(
+                "peers were not told that this bridge leaves: its record runs out by itself"
+            );
+        }
+        let peers = self.roster.snapshot();
+        let removal = timeout(FAREWELL, self.own_lease.remove_of_ended_server(&peers));
+        let mut is_removed = removal.await.unwrap_or(false);
+        let _ = parted.send(());
+        while !is_removed {
+            sleep(LEFT_LEASE_INTERVAL).await;
+            is_removed = self.own_lease.remove_of_ended_server(&peers).await;
+        }
+    }
+
+    /// What has come together is published together.
+    fn learn_all(&mut self, first: Event, others: &mut mpsc::Receiver<Event>) {
+        self.learn(first);
+        while let Ok(event) = others.try_recv() {
+            self.learn(event);
+        }
+        self.publish();
+        self.tell_who_looked();
+    }
+
     fn learn(&mut self, event: Event) {
         let now = Instant::now();
         let jitter = self.jitter();
@@ -274,7 +338,7 @@ impl Learner {
                             return self.local_schedule.now(now);
                         }
                     }
-                    Change::Lost => return,
+                    Change::Lost(_) => return,
                 }
                 self.share();
                 self.local_schedule.now(now);
@@ -291,22 +355,26 @@ impl Learner {
                             return self.local_schedule.now(now);
                         }
                     }
-                    Change::Lost => return,
+                    Change::Lost(_) => return,
                 }
                 self.share();
                 self.local_schedule.now(now);
             }
             Event::Peer(identity, outcome) => {
+                let metrics = self.own.bridge.metrics.peers();
+                let name = self.name_of(&identity);
                 if let Err(problem) = &outcome {
-                    let metrics = self.own.bridge.metrics.peers();
                     metrics.sync_error(SyncError::Fetch);
                     if self.telling.remove(&identity) {
-                        tracing::warn!(peer = %identity, %problem, "a peer does not tell any more what it serves; what it said counts on");
+                        tracing::warn!(peer = %name, %problem, "discovery of a peer failed; its last result stays in use");
                     } else {
-                        tracing::debug!(peer = %identity, %problem, "a peer does not tell what it serves");
+                        tracing::debug!(peer = %name, %problem, "discovery of a peer failed");
                     }
                 } else if self.telling.insert(identity.clone()) {
-                    tracing::info!(peer = %identity, "a peer has told what it serves");
+                    tracing::info!(peer = %name, "discovery of a peer succeeded");
+                }
+                if outcome.is_ok() {
+                    self.records.answered(&identity);
                 }
                 self.roster
                     .fetched(&identity, outcome, now, SystemTime::now(), jitter);
@@ -331,7 +399,13 @@ impl Learner {
     fn lease(&mut self, change: Change<IdentityLease>, now: Instant) {
         match change {
             Change::All(mut all) => {
+                self.lease_status.succeeded(Activity::Read);
                 self.own_lease.remove_stale(&all);
+                for (identity, lease) in &self.leases {
+                    if !all.iter().any(|it| it.identity() == identity) {
+                        self.ended.add(lease.clone(), now);
+                    }
+                }
                 // What ran out before we looked is nobody's.
                 let wall = SystemTime::now();
                 all.retain(|lease| !lease.is_expired(wall));
@@ -344,28 +418,90 @@ impl Learner {
             Change::Event(WatchEvent::Deleted(lease)) => {
                 self.roster.lease_gone(lease.identity(), now);
                 self.leases.remove(lease.identity());
+                self.ended.add(lease, now);
             }
             Change::Event(WatchEvent::Added(lease) | WatchEvent::Modified(lease)) => {
                 self.roster.lease(seen(&lease), now);
                 self.leases.insert(lease.identity().clone(), lease);
             }
             Change::Event(_) => {}
-            Change::Lost => {
+            Change::Lost(problem) => {
+                self.lease_status.failed(Activity::Read, problem);
                 let metrics = self.own.bridge.metrics.peers();
                 metrics.sync_error(SyncError::Leases);
             }
         }
-        if let Some(networks) = &self.networks {
-            let (annotated, refused) = annotated(&self.leases, networks);
-            for (identity, address) in &refused {
-                if self.refused.get(identity) != Some(address) {
-                    tracing::warn!(%identity, %address, "an address outside of --peer-cidrs is refused");
+        if self.annotated {
+            let leases = self.ended.with_living(&self.leases, now);
+            let records = self.records.annotated(&leases, &self.networks);
+            let addresses = annotated(&leases, &records);
+            self.addresses(addresses, now);
+            self.records.heard(&records);
+            self.roster
+                .published_records(&records, now, SystemTime::now());
+        } else {
+            // The Lease of a refused address may come after the address.
+            self.roster.refuse(&self.refused);
+        }
+    }
+
+    fn tick(&mut self, count: u32, health: &UpstreamHealth) {
+        if count.is_multiple_of(TIDY_TICKS) {
+            self.own.tidy();
+        }
+        self.look_at_upstream(health);
+    }
+
+    fn on_addresses(&mut self, all: Addresses) {
+        self.addresses(all, Instant::now());
+        self.publish();
+    }
+
+    /// What the registry has of all servers.
+    fn on_records(&mut self, all: Option<Records>) {
+        if let Some(mut all) = all {
+            for record in all.values_mut() {
+                if (record.server).is_some_and(|it| !is_permitted(it, &self.networks)) {
+                    keep_permitted_server(Arc::make_mut(record), &self.networks);
                 }
             }
-            self.roster.addresses(&annotated, now);
-            self.roster.refuse(&refused);
-            self.refused = refused;
+            self.records.heard(&all);
+            self.roster
+                .published_records(&all, Instant::now(), SystemTime::now());
+            self.publish();
         }
+    }
+
+    /// The registry has been read. The first time, nothing that was read may be still on
+    /// its way.
+    fn on_registry_read(
+        &mut self,
+        addresses: &mut watch::Receiver<Addresses>,
+        records: &mut watch::Receiver<Option<Records>>,
+    ) {
+        if !self.roster.awaits_registry() {
+            return;
+        }
+        if !self.annotated {
+            self.on_addresses(addresses.borrow_and_update().clone());
+            self.on_records(records.borrow_and_update().clone());
+        }
+        self.roster.registry_read(Instant::now());
+        self.publish();
+    }
+
+    /// All addresses that are published now.
+    fn addresses(&mut self, published: Addresses, now: Instant) {
+        let (permitted, refused) = within(published, &self.networks);
+        for (identity, advertised) in &refused {
+            if self.refused.get(identity) != Some(advertised) {
+                let address = advertised.address;
+                tracing::warn!(peer = %self.name_of(identity), %address, "an address outside of --peer-cidrs is refused");
+            }
+        }
+        self.roster.addresses(&permitted, now);
+        self.roster.refuse(&refused);
+        self.refused = refused;
     }
 
     /// Somebody wants to be sure of what the local server serves.
@@ -411,9 +547,16 @@ impl Learner {
         }
         self.was_ready = ready;
         if self.roster.is_listed() {
-            self.own_lease.look(&self.leases, ready);
+            self.own_lease
+                .look(&self.leases, ready, self.records.annotation());
         }
-        let expired = self.roster.expire(now);
+        if let (Some(local), Some(shared)) = (&self.local, &self.shared) {
+            self.records.look_at_own(local, shared);
+        }
+        self.records
+            .look_at_keys(&self.own.bridge.live.serving_keys.load_full());
+        self.records.look(&mut self.roster, self.shared.as_ref());
+        let expired = self.roster.expire(now) | self.records.gives_up(now);
         if self.exclusions.prune(now) {
             self.share();
             self.publish();
@@ -428,20 +571,40 @@ impl Learner {
         if self.local_schedule.begin(now) {
             self.looking.append(&mut self.looking_next);
             let (own, tell) = (self.own.clone(), self.tell.clone());
-            let known = self.local.clone();
+            let (known, shared) = (self.local.clone(), self.shared.clone());
             tasks.spawn(async move {
-                let asked = discover(&own, Party::Upstream, known.as_deref());
-                let outcome = timeout(FETCH_PATIENCE, asked).await;
-                let outcome = outcome.unwrap_or_else(|_| Err(no_answer()));
+                let party = Party::Upstream;
+                let first = ask_version(&own, party);
+                let rest =
+                    |version| discover(&own, party, version, known.as_deref(), shared.as_deref());
+                let (outcome, _) = poll(FETCH_PATIENCE, first, rest).await;
                 let _ = tell.send(Event::Local(outcome)).await;
             });
         }
         for peer in self.roster.due(now) {
             let (own, tell) = (self.own.clone(), self.tell.clone());
+            let shared = self.shared.clone();
             tasks.spawn(async move {
-                let asked = discover(&own, Party::Peer(&peer), peer.served.as_deref());
-                let outcome = timeout(FETCH_PATIENCE, asked).await;
-                let outcome = outcome.unwrap_or_else(|_| Err(no_answer()));
+                let began = Instant::now();
+                let has_etags = |it: &Arc<Served>| it.etags.iter().all(Option::is_some);
+                let patience = match &peer.served {
+                    Some(served) if has_etags(served) => REFRESH_TIMEOUT,
+                    _ => FETCH_PATIENCE,
+                };
+                let party = Party::Peer(&peer);
+                let first = ask_version(&own, party);
+                let rest = |version| {
+                    // Whatever becomes of the poll, the peer answers requests.
+                    peer.standing.reachable();
+                    let known = peer.served.as_deref();
+                    discover(&own, party, version, known, shared.as_deref())
+                };
+                let (outcome, has_answered) = poll(patience, first, rest).await;
+                let metrics = own.bridge.metrics.peers();
+                metrics.polled(&peer, outcome.is_ok());
+                if !has_answered {
+                    peer.standing.record_timeout(began.elapsed());
+                }
                 let _ = tell.send(Event::Peer(peer.identity.clone(), outcome)).await;
             });
         }
@@ -452,6 +615,8 @@ impl Learner {
             return;
         };
         let peers = self.roster.snapshot();
+        self.own.bridge.metrics.peers().without_bridge(&peers);
+        self.records.log_departures(&peers);
         let began = Instant::now();
         let view = match (&self.local, &self.shared) {
             (Some(local), Some(shared)) if peers.listed => {
@@ -473,6 +638,7 @@ impl Learner {
             peers,
             shared: self.shared.clone(),
             view,
+            awaits_registry: self.records.is_awaiting(Instant::now()),
         }));
     }
 
@@ -489,6 +655,14 @@ impl Learner {
         }
     }
 
+    /// Host and identity of a peer, for the log.
+    fn name_of(&self, identity: &Identity) -> String {
+        match &self.own.bridge.interop {
+            Some(interop) => interop.name_of(identity),
+            None => identity.to_string(),
+        }
+    }
+
     /// From 0 to 1.
     #[allow(clippy::cast_precision_loss)] // it only spreads
     fn jitter(&self) -> f64 {
@@ -500,34 +674,154 @@ fn seen(lease: &IdentityLease) -> Seen {
     use skewbridge_peers::Object as _;
     Seen {
         identity: lease.identity().clone(),
+        host: lease.hostname().map(str::to_owned),
         holder: lease.holder().unwrap_or_default().to_owned(),
         resource_version: lease.resource_version().to_owned(),
     }
 }
 
-/// Addresses that Leases say, where an administrator has asked for that, and
-/// those of them that are refused. Whoever may write Leases could point anywhere
-/// (KEP-4020, Risks 5): only into these networks.
-fn annotated(
-    leases: &BTreeMap<Identity, IdentityLease>,
-    networks: &[IpNet],
-) -> (Addresses, Addresses) {
-    let mut addresses = Addresses::new();
-    let mut refused = Addresses::new();
-    for (identity, lease) in leases {
-        match lease.peer_address() {
-            Some(address) if networks.iter().any(|net| net.contains(&address.ip())) => {
-                addresses.insert(identity.clone(), address);
-            }
-            Some(address) => {
-                refused.insert(identity.clone(), address);
-            }
-            None => {}
-        }
-    }
-    (addresses, refused)
+/// Addresses in annotations of Leases. A bridge that keeps the Lease itself writes the
+/// annotation that is otherwise the server's: its record names the same address.
+fn annotated(leases: &BTreeMap<Identity, IdentityLease>, records: &Records) -> Addresses {
+    let advertised = |(identity, lease): (&Identity, &IdentityLease)| {
+        let address = lease.peer_address()?;
+        let is_bridge = lease.bridge_address().is_some()
+            || (records.get(identity))
+                .is_some_and(|it| it.left.is_none() && it.bridge == Some(address));
+        let advertised = if is_bridge {
+            Advertised::by_bridge(address)
+        } else {
+            Advertised::by_server(address)
+        };
+        Some((identity.clone(), advertised))
+    };
+    leases.iter().filter_map(advertised).collect()
 }
 
-fn no_answer() -> String {
-    format!("no answer within {} s", FETCH_PATIENCE.as_secs())
+/// Leases that were deleted. Where Leases are the registry, the address of a bridge and
+/// the record of its server go with the Lease, but a server since 1.35 that restarts
+/// deletes its Lease, too. The roster judges how long a server counts without a Lease:
+/// annotations are kept for the longest of these times.
+#[derive(Debug, Default)]
+struct EndedLeases(BTreeMap<Identity, (IdentityLease, Instant)>);
+
+impl EndedLeases {
+    fn add(&mut self, lease: IdentityLease, now: Instant) {
+        // Each was a living Lease before: their number is bounded by those.
+        self.0.insert(lease.identity().clone(), (lease, now));
+    }
+
+    /// Living Leases, and those that have ended a short time ago.
+    fn with_living(
+        &mut self,
+        living: &BTreeMap<Identity, IdentityLease>,
+        now: Instant,
+    ) -> BTreeMap<Identity, IdentityLease> {
+        self.0.retain(|identity, (_, ended)| {
+            !living.contains_key(identity) && *ended + ROLLOUT_GRACE > now
+        });
+        let ended = self.0.iter();
+        let ended = ended.map(|(identity, (lease, _))| (identity.clone(), lease.clone()));
+        ended.chain(living.clone()).collect()
+    }
+}
+
+/// Whether an address is in one of these networks. A client that may write to the registry
+/// could point peers anywhere (KEP-4020, Risks 5): only into these networks. No networks
+/// permit every address.
+fn is_permitted(address: SocketAddr, networks: &[IpNet]) -> bool {
+    networks.is_empty() || networks.iter().any(|net| net.contains(&address.ip()))
+}
+
+/// The addresses that are permitted, and those that are refused.
+fn within(published: Addresses, networks: &[IpNet]) -> (Addresses, Addresses) {
+    published
+        .into_iter()
+        .partition(|(_, advertised)| is_permitted(advertised.address, networks))
+}
+
+/// Removes the address of a server that is not permitted from its record.
+fn keep_permitted_server(record: &mut ServedRecord, networks: &[IpNet]) {
+    record.server = record.server.filter(|it| is_permitted(*it, networks));
+}
+
+/// Asks a server a first question, and then the rest. Gives the outcome, and whether the
+/// first question was answered: a server that fails later does answer requests.
+async fn poll<A, T, F: Future<Output = Result<T, String>>>(
+    patience: Duration,
+    first: impl Future<Output = Result<A, String>>,
+    rest: impl FnOnce(A) -> F,
+) -> (Result<T, String>, bool) {
+    let mut has_answered = false;
+    let all = async {
+        let answer = first.await?;
+        has_answered = true;
+        rest(answer).await
+    };
+    let outcome = timeout(patience, all).await;
+    let outcome = outcome.unwrap_or_else(|_| Err(no_answer(patience)));
+    (outcome, has_answered)
+}
+
+fn no_answer(patience: Duration) -> String {
+    format!("no answer within {} s", patience.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A peer is closed to requests only if the first question of a poll has no answer.
+    #[tokio::test]
+    async fn a_poll_that_fails_after_the_first_answer_is_no_silence() {
+        use std::future::{pending, ready};
+        const NO_ANSWER: Duration = Duration::from_millis(10);
+        const ANSWER: Duration = Duration::from_mins(1);
+        let fails = || ready(Err::<(), _>("500".to_owned()));
+        let good = || ready(Ok::<(), String>(()));
+        let outcome = poll(ANSWER, good(), |()| good()).await;
+        assert_eq!(outcome, (Ok(()), true));
+        let outcome = poll(ANSWER, good(), |()| fails()).await;
+        assert_eq!(outcome, (Err("500".to_owned()), true));
+        let (outcome, has_answered) =
+            poll(NO_ANSWER, good(), |()| pending::<Result<(), _>>()).await;
+        assert!(outcome.is_err() && has_answered);
+        let outcome = poll(ANSWER, fails(), |()| good()).await;
+        assert_eq!(outcome, (Err("500".to_owned()), false));
+        let silent = pending::<Result<(), String>>();
+        let (outcome, has_answered) = poll(NO_ANSWER, silent, |()| good()).await;
+        assert!(outcome.is_err() && !has_answered);
+    }
+
+    #[test]
+    fn addresses_are_permitted_by_network() {
+        let identity = |name: &str| Identity::named(name).unwrap();
+        let published: Addresses = [
+            ("a", "10.0.0.1:6443"),
+            ("b", "10.1.0.1:6443"),
+            ("c", "[fd00::1]:6443"),
+        ]
+        .map(|(name, address)| {
+            let advertised = Advertised::by_bridge(address.parse().unwrap());
+            (identity(name), advertised)
+        })
+        .into();
+        let rows: [(&[&str], &[&str]); 4] = [
+            (&[], &["a", "b", "c"]),
+            (&["10.0.0.0/24"], &["a"]),
+            (&["10.0.0.0/8", "fd00::/64"], &["a", "b", "c"]),
+            (&["192.0.2.0/24"], &[]),
+        ];
+        for (networks, expected) in rows {
+            let networks: Vec<IpNet> = networks.iter().map(|net| net.parse().unwrap()).collect();
+            let (permitted, refused) = within(published.clone(), &networks);
+            let names: Vec<_> = permitted.keys().map(ToString::to_string).collect();
+            assert_eq!(names, expected, "{networks:?}");
+            assert_eq!(permitted.len() + refused.len(), published.len());
+            for (identity, advertised) in &published {
+                let permitted = permitted.contains_key(identity);
+                assert_eq!(is_permitted(advertised.address, &networks), permitted);
+            }
+        }
+    }
 }

@@ -2,24 +2,33 @@
 //! by us where it keeps none.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use http::Method;
 use http::header::CONTENT_TYPE;
+use http::{Method, StatusCode};
+use skewbridge_peers::registry::{Activity, StatusReporter};
 use skewbridge_peers::{
-    Action, Deletion, Identity, IdentityLease, Keeper, Moment, Upstream, lease, stale_leases,
+    Action, Deletion, Identity, IdentityLease, Keeper, Moment, Peers, Upstream, lease, stale_leases,
 };
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::flow::Bridge;
 use crate::local_identity::KeptBy;
 use crate::own::{Ask, Own, Party};
 
 /// How long a write may take.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The same for what is done through a peer while this bridge leaves.
+const PEER_REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether servers of this host have left Leases behind.
+const SWEEP_INTERVAL: Duration = Duration::from_mins(1);
 
 /// Renewals of ours after which the server, if it kept this Lease, would have
 /// renewed it too: both do every 10 s.
@@ -35,12 +44,12 @@ pub(super) struct OwnLease {
     hostname: String,
     keeper: Keeper,
     /// Also written into a Lease that its server keeps: `--peer-registry=leases`.
-    annotate: Option<SocketAddr>,
+    annotate: Option<(SocketAddr, Arc<StatusReporter>)>,
     /// As last seen.
     lease: Option<IdentityLease>,
     look_at: Instant,
     write: Option<JoinHandle<()>>,
-    swept: bool,
+    next_sweep: Instant,
     /// How often we have renewed it in a row.
     renewals: u32,
     /// Whether the server has said if it keeps a Lease.
@@ -53,7 +62,7 @@ impl OwnLease {
         identity: &Identity,
         hostname: &str,
         address: SocketAddr,
-        annotate: bool,
+        annotate: Option<Arc<StatusReporter>>,
     ) -> Self {
         let life = uuid(own.bridge.via.number(), own.bridge.chance());
         Self {
@@ -61,11 +70,11 @@ impl OwnLease {
             own,
             identity: identity.clone(),
             hostname: hostname.to_owned(),
-            annotate: annotate.then_some(address),
+            annotate: annotate.map(|status| (address, status)),
             lease: None,
             look_at: Instant::now(),
             write: None,
-            swept: false,
+            next_sweep: Instant::now(),
             renewals: 0,
             asked: Arc::default(),
         }
@@ -73,13 +82,22 @@ impl OwnLease {
 
     /// Decides, and begins to write if that is the decision. One write at a
     /// time: the next decision is made when its effect has been seen.
-    pub(super) fn look(&mut self, leases: &BTreeMap<Identity, IdentityLease>, ready: bool) {
+    /// `served` is the record of what the server serves, as an annotation.
+    pub(super) fn look(
+        &mut self,
+        leases: &BTreeMap<Identity, IdentityLease>,
+        ready: bool,
+        served: Option<&str>,
+    ) {
         if self
             .write
             .as_ref()
             .is_some_and(|write| !write.is_finished())
         {
             return;
+        }
+        if ready {
+            self.remove_stale(leases.values());
         }
         self.lease = leases.get(&self.identity).cloned();
         let upstream = if ready {
@@ -110,9 +128,9 @@ impl OwnLease {
             }
             Action::LeaveAlone { .. } => {
                 self.is_kept_by(KeptBy::KubeApiserver);
-                return self.annotate(path);
+                return self.annotate(path, served);
             }
-            Action::Wait { .. } => return self.annotate(path),
+            Action::Wait { .. } => return self.annotate(path, served),
         };
         self.is_kept_by(KeptBy::Skewbridge);
         self.keep(method, path, lease.to_json(), leases);
@@ -126,26 +144,40 @@ impl OwnLease {
         }
     }
 
-    /// Says our address on a Lease that its server keeps.
-    fn annotate(&mut self, path: String) {
-        let (Some(address), Some(lease)) = (self.annotate, &self.lease) else {
+    /// Says our address on a Lease that its server keeps, and what the server serves.
+    fn annotate(&mut self, path: String, served: Option<&str>) {
+        let (Some((address, status)), Some(lease)) = (self.annotate.clone(), &self.lease) else {
             return;
         };
-        if lease.peer_address() != Some(address) && self.look_at <= Instant::now() {
+        // Before the server has answered, what is written there stays.
+        let served = served.or(lease.served()).map(str::to_owned);
+        let is_written =
+            lease.peer_address() == Some(address) && lease.served() == served.as_deref();
+        if is_written {
+            status.succeeded(Activity::Publish);
+        } else if self.look_at <= Instant::now() {
             self.look_at = Instant::now() + PATIENCE;
             let own = self.own.clone();
             self.write = Some(tokio::spawn(async move {
-                patch(&own, &path, Some(address)).await;
+                let outcome = patch(&own, &path, Some(address), served.as_deref()).await;
+                if let Err(error) = outcome
+                    && report_failure(&status, &error)
+                {
+                    tracing::warn!(%error, flag = "--peer-registry", "the identity Lease was not annotated; it is tried again");
+                }
             }));
         }
     }
 
-    /// Removes what an earlier life of this host has left (KEP-4020, Risks 7):
-    /// once, at the start.
-    pub(super) fn remove_stale(&mut self, all: &[IdentityLease]) {
-        if std::mem::replace(&mut self.swept, true) {
+    /// Removes what an earlier life of this host has left (KEP-4020, Risks 7): at the
+    /// start, and again now and then, for a server that has just crashed.
+    pub(super) fn remove_stale<'a>(&mut self, all: impl IntoIterator<Item = &'a IdentityLease>) {
+        let now = Instant::now();
+        let is_writing = self.write.as_ref().is_some_and(|it| !it.is_finished());
+        if now < self.next_sweep || is_writing {
             return;
         }
+        self.next_sweep = now + SWEEP_INTERVAL;
         let stale = stale_leases(all, &self.identity, &self.hostname, SystemTime::now());
         let deletions: Vec<_> = stale.iter().filter_map(|lease| lease.deletion()).collect();
         if deletions.is_empty() {
@@ -159,8 +191,9 @@ impl OwnLease {
         }));
     }
 
-    /// Deletes the Lease if it is ours, takes our address back if it is not.
-    pub(super) async fn leave(&mut self) {
+    /// Deletes the Lease if it is ours, takes our address back if it is not. `served` is
+    /// the record that announces that we leave, as an annotation.
+    pub(super) async fn leave(&mut self, served: Option<&str>) {
         if let Some(write) = self.write.take() {
             let _ = write.await;
         }
@@ -171,8 +204,54 @@ impl OwnLease {
             delete(&self.own, &deletion).await;
         } else if self.annotate.is_some() && lease.is_some() {
             let path = format!("{}/{}", lease::COLLECTION, self.identity);
-            patch(&self.own, &path, None).await;
+            if let Err(problem) = patch(&self.own, &path, None, served).await {
+                tracing::warn!(%problem, "an identity Lease was not written");
+            }
         }
+    }
+
+    /// Deletes the Lease of a server that has ended and has left it behind, through a peer
+    /// (KEP-4020, Risks 7: before 1.35 a server does not delete its own). The Lease is
+    /// deleted as it was read: one that is renewed meanwhile stays. Whether there is
+    /// nothing left to do.
+    pub(super) async fn remove_of_ended_server(&self, peers: &Peers) -> bool {
+        if !has_ended(&self.own.bridge).await {
+            return false;
+        }
+        let path = format!("{}/{}", lease::COLLECTION, self.identity);
+        for peer in &peers.peers {
+            if peer.address.is_none() || !peer.standing.is_reachable() {
+                continue;
+            }
+            let through = Party::PeerAsBridgeUser(peer);
+            let asked = self.own.ask(through, Ask::get(&path));
+            let Ok(Ok(answer)) = timeout(PEER_REQUEST_TIMEOUT, asked).await else {
+                continue;
+            };
+            if answer.status == StatusCode::NOT_FOUND {
+                return true;
+            }
+            let lease = answer.ok(&path).ok();
+            let lease = lease.and_then(|it| IdentityLease::parse(&it.body).ok());
+            let Some(deletion) = lease.and_then(|lease| lease.deletion()) else {
+                continue;
+            };
+            // It may have started again meanwhile, and not have renewed its Lease yet.
+            if !has_ended(&self.own.bridge).await {
+                return false;
+            }
+            let json = deletion.to_json().into_bytes();
+            let ask = Ask::json(Method::DELETE, &path, json);
+            let asked = self.own.ask(through, ask);
+            let deleted = timeout(PEER_REQUEST_TIMEOUT, asked).await;
+            if let Ok(Ok(answer)) = deleted
+                && answer.ok(&path).is_ok()
+            {
+                tracing::info!(identity = %self.identity, "the kube-apiserver behind this bridge has ended: its identity Lease is deleted through a peer");
+                return true;
+            }
+        }
+        false
     }
 
     /// The Lease as it is now.
@@ -219,6 +298,17 @@ impl OwnLease {
     }
 }
 
+/// Whether the kube-apiserver behind us has ended: its port refuses connections. One that
+/// is not ready, or does not answer, may still run.
+async fn has_ended(bridge: &Bridge) -> bool {
+    let target = bridge.live.targets.load().plain.clone();
+    let connect = tokio::net::TcpStream::connect((target.host.as_str(), target.port));
+    match timeout(PEER_REQUEST_TIMEOUT, connect).await {
+        Ok(Err(error)) => error.kind() == io::ErrorKind::ConnectionRefused,
+        Ok(Ok(_)) | Err(_) => false,
+    }
+}
+
 /// The Leases of other names, with their hosts.
 fn others(leases: &BTreeMap<Identity, IdentityLease>, own: &Identity) -> String {
     let others = leases.values().filter(|lease| lease.identity() != own);
@@ -252,14 +342,31 @@ fn feature(metrics: &str, name: &str) -> Option<bool> {
 }
 
 /// Says our address on a Lease that its server keeps, or takes it back.
-async fn patch(own: &Own, path: &str, address: Option<SocketAddr>) {
-    let json = lease::address_patch(address).into_bytes();
+async fn patch(
+    own: &Own,
+    path: &str,
+    address: Option<SocketAddr>,
+    served: Option<&str>,
+) -> Result<(), String> {
+    let json = lease::bridge_patch(address, served).into_bytes();
     let ask = Ask::json(Method::PATCH, path, json);
-    send(
+    try_send(
         own,
         ask.header(CONTENT_TYPE, "application/merge-patch+json"),
     )
-    .await;
+    .await
+}
+
+/// Reports that the annotations on the own Lease could not be written. Whether the error is
+/// another one than before.
+fn report_failure(status: &StatusReporter, problem: &str) -> bool {
+    let error = format!(
+        "--peer-registry=leases: the identity Lease cannot be annotated: {problem}; the bridge \
+         needs the verb patch on its Lease in kube-system"
+    );
+    let is_known = status.subscribe().borrow().error() == Some(error.as_str());
+    status.failed(Activity::Publish, error);
+    !is_known
 }
 
 async fn delete(own: &Own, deletion: &Deletion) {
@@ -270,16 +377,18 @@ async fn delete(own: &Own, deletion: &Deletion) {
 
 /// A conflict is somebody else's success; everything is tried again anyhow.
 async fn send(own: &Own, ask: Ask<'_>) {
-    let (method, path) = (ask.method.clone(), ask.path.to_owned());
-    let problem = match timeout(PATIENCE, own.ask(Party::Upstream, ask)).await {
-        Err(_) => "no answer".to_owned(),
-        Ok(Err(problem)) => problem,
-        Ok(Ok(answer)) => match answer.ok(&path) {
-            Ok(_) => return,
-            Err(problem) => problem,
-        },
-    };
-    tracing::warn!(%method, %problem, "an identity Lease was not written");
+    let method = ask.method.clone();
+    if let Err(problem) = try_send(own, ask).await {
+        tracing::warn!(%method, %problem, "an identity Lease was not written");
+    }
+}
+
+async fn try_send(own: &Own, ask: Ask<'_>) -> Result<(), String> {
+    let path = ask.path.to_owned();
+    match timeout(PATIENCE, own.ask(Party::Upstream, ask)).await {
+        Err(_) => Err("no answer".to_owned()),
+        Ok(answer) => answer?.ok(&path).map(drop),
+    }
 }
 
 /// Version 4 (RFC 9562, 5.4).
@@ -299,6 +408,23 @@ fn uuid(high: u64, low: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lease_that_cannot_be_annotated_takes_the_registry_down() {
+        let status = StatusReporter::new("leases", &[Activity::Read]);
+        status.succeeded(Activity::Read);
+        let seen = status.subscribe();
+        assert!(seen.borrow().up);
+        assert!(report_failure(&status, "403 Forbidden"));
+        assert!(!report_failure(&status, "403 Forbidden"), "logged once");
+        assert!(report_failure(&status, "no answer"), "another error");
+        let error = seen.borrow().error().unwrap_or_default().to_owned();
+        assert!(error.contains("--peer-registry=leases"), "{error}");
+        assert!(error.contains("no answer"), "{error}");
+        status.succeeded(Activity::Publish);
+        assert!(seen.borrow().up);
+        assert!(report_failure(&status, "no answer"), "it had been over");
+    }
 
     #[test]
     fn a_server_tells_by_its_metrics_whether_a_feature_is_on() {

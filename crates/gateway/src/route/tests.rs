@@ -10,6 +10,7 @@ use skewbridge_signatures::http_signature::VerifyingKey;
 
 use super::*;
 use crate::caller::CertificateUser;
+use crate::connection_slots::Class;
 use crate::signatures::keys::SignedUser;
 
 const READY: Bridge = Bridge {
@@ -41,6 +42,7 @@ fn peer() -> Caller {
 fn certificate() -> Caller {
     let user = alice();
     Caller::Certificate(Arc::new(CertificateUser {
+        class: Class::Authenticated,
         headers: IdentityHeaders::default().prepare(&user).unwrap(),
         with_credential: IdentityHeaders::default().prepare(&user).unwrap(),
         name: user.name,
@@ -175,6 +177,7 @@ fn resource(text: &str) -> Value {
 fn seen(name: &str) -> Seen {
     Seen {
         identity: Identity::named(name).unwrap(),
+        host: None,
         holder: "h".to_owned(),
         resource_version: "1".to_owned(),
     }
@@ -192,7 +195,8 @@ fn cluster() -> Cluster {
     roster.leases(vec![seen("a"), seen("b"), seen("c")], now);
     let addresses = ["a", "b", "c"].map(|name| {
         let address = "127.0.0.1:6443".parse().unwrap();
-        (Identity::named(name).unwrap(), address)
+        let advertised = skewbridge_peers::registry::Advertised::by_bridge(address);
+        (Identity::named(name).unwrap(), advertised)
     });
     roster.addresses(&addresses.into(), now);
     assert_eq!(roster.due(now).len(), 2);
@@ -216,6 +220,7 @@ fn cluster() -> Cluster {
         peers: roster.snapshot(),
         shared: Some(exclusions.snapshot()),
         view: None,
+        awaits_registry: false,
     }
 }
 
@@ -332,6 +337,13 @@ fn nothing_is_decided_before_everything_is_known() {
                 ..whole()
             },
             "TooEarly(Extensions)",
+        ),
+        (
+            Cluster {
+                awaits_registry: true,
+                ..whole()
+            },
+            "TooEarly(Registry)",
         ),
     ];
     for (cluster, expected) in rows {

@@ -11,16 +11,18 @@ use std::time::Duration;
 use bytes::BytesMut;
 use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderValue, Method, Request, StatusCode, Version};
+use skewbridge_api::media::{Format, negotiate_error_format};
 use skewbridge_h1::{
     Decoder, Encoder, Framing, HeadEnd, HeadError, Piece, RequestHead, parse_request,
     write_headers, write_status_line,
 };
-use skewbridge_wire::{Buffered, Stall};
+use skewbridge_wire::Buffered;
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::{Answer, ClientIo, Service};
+use super::{Answer, ClientIo, CloseConnection, Service};
 use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody};
+use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
 use crate::drain::Drain;
 use crate::record::Record;
 use crate::respond;
@@ -56,13 +58,14 @@ pub struct Patience {
 
 /// Serves one connection to its end.
 pub async fn serve<S: Service>(io: ClientIo, service: S, patience: Patience, mut drain: Drain) {
+    let limits = service.limits();
     let wire = Wire::new(io);
     if !first_bytes(&wire, patience, &mut drain).await {
         farewell(&wire).await;
         return;
     }
     loop {
-        let head = match next_head(&wire, patience, &mut drain).await {
+        let head = match next_head(&wire, patience, &limits, &mut drain).await {
             Next::Head(head) => *head,
             Next::Refused(error) => {
                 let response = respond::bad_head(error);
@@ -85,10 +88,16 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, patience: Patience, mut
         let request = wire.begin(head);
         // Boxed: what it takes to get an answer is not kept while the answer lasts.
         let call = Box::pin(service.call(request));
-        let Some(answer) = answer_or_gone(&wire, call).await else {
-            return;
+        let answer = match answer_or_gone(&wire, call, &limits).await {
+            Waited::Answer(answer) => *answer,
+            Waited::Gone | Waited::Evicted(Eviction::OverBudget) => return,
+            Waited::Evicted(Eviction::TimedOut) => {
+                refuse(&wire, respond::slow_body(asks.format)).await;
+                return;
+            }
         };
-        match reply(&wire, &asks, answer, &drain, patience).await {
+        let stall = StallGuard::new(&limits, Some(limits.stall_timeout(patience.stall)));
+        match reply(&wire, &asks, answer, &drain, stall).await {
             After::NextRequest => {}
             After::Close => {
                 linger(&wire).await;
@@ -118,6 +127,8 @@ struct Shared {
     expects_continue: bool,
     /// The client left in the midst of its body.
     gone: bool,
+    /// Bytes that the client has sent.
+    received: u64,
 }
 
 impl Wire {
@@ -127,6 +138,7 @@ impl Wire {
             body: Framing::Empty.decoder(),
             expects_continue: false,
             gone: false,
+            received: 0,
         })))
     }
 
@@ -200,7 +212,7 @@ impl Shared {
                     let gone = "the connection was closed".to_owned();
                     return Poll::Ready(Some(Err(BodyError::Client(gone))));
                 }
-                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Ok(read)) => self.received += read as u64,
                 Poll::Ready(Err(error)) => {
                     self.gone = true;
                     return Poll::Ready(Some(Err(BodyError::Client(error.to_string()))));
@@ -215,9 +227,13 @@ impl Shared {
             match self.stream.poll_fill(cx) {
                 Poll::Pending => break,
                 Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(()),
-                // Who waits for more of the body has not seen these yet.
-                Poll::Ready(Ok(_)) if !self.body.is_done() => cx.waker().wake_by_ref(),
-                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Ok(read)) => {
+                    self.received += read as u64;
+                    // Who waits for more of the body has not seen these yet.
+                    if !self.body.is_done() {
+                        cx.waker().wake_by_ref();
+                    }
+                }
             }
         }
         Poll::Pending
@@ -260,7 +276,13 @@ enum Next {
     Gone,
 }
 
-async fn next_head(wire: &Wire, patience: Patience, drain: &mut Drain) -> Next {
+async fn next_head(
+    wire: &Wire,
+    patience: Patience,
+    limits: &ClientLimits,
+    drain: &mut Drain,
+) -> Next {
+    let mut guard = StallGuard::new(limits, None);
     let mut end = HeadEnd::default();
     let mut buffered = {
         let mut shared = wire.lock();
@@ -295,7 +317,20 @@ async fn next_head(wire: &Wire, patience: Patience, drain: &mut Drain) -> Next {
                 }
             }
         }
-        match timeout_at(deadline, fill(wire)).await {
+        // A head that is not complete counts as long as it waits for the client.
+        let filled = poll_fn(|cx| {
+            let mut shared = wire.lock();
+            if let Poll::Ready(filled) = shared.stream.poll_fill(cx) {
+                return Poll::Ready(filled);
+            }
+            let sample = || Sample {
+                bytes: shared.stream.input.len(),
+                waits_for_client: true,
+            };
+            let evicted = guard.poll_evicted(0, sample, cx);
+            evicted.map(|_| Ok(0))
+        });
+        match timeout_at(deadline, filled).await {
             Ok(Ok(0) | Err(_)) => return Next::Gone,
             Ok(Ok(_)) => buffered = true,
             Err(_) => return Next::TooSlow,
@@ -312,6 +347,8 @@ struct Asks {
     method: Method,
     version: Version,
     keep_alive: bool,
+    /// In which form it reads a Status.
+    format: Format,
     /// The client may go on in another protocol.
     switches: bool,
 }
@@ -322,26 +359,56 @@ impl Asks {
             method: head.method.clone(),
             version: head.version,
             keep_alive: head.keep_alive,
+            format: negotiate_error_format(&head.headers),
             switches: head.method == Method::CONNECT || head.headers.contains_key(UPGRADE),
         }
     }
 }
 
-/// The answer, or `None` if the client left before there was one; then the
-/// request is dropped, which cancels it upstream.
+/// How waiting for an answer ended.
+enum Waited {
+    Answer(Box<Answer>),
+    /// The client left first.
+    Gone,
+    Evicted(Eviction),
+}
+
+/// Waits for the answer. Where there is none the request is dropped, which cancels it
+/// upstream.
 async fn answer_or_gone(
     wire: &Wire,
     mut call: Pin<Box<impl Future<Output = Answer>>>,
-) -> Option<Answer> {
+    limits: &ClientLimits,
+) -> Waited {
+    let mut guard = None;
     poll_fn(|cx| {
         if let Poll::Ready(mut answer) = call.as_mut().poll(cx) {
             if !wire.lock().gone {
-                return Poll::Ready(Some(answer));
+                return Poll::Ready(Waited::Answer(Box::new(answer)));
             }
             answer.record.client_left();
-            return Poll::Ready(None);
+            return Poll::Ready(Waited::Gone);
         }
-        wire.lock().poll_gone(cx).map(|()| None)
+        let mut shared = wire.lock();
+        if shared.poll_gone(cx).is_ready() {
+            return Poll::Ready(Waited::Gone);
+        }
+        if shared.body.is_done() {
+            guard = None;
+            return Poll::Pending;
+        }
+        // Not before the caller is known: then a client certificate counts.
+        let guard =
+            guard.get_or_insert_with(|| StallGuard::new(limits, limits.request_body_timeout()));
+        let bytes = shared.stream.input.len();
+        let sample = || Sample {
+            bytes,
+            // Otherwise it is upstream that does not take what has arrived.
+            waits_for_client: bytes == 0,
+        };
+        guard
+            .poll_evicted(shared.received, sample, cx)
+            .map(Waited::Evicted)
     })
     .await
 }
@@ -358,7 +425,7 @@ async fn reply(
     asks: &Asks,
     answer: Answer,
     drain: &Drain,
-    patience: Patience,
+    mut stall: StallGuard,
 ) -> After {
     let Answer {
         response,
@@ -374,6 +441,7 @@ async fn reply(
         };
     }
     let mut encoder = frame(&mut head, asks);
+    let closes = head.extensions.remove::<CloseConnection>().is_some();
     let keep = {
         let shared = wire.lock();
         asks.keep_alive
@@ -383,6 +451,7 @@ async fn reply(
             && shared.body.is_done()
             && encoder != Encoder::UntilClose
             && !drain.is_draining()
+            && !closes
     };
     head.headers.remove(CONNECTION);
     if !keep {
@@ -394,16 +463,19 @@ async fn reply(
     }
     wire.lock().expects_continue = false;
     write_head(wire, asks.version, &head);
-    let mut stall = Stall::new(patience.stall);
     let sent = poll_fn(|cx| {
         let sent = poll_send(wire, &mut body, &mut encoder, &mut record, cx);
         let shared = wire.lock();
         if sent.is_ready() || shared.stream.is_flushed() {
             stall.over();
-        } else if stall.poll_too_long(shared.stream.sent(), cx).is_ready() {
-            return Poll::Ready(Err(Unsent));
+            return sent;
         }
-        sent
+        let sample = || Sample {
+            bytes: shared.stream.unsent() + shared.stream.input.len() + body.buffered(),
+            waits_for_client: true,
+        };
+        let evicted = stall.poll_evicted(shared.stream.sent(), sample, cx);
+        evicted.map(|_| Err(Unsent))
     })
     .await;
     match sent {

@@ -3,7 +3,7 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -13,16 +13,21 @@ use h2::server::{Builder, SendResponse};
 use h2::{Reason, RecvStream, SendStream};
 use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, TRANSFER_ENCODING};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
-use skewbridge_api::media::negotiate_error_format;
+use skewbridge_api::media::{Format, negotiate_error_format};
 use skewbridge_api::status::Status;
 use skewbridge_h1::MAX_FIELDS;
-use skewbridge_wire::Stall;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::h1::{Patience, expects_continue};
-use super::{Answer, ClientIo, Service};
+use super::received::Received;
+use super::{Answer, ClientIo, CloseConnection, Service};
 use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody, poll_stream};
+use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
 use crate::drain::Drain;
+use crate::header_bounds::{
+    HeaderCredit, MAX_HEADER_LIST_BYTES, MAX_JOINED_COOKIE_BYTES, Pace, list_bytes,
+};
 use crate::record::Record;
 use crate::respond;
 
@@ -33,11 +38,16 @@ const STREAM_WINDOW: u32 = 256 * 1024;
 /// What a client may send on all streams together.
 const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
 
+/// The same before the client has authenticated: the protocol's own default, and the least
+/// that it allows. It bounds what strangers can have the bridge hold.
+const UNAUTHENTICATED_CONNECTION_WINDOW: u32 = 65_535;
+
+/// What a stream takes beside its buffers: its task, its state in the library and its access
+/// log entry. Many streams that stall with short answers hold little else.
+const STREAM_STATE_BYTES: usize = 4 * 1024;
+
 /// What waits in one stream for the client to take it.
 const SEND_BUFFER: usize = 64 * 1024;
-
-/// Header lists as large as Go's server takes them.
-const MAX_HEADER_LIST: usize = 1 << 20;
 
 /// What the library reads before it refuses without a word from us. Above the
 /// limit, so that what is a little too large is answered with a Status.
@@ -68,9 +78,14 @@ pub struct Bounds {
 
 /// Serves one connection to its end.
 pub async fn serve<S: Service>(io: ClientIo, service: S, bounds: Bounds, mut drain: Drain) {
+    let limits = service.limits();
+    let mut window = connection_window(&limits);
+    let io = Received::new(io, &limits, bounds.patience.head, READ_HEADER_LIST as usize);
+    let received = io.counter();
+    let mut credit = HeaderCredit::new(Instant::now());
     let handshake = Builder::new()
         .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_connection_window_size(window)
         .max_concurrent_streams(bounds.max_streams)
         .max_header_list_size(READ_HEADER_LIST)
         .max_send_buffer_size(SEND_BUFFER)
@@ -88,17 +103,37 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, bounds: Bounds, mut dra
             biased;
             accepted = poll_fn(|cx| connection.poll_accept(cx)) => {
                 let Some(Ok((request, respond))) = accepted else { return };
-                if active.is_abused() {
+                let size = list_bytes(request.headers());
+                let pace = credit.charge(
+                    size,
+                    received.load(Ordering::Relaxed),
+                    limits.is_authenticated(),
+                    Instant::now(),
+                );
+                if active.is_abused() || pace == Pace::End {
                     connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                     continue;
                 }
                 tokio::spawn(answer(
-                    request,
+                    (request, size, pace),
                     respond,
                     service.clone(),
                     active.begin(),
+                    limits.clone(),
                     bounds.patience,
                 ));
+            }
+            () = active.0.changed.notified() => {
+                let allowed = connection_window(&limits);
+                if allowed != window {
+                    window = allowed;
+                    connection.set_target_window_size(window);
+                }
+                if active.is_closing() && !told {
+                    told = true;
+                    connection.graceful_shutdown();
+                    idle.as_mut().reset(Instant::now() + bounds.patience.idle);
+                }
             }
             () = drain.draining(), if !told => {
                 told = true;
@@ -125,6 +160,15 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, bounds: Bounds, mut dra
     }
 }
 
+/// What a client may send on all streams together.
+fn connection_window(limits: &ClientLimits) -> u32 {
+    if limits.is_authenticated() {
+        CONNECTION_WINDOW
+    } else {
+        UNAUTHENTICATED_CONNECTION_WINDOW
+    }
+}
+
 /// How exactly the idle limit is kept while streams come and go.
 const IDLE_CHECK: Duration = Duration::from_secs(1);
 
@@ -138,6 +182,12 @@ struct ActiveStreams {
     all: AtomicUsize,
     reset_early: AtomicUsize,
     quiet_since: Mutex<Instant>,
+    /// A stream has found that the client has authenticated.
+    authenticated: AtomicBool,
+    /// The connection ends after the answers that are under way.
+    closing: AtomicBool,
+    /// Wakes the connection's own task.
+    changed: Notify,
 }
 
 impl Default for Active {
@@ -147,6 +197,9 @@ impl Default for Active {
             all: AtomicUsize::new(0),
             reset_early: AtomicUsize::new(0),
             quiet_since: Mutex::new(Instant::now()),
+            authenticated: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            changed: Notify::new(),
         }))
     }
 }
@@ -161,6 +214,10 @@ impl Active {
     fn is_abused(&self) -> bool {
         let early = self.0.reset_early.load(Ordering::Relaxed);
         early >= MAX_EARLY_RESETS && early > self.0.all.load(Ordering::Relaxed) / 2
+    }
+
+    fn is_closing(&self) -> bool {
+        self.0.closing.load(Ordering::Relaxed)
     }
 
     fn quiet_since(&self) -> Option<Instant> {
@@ -178,6 +235,19 @@ impl Active {
 struct ActiveStream(Active);
 
 impl ActiveStream {
+    /// The connection's task widens the window once the client has authenticated.
+    fn note_authentication(&self, limits: &ClientLimits) {
+        let streams = &self.0.0;
+        if limits.is_authenticated() && !streams.authenticated.swap(true, Ordering::Relaxed) {
+            streams.changed.notify_one();
+        }
+    }
+
+    fn close_connection(&self) {
+        self.0.0.closing.store(true, Ordering::Relaxed);
+        self.0.0.changed.notify_one();
+    }
+
     fn reset_early(&self) {
         self.0.0.reset_early.fetch_add(1, Ordering::Relaxed);
     }
@@ -197,20 +267,25 @@ impl Drop for ActiveStream {
 
 /// Answers one stream.
 async fn answer<S: Service>(
-    request: Request<RecvStream>,
+    (request, size, pace): (Request<RecvStream>, usize, Pace),
     respond: SendResponse<Bytes>,
     service: S,
     active: ActiveStream,
+    limits: ClientLimits,
     patience: Patience,
 ) {
     let respond = Arc::new(Mutex::new(Responder {
         send: respond,
         answered: false,
     }));
+    if let Pace::After(delay) = pace {
+        sleep(delay).await;
+    }
     let (mut head, stream) = request.into_parts();
     let method = head.method.clone();
-    let checked = not_too_large(&head)
+    let checked = not_too_large(head.headers.len(), size)
         .and_then(|()| one_authority(&mut head).map_err(Status::bad_request))
+        .and_then(|()| one_cookie(&mut head))
         .and_then(|()| one_length(&head).map_err(Status::bad_request));
     if let Err(status) = checked {
         let bodiless = method == Method::HEAD;
@@ -225,13 +300,17 @@ async fn answer<S: Service>(
         return;
     }
     head.version = Version::HTTP_2;
+    let format = negotiate_error_format(&head.headers);
+    let mut incoming = None;
     let body = if stream.is_end_stream() {
         RequestBody::Empty
     } else {
-        RequestBody::H2(StreamBody {
-            stream,
+        let body = StreamBody {
+            stream: IncomingStream::new(stream),
             continues: expects_continue(&head.headers).then(|| respond.clone()),
-        })
+        };
+        incoming = Some(Incoming::new(&body));
+        RequestBody::H2(body)
     };
     // Boxed: what it takes to get an answer is not kept while the answer lasts.
     let mut call = Box::pin(service.call(Request::from_parts(head, body)));
@@ -239,25 +318,40 @@ async fn answer<S: Service>(
         // The client reset the stream, or left altogether: looked at first, or
         // the end of its body would be answered as a mistake of its.
         if lock(&respond).send.poll_reset(cx).is_ready() {
-            return Poll::Ready(None);
+            return Poll::Ready(Waited::Reset);
         }
-        call.as_mut().poll(cx).map(Some)
+        let answered = call.as_mut().poll(cx);
+        active.note_authentication(&limits);
+        if let Poll::Ready(answer) = answered {
+            return Poll::Ready(Waited::Answer(Box::new(answer)));
+        }
+        match &mut incoming {
+            Some(incoming) => incoming.poll_evicted(&limits, cx).map(Waited::Evicted),
+            None => Poll::Pending,
+        }
     })
     .await;
-    drop(call);
-    let Some(Answer {
+    drop((call, incoming));
+    let answer = match answered {
+        Waited::Answer(answer) => *answer,
+        Waited::Reset => {
+            active.reset_early();
+            return;
+        }
+        Waited::Evicted(eviction) => return evict(&respond, eviction, format),
+    };
+    let Answer {
         response,
         mut record,
         ..
-    }) = answered
-    else {
-        active.reset_early();
-        return;
-    };
+    } = answer;
     let (mut head, mut body) = response.into_parts();
     head.version = Version::HTTP_2;
     head.headers.remove(TRANSFER_ENCODING);
     head.headers.remove(CONNECTION);
+    if head.extensions.remove::<CloseConnection>().is_some() {
+        active.close_connection();
+    }
     let bodiless = method == Method::HEAD
         || head.status == StatusCode::NO_CONTENT
         || head.status == StatusCode::NOT_MODIFIED
@@ -272,7 +366,7 @@ async fn answer<S: Service>(
         return;
     }
     drop(respond);
-    let stall = Stall::new(patience.stall);
+    let stall = StallGuard::new(&limits, Some(limits.stall_timeout(patience.stall)));
     if pump(&mut body, &mut stream, &mut record, stall)
         .await
         .is_ok()
@@ -281,23 +375,17 @@ async fn answer<S: Service>(
     }
 }
 
-/// RFC 9113, 6.5.2: a field counts 32 more than its letters.
-fn not_too_large(head: &http::request::Parts) -> Result<(), Status> {
-    let fields = head.headers.iter();
-    let size: usize = fields
-        .map(|(name, value)| name.as_str().len() + value.len() + 32)
-        .sum();
-    if head.headers.len() > MAX_FIELDS || size > MAX_HEADER_LIST {
+fn not_too_large(fields: usize, size: usize) -> Result<(), Status> {
+    if fields > MAX_FIELDS || size > MAX_HEADER_LIST_BYTES {
         return Err(Status::header_fields_too_large(format!(
-            "the request's headers are larger than {MAX_HEADER_LIST} bytes or more than {MAX_FIELDS}"
+            "the request's headers are larger than {MAX_HEADER_LIST_BYTES} bytes or more than {MAX_FIELDS}"
         )));
     }
     Ok(())
 }
 
 /// RFC 9113, 8.3.1: `:authority` stands for Host; both, and different, is an
-/// attack or a mistake. Cookie crumbs are joined for the HTTP/1.1 behind us
-/// (8.2.3).
+/// attack or a mistake.
 fn one_authority(head: &mut http::request::Parts) -> Result<(), &'static str> {
     let mut hosts = head.headers.get_all(HOST).iter();
     match (head.uri.authority(), hosts.next(), hosts.next()) {
@@ -313,6 +401,11 @@ fn one_authority(head: &mut http::request::Parts) -> Result<(), &'static str> {
         (None, None, None) => return Err("missing :authority"),
         (None, Some(_), None) => {}
     }
+    Ok(())
+}
+
+/// RFC 9113, 8.2.3: the fields of `Cookie` are joined for the HTTP/1.1 behind us.
+fn one_cookie(head: &mut http::request::Parts) -> Result<(), Status> {
     let crumbs: Vec<_> = head.headers.get_all(COOKIE).iter().collect();
     if crumbs.len() > 1 {
         let joined = crumbs
@@ -320,7 +413,13 @@ fn one_authority(head: &mut http::request::Parts) -> Result<(), &'static str> {
             .map(|crumb| crumb.as_bytes())
             .collect::<Vec<_>>()
             .join(&b"; "[..]);
-        let mut joined = HeaderValue::from_bytes(&joined).map_err(|_| "invalid Cookie")?;
+        if joined.len() > MAX_JOINED_COOKIE_BYTES {
+            return Err(Status::header_fields_too_large(format!(
+                "the request's Cookie is larger than {MAX_JOINED_COOKIE_BYTES} bytes"
+            )));
+        }
+        let mut joined =
+            HeaderValue::from_bytes(&joined).map_err(|_| Status::bad_request("invalid Cookie"))?;
         joined.set_sensitive(true);
         head.headers.insert(COOKIE, joined);
     }
@@ -367,7 +466,7 @@ async fn pump(
     body: &mut ResponseBody,
     stream: &mut SendStream<Bytes>,
     record: &mut Record,
-    mut stall: Stall,
+    mut stall: StallGuard,
 ) -> Result<(), Unsent> {
     let mut waiting: Option<Bytes> = None;
     let mut taken = 0;
@@ -378,7 +477,11 @@ async fn pump(
             }
             let Some(data) = &mut waiting else {
                 match body.poll_frame(cx) {
-                    Poll::Pending => return Poll::Pending,
+                    Poll::Pending => {
+                        // The client has taken all: a watch may stay so for hours.
+                        stall.over();
+                        return Poll::Pending;
+                    }
                     Poll::Ready(Some(Ok(Frame::Data(data)))) => {
                         record.add_bytes(data.len());
                         if !data.is_empty() {
@@ -404,11 +507,22 @@ async fn pump(
             };
             let room = match stream.poll_capacity(cx) {
                 Poll::Pending => {
-                    if stall.poll_too_long(taken, cx).is_ready() {
-                        stream.send_reset(Reason::CANCEL);
-                        return Poll::Ready(Err(Unsent));
-                    }
-                    return Poll::Pending;
+                    body.poll_request(cx);
+                    let sample = || Sample {
+                        // Of what the stream has taken, no more than this can still wait.
+                        bytes: data.len()
+                            + body.buffered()
+                            + output_bytes(taken)
+                            + STREAM_STATE_BYTES,
+                        waits_for_client: true,
+                    };
+                    return stall.poll_evicted(taken, sample, cx).map(|eviction| {
+                        stream.send_reset(match eviction {
+                            Eviction::TimedOut => Reason::CANCEL,
+                            Eviction::OverBudget => Reason::ENHANCE_YOUR_CALM,
+                        });
+                        Err(Unsent)
+                    });
                 }
                 Poll::Ready(Some(Ok(room))) => room,
                 Poll::Ready(_) => return Poll::Ready(Err(Unsent)),
@@ -430,9 +544,106 @@ async fn pump(
     .await
 }
 
+/// Ends a stream whose request is not answered.
+fn evict(respond: &SharedRespond, eviction: Eviction, format: Format) {
+    match eviction {
+        Eviction::OverBudget => lock(respond).send.send_reset(Reason::ENHANCE_YOUR_CALM),
+        Eviction::TimedOut => {
+            let (head, body) = respond::slow_body(format).into_parts();
+            if let Ok(mut stream) = send_head(respond, Response::from_parts(head, ()), false) {
+                let _ = stream.send_data(body, true);
+            }
+        }
+    }
+}
+
+/// What of the bytes that a stream has taken can wait to be sent.
+fn output_bytes(taken: u64) -> usize {
+    usize::try_from(taken).map_or(SEND_BUFFER, |taken| taken.min(SEND_BUFFER))
+}
+
+/// How waiting for an answer ended.
+enum Waited {
+    Answer(Box<Answer>),
+    /// The client reset the stream, or left.
+    Reset,
+    Evicted(Eviction),
+}
+
+/// A request body while its answer is waited for.
+struct Incoming {
+    stream: IncomingStream,
+    guard: Option<StallGuard>,
+}
+
+impl Incoming {
+    fn new(body: &StreamBody) -> Self {
+        Self {
+            stream: body.stream.clone(),
+            guard: None,
+        }
+    }
+
+    fn poll_evicted(&mut self, limits: &ClientLimits, cx: &mut Context<'_>) -> Poll<Eviction> {
+        if self.stream.is_done() {
+            self.guard = None;
+            return Poll::Pending;
+        }
+        // Not before the caller is known: then a client certificate counts.
+        let guard = self
+            .guard
+            .get_or_insert_with(|| StallGuard::new(limits, limits.request_body_timeout()));
+        let sample = || {
+            let bytes = self.stream.buffered();
+            Sample {
+                bytes,
+                // Otherwise it is upstream that does not take what has arrived.
+                waits_for_client: bytes == 0,
+            }
+        };
+        guard.poll_evicted(self.stream.passed(), sample, cx)
+    }
+}
+
+/// The receiving half of a stream, shared with the task that watches it.
+#[derive(Clone)]
+struct IncomingStream(Arc<(Mutex<RecvStream>, AtomicU64)>);
+
+impl IncomingStream {
+    fn new(stream: RecvStream) -> Self {
+        Self(Arc::new((Mutex::new(stream), AtomicU64::new(0))))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, RecvStream> {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn poll_frame(&self, cx: &mut Context<'_>) -> PollFrame {
+        let polled = poll_stream(&mut self.lock(), cx, BodyError::Client);
+        if let Poll::Ready(Some(Ok(Frame::Data(data)))) = &polled {
+            self.0.1.fetch_add(data.len() as u64, Ordering::Relaxed);
+        }
+        polled
+    }
+
+    /// Bytes that have been read.
+    fn passed(&self) -> u64 {
+        self.0.1.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that have arrived and have not been read.
+    fn buffered(&self) -> usize {
+        self.lock().flow_control().used_capacity()
+    }
+
+    fn is_done(&self) -> bool {
+        self.lock().is_end_stream()
+    }
+}
+
 /// The body of a request on a stream.
 pub struct StreamBody {
-    stream: RecvStream,
+    stream: IncomingStream,
     /// Who is to be told `100 Continue` before the first byte is asked for.
     continues: Option<SharedRespond>,
 }
@@ -454,10 +665,14 @@ impl StreamBody {
                 let _ = respond.send.send_informational(interim);
             }
         }
-        poll_stream(&mut self.stream, cx, BodyError::Client)
+        self.stream.poll_frame(cx)
+    }
+
+    pub(crate) fn buffered(&self) -> usize {
+        self.stream.buffered()
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.stream.is_end_stream()
+        self.stream.is_done()
     }
 }

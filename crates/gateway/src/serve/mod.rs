@@ -4,6 +4,7 @@
 pub mod h1;
 pub mod h2;
 mod io;
+mod received;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,6 +15,7 @@ use http::{Request, Response, StatusCode};
 pub use io::ClientIo;
 
 use crate::body::{RequestBody, ResponseBody};
+pub use crate::buffer_budget::ClientLimits;
 use crate::record::Record;
 use crate::streams::Switched;
 
@@ -24,7 +26,17 @@ pub trait Service: Clone + Send + Sync + 'static {
 
     /// Something came that was no request, and was answered with this.
     fn refused(&self, status: StatusCode);
+
+    /// What one client connection may take. A server of its own trusts its clients.
+    fn limits(&self) -> ClientLimits {
+        ClientLimits::trusted()
+    }
 }
+
+/// An extension of an answer: the client's connection ends after it. kube-apiserver does so
+/// with callers that have no identity.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CloseConnection;
 
 /// What a request is answered with.
 pub struct Answer {

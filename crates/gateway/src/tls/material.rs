@@ -372,7 +372,7 @@ fn parse_ca(bytes: &[u8]) -> Result<CaBundle, Problem> {
     })
 }
 
-fn certificates(bytes: &[u8]) -> Result<Chain, Problem> {
+pub(crate) fn certificates(bytes: &[u8]) -> Result<Chain, Problem> {
     let mut certificates = Vec::new();
     let mut found = None;
     for (kind, der) in sections(bytes)? {
@@ -498,7 +498,7 @@ fn hint_for_key(found: Found) -> &'static str {
 }
 
 /// A duration in its largest unit, which is all that a reader needs.
-struct Rough(Duration);
+pub(crate) struct Rough(pub(crate) Duration);
 
 impl fmt::Display for Rough {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -7,7 +7,7 @@
 
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -15,14 +15,18 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use rustls::{ClientConfig, ServerConfig};
 use rustls_pki_types::ServerName;
+use skewbridge_peers::KeyDigest;
 
 use super::material::{CaBundle, FileProblem, Fingerprint, KeyPair, KeyPairFiles, load_ca};
-use super::{client_config, server_config};
+use super::own_certificates::{CaFile, Flagged, FrontProxy, OwnCertificates, warnings};
+use super::serving_key::{key_digest, rotated};
+use super::{ca_overlap, client_config, server_config};
 use crate::caller::Trust;
-use crate::config::{Config, Egress, ProxyTransport};
+use crate::config::{Callers, Config, Egress, Feature, ProxyTransport};
 use crate::metrics::Metrics;
 use crate::signatures::keys::SignatureKeys;
-use crate::upstream::{Dialer, Leg, Proxy, Role, Target};
+use crate::upstream::{Dialer, Leg, Proxy, Role, Target, authority};
+use crate::upstream_problem::UpstreamFlags;
 
 const SIGNATURE_KEYS: &str = "--http-signature-keys";
 
@@ -31,6 +35,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Files are read even if nothing seems to have changed, for file systems
 /// whose clocks are too coarse.
 const READ_EVERY: Duration = Duration::from_mins(1);
+
+/// How often warnings about certificates are repeated while the files stay as they are.
+const WARN_EVERY: Duration = Duration::from_hours(24);
 
 /// What the running bridge uses. Each part is replaced as a whole.
 #[derive(Debug)]
@@ -45,6 +52,121 @@ pub struct Live {
     pub etcd: ArcSwapOption<ClientConfig>,
     /// For every signed request, where signatures are believed.
     pub signature_keys: ArcSwapOption<SignatureKeys>,
+    /// For the self-test.
+    pub own: ArcSwap<OwnCertificates>,
+    /// Digests of the keys with which the bridge serves: the current one, or the one that
+    /// is about to be, first.
+    pub serving_keys: ArcSwap<Vec<KeyDigest>>,
+    /// Why files that were read again are not used as they are, where that is so.
+    pub conflicts: Conflicts,
+}
+
+/// CA files that cannot be used together. The bridge starts with none; a file that is
+/// replaced while it runs can bring one about.
+#[derive(Debug, Default)]
+pub struct Conflicts {
+    /// Why no request is sent to peers.
+    pub peering: ArcSwapOption<CaConflict>,
+    /// Why client certificates are judged by the CAs that were read before.
+    pub callers: ArcSwapOption<CaConflict>,
+}
+
+/// Two files that cannot be used together, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{} {}: {}", self.flag(), self.file().display(), self.message())]
+pub enum CaConflict {
+    /// The front-proxy certificate is a user's certificate too. A peer would take a
+    /// request with a bearer token for a request of that user, whatever the token is.
+    FrontProxyIsUser {
+        /// `--proxy-client-cert-file`
+        front_proxy: PathBuf,
+        /// `--client-ca-file`
+        client_ca: PathBuf,
+    },
+    /// Every user is a front proxy. kube-apiserver refuses this too (1.36), where both
+    /// files have the same certificate.
+    UsersAreFrontProxies {
+        /// `--requestheader-client-ca-file`
+        request_header_ca: PathBuf,
+        /// `--client-ca-file`
+        client_ca: PathBuf,
+    },
+}
+
+impl CaConflict {
+    /// The flag of the file to replace.
+    pub fn flag(&self) -> &'static str {
+        match self {
+            Self::FrontProxyIsUser { .. } => "--proxy-client-cert-file",
+            Self::UsersAreFrontProxies { .. } => "--requestheader-client-ca-file",
+        }
+    }
+
+    /// The file to replace.
+    pub fn file(&self) -> &Path {
+        match self {
+            Self::FrontProxyIsUser { front_proxy, .. } => front_proxy,
+            Self::UsersAreFrontProxies {
+                request_header_ca, ..
+            } => request_header_ca,
+        }
+    }
+
+    /// What is wrong, with the other file, and the remedy.
+    pub fn message(&self) -> String {
+        match self {
+            Self::FrontProxyIsUser { client_ca, .. } => format!(
+                "this certificate also authenticates as a user under --client-ca-file {}: a \
+                 peer would take every request with a bearer token for a request of that \
+                 user; issue the front-proxy certificate from a CA of its own, or leave out \
+                 --peer-ca-file to run without peers",
+                client_ca.display()
+            ),
+            Self::UsersAreFrontProxies { client_ca, .. } => format!(
+                "has a CA in common with --client-ca-file {} while \
+                 --requestheader-allowed-names is empty: every user with a client \
+                 certificate could act as any other user; give \
+                 --requestheader-allowed-names, or use a CA of its own for front proxies",
+                client_ca.display()
+            ),
+        }
+    }
+}
+
+/// The conflict between a front-proxy certificate and the CAs of users, for a bridge that
+/// sends requests to peers.
+pub fn front_proxy_conflict(
+    config: &Config,
+    front_proxy: &KeyPair,
+    client_ca: &CaBundle,
+) -> Option<CaConflict> {
+    let wants_peers = config.peers.ca.is_some()
+        && (config.features).enabled(Feature::UnknownVersionInteroperabilityProxy);
+    if !wants_peers || !ca_overlap::authenticates(client_ca, &front_proxy.certified.cert) {
+        return None;
+    }
+    Some(CaConflict::FrontProxyIsUser {
+        front_proxy: config.upstream.front_proxy.as_ref()?.cert.clone(),
+        client_ca: config.callers.client_ca.clone()?,
+    })
+}
+
+/// The conflict between the CAs of front proxies and those of users.
+pub fn request_header_conflict(
+    callers: &Callers,
+    request_header_ca: &CaBundle,
+    client_ca: &CaBundle,
+) -> Option<CaConflict> {
+    let request_header = callers.request_header.as_ref()?;
+    if !request_header.allowed_names.is_empty()
+        || !ca_overlap::overlap(request_header_ca, client_ca)
+    {
+        return None;
+    }
+    Some(CaConflict::UsersAreFrontProxies {
+        request_header_ca: request_header.ca.clone(),
+        client_ca: callers.client_ca.clone()?,
+    })
 }
 
 /// Upstream on both legs, and how to meet peers.
@@ -65,7 +187,18 @@ pub struct PeerTarget {
     dialer: Dialer,
     tls: Arc<ClientConfig>,
     ping: Duration,
+    ping_timeout: Duration,
 }
+
+/// Keepalive of HTTP/2 connections to peers that have requests in flight: a peer that is
+/// stopped, or behind a partition, is found within 7 s. Shorter than for upstream, since
+/// another peer may serve the request.
+const PEER_PING_INTERVAL: Duration = Duration::from_secs(2);
+const PEER_PING_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a new serving key is announced to peers before it is used: they pin the keys
+/// that are published, and hear of a change within milliseconds where the registry works.
+const KEY_ANNOUNCEMENT: Duration = Duration::from_secs(3);
 
 /// What a peer's certificate has to be for (KEP-4020, Proxy transport between
 /// apiservers and authn).
@@ -73,7 +206,7 @@ const PEER_NAME: &str = "kubernetes.default.svc";
 
 impl PeerTarget {
     /// The peer at this address.
-    pub fn at(&self, address: SocketAddr) -> Option<Target> {
+    pub fn at(&self, address: SocketAddr, pins: Vec<KeyDigest>) -> Option<Target> {
         Some(Target {
             host: address.ip().to_string(),
             port: address.port(),
@@ -81,6 +214,8 @@ impl PeerTarget {
             server_name: ServerName::try_from(PEER_NAME).ok()?,
             tls: self.tls.clone(),
             ping: self.ping,
+            ping_timeout: self.ping_timeout,
+            pins,
             role: Role::Peer,
         })
     }
@@ -110,6 +245,9 @@ pub enum LoadError {
     /// rustls does not take them.
     #[error("TLS: {0}")]
     Tls(#[from] rustls::Error),
+    /// Two files cannot be used together.
+    #[error(transparent)]
+    Conflict(#[from] CaConflict),
     /// No certificate of a CA bundle can be an anchor.
     #[error("CA bundle: {0}")]
     Ca(#[from] rustls::server::VerifierBuilderError),
@@ -128,7 +266,12 @@ pub struct Files {
     etcd_pair: Option<Watched<KeyPair>>,
     signature_keys: Option<Watched<Arc<SignatureKeys>>>,
     egress: Way,
+    /// Whether peers were asked before CA files came into conflict.
+    had_peers: bool,
     metrics: Metrics,
+    warned_at: Instant,
+    /// A new serving key has been announced to peers, and is used from then on.
+    serve_with_new_key_at: Option<Instant>,
 }
 
 /// By which way peers are reached, with the files that it takes.
@@ -153,12 +296,11 @@ impl Way {
             Self::Plain(dialer) => return Ok(dialer.clone()),
             Self::Tls(proxy) => proxy,
         };
-        let roots = proxy.ca.value.roots.clone();
         Ok(Dialer::HttpConnect(Arc::new(Proxy::Tls {
             host: proxy.host.clone(),
             port: proxy.port,
             server_name: proxy.server_name.clone(),
-            tls: Arc::new(client_config(roots, Some(&proxy.pair.value))?),
+            tls: Arc::new(client_config(&proxy.ca.value, Some(&proxy.pair.value))?),
         })))
     }
 
@@ -258,20 +400,30 @@ impl Files {
                     pair: pair("--egress-selector-config-file clientCert", key_pair)?,
                 })),
             },
+            had_peers: false,
             config: config.clone(),
             metrics,
+            warned_at: Instant::now(),
+            serve_with_new_key_at: None,
         };
+        if let Some(conflict) = files.peering_conflict() {
+            return Err(conflict.into());
+        }
         let live = Live {
+            conflicts: Conflicts::default(),
             server: ArcSwap::from_pointee(files.server()?),
             trust: ArcSwap::from_pointee(files.trust()?),
             targets: ArcSwap::from_pointee(files.targets()?),
             etcd: ArcSwapOption::from(files.etcd()?.map(Arc::new)),
             signature_keys: ArcSwapOption::from(files.signature_keys()),
+            own: ArcSwap::from_pointee(files.own_certificates()),
+            serving_keys: ArcSwap::from_pointee(files.serving_key().into_iter().collect()),
         };
         if files.signature_keys.is_some() {
             files.metrics.will_reload(SIGNATURE_KEYS);
         }
         files.report_expiry();
+        files.warn();
         Ok((files, live))
     }
 
@@ -285,7 +437,20 @@ impl Files {
         Ok(server_config(&self.serving.value, &asked, min_version)?)
     }
 
+    fn peering_conflict(&self) -> Option<CaConflict> {
+        let (pair, ca) = (self.front_proxy.as_ref()?, self.client_ca.as_ref()?);
+        front_proxy_conflict(&self.config, &pair.value, &ca.value)
+    }
+
+    fn callers_conflict(&self) -> Option<CaConflict> {
+        let (proxies, users) = (self.request_header_ca.as_ref()?, self.client_ca.as_ref()?);
+        request_header_conflict(&self.config.callers, &proxies.value, &users.value)
+    }
+
     fn trust(&self) -> Result<Trust, LoadError> {
+        if let Some(conflict) = self.callers_conflict() {
+            return Err(conflict.into());
+        }
         let names = self.config.callers.request_header.as_ref();
         let names = names.map_or(&[][..], |it| &it.allowed_names);
         Ok(Trust::new(
@@ -303,19 +468,19 @@ impl Files {
                 port: upstream.port,
                 dialer: Dialer::Direct,
                 server_name: upstream.server_name.clone(),
-                tls: Arc::new(client_config(
-                    self.upstream_ca.value.roots.clone(),
-                    identity,
-                )?),
+                tls: Arc::new(client_config(&self.upstream_ca.value, identity)?),
                 ping: self.config.limits.upstream_ping,
+                ping_timeout: self.config.limits.upstream_ping,
+                pins: Vec::new(),
                 role: Role::Upstream,
             })
         };
         let peer = match (&self.front_proxy, &self.peer_ca) {
-            (Some(pair), Some(ca)) => Some(PeerTarget {
+            (Some(pair), Some(ca)) if self.peering_conflict().is_none() => Some(PeerTarget {
                 dialer: self.egress.dialer()?,
-                tls: Arc::new(client_config(ca.value.roots.clone(), Some(&pair.value))?),
-                ping: self.config.limits.upstream_ping,
+                tls: Arc::new(client_config(&ca.value, Some(&pair.value))?),
+                ping: self.config.limits.upstream_ping.min(PEER_PING_INTERVAL),
+                ping_timeout: self.config.limits.upstream_ping.min(PEER_PING_TIMEOUT),
             }),
             _ => None,
         };
@@ -334,7 +499,7 @@ impl Files {
             return Ok(None);
         };
         let identity = self.etcd_pair.as_ref().map(|pair| &pair.value);
-        Ok(Some(client_config(ca.value.roots.clone(), identity)?))
+        Ok(Some(client_config(&ca.value, identity)?))
     }
 
     fn signature_keys(&self) -> Option<Arc<SignatureKeys>> {
@@ -363,13 +528,23 @@ impl Files {
         let callers = client_ca || request_header_ca;
         let targets = upstream_ca || front_proxy || peer_ca || egress;
         let etcd = etcd_ca || etcd_pair;
-        if serving || callers {
+        if serving && self.announce_key(live) {
+            self.serve_with_new_key_at = Some(Instant::now() + KEY_ANNOUNCEMENT);
+        }
+        let server = serving || callers;
+        if is_server_due(server, self.serve_with_new_key_at, Instant::now()) {
+            self.serve_with_new_key_at = None;
             self.swap("server", self.server(), &live.server);
         }
         if callers {
+            live.conflicts
+                .callers
+                .store(self.callers_conflict().map(Arc::new));
             self.swap("callers", self.trust(), &live.trust);
         }
-        if targets {
+        // Before connections with the new files: none of them may go to a peer.
+        let peering_changed = (client_ca || front_proxy) && self.judge_peering(live);
+        if targets || peering_changed {
             self.swap("upstream", self.targets(), &live.targets);
         }
         if etcd && let Ok(config) = self.etcd() {
@@ -379,8 +554,53 @@ impl Files {
             live.signature_keys.store(self.signature_keys());
         }
         if serving || callers || targets || etcd {
+            live.own.store(Arc::new(self.own_certificates()));
             self.report_expiry();
         }
+        let changed = serving || front_proxy || etcd_pair || egress;
+        if changed || self.warned_at.elapsed() >= WARN_EVERY {
+            self.warned_at = Instant::now();
+            self.warn();
+        }
+    }
+
+    fn serving_key(&self) -> Option<KeyDigest> {
+        key_digest(self.serving.value.certified.cert.first()?)
+    }
+
+    /// Tells peers of a new serving key. Whether they have to be given time to hear of it.
+    fn announce_key(&self, live: &Live) -> bool {
+        let Some(new) = self.serving_key() else {
+            return false;
+        };
+        let before = live.serving_keys.load();
+        let is_new = before.first() != Some(&new);
+        if is_new {
+            live.serving_keys.store(Arc::new(rotated(&before, new)));
+        }
+        is_new && self.peer_ca.is_some()
+    }
+
+    /// Switches peering off where the new files do not permit it, and on again where they
+    /// do. Whether that has changed.
+    fn judge_peering(&mut self, live: &Live) -> bool {
+        let conflict = self.peering_conflict();
+        let before = live.conflicts.peering.load_full();
+        if before.as_deref() == conflict.as_ref() {
+            return false;
+        }
+        let metrics = self.metrics.peers();
+        if let Some(conflict) = &conflict {
+            self.had_peers |= metrics.takes_part();
+            metrics.taking_part(false);
+            self.metrics.reload_failed("peering");
+            tracing::error!(%conflict, "peering is switched off: requests for APIs of other servers are answered with 503");
+        } else {
+            metrics.taking_part(std::mem::take(&mut self.had_peers));
+            tracing::info!("peering is switched on again: the CA files do not conflict");
+        }
+        live.conflicts.peering.store(conflict.map(Arc::new));
+        true
     }
 
     fn swap<T>(&self, part: &'static str, new: Result<T, LoadError>, live: &ArcSwap<T>) {
@@ -390,6 +610,55 @@ impl Files {
                 self.metrics.reload_failed(part);
                 tracing::error!(%error, part, "new files cannot be used; the old ones stay");
             }
+        }
+    }
+
+    fn own_certificates(&self) -> OwnCertificates {
+        let ca = |watched: &Option<Watched<CaBundle>>| {
+            let watched = watched.as_ref()?;
+            Some(CaFile {
+                path: watched.paths.first()?.clone(),
+                certificates: watched.value.certificates.clone(),
+            })
+        };
+        let upstream = &self.config.upstream;
+        OwnCertificates {
+            upstream: UpstreamFlags {
+                url: format!("https://{}", authority(&upstream.host, upstream.port)),
+                ca: upstream.ca.clone(),
+            },
+            client_ca: ca(&self.client_ca),
+            request_header_ca: ca(&self.request_header_ca),
+            front_proxy: (self.front_proxy.as_ref())
+                .and_then(|it| Some(FrontProxy::new(it.paths.first()?, &it.value))),
+        }
+    }
+
+    /// Logs what an administrator should change in time.
+    fn warn(&self) {
+        fn flagged(watched: &Watched<KeyPair>) -> Option<Flagged<'_>> {
+            Some(Flagged {
+                flag: watched.flag,
+                path: watched.paths.first()?,
+                pair: &watched.value,
+            })
+        }
+        let Some(serving) = flagged(&self.serving) else {
+            return;
+        };
+        let others: Vec<_> = [
+            self.etcd_pair.as_ref(),
+            self.egress.tls().map(|proxy| &proxy.pair),
+        ]
+        .into_iter()
+        .flatten()
+        .filter_map(flagged)
+        .collect();
+        let names = self.config.callers.request_header.as_ref();
+        let names = names.map_or(&[][..], |it| &it.allowed_names);
+        let front_proxy = self.front_proxy.as_ref().and_then(flagged);
+        for it in warnings(serving, front_proxy, &others, names, SystemTime::now()) {
+            tracing::warn!("{} {}: {}", it.flag, it.path.display(), it.message);
         }
     }
 
@@ -536,4 +805,34 @@ fn stamp(paths: &[PathBuf]) -> Stamp {
             ))
         })
         .collect()
+}
+/// Whether the listener takes its new files now. It waits for peers to learn a new key,
+/// whatever else has changed meanwhile: they refuse a key that was not announced.
+fn is_server_due(changed: bool, serve_with_new_key_at: Option<Instant>, now: Instant) -> bool {
+    match serve_with_new_key_at {
+        Some(at) => at <= now,
+        None => changed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_key_is_not_served_before_it_was_announced() {
+        let now = Instant::now();
+        let (past, later) = (Some(now), Some(now + KEY_ANNOUNCEMENT));
+        for (changed, serve_with_new_key_at, due) in [
+            (false, None, false),
+            (true, None, true),
+            (false, later, false),
+            // A CA file changes while the announcement lasts.
+            (true, later, false),
+            (false, past, true),
+            (true, past, true),
+        ] {
+            assert_eq!(is_server_due(changed, serve_with_new_key_at, now), due);
+        }
+    }
 }

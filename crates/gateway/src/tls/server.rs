@@ -10,12 +10,13 @@ use rustls::crypto::{
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{
-    ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig,
-    SignatureScheme, SupportedProtocolVersion,
+    ClientConfig, DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme,
+    SupportedProtocolVersion,
 };
 use rustls_pki_types::{CertificateDer, UnixTime};
 
 use super::material::{CaBundle, KeyPair};
+use super::timed_roots::TimedServerVerifier;
 use crate::config::TlsVersion;
 
 /// aws-lc, with the suites in Go's order: AES-128 first, as kube-apiserver
@@ -75,14 +76,18 @@ pub fn server_config(
     Ok(config)
 }
 
-/// How upstream is met.
+/// How upstream is met: its certificate is verified by the CAs of `bundle` that are valid
+/// at that time.
 pub fn client_config(
-    roots: Arc<RootCertStore>,
+    bundle: &CaBundle,
     identity: Option<&KeyPair>,
 ) -> Result<ClientConfig, rustls::Error> {
+    let verifier = TimedServerVerifier::new(bundle)
+        .map_err(|error| rustls::Error::General(error.to_string()))?;
     let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
-        .with_root_certificates(roots);
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier));
     Ok(match identity {
         None => builder.with_no_client_auth(),
         Some(key_pair) => builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(

@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use rustls::{CertificateError, ClientConfig};
 use rustls_pki_types::ServerName;
+use skewbridge_peers::KeyDigest;
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::dial::{Dialer, authority};
 use super::wire::Wire;
+use crate::tls::serving_key::is_pinned;
 use skewbridge_wire::ReadAhead;
 
 /// A byte stream to upstream.
@@ -34,6 +36,10 @@ pub struct Target {
     pub tls: Arc<ClientConfig>,
     /// How often a connection in use is asked whether it lives.
     pub ping: Duration,
+    /// How long it may take to say so.
+    pub ping_timeout: Duration,
+    /// Digests of the keys that it may present; empty allows any that is signed.
+    pub pins: Vec<KeyDigest>,
     /// What it is to us.
     pub role: Role,
 }
@@ -126,6 +132,12 @@ impl Target {
             .connect(self.server_name.clone(), wire)
             .await
             .map_err(|error| self.handshake_failed(&error))?;
+        let shown = io.get_ref().1.peer_certificates();
+        if !is_pinned(&self.pins, shown.and_then(<[_]>::first)) {
+            return Err(self.failed(
+                "TLS: it presents another key than its bridge has published in the registry",
+            ));
+        }
         let spoken = match io.get_ref().1.alpn_protocol() {
             Some(b"h2") => Spoken::H2,
             _ => Spoken::H1,

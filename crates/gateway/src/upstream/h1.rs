@@ -16,6 +16,7 @@ use skewbridge_h1::{
 };
 use skewbridge_wire::Buffered;
 use tokio::io::{AsyncRead, ReadBuf};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Duration, Sleep, sleep};
 
 use super::pool::{Pool, Slot};
@@ -41,6 +42,8 @@ pub(crate) struct H1Connection {
     pub(crate) used: bool,
     /// Counted in the pool's metrics while it lives.
     pub(crate) slot: Slot,
+    /// Held while it carries a request with large headers.
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 /// A connection after 101.
@@ -59,7 +62,14 @@ impl H1Connection {
             stream: Buffered::new(io, READ_CHUNK),
             used: false,
             slot,
+            permit: None,
         }
+    }
+
+    /// Holds this for as long as its request lasts.
+    pub(crate) fn holding(mut self, permit: OwnedSemaphorePermit) -> Self {
+        self.permit = Some(permit);
+        self
     }
 
     /// Whether upstream has closed it, or said something that nobody asked,
@@ -75,6 +85,7 @@ impl H1Connection {
     /// Lies in the pool from now on.
     pub(crate) fn rest(&mut self) {
         self.used = true;
+        self.permit = None;
         self.stream.release();
     }
 
@@ -153,6 +164,11 @@ impl Answered {
         &self.headers
     }
 
+    /// Whether upstream ends the connection after this answer.
+    pub(crate) fn closes(&self) -> bool {
+        !self.body.keep
+    }
+
     /// The reply, which from here on also carries the rest of the request.
     pub(crate) fn into_reply(self, request: Replay) -> Reply {
         let Self {
@@ -173,7 +189,11 @@ impl Answered {
             };
             return Reply::Upgraded(response, upgraded);
         }
-        body.request = Some(request);
+        if request.is_wanted_after(status) {
+            body.request = Some(request);
+        } else {
+            body.drop_request();
+        }
         let body = if body.decoder.is_done() {
             body.settle();
             ResponseBody::empty()
@@ -450,19 +470,33 @@ impl H1Body {
         self.connection.is_none()
     }
 
+    pub(crate) fn buffered(&self) -> usize {
+        let stream = self.connection.as_ref().map(|it| &it.stream);
+        stream.map_or(0, |stream| stream.input.len() + stream.unsent())
+            + self.request.as_ref().map_or(0, Replay::buffered)
+    }
+
+    /// The rest of the request is not sent. What follows on the connection would be taken
+    /// for it, so the connection is not used again.
+    fn drop_request(&mut self) {
+        self.keep &= self.sending.as_ref().is_none_or(|sending| sending.done);
+        self.sending = None;
+        self.request = None;
+    }
+
     fn broken(&mut self, cause: String) -> PollFrame {
         self.connection = None;
         self.keep = false;
+        self.drop_request();
         Poll::Ready(Some(Err(BodyError::Upstream(cause))))
     }
 
     /// The answer is complete: the connection goes back to the pool if it can
     /// carry another request.
     fn settle(&mut self) {
-        let sent = self.sending.as_ref().is_none_or(|sending| sending.done);
+        self.drop_request();
         if let Some(connection) = self.connection.take()
             && self.keep
-            && sent
             && connection.stream.input.is_empty()
             && connection.stream.unsent() == 0
         {

@@ -15,7 +15,7 @@ use http::header::{CONNECTION, HOST, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::uri::{Authority, Scheme};
 use http::{HeaderMap, Request, Response, StatusCode, Uri, Version};
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::timeout;
 
 use super::pool::Slot;
@@ -89,7 +89,12 @@ pub(crate) struct Stream {
 }
 
 #[derive(Debug)]
-struct StreamGuard(Arc<State>);
+struct StreamGuard(
+    Arc<State>,
+    /// Held by a request with large headers.
+    #[allow(dead_code)] // dropped with the stream
+    Option<OwnedSemaphorePermit>,
+);
 
 impl Drop for StreamGuard {
     fn drop(&mut self) {
@@ -105,7 +110,7 @@ impl H2Connection {
         io: UpstreamIo,
         slot: Slot,
         streams: Gauge,
-        ping: Duration,
+        (ping, ping_timeout): (Duration, Duration),
     ) -> Result<Self, StartError> {
         let (send, mut connection) = Builder::new()
             .enable_push(false)
@@ -137,8 +142,8 @@ impl H2Connection {
                     ended = run => if let Err(error) = ended {
                         tracing::debug!(%error, "a connection to upstream ended");
                     },
-                    () = keep_asking(pings, &state, ping) => {
-                        tracing::warn!("upstream did not answer a ping within {ping:?}; the connection is dropped");
+                    () = keep_asking(pings, &state, ping, ping_timeout) => {
+                        tracing::warn!("upstream did not answer a ping within {ping_timeout:?}; the connection is dropped");
                     }
                 }
                 state.over.store(true, Ordering::Relaxed);
@@ -174,7 +179,7 @@ impl H2Connection {
         self.state.streams.inc();
         Some(Stream {
             send,
-            guard: StreamGuard(self.state.clone()),
+            guard: StreamGuard(self.state.clone(), None),
         })
     }
 
@@ -204,7 +209,12 @@ fn tell_settings(
 }
 
 /// Returns when upstream has not answered a ping in time.
-async fn keep_asking(pings: Option<PingPong>, state: &State, ping: Duration) {
+async fn keep_asking(
+    pings: Option<PingPong>,
+    state: &State,
+    ping: Duration,
+    ping_timeout: Duration,
+) {
     let Some(mut pings) = pings else {
         return std::future::pending().await;
     };
@@ -213,7 +223,7 @@ async fn keep_asking(pings: Option<PingPong>, state: &State, ping: Duration) {
         if state.active.load(Ordering::Relaxed) == 0 {
             continue;
         }
-        match timeout(ping, pings.ping(Ping::opaque())).await {
+        match timeout(ping_timeout, pings.ping(Ping::opaque())).await {
             Ok(Ok(_)) => {}
             // The connection itself says how it ended.
             Ok(Err(_)) => return std::future::pending().await,
@@ -223,6 +233,12 @@ async fn keep_asking(pings: Option<PingPong>, state: &State, ping: Duration) {
 }
 
 impl Stream {
+    /// Holds this for as long as its request lasts.
+    pub(crate) fn holding(mut self, permit: OwnedSemaphorePermit) -> Self {
+        self.guard.1 = Some(permit);
+        self
+    }
+
     /// Sends a request and waits for the head of the answer.
     pub(crate) async fn send(
         mut self,
@@ -256,6 +272,7 @@ impl Stream {
         Ok(Answered {
             response,
             sending,
+            send: self.send,
             guard: self.guard,
         })
     }
@@ -416,6 +433,7 @@ async fn poll_answer(
 pub(crate) struct Answered {
     response: Response<RecvStream>,
     sending: Sending,
+    send: SendRequest<Bytes>,
     guard: StreamGuard,
 }
 
@@ -428,20 +446,30 @@ impl Answered {
         self.response.headers()
     }
 
+    /// Whether upstream has sent GOAWAY on this connection.
+    pub(crate) fn is_going_away(&mut self) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        matches!(self.send.poll_ready(&mut cx), Poll::Ready(Err(_)))
+    }
+
     /// The reply, which from here on also carries the rest of the request.
     pub(crate) fn into_reply(self, request: Replay) -> Reply {
         let Self {
             response,
             sending,
             guard,
+            send: _,
         } = self;
+        let status = response.status();
         let response = response.map(|stream| {
             if stream.is_end_stream() {
                 ResponseBody::empty()
             } else {
                 // What still waits for `100 Continue` is not wanted any more.
-                let wanted = !sending.done && sending.hold_until.is_none();
-                let rest = wanted.then_some((sending, request));
+                let wanted = !sending.done
+                    && sending.hold_until.is_none()
+                    && request.is_wanted_after(status);
+                let rest = wanted.then(|| Box::new((sending, request)));
                 ResponseBody::h2(H2Body {
                     stream,
                     rest,
@@ -457,19 +485,40 @@ impl Answered {
 #[derive(Debug)]
 pub struct H2Body {
     stream: RecvStream,
-    rest: Option<(Sending, Replay)>,
+    /// Boxed: watches are many, and have none.
+    rest: Option<Box<(Sending, Replay)>>,
     _guard: StreamGuard,
 }
 
 impl H2Body {
     pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> PollFrame {
-        if let Some((sending, request)) = &mut self.rest {
-            sending.poll(request, cx);
-            if sending.done {
-                self.rest = None;
-            }
+        self.poll_request(cx);
+        let polled = poll_stream(&mut self.stream, cx, BodyError::Upstream);
+        if polled.is_ready() && self.stream.is_end_stream() {
+            // The answer is complete: the rest of the request is not wanted any more.
+            self.rest = None;
         }
-        poll_stream(&mut self.stream, cx, BodyError::Upstream)
+        polled
+    }
+
+    /// Moves the rest of the request on; upstream resets the stream when it does not want
+    /// it any more.
+    pub(crate) fn poll_request(&mut self, cx: &mut Context<'_>) {
+        let Some((sending, request)) = self.rest.as_deref_mut() else {
+            return;
+        };
+        sending.poll(request, cx);
+        if sending.done || sending.stream.poll_reset(cx).is_ready() {
+            self.rest = None;
+        }
+    }
+
+    pub(crate) fn buffered(&mut self) -> usize {
+        let rest = self.rest.as_deref();
+        let rest = rest.map_or(0, |(sending, request)| {
+            sending.waiting.as_ref().map_or(0, Bytes::len) + request.buffered()
+        });
+        self.stream.flow_control().used_capacity() + rest
     }
 
     pub(crate) fn is_done(&self) -> bool {

@@ -15,6 +15,7 @@ mod replay;
 mod wire;
 
 pub use connect::{ConnectError, Role, Target, UpstreamIo};
+pub(crate) use dial::authority;
 pub use dial::{Dialer, Proxy};
 pub use pool::Pool;
 pub(crate) use pool::Slot;
@@ -64,6 +65,16 @@ pub enum Reply {
     Response(Response<ResponseBody>),
     /// 101: the connection is the client's now.
     Upgraded(Response<()>, h1::Upgraded),
+}
+
+impl Reply {
+    /// The status of the answer.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Response(response) => response.status(),
+            Self::Upgraded(response, _) => response.status(),
+        }
+    }
 }
 
 /// Why there is no reply, and whether upstream can have acted on the request.

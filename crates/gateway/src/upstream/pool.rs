@@ -4,18 +4,21 @@
 //! are there because tasks are `Send`.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::{HeaderMap, Request, StatusCode};
-use tokio::time::Instant;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep};
 
 use super::connect::Spoken;
 use super::h1::{H1Connection, headers_for_h1};
-use super::h2::{H2Connection, Stream};
-use super::{ConnectError, Prefer, Replay, Reply, SendError, Target};
+use super::h2::{self, H2Connection, Stream};
+use super::{ConnectError, Prefer, Repeat, Replay, Reply, SendError, Target, UpstreamIo};
+use crate::header_bounds;
 use crate::metrics::{Gauge, Metrics};
+use crate::serve::CloseConnection;
 
 /// An unused connection is closed well before upstream would do it
 /// (kube-apiserver: 90 s), so that the two do not meet on the wire.
@@ -23,6 +26,14 @@ const IDLE: Duration = Duration::from_secs(45);
 
 /// Unused HTTP/1.1 connections that are kept.
 const MAX_IDLE: usize = 256;
+
+/// Requests with large headers at one time: each has a connection of its own.
+const MAX_EXCLUSIVE: usize = 64;
+
+/// How long the first answer to a caller without an identity is held until it is known
+/// whether upstream ends the connection with it. Both leave upstream within a millisecond.
+const GOAWAY_WAIT: Duration = Duration::from_millis(100);
+const GOAWAY_CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// The connections of one worker to one server, on one leg.
 #[derive(Debug)]
@@ -34,8 +45,16 @@ pub struct Pool {
     /// Upstream has refused a protocol when it was offered alone.
     h1_only: AtomicBool,
     h2_only: AtomicBool,
+    /// Whether upstream ends an HTTP/2 connection after an answer to a caller without an
+    /// identity; `UNKNOWN` until it has answered one.
+    ends_anonymous: AtomicU8,
+    exclusive: Arc<Semaphore>,
     gauges: Gauges,
 }
+
+const UNKNOWN: u8 = 0;
+const NO: u8 = 1;
+const YES: u8 = 2;
 
 #[derive(Debug)]
 struct Gauges {
@@ -71,6 +90,8 @@ impl Pool {
             dial: tokio::sync::Mutex::default(),
             h1_only: AtomicBool::new(false),
             h2_only: AtomicBool::new(false),
+            ends_anonymous: AtomicU8::new(UNKNOWN),
+            exclusive: Arc::new(Semaphore::new(MAX_EXCLUSIVE)),
             gauges: Gauges {
                 h1: metrics.upstream_connections(leg, "http/1.1"),
                 h2: metrics.upstream_connections(leg, "h2"),
@@ -101,7 +122,13 @@ impl Pool {
         // fails: taken out, and put back.
         let empty = Request::new(request.body().empty());
         let (mut head, mut body) = std::mem::replace(request, empty).into_parts();
-        let error = match self.channel(prefer).await {
+        let channel = if prefer == Prefer::Upgrade || header_bounds::may_share(&head) {
+            self.channel(prefer).await
+        } else {
+            // Boxed: it happens seldom, and each watch would have room for it.
+            Box::pin(self.exclusive_channel(body.repeat())).await
+        };
+        let error = match channel {
             Err(error) => error.into(),
             Ok(Channel::H1(connection)) => {
                 headers_for_h1(&mut head, prefer);
@@ -111,7 +138,8 @@ impl Pool {
                     }
                     Ok(answered) => {
                         body.forget();
-                        return Ok(answered.into_reply(body));
+                        let closes = body.is_anonymous(answered.status()) && answered.closes();
+                        return Ok(closing(answered.into_reply(body), closes));
                     }
                     Err(error) => error,
                 }
@@ -120,9 +148,12 @@ impl Pool {
                 Ok(answered) if declines(answered.status(), answered.headers()) => {
                     SendError::Declined(answered.status())
                 }
-                Ok(answered) => {
+                Ok(mut answered) => {
                     body.forget();
-                    return Ok(answered.into_reply(body));
+                    let closes = body.is_anonymous(answered.status())
+                        // Boxed: watches are many, and do not come here.
+                        && Box::pin(self.is_ended_with(&mut answered)).await;
+                    return Ok(closing(answered.into_reply(body), closes));
                 }
                 Err(error) => error,
             },
@@ -137,8 +168,63 @@ impl Pool {
             // What comes back may be another server, which speaks more.
             self.h1_only.store(false, Ordering::Relaxed);
             self.h2_only.store(false, Ordering::Relaxed);
+            self.ends_anonymous.store(UNKNOWN, Ordering::Relaxed);
         }
         opened
+    }
+
+    /// Whether upstream ends HTTP/2 connections after answers to callers without an
+    /// identity (`UnauthenticatedHTTP2DOSMitigation`), as far as is known.
+    pub(crate) fn ends_anonymous_connections(&self) -> bool {
+        self.ends_anonymous.load(Ordering::Relaxed) == YES
+    }
+
+    /// Whether upstream ends the connection after this answer to a caller without an
+    /// identity. Answer and GOAWAY race, so it is remembered once it is known.
+    async fn is_ended_with(&self, answered: &mut h2::Answered) -> bool {
+        let known = self.ends_anonymous.load(Ordering::Relaxed);
+        let deadline = Instant::now() + GOAWAY_WAIT;
+        loop {
+            if known == YES || answered.is_going_away() {
+                self.ends_anonymous.store(YES, Ordering::Relaxed);
+                return true;
+            }
+            if known == NO || Instant::now() >= deadline {
+                self.ends_anonymous.store(NO, Ordering::Relaxed);
+                return false;
+            }
+            sleep(GOAWAY_CHECK_INTERVAL).await;
+        }
+    }
+
+    /// A connection for one request alone: HTTP/1.1, or HTTP/2 where upstream speaks
+    /// nothing else.
+    async fn exclusive_channel(&self, repeat: Repeat) -> Result<Channel, ConnectError> {
+        let Ok(permit) = self.exclusive.clone().try_acquire_owned() else {
+            let cause = format_args!("{MAX_EXCLUSIVE} requests with large headers are under way");
+            return Err(self.target.failed(cause));
+        };
+        if !self.h2_only.load(Ordering::Relaxed) {
+            // A connection that upstream is about to close fails a write for good.
+            if repeat == Repeat::Harmless
+                && let Some(connection) = self.take_idle()
+            {
+                return Ok(Channel::H1(connection.holding(permit)));
+            }
+            match self.target.connect(&["http/1.1"]).await {
+                Ok((io, _)) => {
+                    let connection = H1Connection::new(io, Slot::new(&self.gauges.h1));
+                    return Ok(Channel::H1(connection.holding(permit)));
+                }
+                Err(error) if error.no_common_protocol => {
+                    self.h2_only.store(true, Ordering::Relaxed);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let (io, _) = self.target.connect(&["h2"]).await?;
+        let (_, stream) = self.start_h2(io).await?;
+        Ok(Channel::H2(stream.holding(permit)))
     }
 
     async fn open(&self, prefer: Prefer) -> Result<Channel, ConnectError> {
@@ -213,17 +299,22 @@ impl Pool {
                 Slot::new(&self.gauges.h1),
             )));
         }
+        let (connection, stream) = self.start_h2(io).await?;
+        lock(&self.shared).push((Instant::now(), connection));
+        Ok(Channel::H2(stream))
+    }
+
+    async fn start_h2(&self, io: UpstreamIo) -> Result<(H2Connection, Stream), ConnectError> {
         let slot = Slot::new(&self.gauges.h2);
-        let connection =
-            H2Connection::start(io, slot, self.gauges.streams.clone(), self.target.ping)
-                .await
-                .map_err(|error| self.target.failed(format_args!("HTTP/2: {error}")))?;
+        let pings = (self.target.ping, self.target.ping_timeout);
+        let connection = H2Connection::start(io, slot, self.gauges.streams.clone(), pings)
+            .await
+            .map_err(|error| self.target.failed(format_args!("HTTP/2: {error}")))?;
         let stream = connection.reserve().ok_or_else(|| {
             self.target
                 .failed("HTTP/2: upstream allows no stream at all")
         })?;
-        lock(&self.shared).push((Instant::now(), connection));
-        Ok(Channel::H2(stream))
+        Ok((connection, stream))
     }
 
     /// A place on the first connection that has one: fuller ones come first,
@@ -262,6 +353,14 @@ impl Pool {
 enum Channel {
     H1(H1Connection),
     H2(Stream),
+}
+
+/// Has the client's connection end with this reply.
+fn closing(mut reply: Reply, closes: bool) -> Reply {
+    if closes && let Reply::Response(response) = &mut reply {
+        response.extensions_mut().insert(CloseConnection);
+    }
+    reply
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

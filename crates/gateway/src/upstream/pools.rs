@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use skewbridge_peers::{Identity, Peer};
+use skewbridge_peers::{Identity, KeyDigest, Peer};
 
 use super::{Leg, Pool};
 use crate::metrics::Metrics;
@@ -19,8 +19,17 @@ pub struct Pools(Mutex<Option<Current>>);
 struct Current {
     targets: Arc<Targets>,
     plain: Arc<Pool>,
+    anonymous: Arc<Pool>,
     front_proxy: Option<Arc<Pool>>,
-    peers: HashMap<Identity, (SocketAddr, Arc<Pool>)>,
+    peers: HashMap<Identity, PeerPool>,
+}
+
+/// A pool, with the address and the pinned keys for which it was made.
+#[derive(Debug)]
+struct PeerPool {
+    address: SocketAddr,
+    pins: Vec<KeyDigest>,
+    pool: Arc<Pool>,
 }
 
 /// As a metric label, beside those of the legs.
@@ -37,17 +46,33 @@ impl Pools {
         }
     }
 
+    /// The pool of anonymous callers, and of tokens that kube-apiserver has not accepted
+    /// yet, on the plain leg. kube-apiserver ends a connection after it has answered an
+    /// anonymous request, or any with 401, so they share none with accepted tokens.
+    pub(crate) fn anonymous(&self, live: &Live, metrics: &Metrics) -> Arc<Pool> {
+        let mut current = self.lock();
+        refresh(&mut current, live, metrics).anonymous.clone()
+    }
+
     /// The pool of a peer, where it has an address and we have certificates.
     pub(crate) fn to(&self, peer: &Peer, live: &Live, metrics: &Metrics) -> Option<Arc<Pool>> {
         let address = peer.address?;
+        let pins = &peer.record.serving_keys;
         let mut current = self.lock();
         let current = refresh(&mut current, live, metrics);
         match current.peers.get(&peer.identity) {
-            Some((at, pool)) if *at == address => Some(pool.clone()),
+            Some(known) if known.address == address && known.pins == *pins => {
+                Some(known.pool.clone())
+            }
             _ => {
-                let target = current.targets.peer.as_ref()?.at(address)?;
+                let target = current.targets.peer.as_ref()?;
+                let target = target.at(address, pins.clone())?;
                 let pool = Pool::new(target, PEER, metrics);
-                let known = (address, pool.clone());
+                let known = PeerPool {
+                    address,
+                    pins: pins.clone(),
+                    pool: pool.clone(),
+                };
                 current.peers.insert(peer.identity.clone(), known);
                 Some(pool)
             }
@@ -59,11 +84,12 @@ impl Pools {
     pub(crate) fn tidy(&self, is_peer: impl Fn(&Identity) -> bool) {
         if let Some(current) = &mut *self.lock() {
             current.plain.tidy();
+            current.anonymous.tidy();
             if let Some(pool) = &current.front_proxy {
                 pool.tidy();
             }
-            current.peers.retain(|identity, (_, pool)| {
-                pool.tidy();
+            current.peers.retain(|identity, known| {
+                known.pool.tidy();
                 is_peer(identity)
             });
         }
@@ -82,6 +108,7 @@ fn refresh<'a>(
     let targets = live.targets.load();
     let fresh = || Current {
         plain: Pool::new(targets.plain.clone(), Leg::Plain.as_str(), metrics),
+        anonymous: Pool::new(targets.plain.clone(), Leg::Plain.as_str(), metrics),
         front_proxy: (targets.front_proxy.clone())
             .map(|target| Pool::new(target, Leg::FrontProxy.as_str(), metrics)),
         peers: HashMap::new(),

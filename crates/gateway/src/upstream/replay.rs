@@ -6,15 +6,22 @@ use std::task::{Context, Poll};
 
 use std::sync::Arc;
 
+use http::StatusCode;
 use skewbridge_api::hygiene;
 
-use crate::body::{Frame, PollFrame, RequestBody};
+use crate::body::{BodyError, Frame, PollFrame, RequestBody};
+use crate::buffer_budget::Reservation;
 use crate::caller::Trust;
+use crate::header_bounds::list_bytes;
 
 /// How much of a body is kept for a second try. kube-apiserver gives a stream a
 /// window of 256 KiB: of a request that it never looked at, no more than that
 /// can have left.
 const REPLAY_BYTES: usize = 256 * 1024;
+
+/// The largest trailers of a request, counted as headers are (RFC 9113, 6.5.2). They share
+/// the connection of the request, where a receiver that refuses them may end all streams.
+const MAX_TRAILERS_BYTES: usize = 8 * 1024;
 
 /// Whether a request may be sent again when it is not certain that upstream has
 /// not acted on it.
@@ -38,6 +45,10 @@ pub struct Replay {
     /// How many of `sent` are to be sent again before the body goes on.
     again: usize,
     too_late: bool,
+    /// Counts what is in `sent`.
+    reservation: Option<Reservation>,
+    duplex: bool,
+    anonymous: bool,
 }
 
 impl Replay {
@@ -51,7 +62,45 @@ impl Replay {
             sent_bytes: 0,
             again: 0,
             too_late: false,
+            reservation: None,
+            duplex: false,
+            anonymous: false,
         }
+    }
+
+    /// Counts what is kept for a second try. Without room for it there is no second try.
+    pub(crate) fn charged_to(mut self, reservation: Reservation) -> Self {
+        self.reservation = Some(reservation);
+        self
+    }
+
+    /// Whether the server may want the rest of the body whatever it has answered.
+    pub(crate) fn duplex(mut self, duplex: bool) -> Self {
+        self.duplex = duplex;
+        self
+    }
+
+    /// Whether the caller has no identity.
+    pub(crate) fn anonymous(mut self, anonymous: bool) -> Self {
+        self.anonymous = anonymous;
+        self
+    }
+
+    /// Whether the caller has no identity, or one that upstream does not accept.
+    pub(crate) fn is_anonymous(&self, status: StatusCode) -> bool {
+        self.anonymous || status == StatusCode::UNAUTHORIZED
+    }
+
+    /// Whether the server may still want the rest of the body after an answer with this
+    /// status has begun. kube-apiserver reads no more of what it refuses, and never needs
+    /// the body of a read.
+    pub(crate) fn is_wanted_after(&self, status: StatusCode) -> bool {
+        self.duplex || (self.repeat == Repeat::OnlyIfCertain && status.is_success())
+    }
+
+    /// Bytes that the client has sent and that have not been read.
+    pub(crate) fn buffered(&self) -> usize {
+        self.body.buffered()
     }
 
     /// Nothing, for the same caller.
@@ -77,16 +126,22 @@ impl Replay {
             self.trust.headers().remove(trailers);
             hygiene::remove_hop_by_hop(trailers);
             hygiene::remove_peer_hop(trailers);
+            if list_bytes(trailers) > MAX_TRAILERS_BYTES {
+                let cause = format!("the trailers are larger than {MAX_TRAILERS_BYTES} bytes");
+                return Poll::Ready(Some(Err(BodyError::Client(cause))));
+            }
         }
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && !self.too_late
         {
             // Small pieces cost more than their bytes.
-            self.sent_bytes += match frame {
+            let bytes = match frame {
                 Frame::Data(data) => data.len().max(size_of::<Frame>()),
-                Frame::Trailers(trailers) => size_of::<Frame>() * (trailers.len() + 1),
+                Frame::Trailers(trailers) => size_of::<Frame>() + list_bytes(trailers),
             };
-            if self.sent_bytes > REPLAY_BYTES {
+            self.sent_bytes += bytes;
+            let reservation = self.reservation.as_mut();
+            if self.sent_bytes > REPLAY_BYTES || reservation.is_some_and(|it| !it.try_add(bytes)) {
                 self.forget();
             } else {
                 self.sent.push_back(frame.clone());
@@ -109,6 +164,7 @@ impl Replay {
     /// Upstream has answered: there will be no second try.
     pub fn forget(&mut self) {
         self.too_late = true;
-        self.sent.clear();
+        self.sent = VecDeque::new();
+        self.reservation = None;
     }
 }

@@ -26,6 +26,9 @@ impl Instead {
     pub(crate) fn of(head: &Parts, caller: &Caller, bridge: &Bridge) -> Self {
         let metrics = bridge.metrics.discovery();
         let Some(interop) = &bridge.interop else {
+            if Roll::is_asked_for(head) {
+                return Self::Roll;
+            }
             if bridge.alone && is_for_all(head) {
                 metrics.fallback(Fallback::NoPeering);
             }
@@ -50,6 +53,15 @@ impl Instead {
             Some(stead) => Self::View(Box::new(stead)),
             None => Self::Nothing,
         }
+    }
+
+    /// A request of a peer, which is for the local server alone. Its discovery polls
+    /// are counted.
+    pub(crate) fn polled_by_peer(head: &Parts, bridge: &Bridge) -> Self {
+        if is_for_local_alone(head) {
+            bridge.metrics.discovery().local_request();
+        }
+        Self::Nothing
     }
 
     /// The answer, if nobody has to be asked; else the request becomes one to the
@@ -91,13 +103,10 @@ impl Instead {
             }
             (Self::Roll, Some(interop)) => {
                 let cluster = interop.cluster.load();
-                Ok(Roll::take_place_of(
-                    answer,
-                    &interop.local.identity,
-                    &cluster,
-                ))
+                Ok(Roll::take_place_of(answer, &interop.local, &cluster))
             }
-            (Self::Nothing | Self::View(_) | Self::Roll, _) => Ok(answer),
+            (Self::Roll, None) => Ok(Roll::of_local_only(answer, !bridge.alone)),
+            (Self::Nothing | Self::View(_), _) => Ok(answer),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! by a media type that kube-apiserver passes over.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, ETAG, IF_NONE_MATCH, VARY};
@@ -11,11 +11,13 @@ use http::{HeaderValue, Method, Response, StatusCode};
 use skewbridge_discovery::accept::LOCAL_DOCUMENT;
 use skewbridge_discovery::servers::{self, MEDIA_TYPE};
 use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList};
-use skewbridge_peers::{Identity, MicroTime, Peer, Served};
+use skewbridge_peers::registry::RegistryStatus;
+use skewbridge_peers::{Identity, MicroTime, Peer, Served, reachability};
 
 use super::question::is_apis;
 use crate::body::ResponseBody;
 use crate::cluster::Cluster;
+use crate::local_identity::LocalIdentity;
 
 /// The list, to be sent to whom the local server lets read discovery.
 #[derive(Debug)]
@@ -38,48 +40,84 @@ impl Roll {
     /// Takes the local server's place, if it lets the caller read.
     pub(crate) fn take_place_of(
         answer: Response<ResponseBody>,
-        own: &Identity,
+        own: &LocalIdentity,
         cluster: &Cluster,
     ) -> Response<ResponseBody> {
-        if answer.status() != StatusCode::OK {
-            return answer;
-        }
-        // A plain structure with string keys does not fail to serialise.
-        let list = serde_json::to_vec(&list(own, cluster)).unwrap_or_default();
-        let list = Bytes::from(list);
-        let (mut head, _) = answer.into_parts();
-        head.headers.remove(ETAG);
-        head.headers.remove(http::header::CONTENT_ENCODING);
-        head.headers
-            .insert(http::header::CONTENT_LENGTH, list.len().into());
-        head.headers
-            .insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
-        head.headers
-            .insert(VARY, HeaderValue::from_static("Accept"));
-        Response::from_parts(head, ResponseBody::full(list))
+        replace(answer, &list(own, cluster))
     }
+
+    /// The same of a bridge without peering. `is_gate_off` tells its two causes apart; which
+    /// flag is missing is for administrators only.
+    pub(crate) fn of_local_only(
+        answer: Response<ResponseBody>,
+        is_gate_off: bool,
+    ) -> Response<ResponseBody> {
+        let reason = if is_gate_off {
+            GATE_OFF
+        } else {
+            NOT_CONFIGURED
+        };
+        let list = ServerDiscoveryList {
+            local_only: Some(reason.to_owned()),
+            ..ServerDiscoveryList::default()
+        };
+        replace(answer, &list)
+    }
+}
+
+const GATE_OFF: &str = "the feature gate UnknownVersionInteroperabilityProxy is off";
+
+const NOT_CONFIGURED: &str =
+    "its flags for peering are incomplete; /debug/peers of the bridge names what is missing";
+
+/// Puts the list in the place of an answer by which the local server permits the caller to read.
+fn replace(answer: Response<ResponseBody>, list: &ServerDiscoveryList) -> Response<ResponseBody> {
+    if answer.status() != StatusCode::OK {
+        return answer;
+    }
+    // A plain structure with string keys does not fail to serialise.
+    let list = serde_json::to_vec(list).unwrap_or_default();
+    let list = Bytes::from(list);
+    let (mut head, _) = answer.into_parts();
+    head.headers.remove(ETAG);
+    head.headers.remove(http::header::CONTENT_ENCODING);
+    head.headers
+        .insert(http::header::CONTENT_LENGTH, list.len().into());
+    head.headers
+        .insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+    head.headers
+        .insert(VARY, HeaderValue::from_static("Accept"));
+    Response::from_parts(head, ResponseBody::full(list))
 }
 
 const UNREACHABLE: &str = "it does not answer; /debug/peers of the bridge says why";
 
-fn list(own: &Identity, cluster: &Cluster) -> ServerDiscoveryList {
+fn list(own: &LocalIdentity, cluster: &Cluster) -> ServerDiscoveryList {
     let local = ServerDiscovery {
         local: true,
         reachable: cluster.local.is_some(),
-        ..server(own, cluster.local.as_ref())
+        host: own.name().host().map(str::to_owned),
+        ..server(&own.identity, cluster.local.as_ref())
     };
     let peers = cluster.peers.peers.iter().map(|peer| told_by(peer));
     let mut servers: Vec<_> = peers.chain([local]).collect();
     servers.sort_by(|one, other| one.identity.cmp(&other.identity));
-    ServerDiscoveryList { servers }
+    ServerDiscoveryList {
+        servers,
+        ..ServerDiscoveryList::default()
+    }
 }
 
 /// Whoever may read discovery sees this: no addresses, and no errors that have some.
 fn told_by(peer: &Peer) -> ServerDiscovery {
+    // Only whether it is reachable counts here, which no registry decides.
+    let registry = RegistryStatus::up("none");
+    let is_reachable = reachability(peer, &registry, Instant::now()).is_reachable();
     ServerDiscovery {
-        reachable: peer.served.is_some() && peer.problem.is_none(),
+        host: peer.name().host().map(str::to_owned),
+        reachable: peer.served.is_some() && is_reachable,
         last_sync: peer.succeeded.map(timestamp),
-        problem: peer.problem.as_ref().map(|_| UNREACHABLE.to_owned()),
+        problem: (!is_reachable).then(|| UNREACHABLE.to_owned()),
         ..server(&peer.identity, peer.served.as_ref())
     }
 }

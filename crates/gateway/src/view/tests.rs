@@ -12,6 +12,7 @@ use skewbridge_discovery::accept::{
     LEGACY, LOCAL_AGGREGATED, LOCAL_DOCUMENT, V2, V2_BETA1, V2_NOPEER,
 };
 use skewbridge_discovery::{Index, Layout, Object as _};
+use skewbridge_peers::registry::Advertised;
 use skewbridge_peers::{Exclusions, Roster, Seen};
 
 use super::*;
@@ -89,14 +90,13 @@ fn view(minor: u16, peer: &str, words: &[&str]) -> Option<Arc<View>> {
     let mut roster = Roster::new(identity("m"));
     let lease = Seen {
         identity: identity(peer),
+        host: None,
         holder: "h".to_owned(),
         resource_version: "1".to_owned(),
     };
     roster.leases(vec![lease], now);
-    roster.addresses(
-        &[(identity(peer), "127.0.0.1:1".parse().unwrap())].into(),
-        now,
-    );
+    let address = Advertised::by_bridge("127.0.0.1:1".parse().unwrap());
+    roster.addresses(&[(identity(peer), address)].into(), now);
     if !words.is_empty() {
         roster.due(now);
         let told = Ok(served(words, "theirs", 36));
@@ -221,11 +221,12 @@ fn the_order_of_arrival_does_not_matter() {
             let (name, words) = &told[at];
             let lease = Seen {
                 identity: identity(name),
+                host: None,
                 holder: "h".to_owned(),
                 resource_version: "1".to_owned(),
             };
             roster.lease(lease, now);
-            let address = ([127, 0, 0, 1], 1).into();
+            let address = Advertised::by_bridge(([127, 0, 0, 1], 1).into());
             roster.addresses(&[(identity(name), address)].into(), now);
             roster.due(now);
             let told = Ok(served(words, "theirs", 36));

@@ -14,8 +14,9 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 
-use crate::bed::Bed;
+use crate::bed::{Bed, start};
 use crate::plain::{self, ask, get, scrape};
+use crate::self_test;
 
 /// An upstream that is ready and answers what the test says.
 async fn upstream(bed: &Bed, answer: impl Fn(Seen) -> Reply + Send + Sync + 'static) -> ApiServer {
@@ -23,7 +24,7 @@ async fn upstream(bed: &Bed, answer: impl Fn(Seen) -> Reply + Send + Sync + 'sta
         match seen.path() {
             "/readyz" => Reply::new(200).body("ok"),
             "/version" => Reply::json("{}"),
-            _ => answer(seen),
+            _ => self_test::passing(&seen).unwrap_or_else(|| answer(seen)),
         }
     })
     .await
@@ -418,7 +419,10 @@ async fn the_probe_keeps_its_connection() {
     for protocols in [&["h2", "http/1.1"][..], &["http/1.1"]] {
         let options = Options::new(bed.upstream.clone()).alpn(protocols);
         let upstream = ApiServer::start(options, |_| Reply::new(200).body("ok")).await;
-        let _bridge = bed.bridge(upstream.addr());
+        let mut config = bed.config(upstream.addr());
+        // Else the self-test opens another.
+        config.upstream.front_proxy = None;
+        let _bridge = start(&config);
         upstream.wait_for_requests(3).await;
         assert_eq!(upstream.connections(), 1, "{protocols:?}");
     }
@@ -439,14 +443,14 @@ async fn health_is_told_in_kube_apiservers_words() {
         (
             "/readyz?verbose=true",
             200,
-            "[+]ping ok\n[+]upstream ok\n\
+            "[+]ping ok\n[+]upstream ok\n[+]self-test ok\n\
              [+]peers ok: local only, since --peer-ca-file is not given\n\
              [+]shutdown ok\nreadyz check passed\n",
         ),
         (
             "/healthz?verbose&exclude=upstream",
             200,
-            "[+]ping ok\n[+]upstream excluded: ok\n\
+            "[+]ping ok\n[+]upstream excluded: ok\n[+]self-test ok\n\
              [+]peers ok: local only, since --peer-ca-file is not given\n\
              [+]shutdown ok\nhealthz check passed\n",
         ),

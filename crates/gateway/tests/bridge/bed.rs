@@ -9,8 +9,8 @@ use rustls_pki_types::ServerName;
 use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{
-    Admin, ApiServerIdentity, Callers, Config, Egress, Etcd, Features, Limits, Listen, LogFormat,
-    Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
+    Admin, ApiServerIdentity, BridgeUser, Callers, Config, Egress, Etcd, Features, Limits, Listen,
+    LogFormat, Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
     TranslateStreams, Upstream, UpstreamStreams,
 };
 use skewbridge_gateway::tls::material::KeyPairFiles;
@@ -91,6 +91,7 @@ impl Bed {
                 ca: file("upstream-ca.crt"),
                 server_name: ServerName::try_from("localhost").unwrap(),
                 front_proxy: Some(pair("front-proxy")),
+                bridge_user: BridgeUser::default(),
             },
             peers: Peers {
                 identity: ApiServerIdentity::Auto,
@@ -99,6 +100,7 @@ impl Bed {
                 advertise_ip: None,
                 advertise_port: None,
                 cidrs: Vec::new(),
+                state_dir: None,
                 etcd: Etcd::default(),
                 egress: Egress::Direct,
             },

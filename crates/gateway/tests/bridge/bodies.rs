@@ -341,6 +341,21 @@ async fn trailers_pass_both_ways() {
     }
 }
 
+/// Trailers travel on connections that other users share.
+#[tokio::test]
+async fn trailers_above_their_limit_do_not_go_upstream() {
+    for (client, upstream) in COMBINATIONS {
+        let stand = Stand::new(upstream, |_| Reply::new(200)).await;
+        let ask = request("POST", "/");
+        let mut upload = stand.client(client).await.upload(ask).await;
+        upload.send(b"body").await;
+        upload.finish(&[("x-sum", &"x".repeat(9 * 1024))]).await;
+        assert_eq!(upload.head().await, 400);
+        let seen = stand.upstream.requests();
+        assert!(seen.iter().all(|seen| seen.trailers.is_empty()));
+    }
+}
+
 #[tokio::test]
 async fn nobody_is_impersonated_behind_a_body() {
     for (client, upstream) in COMBINATIONS {

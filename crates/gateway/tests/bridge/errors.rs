@@ -305,7 +305,7 @@ async fn an_upstream_that_does_not_answer_is_504_but_watches_logs_and_exec_may_w
 }
 
 #[tokio::test]
-async fn what_the_client_did_wrong_is_400_or_431() {
+async fn what_the_client_did_wrong_is_400_414_or_431() {
     let bed = Bed::new();
     let options = Options::new(bed.upstream.clone());
     let upstream = ApiServer::start(options, |_| Reply::json("{}")).await;
@@ -325,8 +325,13 @@ async fn what_the_client_did_wrong_is_400_or_431() {
             format!("GET / HTTP/1.1\r\nX: {large}"),
         ),
         (
-            "a target too large",
-            431,
+            "a target too long",
+            414,
+            format!("GET /{} HTTP/1.1\r\nHost: k\r\n\r\n", &large[..70_000]),
+        ),
+        (
+            "a target larger than a head",
+            414,
             format!("GET /{large} HTTP/1.1\r\nHost: k\r\n\r\n"),
         ),
         (
@@ -389,4 +394,32 @@ async fn an_error_in_answer_to_head_has_no_body() {
         assert_eq!((response.status, response.body.len()), (code, 0));
         assert_eq!(response.header("content-type"), Some("application/json"));
     }
+}
+
+/// The HTTP/2 library holds no longer target, and refuses it before the bridge sees it.
+#[tokio::test]
+async fn over_http2_a_target_that_is_too_long_ends_its_stream_alone() {
+    let bed = Bed::new();
+    let options = Options::new(bed.upstream.clone());
+    let upstream = ApiServer::start(options, |_| Reply::json("{}")).await;
+    let bridge = bed.bridge(upstream.addr());
+    let client = bed.client().alpn(&["h2"]);
+    let mut io = client.connect(bridge.address(), "localhost").await.unwrap();
+    h2frames::open(&mut io, &[]).await.unwrap();
+    let block = h2frames::request_block("GET", "k", &format!("/{}", "x".repeat(70_000)));
+    let mut pieces = block.chunks(16_000);
+    let mut frames = h2frames::headers(1, flag::END_STREAM, pieces.next().unwrap());
+    for piece in pieces {
+        frames.extend(h2frames::continuation(1, flag::NONE, piece));
+    }
+    frames.extend(h2frames::continuation(1, flag::END_HEADERS, &[]));
+    let whole = flag::END_HEADERS | flag::END_STREAM;
+    let next = h2frames::request_block("GET", "k", "/api");
+    frames.extend(h2frames::headers(3, whole, &next));
+    io.write_all(&frames).await.unwrap();
+    io.flush().await.unwrap();
+    let reset = h2frames::read_until(&mut io, kind::RST_STREAM).await;
+    assert_eq!(reset.unwrap().header.stream, 1);
+    let answer = h2frames::read_until(&mut io, kind::HEADERS).await;
+    assert_eq!(answer.unwrap().header.stream, 3);
 }

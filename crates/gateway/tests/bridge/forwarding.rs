@@ -1,9 +1,10 @@
 //! A request goes up and its answer comes back in any combination of protocols, and on the
 //! way only that changes which belongs to one hop.
 
-use skewbridge_testkit::{H1Client, Reply, Response, Seen};
+use skewbridge_testkit::{ApiServer, H1Client, Options, Reply, Response, Seen};
 use tokio::io::AsyncReadExt;
 
+use crate::bed::Bed;
 use crate::either::Proto::{H1, H2};
 use crate::either::{COMBINATIONS, Client, Stand, assert_status, request, soon};
 
@@ -108,11 +109,12 @@ async fn end_to_end_headers_pass_untouched_both_ways() {
 }
 
 #[tokio::test]
-async fn no_header_is_added_to_an_answer_but_its_framing() {
+async fn no_header_is_added_to_an_answer_but_its_framing_and_date() {
     let stand = Stand::new(H1, |_| Reply::json("{}")).await;
     for proto in [H1, H2] {
         let answer = stand.client(proto).await.get("/api").await;
-        assert_eq!(names(&answer.headers), ["content-type", "content-length"]);
+        let expected = ["content-type", "content-length", "date"];
+        assert_eq!(names(&answer.headers), expected);
     }
 }
 
@@ -164,7 +166,7 @@ async fn hop_by_hop_headers_of_an_answer_end_here() {
         let answer = stand.client(proto).await.get("/api").await;
         assert_eq!(
             names(&answer.headers),
-            ["content-type", "x-kept", "content-length"]
+            ["content-type", "x-kept", "content-length", "date"]
         );
     }
 }
@@ -445,5 +447,35 @@ async fn a_connection_to_upstream_is_used_again() {
             assert!(!client.is_closed());
         }
         assert_eq!(stand.upstream.connections(), 1);
+    }
+}
+
+/// RFC 9110, 6.6.1.
+#[tokio::test]
+async fn an_answer_without_a_date_gets_one_and_another_date_stays() {
+    const OLD: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
+    let bed = Bed::new();
+    let options = Options::new(bed.upstream.clone());
+    let upstream = ApiServer::start(options, |seen| match seen.path() {
+        "/dated" => Reply::json("{}").header("date", OLD),
+        _ => Reply::json("{}"),
+    })
+    .await;
+    let bridge = bed.bridge(upstream.addr());
+    let mut h1 = bed.client().http1(bridge.address()).await.unwrap();
+    let h2 = bed.client().http2(bridge.address()).await.unwrap();
+    for (path, is_old) in [("/dated", true), ("/undated", false)] {
+        h1.send(format!("GET {path} HTTP/1.1\r\nHost: k\r\n\r\n"))
+            .await
+            .unwrap();
+        let answers = [
+            h1.read_response().await.unwrap(),
+            h2.get(path).await.unwrap(),
+        ];
+        for answer in answers {
+            let date = answer.header("date").expect("a date");
+            assert!(date.ends_with(" GMT"), "{date}");
+            assert_eq!(date == OLD, is_old, "{path}");
+        }
     }
 }

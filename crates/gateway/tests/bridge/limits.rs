@@ -251,9 +251,13 @@ async fn an_idle_http2_client_is_told_and_one_that_does_not_listen_is_cut() {
 #[tokio::test]
 async fn one_connection_too_many_waits_until_another_leaves() {
     let scene = scene(|limits| limits.max_connections = 2).await;
-    let mut first = scene.h1().await;
-    let second = scene.h2().await;
-    let (client, address) = (scene.bed.client(), scene.bridge.address());
+    // Connections that have not authenticated would be evicted.
+    let (client, address) = (scene.bed.user("alice", &[]), scene.bridge.address());
+    let mut first = client.http1(address).await.unwrap();
+    let second = client.http2(address).await.unwrap();
+    first.send(GET).await.unwrap();
+    assert_eq!(first.read_response().await.unwrap().status, 200);
+    assert_eq!(second.get("/api").await.unwrap().status, 200);
     let mut third = tokio::spawn(async move {
         let mut third = client.http1(address).await.unwrap();
         third.send(GET).await.unwrap();
@@ -470,7 +474,7 @@ async fn more_headers_than_any_client_sends_are_431_with_a_status() {
 /// The client reads nothing, and its answer waits.
 #[tokio::test]
 async fn an_answer_that_nobody_takes_is_given_up() {
-    let scene = scene(|limits| limits.stall_timeout = SHORT).await;
+    let scene = scene(|limits| limits.unauthenticated_stall_timeout = SHORT).await;
     let mut h1 = scene.h1().await;
     h1.send("GET /huge HTTP/1.1\r\nHost: k\r\n\r\n")
         .await

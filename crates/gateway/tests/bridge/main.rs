@@ -3,28 +3,37 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
 
 mod admin;
+mod authentication_limit;
 mod bed;
 mod bodies;
 mod by_spdy;
 mod callers;
 mod claims;
 mod cluster;
+mod connection_slots;
 mod egress;
 mod either;
 mod errors;
+mod exhaustion;
 mod expect_continue;
 mod forward_pings;
 mod forwarding;
+mod identities;
 mod limits;
 mod peer_admin;
 mod peer_discovery;
 mod peer_faults;
+mod peer_health;
+mod peer_pins;
+mod peer_records;
+mod peer_silence;
 mod peer_skew;
 mod peers;
 mod plain;
 mod reload;
 mod retries;
 mod scripted;
+mod self_test;
 mod shutdown;
 mod signatures;
 mod smuggling;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
+use skewbridge_discovery::{ServerDiscoveryList, servers};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{Config, Features};
 use skewbridge_testkit::{Ca, PATIENCE, Reply, Seen, eventually};
@@ -58,6 +59,22 @@ async fn without_the_gate_or_a_certificate_it_is_a_plain_gateway_that_says_so() 
         let line = format!("[+]peers ok: local only, since {why}\n");
         assert!(ready.body.contains(&line), "{}", ready.body);
         assert_eq!(peers(&bridge).await["localOnly"], Value::from(why));
+        // `skew` recognises it, and callers learn nothing of its flags.
+        let accept = [BEARER, ("Accept", servers::ACCEPT)];
+        let client = cluster.bed.client();
+        let answer = ask(&client, &bridge, "GET", "/apis", &accept, "").await;
+        assert_eq!(answer.header("content-type"), Some(servers::MEDIA_TYPE));
+        let list = ServerDiscoveryList::parse(&answer.body).unwrap();
+        let reason = list.local_only.unwrap();
+        assert_eq!(
+            reason.contains("is off"),
+            why.contains("is off"),
+            "{reason}"
+        );
+        assert!(
+            list.servers.is_empty() && !reason.contains("--"),
+            "{reason}"
+        );
         let metrics = plain::scrape(bridge.admin_address()).await;
         assert_eq!(metrics.value("skewbridge_peering", &[]), Some(0.0));
         assert!(b.standin.server.requests().is_empty());
@@ -109,7 +126,11 @@ async fn what_peers_did_is_told_by_metrics_and_by_debug_peers() {
         &with(("type", "proxy_transport")),
     );
     assert_eq!(error, Some(1.0));
-    let rerouted = [("peer", B), ("code", "200")];
+    let rerouted = [
+        ("peer", B),
+        ("host", "host-of-apiserver-b"),
+        ("code", "200"),
+    ];
     let rerouted = metrics.value("skewbridge_rerouted_requests_total", &rerouted);
     assert_eq!(rerouted, Some(1.0));
     assert_eq!(metrics.value("skewbridge_peering", &[]), Some(1.0));
@@ -135,6 +156,9 @@ async fn what_is_counted_of_peers_is_described_before_it_happens() {
         ("skewbridge_rerouted_requests", "counter"),
         ("skewbridge_peer_request_duration_seconds", "histogram"),
         ("skewbridge_peer_discovery_age_seconds", "gauge"),
+        ("skewbridge_peer_up", "gauge"),
+        ("skewbridge_peer_registry_up", "gauge"),
+        ("skewbridge_peer_discovery_polls", "counter"),
     ] {
         let found = metrics.families.get(name).map(String::as_str);
         assert_eq!(found, Some(kind), "{name}");

@@ -278,7 +278,7 @@ async fn the_address_is_published_until_the_bridge_leaves() {
     let own = Identity::named(OWN).unwrap();
     let mut bridge = cluster.start().await;
     let known = addresses.wait_for(|all| all.contains_key(&own)).await;
-    assert_eq!(known.unwrap().get(&own), Some(&bridge.address()));
+    assert_eq!(known.unwrap()[&own].address, bridge.address());
     bridge.finish().await;
     let gone = addresses.wait_for(|all| !all.contains_key(&own));
     assert!(tokio::time::timeout(PATIENCE, gone).await.is_ok());

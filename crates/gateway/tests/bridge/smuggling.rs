@@ -256,14 +256,6 @@ async fn what_has_one_meaning_goes_up_once_in_that_meaning() {
             "hello",
         ),
         (
-            "CL that is listed in Connection",
-            "POST /x HTTP/1.1\r\nHost: k\r\nConnection: content-length\r\n\
-             Content-Length: 5\r\n\r\nhello"
-                .into(),
-            "POST /x",
-            "hello",
-        ),
-        (
             "TE that is listed in Connection",
             "POST /x HTTP/1.1\r\nHost: k\r\nConnection: transfer-encoding, keep-alive\r\n\
              Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"

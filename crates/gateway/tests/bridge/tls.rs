@@ -200,13 +200,15 @@ async fn without_a_ca_no_certificate_is_asked_for() {
 }
 
 #[tokio::test]
-async fn plain_http_is_turned_away_and_counted() {
+async fn plain_http_is_answered_as_go_does_and_counted() {
     let gateway = Gateway::new().await;
     let mut tcp = TcpStream::connect(gateway.bridge.address()).await.unwrap();
     tcp.write_all(GET.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
     tcp.read_to_end(&mut answer).await.unwrap();
-    assert!(!answer.starts_with(b"HTTP/1.1 2"), "{answer:?}");
+    let expected =
+        "HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
+    assert_eq!(String::from_utf8_lossy(&answer), expected);
     wait_for_failures(&gateway.bridge, "not-tls", 1.0).await;
     assert!(gateway.seen().is_empty());
 }
@@ -309,7 +311,7 @@ async fn an_upstream_that_cannot_prove_itself_gets_no_request() {
         let mut config = bed.config(upstream.addr());
         config.upstream.server_name = ServerName::try_from(server_name).unwrap();
         let bridge = start(&config);
-        for client in [bed.client(), bed.user("alice", &[])] {
+        for (client, is_user) in [(bed.client(), false), (bed.user("alice", &[]), true)] {
             let mut h1 = client.http1(bridge.address()).await.unwrap();
             h1.send(GET).await.unwrap();
             let answers = [
@@ -328,8 +330,9 @@ async fn an_upstream_that_cannot_prove_itself_gets_no_request() {
                 let status: serde_json::Value = serde_json::from_slice(&answer.body).unwrap();
                 let message = status["message"].as_str().unwrap();
                 assert_eq!(status["kind"], "Status");
-                assert!(message.contains(&upstream.addr().to_string()), "{message}");
-                assert!(message.contains("TLS: "), "{message}");
+                let names_address = message.contains(&upstream.addr().to_string());
+                assert_eq!(names_address, is_user, "{message}");
+                assert_eq!(message.contains("TLS: "), is_user, "{message}");
             }
         }
         assert!(upstream.requests().is_empty());

@@ -203,6 +203,22 @@ fn a_head_of_a_mebibyte_is_refused_and_one_just_below_is_read() {
     assert_eq!(request(&unfinished).unwrap_err(), HeadError::TooLarge);
 }
 
+#[test]
+fn a_target_that_is_too_long_is_told_from_headers_that_are() {
+    let head = |bytes: usize| {
+        request(&format!(
+            "GET /{} HTTP/1.1\r\nHost: k\r\n\r\n",
+            "a".repeat(bytes - 1)
+        ))
+    };
+    assert!(head(MAX_TARGET_BYTES).unwrap().is_some());
+    for bytes in [MAX_TARGET_BYTES + 1, MAX_HEAD_BYTES, 2 * MAX_HEAD_BYTES] {
+        assert_eq!(head(bytes).unwrap_err(), HeadError::TargetTooLong);
+    }
+    let unfinished = format!("GET /{}", "a".repeat(MAX_HEAD_BYTES));
+    assert_eq!(request(&unfinished).unwrap_err(), HeadError::TargetTooLong);
+}
+
 proptest::proptest! {
     #[test]
     fn no_bytes_make_the_parsers_panic(bytes in proptest::collection::vec(0u8.., 0..512)) {

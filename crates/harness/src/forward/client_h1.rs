@@ -221,6 +221,9 @@ async fn next_head(client: &Client) -> Result<Option<RequestHead>, Refusal> {
                 match parse_request(&mut shared.wire.input) {
                     Ok(Some(head)) => return Ok(Some(head)),
                     Ok(None) => end = HeadEnd::default(),
+                    Err(error @ HeadError::TargetTooLong) => {
+                        return Err(Refusal::TargetTooLong(error.to_string()));
+                    }
                     Err(error @ HeadError::TooLarge) => {
                         return Err(Refusal::HeadTooLarge(error.to_string()));
                     }

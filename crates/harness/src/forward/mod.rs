@@ -14,6 +14,7 @@ mod client_h1;
 mod client_h2;
 mod dial;
 mod handshakes;
+mod logged_failure;
 mod overheard;
 mod pool;
 mod refusal;
@@ -43,6 +44,7 @@ pub use serve::{Listener, serve};
 use crate::modifier::{NeedsBody, Outgoing, RequestModifier};
 use activity::Busy;
 use body::{AnyBody, Uncollected, Whole, collect};
+use logged_failure::LoggedFailure;
 use pool::Pool;
 use refusal::Refusal;
 use room::{MAX_HELD, Place, Room};
@@ -74,6 +76,7 @@ pub struct Forwarder {
     activity: Activity,
     body_limit: usize,
     room: Room,
+    failures: LoggedFailure,
 }
 
 impl Forwarder {
@@ -95,6 +98,7 @@ impl Forwarder {
             activity: Activity::default(),
             body_limit: BODY_LIMIT,
             room: Room::new(MAX_HELD),
+            failures: LoggedFailure::default(),
         }
     }
 
@@ -126,7 +130,12 @@ impl Forwarder {
         let mut answer = match self.forward(request).await {
             Ok(answer) => answer,
             Err(refusal) => {
-                tracing::debug!(%refusal, "a request was not answered by the server");
+                // Not all clients show the cause.
+                if matches!(refusal, Refusal::Modifier { .. }) && self.failures.is_new(&refusal) {
+                    tracing::warn!(cause = %refusal, "requests fail because a signer failed");
+                } else {
+                    tracing::debug!(%refusal, "a request was not answered by the server");
+                }
                 Answer::refused(&refusal, &asked)
             }
         };

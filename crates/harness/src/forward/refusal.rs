@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use skewbridge_api::media::{content_type, negotiate_error_format};
 use skewbridge_api::status::Status;
@@ -15,6 +15,8 @@ pub(crate) enum Refusal {
     NotARequest(String),
     #[error("{0}")]
     HeadTooLarge(String),
+    #[error("{0}")]
+    TargetTooLong(String),
     #[error("the request's head did not come in time")]
     SlowHead,
     #[error("CONNECT is not spoken here")]
@@ -58,6 +60,7 @@ impl Refusal {
         let message = self.to_string();
         match self {
             Self::NotARequest(_) | Self::Body(_) => Status::bad_request(message),
+            Self::TargetTooLong(_) => Status::uri_too_long(message),
             Self::HeadTooLarge(_) => Status::header_fields_too_large(message),
             Self::SlowHead | Self::StalledBody { .. } => Status::client_timeout(message),
             Self::Connect => Status::method_not_allowed(message),
@@ -74,18 +77,61 @@ impl Refusal {
     /// In a form that the sender of these headers reads.
     pub(crate) fn response(&self, asked: &HeaderMap) -> (Response<()>, Bytes) {
         let status = self.status();
-        let format = negotiate_error_format(asked);
-        let body = status.encode(format);
+        let (kind, body) = if asks_for_aggregated_discovery(asked) {
+            let text = HeaderValue::from_static("text/plain; charset=utf-8");
+            (text, Bytes::from(self.to_string()))
+        } else {
+            let format = negotiate_error_format(asked);
+            (content_type(format), status.encode(format))
+        };
         let mut response = Response::new(());
         *response.status_mut() =
             StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, content_type(format));
+        headers.insert(CONTENT_TYPE, kind);
         headers.insert(CONTENT_LENGTH, body.len().into());
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
         if let Some(seconds) = status.retry_after_seconds {
             headers.insert(RETRY_AFTER, seconds.into());
         }
         (response, body)
+    }
+}
+
+/// Whether a client asks for aggregated discovery. client-go does not decode a Status there:
+/// kubectl prints the text of an answer in text, and `unknown` for any other.
+fn asks_for_aggregated_discovery(asked: &HeaderMap) -> bool {
+    let mut accepted = asked.get_all(ACCEPT).iter();
+    accepted.any(|value| {
+        let value = String::from_utf8_lossy(value.as_bytes());
+        value.contains("g=apidiscovery.k8s.io")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kubectl_can_show_why_discovery_failed() {
+        let refusal = Refusal::Modifier {
+            modifier: "sigv4".to_owned(),
+            cause: "no AWS credentials".to_owned(),
+        };
+        let discovery = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
+                         application/json";
+        for (accept, kind) in [
+            ("application/json", "application/json"),
+            (discovery, "text/plain; charset=utf-8"),
+        ] {
+            let mut asked = HeaderMap::new();
+            asked.insert(ACCEPT, HeaderValue::from_static(accept));
+            let (response, body) = refusal.response(&asked);
+            assert_eq!(response.status(), 500);
+            assert_eq!(response.headers()[CONTENT_TYPE], kind);
+            let text = String::from_utf8(body.to_vec()).unwrap();
+            assert!(text.contains("sigv4: no AWS credentials"), "{text}");
+            assert_eq!(text.starts_with('{'), accept == "application/json");
+        }
     }
 }

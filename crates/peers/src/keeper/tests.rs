@@ -400,6 +400,15 @@ fn what_a_server_of_this_host_left_behind_is_stale() {
     ];
     let stale = stale_leases(&all, &own, HOST, now);
     assert_eq!(stale, [&all[0], &all[1]]);
+    // Not renewed for minutes: the host has another server now. Its own stays.
+    let silent = now - Duration::from_secs(301);
+    let minutes = [
+        lease("apiserver-before", HOST, silent),
+        lease("apiserver-before", "master-1", silent),
+        lease("apiserver-before", HOST, now - Duration::from_secs(299)),
+        lease(own.as_str(), HOST, silent),
+    ];
+    assert_eq!(stale_leases(&minutes, &own, HOST, now), [&minutes[0]]);
     let renewed = [lease(own.as_str(), HOST, fresh)];
     assert!(stale_leases(&renewed, &own, HOST, now).is_empty());
     let renamed = [lease(own.as_str(), "old-name", old)];

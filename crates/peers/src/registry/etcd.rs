@@ -1,26 +1,37 @@
 //! kube-apiserver's own records in etcd: real servers and bridges find each
 //! other here without knowing the difference.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use rustls::ClientConfig;
-use skewbridge_etcd::{Client, Endpoint, EndpointError, Error, Event, LeaseId};
+use skewbridge_etcd::{Client, Endpoint, EndpointError, Error, Event, LeaseId, Revision};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Addresses, Registry, over, tell};
+use super::{
+    Activity, Addresses, Advertised, RecordChannels, Registry, RegistryStatus, StatusReporter,
+    over, tell,
+};
 use crate::identity::Identity;
 use crate::record::{Record, TTL_SECONDS};
+use crate::roster::{MAX_RECORDS, Records};
+use crate::served_record::{RecordError, ServedRecord};
 
 /// A lease lives 15 s: two renewals may fail.
 const RENEW_EVERY: Duration = Duration::from_secs(5);
 
 /// How often it is looked whether somebody has changed our records.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Where served records are, under the prefix. They are not under a lease: a record
+/// has to outlive the bridge that wrote it, and the host.
+const SERVED: &str = "/skewbridge/served/";
 
 /// What our own shelf is called, under the prefix.
 const BRIDGES: &str = "/skewbridge";
@@ -58,6 +69,36 @@ pub struct EtcdRegistry {
     /// Under which our records stand.
     lease: Mutex<Option<LeaseId>>,
     shelves: std::sync::Mutex<Shelves>,
+    /// The served records that were found, with the revision of each.
+    records: std::sync::Mutex<BTreeMap<Identity, (Arc<ServedRecord>, Revision)>>,
+    reporter: StatusReporter,
+    files: EtcdFiles,
+}
+
+/// The files of the TLS configuration, for messages.
+#[derive(Debug, Clone, Default)]
+pub struct EtcdFiles {
+    /// `--etcd-cafile`
+    pub ca: Option<PathBuf>,
+    /// `--etcd-certfile`
+    pub cert: Option<PathBuf>,
+}
+
+impl EtcdFiles {
+    fn ca(&self) -> String {
+        flag("--etcd-cafile", self.ca.as_ref())
+    }
+
+    fn cert(&self) -> String {
+        flag("--etcd-certfile", self.cert.as_ref())
+    }
+}
+
+fn flag(flag: &str, file: Option<&PathBuf>) -> String {
+    match file {
+        Some(file) => format!("{flag} {}", file.display()),
+        None => format!("{flag} (not given)"),
+    }
 }
 
 /// What was found where.
@@ -65,6 +106,16 @@ pub struct EtcdRegistry {
 struct Shelves {
     servers: Addresses,
     bridges: Addresses,
+}
+
+impl Shelves {
+    /// The address of each server: that of its bridge, or else its own. While a bridge
+    /// runs, both shelves have the bridge's address.
+    fn merged(&self) -> Addresses {
+        let mut merged = self.servers.clone();
+        merged.extend(self.bridges.clone());
+        merged
+    }
 }
 
 /// Where records stand.
@@ -93,6 +144,20 @@ impl Shelf {
     fn key(self, prefix: &str, identity: &Identity) -> String {
         self.directory(prefix) + identity.as_str()
     }
+
+    fn advertised(self, address: SocketAddr) -> Advertised {
+        match self {
+            Self::Servers => Advertised::by_server(address),
+            Self::Bridges => Advertised::by_bridge(address),
+        }
+    }
+
+    fn activity(self) -> Activity {
+        match self {
+            Self::Servers => Activity::Read,
+            Self::Bridges => Activity::ReadBridges,
+        }
+    }
 }
 
 impl EtcdRegistry {
@@ -104,7 +169,162 @@ impl EtcdRegistry {
             prefix,
             lease: Mutex::new(None),
             shelves: std::sync::Mutex::default(),
+            records: std::sync::Mutex::default(),
+            reporter: StatusReporter::new(
+                "etcd",
+                &[
+                    Activity::Read,
+                    Activity::ReadBridges,
+                    Activity::ReadRecords,
+                    Activity::Publish,
+                ],
+            ),
+            files: EtcdFiles::default(),
         }
+    }
+
+    /// Follows the served records of all servers for as long as it goes well.
+    async fn follow_records(&self, found: &watch::Sender<Option<Records>>) -> Result<(), Trouble> {
+        let client = self.client()?;
+        let directory = self.served_directory();
+        let listing = client.range_prefix(directory.as_bytes()).await?;
+        self.records().clear();
+        for kv in &listing.kvs {
+            self.apply_record(&directory, &kv.key, &kv.value, kv.mod_revision);
+        }
+        self.send_records(found);
+        self.reporter.succeeded(Activity::ReadRecords);
+        let from = listing.revision.next();
+        let mut watch = client.watch_prefix(directory.as_bytes(), from).await?;
+        loop {
+            for event in watch.next().await? {
+                match event {
+                    Event::Put(kv) => {
+                        self.apply_record(&directory, &kv.key, &kv.value, kv.mod_revision);
+                    }
+                    Event::Delete { key, .. } => {
+                        if let Some(identity) = named_by(&directory, &key) {
+                            self.records().remove(&identity);
+                        }
+                    }
+                }
+            }
+            self.send_records(found);
+        }
+    }
+
+    /// A record counts for the server that its key names, and for no other.
+    fn apply_record(&self, directory: &str, key: &[u8], value: &[u8], revision: Revision) {
+        let Some(identity) = named_by(directory, key) else {
+            return;
+        };
+        let mut records = self.records();
+        match ServedRecord::decode(value) {
+            Ok(record) if record.identity == identity => {
+                if records.len() < MAX_RECORDS || records.contains_key(&identity) {
+                    records.insert(identity, (Arc::new(record), revision));
+                }
+            }
+            Ok(record) => {
+                tracing::warn!(%identity, named = %record.identity, "a served record in etcd names another server, and is ignored");
+                records.remove(&identity);
+            }
+            Err(error @ RecordError::UnknownVersion(_)) => {
+                tracing::info!(%identity, %error, "a served record in etcd is ignored");
+                records.remove(&identity);
+            }
+            Err(error) => {
+                tracing::warn!(%identity, %error, "a served record in etcd is ignored");
+                records.remove(&identity);
+            }
+        }
+    }
+
+    fn send_records(&self, found: &watch::Sender<Option<Records>>) {
+        let records = self.records().clone().into_iter();
+        let records = records.map(|(identity, (record, _))| (identity, record));
+        found.send_replace(Some(records.collect()));
+    }
+
+    fn records(
+        &self,
+    ) -> std::sync::MutexGuard<'_, BTreeMap<Identity, (Arc<ServedRecord>, Revision)>> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn served_directory(&self) -> String {
+        match self.prefix.trim_matches('/') {
+            "" => SERVED.to_owned(),
+            prefix => format!("/{prefix}{SERVED}"),
+        }
+    }
+
+    /// Writes the record of our own server whenever etcd has another one. Ends after
+    /// the last one.
+    async fn publish_records(
+        &self,
+        own: &mut watch::Receiver<Option<Arc<ServedRecord>>>,
+    ) -> Result<(), Trouble> {
+        let client = self.client()?;
+        let mut written: Option<Arc<ServedRecord>> = None;
+        loop {
+            let record = own.borrow_and_update().clone();
+            if let Some(record) = record {
+                let is_known = (self.records().get(&record.identity))
+                    .is_some_and(|(known, _)| known.has_same_content(&record));
+                let is_written = written.as_ref().is_some_and(|it| Arc::ptr_eq(it, &record));
+                let mut problem = None;
+                if !(is_known || is_written && record.left.is_some()) {
+                    match record.encode() {
+                        Ok(value) => {
+                            let key = self.served_directory() + record.identity.as_str();
+                            client.put(key.as_bytes(), &value, None).await?;
+                        }
+                        Err(error) => {
+                            if !is_written {
+                                tracing::warn!(%error, "the record of what the own server serves is not published");
+                            }
+                            problem = Some(format!("the served record is not published: {error}"));
+                        }
+                    }
+                }
+                match problem {
+                    None => self.reporter.succeeded(Activity::PublishRecord),
+                    Some(problem) => self.reporter.failed(Activity::PublishRecord, problem),
+                }
+                if record.left.is_some() {
+                    return Ok(());
+                }
+                written = Some(record);
+            }
+            tokio::select! {
+                changed = own.changed() => if changed.is_err() { return Ok(()) },
+                () = sleep(LOOK_EVERY) => {}
+            }
+        }
+    }
+
+    /// Removes a record unless it has been written again since it was judged.
+    async fn remove_record(&self, outdated: &ServedRecord) -> Result<(), Trouble> {
+        let identity = &outdated.identity;
+        let known = self.records().get(identity).cloned();
+        if let Some((record, revision)) = known
+            && record.learnt == outdated.learnt
+        {
+            let key = self.served_directory() + identity.as_str();
+            let client = self.client()?;
+            if client.delete_if_unchanged(key.as_bytes(), revision).await? {
+                tracing::info!(%identity, "the served record of a server without a Lease is removed from etcd");
+            }
+        }
+        Ok(())
+    }
+
+    /// Names these files in messages.
+    #[must_use]
+    pub fn with_files(mut self, files: EtcdFiles) -> Self {
+        self.files = files;
+        self
     }
 
     fn client(&self) -> Result<Client, Trouble> {
@@ -118,15 +338,18 @@ impl EtcdRegistry {
         let listing = client.range_prefix(directory.as_bytes()).await?;
         let mut known = Addresses::new();
         for kv in &listing.kvs {
-            learn(&mut known, &directory, &kv.key, &kv.value);
+            learn(&mut known, place, &directory, &kv.key, &kv.value);
         }
         self.tell(place, known.clone(), found);
+        self.reporter.succeeded(place.activity());
         let from = listing.revision.next();
         let mut watch = client.watch_prefix(directory.as_bytes(), from).await?;
         loop {
             for event in watch.next().await? {
                 match event {
-                    Event::Put(kv) => learn(&mut known, &directory, &kv.key, &kv.value),
+                    Event::Put(kv) => {
+                        learn(&mut known, place, &directory, &kv.key, &kv.value);
+                    }
                     Event::Delete { key, .. } => {
                         if let Some(identity) = named_by(&directory, &key) {
                             known.remove(&identity);
@@ -144,9 +367,7 @@ impl EtcdRegistry {
             Shelf::Servers => shelves.servers = known,
             Shelf::Bridges => shelves.bridges = known,
         }
-        let mut merged = shelves.servers.clone();
-        merged.extend(shelves.bridges.clone());
-        tell(found, merged);
+        tell(found, shelves.merged());
     }
 
     /// Keeps our record there for as long as it goes well.
@@ -162,6 +383,7 @@ impl EtcdRegistry {
                 client.put(key.as_bytes(), &value, Some(lease)).await?;
             }
             tracing::info!(identity = %record.identity, address = %record.address, "published in etcd");
+            self.reporter.succeeded(Activity::Publish);
             let mut renewed = Instant::now();
             loop {
                 sleep(LOOK_EVERY).await;
@@ -188,7 +410,7 @@ impl EtcdRegistry {
             Shelf::Servers => &shelves.servers,
             Shelf::Bridges => &shelves.bridges,
         };
-        known.get(identity).copied()
+        known.get(identity).map(|it| it.address)
     }
 
     /// Takes our records back, and nobody else's: what stands under our lease.
@@ -233,50 +455,151 @@ impl Registry for EtcdRegistry {
                     address,
                     generation: 1,
                 };
-                keep_trying("publish", || self.publish(&record)).await;
+                self.keep_trying(Activity::Publish, || self.publish(&record))
+                    .await;
             };
             tokio::select! {
                 () = over(&mut own) => {}
                 () = publish => {}
-                () = keep_trying("follow", || self.follow(Shelf::Servers, &found)) => {}
-                () = keep_trying("follow", || self.follow(Shelf::Bridges, &found)) => {}
+                () = self.keep_trying(Activity::Read, || self.follow(Shelf::Servers, &found)) => {}
+                () = self.keep_trying(Activity::ReadBridges, || self.follow(Shelf::Bridges, &found)) => {}
             }
             self.withdraw().await;
         })
     }
-}
 
-/// Starts something again whenever it fails, for ever.
-async fn keep_trying<F: Future<Output = Result<(), Trouble>>>(
-    what: &'static str,
-    mut start: impl FnMut() -> F,
-) {
-    let mut backoff = FIRST_BACKOFF;
-    let mut last = String::new();
-    loop {
-        let began = Instant::now();
-        if let Err(error) = start().await {
-            let said = error.to_string();
-            if said != last {
-                tracing::warn!(%error, flag = "--etcd-servers", "cannot {what} peer addresses; what is known stays known");
-                last = said;
+    fn status(&self) -> watch::Receiver<RegistryStatus> {
+        self.reporter.subscribe()
+    }
+
+    fn run_records(
+        &self,
+        channels: RecordChannels,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async move {
+            let RecordChannels {
+                own,
+                found,
+                mut outdated,
+            } = channels;
+            let remove = async {
+                while let Some(record) = outdated.recv().await {
+                    if let Err(error) = self.remove_record(&record).await {
+                        tracing::debug!(%error, "an outdated served record stays in etcd");
+                    }
+                }
+                std::future::pending::<()>().await;
+            };
+            let publish = self.until_published(|| {
+                let mut own = own.clone();
+                async move { self.publish_records(&mut own).await }
+            });
+            tokio::select! {
+                () = publish => {}
+                () = self.keep_trying(Activity::ReadRecords, || self.follow_records(&found)) => {}
+                () = remove => {}
             }
-        }
-        if began.elapsed() > MAX_BACKOFF {
-            backoff = FIRST_BACKOFF;
-            last.clear();
-        }
-        sleep(backoff).await;
-        backoff = (backoff * 2).min(MAX_BACKOFF);
+        })
     }
 }
 
-fn learn(known: &mut Addresses, directory: &str, key: &[u8], value: &[u8]) {
+impl EtcdRegistry {
+    /// Publishes served records again whenever that fails, until the last one is written.
+    async fn until_published<F: Future<Output = Result<(), Trouble>>>(
+        &self,
+        mut start: impl FnMut() -> F,
+    ) {
+        let mut backoff = FIRST_BACKOFF;
+        let mut last = String::new();
+        loop {
+            let began = Instant::now();
+            let Err(trouble) = start().await else {
+                return;
+            };
+            let error = explained(&trouble, &self.files);
+            if began.elapsed() > MAX_BACKOFF {
+                backoff = FIRST_BACKOFF;
+                last.clear();
+            }
+            if error != last {
+                tracing::warn!(%error, flag = "--etcd-servers", "cannot publish the served record; peers use the one before it");
+                last.clone_from(&error);
+            }
+            self.reporter.failed(Activity::PublishRecord, error);
+            sleep(backoff).await;
+            backoff = (backoff * 2).min(MAX_BACKOFF);
+        }
+    }
+
+    /// Starts an activity again whenever it fails, without end.
+    async fn keep_trying<F: Future<Output = Result<(), Trouble>>>(
+        &self,
+        activity: Activity,
+        mut start: impl FnMut() -> F,
+    ) {
+        let mut backoff = FIRST_BACKOFF;
+        let mut last = String::new();
+        loop {
+            let began = Instant::now();
+            if let Err(trouble) = start().await {
+                let error = explained(&trouble, &self.files);
+                if began.elapsed() > MAX_BACKOFF || error != last {
+                    let what = match activity {
+                        Activity::Publish => "publish peer addresses",
+                        Activity::Read | Activity::ReadBridges => "read peer addresses",
+                        Activity::ReadRecords => "read served records",
+                        Activity::PublishRecord => "publish the served record",
+                    };
+                    tracing::warn!(%error, flag = "--etcd-servers", "cannot {what}; what was read before stays in use");
+                    last.clone_from(&error);
+                }
+                self.reporter.failed(activity, error);
+            }
+            if began.elapsed() > MAX_BACKOFF {
+                backoff = FIRST_BACKOFF;
+            }
+            sleep(backoff).await;
+            backoff = (backoff * 2).min(MAX_BACKOFF);
+        }
+    }
+}
+
+/// The error with the flag, and what to do about it.
+fn explained(trouble: &Trouble, files: &EtcdFiles) -> String {
+    let error = trouble.to_string();
+    let is_tls = ["TLS", "certificate", "alert"];
+    let is_tls = is_tls.iter().any(|word| error.contains(word));
+    let remedy = match trouble {
+        Trouble::Etcd(it) => match &**it {
+            Error::Connection { .. } if is_tls => format!(
+                "; {} must hold the CA that signed etcd's certificate, and {} must be a \
+                 certificate that etcd accepts",
+                files.ca(),
+                files.cert()
+            ),
+            Error::Connection { .. } => {
+                "; start etcd, or correct the address in --etcd-servers".to_owned()
+            }
+            Error::Malformed { .. } => {
+                "; --etcd-servers must name etcd's client port, usually 2379".to_owned()
+            }
+            Error::Status { .. } => format!(
+                "; check what the user of {} may do under --etcd-prefix",
+                files.cert()
+            ),
+            _ => String::new(),
+        },
+        Trouble::Endpoint(_) => String::new(),
+    };
+    format!("--etcd-servers: {error}{remedy}")
+}
+
+fn learn(known: &mut Addresses, place: Shelf, directory: &str, key: &[u8], value: &[u8]) {
     let text = String::from_utf8_lossy(key);
     match Record::decode(&text, value) {
         // Whose it is, is what the record says; real servers go by that as well.
         Ok(record) => {
-            known.insert(record.identity, record.address);
+            known.insert(record.identity, place.advertised(record.address));
         }
         Err(error) => {
             tracing::warn!(key = %text, %error, "a peer's record cannot be read");
@@ -290,4 +613,82 @@ fn learn(known: &mut Addresses, directory: &str, key: &[u8], value: &[u8]) {
 fn named_by(directory: &str, key: &[u8]) -> Option<Identity> {
     let key = std::str::from_utf8(key).ok()?;
     Identity::named(key.strip_prefix(directory)?.trim_start_matches('/')).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Since 1.36 a server behind a bridge writes its own address beside that of the bridge.
+    #[test]
+    fn the_origin_of_an_address_is_the_shelf_that_it_is_on() {
+        let identity = Identity::named("apiserver-a").unwrap();
+        let [bridge, server] = [1, 2].map(|port| SocketAddr::from(([10, 0, 0, 1], port)));
+        let on = |place: Shelf, address: SocketAddr| {
+            let record = Record {
+                identity: identity.clone(),
+                address,
+                generation: 1,
+            };
+            let (directory, key) = (place.directory("/r"), place.key("/r", &identity));
+            let mut known = Addresses::new();
+            learn(
+                &mut known,
+                place,
+                &directory,
+                key.as_bytes(),
+                &record.encode(),
+            );
+            known
+        };
+        let mut shelves = Shelves {
+            servers: on(Shelf::Servers, server),
+            bridges: on(Shelf::Bridges, bridge),
+        };
+        assert_eq!(shelves.merged()[&identity], Advertised::by_bridge(bridge));
+        shelves.bridges.clear();
+        assert_eq!(shelves.merged()[&identity], Advertised::by_server(server));
+    }
+
+    #[test]
+    fn an_error_names_the_flag_and_what_to_do() {
+        let endpoint: Endpoint = "https://127.0.0.1:2379".parse().unwrap();
+        let connection = |cause: &str| {
+            Trouble::from(Error::Connection {
+                endpoint: endpoint.clone(),
+                cause: cause.to_owned(),
+            })
+        };
+        let table = [
+            (
+                connection("Connection refused (os error 111)"),
+                "start etcd, or correct the address in --etcd-servers",
+            ),
+            (
+                connection("TLS: invalid peer certificate: UnknownIssuer"),
+                "--etcd-cafile /pki/etcd/ca.crt must hold the CA",
+            ),
+            (
+                connection("received fatal alert: CertificateRequired"),
+                "--etcd-certfile (not given) must be a certificate that etcd accepts",
+            ),
+            (
+                Trouble::from(Error::Malformed {
+                    endpoint: endpoint.clone(),
+                    cause: "not gRPC".to_owned(),
+                }),
+                "etcd's client port",
+            ),
+        ];
+        for (trouble, remedy) in table {
+            let files = EtcdFiles {
+                ca: Some("/pki/etcd/ca.crt".into()),
+                cert: None,
+            };
+            let text = explained(&trouble, &files);
+            assert!(text.starts_with("--etcd-servers: "), "{text}");
+            assert!(text.contains("127.0.0.1:2379"), "{text}");
+            assert!(text.contains(remedy), "{text}");
+        }
+    }
 }

@@ -19,7 +19,9 @@ use serde::Deserialize;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::{Addresses, Registry, over, tell};
+use super::{
+    Activity, Addresses, Advertised, Registry, RegistryStatus, StatusReporter, over, tell,
+};
 use crate::identity::Identity;
 
 /// Like all files of the bridge, it is looked at once a second: that sees every
@@ -77,7 +79,9 @@ fn understand(text: &str, networks: &[IpNet]) -> Result<Addresses, Vec<String>> 
         let address = address(&entry.address, networks)
             .map_err(|problem| wrong.push(format!("peers[{index}].address: {problem}")));
         if let (Ok(identity), Ok(address)) = (identity, address)
-            && peers.insert(identity.clone(), address).is_some()
+            && peers
+                .insert(identity.clone(), Advertised::by_bridge(address))
+                .is_some()
         {
             wrong.push(format!("peers[{index}]: {identity} is there twice"));
         }
@@ -107,16 +111,22 @@ fn address(text: &str, networks: &[IpNet]) -> Result<SocketAddr, String> {
 }
 
 /// A registry that only reads: who writes the file publishes for all.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct FileRegistry {
     path: PathBuf,
     networks: Vec<IpNet>,
+    reporter: StatusReporter,
 }
 
 impl FileRegistry {
     /// The file at this path.
     pub fn new(path: PathBuf, networks: Vec<IpNet>) -> Self {
-        Self { path, networks }
+        let reporter = StatusReporter::new("file", &[Activity::Read]);
+        Self {
+            path,
+            networks,
+            reporter,
+        }
     }
 
     async fn follow(&self, found: &watch::Sender<Addresses>) {
@@ -125,10 +135,13 @@ impl FileRegistry {
             match read(&self.path, &self.networks) {
                 Ok(addresses) => {
                     last_problem.clear();
+                    self.reporter.succeeded(Activity::Read);
                     tell(found, addresses);
                 }
                 Err(problem) if problem != last_problem => {
                     let path = self.path.display();
+                    let error = format!("--peer-registry {path}: {}", problem.join("; "));
+                    self.reporter.failed(Activity::Read, error);
                     tracing::error!(flag = "--peer-registry", %path, problem = problem.join("; "), "the file cannot be used; the old one stays");
                     last_problem = problem;
                 }
@@ -152,6 +165,10 @@ impl Registry for FileRegistry {
             }
         })
     }
+
+    fn status(&self) -> watch::Receiver<RegistryStatus> {
+        self.reporter.subscribe()
+    }
 }
 
 #[cfg(test)]
@@ -169,7 +186,7 @@ mod tests {
                     - {identity: b, address: '[fd00::1]:6443'}\n";
         let peers = understood(text, &[]).unwrap();
         let b = Identity::named("b").unwrap();
-        assert_eq!(peers[&b], "[fd00::1]:6443".parse().unwrap());
+        assert_eq!(peers[&b].address, "[fd00::1]:6443".parse().unwrap());
         assert_eq!(peers.len(), 2);
         assert!(understood(text, &["10.0.0.0/8", "fd00::/8"]).is_ok());
         assert_eq!(understood("peers: []", &[]), Ok(Addresses::new()));
@@ -220,17 +237,30 @@ mod tests {
         );
         let (leave, own) = watch::channel(Some(own));
         let (found, mut seen) = watch::channel(Addresses::new());
+        let mut status = registry.status();
+        assert!(!status.borrow().up && !status.borrow().read);
         let running = tokio::spawn(async move { registry.run(own, found).await });
         let has = |name: &str| {
             let identity = Identity::named(name).unwrap();
             move |all: &Addresses| all.contains_key(&identity) && all.len() == 1
         };
         seen.wait_for(has("a")).await.unwrap();
+        status.wait_for(|it| it.up && it.read).await.unwrap();
         write("peers: [{identity: b");
         write("peers: [{identity: c, address: '10.0.0.3:6443'}]");
         seen.wait_for(has("c")).await.unwrap();
+        status.wait_for(|it| it.up).await.unwrap();
         write("peers: [{identity: d, address: 'nowhere'}]");
-        tokio::time::sleep(LOOK_EVERY * 2).await;
+        let down = status.wait_for(|it| !it.up).await.unwrap().clone();
+        let error = down.error().unwrap();
+        for part in [
+            "--peer-registry",
+            "peers.yaml",
+            "write it like 10.0.0.10:6443",
+        ] {
+            assert!(error.contains(part), "{error}");
+        }
+        assert!(down.read, "it was read before");
         assert!(has("c")(&seen.borrow()));
         leave.send_replace(None);
         running.await.unwrap();

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::{Addresses, Registry, over, tell};
+use super::{Addresses, Advertised, RecordChannels, Registry, RegistryStatus, over, tell};
 use crate::identity::Identity;
+use crate::roster::Records;
 
 /// What the servers of one process share.
 #[derive(Debug, Clone)]
-pub struct Exchange(Arc<watch::Sender<Addresses>>);
+pub struct Exchange(Arc<watch::Sender<Addresses>>, Arc<watch::Sender<Records>>);
 
 impl PartialEq for Exchange {
     fn eq(&self, other: &Self) -> bool {
@@ -24,7 +25,10 @@ impl Eq for Exchange {}
 
 impl Default for Exchange {
     fn default() -> Self {
-        Self(Arc::new(watch::Sender::new(Addresses::new())))
+        Self(
+            Arc::new(watch::Sender::new(Addresses::new())),
+            Arc::new(watch::Sender::new(Records::new())),
+        )
     }
 }
 
@@ -50,7 +54,7 @@ impl Registry for MemoryRegistry {
             let published = own.borrow_and_update().clone();
             if let Some((identity, address)) = &published {
                 exchange.send_modify(|all| {
-                    all.insert(identity.clone(), *address);
+                    all.insert(identity.clone(), Advertised::by_bridge(*address));
                 });
             }
             let mut changes = exchange.subscribe();
@@ -73,11 +77,102 @@ impl Registry for MemoryRegistry {
             }
         })
     }
+
+    fn status(&self) -> watch::Receiver<RegistryStatus> {
+        watch::Sender::new(RegistryStatus::up("memory")).subscribe()
+    }
+
+    fn run_records(
+        &self,
+        mut channels: RecordChannels,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async move {
+            let records = &*self.0.1;
+            let mut changes = records.subscribe();
+            loop {
+                let own = channels.own.borrow_and_update().clone();
+                if let Some(own) = own {
+                    let is_last = own.left.is_some();
+                    records.send_if_modified(|all| {
+                        let known = all.get(&own.identity);
+                        let is_news = known.is_none_or(|known| !known.has_same_content(&own));
+                        if is_news {
+                            all.insert(own.identity.clone(), own);
+                        }
+                        is_news
+                    });
+                    if is_last {
+                        return;
+                    }
+                }
+                let all = changes.borrow_and_update().clone();
+                channels.found.send_replace(Some(all));
+                tokio::select! {
+                    ended = changes.changed() => if ended.is_err() { return },
+                    ended = channels.own.changed() => if ended.is_err() { return },
+                    Some(outdated) = channels.outdated.recv() => {
+                        records.send_modify(|all| {
+                            if all.get(&outdated.identity).is_some_and(|it| it.learnt == outdated.learnt) {
+                                all.remove(&outdated.identity);
+                            }
+                        });
+                    }
+                }
+            }
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
+    use tokio::sync::mpsc;
+
     use super::*;
+    use crate::served_record::tests::record;
+
+    #[tokio::test]
+    async fn a_record_stays_when_its_bridge_leaves_and_goes_when_it_is_outdated() {
+        let exchange = Exchange::default();
+        let run = |exchange: &Exchange, own| {
+            let registry = exchange.registry();
+            let (found, seen) = watch::channel(None);
+            let (remove, outdated) = mpsc::channel(1);
+            let channels = RecordChannels {
+                own,
+                found,
+                outdated,
+            };
+            let task = tokio::spawn(async move { registry.run_records(channels).await });
+            (task, seen, remove)
+        };
+        let (_stays, nothing) = watch::channel(None);
+        let (_task, mut seen, remove) = run(&exchange, nothing);
+        seen.wait_for(Option::is_some).await.unwrap();
+        let first = record("apiserver-a", &["apps"], SystemTime::now());
+        let (publish, own) = watch::channel(Some(Arc::new(first.clone())));
+        let (task, _, _) = run(&exchange, own);
+        let a = identity("apiserver-a");
+        let has = |all: &Option<Records>, left: bool| {
+            let record = all.as_ref().and_then(|all| all.get(&a));
+            record.is_some_and(|record| record.left.is_some() == left)
+        };
+        seen.wait_for(|all| has(all, false)).await.unwrap();
+        let mut last = first.clone();
+        last.left = Some(SystemTime::now());
+        publish.send_replace(Some(Arc::new(last)));
+        task.await.unwrap();
+        seen.wait_for(|all| has(all, true)).await.unwrap();
+
+        let mut other = first.clone();
+        other.learnt += std::time::Duration::from_secs(1);
+        remove.send(Arc::new(other)).await.unwrap();
+        remove.send(Arc::new(first)).await.unwrap();
+        seen.wait_for(|all| all.as_ref().is_some_and(Records::is_empty))
+            .await
+            .unwrap();
+    }
 
     fn identity(name: &str) -> Identity {
         Identity::named(name).unwrap()

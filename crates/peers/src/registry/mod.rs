@@ -3,22 +3,61 @@
 mod etcd;
 pub mod file;
 mod memory;
+pub mod status;
 
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
 
-use tokio::sync::watch;
+use std::sync::Arc;
 
-pub use etcd::{EtcdRegistry, TlsSource};
+use tokio::sync::{mpsc, watch};
+
+pub use etcd::{EtcdFiles, EtcdRegistry, TlsSource};
 pub use file::FileRegistry;
 pub use memory::{Exchange, MemoryRegistry};
+pub use status::{Activity, RegistryStatus, StatusReporter};
 
 use crate::identity::Identity;
+use crate::roster::Records;
+use crate::served_record::ServedRecord;
 
-/// Everyone's address.
-pub type Addresses = BTreeMap<Identity, SocketAddr>;
+/// The address of each server, or of its bridge.
+pub type Addresses = BTreeMap<Identity, Advertised>;
+
+/// An address with its origin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Advertised {
+    /// The address that peers connect to.
+    pub address: SocketAddr,
+    /// The component that has published it.
+    pub origin: Origin,
+}
+
+/// The component that has published an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// A bridge, or an administrator.
+    Bridge,
+    /// A kube-apiserver. Since 1.36 it publishes its own address, which other hosts may
+    /// not be able to reach.
+    Server,
+}
+
+impl Advertised {
+    /// An address that a bridge or an administrator has published.
+    pub fn by_bridge(address: SocketAddr) -> Self {
+        let origin = Origin::Bridge;
+        Self { address, origin }
+    }
+
+    /// An address that a kube-apiserver has published.
+    pub fn by_server(address: SocketAddr) -> Self {
+        let origin = Origin::Server;
+        Self { address, origin }
+    }
+}
 
 /// Publishes one address, and watches everyone's.
 ///
@@ -32,6 +71,38 @@ pub trait Registry: Send + Sync + 'static {
         own: watch::Receiver<Option<(Identity, SocketAddr)>>,
         found: watch::Sender<Addresses>,
     ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
+
+    /// Whether it can be read and written, as this changes.
+    fn status(&self) -> watch::Receiver<RegistryStatus>;
+
+    /// Publishes the served record of this bridge's own server, and watches the records
+    /// of all servers. A record outlives its bridge: it is not withdrawn. Runs until the
+    /// sender of `own` is dropped, or until a record with `left` has been written.
+    ///
+    /// By default there are no records.
+    fn run_records(
+        &self,
+        mut channels: RecordChannels,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async move {
+            channels.found.send_replace(Some(Records::new()));
+            let is_last = |record: &Option<Arc<ServedRecord>>| {
+                (record.as_ref()).is_some_and(|record| record.left.is_some())
+            };
+            let _ = channels.own.wait_for(is_last).await;
+        })
+    }
+}
+
+/// How records come and go.
+#[derive(Debug)]
+pub struct RecordChannels {
+    /// The record of this bridge's own server, once it is known.
+    pub own: watch::Receiver<Option<Arc<ServedRecord>>>,
+    /// The records of all servers. `None` until the registry has been read once.
+    pub found: watch::Sender<Option<Records>>,
+    /// Records that are to be removed, if they are still those.
+    pub outdated: mpsc::Receiver<Arc<ServedRecord>>,
 }
 
 /// Waits until there is nothing to publish any more.

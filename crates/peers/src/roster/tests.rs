@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use skewbridge_api::request_info::DecodedPath;
 
 use super::*;
 
@@ -13,14 +14,16 @@ fn identity(name: &str) -> Identity {
 fn seen(name: &str, holder: &str, version: u32) -> Seen {
     Seen {
         identity: identity(name),
+        host: None,
         holder: holder.to_owned(),
         resource_version: version.to_string(),
     }
 }
 
-fn addresses(list: &[(&str, u16)]) -> BTreeMap<Identity, SocketAddr> {
+fn addresses(list: &[(&str, u16)]) -> Addresses {
+    let advertised = |port| Advertised::by_bridge(([127, 0, 0, 1], port).into());
     list.iter()
-        .map(|(name, port)| (identity(name), ([127, 0, 0, 1], *port).into()))
+        .map(|(name, port)| (identity(name), advertised(*port)))
         .collect()
 }
 
@@ -268,4 +271,327 @@ fn a_server_whose_restart_is_no_event_is_asked_often() {
         let later = at + Duration::from_secs(5);
         assert_eq!(!due(&mut roster, later).is_empty(), soon, "{version:?}");
     }
+}
+
+/// A roster that has asked A, whose bridge has then announced that it leaves; the
+/// address of the server itself is `server`.
+fn bridge_has_left(server: Option<u16>, at: Instant, wall: SystemTime) -> Roster {
+    let mut roster = Roster::new(identity(ME));
+    roster.leases(vec![seen(A, "h", 1)], at);
+    roster.addresses(&addresses(&[(A, 1)]), at);
+    roster.due(at);
+    roster.fetched(&identity(A), Ok(served()), at, wall, 0.0);
+    roster.published_records(&records(server, Some(wall)), at, wall);
+    assert!(!roster.snapshot().peers[0].record.bridge_left, "not yet");
+    roster.addresses(&addresses(&[]), at);
+    roster
+}
+
+fn records(server: Option<u16>, left: Option<SystemTime>) -> Records {
+    let mut record = crate::served_record::tests::record(A, &["apps"], SystemTime::UNIX_EPOCH);
+    record.server = server.map(|port| ([10, 0, 0, 1], port).into());
+    record.left = left;
+    [(identity(A), Arc::new(record))].into()
+}
+
+#[test]
+fn a_server_whose_bridge_has_left_is_asked_itself_where_its_address_is_known() {
+    let (at, wall) = (Instant::now(), SystemTime::now());
+    let mut roster = bridge_has_left(Some(6443), at, wall);
+    let asked = roster.due(at);
+    assert_eq!(asked[0].address, Some(([10, 0, 0, 1], 6443).into()));
+    roster.fetched(&identity(A), Ok(served()), at, wall, 0.0);
+    let later = at + 2 * ROLLOUT_GRACE;
+    roster.lease(seen(A, "h", 2), later);
+    roster.expire(later);
+    let peer = &roster.snapshot().peers[0];
+    assert!(peer.served.is_some() && peer.record.bridge_left);
+
+    // It does not answer: after the time of a rollout it has no part any more.
+    let mut roster = bridge_has_left(Some(6443), at, wall);
+    roster.due(at);
+    roster.fetched(&identity(A), Err("refused".into()), at, wall, 0.0);
+    roster.expire(later);
+    assert!(roster.snapshot().peers[0].served.is_none());
+    // Until it does.
+    roster.lease(seen(A, "h", 2), later);
+    assert_eq!(due(&mut roster, later), [A]);
+    roster.fetched(&identity(A), Ok(served()), later, wall, 0.0);
+    assert!(roster.snapshot().peers[0].served.is_some());
+}
+
+#[test]
+fn a_server_whose_bridge_has_left_and_that_cannot_be_reached_counts_for_a_rollout() {
+    let (at, wall) = (Instant::now(), SystemTime::now());
+    let mut roster = bridge_has_left(None, at, wall);
+    let before = at + ROLLOUT_GRACE / 2;
+    roster.lease(seen(A, "h", 2), before);
+    assert!(!roster.expire(before));
+    let peer = &roster.snapshot().peers[0];
+    assert!(peer.served.is_some() && peer.record.bridge_left);
+    assert_eq!(peer.address, None, "its bridge is not there any more");
+    assert!(roster.expire(at + ROLLOUT_GRACE), "an event");
+    assert!(!roster.expire(at + ROLLOUT_GRACE), "once");
+    let peer = &roster.snapshot().peers[0];
+    assert!(peer.served.is_none() && peer.record.bridge_left);
+    assert!(!peer.is_awaited(at + ROLLOUT_GRACE));
+
+    // The bridge starts again.
+    let later = at + 2 * ROLLOUT_GRACE;
+    roster.addresses(&addresses(&[(A, 1)]), later);
+    let peer = &roster.snapshot().peers[0];
+    assert!(peer.served.is_some() && !peer.record.bridge_left);
+    roster.published_records(&records(None, None), later, wall);
+    // And crashes: that is no announcement.
+    roster.addresses(&addresses(&[]), later);
+    roster.expire(later + 2 * ROLLOUT_GRACE);
+    assert!(roster.snapshot().peers[0].served.is_some());
+}
+
+/// Since 1.36 a server publishes its own address, also where it listens on loopback.
+#[test]
+fn the_own_address_of_a_server_is_not_that_of_its_bridge() {
+    let (at, wall) = (Instant::now(), SystemTime::now());
+    let address = SocketAddr::from(([127, 0, 0, 1], 1));
+    let by_server = Addresses::from([(identity(A), Advertised::by_server(address))]);
+    let keys = |roster: &Roster| roster.snapshot().peers[0].record.serving_keys.len();
+    let pinned = |left| {
+        let mut all = records(None, left);
+        let record = Arc::make_mut(all.get_mut(&identity(A)).unwrap());
+        record.bridge = Some(address);
+        record.serving_keys = vec![[7; 32]];
+        all
+    };
+    let mut roster = bridge_has_left(None, at, wall);
+    roster.published_records(&pinned(Some(wall)), at, wall);
+    roster.addresses(&by_server, at);
+    let peer = &roster.snapshot().peers[0];
+    assert!(peer.record.bridge_left && peer.published);
+    assert_eq!(peer.address, Some(address), "the server itself is asked");
+    assert_eq!(keys(&roster), 0, "with its own key");
+    roster.due(at);
+    roster.fetched(&identity(A), Err("refused".into()), at, wall, 0.0);
+    assert!(roster.snapshot().peers[0].served.is_some());
+    assert!(roster.expire(at + ROLLOUT_GRACE));
+    assert!(roster.snapshot().peers[0].served.is_none());
+
+    // A bridge of an older release writes no record that takes the announcement back.
+    roster.addresses(&addresses(&[(A, 1)]), at);
+    assert!(!roster.snapshot().peers[0].record.bridge_left);
+    assert_eq!(keys(&roster), 0);
+    roster.published_records(&pinned(None), at, wall);
+    assert_eq!(keys(&roster), 1);
+    roster.addresses(&by_server, at);
+    assert_eq!(keys(&roster), 0, "not behind the address of a server");
+}
+
+/// Its Lease with the record is deleted and made again.
+#[test]
+fn an_announcement_outlives_the_published_record() {
+    let (at, wall) = (Instant::now(), SystemTime::now());
+    let mut roster = bridge_has_left(None, at, wall);
+    roster.published_records(&Records::new(), at, wall);
+    assert!(roster.snapshot().peers[0].record.bridge_left);
+    assert!(roster.expire(at + ROLLOUT_GRACE));
+    assert!(roster.snapshot().peers[0].served.is_none());
+
+    // It is in `--state-dir`, too.
+    let mut restarted = Roster::new(identity(ME));
+    for record in roster.stored_records().values() {
+        restarted.remember(record.clone());
+    }
+    restarted.leases(vec![seen(A, "h", 1)], at);
+    assert!(restarted.snapshot().peers[0].served.is_some());
+    let later = wall + ROLLOUT_GRACE;
+    restarted.published_records(&Records::new(), at, later);
+    assert!(restarted.snapshot().peers[0].served.is_none());
+}
+
+#[test]
+fn a_new_announcement_counts_from_its_arrival() {
+    let (at, wall) = (Instant::now(), SystemTime::now());
+    let mut roster = Roster::new(identity(ME));
+    roster.leases(vec![seen(A, "h", 1)], at);
+    roster.published_records(&records(None, None), at, wall);
+    // The clock of that host is late.
+    let announced = wall - 2 * ROLLOUT_GRACE;
+    roster.published_records(&records(None, Some(announced)), at, wall);
+    roster.expire(at + ROLLOUT_GRACE / 2);
+    assert!(roster.snapshot().peers[0].served.is_some());
+    assert!(roster.expire(at + ROLLOUT_GRACE));
+}
+
+/// A bridge that starts later counts from the announcement, by the wall clock.
+#[test]
+fn an_old_announcement_is_as_old_as_it_says() {
+    let (at, wall) = (Instant::now(), SystemTime::now());
+    for (age, is_known) in [(ROLLOUT_GRACE / 2, true), (2 * ROLLOUT_GRACE, false)] {
+        let mut roster = Roster::new(identity(ME));
+        roster.leases(vec![seen(A, "h", 1)], at);
+        roster.published_records(&records(None, Some(wall - age)), at, wall);
+        roster.expire(at);
+        let peer = &roster.snapshot().peers[0];
+        assert_eq!(peer.served.is_some(), is_known, "{age:?}");
+    }
+    // A clock that is ahead of ours does not lengthen the time.
+    let mut roster = Roster::new(identity(ME));
+    roster.leases(vec![seen(A, "h", 1)], at);
+    let announced = wall + Duration::from_hours(9);
+    roster.published_records(&records(None, Some(announced)), at, wall);
+    assert!(roster.expire(at + ROLLOUT_GRACE));
+}
+
+#[test]
+fn a_server_and_bridge_that_leave_together_count_for_a_rollout() {
+    let (at, wall) = (Instant::now(), SystemTime::now());
+    let gone = |roster: &mut Roster, at| {
+        roster.expire(at);
+        roster.snapshot().peers.is_empty()
+    };
+    // In either order.
+    let mut roster = bridge_has_left(None, at, wall);
+    roster.lease_gone(&identity(A), at);
+    assert!(!gone(&mut roster, at + ROLLOUT_GRACE / 2));
+    assert!(gone(&mut roster, at + ROLLOUT_GRACE));
+    let mut roster = Roster::new(identity(ME));
+    roster.leases(Vec::new(), at);
+    roster.published_records(&records(None, Some(wall)), at, wall);
+    assert!(!gone(&mut roster, at + ROLLOUT_GRACE / 2));
+    assert!(gone(&mut roster, at + ROLLOUT_GRACE));
+}
+
+#[test]
+fn after_a_crash_of_a_bridge_its_server_is_asked_in_turn() {
+    let (mut at, wall) = (Instant::now(), SystemTime::now());
+    let mut roster = bridge_has_left(None, at, wall);
+    roster.published_records(&records(Some(6443), None), at, wall);
+    let mut ports = Vec::new();
+    for _ in 0..4 {
+        at += Duration::from_mins(1);
+        let due = roster.due(at);
+        ports.extend(due.iter().filter_map(|peer| Some(peer.address?.port())));
+        roster.fetched(&identity(A), Err("refused".into()), at, wall, 0.0);
+    }
+    assert_eq!(ports, [1, 6443, 1, 6443]);
+}
+
+#[test]
+fn records_of_servers_without_a_lease_are_kept_for_an_hour() {
+    let (at, wall) = (Instant::now(), SystemTime::now());
+    let mut roster = Roster::new(identity(ME));
+    roster.leases(vec![seen(A, "h", 1)], at);
+    roster.published_records(&records(None, None), at, wall);
+    let outdated = |roster: &Roster, at| roster.outdated_records(at).count();
+    roster.leases(Vec::new(), at);
+    roster.expire(at);
+    let later = at + RECORD_RETENTION;
+    assert_eq!(outdated(&roster, at + RECORD_RETENTION / 2), 0);
+    assert_eq!(outdated(&roster, later), 1);
+    assert_eq!(roster.stored_records().len(), 1);
+    roster.expire(later);
+    assert!(roster.stored_records().is_empty());
+    // It comes back meanwhile.
+    roster.lease(seen(A, "h", 2), later);
+    roster.expire(later);
+    assert_eq!(outdated(&roster, later), 0);
+}
+
+#[test]
+fn the_number_of_records_is_bounded() {
+    let mut roster = Roster::new(identity(ME));
+    for number in 0..MAX_RECORDS + 9 {
+        let name = format!("apiserver-{number}");
+        let record = crate::served_record::tests::record(&name, &[], SystemTime::UNIX_EPOCH);
+        roster.remember(Arc::new(record));
+    }
+    assert_eq!(roster.stored_records().len(), MAX_RECORDS);
+}
+
+#[test]
+fn what_was_learnt_last_counts() {
+    let (at, wall) = (Instant::now(), SystemTime::now());
+    let second = Duration::from_secs(1);
+    let record = |group: &str, learnt| {
+        let record = crate::served_record::tests::record(A, &[group], learnt);
+        Arc::new(record)
+    };
+    let published = |record: Arc<ServedRecord>| Records::from([(identity(A), record)]);
+    let known = |roster: &Roster| {
+        let peer = roster.snapshot().peers.remove(0);
+        let served = peer.served.clone().unwrap();
+        let group = served.documents[1].items.first();
+        (
+            group.map_or("", |it| it.name()).to_owned(),
+            peer.record.source,
+        )
+    };
+    let mut roster = Roster::new(identity(ME));
+    roster.leases(vec![seen(A, "h", 1)], at);
+    let mut answer = ServedRecord::clone(&record("stored", wall));
+    answer.supersedes = Some(record("older", wall + second).learnt);
+    roster.remember(Arc::new(answer));
+    assert_eq!(known(&roster), ("stored".into(), Some(Source::Stored)));
+    roster.published_records(&published(record("older", wall + second)), at, wall);
+    assert_eq!(known(&roster), ("stored".into(), Some(Source::Stored)));
+    roster.published_records(&published(record("newer", wall - second)), at, wall);
+    assert_eq!(known(&roster), ("newer".into(), Some(Source::Published)));
+    assert!(roster.stored_records()[&identity(A)].has_same_apis(&record("newer", wall)));
+    // An answer counts more than what was published before it, whatever the clocks say.
+    roster.addresses(&addresses(&[(A, 1)]), at);
+    roster.due(at);
+    roster.fetched(&identity(A), Ok(served()), at, wall, 0.0);
+    assert_eq!(known(&roster).1, Some(Source::Asked));
+    let newest = record("newest", wall - 2 * second);
+    roster.published_records(&published(newest), at, wall);
+    assert_eq!(known(&roster), ("newest".into(), Some(Source::Published)));
+    // A record that comes while a server is asked may be later than the answer.
+    assert_eq!(due(&mut roster, at), [A], "it is asked at once");
+    roster.published_records(&published(record("last", wall)), at, wall);
+    roster.fetched(&identity(A), Ok(served()), at, wall, 0.0);
+    assert_eq!(known(&roster), ("last".into(), Some(Source::Published)));
+    // A record of what the server has answered is not later than the answer.
+    let answer = ServedRecord::clone(&record("last", wall + second));
+    roster.remember_answer(answer);
+    assert_eq!(known(&roster).1, Some(Source::Asked));
+}
+
+/// A bridge that restarts with a wrong certificate for etcd reads the Leases alone.
+#[test]
+fn a_living_server_is_awaited_until_the_registry_has_been_read() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let path = DecodedPath::new("/apis/example.io/v1/things").unwrap();
+    let request = RequestInfo::parse(&http::Method::GET, &path, None);
+    let answer = |roster: &Roster, now| match roster.snapshot().serving(&request, now) {
+        Elsewhere::Unknown(_) => "unknown",
+        Elsewhere::Nowhere => "nowhere",
+        other => panic!("{other:?}"),
+    };
+    let mut roster = Roster::new(identity(ME));
+    roster.await_registry();
+    for minute in 0..20 {
+        let now = at(minute * 60);
+        roster.leases(vec![seen(A, "h", u32::try_from(minute).unwrap())], now);
+        roster.expire(now);
+        assert_eq!(answer(&roster, now), "unknown", "minute {minute}");
+    }
+    // A server that is not renewed is not alive.
+    assert_eq!(answer(&roster, at(19 * 60 + 41)), "nowhere");
+    // From the first read on, the usual times count.
+    let read = at(20 * 60);
+    roster.registry_read(read);
+    // Only the first read counts.
+    roster.registry_read(at(21 * 60));
+    roster.lease(seen(A, "h", 100), read);
+    assert_eq!(answer(&roster, at(20 * 60 + 30)), "unknown");
+    roster.lease(seen(A, "h", 101), at(21 * 60 + 1));
+    assert_eq!(answer(&roster, at(21 * 60 + 1)), "nowhere");
+    // A server that has answered is not awaited, registry or not.
+    let mut roster = Roster::new(identity(ME));
+    roster.await_registry();
+    roster.leases(vec![seen(A, "h", 1)], start);
+    roster.addresses(&addresses(&[(A, 1)]), start);
+    roster.due(start);
+    roster.fetched(&identity(A), Ok(served()), start, SystemTime::now(), 0.0);
+    assert_eq!(answer(&roster, start), "nowhere");
 }

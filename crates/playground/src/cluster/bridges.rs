@@ -8,8 +8,8 @@ use std::time::Duration;
 use rustls_pki_types::ServerName;
 use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_gateway::config::{
-    Admin, ApiServerIdentity, Callers, Config, Egress, Etcd, Features, Limits, Listen, LogFormat,
-    Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
+    Admin, ApiServerIdentity, BridgeUser, Callers, Config, Egress, Etcd, Features, Limits, Listen,
+    LogFormat, Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
     TranslateStreams, Upstream, UpstreamStreams,
 };
 use skewbridge_peers::Identity;
@@ -56,6 +56,7 @@ pub(super) fn config(
             ca: pki.ca.clone(),
             server_name: ServerName::IpAddress(server.ip().into()),
             front_proxy: Some(pki.front_proxy.clone()),
+            bridge_user: BridgeUser::default(),
         },
         peers: Peers {
             // The servers share a machine, so the bridge is told whose it is.
@@ -65,6 +66,7 @@ pub(super) fn config(
             advertise_ip: Some(LOOPBACK),
             advertise_port: None,
             cidrs: Vec::new(),
+            state_dir: None,
             etcd: Etcd::default(),
             egress: Egress::Direct,
         },

@@ -20,6 +20,7 @@ use skewbridge_wire::Prefixed;
 use tokio::io::{AsyncRead, AsyncWrite, duplex};
 use tokio::sync::mpsc;
 
+use super::channel_forward::{self, Wanted};
 use super::container::Container;
 use super::exec::{Exec, attach};
 use super::journal::LogOptions;
@@ -380,12 +381,17 @@ fn forwarded(
     if is_upgrade(headers) {
         let asked = read_request(&request.method, headers);
         let asked = asked.map_err(|refusal| Status::bad_request(refusal.to_string()))?;
-        if !tunnelled(subprotocols(headers)).any(|offer| offer == PORT_FORWARD) {
-            return Err(Status::bad_request(format!(
-                "unable to upgrade: only {TUNNELLED_PORT_FORWARD} is spoken in a WebSocket"
-            )));
-        }
         let mut answer = HeaderMap::new();
+        if !tunnelled(subprotocols(headers)).any(|offer| offer == PORT_FORWARD) {
+            let wanted = Wanted::of(subprotocols(headers), &request.query);
+            let wanted = wanted.map_err(Status::bad_request)?;
+            let protocol = wanted.agreed.answer.map(HeaderValue::from_static);
+            accepting_headers(&asked, protocol, &mut answer);
+            let takeover = Takeover::new(move |switched| async move {
+                channel_forward::carry(whole(switched), wanted, reach).await;
+            });
+            return Ok(StreamAnswer::Switch(switching(answer), takeover));
+        }
         let protocol = HeaderValue::from_static(TUNNELLED_PORT_FORWARD);
         accepting_headers(&asked, Some(protocol), &mut answer);
         let takeover = Takeover::new(move |switched| async move {

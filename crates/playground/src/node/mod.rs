@@ -4,6 +4,7 @@
 //! alone.
 
 mod answers;
+mod channel_forward;
 mod container;
 mod exec;
 mod family;

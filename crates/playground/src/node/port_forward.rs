@@ -61,7 +61,14 @@ impl Reach {
         listeners::reach(said.unwrap_or(port), address, &own, &listeners::listeners())
     }
 
-    async fn connect(&self, port: u16) -> Result<TcpStream, String> {
+    /// A connection to a port, or why there is none, as kubelets say it.
+    pub(super) async fn connect(&self, port: u16) -> Result<TcpStream, String> {
+        let connected = self.dial(port).await;
+        let pod = &self.pod;
+        connected.map_err(|why| format!("error forwarding port {port} to pod {pod}, uid : {why}"))
+    }
+
+    async fn dial(&self, port: u16) -> Result<TcpStream, String> {
         let Some(address) = self.address(port) else {
             return Err(format!(
                 "failed to connect to localhost:{port} inside the pod: connection refused"
@@ -77,13 +84,12 @@ impl Reach {
 
 /// Forwards until the client leaves.
 pub(super) async fn carry(io: impl AsyncRead + AsyncWrite + Unpin, reach: Reach) {
-    let pod = reach.pod.clone();
     let reach = Arc::new(reach);
     let connect = move |port| {
         let reach = reach.clone();
         async move { reach.connect(port).await }
     };
-    forward_all(io, &pod, connect).await;
+    forward_all(io, connect).await;
 }
 
 /// The first half of a pair.
@@ -93,7 +99,7 @@ struct Half {
     came: Instant,
 }
 
-async fn forward_all<C, F>(io: impl AsyncRead + AsyncWrite + Unpin, pod: &str, connect: C)
+async fn forward_all<C, F>(io: impl AsyncRead + AsyncWrite + Unpin, connect: C)
 where
     C: Fn(u16) -> F,
     F: Future<Output = Result<TcpStream, String>> + Send + 'static,
@@ -123,13 +129,9 @@ where
                     Which::Data => (stream, half.stream),
                     Which::Error => (half.stream, stream),
                 };
-                let port = headers.port.number();
-                let (connecting, pod) = (connect(port), pod.to_owned());
+                let connecting = connect(headers.port.number());
                 forwards.spawn(async move {
-                    let connected = connecting.await.map_err(|why| {
-                        format!("error forwarding port {port} to pod {pod}, uid : {why}")
-                    });
-                    forward(connected, data, error).await;
+                    forward(connecting.await, data, error).await;
                 });
             }
             _ if waiting.len() < MOST => {
@@ -251,7 +253,7 @@ mod tests {
                 .map_err(|error| error.to_string())
         };
         let (here, there) = tokio::io::duplex(64 * 1024);
-        tokio::spawn(async move { forward_all(there, "web", connect).await });
+        tokio::spawn(async move { forward_all(there, connect).await });
         let (handle, _incoming, driver) = connection::client(here, Config::default());
         tokio::spawn(driver);
         let test = async {

@@ -7,7 +7,7 @@ use skewbridge_channels::{Channel, Options, Output, Sizes, TerminalSize};
 use tokio::sync::mpsc;
 
 /// Pieces that wait between the two ends: enough to keep both busy.
-const QUEUE: usize = 4;
+pub(super) const QUEUE: usize = 4;
 
 /// What is read of a process at once.
 pub(super) const PIECE: usize = 16 * 1024;

@@ -26,10 +26,10 @@ const LIMITS: Limits = Limits {
 };
 
 /// Pings that wait to be answered; of more, some are not.
-const PINGS: usize = 4;
+pub(super) const PINGS: usize = 4;
 
 /// How long a client may take to hear how its command ended, and to say goodbye.
-const FAREWELL: Duration = Duration::from_secs(10);
+pub(super) const FAREWELL: Duration = Duration::from_secs(10);
 
 /// Carries a command to its end, or until the client is gone: then the command is
 /// dropped.
@@ -161,7 +161,7 @@ pub(super) async fn tunnel(io: impl AsyncRead + AsyncWrite, inside: DuplexStream
 }
 
 /// What a client says, message by message.
-struct Hearing<R> {
+pub(super) struct Hearing<R> {
     read: R,
     buffer: BytesMut,
     decoder: Decoder,
@@ -169,7 +169,7 @@ struct Hearing<R> {
 }
 
 impl<R: AsyncRead + Unpin> Hearing<R> {
-    fn new(read: R, pings: mpsc::Sender<ControlPayload>) -> Self {
+    pub(super) fn new(read: R, pings: mpsc::Sender<ControlPayload>) -> Self {
         Self {
             read,
             buffer: BytesMut::new(),
@@ -179,7 +179,7 @@ impl<R: AsyncRead + Unpin> Hearing<R> {
     }
 
     /// The next piece; `None` when the client has left, or broke the rules.
-    async fn next(&mut self) -> Option<Piece> {
+    pub(super) async fn next(&mut self) -> Option<Piece> {
         loop {
             match self.decoder.decode(&mut self.buffer) {
                 Ok(Some(Event::Piece(piece))) => return Some(piece),

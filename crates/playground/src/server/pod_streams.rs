@@ -51,7 +51,8 @@ pub struct StreamRequest {
     pub user: User,
     /// The version of the server that is asked.
     pub release: Release,
-    /// What it speaks. A WebSocket never gets here where that is [`Protocols::Spdy`].
+    /// What it speaks. Where that is [`Protocols::Spdy`], the only WebSocket that gets here is
+    /// a port-forward by channels.
     pub protocols: Protocols,
 }
 
@@ -68,7 +69,7 @@ pub enum StreamKind {
 /// In which protocols a server streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocols {
-    /// SPDY/3.1 alone.
+    /// SPDY/3.1, and port-forward by the channels of a WebSocket.
     Spdy,
     /// WebSocket as well.
     SpdyAndWebSocket,

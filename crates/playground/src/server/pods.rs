@@ -5,8 +5,10 @@ use http::header::UPGRADE;
 use http::{HeaderValue, StatusCode};
 use serde_json::json;
 use skewbridge_api::status::Status;
+use skewbridge_channels::port_forward::tunnel::tunnelled;
 use skewbridge_gateway::body::{Pieces, ResponseBody};
 use skewbridge_gateway::serve::{self, Answer};
+use skewbridge_websocket::subprotocols;
 use tokio::sync::mpsc;
 
 use super::answers::{self, Reply};
@@ -54,7 +56,8 @@ pub(super) async fn stream(
         .server
         .store
         .read(|store| store.get(&subject.definition, subject.namespace, subject.name))?;
-    if is_websocket && protocols == Protocols::Spdy {
+    let is_refused = kind != StreamKind::PortForward || is_tunnel(headers);
+    if is_websocket && protocols == Protocols::Spdy && is_refused {
         return Ok(Answer::new(not_by_websocket()));
     }
     if pod.text(&["spec", "nodeName"]).is_empty() {
@@ -102,6 +105,12 @@ pub(super) async fn stream(
             }),
         )),
     }
+}
+
+/// Whether a port-forward is SPDY inside of a WebSocket (KEP-4006), and not the older channels,
+/// which every release takes.
+fn is_tunnel(headers: &http::HeaderMap) -> bool {
+    tunnelled(subprotocols(headers)).next().is_some()
 }
 
 /// What a kubelet of 1.28 answers to a subprotocol that it does not know: the handshake

@@ -1,15 +1,18 @@
 //! Port-forward.
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use serde_json::json;
+use skewbridge_channels::port_forward::legacy::{FromPod, FromServer, ToPod, ToServer, announced};
 use skewbridge_channels::port_forward::{Port, Stream as Which, pair};
+use skewbridge_channels::{Protocol, Said};
 use skewbridge_playground::server::pod_streams::StreamKind::PortForward;
 use skewbridge_spdy::connection::{self, Handle, Receiver, Stream};
 use skewbridge_spdy::{Config, Headers};
-use tokio::io::DuplexStream;
+use skewbridge_websocket::{Control, Decoder, Event, Limits, Role};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
-use crate::site::{LIMIT, Site, spdy_headers};
+use crate::site::{LIMIT, Site, spdy_headers, websocket_headers};
 
 fn open(handle: &Handle, stream: Which, port: u16, request: &str) -> Stream {
     let headers = pair::Headers {
@@ -114,4 +117,112 @@ async fn nobody_else_is_reached_through_a_pod() {
         assert_eq!(nobody, std::io::ErrorKind::WouldBlock);
     }
     driver.abort();
+}
+
+/// A client by channels, as the Python client is one.
+struct Channels {
+    io: DuplexStream,
+    buffer: BytesMut,
+    decoder: Decoder,
+    reader: FromServer,
+    writer: ToServer,
+}
+
+impl Channels {
+    async fn open(site: &Site, query: &str, protocol: Protocol) -> Self {
+        let headers = websocket_headers(protocol.name());
+        let limits = Limits {
+            frame: 1 << 20,
+            message: 1 << 20,
+        };
+        Self {
+            io: site.switched(PortForward, "web", query, headers).await,
+            buffer: BytesMut::new(),
+            decoder: Decoder::new(Role::Client, limits),
+            reader: FromServer::new(protocol),
+            writer: ToServer::new(protocol),
+        }
+    }
+
+    async fn write(&mut self, port: u8, data: &[u8]) {
+        let mut out = BytesMut::new();
+        self.writer.write(ToPod { port }, data, &mut out);
+        self.io.write_all(&out).await.unwrap();
+    }
+
+    /// The next piece of a message; `None` at a close.
+    async fn next(&mut self) -> Option<(FromPod, Bytes)> {
+        loop {
+            match self.decoder.decode(&mut self.buffer).unwrap() {
+                Some(Event::Piece(piece)) => match self.reader.piece(piece).unwrap() {
+                    Some(Said::Data(channel, data)) => return Some((channel, data)),
+                    _ => continue,
+                },
+                Some(Event::Control(Control::Close(_))) => return None,
+                Some(Event::Control(_)) => continue,
+                None => {}
+            }
+            let read = self.io.read_buf(&mut self.buffer);
+            let read = tokio::time::timeout(LIMIT, read).await;
+            assert!(read.expect("no silence").unwrap() > 0, "cut off");
+        }
+    }
+
+    /// What comes on each channel until the close, after the ports were announced.
+    async fn finish(&mut self, ports: &[u16]) -> Vec<[String; 2]> {
+        let mut texts = vec![[const { Vec::new() }; 2]; ports.len()];
+        let mut announced_on = Vec::new();
+        while let Some((channel, data)) = self.next().await {
+            let port = usize::from(channel.port);
+            if announced_on.contains(&channel) {
+                texts[port][usize::from(channel.stream == Which::Error)].extend_from_slice(&data);
+            } else {
+                assert_eq!(announced(&data).unwrap().number(), ports[port]);
+                announced_on.push(channel);
+            }
+        }
+        assert_eq!(announced_on.len(), 2 * ports.len());
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        texts.into_iter().map(|both| both.map(text)).collect()
+    }
+}
+
+#[tokio::test]
+async fn ports_are_forwarded_by_channels() {
+    let site = Site::new();
+    let ports = json!([{"containerPort": 18_081}, {"containerPort": 18_082}]);
+    let container = json!({"name": "web", "image": "web", "ports": ports});
+    site.running("web", &json!({"containers": [container]}))
+        .await;
+    // A closed port is reported on its own error channel.
+    let ports = [18_081, 9, 18_082];
+    for protocol in [Protocol::V4, Protocol::V4_BASE64] {
+        for attempt in 0..200 {
+            let mut client = Channels::open(&site, "ports=18081,9&ports=18082", protocol).await;
+            for port in [0, 2] {
+                let ask = b"GET / HTTP/1.1\r\nhost: web\r\nconnection: close\r\n\r\n";
+                client.write(port, ask).await;
+            }
+            // No such port: passed over.
+            client.write(7, b"?").await;
+            let heard = client.finish(&ports).await;
+            // The process may not listen yet.
+            if attempt < 199 && (!heard[0][1].is_empty() || !heard[2][1].is_empty()) {
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                continue;
+            }
+            for place in [0, 2] {
+                let expected = format!("Hello from pod web, port {}.\n", ports[place]);
+                assert!(heard[place][0].ends_with(&expected), "{heard:?}");
+                assert_eq!(heard[place][1], "");
+            }
+            let refused = "error forwarding port 9 to pod web, uid : failed to connect";
+            assert!(heard[1][1].starts_with(refused), "{heard:?}");
+            break;
+        }
+    }
+    let headers = websocket_headers("v4.channel.k8s.io");
+    let answer = site.ask(PortForward, "web", "", headers).await;
+    let answer = format!("{answer:?}");
+    assert!(answer.contains("is required"), "{answer}");
 }

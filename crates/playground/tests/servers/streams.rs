@@ -115,6 +115,24 @@ async fn the_oldest_release_knows_no_websocket() {
     let mut client = connect(&cluster, &cluster.old).await;
     client.send(exec("GET", "websocket")).await.unwrap();
     assert_eq!(client.read_head().await.unwrap().status, 403);
+    // But for port-forward by channels, which is older than all releases here.
+    for (protocol, status) in [
+        ("v4.channel.k8s.io", 101),
+        ("SPDY/3.1+portforward.k8s.io", 403),
+    ] {
+        let mut client = connect(&cluster, &cluster.old).await;
+        let request = exec("GET", "websocket").replace("exec?command=sh", "portforward?ports=80");
+        let request = request.replace(
+            "Upgrade: websocket\r\n",
+            &format!("Upgrade: websocket\r\nSec-WebSocket-Protocol: {protocol}\r\n"),
+        );
+        client.send(request).await.unwrap();
+        assert_eq!(
+            client.read_head().await.unwrap().status,
+            status,
+            "{protocol}"
+        );
+    }
 }
 
 #[tokio::test]

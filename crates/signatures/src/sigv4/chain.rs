@@ -164,9 +164,7 @@ impl Chain {
         };
         let asked_for = self.profile.is_some() || self.environment.profile.is_some();
         if !exists && asked_for {
-            return Err(wrong(
-                "neither the credentials file nor the config file has it",
-            ));
+            return Err(wrong(&format!("it is not in {}", self.searched_files())));
         }
         match (
             profile.get("aws_access_key_id"),
@@ -211,13 +209,50 @@ impl Chain {
                 });
             }
         }
-        Err(Error::NoCredentials(format!(
-            "neither AWS_ACCESS_KEY_ID nor the profile {name:?} has any"
-        )))
+        Err(Error::NoCredentials(self.nowhere()))
+    }
+
+    /// Where credentials were looked for in vain, and what to do.
+    fn nowhere(&self) -> String {
+        let variables = match &self.profile {
+            None => "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set",
+            Some(_) => "AWS_ACCESS_KEY_ID is not used, because a profile is given",
+        };
+        let (name, files) = (self.name(), self.searched_files());
+        format!(
+            "{variables}, and the profile {name:?} has neither keys nor a credential_process in \
+             {files}; set the variables, run `aws configure`, or give another profile with \
+             --sigv4-profile or AWS_PROFILE"
+        )
+    }
+
+    /// The files that were searched, and which of them are missing.
+    fn searched_files(&self) -> String {
+        let mut files = Vec::new();
+        for (_, path) in self.files() {
+            let missing = if path.exists() { "" } else { " (no such file)" };
+            files.push(format!("{}{missing}", path.display()));
+        }
+        if files.is_empty() {
+            "any file, because HOME is not set".to_owned()
+        } else {
+            files.join(" or ")
+        }
     }
 
     /// The profile as both files have it, and whether either has.
     fn read(&self) -> Result<(Profile, bool), Error> {
+        let (mut profile, mut exists) = (Profile::default(), false);
+        for (kind, path) in self.files() {
+            if let Some(text) = read(&path)? {
+                exists |= profile.read(&text, kind, self.name());
+            }
+        }
+        Ok((profile, exists))
+    }
+
+    /// The files that profiles are read from.
+    fn files(&self) -> impl Iterator<Item = (Kind, PathBuf)> {
         let environment = &self.environment;
         let files = [
             (
@@ -227,18 +262,10 @@ impl Chain {
             ),
             (Kind::Config, &environment.config_file, "config"),
         ];
-        let (mut profile, mut exists) = (Profile::default(), false);
-        for (kind, told, usual) in files {
-            let path = match (told, &environment.home) {
-                (Some(path), _) => path.clone(),
-                (None, Some(home)) => home.join(".aws").join(usual),
-                (None, None) => continue,
-            };
-            if let Some(text) = read(&path)? {
-                exists |= profile.read(&text, kind, self.name());
-            }
-        }
-        Ok((profile, exists))
+        files.into_iter().filter_map(|(kind, told, usual)| {
+            let usual = || Some(environment.home.as_ref()?.join(".aws").join(usual));
+            Some((kind, told.clone().or_else(usual)?))
+        })
     }
 }
 

@@ -64,11 +64,7 @@ async fn the_order_is_environment_keys_of_the_profile_process() {
         (&[], None, Ok("DEFAULT")),
         (&[("AWS_PROFILE", "keys")], None, Ok("KEYS")),
         (&[("AWS_PROFILE", "keys")], Some("runs"), Ok("PROCESS")),
-        (
-            &[("AWS_PROFILE", "absent")],
-            None,
-            Err("neither the credentials file nor"),
-        ),
+        (&[("AWS_PROFILE", "absent")], None, Err("it is not in /")),
         (&KEYS[..1], None, Err("only one of AWS_ACCESS_KEY_ID and")),
         (
             &[("AWS_PROFILE", "half")],
@@ -115,12 +111,19 @@ async fn the_order_is_environment_keys_of_the_profile_process() {
 async fn other_files_can_be_named_and_absent_ones_are_no_error() {
     let dir = ScratchDir::new();
     let none = Chain::new(environment(&dir, &[]), None);
-    assert!(
-        found(&none)
-            .await
-            .unwrap_err()
-            .contains("no AWS credentials")
+    let aws = dir.path().join(".aws");
+    let expected = format!(
+        "no AWS credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set, and the \
+         profile \"default\" has neither keys nor a credential_process in {0}/credentials (no such \
+         file) or {0}/config (no such file); set the variables, run `aws configure`, or give \
+         another profile with --sigv4-profile or AWS_PROFILE",
+        aws.display()
     );
+    assert_eq!(found(&none).await.unwrap_err(), expected);
+    let absent = Chain::new(environment(&dir, &[]), Some("absent".to_owned()));
+    let told = found(&absent).await.unwrap_err();
+    let expected = format!("\"absent\": it is not in {}/credentials (no", aws.display());
+    assert!(told.contains(&expected), "{told}");
     let named = dir.write(
         "keys",
         "[default]\naws_access_key_id=A\naws_secret_access_key=s",

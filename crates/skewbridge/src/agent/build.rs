@@ -11,8 +11,40 @@ use skewbridge_signatures::{http_signature, sigv4};
 use super::Problem;
 use super::flags::{self, Flags, Signer};
 
-/// A harness with its signers, or all that is wrong with the flags.
-pub(super) fn harness(flags: &Flags, asked: &Asked) -> Result<Harness, Problem> {
+/// A harness, and what its signers need before it can be started.
+pub(super) struct Signers {
+    harness: Harness,
+    token: Option<TokenConfig>,
+    sigv4: Option<SigV4>,
+}
+
+impl Signers {
+    /// Looks for the credentials that requests will be signed with: without them every
+    /// request fails, and kubectl does not show why.
+    pub(super) async fn check_credentials(&self) -> Result<(), Problem> {
+        let Some(sigv4) = &self.sigv4 else {
+            return Ok(());
+        };
+        let checked = sigv4.check().await;
+        checked.map_err(|cause| Problem::Failed(format!("--signer=sigv4: {cause}")))
+    }
+
+    /// The harness with all of its signers. This is the last step, because it may ask the user
+    /// for a PIN.
+    pub(super) fn open(self) -> Result<Harness, Problem> {
+        match self.token {
+            None => Ok(self.harness),
+            Some(config) => {
+                let key = TokenKey::open(config);
+                let key = key.map_err(|error| Problem::Failed(error.to_string()))?;
+                Ok(self.harness.key(Arc::new(key)))
+            }
+        }
+    }
+}
+
+/// The signers of these flags, or all that is wrong with the flags.
+pub(super) fn signers(flags: &Flags, asked: &Asked) -> Result<Signers, Problem> {
     let mut problems = misplaced(flags);
     let mut harness = Harness::new()
         .listen(match flags.listen {
@@ -24,7 +56,7 @@ pub(super) fn harness(flags: &Flags, asked: &Asked) -> Result<Harness, Problem> 
     if flags.idle_timeout.is_zero() {
         problems.push("--idle-timeout: has to be longer than 0".to_owned());
     }
-    let mut token = None;
+    let (mut token, mut aws) = (None, None);
     for signer in &flags.signer {
         let built = match signer {
             Signer::Pkcs11 => match token_config(flags, asked) {
@@ -36,7 +68,10 @@ pub(super) fn harness(flags: &Flags, asked: &Asked) -> Result<Harness, Problem> 
             },
             Signer::File => file(flags).map(|key| Part::Key(Arc::new(key))),
             Signer::Headers => headers(flags).map(|it| Part::Modifier(Box::new(it))),
-            Signer::Sigv4 => sigv4(flags).map(|it| Part::Modifier(Box::new(it))),
+            Signer::Sigv4 => sigv4(flags).map(|it| {
+                aws = Some(it.clone());
+                Part::Modifier(Box::new(it))
+            }),
             Signer::HttpSignature => http_signature(flags).map(|it| Part::Modifier(Box::new(it))),
         };
         match built {
@@ -48,12 +83,11 @@ pub(super) fn harness(flags: &Flags, asked: &Asked) -> Result<Harness, Problem> 
     if !problems.is_empty() {
         return Err(Problem::Usage(problems));
     }
-    // Last of all: it may ask for a PIN.
-    if let Some(config) = token {
-        let key = TokenKey::open(config).map_err(|error| Problem::Failed(error.to_string()))?;
-        harness = harness.key(Arc::new(key));
-    }
-    Ok(harness)
+    Ok(Signers {
+        harness,
+        token,
+        sigv4: aws,
+    })
 }
 
 enum Part {
@@ -158,7 +192,14 @@ fn token_config(flags: &Flags, asked: &Asked) -> Result<TokenConfig, String> {
         pin_file: flags.pkcs11_pin_file.clone(),
         ..Selection::default()
     };
-    let which = named.or(flags.pkcs11_uri.clone().unwrap_or_default());
+    let uri = match &flags.pkcs11_uri {
+        Some(uri) => uri
+            .0
+            .clone()
+            .map_err(|wrong| format!("--pkcs11-uri: {wrong}"))?,
+        None => Selection::default(),
+    };
+    let which = named.or(uri);
     let module = which.module.clone().ok_or(
         "--signer=pkcs11: needs --pkcs11-module=FILE, such as /usr/lib/x86_64-linux-gnu/\
          opensc-pkcs11.so",

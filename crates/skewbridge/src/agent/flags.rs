@@ -47,7 +47,7 @@ pub(crate) struct Flags {
     pub(crate) pkcs11_module: Option<PathBuf>,
     /// pkcs11: token and key as a URI (RFC 7512), such as pkcs11:token=jane;object=kubernetes
     #[arg(long, value_name = "URI", help_heading = "Signer pkcs11")]
-    pub(crate) pkcs11_uri: Option<Selection>,
+    pub(crate) pkcs11_uri: Option<Uri>,
     /// pkcs11: the label of the token
     #[arg(long, value_name = "LABEL", help_heading = "Signer pkcs11")]
     pub(crate) pkcs11_token: Option<String>,
@@ -174,6 +174,17 @@ pub(crate) enum Listen {
     Unix,
     /// A port of 127.0.0.1
     Tcp,
+}
+
+/// A URI of RFC 7512, or why it is not one. clap repeats a value that does not parse, and the
+/// value may contain a PIN; so parsing always succeeds, and the error is reported later.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Uri(pub(crate) Result<Selection, String>);
+
+impl From<String> for Uri {
+    fn from(text: String) -> Self {
+        Self(text.parse())
+    }
 }
 
 /// The identifier of an object in a token.

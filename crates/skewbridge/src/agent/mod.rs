@@ -33,8 +33,15 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
         verbosity: flags.v,
         format: LogFormat::Text,
     });
-    keep_memory_private();
-    let ended = if flags.shared && !flags.shared_instance {
+    crate::private_memory::deny_dumps_and_core_files();
+    // Before the shared instance is started with the same arguments.
+    let wrong_uri = flags
+        .pkcs11_uri
+        .as_ref()
+        .and_then(|uri| uri.0.as_ref().err());
+    let ended = if let Some(wrong) = wrong_uri {
+        Err(Problem::Usage(vec![format!("--pkcs11-uri: {wrong}")]))
+    } else if flags.shared && !flags.shared_instance {
         ask_shared()
     } else {
         serve(flags)
@@ -100,9 +107,17 @@ async fn live(flags: &Flags, asked: &Asked) -> Result<Ended, Problem> {
     let mut vigil = Vigil::begin(asked, lock)?;
     let build = {
         let (flags, asked) = (flags.clone(), asked.clone());
-        move || build::harness(&flags, &asked)
+        move || build::signers(&flags, &asked)
     };
-    let harness = match vigil.prepare(build).await {
+    let signers = match vigil.prepare(build).await {
+        Ok(signers) => signers?,
+        Err(ended) => return Ok(ended),
+    };
+    tokio::select! {
+        checked = signers.check_credentials() => checked?,
+        ended = vigil.ended() => return Ok(ended),
+    }
+    let harness = match vigil.prepare(move || signers.open()).await {
         Ok(harness) => harness?,
         Err(ended) => return Ok(ended),
     };
@@ -176,19 +191,6 @@ fn lasting(
 ) -> BTreeMap<OsString, OsString> {
     let is_volatile = |name: &OsString| VOLATILE.iter().any(|volatile| name == volatile);
     environment.filter(|(name, _)| !is_volatile(name)).collect()
-}
-
-/// Keys and PINs are in this process: nobody is to look into it, and no file is to
-/// be made of it.
-fn keep_memory_private() {
-    use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
-    #[cfg(target_os = "linux")]
-    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
-    let none = Rlimit {
-        current: Some(0),
-        maximum: Some(0),
-    };
-    let _ = setrlimit(Resource::Core, none);
 }
 
 fn complain(problem: &str) {

@@ -90,7 +90,16 @@ pub(crate) const INTERRUPTED: u8 = 130;
 impl Endings {
     /// From here on they do not end the program by themselves.
     pub(crate) fn listen() -> io::Result<Self> {
-        let ignored = IgnoredSignals::now();
+        Self::listen_unless(IgnoredSignals::now())
+    }
+
+    /// The same, but SIGINT ends the program even if it was ignored at the start: a shell
+    /// without job control starts background jobs so, and they are ended by `kill -INT`.
+    pub(crate) fn listen_in_background() -> io::Result<Self> {
+        Self::listen_unless(IgnoredSignals::now().without(SignalKind::interrupt()))
+    }
+
+    fn listen_unless(ignored: IgnoredSignals) -> io::Result<Self> {
         let listen = |kind: SignalKind| -> io::Result<(Heard, u8)> {
             let number = u8::try_from(kind.as_raw_value()).unwrap_or(0);
             Ok((ignored.listen(kind)?, 128 + number))

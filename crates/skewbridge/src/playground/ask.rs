@@ -31,11 +31,15 @@ impl Contexts {
         Ok(Self(Kubeconfig::load(Some(kubeconfig))?))
     }
 
-    /// A connection with a context.
-    pub(super) async fn connect(&self, context: &str) -> Result<Connection> {
+    /// Where a context leads.
+    pub(super) async fn endpoint(&self, context: &str) -> Result<Endpoint> {
         let target = self.0.target(Some(context))?;
-        let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await?;
-        Ok(endpoint.connect().await?)
+        Ok(Endpoint::prepare(&target, Some(PATIENCE)).await?)
+    }
+
+    /// A connection with a context.
+    async fn connect(&self, context: &str) -> Result<Connection> {
+        Ok(self.endpoint(context).await?.connect().await?)
     }
 
     async fn send(&self, context: &str, request: &Request) -> Result<Response> {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
+use http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 use skewbridge_gateway::body::{RequestBody, ResponseBody};
@@ -113,6 +113,11 @@ impl Service for Requests {
 
     async fn call(&self, request: Request<RequestBody>) -> Answered {
         let control = &self.control;
+        // RFC 9110, 15.5.6: a 405 says what is allowed.
+        let allowed = match request.uri().path().trim_matches('/') {
+            "servers" => "GET",
+            _ => "POST",
+        };
         let (status, value) = match control.understand(&request) {
             Ok(wish) => {
                 self.busy.store(true, Ordering::Relaxed);
@@ -128,6 +133,10 @@ impl Service for Requests {
         *response.status_mut() = status;
         let json = HeaderValue::from_static("application/json");
         response.headers_mut().insert(CONTENT_TYPE, json);
+        if status == StatusCode::METHOD_NOT_ALLOWED {
+            let allowed = HeaderValue::from_static(allowed);
+            response.headers_mut().insert(ALLOW, allowed);
+        }
         Answered::new(response)
     }
 }
@@ -175,6 +184,7 @@ impl Control {
         match answered {
             Some(Answer::Done(value)) => (StatusCode::OK, value),
             Some(Answer::Unknown(why)) => refuse(StatusCode::NOT_FOUND, &why),
+            Some(Answer::Impossible(why)) => refuse(StatusCode::CONFLICT, &why),
             Some(Answer::Failed(why)) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &why),
             None => refuse(StatusCode::SERVICE_UNAVAILABLE, "the playground ends"),
         }

@@ -36,7 +36,7 @@ use directory::Directory;
 pub(crate) use flags::Flags;
 use flags::Output;
 use keys::{Key, Keys};
-use orders::{Deed, Order, Wish, carry_out};
+use orders::{Answer, Deed, Order, Wish, carry_out};
 use paint::Paint;
 use topology::Scene;
 use tour::{Guide, Voice};
@@ -212,7 +212,10 @@ async fn stage(cluster: &mut Cluster, mut orders: mpsc::Receiver<Order>, paint: 
                 let Some(Order { wish, answer }) = order else { return };
                 let told = carry_out(cluster, &wish).await;
                 if let Wish::Do { server, deed } = &wish {
-                    say(&format!("{deed} {server}\n"));
+                    say(&controlled(server, *deed, &told, paint));
+                    if keys.is_some() {
+                        say(&help(cluster, chosen, paint));
+                    }
                 }
                 // Whoever asked may have left.
                 let _ = answer.send(told);
@@ -230,9 +233,24 @@ async fn stage(cluster: &mut Cluster, mut orders: mpsc::Receiver<Order>, paint: 
     }
 }
 
+/// What the control was asked for, and what came of it.
+fn controlled(server: &str, deed: Deed, answer: &Answer, paint: Paint) -> String {
+    match answer {
+        Answer::Done(_) => format!("{deed} {server}\n"),
+        Answer::Unknown(why) | Answer::Impossible(why) | Answer::Failed(why) => {
+            format!("{}\n", paint.bad(why))
+        }
+    }
+}
+
 async fn press(cluster: &mut Cluster, chosen: usize, deed: Deed, paint: Paint) {
     let before = cluster.servers().get(chosen).map(|it| it.name().to_owned());
     let name = before.unwrap_or_default();
+    if let Some(reason) = orders::refusal(cluster, chosen, deed) {
+        say(&format!("{}\n", paint.bad(reason)));
+        say(&help(cluster, chosen, paint));
+        return;
+    }
     say(&format!("{deed} {name} ...\n"));
     match orders::perform(cluster, chosen, deed).await {
         Ok(()) => say(&help(cluster, chosen, paint)),

@@ -39,6 +39,8 @@ pub(super) enum Wish {
 pub(super) enum Answer {
     Done(Value),
     Unknown(String),
+    /// The server is in a state in which this cannot be done.
+    Impossible(String),
     Failed(String),
 }
 
@@ -53,6 +55,19 @@ impl Deed {
             "downgrade" => Self::Downgrade,
             _ => return None,
         })
+    }
+
+    /// Why it cannot be done to a server, if it cannot.
+    pub(super) fn refusal(self, name: &str, release: Release, is_running: bool) -> Option<String> {
+        let [oldest, .., newest] = Release::ALL;
+        let reason = match self {
+            Self::Kill | Self::Stop if !is_running => "is not running".to_owned(),
+            Self::Start if is_running => "is running already".to_owned(),
+            Self::Upgrade if release == newest => format!("has the newest version, {newest}"),
+            Self::Downgrade if release == oldest => format!("has the oldest version, {oldest}"),
+            _ => return None,
+        };
+        Some(format!("cannot {self} {name}: it {reason}"))
     }
 
     /// The release that a server is to have.
@@ -94,10 +109,19 @@ pub(super) async fn carry_out(cluster: &mut Cluster, wish: &Wish) -> Answer {
         Ok(index) => index,
         Err(error) => return Answer::Unknown(error.to_string()),
     };
+    if let Some(reason) = refusal(cluster, index, deed) {
+        return Answer::Impossible(reason);
+    }
     match perform(cluster, index, deed).await {
         Ok(()) => Answer::Done(tell(&cluster.servers()[index])),
         Err(error) => Answer::Failed(error.to_string()),
     }
+}
+
+/// Why something cannot be done to a server, if it cannot.
+pub(super) fn refusal(cluster: &Cluster, index: usize, deed: Deed) -> Option<String> {
+    let server = cluster.servers().get(index)?;
+    deed.refusal(server.name(), server.release(), server.is_running())
 }
 
 /// Does something to a server.
@@ -116,10 +140,7 @@ pub(super) async fn perform(
         Deed::Toggle if runs => cluster.stop(index).await,
         Deed::Start | Deed::Toggle => cluster.resume(index).await?,
         Deed::Upgrade | Deed::Downgrade => {
-            let next = deed.release(release);
-            if next != release || !runs {
-                cluster.change(index, next).await?;
-            }
+            cluster.change(index, deed.release(release)).await?;
         }
     }
     Ok(())
@@ -138,6 +159,45 @@ fn tell(server: &Server) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_cannot_be_done_is_refused_with_a_reason() {
+        let [oldest, middle, newest] = Release::ALL;
+        let rows = [
+            (Deed::Kill, middle, true, None),
+            (Deed::Kill, middle, false, Some("it is not running")),
+            (Deed::Stop, middle, false, Some("it is not running")),
+            (Deed::Start, middle, false, None),
+            (Deed::Start, middle, true, Some("it is running already")),
+            (Deed::Toggle, middle, true, None),
+            (Deed::Toggle, middle, false, None),
+            (Deed::Upgrade, oldest, false, None),
+            (
+                Deed::Upgrade,
+                newest,
+                true,
+                Some("it has the newest version, 1.36"),
+            ),
+            (
+                Deed::Upgrade,
+                newest,
+                false,
+                Some("it has the newest version, 1.36"),
+            ),
+            (
+                Deed::Downgrade,
+                oldest,
+                true,
+                Some("it has the oldest version, 1.28"),
+            ),
+            (Deed::Downgrade, newest, true, None),
+        ];
+        for (deed, release, is_running, reason) in rows {
+            let expected = reason.map(|reason| format!("cannot {deed} server-x: {reason}"));
+            let refused = deed.refusal("server-x", release, is_running);
+            assert_eq!(refused, expected, "{deed} {release} {is_running}");
+        }
+    }
 
     #[test]
     fn releases_go_up_and_down_to_the_ends() {

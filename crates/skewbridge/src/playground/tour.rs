@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use http::StatusCode;
 use serde::Serialize;
-use skewbridge_channels::Outcome;
+use skewbridge_client::streams::ExitStatus;
 use skewbridge_playground::catalogue::Release;
 use skewbridge_playground::cluster::{Cluster, POD, POLICY_PATH};
 
@@ -194,31 +194,32 @@ impl<'a, W: Write> Guide<'a, W> {
     async fn exec(&mut self) -> Result<()> {
         self.begin("exec by WebSocket, where the server only speaks SPDY");
         let words = ["sh", "-c", "echo hello from $POD_NAME; exit 3"];
-        let command = format!("exec {POD} -- sh -c 'echo hello from $POD_NAME; exit 3'");
-        let connection = self.contexts.connect("server-1.28").await?;
-        let ran = exec(connection, POD, &words).await?;
+        // At this verbosity kubectl shows which protocol it uses.
+        let command = format!("exec -v=4 {POD} -- sh -c 'echo hello from $POD_NAME; exit 3'");
+        let is_promised = |ran: &Ran| {
+            let code = match &ran.ended {
+                ExitStatus::Code(code) => code.number(),
+                _ => 0,
+            };
+            ran.stdout == "hello from web" && code == 3
+        };
+        let endpoint = self.contexts.endpoint("server-1.28").await?;
+        let ran = exec(endpoint, POD, &words).await?;
         self.show(
             "server-1.28",
             &command,
             &ran.to_string(),
-            "straight: a client that only knows WebSocket is turned away",
-            matches!(ran, Ran::Refused(_)),
+            "straight: kubectl falls back to SPDY; a client that has only WebSocket fails",
+            ran.fallback.is_some() && is_promised(&ran),
         );
-        let connection = self.contexts.connect("bridge-1.28").await?;
-        let ran = exec(connection, POD, &words).await?;
-        let promised = match &ran {
-            Ran::Ended {
-                stdout,
-                outcome: Outcome::Exited(code),
-            } => stdout == "hello from web" && code.number() == 3,
-            _ => false,
-        };
+        let endpoint = self.contexts.endpoint("bridge-1.28").await?;
+        let ran = exec(endpoint, POD, &words).await?;
         self.show(
             "bridge-1.28",
             &command,
             &ran.to_string(),
-            "through its bridge: translated, with the exit code",
-            promised,
+            "through its bridge: translated, with the exit code, and no fallback",
+            ran.fallback.is_none() && is_promised(&ran),
         );
         Ok(())
     }
@@ -423,20 +424,6 @@ fn resources(count: usize) -> String {
 impl std::fmt::Display for Said {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}", self.status.as_u16(), self.words)
-    }
-}
-
-impl std::fmt::Display for Ran {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Refused(status) => write!(f, "{status}"),
-            Self::Ended { stdout, outcome } => match outcome {
-                Outcome::Success => write!(f, "{stdout} (exit code 0)"),
-                Outcome::Exited(code) => write!(f, "{stdout} (exit code {})", code.number()),
-                Outcome::Failed(failure) => write!(f, "{stdout} ({})", failure.message),
-                Outcome::CutOff => write!(f, "{stdout} (cut off)"),
-            },
-        }
     }
 }
 

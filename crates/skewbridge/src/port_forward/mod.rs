@@ -102,7 +102,7 @@ async fn forward(flags: &Flags) -> Result<(), Failure> {
         patience,
         verbosity: access.verbosity,
     };
-    let mut endings = Endings::listen().map_err(Failure::new)?;
+    let mut endings = Endings::listen_in_background().map_err(Failure::new)?;
     let link = tokio::select! {
         link = linker.link(linker.patience) => Arc::new(link?),
         code = endings.recv() => return ended(code),

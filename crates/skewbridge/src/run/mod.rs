@@ -26,6 +26,8 @@ const EXIT_FAILED: u8 = 125;
 
 /// Flags to endpoint, endpoint to bridge, bridge to kubeconfig, kubeconfig to command.
 pub(crate) fn run(flags: &Flags) -> ExitCode {
+    // The command below keeps its own limits.
+    crate::private_memory::deny_dumps();
     let wish = match flags.understand() {
         Ok(wish) => wish,
         Err(problems) => {

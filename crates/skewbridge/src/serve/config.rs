@@ -2,17 +2,18 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
 use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_gateway::config::{
-    Admin, ApiServerIdentity, Callers, Config, Egress, Etcd, Feature, Limits, Listen, LogFormat,
-    Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
+    Admin, ApiServerIdentity, BridgeUser, Callers, Config, Egress, Etcd, Feature, Limits, Listen,
+    LogFormat, Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
     TranslateStreams, Upstream, UpstreamStreams,
 };
-use skewbridge_gateway::tls::material::{CaBundle, KeyPairFiles};
+use skewbridge_gateway::tls::material::{KeyPairFiles, load_ca};
+use skewbridge_gateway::tls::reload::{self, CaConflict};
 
 use super::egress;
 use super::features::features;
@@ -74,6 +75,7 @@ fn build(flags: &Flags, findings: &mut Findings) -> Option<Config> {
         workers: workers?,
     };
     peers_need_more(&flags.peers, &config, findings);
+    front_proxy_is_no_user(&config, findings);
     Some(config)
 }
 
@@ -139,30 +141,40 @@ fn callers(flags: &AuthenticationFlags, findings: &mut Findings) -> Callers {
         &flags.requestheader_allowed_names,
         |name| Ok(name.to_owned()),
     );
-    if let (Some((_, users)), Some((path, peers))) = (&client_ca, &peer_ca)
-        && allowed_names.is_empty()
-        && overlap(users, peers)
-    {
-        findings.warning(
-            REQUEST_HEADER_CA,
-            Some(path),
-            "shares a CA with --client-ca-file while --requestheader-allowed-names is empty: \
-             every user with a certificate can act as any other; use a CA of its own",
-        );
-    }
     let headers = identity_headers(flags, findings);
-    Callers {
-        client_ca: client_ca.map(|(path, _)| path),
-        request_header: peer_ca.map(|(ca, _)| RequestHeader { ca, allowed_names }),
+    let (client_ca, users) = client_ca.unzip();
+    let (peer_ca, proxies) = peer_ca.unzip();
+    let callers = Callers {
+        client_ca,
+        request_header: peer_ca.map(|ca| RequestHeader { ca, allowed_names }),
         signatures: signatures::read(flags, &headers, findings),
         headers,
+    };
+    if let (Some(users), Some(proxies)) = (users, proxies) {
+        let conflict = reload::request_header_conflict(&callers, &proxies, &users);
+        refuse(conflict, findings);
+    }
+    callers
+}
+
+/// The front-proxy certificate must not be a user's where it is presented to peers.
+fn front_proxy_is_no_user(config: &Config, findings: &mut Findings) {
+    let (Some(front_proxy), Some(client_ca)) =
+        (&config.upstream.front_proxy, &config.callers.client_ca)
+    else {
+        return;
+    };
+    // Files that cannot be read have been reported.
+    if let (Ok(front_proxy), Ok(client_ca)) = (front_proxy.load(), load_ca(client_ca)) {
+        let conflict = reload::front_proxy_conflict(config, &front_proxy, &client_ca);
+        refuse(conflict, findings);
     }
 }
 
-fn overlap(one: &CaBundle, other: &CaBundle) -> bool {
-    one.certificates
-        .iter()
-        .any(|certificate| other.certificates.contains(certificate))
+fn refuse(conflict: Option<CaConflict>, findings: &mut Findings) {
+    if let Some(conflict) = conflict {
+        findings.problem(conflict.flag(), Some(conflict.file()), conflict.message());
+    }
 }
 
 fn identity_headers(flags: &AuthenticationFlags, findings: &mut Findings) -> IdentityHeaders {
@@ -230,6 +242,7 @@ fn upstream(
     let server_name = given(flags.upstream_server_name.as_ref())
         .and_then(|name| findings.value("--upstream-server-name", parse::server_name(name)));
     let front_proxy = front_proxy(flags, findings);
+    let bridge_user = bridge_user(flags, findings);
     let Endpoint { host, port, .. } = endpoint?;
     let port = port.unwrap_or(DEFAULT_UPSTREAM_PORT);
     if let Some(listen) = listen {
@@ -245,6 +258,7 @@ fn upstream(
         port,
         ca: ca?.0,
         front_proxy,
+        bridge_user: bridge_user?,
     })
 }
 
@@ -270,6 +284,56 @@ fn front_proxy(flags: &UpstreamFlags, findings: &mut Findings) -> Option<KeyPair
             given(flags.proxy_client_key_file.as_ref()),
         ),
     )
+}
+
+fn bridge_user(flags: &UpstreamFlags, findings: &mut Findings) -> Option<BridgeUser> {
+    let default = BridgeUser::default();
+    let name = findings.value("--bridge-user", bridge_user_name(&flags.bridge_user));
+    let groups = findings.values("--bridge-groups", &flags.bridge_groups, bridge_group);
+    let name = name?;
+    Some(BridgeUser {
+        groups: if flags.bridge_groups.is_empty() && name == default.name {
+            default.groups
+        } else {
+            groups
+        },
+        name,
+    })
+}
+
+fn bridge_user_name(text: &str) -> Parsed<String> {
+    match asserted(text)?.as_str() {
+        "system:anonymous" => {
+            Err("system:anonymous has no rights of its own; give another user".to_owned())
+        }
+        name => Ok(name.to_owned()),
+    }
+}
+
+fn bridge_group(text: &str) -> Parsed<String> {
+    match asserted(text)?.as_str() {
+        "system:unauthenticated" => Err(
+            "system:unauthenticated is the group of requests without a user; leave it out"
+                .to_owned(),
+        ),
+        name => Ok(name.to_owned()),
+    }
+}
+
+/// A name that a header can carry unchanged.
+fn asserted(text: &str) -> Parsed<String> {
+    let is_plain = text
+        .bytes()
+        .all(|byte| byte.is_ascii_graphic() || byte == b' ');
+    if text.trim().is_empty() {
+        Err("is empty; give a name".to_owned())
+    } else if !is_plain || text.trim() != text {
+        Err(format!(
+            "{text:?} cannot be sent in a header; use ASCII without surrounding spaces"
+        ))
+    } else {
+        Ok(text.to_owned())
+    }
 }
 
 fn peers(flags: &PeerFlags, etcd: &EtcdFlags, findings: &mut Findings) -> Option<Peers> {
@@ -313,6 +377,7 @@ fn peers(flags: &PeerFlags, etcd: &EtcdFlags, findings: &mut Findings) -> Option
         advertise_ip,
         advertise_port,
         cidrs,
+        state_dir: given(flags.state_dir.as_ref()).map(PathBuf::from),
         etcd: etcd?,
         egress: egress?,
     })
@@ -437,9 +502,35 @@ fn limits(flags: &LimitFlags, findings: &mut Findings) -> Option<Limits> {
         "--max-connections",
         parse::number(&flags.max_connections, &(1..=1_000_000)),
     );
+    let reserved = given(flags.reserved_connections.as_ref()).and_then(|count| {
+        let less_than_all = 0..=max_connections.unwrap_or(1_000_000_usize) - 1;
+        findings.value(
+            "--reserved-connections",
+            parse::number(count, &less_than_all),
+        )
+    });
+    let per_source = given(flags.max_unauthenticated_connections_per_source.as_ref());
+    let per_source = per_source.and_then(|count| {
+        findings.value(
+            "--max-unauthenticated-connections-per-source",
+            parse::number(count, &(1..=1_000_000)),
+        )
+    });
+    let max_failures = findings.value(
+        "--max-authentication-failures-per-source",
+        parse::number(
+            &flags.max_authentication_failures_per_source,
+            &(0..=1_000_000),
+        ),
+    );
     let max_streams = findings.value(
         "--http2-max-streams-per-connection",
         parse::number(&flags.http2_max_streams_per_connection, &(0..=10_000)),
+    );
+    let max_buffered_bytes = findings.value(
+        "--max-buffered-bytes",
+        // A few stalled answers, and what fits any machine.
+        parse::bytes(&flags.max_buffered_bytes, &((1 << 20)..=(1 << 40))),
     );
     let handshake_timeout = findings.value(
         "--tls-handshake-timeout",
@@ -454,11 +545,15 @@ fn limits(flags: &LimitFlags, findings: &mut Findings) -> Option<Limits> {
         findings.value("--request-timeout", parse::timeout(&flags.request_timeout));
     Some(Limits {
         max_connections: max_connections?,
+        reserved_connections: reserved,
+        max_unauthenticated_connections_per_source: per_source,
+        max_authentication_failures_per_source: max_failures?,
         max_streams_per_connection: match max_streams? {
             // As with kube-apiserver.
             0 => Limits::default().max_streams_per_connection,
             count => count,
         },
+        max_buffered_bytes: max_buffered_bytes?,
         handshake_timeout: handshake_timeout?,
         read_header_timeout: read_header_timeout?,
         idle_timeout: idle_timeout?,
@@ -574,13 +669,11 @@ fn peers_need_more(flags: &PeerFlags, config: &Config, findings: &mut Findings) 
     .collect();
     let wanted = (config.features).enabled(Feature::UnknownVersionInteroperabilityProxy);
     if wanted && !given.is_empty() && !missing.is_empty() {
+        let missing = missing.join(", ");
         findings.warning(
             &given.join(", "),
             None,
-            format!(
-                "of no use without {}: there will be no peers",
-                missing.join(", ")
-            ),
+            format!("of no use without {missing}: there will be no peers; give {missing}"),
         );
     }
 }

@@ -1,9 +1,11 @@
 //! `--egress-selector-config-file`: how connections leave this machine.
 //!
-//! The file is kube-apiserver's `EgressSelectorConfiguration`, judged by
-//! kube-apiserver's rules, less what this bridge does not speak.
+//! The file is kube-apiserver's `EgressSelectorConfiguration`, and administrators copy
+//! it. The entry `controlplane` is judged by kube-apiserver's rules, less what this
+//! bridge does not speak. Entries that the bridge does not use are warnings, whatever
+//! is in them.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -14,8 +16,14 @@ use super::files;
 use super::findings::Findings;
 use super::parse::{self, Parsed};
 
-/// How to connect, by where to; what is not named is reached directly.
-type EgressSelector = BTreeMap<Destination, Egress>;
+/// What the file says.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct EgressSelector {
+    /// How peers are reached; directly where the file does not name them.
+    to_peers: Egress,
+    /// Entries of the file that the bridge does not use.
+    unused: BTreeSet<Destination>,
+}
 
 /// Where a connection goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,17 +36,17 @@ enum Destination {
 }
 
 impl Destination {
-    /// Why a proxy is not used for it.
+    /// Why its entry is not used.
     fn not_used(self) -> Option<&'static str> {
         match self {
             Self::ControlPlane => None,
             Self::Cluster => Some(
-                "cluster: is not used: skewbridge itself connects to no node, pod or service, only \
-                 to peers (controlplane)",
+                "the entry cluster is not used: skewbridge itself connects to no node, pod or \
+                 service, only to peers (controlplane)",
             ),
             Self::Etcd => Some(
-                "etcd: is not used: this version reaches etcd directly, and only peers \
-                 (controlplane) through a proxy",
+                "the entry etcd is not used: skewbridge connects to etcd directly, and only to \
+                 peers (controlplane) through a proxy",
             ),
         }
     }
@@ -58,21 +66,18 @@ pub(crate) fn read(path: &Path, findings: &mut Findings) -> Option<Egress> {
         .map_err(|wrong| vec![wrong])
         .and_then(understand);
     match understood {
-        Ok(mut selector) => {
-            for (destination, egress) in &selector {
-                if let (Egress::HttpConnect(_), Some(why)) = (egress, destination.not_used()) {
-                    findings.warning(FLAG, Some(path), why);
-                }
-                if let Egress::HttpConnect(ProxyTransport::Tls { ca, key_pair, .. }) = egress {
-                    findings.ca((FLAG, ca.to_str()));
-                    findings.key_pair(
-                        (FLAG, key_pair.cert.to_str()),
-                        (FLAG, key_pair.key.to_str()),
-                    );
-                }
+        Ok(EgressSelector { to_peers, unused }) => {
+            for why in unused.into_iter().filter_map(Destination::not_used) {
+                findings.warning(FLAG, Some(path), why);
             }
-            let to_peers = selector.remove(&Destination::ControlPlane);
-            Some(to_peers.unwrap_or_default())
+            if let Egress::HttpConnect(ProxyTransport::Tls { ca, key_pair, .. }) = &to_peers {
+                findings.ca((FLAG, ca.to_str()));
+                findings.key_pair(
+                    (FLAG, key_pair.cert.to_str()),
+                    (FLAG, key_pair.key.to_str()),
+                );
+            }
+            Some(to_peers)
         }
         Err(problems) => {
             for wrong in problems {
@@ -98,7 +103,9 @@ struct Document {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Selection {
     name: String,
-    connection: RawConnection,
+    /// Read only where the entry is used: a newer kube-apiserver may know fields of
+    /// the others that this bridge does not.
+    connection: serde_json::Value,
 }
 
 #[derive(Deserialize)]
@@ -159,19 +166,32 @@ fn understand(document: Document) -> Result<EgressSelector, Vec<String>> {
         wrong.push(format!("kind: {kind:?} is not EgressSelectorConfiguration"));
     }
     let mut selector = EgressSelector::default();
+    let mut seen = BTreeSet::new();
     for (index, selection) in document.egress_selections.into_iter().enumerate() {
         let at = |message| format!("egressSelections[{index}].{message}");
-        let name = destination(&selection.name, &document.api_version);
-        let connection = connection(selection.connection);
-        match (name, connection) {
-            (Ok(name), Ok(connection)) => {
-                if selector.insert(name, connection).is_some() {
-                    wrong.push(at(format!("name: {:?} is there twice", selection.name)));
-                }
+        let name = match destination(&selection.name, &document.api_version) {
+            Ok(name) => name,
+            Err(message) => {
+                wrong.push(at(message));
+                continue;
             }
-            (name, connection) => {
-                wrong.extend(name.err().into_iter().chain(connection.err()).map(at));
+        };
+        if !seen.insert(name) {
+            wrong.push(at(format!("name: {:?} is there twice", selection.name)));
+        }
+        if name != Destination::ControlPlane {
+            // That it is reached directly is what the bridge does anyhow.
+            if selection.connection["proxyProtocol"] != "Direct" {
+                selector.unused.insert(name);
             }
+            continue;
+        }
+        let connection = serde_json::from_value(selection.connection)
+            .map_err(|error| format!("connection: {error}"))
+            .and_then(connection);
+        match connection {
+            Ok(connection) => selector.to_peers = connection,
+            Err(message) => wrong.push(at(message)),
         }
     }
     if wrong.is_empty() {
@@ -287,7 +307,7 @@ mod tests {
 
     fn selection(connection: &str) -> Result<EgressSelector, Vec<String>> {
         understood(&format!(
-            "{HEAD}- name: cluster\n  connection: {connection}\n"
+            "{HEAD}- name: controlplane\n  connection: {connection}\n"
         ))
     }
 
@@ -323,11 +343,8 @@ mod tests {
         ];
         for (text, expected) in table {
             let selector = selection(text).unwrap();
-            assert_eq!(
-                selector.get(&Destination::Cluster),
-                Some(&expected),
-                "{text}"
-            );
+            assert_eq!(selector.to_peers, expected, "{text}");
+            assert_eq!(selector.unused, BTreeSet::new(), "{text}");
         }
     }
 
@@ -394,6 +411,33 @@ mod tests {
             let expected = format!("egressSelections[0].{expected}");
             assert!(wrong[0].starts_with(&expected), "{text}: {wrong:?}");
         }
+    }
+
+    #[test]
+    fn an_entry_that_is_not_used_is_noted_whatever_is_in_it() {
+        let connections = [
+            "{proxyProtocol: GRPC, transport: {uds: {udsName: /run/konnectivity}}}",
+            "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'https://k:8131', tlsConfig: \
+             {caBundle: /missing, clientKey: /missing, clientCert: /missing}}}}",
+            "{proxyProtocol: QUIC, more: 1}",
+            "{}",
+        ];
+        let peers = "- name: controlplane\n  connection: {proxyProtocol: HTTPConnect, transport: \
+                     {uds: {udsName: /a}}}\n";
+        for connection in connections {
+            for (name, destination) in [
+                ("cluster", Destination::Cluster),
+                ("etcd", Destination::Etcd),
+            ] {
+                let text = format!("{HEAD}- name: {name}\n  connection: {connection}\n{peers}");
+                let selector = understood(&text).unwrap();
+                assert_eq!(selector.unused, BTreeSet::from([destination]), "{text}");
+                let uds = ProxyTransport::Uds("/a".into());
+                assert_eq!(selector.to_peers, Egress::HttpConnect(uds), "{text}");
+            }
+        }
+        let direct = format!("{HEAD}- name: cluster\n  connection: {{proxyProtocol: Direct}}\n");
+        assert_eq!(understood(&direct).unwrap(), EgressSelector::default());
     }
 
     #[test]

@@ -7,19 +7,34 @@ use super::parse;
 
 const FLAG: &str = "--feature-gates";
 
-/// Every gate, by the name it has in Kubernetes where it is one of those.
-const GATES: [(&str, Feature); 4] = [
-    ("CompleteDiscovery", Feature::CompleteDiscovery),
-    ("PortForwardWebsockets", Feature::PortForwardWebsockets),
-    (
-        "TranslateStreamCloseWebsocketRequests",
-        Feature::TranslateStreamCloseWebsocketRequests,
-    ),
-    (
-        "UnknownVersionInteroperabilityProxy",
-        Feature::UnknownVersionInteroperabilityProxy,
-    ),
-];
+/// Lists the gates once, for parsing and for the help. A variant of [`Feature`] that is not in
+/// the list does not compile.
+macro_rules! gates {
+    ($first:ident $(, $other:ident)*) => {
+        /// Every gate, by the name it has in Kubernetes where it is one of those.
+        const GATES: &[(&str, Feature)] = &[
+            (stringify!($first), Feature::$first)
+            $(, (stringify!($other), Feature::$other))*
+        ];
+
+        /// The help of the flag.
+        pub(crate) const HELP: &str = concat!(
+            "NAME=true|false, separated by commas; all gates are on by default: ",
+            stringify!($first) $(, ", ", stringify!($other))*
+        );
+
+        const _: fn(Feature) = |feature| match feature {
+            Feature::$first $(| Feature::$other)* => {}
+        };
+    };
+}
+
+gates!(
+    CompleteDiscovery,
+    PortForwardWebsockets,
+    TranslateStreamCloseWebsocketRequests,
+    UnknownVersionInteroperabilityProxy
+);
 
 /// The gates that are on: the default ones, changed by `A=true,B=false`; of
 /// two words about one gate the later counts.
@@ -113,6 +128,26 @@ mod tests {
             "\"AllAlpha\" has no value; write AllAlpha=true",
         ] {
             assert!(text.contains(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_help_lists_every_gate() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            _flags: super::super::flags::FeatureFlags,
+        }
+        let help = <Line as clap::CommandFactory>::command().render_long_help();
+        let words = help
+            .to_string()
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ");
+        assert_eq!(Features::default().0.len(), GATES.len());
+        for (gate, feature) in GATES {
+            assert!(Features::default().enabled(*feature), "{gate}");
+            assert!(words.contains(gate), "{gate}: {words}");
         }
     }
 

@@ -32,8 +32,8 @@ Example, in front of the kube-apiserver of a kubeadm node:
     --upstream-ca-file=/etc/kubernetes/pki/ca.crt
 
 LIST is comma-separated, and its flag may be repeated. DURATION is written
-like 30s, 1m30s or 100ms. Files are PEM unless told otherwise, and certificates,
-keys and CAs are read again when they change.";
+like 30s, 1m30s or 100ms. Files are PEM unless stated otherwise. Certificates,
+keys and CAs are reloaded when their files change.";
 
 // Everything that `serve` can be told. (What it is for, `main.rs` says.)
 #[derive(Debug, Clone, Args)]
@@ -72,19 +72,19 @@ pub(crate) struct Flags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Secure serving flags")]
 pub(crate) struct ServingFlags {
-    /// Address to listen on; 0.0.0.0 or :: is every one
+    /// Address to listen on; 0.0.0.0 or :: for all addresses
     #[arg(long, value_name = "IP", default_value = "0.0.0.0")]
     pub(crate) bind_address: String,
-    /// Port to listen on; 0 lets the system choose
+    /// Port to listen on; 0 for a free port
     #[arg(long, value_name = "PORT", default_value = "6443")]
     pub(crate) secure_port: String,
-    /// Certificate shown to clients, with its chain (required)
+    /// Serving certificate, with its chain (required)
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_cert_file: Option<String>,
-    /// Its private key (required)
+    /// Private key of the serving certificate (required)
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_private_key_file: Option<String>,
-    /// Oldest TLS to accept: VersionTLS12 or VersionTLS13
+    /// Minimum TLS version: VersionTLS12 or VersionTLS13
     #[arg(long, value_name = "VERSION", default_value = "VersionTLS12")]
     pub(crate) tls_min_version: String,
 }
@@ -92,13 +92,13 @@ pub(crate) struct ServingFlags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Authentication flags")]
 pub(crate) struct AuthenticationFlags {
-    /// CAs whose certificates are users: CN is the name, each O a group
+    /// CAs of client certificates: the CN is the user name, each O a group
     #[arg(long, value_name = "FILE")]
     pub(crate) client_ca_file: Option<String>,
-    /// CAs whose certificates may assert a user by header
+    /// CAs of front proxies, which set the user in request headers
     #[arg(long, value_name = "FILE")]
     pub(crate) requestheader_client_ca_file: Option<String>,
-    /// Common names that may; none given is any
+    /// Common names allowed to set these headers; empty allows any
     #[arg(long, value_name = "LIST")]
     pub(crate) requestheader_allowed_names: Vec<String>,
     /// Headers that carry the user's name
@@ -110,20 +110,20 @@ pub(crate) struct AuthenticationFlags {
     /// Headers that carry the user's groups
     #[arg(long, value_name = "LIST", default_value = "X-Remote-Group")]
     pub(crate) requestheader_group_headers: Vec<String>,
-    /// Beginnings of headers that carry the rest
+    /// Prefixes of headers that carry the user's extra fields
     #[arg(long, value_name = "LIST", default_value = "X-Remote-Extra-")]
     pub(crate) requestheader_extra_headers_prefix: Vec<String>,
-    /// Keys with which users sign requests (RFC 9421), in YAML; read again when it
+    /// Keys of users who sign requests (RFC 9421), in YAML; reloaded when the file
     /// changes
     #[arg(long, value_name = "FILE")]
     pub(crate) http_signature_keys: Option<String>,
-    /// HOST[:PORT] for which requests may be signed (required with the keys)
+    /// HOST[:PORT] that signatures must be for; required with --http-signature-keys
     #[arg(long, value_name = "LIST")]
     pub(crate) http_signature_authorities: Vec<String>,
-    /// How long a signature is good, if it does not say less
+    /// Maximum age of a signature; a signature may expire earlier
     #[arg(long, value_name = "DURATION", default_value = "5m")]
     pub(crate) http_signature_max_age: String,
-    /// By how much the clocks of who signs may differ from ours
+    /// Tolerated difference between the clocks of signer and bridge
     #[arg(long, value_name = "DURATION", default_value = "30s")]
     pub(crate) http_signature_clock_skew: String,
 }
@@ -134,24 +134,30 @@ pub(crate) struct UpstreamFlags {
     /// The kube-apiserver: https://HOST[:PORT], port 6443 unless given (required)
     #[arg(long, value_name = "URL")]
     pub(crate) upstream: Option<String>,
-    /// CAs that sign its certificate; the system's are not used (required)
+    /// CAs of the kube-apiserver's certificate; system CAs are not used (required)
     #[arg(long, value_name = "FILE")]
     pub(crate) upstream_ca_file: Option<String>,
-    /// Name to expect in its certificate, if not the host of --upstream
+    /// Name to expect in the kube-apiserver's certificate, if not the host of --upstream
     #[arg(long, value_name = "NAME")]
     pub(crate) upstream_server_name: Option<String>,
-    /// Certificate with which the bridge asserts users to it and to peers
+    /// Front-proxy client certificate, for requests to the kube-apiserver and to peers
     #[arg(long, value_name = "FILE")]
     pub(crate) proxy_client_cert_file: Option<String>,
-    /// Its private key
+    /// Private key of the front-proxy client certificate
     #[arg(long, value_name = "FILE")]
     pub(crate) proxy_client_key_file: Option<String>,
+    /// User of the bridge's own requests; docs/rbac.md has the rights that it needs
+    #[arg(long, value_name = "NAME", default_value = "system:apiserver")]
+    pub(crate) bridge_user: String,
+    /// Groups of that user [default: system:masters, none with another --bridge-user]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) bridge_groups: Vec<String>,
 }
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Peer flags")]
 pub(crate) struct PeerFlags {
-    /// CAs that sign the peers' serving certificates; without it, no peers
+    /// CAs of the peers' serving certificates; without it, the bridge runs local-only
     #[arg(long, value_name = "FILE")]
     pub(crate) peer_ca_file: Option<String>,
     /// Address at which peers reach this bridge, if not --advertise-address
@@ -163,14 +169,18 @@ pub(crate) struct PeerFlags {
     /// Where peers find each other: etcd, leases or file:PATH (YAML) [default: etcd]
     #[arg(long, value_name = "KIND")]
     pub(crate) peer_registry: Option<String>,
-    /// Networks that peers must be in; required with leases
+    /// Networks that peer addresses must be in; required with --peer-registry=leases
     #[arg(long, value_name = "LIST")]
     pub(crate) peer_cidrs: Vec<String>,
-    /// Identity Lease to speak for: its name, or auto as kube-apiserver does
+    /// Directory in which the bridge stores what other servers serve, for its next start;
+    /// without it, only the registry has that
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<String>,
+    /// Name of the kube-apiserver's identity Lease; auto derives it from the host name
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub(crate) apiserver_identity: String,
-    /// EgressSelectorConfiguration (YAML), as kube-apiserver reads it: its
-    /// controlplane is the way to peers
+    /// EgressSelectorConfiguration (YAML) of kube-apiserver; its controlplane entry is
+    /// used for connections to peers
     #[arg(long, value_name = "FILE")]
     pub(crate) egress_selector_config_file: Option<String>,
 }
@@ -181,16 +191,16 @@ pub(crate) struct EtcdFlags {
     /// URLs of etcd: http[s]://HOST:PORT
     #[arg(long, value_name = "LIST")]
     pub(crate) etcd_servers: Vec<String>,
-    /// CAs that sign etcd's certificates; required with https
+    /// CAs of etcd's certificates; required with https
     #[arg(long, value_name = "FILE")]
     pub(crate) etcd_cafile: Option<String>,
-    /// Certificate shown to etcd
+    /// Client certificate for etcd
     #[arg(long, value_name = "FILE")]
     pub(crate) etcd_certfile: Option<String>,
-    /// Its private key
+    /// Private key of the client certificate for etcd
     #[arg(long, value_name = "FILE")]
     pub(crate) etcd_keyfile: Option<String>,
-    /// What the keys of this cluster begin with
+    /// Prefix of this cluster's keys in etcd
     #[arg(long, value_name = "PATH", default_value = "/registry")]
     pub(crate) etcd_prefix: String,
 }
@@ -198,18 +208,18 @@ pub(crate) struct EtcdFlags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Streams flags")]
 pub(crate) struct StreamFlags {
-    /// Carry WebSocket streams upstream as SPDY: auto (where upstream does not do it
+    /// Translate WebSocket streams to SPDY: auto (where upstream does not translate
     /// itself), always or never
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub(crate) translate_streams: String,
-    /// What the way to upstream carries: any, or websocket (then SPDY streams are
-    /// carried upstream as WebSocket)
+    /// Stream protocols that the path to upstream supports: any, or websocket (SPDY
+    /// streams are then translated to WebSocket)
     #[arg(long, value_name = "WHAT", default_value = "any")]
     pub(crate) upstream_streams: String,
-    /// Time between pings on a quiet stream; 0 is none
+    /// Time between pings on an idle stream; 0 disables pings
     #[arg(long, value_name = "DURATION", default_value = "10s")]
     pub(crate) stream_ping_interval: String,
-    /// Time after which a translated stream that carries nothing is ended; 0 is never
+    /// Time after which an idle translated stream is closed; 0 disables the timeout
     #[arg(long, value_name = "DURATION", default_value = "4h")]
     pub(crate) streaming_connection_idle_timeout: String,
 }
@@ -217,21 +227,34 @@ pub(crate) struct StreamFlags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Features flags")]
 pub(crate) struct FeatureFlags {
-    /// NAME=true|false for UnknownVersionInteroperabilityProxy, PortForwardWebsockets or
-    /// TranslateStreamCloseWebsocketRequests; all are on
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, value_name = "LIST", help = super::features::HELP)]
     pub(crate) feature_gates: Vec<String>,
 }
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Limits flags")]
 pub(crate) struct LimitFlags {
-    /// Open client connections; further ones wait
+    /// Open client connections; a further one evicts the oldest that has not authenticated,
+    /// or waits
     #[arg(long, value_name = "COUNT", default_value = "16384")]
     pub(crate) max_connections: String,
+    /// Of these, for peers, nodes and control-plane components [default: a tenth]
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) reserved_connections: Option<String>,
+    /// Open connections of one IPv4 address or IPv6 /64 that have not authenticated
+    /// [default: a quarter of --max-connections, at least 16]
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) max_unauthenticated_connections_per_source: Option<String>,
+    /// Failed authentications a minute of one IPv4 address or IPv6 /64, then 429; 0 is no limit
+    #[arg(long, value_name = "COUNT", default_value = "600")]
+    pub(crate) max_authentication_failures_per_source: String,
     /// Requests at once on one HTTP/2 connection; 0 is the default
     #[arg(long, value_name = "COUNT", default_value = "100")]
     pub(crate) http2_max_streams_per_connection: String,
+    /// Bytes held for all clients; beyond it, stalled streams are reset, those of clients
+    /// that have not authenticated first
+    #[arg(long, value_name = "BYTES", default_value = "256Mi")]
+    pub(crate) max_buffered_bytes: String,
     /// Time for a TLS handshake
     #[arg(long, value_name = "DURATION", default_value = "10s")]
     pub(crate) tls_handshake_timeout: String,
@@ -249,7 +272,7 @@ pub(crate) struct LimitFlags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Admin flags")]
 pub(crate) struct AdminFlags {
-    /// Where /metrics, /livez, /readyz and /debug/peers are, in plain HTTP: on loopback only
+    /// Address of /metrics, /livez, /readyz and /debug/peers; plain HTTP, loopback only
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:10270")]
     pub(crate) admin_address: String,
 }
@@ -257,10 +280,10 @@ pub(crate) struct AdminFlags {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Logs flags")]
 pub(crate) struct LogFlags {
-    /// Verbosity, 0 to 10: 2 adds a line per request, 4 debugs, 6 traces
+    /// Log verbosity, 0 to 10: 2 adds a line per request, 4 adds debug messages
     #[arg(short, long, value_name = "LEVEL", default_value = "0")]
     pub(crate) v: String,
-    /// How lines are written: text or json
+    /// Log format: text or json
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub(crate) log_format: String,
 }
@@ -271,13 +294,13 @@ pub(crate) struct GenericFlags {
     /// Address at which clients reach this bridge, if not --bind-address
     #[arg(long, value_name = "IP")]
     pub(crate) advertise_address: Option<String>,
-    /// Threads that carry requests [default: one per core]
+    /// Worker threads for requests [default: one per core]
     #[arg(long, value_name = "COUNT")]
     pub(crate) worker_threads: Option<String>,
-    /// After SIGTERM: time to be not ready, but to serve on
+    /// Time after SIGTERM during which /readyz fails and requests are still accepted
     #[arg(long, value_name = "DURATION", default_value = "0s")]
     pub(crate) shutdown_delay_duration: String,
-    /// After that: time for running requests to end
+    /// Time for requests in flight to complete, after --shutdown-delay-duration
     #[arg(long, value_name = "DURATION", default_value = "1m0s")]
     pub(crate) shutdown_drain_timeout: String,
     /// Print this help

@@ -166,6 +166,24 @@ where
     })
 }
 
+/// A number of bytes, plain or with one of Kubernetes' binary suffixes: `268435456`, `256Mi`.
+pub(crate) fn bytes(text: &str, range: &RangeInclusive<usize>) -> Parsed<usize> {
+    let units = [("Ki", 10), ("Mi", 20), ("Gi", 30)];
+    let (digits, shift) = units
+        .iter()
+        .find_map(|(suffix, shift)| Some((text.strip_suffix(suffix)?, *shift)))
+        .unwrap_or((text, 0));
+    let parsed = (digits.bytes().all(|it| it.is_ascii_digit()))
+        .then(|| digits.parse::<usize>().ok()?.checked_mul(1 << shift))
+        .flatten();
+    parsed
+        .filter(|number| range.contains(number))
+        .ok_or_else(|| {
+            let (start, end) = (range.start(), range.end());
+            format!("{text:?} is not a number of bytes (such as 256Mi) from {start} to {end}")
+        })
+}
+
 /// One of a few words.
 pub(crate) fn word<T: Copy>(text: &str, words: &[(&str, T)]) -> Parsed<T> {
     let found = words.iter().find(|(word, _)| *word == text);
@@ -456,6 +474,32 @@ mod tests {
         for wrong in ["", "-1", "65536", "1e3", "6443 ", "six"] {
             let message = number(wrong, &(0..=65_535_u16)).unwrap_err();
             assert!(message.contains("from 0 to 65535"), "{message}");
+        }
+    }
+
+    #[test]
+    fn bytes_may_have_a_binary_suffix() {
+        let range = 1024..=(1 << 40);
+        for (text, number) in [
+            ("1024", 1024),
+            ("64Ki", 64 << 10),
+            ("256Mi", 256 << 20),
+            ("2Gi", 2 << 30),
+        ] {
+            assert_eq!(bytes(text, &range), Ok(number), "{text}");
+        }
+        for wrong in [
+            "",
+            "Mi",
+            "+1Mi",
+            "1.5Mi",
+            "256M",
+            "1023",
+            "2048Gi",
+            "99999999999999999999",
+        ] {
+            let message = bytes(wrong, &range).unwrap_err();
+            assert!(message.contains("from 1024 to"), "{message}");
         }
     }
 

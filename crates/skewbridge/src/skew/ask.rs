@@ -24,6 +24,8 @@ const MAX_WORDS: usize = 300;
 pub(crate) struct Told {
     pub(crate) version: Option<String>,
     pub(crate) groups: Vec<Group>,
+    /// What the bridge in front of it tells, if there is one.
+    pub(crate) bridge: Option<ServerDiscoveryList>,
 }
 
 /// Who answered when a bridge was asked for.
@@ -38,35 +40,51 @@ pub(crate) enum Asked {
 pub(crate) async fn server(endpoint: Endpoint) -> Result<Told, String> {
     let mut asking = Asking::new(endpoint);
     let version = asking.version().await?;
-    let apis = asking.document("/apis").await?;
+    // One request where there is no bridge: what it falls back to is the server's own document.
+    let (bridge, apis) = match asking.bridge_or_document().await? {
+        Said::Bridge(list) => (Some(list), asking.document("/apis").await?),
+        apis => (None, apis),
+    };
     let mut groups = match apis {
         Said::Document(apis) => match asking.document("/api").await? {
             Said::Document(api) => [api.items, apis.items].concat(),
-            Said::Legacy(_) => return Err("/api: not aggregated, although /apis is".to_owned()),
+            _ => return Err("/api: not aggregated, although /apis is".to_owned()),
         },
         Said::Legacy(apis) => asking.legacy(&apis).await?,
+        Said::Bridge(_) => return Err("/apis: an answer that is not discovery".to_owned()),
     };
     // What is listed and serves nothing is no group.
     groups.retain(|group| !group.versions.is_empty());
-    Ok(Told { version, groups })
+    Ok(Told {
+        version,
+        groups,
+        bridge,
+    })
 }
 
 /// Asks for all servers of a cluster.
 pub(crate) async fn bridge(endpoint: Endpoint) -> Result<Asked, String> {
-    let mut asking = Asking::new(endpoint);
-    let request = Request::get("/apis").header("accept", servers::ACCEPT);
-    let answer = asking.ok("/apis", request.limit(MAX_LIST)).await?;
-    if !servers::is_content_type(answer.content_type()) {
-        return Ok(Asked::NoBridge);
+    let answer = Asking::new(endpoint).servers().await?;
+    match list_in(&answer)? {
+        Some(list) => Ok(Asked::Bridge(list)),
+        None => Ok(Asked::NoBridge),
     }
-    ServerDiscoveryList::parse(&answer.body)
-        .map(Asked::Bridge)
-        .map_err(|error| format!("/apis: {error}"))
 }
 
 enum Said {
+    Bridge(ServerDiscoveryList),
     Document(Document),
     Legacy(Response),
+}
+
+/// The servers of a cluster, if it is a bridge that answered.
+fn list_in(answer: &Response) -> Result<Option<ServerDiscoveryList>, String> {
+    if !servers::is_content_type(answer.content_type()) {
+        return Ok(None);
+    }
+    ServerDiscoveryList::parse(&answer.body)
+        .map(Some)
+        .map_err(|error| format!("/apis: {error}"))
 }
 
 /// A server, and a connection to it while that lasts.
@@ -134,9 +152,27 @@ impl Asking {
         }
     }
 
+    /// Asks for all servers of a cluster, and else for what the server itself serves.
+    async fn servers(&mut self) -> Result<Response, String> {
+        let request = Request::get("/apis").header("accept", servers::ACCEPT);
+        self.ok("/apis", request.limit(MAX_LIST)).await
+    }
+
+    async fn bridge_or_document(&mut self) -> Result<Said, String> {
+        let answer = self.servers().await?;
+        match list_in(&answer)? {
+            Some(list) => Ok(Said::Bridge(list)),
+            None => Self::read("/apis", answer),
+        }
+    }
+
     async fn document(&mut self, path: &str) -> Result<Said, String> {
         let request = Request::get(path).header("accept", accept::LOCAL_DOCUMENT);
         let answer = self.ok(path, request.limit(MAX_DOCUMENT)).await?;
+        Self::read(path, answer)
+    }
+
+    fn read(path: &str, answer: Response) -> Result<Said, String> {
         match Answered::of_content_type(answer.content_type()) {
             Some(Answered::V2 | Answered::V2Beta1) => Document::parse(&answer.body)
                 .map(Said::Document)

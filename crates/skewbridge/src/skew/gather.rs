@@ -4,12 +4,12 @@ use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use skewbridge_client::{Endpoint, Kubeconfig, Target};
-use skewbridge_discovery::ServerDiscovery;
+use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList};
 use tokio::task::JoinSet;
 
 use super::ask::{self, Asked};
 use super::flags::{At, Whom, Wish};
-use super::report::{Known, Report, Server, plain};
+use super::report::{Bridge, Known, Report, Server, plain};
 
 /// After this somebody at a terminal is told that it goes on.
 const QUIET: Duration = Duration::from_secs(1);
@@ -71,6 +71,16 @@ async fn of_bridge(target: &Target, timeout: Option<Duration>) -> Result<Report,
             "the server {server} has no bridge (skewbridge serve), so it knows of no other server \
              to compare with; give several --context, or several --server"
         )),
+        Ok((
+            server,
+            Asked::Bridge(ServerDiscoveryList {
+                local_only: Some(reason),
+                ..
+            }),
+        )) => failed(&format!(
+            "the bridge {server} runs local-only ({reason}), so it knows of no other server to \
+             compare with; give several --context, or several --server"
+        )),
         Ok((_, Asked::Bridge(list))) if list.servers.is_empty() => {
             failed("the bridge knows of no server yet; try again")
         }
@@ -88,7 +98,10 @@ fn as_told(told: ServerDiscovery) -> Server {
         (None, true, None) => Some("it has not told the bridge yet what it serves".to_owned()),
     };
     Server {
-        name: told.identity,
+        name: match told.host {
+            Some(host) => format!("{host} ({})", told.identity),
+            None => told.identity,
+        },
         version: told.version,
         address: told.address,
         last_sync: told.last_sync,
@@ -97,6 +110,7 @@ fn as_told(told: ServerDiscovery) -> Server {
             (Some(groups), Some(problem)) => Known::Before(groups, problem),
             (None, problem) => Known::Nothing(problem.unwrap_or_default()),
         },
+        bridge: None,
     }
 }
 
@@ -140,10 +154,13 @@ async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -
     let names = servers.into_iter().map(|(name, _)| name);
     let servers = names.zip(addresses).zip(answers);
     let servers = servers.map(|((name, address), answer)| {
-        let (version, known) = match answer {
-            Some(Ok(told)) => (told.version, Known::Now(told.groups)),
-            Some(Err(problem)) => (None, Known::Nothing(problem)),
-            None => (None, Known::Nothing("it could not be asked".to_owned())),
+        let (version, known, bridge) = match answer {
+            Some(Ok(told)) => (told.version, Known::Now(told.groups), told.bridge),
+            Some(Err(problem)) => (None, Known::Nothing(problem), None),
+            None => {
+                let problem = "it could not be asked".to_owned();
+                (None, Known::Nothing(problem), None)
+            }
         };
         Server {
             name,
@@ -151,6 +168,7 @@ async fn of_servers(servers: Vec<(String, Target)>, timeout: Option<Duration>) -
             address: Some(address),
             last_sync: None,
             known,
+            bridge: bridge.map(Bridge::from),
         }
     });
     Report::new(servers.collect())

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use skewbridge_discovery::diff::{Difference, Lacks};
 
-use super::report::{Report, group_version, resource};
+use super::report::{Bridge, Report, group_version, resource};
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -30,8 +30,45 @@ struct ServerView<'a> {
     last_sync: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bridge: Option<BridgeView<'a>>,
     #[serde(flatten)]
     known: Option<KnownView>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct BridgeView<'a> {
+    mode: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    servers: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unreachable: Option<usize>,
+}
+
+impl<'a> BridgeView<'a> {
+    fn of(bridge: &'a Bridge) -> Self {
+        match bridge {
+            Bridge::Peering {
+                servers,
+                unreachable,
+                ..
+            } => Self {
+                mode: "peering",
+                reason: None,
+                servers: Some(*servers),
+                unreachable: Some(*unreachable),
+            },
+            Bridge::LocalOnly(reason) => Self {
+                mode: "local-only",
+                reason: Some(reason),
+                servers: None,
+                unreachable: None,
+            },
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -96,13 +133,14 @@ pub(crate) fn render(report: &Report) -> String {
         address: server.address.as_deref(),
         last_sync: server.last_sync.as_deref(),
         problem: server.problem(),
+        bridge: server.bridge.as_ref().map(BridgeView::of),
         known: report.place(number).map(|place| KnownView {
             resources: report.skew.servers[place].resources,
             subresources: report.skew.servers[place].subresources,
             only_here: lines(report.skew.only_on(place), |it| {
                 it.missing.iter().any(|it| it.lacks == Lacks::Verbs)
             }),
-            misses: lines(report.skew.missed_by(place), |it| {
+            misses: lines(report.reach.missed_by(place), |it| {
                 it.lacked_by(place) == Some(Lacks::Verbs)
             }),
         }),

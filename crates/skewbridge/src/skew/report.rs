@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use skewbridge_discovery::ServerDiscoveryList;
 use skewbridge_discovery::diff::{Difference, Lacks, Skew, diff};
 use skewbridge_discovery::document::{Document, Group, Schema};
 
@@ -12,6 +13,9 @@ pub(crate) struct Report {
     pub(crate) servers: Vec<Server>,
     /// Between those of which something is known, by their place among these.
     pub(crate) skew: Skew,
+    /// The same between what their clients reach: through a bridge, that is what any server
+    /// of its cluster serves.
+    pub(crate) reach: Skew,
     /// Which of the servers these are.
     known: Vec<usize>,
 }
@@ -25,6 +29,40 @@ pub(crate) struct Server {
     /// When it told a bridge what it serves.
     pub(crate) last_sync: Option<String>,
     pub(crate) known: Known,
+    /// The bridge that was asked about it, if one answered for this server alone.
+    pub(crate) bridge: Option<Bridge>,
+}
+
+/// What a bridge in front of a server does for its clients.
+#[derive(Debug)]
+pub(crate) enum Bridge {
+    /// Sends a request on to a server that serves it.
+    Peering {
+        /// All servers of its cluster, its own included.
+        servers: usize,
+        /// How many of these it cannot reach.
+        unreachable: usize,
+        /// What they serve.
+        groups: Vec<Group>,
+    },
+    /// Sends every request to its own server, for this reason.
+    LocalOnly(String),
+}
+
+impl From<ServerDiscoveryList> for Bridge {
+    fn from(list: ServerDiscoveryList) -> Self {
+        match list.local_only {
+            Some(reason) => Self::LocalOnly(reason),
+            None => Self::Peering {
+                servers: list.servers.len(),
+                unreachable: list.servers.iter().filter(|it| !it.reachable).count(),
+                groups: (list.servers.into_iter())
+                    .filter_map(|server| server.groups)
+                    .flatten()
+                    .collect(),
+            },
+        }
+    }
 }
 
 /// What is known of a server.
@@ -54,18 +92,20 @@ impl Report {
         let known: Vec<_> = (0..servers.len())
             .filter(|place| servers[*place].groups().is_some())
             .collect();
-        let documents: Vec<_> = servers
-            .iter()
-            .filter_map(Server::groups)
-            .map(|groups| Document {
-                schema: Schema::V2,
-                items: groups.to_vec(),
-            })
-            .collect();
-        let documents: Vec<_> = documents.iter().map(|it| [it]).collect();
-        let documents: Vec<&[&Document]> = documents.iter().map(|it| &it[..]).collect();
+        let document = |items: Vec<Group>| Document {
+            schema: Schema::V2,
+            items,
+        };
+        let compare = |documents: Vec<Document>| {
+            let documents: Vec<_> = documents.iter().map(|it| [it]).collect();
+            let documents: Vec<&[&Document]> = documents.iter().map(|it| &it[..]).collect();
+            diff(&documents)
+        };
+        let own = servers.iter().filter_map(Server::groups);
+        let reached = servers.iter().filter_map(Server::reached_groups);
         Self {
-            skew: diff(&documents),
+            skew: compare(own.map(|groups| document(groups.to_vec())).collect()),
+            reach: compare(reached.map(document).collect()),
             servers,
             known,
         }
@@ -103,7 +143,7 @@ impl Report {
         // One of either may be told in several differences, by who else has
         // which verbs of it.
         let (mut resources, mut subresources) = (BTreeSet::new(), BTreeSet::new());
-        for it in self.skew.missed_by(place) {
+        for it in self.reach.missed_by(place) {
             let resource = (&it.group, &it.version, &it.resource);
             match it.lacked_by(place) {
                 Some(Lacks::Version | Lacks::Resource) => {
@@ -131,6 +171,16 @@ impl Server {
             Known::Now(groups) | Known::Before(groups, _) => Some(groups),
             Known::Nothing(_) => None,
         }
+    }
+
+    /// What its clients reach, as far as is known: with a bridge, what all servers of its
+    /// cluster serve.
+    fn reached_groups(&self) -> Option<Vec<Group>> {
+        let mut groups = self.groups()?.to_vec();
+        if let Some(Bridge::Peering { groups: others, .. }) = &self.bridge {
+            groups.extend_from_slice(others);
+        }
+        Some(groups)
     }
 
     /// Why that is not known, or not for sure.

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use skewbridge_discovery::diff::{Difference, Lacks};
 
-use super::report::{Loss, Report, group_version, plain, resource};
+use super::report::{Bridge, Loss, Report, group_version, plain, resource};
 
 /// A longer name than this is told by its number.
 const LONGEST_LABEL: usize = 24;
@@ -37,6 +37,7 @@ pub(crate) fn render(report: &Report, detail: Detail) -> String {
         out.push_str(&table.differences());
         out.push_str(&table.losses());
     }
+    out.push_str(&table.bridges());
     plain(&out)
 }
 
@@ -189,7 +190,16 @@ impl Table<'_> {
             let label = self.label(place);
             let loss = self.report.loss(place);
             if loss == Loss::default() {
-                let _ = write!(out, "\nA client pinned to {label} would miss nothing.\n");
+                let reason = match self.report.server(place).and_then(|it| it.bridge.as_ref()) {
+                    Some(Bridge::Peering { servers, .. }) if *servers > 1 => {
+                        format!(": its bridge serves what any of {servers} servers serves")
+                    }
+                    _ => String::new(),
+                };
+                let _ = write!(
+                    out,
+                    "\nA client pinned to {label} would miss nothing{reason}.\n"
+                );
                 continue;
             }
             let _ = write!(
@@ -198,7 +208,7 @@ impl Table<'_> {
                 words(loss)
             );
             let mut sections = BTreeMap::<(&str, &str), Vec<&Difference>>::new();
-            for it in self.report.skew.missed_by(place) {
+            for it in self.report.reach.missed_by(place) {
                 let section = sections.entry((&it.group, &it.version)).or_default();
                 section.push(it);
             }
@@ -220,6 +230,36 @@ impl Table<'_> {
                     }
                 }
                 out.push_str(&listed(&format!("  {title}{all}:"), &items));
+            }
+        }
+        out
+    }
+
+    /// What an administrator should know of the bridges that were asked.
+    fn bridges(&self) -> String {
+        let mut out = String::new();
+        for place in 0..self.report.skew.servers.len() {
+            let label = self.label(place);
+            match self.report.server(place).and_then(|it| it.bridge.as_ref()) {
+                Some(Bridge::LocalOnly(reason)) => {
+                    let _ = write!(
+                        out,
+                        "\nThe bridge {label} runs local-only ({reason}).\n\
+                         Its clients reach its own server only.\n"
+                    );
+                }
+                Some(Bridge::Peering {
+                    servers,
+                    unreachable: unreachable @ 1..,
+                    ..
+                }) => {
+                    let _ = write!(
+                        out,
+                        "\nThe bridge {label} cannot reach {unreachable} of {servers} servers.\n\
+                         Requests for what no other server serves are answered with 503.\n"
+                    );
+                }
+                Some(Bridge::Peering { .. }) | None => {}
             }
         }
         out

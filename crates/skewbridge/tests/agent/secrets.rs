@@ -101,3 +101,33 @@ async fn neither_keys_for_aws_nor_a_proxys_password_are_told() {
     let environment = told.environment.replace("hunter-of-proxies", "");
     assert!(!environment.contains("hunter"), "{environment}");
 }
+
+#[tokio::test]
+async fn a_pin_in_a_uri_is_refused_and_printed_nowhere() {
+    let bench = Bench::new();
+    let client = Client::start(&bench);
+    let info = bench.info("https://cluster.example:6443", Some(&client.lock));
+    let uri = "pkcs11:token=jane?module-path=/x.so&pin-value=hunter-of-pins";
+    let rows: [&[&str]; 5] = [
+        &["--signer=pkcs11", "--pkcs11-uri", uri],
+        &["--v=10", "--signer=pkcs11", "--shared", "--pkcs11-uri", uri],
+        &[
+            "--signer=pkcs11",
+            "--pkcs11-uri=token=a&PIN-VALUE=hunter-of-pins",
+        ],
+        // Not a flag: clap repeats what it does not expect.
+        &["--signer=pkcs11", uri],
+        &["--signer", uri],
+    ];
+    for words in rows {
+        let ran = bench.agent(&info, words).output().unwrap();
+        let said = [ran.stdout, ran.stderr].map(|it| String::from_utf8(it).unwrap());
+        assert_eq!(ran.status.code(), Some(64), "{said:?}");
+        assert!(
+            said[1].contains("pin-source or --pkcs11-pin-file"),
+            "{said:?}"
+        );
+        assert!(!said.concat().contains("hunter"), "{said:?}");
+    }
+    assert!(bench.left().is_empty(), "a shared instance was started");
+}

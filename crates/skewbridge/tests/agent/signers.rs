@@ -314,3 +314,54 @@ async fn a_signer_that_cannot_sign_is_named_in_the_answer() {
     assert!(answer.contains("headers: gone: No such file"), "{answer}");
     assert!(server.requests().is_empty());
 }
+
+/// Without what the environment of the test says about AWS.
+fn without_aws(mut command: std::process::Command) -> std::process::Command {
+    for (name, _) in std::env::vars_os() {
+        if name.as_encoded_bytes().starts_with(b"AWS_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+#[tokio::test]
+async fn sigv4_without_credentials_fails_at_start_and_names_where_it_looked() {
+    let bench = Bench::new();
+    let client = Client::start(&bench);
+    let info = bench.info("https://cluster.example:6443", Some(&client.lock));
+    for shared in [&[][..], &["--shared"]] {
+        let words = [&["--signer=sigv4", "--sigv4-region=r"], shared].concat();
+        let ran = without_aws(bench.agent(&info, &words)).output().unwrap();
+        let said = String::from_utf8(ran.stderr).unwrap();
+        assert_eq!(ran.status.code(), Some(1), "{said}");
+        assert!(ran.stdout.is_empty(), "{said}");
+        let file = bench.dir.path().join(".aws/credentials");
+        let looked = format!("{} (no such file)", file.display());
+        for expected in [
+            "--signer=sigv4: no AWS credentials",
+            "AWS_ACCESS_KEY_ID",
+            &looked,
+            "--sigv4-profile",
+        ] {
+            assert!(said.contains(expected), "{expected}: {said}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_signer_that_fails_later_is_logged_once() {
+    let bench = Bench::new();
+    let server = bench.server().await;
+    let client = Client::start(&bench);
+    let info = bench.info(&format!("https://{}", server.addr()), Some(&client.lock));
+    let plugin = Plugin::of(bench.agent(&info, &["--signer=headers", "--headers-file=gone"]));
+    for _ in 0..3 {
+        let answer = plugin.get("/").await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
+    }
+    let log = crate::secrets::told_by(plugin).await.log;
+    let told = log.matches("headers: gone: No such file").count();
+    assert_eq!(told, 1, "{log}");
+    assert!(log.contains("WARN"), "{log}");
+}

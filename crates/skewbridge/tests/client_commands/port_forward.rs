@@ -168,6 +168,29 @@ async fn a_hangup_that_is_ignored_stays_so() {
 }
 
 #[tokio::test]
+async fn an_interrupt_ends_what_a_shell_runs_in_the_background() {
+    let cluster = Cluster::start().await;
+    // A shell without job control has its background jobs ignore SIGINT and SIGQUIT.
+    let script = "\"$@\" & echo $!; wait $!";
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", script, "sh", env!("CARGO_BIN_EXE_skewbridge")])
+        .args(["port-forward", "--address=127.0.0.1"])
+        .env("KUBECONFIG", cluster.dir.path().join("config"))
+        .kill_on_drop(true);
+    let mut forwarding = Forwarding::of(command, &["web", ":80"]);
+    let process = forwarding.line().await.parse().unwrap();
+    forwarding.port(80).await;
+    let process = Pid::from_raw(process).unwrap();
+    kill_process(process, Signal::INT).unwrap();
+    let ended = timeout(PATIENCE, forwarding.child.wait()).await;
+    if ended.is_err() {
+        let _ = kill_process(process, Signal::KILL);
+    }
+    assert_eq!(ended.expect("an end in time").unwrap().code(), Some(0));
+}
+
+#[tokio::test]
 async fn only_what_is_whole_has_an_end_here() {
     let cluster = Cluster::start().await;
     let (port, task) = answering("here").await;

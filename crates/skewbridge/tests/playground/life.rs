@@ -82,6 +82,32 @@ async fn servers_are_killed_started_and_changed_by_the_control() {
         playground.until(context, POLICY, 200).await;
     }
     assert_eq!(post("/servers/1.99/kill").await.0, 404);
+    // What cannot be done is refused, with the reason, and changes nothing.
+    let (_, before) = playground.order(Method::GET, "/servers", token).await;
+    for (deed, reason) in [
+        (
+            "/servers/1.36/upgrade",
+            "cannot upgrade server-1.36: it has the newest version, 1.36",
+        ),
+        (
+            "/servers/1.28/downgrade",
+            "cannot downgrade server-1.28: it has the oldest version, 1.28",
+        ),
+        (
+            "/servers/1.34/start",
+            "cannot start server-1.34: it is running already",
+        ),
+    ] {
+        let (status, refused) = post(deed).await;
+        assert_eq!((status, refused["error"].as_str()), (409, Some(reason)));
+    }
+    let (_, after) = playground.order(Method::GET, "/servers", token).await;
+    assert_eq!(before, after);
+    assert_eq!(post("/servers/1.34/stop").await.0, 200);
+    for deed in ["/servers/1.34/stop", "/servers/1.34/kill"] {
+        let (status, refused) = post(deed).await;
+        assert_eq!(status, 409, "{refused}");
+    }
     playground.end(Signal::TERM);
 }
 
@@ -139,6 +165,34 @@ async fn servers_are_stopped_started_killed_and_changed_by_keys() {
     assert!(wait(&mut playground.child).success());
     assert!(terminal.is_cooked());
     assert!(!playground.directory.exists(), "its directory is left");
+}
+
+#[tokio::test]
+async fn the_control_redraws_the_status_line() {
+    let terminal = Terminal::open(200, 50);
+    let mut seen = 0;
+    let mut playground = Playground::start_in(&terminal);
+    terminal.shows_next(&mut seen, "[1 server-1.28]").await;
+    terminal.shows_next(&mut seen, "q quit").await;
+    playground.said = terminal.shown();
+    let token = fs::read_to_string(playground.directory.join("control-token")).unwrap();
+    let post = |deed: &'static str| playground.order(Method::POST, deed, Some(&token));
+    assert_eq!(post("/servers/1.36/kill").await.0, 200);
+    for shown in ["kill 1.36", "3 server-1.36", "down", "q quit"] {
+        terminal.shows_next(&mut seen, shown).await;
+    }
+    assert_eq!(post("/servers/1.36/kill").await.0, 409);
+    for shown in ["cannot kill server-1.36: it is not running", "q quit"] {
+        terminal.shows_next(&mut seen, shown).await;
+    }
+    // The same by a key.
+    terminal.type_keys("3k");
+    terminal.shows_next(&mut seen, "[3 server-1.36]").await;
+    for shown in ["cannot kill server-1.36: it is not running", "q quit"] {
+        terminal.shows_next(&mut seen, shown).await;
+    }
+    terminal.type_keys("q");
+    assert!(wait(&mut playground.child).success());
 }
 
 #[tokio::test]

@@ -47,6 +47,33 @@ async fn the_reference_plugin_needs_no_more_than_its_name() {
 }
 
 #[tokio::test]
+async fn a_plugin_without_aws_credentials_is_explained_before_the_command_starts() {
+    let stage = Stage::new().await;
+    let user = json!({"exec": {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": env!("CARGO_BIN_EXE_skewbridge"),
+        "args": ["agent", "--signer=sigv4", "--sigv4-region=eu-west-1"],
+        "env": [
+            {"name": "AWS_ACCESS_KEY_ID", "value": ""},
+            {"name": "AWS_PROFILE", "value": ""},
+            {"name": "AWS_SHARED_CREDENTIALS_FILE", "value": "/nonexistent/credentials"},
+            {"name": "AWS_CONFIG_FILE", "value": "/nonexistent/config"},
+        ],
+        "interactiveMode": "Never",
+        "provideClusterInfo": true,
+    }});
+    let ran = output(stage.script(&user, "echo ran")).await;
+    let said = said(&ran);
+    assert_eq!(ran.status.code(), Some(125), "{said}");
+    assert!(said.contains("no AWS credentials"), "{said}");
+    assert!(
+        said.contains("/nonexistent/credentials (no such file)"),
+        "{said}"
+    );
+    assert!(ran.stdout.is_empty(), "{said}");
+}
+
+#[tokio::test]
 async fn plain_credentials_go_straight_to_the_cluster_and_the_command_does_not_see_them() {
     let stage = Stage::new().await;
     let ran = output(stage.asking(&token(), "get")).await;

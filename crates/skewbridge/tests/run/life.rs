@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use skewbridge_client::{Endpoint, Kubeconfig, Request};
 use skewbridge_harness::IgnoredSignals;
-use skewbridge_testkit::{PATIENCE, Stopwatch, eventually};
+use skewbridge_testkit::{PATIENCE, Stopwatch, eventually, second_user};
 use tokio::signal::unix::SignalKind;
 
 use crate::stage::{BADGE, PATIENT, Stage, is_gone, output, parent_of, said, started_by, token};
@@ -45,6 +45,33 @@ async fn the_exit_code_is_the_commands() {
          said: no card\n"
     );
     assert!(ran.stdout.is_empty());
+}
+
+/// A process that cannot be traced or dumped belongs to root in `/proc`, under any user.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn the_credentials_in_it_cannot_be_read_by_the_command() {
+    use std::os::unix::process::CommandExt as _;
+    let stage = Stage::new().await;
+    let script = "stat -c %u /proc/$PPID/mem /proc/self/mem; ulimit -Hc";
+    let mut command = stage.script(&token(), script);
+    // Of a process of root nothing could be seen.
+    let Some(user) = second_user() else { return };
+    for path in [
+        stage.dir.path().to_owned(),
+        stage.dir.path().join("runtime"),
+    ] {
+        std::os::unix::fs::chown(path, Some(user), Some(user)).unwrap();
+    }
+    command.uid(user).gid(user);
+    let ran = output(command).await;
+    assert!(ran.status.success(), "{}", said(&ran));
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Core).maximum;
+    let limit = limit.map_or("unlimited".to_owned(), |bytes| (bytes / 512).to_string());
+    let seen = String::from_utf8(ran.stdout).unwrap();
+    let told: Vec<_> = seen.lines().collect();
+    // The command itself is as it would be without us.
+    assert_eq!(told, ["0", &user.to_string(), &limit]);
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 //! server can answer them; the others are in the stories of pods.
 
 use serde_json::json;
-use skewbridge_e2e::{User, versions};
+use skewbridge_e2e::{User, is_since, versions};
 
 use super::site::{Entry, Place, Site};
 use super::{Beside, RELEASES, compare, kubelet, minor};
@@ -56,6 +56,7 @@ pub(super) async fn differences(beside: &Beside, number: usize) -> Vec<String> {
             }
             told
         };
+        found.extend(third_step(beside, version).await);
         let expected = of_all(&real(User::Admin)).await;
         for release in RELEASES {
             let context = format!("bridge-{release}");
@@ -66,6 +67,52 @@ pub(super) async fn differences(beside: &Beside, number: usize) -> Vec<String> {
         let expected = [asked(&real(User::AdminAs("visitor")), words).await];
         let got = [asked(&playground("visitor"), words).await];
         found.extend(compare(&expected, &format!("{version} as a visitor"), &got));
+    }
+    found
+}
+
+/// What the guide shows of the tour; a test of the playground compares it with the tour.
+const GUIDE: &str = include_str!("../../../../docs/playground.md");
+
+/// The minor version of the first kubectl that execs by WebSocket.
+const FIRST_BY_WEBSOCKET: u16 = 31;
+
+/// The commands of the tour's third step, as they are printed: the old server refuses a
+/// WebSocket, and its bridge does not.
+async fn third_step(beside: &Beside, version: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let (_, step) = GUIDE.split_once("\n3. exec by WebSocket").unwrap();
+    let (step, _) = step.split_once("\n\n").unwrap();
+    let commands: Vec<_> = step
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("$ kubectl "))
+        .collect();
+    assert_eq!(commands.len(), 2, "{step}");
+    for (context, command) in ["server-1.28", "bridge-1.28"].iter().zip(commands) {
+        let words = command.strip_prefix(&format!("--context={context} "));
+        let words = words.unwrap_or_else(|| panic!("{command} is not of {context}"));
+        let kubectl = beside.playground.kubectl(version, context);
+        let mut shell = tokio::process::Command::new("sh");
+        // The words are for a shell: they have quotes.
+        shell
+            .args(["-c", &format!("\"$@\" {words}"), "sh"])
+            .arg(kubectl.as_std().get_program())
+            .args(kubectl.as_std().get_args())
+            .env("HOME", beside.playground.scratch().path())
+            .stdin(std::process::Stdio::null())
+            .kill_on_drop(true);
+        let ran = tokio::time::timeout(super::BOUND, shell.output()).await;
+        let ran = ran.expect("an end in time").unwrap();
+        let [out, log] = [ran.stdout, ran.stderr].map(|it| String::from_utf8(it).unwrap());
+        let fell_back = log.contains("fallback") && log.contains("(403 Forbidden)");
+        let expected = *context == "server-1.28" && is_since(version, FIRST_BY_WEBSOCKET);
+        let as_shown = out == "hello from web\n" && ran.status.code() == Some(3);
+        if !as_shown || fell_back != expected {
+            found.push(format!(
+                "{version}: {command}: {:?}\n{out}{log}",
+                ran.status
+            ));
+        }
     }
     found
 }

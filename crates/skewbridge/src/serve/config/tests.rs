@@ -55,6 +55,28 @@ fn the_least_that_is_needed_leaves_the_defaults() {
 }
 
 #[test]
+fn another_user_of_the_bridge_has_the_groups_that_are_given() {
+    let files = Files::new();
+    let rows: [(&[&str], &str, &[&str]); 5] = [
+        (&[], "system:apiserver", &["system:masters"]),
+        (&["--bridge-user=skewbridge"], "skewbridge", &[]),
+        (
+            &["--bridge-user=skewbridge", "--bridge-groups=a,b"],
+            "skewbridge",
+            &["a", "b"],
+        ),
+        (&["--bridge-groups=a"], "system:apiserver", &["a"]),
+        (&["--bridge-groups="], "system:apiserver", &[]),
+    ];
+    for (flags, name, groups) in rows {
+        let flags: Vec<_> = flags.iter().map(|&flag| flag.to_owned()).collect();
+        let user = files.understand(&flags).unwrap().0.upstream.bridge_user;
+        assert_eq!(user.name, name, "{flags:?}");
+        assert_eq!(user.groups, groups, "{flags:?}");
+    }
+}
+
+#[test]
 fn everything_given_arrives() {
     let files = Files::new();
     let ca = files.path("other.crt");
@@ -88,6 +110,10 @@ fn everything_given_arrives() {
         "--upstream-streams=websocket".into(),
         "--stream-ping-interval=0".into(),
         "--streaming-connection-idle-timeout=30m".into(),
+        "--max-connections=400".into(),
+        "--reserved-connections=399".into(),
+        "--max-unauthenticated-connections-per-source=50".into(),
+        "--max-authentication-failures-per-source=0".into(),
         "--http2-max-streams-per-connection=0".into(),
         "--idle-timeout=1.5h".into(),
         "--admin-address=[::1]:0".into(),
@@ -123,6 +149,11 @@ fn everything_given_arrives() {
     assert_eq!(config.streams.upstream, UpstreamStreams::WebSocket);
     assert_eq!(config.streams.ping_interval, Duration::ZERO);
     assert_eq!(config.streams.idle_timeout, Duration::from_mins(30));
+    assert_eq!(config.limits.max_connections, 400);
+    assert_eq!(config.limits.reserved_connections, Some(399));
+    let per_source = config.limits.max_unauthenticated_connections_per_source;
+    assert_eq!(per_source, Some(50));
+    assert_eq!(config.limits.max_authentication_failures_per_source, 0);
     assert_eq!(config.limits.max_streams_per_connection, 100);
     assert_eq!(config.limits.idle_timeout, Duration::from_mins(90));
     assert_eq!(config.logs.verbosity, 4);
@@ -150,7 +181,7 @@ fn who_gives_some_peer_flags_is_told_of_those_that_are_missing() {
     let fronts = "--proxy-client-cert-file, --requestheader-client-ca-file";
     let no_peers = |given: &str, missing: &str| {
         vec![format!(
-            "{given}: of no use without {missing}: there will be no peers"
+            "{given}: of no use without {missing}: there will be no peers; give {missing}"
         )]
     };
     for (flags, expected) in [
@@ -203,8 +234,13 @@ fn of_an_egress_selector_the_way_to_peers_is_used_and_other_proxies_are_warned_o
             key: key.into(),
         },
     });
-    let cluster = "cluster: is not used: skewbridge itself connects to no node, pod or service";
-    let etcd = "etcd: is not used: this version reaches etcd directly";
+    let cluster =
+        "the entry cluster is not used: skewbridge itself connects to no node, pod or service";
+    let etcd = "the entry etcd is not used: skewbridge connects to etcd directly";
+    // As konnectivity is often set up, with files that only kube-apiserver has.
+    let grpc = "{proxyProtocol: GRPC, transport: {uds: {udsName: /run/k.sock}}}";
+    let missing = "{proxyProtocol: HTTPConnect, transport: {tcp: {url: 'https://k:8131', \
+                   tlsConfig: {caBundle: /missing, clientCert: /missing, clientKey: /missing}}}}";
     let direct = "{proxyProtocol: Direct}";
     let table = [
         (
@@ -222,12 +258,24 @@ fn of_an_egress_selector_the_way_to_peers_is_used_and_other_proxies_are_warned_o
         (
             "v1alpha1",
             vec![("master", uds), ("cluster", uds), ("etcd", direct)],
-            through_uds,
+            through_uds.clone(),
             vec![cluster],
         ),
         (
             "v1",
             vec![("etcd", uds), ("cluster", uds)],
+            Egress::Direct,
+            vec![cluster, etcd],
+        ),
+        (
+            "v1",
+            vec![("cluster", grpc), ("etcd", grpc), ("controlplane", uds)],
+            through_uds.clone(),
+            vec![cluster, etcd],
+        ),
+        (
+            "v1beta1",
+            vec![("cluster", missing), ("etcd", missing)],
             Egress::Direct,
             vec![cluster, etcd],
         ),
@@ -277,7 +325,7 @@ fn a_certificate_that_is_no_ca_is_warned_of_where_a_ca_belongs() {
 }
 
 #[test]
-fn one_ca_for_users_and_peers_with_any_name_is_warned_of() {
+fn one_ca_for_users_and_front_proxies_needs_allowed_names() {
     let files = Files::new();
     let ca = files.path("other.crt");
     let (crt, key) = (files.path("tls.crt"), files.path("tls.key"));
@@ -287,14 +335,12 @@ fn one_ca_for_users_and_peers_with_any_name_is_warned_of() {
         format!("--proxy-client-cert-file={crt}"),
         format!("--proxy-client-key-file={key}"),
     ];
-    let (_, warnings) = files.understand(&flags).unwrap();
-    let [warning] = warnings.as_slice() else {
-        panic!("{warnings:?}");
+    let problems = files.understand(&flags).unwrap_err().0;
+    let [problem] = problems.as_slice() else {
+        panic!("{problems:?}");
     };
-    assert!(
-        warning.message.contains("can act as any other"),
-        "{warning}"
-    );
+    assert_eq!(problem.flag, "--requestheader-client-ca-file");
+    assert!(problem.message.contains("--requestheader-allowed-names"));
     flags.push("--requestheader-allowed-names=front-proxy-client".into());
     let (_, warnings) = files.understand(&flags).unwrap();
     assert!(warnings.is_empty(), "{warnings:?}");

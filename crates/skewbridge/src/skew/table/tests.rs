@@ -46,6 +46,7 @@ fn server(name: &str, version: &str, known: Known) -> Server {
         address: Some("https://10.0.0.1:6443".to_owned()),
         last_sync: None,
         known,
+        bridge: None,
     }
 }
 

@@ -1,0 +1,117 @@
+//! Metrics of client connections and of failed authentications.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+
+use crate::authentication_limit::Credential;
+use crate::connection_slots::EvictionReason;
+use crate::metrics::Gauge;
+
+/// Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct ConnectionMetrics {
+    evictions: Family<ReasonLabels, Counter>,
+    authentication_failures: Family<ReasonLabels, Counter>,
+    authentications_limited: Family<ReasonLabels, Counter>,
+    unauthenticated: Gauge,
+    overflow: Gauge,
+    authenticated: Gauge,
+    reserved: Gauge,
+}
+
+/// How many connections hold slots in which way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct SlotCounts {
+    pub(crate) unauthenticated: usize,
+    pub(crate) overflow: usize,
+    pub(crate) authenticated: usize,
+    pub(crate) reserved: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ClassLabels {
+    class: &'static str,
+}
+
+impl ConnectionMetrics {
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let evictions = Family::default();
+        let authentication_failures = Family::default();
+        let authentications_limited = Family::default();
+        let slots = Family::<ClassLabels, Gauge>::default();
+        let bridge = registry.sub_registry_with_prefix("skewbridge");
+        bridge.register(
+            "connection_evictions",
+            "Client connections closed to free their slots, by reason",
+            Family::clone(&evictions),
+        );
+        bridge.register(
+            "connection_slots",
+            "Client connections that hold a slot of --max-connections, by class",
+            Family::clone(&slots),
+        );
+        bridge.register(
+            "authentication_failures",
+            "Requests whose credential was refused, by the bridge or with 401 by kube-apiserver",
+            Family::clone(&authentication_failures),
+        );
+        bridge.register(
+            "authentications_limited",
+            "Requests answered 429 because their source had too many authentication failures",
+            Family::clone(&authentications_limited),
+        );
+        // All series exist from the start, so that the first event is an increase.
+        for reason in EvictionReason::ALL.map(EvictionReason::as_str) {
+            drop(evictions.get_or_create(&ReasonLabels { reason }));
+        }
+        for reason in Credential::ALL.map(Credential::as_str) {
+            drop(authentication_failures.get_or_create(&ReasonLabels { reason }));
+            drop(authentications_limited.get_or_create(&ReasonLabels { reason }));
+        }
+        let class = |class| slots.get_or_create_owned(&ClassLabels { class });
+        Self {
+            unauthenticated: class("unauthenticated"),
+            overflow: class("overflow"),
+            authenticated: class("authenticated"),
+            reserved: class("reserved"),
+            evictions,
+            authentication_failures,
+            authentications_limited,
+        }
+    }
+
+    pub(crate) fn authentication_failed(&self, credential: Credential) {
+        let reason = credential.as_str();
+        let failures = &self.authentication_failures;
+        failures.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    pub(crate) fn authentication_limited(&self, credential: Credential) {
+        let reason = credential.as_str();
+        let limited = &self.authentications_limited;
+        limited.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    pub(crate) fn evicted(&self, reason: EvictionReason) {
+        let reason = reason.as_str();
+        self.evictions.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    pub(crate) fn slots(&self, counts: SlotCounts) {
+        for (gauge, count) in [
+            (&self.unauthenticated, counts.unauthenticated),
+            (&self.overflow, counts.overflow),
+            (&self.authenticated, counts.authenticated),
+            (&self.reserved, counts.reserved),
+        ] {
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+}

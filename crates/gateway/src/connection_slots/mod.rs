@@ -1,0 +1,151 @@
+//! Slots of client connections: at most `--max-connections` are open, and when all slots
+//! are taken, the oldest connection that has not authenticated loses its slot.
+//!
+//! [`table`] has the rules. This is the table as the listener and the workers share it.
+
+mod table;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use crate::config::Limits;
+use crate::connection_metrics::ConnectionMetrics;
+use crate::source_network::SourceNetwork;
+
+use self::table::{Admission, ConnectionId, Policy, SlotTable};
+pub(crate) use self::table::{Class, EvictionReason, is_component};
+
+/// All slots of a bridge.
+#[derive(Debug)]
+pub(crate) struct ConnectionSlots {
+    shared: Mutex<Shared>,
+    /// A connection has closed. Only the listener waits for it.
+    closed: Notify,
+    metrics: ConnectionMetrics,
+}
+
+#[derive(Debug)]
+struct Shared {
+    table: SlotTable,
+    evictions: HashMap<ConnectionId, Arc<Notify>>,
+}
+
+impl ConnectionSlots {
+    /// No connection so far.
+    pub(crate) fn new(limits: &Limits, metrics: ConnectionMetrics) -> Arc<Self> {
+        Arc::new(Self {
+            shared: Mutex::new(Shared {
+                table: SlotTable::new(Policy::of(limits)),
+                evictions: HashMap::new(),
+            }),
+            closed: Notify::new(),
+            metrics,
+        })
+    }
+
+    /// Waits until a connection may be accepted.
+    pub(crate) async fn room(&self) {
+        while !self.lock().table.has_room() {
+            self.closed.notified().await;
+        }
+    }
+
+    /// Waits for a slot for a connection from this address, and evicts another one for it
+    /// where that is the rule.
+    pub(crate) async fn admit(self: &Arc<Self>, source: IpAddr) -> Slot {
+        let source = SourceNetwork::of(source);
+        loop {
+            if let Some(slot) = self.try_admit(source) {
+                return slot;
+            }
+            self.closed.notified().await;
+        }
+    }
+
+    fn try_admit(self: &Arc<Self>, source: SourceNetwork) -> Option<Slot> {
+        let mut shared = self.lock();
+        let Admission::Admitted { id, evicted } = shared.table.admit(source) else {
+            return None;
+        };
+        if let Some((victim, reason)) = evicted {
+            if let Some(eviction) = shared.evictions.remove(&victim) {
+                eviction.notify_one();
+            }
+            self.metrics.evicted(reason);
+        }
+        let evicted = Arc::new(Notify::new());
+        shared.evictions.insert(id, evicted.clone());
+        self.metrics.slots(shared.table.counts());
+        Some(Slot {
+            slots: self.clone(),
+            id,
+            evicted,
+        })
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Shared)) {
+        let mut shared = self.lock();
+        change(&mut shared);
+        self.metrics.slots(shared.table.counts());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The slot of one connection, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    slots: Arc<ConnectionSlots>,
+    id: ConnectionId,
+    evicted: Arc<Notify>,
+}
+
+impl Slot {
+    /// Waits until the connection has lost its slot. One task waits for it.
+    pub(crate) async fn evicted(&self) {
+        self.evicted.notified().await;
+    }
+
+    /// Raises the class of the connection.
+    pub(crate) fn promotion(&self) -> Promotion {
+        Promotion {
+            slots: self.slots.clone(),
+            id: self.id,
+        }
+    }
+
+    /// The connection is closed by its own task for this reason.
+    pub(crate) fn evict(self, reason: EvictionReason) {
+        self.slots.metrics.evicted(reason);
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.slots.change(|shared| {
+            shared.evictions.remove(&self.id);
+            shared.table.release(self.id);
+        });
+        self.slots.closed.notify_one();
+    }
+}
+
+/// Raises the class of a connection when its client has authenticated.
+#[derive(Debug)]
+pub(crate) struct Promotion {
+    slots: Arc<ConnectionSlots>,
+    id: ConnectionId,
+}
+
+impl Promotion {
+    /// Does nothing for a connection that has lost its slot.
+    pub(crate) fn to(&self, class: Class) {
+        self.slots
+            .change(|shared| shared.table.promote(self.id, class));
+    }
+}

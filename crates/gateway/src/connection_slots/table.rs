@@ -1,0 +1,297 @@
+//! The rules of connection slots, over plain data.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use crate::config::Limits;
+use crate::connection_metrics::SlotCounts;
+use crate::source_network::SourceNetwork;
+
+/// The default of `--reserved-connections`: this part of `--max-connections`.
+const DEFAULT_RESERVED_FRACTION: usize = 10;
+
+/// The default of `--max-unauthenticated-connections-per-source`: this part of
+/// `--max-connections`. Behind a load balancer all clients are one source, and after a
+/// restart all of them are in their TLS handshakes at once.
+const DEFAULT_SOURCE_FRACTION: usize = 4;
+
+/// The least that the default gives a source: one kubectl opens several connections.
+const MIN_DEFAULT_PER_SOURCE: usize = 16;
+
+/// Evicted connections whose sockets are still open. The listener waits at this number,
+/// so that it does not accept faster than the workers close.
+pub(super) const MAX_CLOSING_CONNECTIONS: usize = 128;
+
+/// Users of control-plane and node components. Their connections have the reserved share.
+const COMPONENT_USERS: [&str; 5] = [
+    "system:apiserver",
+    "system:cloud-controller-manager",
+    "system:kube-controller-manager",
+    "system:kube-proxy",
+    "system:kube-scheduler",
+];
+
+/// Groups with the reserved share. `system:masters` is the administrators' way in when
+/// nothing else works; API Priority and Fairness exempts it for the same reason.
+const COMPONENT_GROUPS: [&str; 2] = ["system:nodes", "system:masters"];
+
+/// Whether connections of this user have the reserved share.
+pub(crate) fn is_component(user: &str, groups: &[String]) -> bool {
+    COMPONENT_USERS.contains(&user)
+        || (groups.iter()).any(|group| COMPONENT_GROUPS.contains(&group.as_str()))
+}
+
+/// What the client of a connection has proven.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Class {
+    /// Nothing so far.
+    Unauthenticated,
+    /// An identity.
+    Authenticated,
+    /// To be a peer, a node, or a component of the control plane.
+    Reserved,
+}
+
+/// How many connections of each class there may be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Policy {
+    /// Of all classes together.
+    pub(super) max_connections: usize,
+    /// Slots that authenticated connections do not hold.
+    pub(super) reserved: usize,
+    /// Unauthenticated ones of one source.
+    pub(super) max_unauthenticated_per_source: usize,
+}
+
+impl Policy {
+    /// As the flags say, and a fraction of `--max-connections` where they do not.
+    pub(super) fn of(limits: &Limits) -> Self {
+        let max = limits.max_connections;
+        let reserved = limits.reserved_connections;
+        let per_source = limits.max_unauthenticated_connections_per_source;
+        Self {
+            max_connections: max,
+            reserved: reserved.unwrap_or(max / DEFAULT_RESERVED_FRACTION),
+            max_unauthenticated_per_source: per_source
+                .unwrap_or((max / DEFAULT_SOURCE_FRACTION).max(MIN_DEFAULT_PER_SOURCE)),
+        }
+    }
+}
+
+/// In the order of arrival.
+pub(super) type ConnectionId = u64;
+
+/// Why a connection was evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EvictionReason {
+    /// All slots were taken.
+    SlotsFull,
+    /// Its source had as many unauthenticated connections as it may.
+    SourceLimit,
+    /// It sent no request in time.
+    NoRequest,
+}
+
+impl EvictionReason {
+    pub(crate) const ALL: [Self; 3] = [Self::SlotsFull, Self::SourceLimit, Self::NoRequest];
+
+    /// As a metric label.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::SlotsFull => "slots-full",
+            Self::SourceLimit => "source-limit",
+            Self::NoRequest => "no-request",
+        }
+    }
+}
+
+/// The answer to a new connection.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Admission {
+    /// It has a slot.
+    Admitted {
+        id: ConnectionId,
+        /// The connection that loses its slot for it.
+        evicted: Option<(ConnectionId, EvictionReason)>,
+    },
+    /// It has to wait until a connection ends.
+    Full,
+}
+
+/// How a connection holds its slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hold {
+    Unauthenticated,
+    /// Authenticated, while all slots for authenticated connections are taken. It is
+    /// served, and evicted after the unauthenticated ones.
+    Overflow,
+    Authenticated,
+    Reserved,
+}
+
+/// All connections that hold slots.
+#[derive(Debug)]
+pub(super) struct SlotTable {
+    policy: Policy,
+    next: ConnectionId,
+    open: HashMap<ConnectionId, (SourceNetwork, Hold)>,
+    unauthenticated: BTreeSet<ConnectionId>,
+    /// The same by source.
+    sources: HashMap<SourceNetwork, BTreeSet<ConnectionId>>,
+    overflow: BTreeSet<ConnectionId>,
+    authenticated: usize,
+    reserved: usize,
+    /// Evicted, and not closed yet.
+    closing: HashSet<ConnectionId>,
+}
+
+impl SlotTable {
+    pub(super) fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            next: 0,
+            open: HashMap::new(),
+            unauthenticated: BTreeSet::new(),
+            sources: HashMap::new(),
+            overflow: BTreeSet::new(),
+            authenticated: 0,
+            reserved: 0,
+            closing: HashSet::new(),
+        }
+    }
+
+    /// Whether a new connection of a source below its limit would be admitted.
+    pub(super) fn has_room(&self) -> bool {
+        self.closing.len() < MAX_CLOSING_CONNECTIONS
+            && (self.open.len() < self.policy.max_connections || self.victim().is_some())
+    }
+
+    /// A new connection.
+    pub(super) fn admit(&mut self, source: SourceNetwork) -> Admission {
+        if self.closing.len() >= MAX_CLOSING_CONNECTIONS {
+            return Admission::Full;
+        }
+        let evicted = match (self.over_limit(source), self.victim()) {
+            (Some(oldest), _) => Some((oldest, EvictionReason::SourceLimit)),
+            (None, _) if self.open.len() < self.policy.max_connections => None,
+            (None, Some(oldest)) => Some((oldest, EvictionReason::SlotsFull)),
+            (None, None) => return Admission::Full,
+        };
+        if let Some((victim, _)) = evicted {
+            self.remove(victim);
+            self.closing.insert(victim);
+        }
+        let id = self.next;
+        self.next += 1;
+        self.insert(id, source, Hold::Unauthenticated);
+        Admission::Admitted { id, evicted }
+    }
+
+    /// The client of a connection has proven what it is. Classes only rise.
+    pub(super) fn promote(&mut self, id: ConnectionId, class: Class) {
+        let Some(&(source, hold)) = self.open.get(&id) else {
+            return;
+        };
+        let to = match (class, hold) {
+            (_, Hold::Reserved) => return,
+            (Class::Reserved, _) => Hold::Reserved,
+            (Class::Authenticated, Hold::Unauthenticated)
+                if self.authenticated < self.authenticated_share() =>
+            {
+                Hold::Authenticated
+            }
+            (Class::Authenticated, Hold::Unauthenticated) => Hold::Overflow,
+            _ => return,
+        };
+        self.remove(id);
+        self.insert(id, source, to);
+        self.fill();
+    }
+
+    /// A connection has closed.
+    pub(super) fn release(&mut self, id: ConnectionId) {
+        if !self.closing.remove(&id) {
+            self.remove(id);
+            self.fill();
+        }
+    }
+
+    /// An authenticated slot that has become free goes to the oldest connection that
+    /// waits for one.
+    fn fill(&mut self) {
+        if self.authenticated < self.authenticated_share()
+            && let Some(&waiting) = self.overflow.first()
+            && let Some(&(source, _)) = self.open.get(&waiting)
+        {
+            self.remove(waiting);
+            self.insert(waiting, source, Hold::Authenticated);
+        }
+    }
+
+    pub(super) fn counts(&self) -> SlotCounts {
+        SlotCounts {
+            unauthenticated: self.unauthenticated.len(),
+            overflow: self.overflow.len(),
+            authenticated: self.authenticated,
+            reserved: self.reserved,
+        }
+    }
+
+    fn authenticated_share(&self) -> usize {
+        (self.policy.max_connections).saturating_sub(self.policy.reserved)
+    }
+
+    /// The connection that is evicted when all slots are taken.
+    fn victim(&self) -> Option<ConnectionId> {
+        let oldest = self.unauthenticated.first();
+        oldest.or_else(|| self.overflow.first()).copied()
+    }
+
+    /// The oldest unauthenticated connection of a source that may have no further one.
+    fn over_limit(&self, source: SourceNetwork) -> Option<ConnectionId> {
+        let ids = self.sources.get(&source)?;
+        if ids.len() < self.policy.max_unauthenticated_per_source {
+            return None;
+        }
+        ids.first().copied()
+    }
+
+    fn insert(&mut self, id: ConnectionId, source: SourceNetwork, hold: Hold) {
+        self.open.insert(id, (source, hold));
+        match hold {
+            Hold::Unauthenticated => {
+                self.unauthenticated.insert(id);
+                self.sources.entry(source).or_default().insert(id);
+            }
+            Hold::Overflow => {
+                self.overflow.insert(id);
+            }
+            Hold::Authenticated => self.authenticated += 1,
+            Hold::Reserved => self.reserved += 1,
+        }
+    }
+
+    fn remove(&mut self, id: ConnectionId) {
+        let Some((source, hold)) = self.open.remove(&id) else {
+            return;
+        };
+        match hold {
+            Hold::Unauthenticated => {
+                self.unauthenticated.remove(&id);
+                if let Some(ids) = self.sources.get_mut(&source) {
+                    ids.remove(&id);
+                    if ids.is_empty() {
+                        self.sources.remove(&source);
+                    }
+                }
+            }
+            Hold::Overflow => {
+                self.overflow.remove(&id);
+            }
+            Hold::Authenticated => self.authenticated -= 1,
+            Hold::Reserved => self.reserved -= 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,450 @@
+//! What answers of upstream say about the bridge's own files: pure.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use http::StatusCode;
+use rustls_pki_types::CertificateDer;
+use serde::Deserialize;
+use skewbridge_api::identity::IdentityHeaders;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::tls::material::certificates;
+use crate::tls::own_certificates::{CaFile, FrontProxy};
+
+/// The user and the group that the bridge asserts for the test. They have no
+/// rights; that upstream believes them is all that is tested.
+pub(crate) const USER: &str = "skewbridge:self-test";
+pub(crate) const GROUP: &str = "skewbridge:self-tests";
+
+/// How many subjects of CAs are named.
+const MAX_NAMED_CAS: usize = 5;
+
+/// How a test ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Upstream and the bridge agree.
+    Passed,
+    /// Some clients are refused, or believed by the bridge alone.
+    Warned(String),
+    /// Certificate users are refused.
+    Failed(String),
+    /// The answer says neither.
+    Unknown(String),
+}
+
+/// As whom upstream sees a request that asserts [`USER`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SeenAs {
+    /// As this user; the groups, where the answer tells them.
+    User(String, Option<Vec<String>>),
+    /// 401.
+    Unauthorized,
+    /// Upstream does not offer the API that was asked.
+    NotOffered,
+    /// Something else.
+    Unknown(String),
+}
+
+/// Reads the answer to a `SelfSubjectReview`, or to a request for a path that the
+/// user has no right to: then the refusal names the user.
+pub(crate) fn seen_as(status: StatusCode, body: &[u8]) -> SeenAs {
+    #[derive(Deserialize)]
+    struct Review {
+        status: ReviewStatus,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct ReviewStatus {
+        user_info: UserInfo,
+    }
+    #[derive(Deserialize)]
+    struct UserInfo {
+        #[serde(default)]
+        username: String,
+        #[serde(default)]
+        groups: Vec<String>,
+    }
+    #[derive(Deserialize)]
+    struct Failure {
+        message: String,
+    }
+    let unknown = || SeenAs::Unknown(format!("the kube-apiserver answered {}", status.as_u16()));
+    match status {
+        StatusCode::UNAUTHORIZED => SeenAs::Unauthorized,
+        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => SeenAs::NotOffered,
+        StatusCode::FORBIDDEN => {
+            let failure: Option<Failure> = serde_json::from_slice(body).ok();
+            let user = failure.as_ref().and_then(|it| refused_user(&it.message));
+            user.map_or_else(unknown, |user| SeenAs::User(user.to_owned(), None))
+        }
+        status if status.is_success() => match serde_json::from_slice::<Review>(body) {
+            Ok(review) => {
+                let UserInfo { username, groups } = review.status.user_info;
+                SeenAs::User(username, Some(groups))
+            }
+            Err(_) => unknown(),
+        },
+        _ => unknown(),
+    }
+}
+
+/// The user in `… is forbidden: User "NAME" cannot …`.
+fn refused_user(message: &str) -> Option<&str> {
+    let (_, rest) = message.split_once("User \"")?;
+    rest.split_once('"').map(|(user, _)| user)
+}
+
+/// Whether upstream believes what the bridge asserts.
+pub(crate) fn front_proxy(seen: &SeenAs, own: &FrontProxy, headers: &IdentityHeaders) -> Verdict {
+    let flag = format!("--proxy-client-cert-file {}", own.path.display());
+    let first = |names: &[http::HeaderName]| names.first().map(ToString::to_string);
+    let remedy = || {
+        format!(
+            "its --requestheader-client-ca-file must hold the CA that issued it ({}), its \
+             --requestheader-allowed-names must be empty or contain {:?}, and its \
+             --requestheader-username-headers must contain {}",
+            own.issuer,
+            own.common_name,
+            first(&headers.username).unwrap_or_default(),
+        )
+    };
+    match seen {
+        SeenAs::User(user, Some(groups))
+            if user == USER && !groups.iter().any(|it| it == GROUP) =>
+        {
+            Verdict::Failed(format!(
+                "{flag}: the kube-apiserver drops the groups that the bridge asserts; its \
+                 --requestheader-group-headers must contain {}",
+                first(&headers.group).unwrap_or_default()
+            ))
+        }
+        SeenAs::User(user, _) if user == USER => Verdict::Passed,
+        SeenAs::User(user, _) => Verdict::Failed(format!(
+            "{flag}: the kube-apiserver does not believe the front-proxy certificate: it takes a \
+             user that the bridge asserts for {user:?}; {}",
+            remedy()
+        )),
+        SeenAs::Unauthorized => Verdict::Failed(format!(
+            "{flag}: the kube-apiserver does not believe the front-proxy certificate: it answers \
+             401 to a user that the bridge asserts; {}",
+            remedy()
+        )),
+        SeenAs::NotOffered => {
+            Verdict::Unknown("the kube-apiserver does not say whom it sees".to_owned())
+        }
+        SeenAs::Unknown(why) => Verdict::Unknown(why.clone()),
+    }
+}
+
+/// What upstream believes: its `extension-apiserver-authentication`.
+#[derive(Debug, Default)]
+pub(crate) struct Published {
+    pub(crate) client_ca: Option<Vec<CertificateDer<'static>>>,
+    pub(crate) request_header_ca: Option<Vec<CertificateDer<'static>>>,
+}
+
+impl Published {
+    /// Reads the `ConfigMap`.
+    pub(crate) fn parse(body: &[u8]) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct ConfigMap {
+            kind: String,
+            #[serde(default)]
+            data: Option<BTreeMap<String, String>>,
+        }
+        let map: ConfigMap = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+        if map.kind != "ConfigMap" {
+            return Err(format!("it is a {}", map.kind));
+        }
+        let data = map.data.unwrap_or_default();
+        let bundle = |key: &str| match data.get(key).map(|pem| pem.trim()) {
+            None | Some("") => Ok(None),
+            Some(pem) => match certificates(pem.as_bytes()) {
+                Ok(certificates) => Ok(Some(certificates)),
+                Err(problem) => Err(format!("{key}: {problem}")),
+            },
+        };
+        Ok(Self {
+            client_ca: bundle("client-ca-file")?,
+            request_header_ca: bundle("requestheader-client-ca-file")?,
+        })
+    }
+}
+
+/// Whether the CA of certificate users is upstream's. Where upstream has none, the
+/// bridge alone authenticates them.
+pub(crate) fn client_ca(own: &CaFile, theirs: Option<&[CertificateDer<'static>]>) -> Verdict {
+    let Some(theirs) = theirs else {
+        return Verdict::Passed;
+    };
+    let flag = format!("--client-ca-file {}", own.path.display());
+    let missing = missing(theirs, &own.certificates);
+    let added = self::missing(&own.certificates, theirs);
+    if added.len() == own.certificates.len() {
+        return Verdict::Failed(format!(
+            "{flag}: is not the kube-apiserver's: none of its CAs ({}) is in the \
+             --client-ca-file of the kube-apiserver ({}), so that users with certificates of the \
+             cluster get 401; give the bridge the same file",
+            subjects(&added),
+            subjects(&missing)
+        ));
+    }
+    let mut text = String::new();
+    if !missing.is_empty() {
+        let _ = write!(
+            text,
+            "{flag}: lacks CAs that are in the --client-ca-file of the kube-apiserver ({}): their \
+             users get 401 here; give the bridge the same file",
+            subjects(&missing)
+        );
+    }
+    if !added.is_empty() {
+        let gap = if text.is_empty() { "" } else { "; " };
+        let _ = write!(
+            text,
+            "{gap}{flag}: holds CAs that are not in the --client-ca-file of the kube-apiserver \
+             ({}): their users are believed by the bridge alone; give the bridge the same file",
+            subjects(&added)
+        );
+    }
+    if text.is_empty() {
+        Verdict::Passed
+    } else {
+        Verdict::Warned(text)
+    }
+}
+
+/// Whether the CA of peers and front proxies is upstream's.
+pub(crate) fn request_header_ca(
+    own: &CaFile,
+    theirs: Option<&[CertificateDer<'static>]>,
+) -> Verdict {
+    let Some(theirs) = theirs else {
+        return Verdict::Passed;
+    };
+    let missing = missing(theirs, &own.certificates);
+    if missing.is_empty() {
+        return Verdict::Passed;
+    }
+    Verdict::Warned(format!(
+        "--requestheader-client-ca-file {}: lacks CAs that are in the file of the kube-apiserver \
+         ({}): front proxies and peers that the kube-apiserver believes are refused here; give \
+         the bridge the same file",
+        own.path.display(),
+        subjects(&missing)
+    ))
+}
+
+/// Those of the first that the second lacks. A CA that was issued again with its
+/// key is the same: it verifies the same certificates.
+fn missing<'a>(
+    of: &'a [CertificateDer<'static>],
+    from: &[CertificateDer<'static>],
+) -> Vec<&'a CertificateDer<'static>> {
+    let known: Vec<_> = from.iter().filter_map(|der| anchor(der)).collect();
+    let is_known =
+        |der: &&CertificateDer<'static>| anchor(der).is_some_and(|it| known.contains(&it));
+    of.iter().filter(|der| !is_known(der)).collect()
+}
+
+/// What makes a trust anchor: subject and public key.
+fn anchor<'a>(der: &'a CertificateDer<'static>) -> Option<(&'a [u8], &'a [u8])> {
+    let (_, certificate) = X509Certificate::from_der(der).ok()?;
+    let (subject, key) = (
+        &certificate.tbs_certificate.subject,
+        certificate.tbs_certificate.subject_pki.raw,
+    );
+    Some((subject.as_raw(), key))
+}
+
+fn subjects(certificates: &[&CertificateDer<'static>]) -> String {
+    let mut names: Vec<_> = (certificates.iter().take(MAX_NAMED_CAS))
+        .filter_map(|der| X509Certificate::from_der(der).ok())
+        .map(|(_, certificate)| certificate.subject().to_string())
+        .collect();
+    if certificates.len() > MAX_NAMED_CAS {
+        names.push("…".to_owned());
+    }
+    names.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use skewbridge_testkit::Ca;
+
+    use super::*;
+
+    fn own() -> FrontProxy {
+        FrontProxy {
+            path: "/pki/front-proxy.crt".into(),
+            common_name: "front-proxy-client".to_owned(),
+            issuer: "CN=front-proxy-ca".to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_user_that_upstream_sees_is_read_from_any_answer() {
+        let user = |name: &str| SeenAs::User(name.to_owned(), None);
+        let review = json!({"kind": "SelfSubjectReview", "status": {"userInfo":
+            {"username": "a", "groups": ["b", "system:authenticated"]}}});
+        let refused = |text: &str| json!({"kind": "Status", "message": text}).to_string();
+        let rows = [
+            (
+                201,
+                review.to_string(),
+                SeenAs::User(
+                    "a".to_owned(),
+                    Some(vec!["b".to_owned(), "system:authenticated".to_owned()]),
+                ),
+            ),
+            (401, refused("Unauthorized"), SeenAs::Unauthorized),
+            (404, "404 page not found".to_owned(), SeenAs::NotOffered),
+            (405, String::new(), SeenAs::NotOffered),
+            (
+                403,
+                refused(
+                    "selfsubjectreviews.authentication.k8s.io is forbidden: User \"a b\" cannot create resource",
+                ),
+                user("a b"),
+            ),
+            (
+                403,
+                refused("forbidden: User \"system:anonymous\" cannot get path \"/x\""),
+                user("system:anonymous"),
+            ),
+        ];
+        for (code, body, expected) in rows {
+            let status = StatusCode::from_u16(code).unwrap();
+            assert_eq!(seen_as(status, body.as_bytes()), expected, "{body}");
+        }
+        for (code, body) in [(200, "\"/apis\""), (403, "no"), (500, ""), (503, "{}")] {
+            let status = StatusCode::from_u16(code).unwrap();
+            let seen = seen_as(status, body.as_bytes());
+            assert!(matches!(seen, SeenAs::Unknown(_)), "{code} {body}");
+        }
+    }
+
+    #[test]
+    fn a_front_proxy_certificate_that_is_not_believed_fails_by_flag() {
+        let user = |name: &str, groups: Option<&[&str]>| {
+            let groups = groups.map(|it| it.iter().map(|it| (*it).to_owned()).collect());
+            SeenAs::User(name.to_owned(), groups)
+        };
+        let headers = IdentityHeaders::default();
+        let judge = |seen: &SeenAs| front_proxy(seen, &own(), &headers);
+        assert_eq!(judge(&user(USER, Some(&[GROUP]))), Verdict::Passed);
+        assert_eq!(judge(&user(USER, None)), Verdict::Passed);
+        for seen in [SeenAs::NotOffered, SeenAs::Unknown("500".to_owned())] {
+            assert!(matches!(judge(&seen), Verdict::Unknown(_)), "{seen:?}");
+        }
+        let rows = [
+            (SeenAs::Unauthorized, "answers 401"),
+            (
+                user("front-proxy-client", None),
+                "for \"front-proxy-client\";",
+            ),
+            (
+                user(USER, Some(&[])),
+                "--requestheader-group-headers must contain x-remote-group",
+            ),
+        ];
+        for (seen, text) in rows {
+            let Verdict::Failed(message) = judge(&seen) else {
+                panic!("{seen:?} passes");
+            };
+            let flag = "--proxy-client-cert-file /pki/front-proxy.crt: ";
+            assert!(message.starts_with(flag), "{message}");
+            assert!(message.contains(text), "{message}");
+        }
+        let Verdict::Failed(message) = judge(&SeenAs::Unauthorized) else {
+            panic!("it passes");
+        };
+        for part in [
+            "--requestheader-client-ca-file must hold the CA that issued it (CN=front-proxy-ca)",
+            "--requestheader-allowed-names must be empty or contain \"front-proxy-client\"",
+            "--requestheader-username-headers must contain x-remote-user",
+        ] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+
+    fn file(cas: &[&Ca]) -> CaFile {
+        CaFile {
+            path: "/pki/ca.crt".into(),
+            certificates: bundle(cas),
+        }
+    }
+
+    fn bundle(cas: &[&Ca]) -> Vec<CertificateDer<'static>> {
+        cas.iter().map(|ca| ca.der().clone()).collect()
+    }
+
+    #[test]
+    fn a_client_ca_that_is_not_upstreams_fails_and_one_in_rotation_warns() {
+        let [old, new, foreign] = ["old-ca", "new-ca", "foreign-ca"].map(Ca::new);
+        let judge = |own: &[&Ca], theirs: &[&Ca]| client_ca(&file(own), Some(&bundle(theirs)));
+        assert_eq!(judge(&[&old], &[&old]), Verdict::Passed);
+        assert_eq!(judge(&[&new, &old], &[&old, &new]), Verdict::Passed);
+        assert_eq!(client_ca(&file(&[&old]), None), Verdict::Passed);
+        let Verdict::Failed(message) = judge(&[&foreign], &[&old, &new]) else {
+            panic!("it passes");
+        };
+        let parts = [
+            "--client-ca-file /pki/ca.crt",
+            "foreign-ca",
+            "old-ca",
+            "same file",
+        ];
+        for part in parts {
+            assert!(message.contains(part), "{message}");
+        }
+        for (own, theirs, text) in [
+            (&[&old][..], &[&old, &new][..], "lacks CAs"),
+            (&[&old, &foreign], &[&old], "holds CAs"),
+        ] {
+            let Verdict::Warned(message) = judge(own, theirs) else {
+                panic!("{text}");
+            };
+            assert!(message.contains(text), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_requestheader_ca_that_lacks_upstreams_warns() {
+        let [one, other] = ["one-ca", "other-ca"].map(Ca::new);
+        let theirs = bundle(&[&one]);
+        let judge = |own: &[&Ca]| request_header_ca(&file(own), Some(&theirs));
+        assert_eq!(judge(&[&other, &one]), Verdict::Passed);
+        assert_eq!(request_header_ca(&file(&[&other]), None), Verdict::Passed);
+        let Verdict::Warned(message) = judge(&[&other]) else {
+            panic!("it passes");
+        };
+        let flag = "--requestheader-client-ca-file /pki/ca.crt";
+        assert!(
+            message.contains(flag) && message.contains("one-ca"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn what_upstream_believes_is_read_from_its_config_map() {
+        let ca = Ca::new("ca");
+        let map = json!({"kind": "ConfigMap", "data": {
+            "client-ca-file": ca.pem(), "requestheader-client-ca-file": "",
+            "requestheader-allowed-names": "[]"}});
+        let published = Published::parse(map.to_string().as_bytes()).unwrap();
+        assert_eq!(published.client_ca, Some(bundle(&[&ca])));
+        assert_eq!(published.request_header_ca, None);
+        let bare = Published::parse(br#"{"kind": "ConfigMap"}"#).unwrap();
+        assert!(bare.client_ca.is_none());
+        for body in [
+            "\"x\"",
+            r#"{"kind": "Status"}"#,
+            r#"{"kind": "ConfigMap", "data": {"client-ca-file": "no PEM"}}"#,
+        ] {
+            assert!(Published::parse(body.as_bytes()).is_err(), "{body}");
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! The bridge's own certificates and CA files: what the self-test compares with
+//! upstream, and what an administrator is warned of before it stops working.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rustls::client::verify_server_name;
+use rustls::server::ParsedCertificate;
+use rustls_pki_types::{CertificateDer, ServerName};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use super::material::{KeyPair, Rough};
+use crate::upstream_problem::UpstreamFlags;
+
+/// A certificate that expires sooner is warned of: enough time for a ticket and
+/// a maintenance window.
+pub(crate) const EXPIRY_WARNING: Duration = Duration::from_hours(30 * 24);
+
+/// What a peer verifies the serving certificate for.
+const PEER_NAME: &str = "kubernetes.default.svc";
+
+/// The files that upstream has to agree with.
+#[derive(Debug, Clone, Default)]
+pub struct OwnCertificates {
+    /// `--client-ca-file`
+    pub(crate) client_ca: Option<CaFile>,
+    /// `--requestheader-client-ca-file`
+    pub(crate) request_header_ca: Option<CaFile>,
+    /// `--proxy-client-cert-file`
+    pub(crate) front_proxy: Option<FrontProxy>,
+    /// `--upstream` and `--upstream-ca-file`
+    pub(crate) upstream: UpstreamFlags,
+}
+
+/// A CA bundle and where it is.
+#[derive(Debug, Clone)]
+pub(crate) struct CaFile {
+    pub(crate) path: PathBuf,
+    pub(crate) certificates: Vec<CertificateDer<'static>>,
+}
+
+/// The front-proxy certificate and where it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FrontProxy {
+    pub(crate) path: PathBuf,
+    pub(crate) common_name: String,
+    /// The subject of the CA that issued it.
+    pub(crate) issuer: String,
+}
+
+impl FrontProxy {
+    pub(crate) fn new(path: &Path, pair: &KeyPair) -> Self {
+        let leaf = pair.certified.cert.first();
+        let leaf = leaf.and_then(|der| X509Certificate::from_der(der).ok());
+        let leaf = leaf.as_ref().map(|(_, leaf)| leaf);
+        Self {
+            path: path.to_owned(),
+            common_name: leaf.and_then(common_name).unwrap_or_default().to_owned(),
+            issuer: leaf.map_or_else(String::new, |leaf| leaf.issuer().to_string()),
+        }
+    }
+}
+
+/// Go takes the last common name where there are several.
+fn common_name<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a str> {
+    let name = certificate.subject().iter_common_name().last()?;
+    name.as_str().ok()
+}
+
+/// A certificate with the flag that names its file.
+#[derive(Clone, Copy)]
+pub(crate) struct Flagged<'a> {
+    pub(crate) flag: &'static str,
+    pub(crate) path: &'a Path,
+    pub(crate) pair: &'a KeyPair,
+}
+
+/// Something that an administrator should change, although the bridge works now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CertificateWarning {
+    pub(crate) flag: &'static str,
+    pub(crate) path: PathBuf,
+    pub(crate) message: String,
+}
+
+/// Everything to warn of. An expired certificate is reported elsewhere, as a
+/// problem of its file.
+pub(crate) fn warnings(
+    serving: Flagged<'_>,
+    front_proxy: Option<Flagged<'_>>,
+    others: &[Flagged<'_>],
+    allowed_names: &[String],
+    now: SystemTime,
+) -> Vec<CertificateWarning> {
+    let mut found = Vec::new();
+    let mut warn = |of: Flagged<'_>, message: String| {
+        found.push(CertificateWarning {
+            flag: of.flag,
+            path: of.path.to_owned(),
+            message,
+        });
+    };
+    for it in [Some(serving), front_proxy]
+        .into_iter()
+        .flatten()
+        .chain(others.iter().copied())
+    {
+        if let Ok(left) = it.pair.not_after.duration_since(now)
+            && left < EXPIRY_WARNING
+        {
+            warn(
+                it,
+                format!("the certificate expires in {}; renew it", Rough(left)),
+            );
+        }
+    }
+    if !is_for_peers(serving.pair) {
+        let message = format!(
+            "the certificate is not for {PEER_NAME}, the name that peers and pods verify: they \
+             refuse this bridge; issue it with {PEER_NAME} among its subject alternative names"
+        );
+        warn(serving, message);
+    }
+    if let Some(it) = front_proxy {
+        let FrontProxy { common_name, .. } = FrontProxy::new(it.path, it.pair);
+        if !allowed_names.is_empty() && !allowed_names.contains(&common_name) {
+            let message = format!(
+                "the common name {common_name:?} is not in --requestheader-allowed-names ({}): \
+                 servers with the same flags refuse what this bridge asserts; add it there, or \
+                 give a certificate with one of these names",
+                allowed_names.join(",")
+            );
+            warn(it, message);
+        }
+    }
+    found
+}
+
+/// Whether peers accept it, by their own verification.
+fn is_for_peers(pair: &KeyPair) -> bool {
+    let Some(leaf) = pair.certified.cert.first() else {
+        return false;
+    };
+    let (Ok(leaf), Ok(name)) = (
+        ParsedCertificate::try_from(leaf),
+        ServerName::try_from(PEER_NAME),
+    ) else {
+        return false;
+    };
+    verify_server_name(&leaf, &name).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DnType, KeyPair as Key};
+
+    use super::*;
+    use crate::tls::material::KeyPairFiles;
+
+    const DAY: Duration = Duration::from_hours(24);
+
+    /// A certificate for these names and this common name, in files.
+    fn pair(dir: &skewbridge_testkit::ScratchDir, names: &[&str], common_name: &str) -> KeyPair {
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut params = CertificateParams::new(names).unwrap();
+        params
+            .distinguished_name
+            .push(DnType::CommonName, common_name);
+        let key = Key::generate().unwrap();
+        let files = KeyPairFiles {
+            cert: dir.write("a.crt", params.self_signed(&key).unwrap().pem()),
+            key: dir.write("a.key", key.serialize_pem()),
+        };
+        files.load().unwrap()
+    }
+
+    fn flagged<'a>(flag: &'static str, path: &'a Path, pair: &'a KeyPair) -> Flagged<'a> {
+        Flagged { flag, path, pair }
+    }
+
+    /// Serving certificate, allowed names, time; flags and texts of the warnings.
+    type Row<'a> = (
+        Flagged<'a>,
+        &'a [String],
+        SystemTime,
+        &'a [(&'static str, &'a str)],
+    );
+
+    #[test]
+    fn each_warning_names_flag_file_and_remedy() {
+        let dir = skewbridge_testkit::ScratchDir::new();
+        let path = Path::new("/pki/a.crt");
+        let good = pair(&dir, &["kubernetes.default.svc"], "front-proxy-client");
+        let wildcard = pair(&dir, &["*.default.svc"], "");
+        let other = pair(&dir, &["localhost"], "");
+        let now = good.not_after - 90 * DAY;
+        let serving = |pair| flagged("--tls-cert-file", path, pair);
+        let proxy = flagged("--proxy-client-cert-file", path, &good);
+        let etcd = flagged("--etcd-certfile", path, &good);
+        let allowed = ["aggregator".to_owned()];
+        let expected = ["front-proxy-client".to_owned()];
+        let before_end = good.not_after - EXPIRY_WARNING;
+        let moment = Duration::from_secs(1);
+        let rows: [Row<'_>; 7] = [
+            (serving(&good), &[], now, &[]),
+            (serving(&wildcard), &expected, now, &[]),
+            (
+                serving(&other),
+                &[],
+                now,
+                &[("--tls-cert-file", "subject alternative names")],
+            ),
+            (
+                serving(&good),
+                &allowed,
+                now,
+                &[(
+                    "--proxy-client-cert-file",
+                    "--requestheader-allowed-names (aggregator)",
+                )],
+            ),
+            (serving(&good), &[], before_end - moment, &[]),
+            (
+                serving(&good),
+                &[],
+                before_end + moment,
+                &[
+                    ("--tls-cert-file", "expires in 29 days; renew it"),
+                    ("--proxy-client-cert-file", "expires in 29 days; renew it"),
+                    ("--etcd-certfile", "expires in 29 days; renew it"),
+                ],
+            ),
+            // Said elsewhere.
+            (serving(&good), &[], good.not_after + DAY, &[]),
+        ];
+        for (number, (serving, allowed, now, expected)) in rows.into_iter().enumerate() {
+            let found = warnings(serving, Some(proxy), &[etcd], allowed, now);
+            let flags: Vec<_> = found.iter().map(|it| it.flag).collect();
+            let wanted: Vec<_> = expected.iter().map(|(flag, _)| *flag).collect();
+            assert_eq!(flags, wanted, "row {number}: {found:?}");
+            for (found, (_, text)) in found.iter().zip(expected) {
+                assert!(found.message.contains(text), "{found:?}");
+                assert_eq!(found.path, path);
+            }
+        }
+    }
+}

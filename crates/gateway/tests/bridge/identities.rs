@@ -1,0 +1,446 @@
+//! No identity that was not proven: CA files that conflict, CAs that expire, anonymity, and
+//! what strangers read in answers.
+
+use std::time::{Duration, SystemTime};
+
+use skewbridge_gateway::Handle;
+use skewbridge_gateway::config::Config;
+use skewbridge_testkit::{
+    ApiServer, Ca, ClientAuth, Options, PATIENCE, Reply, Seen, Validity, eventually,
+};
+
+use crate::bed::{Bed, start};
+use crate::claims::{BEARER, FRONT_PROXY, Gateway, PLAIN};
+use crate::cluster::{
+    Cluster, NEW, NEW_PATH, OWN, SHARED_PATH, ask, peer_view, refusal, served_by,
+};
+use crate::plain;
+
+const B: &str = "apiserver-b";
+const C: &str = "apiserver-c";
+const HOP: (&str, &str) = ("x-kubernetes-peer-proxied", "true");
+
+/// Why a bridge does not start.
+fn refused(config: &Config) -> String {
+    // A runtime that is not used is dropped outside of this one.
+    let started = std::thread::scope(|scope| {
+        let start = || skewbridge_gateway::start(config).map(drop);
+        scope.spawn(start).join().unwrap()
+    });
+    started.expect_err("the bridge started").to_string()
+}
+
+async fn peering(bridge: &Handle) -> Option<f64> {
+    let metrics = plain::scrape(bridge.admin_address()).await;
+    metrics.value("skewbridge_peering", &[])
+}
+
+async fn readyz(bridge: &Handle) -> String {
+    let ready = plain::get(bridge.admin_address(), "/readyz?verbose").await;
+    assert_eq!(ready.status, 200, "{}", ready.body);
+    ready.body
+}
+
+fn names_both_files(text: &str) {
+    for part in [
+        "--proxy-client-cert-file",
+        "front-proxy.crt",
+        "--client-ca-file",
+        "client-ca.crt",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn a_front_proxy_that_is_a_user_has_no_peers() {
+    let cluster = Cluster::new(&[]).await;
+    let dir = &cluster.bed.dir;
+    let shared = &cluster.bed.front_proxy_ca;
+    let unrelated = Ca::new("users");
+    // The same CA by other bytes, and beside another one.
+    for pem in [
+        shared.pem(),
+        shared.renewed(Validity::Current).pem(),
+        shared.renewed(Validity::Expired).pem(),
+        unrelated.pem() + &shared.pem(),
+    ] {
+        dir.write("client-ca.crt", pem);
+        let cause = refused(&cluster.config());
+        names_both_files(&cause);
+        assert!(cause.contains("--peer-ca-file"), "{cause}");
+    }
+    // Without peers the certificate is presented to the local server alone.
+    let mut alone = cluster.config();
+    alone.peers.ca = None;
+    start(&alone);
+    dir.write("client-ca.crt", unrelated.pem());
+    start(&cluster.config());
+}
+
+#[tokio::test]
+async fn an_intermediate_below_the_client_ca_makes_a_front_proxy_a_user_too() {
+    let cluster = Cluster::new(&[]).await;
+    let dir = &cluster.bed.dir;
+    let front_proxies = cluster.bed.client_ca.intermediate("front-proxies");
+    let leaf = front_proxies.client("front-proxy-client", &[]);
+    dir.write("front-proxy.crt", &leaf.cert_pem);
+    dir.write("front-proxy.key", &leaf.key_pem);
+    names_both_files(&refused(&cluster.config()));
+}
+
+#[tokio::test]
+async fn peering_ends_when_a_new_file_makes_the_front_proxy_a_user_and_begins_again() {
+    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let (dir, bed) = (&cluster.bed.dir, &cluster.bed);
+    let stranger = bed.client();
+    let answer = ask(&stranger, &bridge, "GET", NEW_PATH, &[BEARER], "").await;
+    assert_eq!(served_by(&answer), B);
+    assert_eq!(peering(&bridge).await, Some(1.0));
+
+    dir.write(
+        "client-ca.crt",
+        bed.client_ca.pem() + &bed.front_proxy_ca.pem(),
+    );
+    eventually("peering is off", PATIENCE, async || {
+        peering(&bridge).await == Some(0.0)
+    })
+    .await;
+    let before = b.seen().len();
+    for (client, headers) in [(cluster.alice(), &[][..]), (bed.client(), &[BEARER])] {
+        let answer = ask(&client, &bridge, "GET", NEW_PATH, headers, "").await;
+        let message = refusal(&answer, 503);
+        if headers.is_empty() {
+            names_both_files(&message);
+        }
+        assert_eq!(answer.header("retry-after"), Some("1"));
+    }
+    assert_eq!(b.seen().len(), before, "nothing is sent to peers");
+    let ready = readyz(&bridge).await;
+    assert!(ready.contains("[+]ca-files ok: in conflict: "), "{ready}");
+    names_both_files(&ready);
+    eventually(
+        "the peer is not asked what it serves",
+        PATIENCE,
+        async || {
+            // As after any change of its Lease.
+            cluster.local.lease(B, "again");
+            let problem = &peer_view(&bridge, B).await["problem"];
+            problem
+                .as_str()
+                .is_some_and(|it| it.contains("front-proxy.crt"))
+        },
+    )
+    .await;
+    let metrics = plain::scrape(bridge.admin_address()).await;
+    let labels = [("flag", "peering"), ("result", "failed")];
+    let failed = metrics.value("skewbridge_file_reloads_total", &labels);
+    assert_eq!(failed, Some(1.0));
+    // The new CA file is in use, and so is the local server.
+    assert_eq!(served_by(&cluster.get(&bridge, SHARED_PATH).await), OWN);
+
+    dir.write("client-ca.crt", bed.client_ca.pem());
+    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    assert_eq!(peering(&bridge).await, Some(1.0));
+    assert!(!readyz(&bridge).await.contains("ca-files"));
+}
+
+#[tokio::test]
+async fn a_new_front_proxy_certificate_is_judged_too() {
+    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let dir = &cluster.bed.dir;
+    let leaf = cluster.bed.client_ca.client("front-proxy-client", &[]);
+    dir.write("front-proxy.crt", &leaf.cert_pem);
+    dir.write("front-proxy.key", &leaf.key_pem);
+    eventually("peering is off", PATIENCE, async || {
+        peering(&bridge).await == Some(0.0)
+    })
+    .await;
+    let before = b.seen().len();
+    let answer = ask(
+        &cluster.bed.client(),
+        &bridge,
+        "GET",
+        NEW_PATH,
+        &[BEARER],
+        "",
+    )
+    .await;
+    refusal(&answer, 503);
+    assert_eq!(b.seen().len(), before);
+}
+
+/// One CA signs users and front proxies. With allowed names that is permitted; over a
+/// peer hop the front proxy's certificate is still never an identity.
+#[tokio::test]
+async fn a_junk_token_over_a_peer_hop_is_judged_alone() {
+    let gateway = Gateway::with(|config| {
+        let request_header = config.callers.request_header.as_ref().unwrap();
+        config.callers.client_ca = Some(request_header.ca.clone());
+    })
+    .await;
+    let ca = &gateway.bed.front_proxy_ca;
+    let proxy = ca.client("front-proxy-client", &["system:masters"]);
+    let proxy = gateway.bed.client().identity(&proxy);
+    let hop = ("x-kubernetes-peer-proxied", "true");
+    let arrives = [("authorization", BEARER.1), hop];
+    gateway
+        .assert_arrives(&proxy, &[HOP, BEARER], PLAIN, &arrives)
+        .await;
+    gateway.assert_refused(&proxy, &[HOP], 401).await;
+    // Without a hop it is a user, as with kube-apiserver.
+    let user = [
+        ("x-remote-group", "system:masters"),
+        ("x-remote-user", "front-proxy-client"),
+    ];
+    gateway
+        .assert_arrives(&proxy, &[BEARER], FRONT_PROXY, &user)
+        .await;
+}
+
+#[tokio::test]
+async fn a_shared_ca_without_allowed_names_is_refused() {
+    let bed = Bed::new();
+    let upstream =
+        ApiServer::start(Options::new(bed.upstream.clone()), |_| Reply::json("{}")).await;
+    let mut config = bed.config(upstream.addr());
+    let request_header = config.callers.request_header.as_mut().unwrap();
+    request_header.allowed_names.clear();
+    // Distinct CAs: any name is allowed.
+    start(&config);
+    for pem in [
+        bed.client_ca.pem(),
+        bed.client_ca.renewed(Validity::Current).pem(),
+        bed.client_ca.intermediate("front-proxies").pem(),
+    ] {
+        bed.dir.write("front-proxy-ca.crt", pem);
+        let cause = refused(&config);
+        for part in [
+            "--requestheader-client-ca-file",
+            "front-proxy-ca.crt",
+            "--client-ca-file",
+            "client-ca.crt",
+            "--requestheader-allowed-names",
+        ] {
+            assert!(cause.contains(part), "{cause}");
+        }
+    }
+    let request_header = config.callers.request_header.as_mut().unwrap();
+    request_header.allowed_names = vec!["front-proxy-client".to_owned()];
+    start(&config);
+}
+
+#[tokio::test]
+async fn a_file_that_would_make_users_front_proxies_is_not_taken() {
+    let gateway = Gateway::with(|config| {
+        let request_header = config.callers.request_header.as_mut().unwrap();
+        request_header.allowed_names.clear();
+    })
+    .await;
+    let bed = &gateway.bed;
+    let both = bed.front_proxy_ca.pem() + &bed.client_ca.pem();
+    bed.dir.write("front-proxy-ca.crt", both);
+    eventually("the conflict is reported", PATIENCE, async || {
+        let ready = plain::get(gateway.bridge.admin_address(), "/readyz?verbose").await;
+        ready.body.contains("[+]ca-files ok: in conflict: ")
+            && ready.body.contains("--requestheader-client-ca-file")
+    })
+    .await;
+    let alice = bed.user("alice", &[]);
+    let forged = [("X-Remote-User", "root")];
+    let as_alice = [("x-remote-user", "alice")];
+    gateway
+        .assert_arrives(&alice, &forged, FRONT_PROXY, &as_alice)
+        .await;
+    let as_root = [("x-remote-user", "root")];
+    gateway
+        .assert_arrives(&bed.peer(), &forged, FRONT_PROXY, &as_root)
+        .await;
+}
+
+#[tokio::test]
+async fn a_ca_that_expires_while_the_bridge_runs_authenticates_no_longer() {
+    let bed = Bed::new();
+    let expires = SystemTime::now() + Duration::from_secs(4);
+    let dying = bed.client_ca.renewed_until(expires);
+    bed.dir.write("client-ca.crt", dying.pem());
+    let upstream = ApiServer::start(
+        Options::new(bed.upstream.clone()).clients(ClientAuth::Accept(&bed.front_proxy_ca)),
+        |_| Reply::json("{}"),
+    )
+    .await;
+    let bridge = bed.bridge(upstream.addr());
+    let alice = bed.user("alice", &[]);
+    // A connection that stays open; its certificate itself is valid for long.
+    let open = alice.http2(bridge.address()).await.unwrap();
+    eventually("the CA has been used", PATIENCE, async || {
+        open.get("/api").await.unwrap().status == 200
+    })
+    .await;
+    eventually("the CA has expired", PATIENCE, async || {
+        open.get("/api").await.unwrap().status == 401
+    })
+    .await;
+    assert!(SystemTime::now() > expires);
+    let again = alice.http2(bridge.address()).await.unwrap();
+    assert_eq!(again.get("/api").await.unwrap().status, 401);
+    bed.dir.write(
+        "client-ca.crt",
+        bed.client_ca.renewed(Validity::Current).pem(),
+    );
+    eventually("the renewed CA is in use", PATIENCE, async || {
+        open.get("/api").await.unwrap().status == 200
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_server_whose_ca_has_expired_gets_no_request() {
+    let bed = Bed::new();
+    let upstream =
+        ApiServer::start(Options::new(bed.upstream.clone()), |_| Reply::json("{}")).await;
+    let expired = bed.upstream_ca.renewed(Validity::Expired);
+    bed.dir.write("upstream-ca.crt", expired.pem());
+    let bridge = bed.bridge(upstream.addr());
+    let alice = bed
+        .user("alice", &[])
+        .http2(bridge.address())
+        .await
+        .unwrap();
+    let message = refusal(&alice.get("/api").await.unwrap(), 503);
+    assert!(
+        message.contains("has expired or is not valid yet"),
+        "{message}"
+    );
+    assert!(upstream.requests().is_empty());
+}
+
+#[tokio::test]
+async fn anonymity_is_asserted_only_after_the_local_server_has_accepted_it() {
+    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let stranger = cluster.bed.client();
+    for (local, told, after, sent) in [
+        (200, 200, None, true),
+        (403, 200, None, true),
+        (404, 200, None, true),
+        (401, 401, None, false),
+        (429, 429, Some("7"), false),
+        (503, 503, Some("7"), false),
+        (500, 503, Some("1"), false),
+        (400, 503, Some("1"), false),
+    ] {
+        let answers = move |seen: &Seen| {
+            let is_question = seen.path().starts_with(NEW_PATH) && seen.client.is_none();
+            let reply = || Reply::json("{}").status(local).header("retry-after", "7");
+            is_question.then(reply)
+        };
+        cluster.local.hook(answers);
+        let before = b.seen().len();
+        let answer = ask(&stranger, &bridge, "POST", NEW_PATH, &[], "{}").await;
+        assert_eq!(answer.status, told, "{local}: {}", answer.text());
+        if !sent {
+            let expected = after.or((local == 401).then_some("7"));
+            assert_eq!(answer.header("retry-after"), expected, "{local}");
+        }
+        assert_eq!(b.seen().len() - before, usize::from(sent), "{local}");
+    }
+}
+
+#[tokio::test]
+async fn peers_outside_of_the_permitted_networks_are_refused_by_every_registry() {
+    let cluster = Cluster::new(&[]).await;
+    let b = cluster.peer(B, &[NEW]).await;
+    let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
+    let far = cluster.server(C, &[NEW], leaf).await;
+    // The same machine by an address that is not permitted, published before its Lease.
+    let address = format!("127.0.0.2:{}", far.server.addr().port());
+    let _published = cluster.publish(C, address.parse().unwrap());
+    let mut config = cluster.config();
+    config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
+    let bridge = start(&config);
+    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    cluster.local.lease(C, "one");
+    eventually("the refused address is shown", PATIENCE, async || {
+        let view = peer_view(&bridge, C).await;
+        let problem = view["problem"].as_str().unwrap_or_default();
+        view["address"].is_null() && problem.contains(&address) && problem.contains("--peer-cidrs")
+    })
+    .await;
+    assert!(far.server.requests().is_empty());
+    assert!(!b.seen().is_empty());
+}
+
+#[tokio::test]
+async fn the_bridge_makes_its_own_requests_as_the_user_that_is_configured() {
+    let cluster = Cluster::new(&[]).await;
+    let b = cluster.peer(B, &[NEW]).await;
+    let mut config = cluster.config();
+    config.upstream.bridge_user.name = "skewbridge".to_owned();
+    config.upstream.bridge_user.groups = vec!["bridges".to_owned(), "readers".to_owned()];
+    let bridge = start(&config);
+    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    let own = cluster.local.server.requests();
+    let own: Vec<_> = own
+        .iter()
+        .filter(|seen| {
+            seen.header("user-agent")
+                .is_some_and(|it| it.starts_with("skewbridge/"))
+        })
+        .filter(|seen| seen.client.is_some())
+        .collect();
+    assert!(own.iter().any(|seen| seen.path().contains("/leases")));
+    for seen in own {
+        assert_eq!(seen.all("x-remote-user"), ["skewbridge"], "{seen:#?}");
+        assert_eq!(seen.all("x-remote-group"), ["bridges", "readers"]);
+    }
+    let question = b.standin.questions("/apis").remove(0);
+    assert_eq!(question.all("x-remote-user"), ["skewbridge"]);
+    assert_eq!(question.all("x-remote-group"), ["system:authenticated"]);
+}
+
+#[tokio::test]
+async fn unauthenticated_clients_read_neither_addresses_nor_names_of_servers() {
+    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let address = b.standin.server.addr().to_string();
+    b.die().await;
+    let anonymous = [("x-remote-user", "system:anonymous"), HOP];
+    let strangers = [
+        (cluster.bed.client(), &[][..]),
+        (cluster.bed.client(), &[BEARER]),
+    ];
+    let says_nothing = |message: &str, address: &str| {
+        assert!(!message.contains(address), "{message}");
+        assert!(!message.contains("127.0.0.1"), "{message}");
+        assert!(!message.contains("apiserver-"), "{message}");
+    };
+    for (client, headers) in strangers {
+        let answer = ask(&client, &bridge, "GET", NEW_PATH, headers, "").await;
+        let message = refusal(&answer, 503);
+        says_nothing(&message, &address);
+        assert_eq!(answer.header("retry-after"), Some("1"));
+    }
+    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    assert!(
+        message.contains(B) && message.contains(&address),
+        "{message}"
+    );
+
+    // The same about the local server, also by way of a peer that passes the answer on.
+    let local = cluster.local.server.addr().to_string();
+    cluster.local.server.stop_listening().await;
+    cluster.local.server.kill_connections().await;
+    for (client, headers) in [
+        (cluster.bed.client(), &[][..]),
+        (cluster.bed.client(), &[BEARER]),
+        (cluster.bed.peer(), &anonymous),
+        (cluster.bed.peer(), &[HOP, BEARER]),
+    ] {
+        let answer = ask(&client, &bridge, "GET", SHARED_PATH, headers, "").await;
+        says_nothing(&refusal(&answer, 503), &local);
+    }
+    let message = refusal(&cluster.get(&bridge, SHARED_PATH).await, 503);
+    assert!(
+        message.contains(OWN) && message.contains(&local),
+        "{message}"
+    );
+}

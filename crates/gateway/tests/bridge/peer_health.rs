@@ -1,0 +1,332 @@
+//! What a bridge says of peers that cannot be reached and of a registry that cannot be read:
+//! `/readyz?verbose`, `/debug/peers`, metrics and the text of 503 answers.
+
+use std::net::TcpListener;
+
+use serde_json::Value;
+use skewbridge_discovery::accept;
+use skewbridge_gateway::Handle;
+use skewbridge_gateway::config::{Etcd, RegistryKind};
+use skewbridge_testkit::{PATIENCE, Reply, Seen, eventually};
+
+use crate::bed::start;
+use crate::cluster::{
+    Cluster, NEW, NEW_PATH, OWN, SHARED_PATH, ask, peer_view, peers, refusal, served_by,
+};
+use crate::plain::{self, Scrape};
+use crate::standin::LEASES;
+
+const B: &str = "apiserver-b";
+const B_HOST: &str = "host-of-apiserver-b";
+const B_NAME: &str = "host-of-apiserver-b (apiserver-b)";
+const C: &str = "apiserver-c";
+const OF_NEW: [(&str, &str); 3] = [
+    ("group", "storage.k8s.io"),
+    ("version", "v1alpha1"),
+    ("resource", "volumeattributesclasses"),
+];
+
+async fn readyz(bridge: &Handle) -> (u16, String) {
+    let answer = plain::get(bridge.admin_address(), "/readyz?verbose").await;
+    (answer.status, answer.body)
+}
+
+async fn scrape(bridge: &Handle) -> Scrape {
+    plain::scrape(bridge.admin_address()).await
+}
+
+/// Waits until `/readyz?verbose` has this in it.
+async fn readyz_says(bridge: &Handle, text: &str) -> String {
+    eventually(text, PATIENCE, async || {
+        readyz(bridge).await.1.contains(text)
+    })
+    .await;
+    readyz(bridge).await.1
+}
+
+async fn peer_up(bridge: &Handle, peer: &str, host: &str) -> Option<f64> {
+    let labels = [("peer", peer), ("host", host)];
+    scrape(bridge).await.value("skewbridge_peer_up", &labels)
+}
+
+#[tokio::test]
+async fn a_peer_that_cannot_be_reached_is_named_and_not_healthy() {
+    let peers = [(B, &[NEW][..]), (C, &[])];
+    let (cluster, [mut b, _c], bridge) = Cluster::with_peers(&[], peers).await;
+    readyz_says(&bridge, "[+]peers ok: 2 of 2 reachable\n").await;
+    cluster.becomes(&bridge, "/readyz", 200).await;
+    assert_eq!(peer_up(&bridge, B, B_HOST).await, Some(1.0));
+    assert_eq!(peer_view(&bridge, B).await["healthy"], true);
+    assert_eq!(peer_view(&bridge, B).await["host"], B_HOST);
+
+    b.die().await;
+    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    assert!(message.contains(&format!("{B_NAME}: ")), "{message}");
+    // At once by the failed request, and from then on by polls that fail.
+    for _ in 0..3 {
+        let view = peer_view(&bridge, B).await;
+        assert_eq!(
+            (&view["healthy"], &view["reachable"]),
+            (&false.into(), &false.into())
+        );
+        assert!(view["problem"].is_string(), "{view}");
+        refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    }
+    let line = format!("[+]peers ok: 1 of 2 reachable; unreachable: {B_NAME}: ");
+    readyz_says(&bridge, &line).await;
+    // Everything else is served, so that the bridge is ready.
+    assert_eq!(readyz(&bridge).await.0, 200);
+    assert_eq!(served_by(&cluster.get(&bridge, SHARED_PATH).await), OWN);
+    assert_eq!(peer_up(&bridge, B, B_HOST).await, Some(0.0));
+    assert_eq!(peer_up(&bridge, C, "host-of-apiserver-c").await, Some(1.0));
+
+    b.standin.server.listen_again().await;
+    readyz_says(&bridge, "[+]peers ok: 2 of 2 reachable\n").await;
+    assert_eq!(peer_up(&bridge, B, B_HOST).await, Some(1.0));
+    b.take_address_back();
+    cluster.local.delete(LEASES, B);
+    eventually("a peer that is gone has no series", PATIENCE, async || {
+        peer_up(&bridge, B, B_HOST).await.is_none()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_rerouted_request_that_fails_is_counted_with_its_code() {
+    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
+    b.die().await;
+    for _ in 0..2 {
+        refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    }
+    let metrics = scrape(&bridge).await;
+    let of = |metrics: &Scrape, name: &str, code: &'static str| {
+        let labels = [&[("code", code)], &OF_NEW[..]].concat();
+        metrics.value(name, &labels)
+    };
+    for name in [
+        "apiserver_rerouted_request_total",
+        "kubernetes_apiserver_rerouted_request_total",
+    ] {
+        assert_eq!(of(&metrics, name, "200"), Some(1.0), "{name}");
+        assert_eq!(of(&metrics, name, "503"), Some(2.0), "{name}");
+    }
+    let to = |metrics: &Scrape, peer: &str, host: &str, code: &str| {
+        let labels = [("peer", peer), ("host", host), ("code", code)];
+        metrics.value("skewbridge_rerouted_requests_total", &labels)
+    };
+    assert_eq!(to(&metrics, B, B_HOST, "200"), Some(1.0));
+    assert_eq!(to(&metrics, B, B_HOST, "503"), Some(2.0));
+
+    // A peer's own refusal is counted once, as an answer of the peer.
+    b.standin.server.listen_again().await;
+    b.standin
+        .hook(|seen: &Seen| (seen.path() == NEW_PATH).then(|| Reply::new(403).body("no")));
+    cluster.becomes(&bridge, NEW_PATH, 403).await;
+    let refused = to(&scrape(&bridge).await, B, B_HOST, "403");
+    assert_eq!(refused, Some(1.0));
+}
+
+#[tokio::test]
+async fn discovery_polls_are_counted_by_peer_and_result_and_where_they_are_answered() {
+    let (cluster, [b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let polls = async |result: &str| {
+        let labels = [("peer", B), ("host", B_HOST), ("result", result)];
+        let metrics = scrape(&bridge).await;
+        metrics.value("skewbridge_peer_discovery_polls_total", &labels)
+    };
+    let asked = b.standin.questions("/apis").len();
+    assert!(asked > 0);
+    #[allow(clippy::cast_precision_loss)] // a handful
+    let asked = asked as f64;
+    assert_eq!(polls("ok").await, Some(asked));
+    b.die().await;
+    refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    eventually("a poll has failed", PATIENCE, async || {
+        polls("failed").await.is_some_and(|count| count >= 1.0)
+    })
+    .await;
+
+    // The other side: what a peer asks of this bridge.
+    let local_requests = async || {
+        let metrics = scrape(&bridge).await;
+        let value = |name| metrics.value(name, &[]);
+        (
+            value("aggregator_discovery_local_requests_total"),
+            value("aggregator_discovery_nopeer_requests_total"),
+        )
+    };
+    assert_eq!(local_requests().await, (Some(0.0), Some(0.0)));
+    let headers = [
+        ("x-kubernetes-peer-proxied", "true"),
+        ("x-remote-user", "system:apiserver"),
+        ("accept", accept::LOCAL_DOCUMENT),
+    ];
+    let poll = ask(&cluster.bed.peer(), &bridge, "GET", "/apis", &headers, "").await;
+    assert_eq!(poll.status, 200);
+    assert_eq!(local_requests().await, (Some(1.0), Some(1.0)));
+}
+
+#[tokio::test]
+#[allow(clippy::float_cmp)] // whole numbers
+async fn merged_discovery_is_counted_by_value() {
+    let (cluster, [_b], bridge) = Cluster::with_peers(&[], [(B, &[NEW])]).await;
+    let value = async |name: &str| scrape(&bridge).await.value(name, &[]).unwrap();
+    let hits = "aggregator_discovery_peer_aggregated_cache_hits_total";
+    let misses = "aggregator_discovery_peer_aggregated_cache_misses_total";
+    let local = "aggregator_discovery_local_requests_total";
+    let nopeer = "aggregator_discovery_nopeer_requests_total";
+    assert_eq!(value(hits).await, 0.0);
+    let made = value(misses).await;
+    assert!(made >= 1.0);
+    let v2 = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+    let own = format!("{v2};profile=nopeer");
+    let alice = cluster.alice();
+    for turn in 1..=3 {
+        let merged = ask(&alice, &bridge, "GET", "/apis", &[("accept", v2)], "").await;
+        assert!(merged.text().contains("volumeattributesclasses"));
+        assert_eq!(value(hits).await, f64::from(turn));
+    }
+    for turn in 1..=2 {
+        let alone = ask(&alice, &bridge, "GET", "/apis", &[("accept", &own)], "").await;
+        assert!(!alone.text().contains("volumeattributesclasses"));
+        assert_eq!(value(local).await, f64::from(turn));
+        assert_eq!(value(nopeer).await, f64::from(turn));
+    }
+    assert_eq!(value(hits).await, 3.0, "the local document is no hit");
+    assert_eq!(value(misses).await, made, "nothing has changed");
+}
+
+/// An address where nothing listens.
+fn closed_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+#[tokio::test]
+async fn a_registry_that_was_never_read_is_named_and_the_bridge_is_not_ready() {
+    let cluster = Cluster::new(&[]).await;
+    cluster.local.lease(B, "one");
+    let etcd = format!("http://127.0.0.1:{}", closed_port());
+    let mut config = cluster.config();
+    config.peers.registry = RegistryKind::Etcd;
+    config.peers.etcd = Etcd {
+        servers: vec![etcd.parse().unwrap()],
+        prefix: "/registry".to_owned(),
+        ..Etcd::default()
+    };
+    let bridge = start(&config);
+    let failed = "[-]registry failed: peer addresses have not been read: --etcd-servers: ";
+    let text = readyz_says(&bridge, failed).await;
+    let line = text
+        .lines()
+        .find(|line| line.contains("]registry "))
+        .unwrap();
+    let address = etcd.strip_prefix("http://").unwrap();
+    for part in [
+        "--etcd-servers",
+        address,
+        "start etcd, or correct the address",
+    ] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    cluster.becomes(&bridge, "/readyz", 500).await;
+    eventually(
+        "the main port says it without the address",
+        PATIENCE,
+        async || {
+            let text = cluster.get(&bridge, "/readyz").await.text().clone();
+            assert!(!text.contains(address), "{text}");
+            text.contains("addresses of peers have not been read")
+        },
+    )
+    .await;
+    eventually("the cluster is known", PATIENCE, async || {
+        peers(&bridge).await["waitingFor"].is_null()
+    })
+    .await;
+    let view = peers(&bridge).await;
+    assert_eq!(view["registry"]["kind"], "etcd", "{view}");
+    assert_eq!(view["registry"]["up"], false, "{view}");
+    assert!(view["registry"]["since"].is_string(), "{view}");
+    for text in [
+        &view["registry"]["lastError"],
+        &peer_view(&bridge, B).await["problem"],
+    ] {
+        let text = text.as_str().unwrap();
+        assert!(text.contains("--etcd-servers: "), "{text}");
+        assert!(text.contains(address), "{text}");
+        assert!(!text.contains("published no address"), "{text}");
+    }
+    let up = scrape(&bridge)
+        .await
+        .value("skewbridge_peer_registry_up", &[]);
+    assert_eq!(up, Some(0.0));
+    // A client learns that, too, without an address in it.
+    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    assert!(message.contains(B_NAME), "{message}");
+    assert!(message.contains("registry of peer addresses"), "{message}");
+    assert!(!message.contains(address), "{message}");
+    assert_eq!(served_by(&cluster.get(&bridge, SHARED_PATH).await), OWN);
+}
+
+#[tokio::test]
+async fn a_registry_that_fails_later_is_named_and_the_bridge_stays_ready() {
+    let cluster = Cluster::new(&[]).await;
+    let b = cluster.peer(B, &[NEW]).await;
+    let address = b.standin.server.addr();
+    let entry = format!("peers: [{{identity: {B}, address: '{address}'}}]\n");
+    let path = cluster.bed.dir.write("peers.yaml", &entry);
+    let mut config = cluster.config();
+    config.peers.registry = RegistryKind::File(path);
+    let bridge = start(&config);
+    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    readyz_says(&bridge, "[+]registry ok: file\n").await;
+    let metric = async || {
+        scrape(&bridge)
+            .await
+            .value("skewbridge_peer_registry_up", &[])
+    };
+    assert_eq!(metric().await, Some(1.0));
+    assert_eq!(peers(&bridge).await["registry"]["lastError"], Value::Null);
+
+    cluster.bed.dir.write("peers.yaml", "peers: [{identity");
+    let text = readyz_says(
+        &bridge,
+        "[+]registry ok: file fails, known addresses stay in use",
+    )
+    .await;
+    for part in ["--peer-registry", "peers.yaml"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert_eq!(readyz(&bridge).await.0, 200);
+    assert_eq!(metric().await, Some(0.0));
+    let view = peers(&bridge).await;
+    assert_eq!(view["registry"]["up"], false, "{view}");
+    assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
+
+    cluster.bed.dir.write("peers.yaml", &entry);
+    readyz_says(&bridge, "[+]registry ok: file\n").await;
+    assert_eq!(metric().await, Some(1.0));
+}
+
+#[tokio::test]
+async fn where_leases_are_the_registry_a_watch_that_fails_is_named() {
+    let cluster = Cluster::new(&[]).await;
+    let mut config = cluster.config();
+    config.peers.registry = RegistryKind::Leases;
+    config.peers.cidrs = vec!["127.0.0.0/8".parse().unwrap()];
+    cluster.local.hook(|seen: &Seen| {
+        (seen.path() == LEASES).then(|| Reply::new(403).body("no right to list leases"))
+    });
+    let bridge = start(&config);
+    let text = readyz_says(
+        &bridge,
+        "[-]registry failed: peer addresses have not been read: ",
+    )
+    .await;
+    assert!(text.contains("no right to list leases"), "{text}");
+    assert_eq!(peers(&bridge).await["registry"]["kind"], "leases");
+    cluster.local.behave();
+    readyz_says(&bridge, "[+]registry ok: leases\n").await;
+}

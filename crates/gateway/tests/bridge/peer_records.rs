@@ -1,0 +1,321 @@
+//! What a server serves outlives the process that learnt it: in the registry and in
+//! `--state-dir`.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use skewbridge_gateway::config::{Config, RegistryKind};
+use skewbridge_peers::registry::{RecordChannels, Registry};
+use skewbridge_peers::{Identity, Records, ServedRecord};
+use skewbridge_testkit::{PATIENCE, eventually};
+use tokio::sync::{mpsc, watch};
+
+use crate::bed::start;
+use crate::cluster::{
+    Cluster, NEW, NEW_PATH, NOBODYS_PATH, OWN, SHARED_PATH, peer_view, refusal, served_by,
+};
+use crate::standin::LEASES;
+
+const B: &str = "apiserver-b";
+
+/// All records in the registry, as they change; and a way to publish one.
+pub(crate) fn records(
+    cluster: &Cluster,
+) -> (
+    watch::Receiver<Option<Records>>,
+    watch::Sender<Option<Arc<ServedRecord>>>,
+) {
+    let (publish, own) = watch::channel(None);
+    let (found, seen) = watch::channel(None);
+    let registry = cluster.exchange.registry();
+    tokio::spawn(async move {
+        let (_keep, outdated) = mpsc::channel(1);
+        let channels = RecordChannels {
+            own,
+            found,
+            outdated,
+        };
+        registry.run_records(channels).await;
+    });
+    (seen, publish)
+}
+
+pub(crate) fn record_of<'a>(all: Option<&'a Records>, name: &str) -> Option<&'a Arc<ServedRecord>> {
+    all?.get(&Identity::named(name).unwrap())
+}
+
+/// Waits until a bridge knows what B serves, without having asked it.
+async fn knows_b(bridge: &skewbridge_gateway::Handle) {
+    eventually("what B serves is known", PATIENCE, async || {
+        let b = peer_view(bridge, B).await;
+        let serves = b["servesAlone"].as_array().cloned().unwrap_or_default();
+        let resource = "storage.k8s.io/v1alpha1 volumeattributesclasses";
+        serves
+            .iter()
+            .any(|it| it.as_str().is_some_and(|it| it.starts_with(resource)))
+    })
+    .await;
+}
+
+fn with_state_dir(cluster: &Cluster) -> Config {
+    let mut config = cluster.config();
+    config.peers.state_dir = Some(cluster.bed.path().join("state"));
+    config
+}
+
+/// The record of B, made from what a bridge in front of B would publish.
+pub(crate) async fn record_of_b(cluster: &Cluster) -> ServedRecord {
+    // A bridge beside a server of B's kind publishes under its own name.
+    let other = Cluster::new(&[NEW]).await;
+    let (mut seen, _publish) = records(&other);
+    let bridge = other.start().await;
+    let all = seen
+        .wait_for(|all| record_of(all.as_ref(), OWN).is_some())
+        .await;
+    let mut record = ServedRecord::clone(record_of(all.unwrap().as_ref(), OWN).unwrap());
+    drop(bridge);
+    record.identity = Identity::named(B).unwrap();
+    cluster.local.lease(B, "one");
+    record
+}
+
+#[tokio::test]
+async fn a_bridge_that_restarts_beside_a_dead_peer_knows_what_it_served() {
+    let cluster = Cluster::new(&[]).await;
+    let mut b = cluster.peer(B, &[NEW]).await;
+    let config = with_state_dir(&cluster);
+    let bridge = start(&config);
+    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    let file = cluster.bed.path().join("state/served").join(B);
+    eventually("it is stored", PATIENCE, async || file.exists()).await;
+    b.die().await;
+    b.take_address_back();
+    drop(bridge);
+
+    let bridge = start(&config);
+    knows_b(&bridge).await;
+    cluster.becomes(&bridge, "/readyz", 200).await;
+    let answer = cluster.get(&bridge, NEW_PATH).await;
+    let message = refusal(&answer, 503);
+    assert!(message.contains("has published an address"), "{message}");
+    assert_eq!(answer.header("retry-after"), Some("1"));
+    let discovery = cluster.get(&bridge, "/apis/storage.k8s.io/v1alpha1").await;
+    assert_eq!(discovery.status, 200, "clients see the kind");
+
+    // The Lease ends: so does the knowledge.
+    cluster.local.delete(LEASES, B);
+    cluster.becomes(&bridge, NEW_PATH, 404).await;
+}
+
+#[tokio::test]
+async fn what_a_peer_serves_that_was_never_reachable_is_known_from_the_registry() {
+    let cluster = Cluster::new(&[]).await;
+    let (_seen, publish) = records(&cluster);
+    let record = record_of_b(&cluster).await;
+    publish.send_replace(Some(Arc::new(record)));
+    // Nothing listens there.
+    let _address = cluster.publish(B, SocketAddr::from(([127, 0, 0, 1], 1)));
+    let bridge = start(&cluster.config());
+    knows_b(&bridge).await;
+    cluster.becomes(&bridge, "/readyz", 200).await;
+    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    assert!(message.contains("cannot connect"), "{message}");
+    assert_eq!(
+        peer_view(&bridge, B).await["secondsSinceSync"],
+        serde_json::Value::Null
+    );
+}
+
+#[tokio::test]
+async fn a_bridge_publishes_what_its_server_serves_and_announces_that_it_leaves() {
+    let cluster = Cluster::new(&[NEW]).await;
+    let (mut seen, _publish) = records(&cluster);
+    let mut bridge = cluster.start().await;
+    let published = seen
+        .wait_for(|all| record_of(all.as_ref(), OWN).is_some())
+        .await;
+    let record = record_of(published.unwrap().as_ref(), OWN).unwrap().clone();
+    assert!(record.left.is_none());
+    let resource = record.served.index.serves_resource(
+        "storage.k8s.io",
+        "v1alpha1",
+        "volumeattributesclasses",
+    );
+    assert!(resource, "{record:?}");
+    assert_eq!(
+        record.server, None,
+        "loopback is not reachable from other hosts"
+    );
+
+    bridge.finish().await;
+    let left =
+        |all: &Option<Records>| record_of(all.as_ref(), OWN).is_some_and(|it| it.left.is_some());
+    seen.wait_for(left).await.unwrap();
+    drop(bridge);
+    // The next one takes the announcement back, even if its server does not answer.
+    cluster
+        .local
+        .hook(|_| Some(skewbridge_testkit::Reply::new(500).body("not yet")));
+    let _bridge = start(&cluster.config());
+    seen.wait_for(|all| !left(all)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_whose_bridge_has_left_is_asked_itself() {
+    let cluster = Cluster::new(&[]).await;
+    let (_seen, publish) = records(&cluster);
+    let mut record = record_of_b(&cluster).await;
+    let leaf = cluster.peer_ca.server(&["kubernetes.default.svc"]);
+    let b = cluster.server(B, &[NEW], leaf).await;
+    record.left = Some(SystemTime::now());
+    record.server = Some(b.server.addr());
+    publish.send_replace(Some(Arc::new(record)));
+    let bridge = start(&cluster.config());
+    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
+    assert_eq!(peer_view(&bridge, B).await["state"], "bridge-left");
+}
+
+#[tokio::test]
+async fn a_server_whose_bridge_has_left_and_that_is_not_reachable_is_503_during_a_rollout() {
+    for (minutes, status) in [(1, 503), (6, 404)] {
+        let cluster = Cluster::new(&[]).await;
+        let (_seen, publish) = records(&cluster);
+        let mut record = record_of_b(&cluster).await;
+        record.left = SystemTime::now().checked_sub(std::time::Duration::from_secs(60 * minutes));
+        publish.send_replace(Some(Arc::new(record)));
+        let bridge = start(&cluster.config());
+        eventually("its state is known", PATIENCE, async || {
+            peer_view(&bridge, B).await["state"] == "bridge-left"
+        })
+        .await;
+        cluster.becomes(&bridge, "/readyz", 200).await;
+        assert_eq!(cluster.get(&bridge, NEW_PATH).await.status, status);
+        assert_eq!(
+            cluster.get(&bridge, NOBODYS_PATH).await.status,
+            if minutes > 5 { 404 } else { 503 }
+        );
+    }
+}
+
+const SERVED: &str = "skewbridge.io/served";
+
+#[tokio::test]
+async fn with_leases_as_the_registry_records_are_annotations() {
+    let cluster = Cluster::new(&[]).await;
+    let record = record_of_b(&cluster).await;
+    let mut lease = cluster.local.object(LEASES, B).unwrap();
+    lease["metadata"]["annotations"][SERVED] = STANDARD.encode(record.encode().unwrap()).into();
+    cluster.local.put(LEASES, lease);
+    let mut config = cluster.config();
+    config.peers.registry = RegistryKind::Leases;
+    config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
+    let mut bridge = start(&config);
+    knows_b(&bridge).await;
+    cluster.becomes(&bridge, "/readyz", 200).await;
+    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    assert!(message.contains("published an address"), "{message}");
+
+    let own = || {
+        let lease = cluster.local.object(LEASES, OWN)?;
+        let bytes = STANDARD.decode(lease["metadata"]["annotations"][SERVED].as_str()?);
+        ServedRecord::decode(&bytes.ok()?).ok()
+    };
+    eventually("the own record is written", PATIENCE, async || {
+        own().is_some_and(|it| it.left.is_none() && it.bridge == Some(bridge.address()))
+    })
+    .await;
+    bridge.finish().await;
+    assert!(
+        own().is_some_and(|it| it.left.is_some()),
+        "it announces that it leaves"
+    );
+
+    // What is no record is ignored, and so is that of another server.
+    let mut lease = cluster.local.object(LEASES, B).unwrap();
+    for wrong in [
+        "",
+        "!",
+        "AAAA",
+        &STANDARD.encode(own().unwrap().encode().unwrap()),
+    ] {
+        lease["metadata"]["annotations"][SERVED] = wrong.into();
+        cluster.local.put(LEASES, lease.clone());
+        let bridge = start(&config);
+        cluster.becomes(&bridge, "/readyz", 200).await;
+        let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+        assert!(message.contains("not served here"), "{wrong} {message}");
+    }
+}
+
+/// A server since 1.35 that restarts deletes its Lease, and the annotations with it.
+#[tokio::test]
+async fn with_leases_as_the_registry_a_server_that_restarts_is_not_forgotten() {
+    for left in [None, Some(std::time::SystemTime::now())] {
+        let cluster = Cluster::new(&[]).await;
+        let mut record = record_of_b(&cluster).await;
+        record.left = left;
+        let mut lease = cluster.local.object(LEASES, B).unwrap();
+        let annotations = &mut lease["metadata"]["annotations"];
+        annotations[SERVED] = STANDARD.encode(record.encode().unwrap()).into();
+        if left.is_none() {
+            annotations["skewbridge.io/peer-advertise-address"] = "127.0.0.1:1".into();
+        }
+        cluster.local.put(LEASES, lease);
+        let mut config = cluster.config();
+        config.peers.registry = RegistryKind::Leases;
+        config.peers.cidrs = vec!["127.0.0.1/32".parse().unwrap()];
+        let bridge = start(&config);
+        knows_b(&bridge).await;
+        cluster.becomes(&bridge, NEW_PATH, 503).await;
+        cluster.local.delete(LEASES, B);
+        eventually("the end of the Lease is seen", PATIENCE, async || {
+            peer_view(&bridge, B).await["alive"] != true
+        })
+        .await;
+        let answer = cluster.get(&bridge, NEW_PATH).await;
+        assert_eq!(answer.status, 503, "{left:?} {}", answer.text());
+    }
+}
+
+#[tokio::test]
+async fn a_state_dir_that_cannot_be_used_is_an_error_at_the_start() {
+    let cluster = Cluster::new(&[]).await;
+    let mut config = cluster.config();
+    let file = cluster.bed.dir.write("file", "");
+    config.peers.state_dir = Some(file.clone());
+    // Its runtime ends with it, which has to be outside of this one.
+    let started = tokio::task::spawn_blocking(move || skewbridge_gateway::start(&config));
+    let error = started.await.unwrap().unwrap_err().to_string();
+    let expected = format!("--state-dir: {}: ", file.display());
+    assert!(error.starts_with(&expected), "{error}");
+    assert!(error.ends_with("give a directory that the bridge may create and write to"));
+}
+
+#[tokio::test]
+async fn a_registry_that_does_not_answer_is_waited_for_and_then_the_state_dir_counts() {
+    let cluster = Cluster::new(&[]).await;
+    let b = cluster.peer(B, &[NEW]).await;
+    let mut config = with_state_dir(&cluster);
+    let bridge = start(&config);
+    let file = cluster.bed.path().join("state/served").join(B);
+    eventually("it is stored", PATIENCE, async || file.exists()).await;
+    drop(bridge);
+    b.die().await;
+
+    // Nothing listens there.
+    config.peers.registry = RegistryKind::Etcd;
+    config.peers.etcd.servers = vec!["http://127.0.0.1:1".parse().unwrap()];
+    let bridge = start(&config);
+    eventually("the registry is waited for", PATIENCE, async || {
+        let answer = cluster.get(&bridge, NEW_PATH).await;
+        answer.status == 503 && answer.text().contains("in the registry")
+    })
+    .await;
+    cluster.becomes(&bridge, SHARED_PATH, 200).await;
+    let message = refusal(&cluster.get(&bridge, NEW_PATH).await, 503);
+    assert!(message.contains("1 servers serve this"), "{message}");
+}

@@ -1,0 +1,452 @@
+//! The rule of placement, over a simulated cluster: no sequence of starts, stops,
+//! crashes, partitions and restarts makes an API "not found" that a server with a
+//! living Lease was last known to serve. After a bridge has announced that it leaves, that
+//! holds for [`ROLLOUT_GRACE`], and not for longer.
+
+use std::collections::BTreeSet;
+
+use http::Method;
+use proptest::prelude::*;
+use skewbridge_api::request_info::DecodedPath;
+
+use super::*;
+use crate::served_record::tests::record;
+
+const NAMES: [&str; 2] = ["apiserver-a", "apiserver-b"];
+const GROUPS: [&str; 3] = ["one", "two", "three"];
+const LEASE_SECONDS: u64 = 3600;
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// Whether it publishes its own address, as a server since 1.36 does. It listens on
+    /// loopback.
+    StartServer(usize, BTreeSet<usize>, bool),
+    CrashServer(usize),
+    /// As a server since 1.35 does: it deletes its Lease.
+    EndServer(usize),
+    StartBridge(usize),
+    CrashBridge(usize),
+    /// It announces that it leaves.
+    StopBridge(usize),
+    /// Between the server's host and the bridge under test.
+    Partition(usize),
+    Heal(usize),
+    LoseRegistry,
+    FindRegistry,
+    /// The record of a server goes, as with a Lease that is deleted and made again.
+    LoseRecord(usize),
+    /// The clock of a host is this many seconds late. The last host is that of the bridge
+    /// under test.
+    SetClock(usize, u64),
+    /// The bridge under test: only what it stored and what is in the registry stays.
+    Restart,
+    /// The same without `--state-dir`.
+    RestartWithoutState,
+    Wait(u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let server = 0..NAMES.len();
+    let apis = prop::collection::btree_set(0..GROUPS.len(), 0..=GROUPS.len());
+    let step = prop_oneof![
+        3 => (server.clone(), apis, any::<bool>())
+            .prop_map(|(server, apis, publishes)| Step::StartServer(server, apis, publishes)),
+        2 => server.clone().prop_map(Step::CrashServer),
+        1 => server.clone().prop_map(Step::EndServer),
+        4 => server.clone().prop_map(Step::StartBridge),
+        2 => server.clone().prop_map(Step::CrashBridge),
+        2 => server.clone().prop_map(Step::StopBridge),
+        1 => server.clone().prop_map(Step::LoseRecord),
+        1 => (0..=NAMES.len(), prop::sample::select(vec![0, 90, 1000, 5000]))
+            .prop_map(|(host, late)| Step::SetClock(host, late)),
+        1 => server.clone().prop_map(Step::Partition),
+        1 => server.prop_map(Step::Heal),
+        1 => Just(Step::LoseRegistry),
+        1 => Just(Step::FindRegistry),
+        3 => Just(Step::Restart),
+        1 => Just(Step::RestartWithoutState),
+        4 => prop::sample::select(vec![1, 30, 90, 400, 2000]).prop_map(Step::Wait),
+    ];
+    prop::collection::vec(step, 1..40)
+}
+
+#[derive(Debug, Default)]
+#[allow(clippy::struct_excessive_bools)] // each can be so by itself
+struct Server {
+    runs: bool,
+    serves: BTreeSet<usize>,
+    /// Its number, and when it was renewed.
+    lease: Option<(u64, u64)>,
+    publishes: bool,
+    bridge: bool,
+    /// When it announced that it leaves.
+    announced: Option<u64>,
+    /// The same as far as the bridge under test can know.
+    may_have_left: Option<u64>,
+    /// Whether the bridge under test has seen a record without an announcement since it
+    /// started. Else the age of an announcement is only known by clocks, which differ.
+    was_seen_running: bool,
+    /// Since when the bridge under test knows of the announcement.
+    is_told_since: Option<u64>,
+    partitioned: bool,
+    /// What the bridge under test last learnt of it, while its Lease lives.
+    known: BTreeSet<usize>,
+    known_at: u64,
+    /// When its record was written.
+    written_at: u64,
+}
+
+struct World {
+    start: (Instant, SystemTime),
+    seconds: u64,
+    writes: u64,
+    servers: [Server; 2],
+    registry: Records,
+    registry_is_lost: bool,
+    /// By how many seconds the clock of each host is late.
+    late: [u64; 3],
+    roster: Roster,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            start: (Instant::now(), SystemTime::now()),
+            seconds: 0,
+            writes: 0,
+            servers: Default::default(),
+            registry: Records::new(),
+            registry_is_lost: false,
+            late: [0; 3],
+            roster: Roster::new(Identity::named("apiserver-me").unwrap()),
+        }
+    }
+
+    fn at(&self) -> Instant {
+        self.start.0 + Duration::from_secs(self.seconds)
+    }
+
+    /// The clock of a host.
+    fn wall(&self, host: usize) -> SystemTime {
+        self.start.1 + Duration::from_secs(self.seconds) - Duration::from_secs(self.late[host])
+    }
+
+    fn restart(&mut self) {
+        self.roster = Roster::new(Identity::named("apiserver-me").unwrap());
+        for server in &mut self.servers {
+            server.is_told_since = None;
+            server.was_seen_running = false;
+        }
+    }
+
+    fn take(&mut self, step: &Step) {
+        match step {
+            Step::StartServer(at, serves, publishes) => {
+                self.servers[*at].runs = true;
+                self.servers[*at].publishes = *publishes;
+                self.servers[*at].serves.clone_from(serves);
+            }
+            Step::CrashServer(at) => self.servers[*at].runs = false,
+            Step::EndServer(at) => {
+                self.servers[*at].runs = false;
+                self.servers[*at].lease = None;
+            }
+            Step::StartBridge(at) => {
+                self.servers[*at].bridge = true;
+                self.servers[*at].announced = None;
+                self.servers[*at].is_told_since = None;
+            }
+            Step::CrashBridge(at) => self.servers[*at].bridge = false,
+            Step::StopBridge(at) => {
+                let server = &mut self.servers[*at];
+                if std::mem::take(&mut server.bridge) {
+                    server.announced = Some(self.seconds);
+                    server.may_have_left.get_or_insert(self.seconds);
+                }
+            }
+            Step::LoseRecord(at) => {
+                self.registry.remove(&Identity::named(NAMES[*at]).unwrap());
+            }
+            Step::SetClock(host, late) => self.late[*host] = *late,
+            Step::Partition(at) => self.servers[*at].partitioned = true,
+            Step::Heal(at) => self.servers[*at].partitioned = false,
+            Step::LoseRegistry => self.registry_is_lost = true,
+            Step::FindRegistry => self.registry_is_lost = false,
+            Step::Restart => {
+                let stored = self.roster.stored_records().clone();
+                self.restart();
+                for record in stored.into_values() {
+                    // As a file.
+                    let bytes = record.encode().unwrap();
+                    let record = ServedRecord::decode(&bytes).unwrap();
+                    self.roster.remember(Arc::new(record));
+                }
+            }
+            Step::RestartWithoutState => {
+                self.restart();
+                for server in &mut self.servers {
+                    server.known.clear();
+                    server.known_at = 0;
+                }
+            }
+            Step::Wait(seconds) => {
+                for _ in 0..seconds / 10 {
+                    self.seconds += 10;
+                    self.pass();
+                }
+            }
+        }
+        self.seconds += 1;
+        self.pass();
+    }
+
+    /// Servers renew, bridges publish, the bridge under test learns.
+    fn pass(&mut self) {
+        for at in 0..NAMES.len() {
+            self.publish(at);
+        }
+        let (now, wall) = (self.at(), self.wall(NAMES.len()));
+        let mut leases = Vec::new();
+        for (server, name) in self.servers.iter_mut().zip(NAMES) {
+            let expired = |(_, renewed): (u64, u64)| renewed + LEASE_SECONDS <= self.seconds;
+            if server.lease.is_some_and(expired) {
+                server.lease = None;
+            }
+            match server.lease {
+                None => server.known.clear(),
+                Some((number, _)) => leases.push(Seen {
+                    identity: Identity::named(name).unwrap(),
+                    host: None,
+                    holder: "h".to_owned(),
+                    resource_version: number.to_string(),
+                }),
+            }
+        }
+        self.roster.leases(leases, now);
+        if !self.registry_is_lost {
+            let address = |(server, name): (&Server, &str)| {
+                let port = |port| SocketAddr::from(([127, 0, 0, 1], port));
+                let advertised = match server {
+                    Server { bridge: true, .. } => Advertised::by_bridge(port(1)),
+                    Server {
+                        runs: true,
+                        publishes: true,
+                        ..
+                    } => Advertised::by_server(port(2)),
+                    _ => return None,
+                };
+                Some((Identity::named(name).unwrap(), advertised))
+            };
+            let servers = self.servers.iter().zip(NAMES);
+            let addresses = servers.filter_map(address).collect();
+            self.roster.addresses(&addresses, now);
+            self.roster.published_records(&self.registry, now, wall);
+            self.on_records();
+            for (server, name) in self.servers.iter_mut().zip(NAMES) {
+                let record = self.registry.get(&Identity::named(name).unwrap());
+                if server.bridge || record.is_some_and(|it| it.left.is_none()) {
+                    server.may_have_left = None;
+                }
+            }
+        }
+        self.roster.expire(now);
+        for peer in self.roster.due(now) {
+            self.fetch(&peer.identity);
+        }
+    }
+
+    fn publish(&mut self, at: usize) {
+        let (seconds, wall) = (self.seconds, self.wall(at));
+        let identity = Identity::named(NAMES[at]).unwrap();
+        let server = &mut self.servers[at];
+        if server.runs {
+            self.writes += 1;
+            server.lease = Some((self.writes, seconds));
+        }
+        if server.bridge && server.runs {
+            let fresh = record(NAMES[at], &groups(&server.serves), wall);
+            let known = self.registry.get(&identity);
+            if known.is_none_or(|known| !known.has_same_content(&fresh)) {
+                server.written_at = seconds;
+                self.registry.insert(identity, Arc::new(fresh));
+            }
+        } else if server.bridge {
+            // A bridge that starts takes back its announcement.
+            if let Some(known) = self.registry.get_mut(&identity) {
+                Arc::make_mut(known).left = None;
+            }
+        } else if server.announced.is_some()
+            && let Some(known) = self.registry.get_mut(&identity)
+            && known.left.is_none()
+        {
+            Arc::make_mut(known).left = Some(wall);
+        }
+    }
+
+    fn on_records(&mut self) {
+        for (server, name) in self.servers.iter_mut().zip(NAMES) {
+            let Some(record) = self.registry.get(&Identity::named(name).unwrap()) else {
+                continue;
+            };
+            if record.left.is_some() && !server.bridge {
+                server.is_told_since.get_or_insert(self.seconds);
+            }
+            server.was_seen_running |= record.left.is_none();
+            if server.lease.is_some() && server.written_at > server.known_at {
+                server.known_at = server.written_at;
+                let serves = |at: &usize| {
+                    let document = &record.served.documents[1];
+                    document.group(GROUPS[*at]).is_some()
+                };
+                server.known = (0..GROUPS.len()).filter(serves).collect();
+            }
+        }
+    }
+
+    fn fetch(&mut self, identity: &Identity) {
+        let (now, wall) = (self.at(), self.wall(NAMES.len()));
+        let at = NAMES.iter().position(|name| *name == identity.as_str());
+        let server = &mut self.servers[at.unwrap()];
+        let answers = server.bridge && server.runs && !server.partitioned;
+        let outcome = if answers {
+            let fresh = record(identity.as_str(), &groups(&server.serves), wall);
+            server.known.clone_from(&server.serves);
+            server.known_at = self.seconds;
+            Ok(fresh)
+        } else {
+            Err("no answer".to_owned())
+        };
+        let answer = outcome.clone().map(|fresh| Served {
+            index: fresh.served.index.clone(),
+            documents: fresh.served.documents.clone(),
+            etags: [None, None],
+            version: None,
+        });
+        self.roster.fetched(identity, answer, now, wall, 0.5);
+        if let Ok(fresh) = outcome {
+            self.roster.remember_answer(fresh);
+        }
+    }
+
+    /// APIs that are "not found" although a server with a living Lease is known to
+    /// serve them, and its bridge has not announced that it leaves, or not for long.
+    fn falsely_not_found(&self) -> Vec<String> {
+        let peers = self.roster.snapshot();
+        let is_not_found = |api: &usize| {
+            let path = format!("/apis/{}/v1/things", GROUPS[*api]);
+            let path = DecodedPath::new(&path).unwrap();
+            let request = RequestInfo::parse(&Method::GET, &path, None);
+            let place = peers.serving(&request, self.at());
+            matches!(place, Elsewhere::Nowhere | Elsewhere::NoPeers)
+        };
+        let servers = self.servers.iter().zip(NAMES);
+        let bound = servers.filter(|(server, _)| {
+            let is_in_rollout = |left: u64| {
+                server.was_seen_running && self.seconds < left + ROLLOUT_GRACE.as_secs()
+            };
+            server.lease.is_some() && server.may_have_left.is_none_or(is_in_rollout)
+        });
+        bound
+            .flat_map(|(server, name)| {
+                let apis = server.known.iter().filter(|api| is_not_found(api));
+                apis.map(move |api| format!("{} of {name}", GROUPS[*api]))
+            })
+            .collect()
+    }
+}
+
+impl World {
+    /// Servers that still count long after the bridge under test has learnt that their
+    /// bridges have left. None of them can be reached without a bridge.
+    fn counted_without_end(&self) -> Vec<&str> {
+        let peers = self.roster.snapshot();
+        let servers = self.servers.iter().zip(NAMES);
+        let over = servers.filter(|(server, name)| {
+            let since = server.is_told_since.filter(|_| !server.bridge);
+            let is_over = since.is_some_and(|it| it + ROLLOUT_GRACE.as_secs() < self.seconds);
+            let peer = peers.get(&Identity::named(name).unwrap());
+            is_over && peer.is_some_and(|peer| peer.served.is_some())
+        });
+        over.map(|(_, name)| name).collect()
+    }
+}
+
+fn groups(apis: &BTreeSet<usize>) -> Vec<&'static str> {
+    apis.iter().map(|at| GROUPS[*at]).collect()
+}
+
+fn check(steps: &[Step]) -> Result<(), TestCaseError> {
+    let mut world = World::new();
+    for (at, step) in steps.iter().enumerate() {
+        world.take(step);
+        let wrong = world.falsely_not_found();
+        prop_assert!(wrong.is_empty(), "after {:?}: {wrong:?}", &steps[..=at]);
+        let wrong = world.counted_without_end();
+        prop_assert!(wrong.is_empty(), "503 after {:?}: {wrong:?}", &steps[..=at]);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_sequence_of_events_makes_a_known_api_not_found(steps in steps()) {
+        check(&steps)?;
+    }
+}
+
+/// As it was seen with 1.34.4 and 1.36.4: the only server of an API is killed, then the
+/// bridge restarts; with and without the bridge of that server.
+#[test]
+fn a_restart_beside_a_dead_peer_forgets_nothing() {
+    for bridge_dies in [false, true] {
+        for registry_is_lost in [false, true] {
+            let mut steps = vec![
+                Step::StartServer(0, [0].into(), false),
+                Step::StartBridge(0),
+                Step::Wait(30),
+                Step::CrashServer(0),
+            ];
+            if bridge_dies {
+                steps.push(Step::CrashBridge(0));
+            }
+            if registry_is_lost {
+                steps.push(Step::LoseRegistry);
+            }
+            steps.extend([Step::Restart, Step::Wait(2000), Step::Wait(400)]);
+            check(&steps).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_a_peer_that_was_never_reachable_serves_is_known_from_the_registry() {
+    let steps = [
+        Step::Partition(0),
+        Step::StartServer(0, [0, 2].into(), false),
+        Step::StartBridge(0),
+        Step::Wait(2000),
+        Step::Restart,
+        Step::Wait(2000),
+    ];
+    check(&steps).unwrap();
+}
+
+/// A partitioned server becomes another version; the clock of its host is late.
+#[test]
+fn a_record_that_came_later_counts_whatever_the_clocks_say() {
+    let steps = [
+        Step::StartServer(0, [1].into(), false),
+        Step::StartBridge(0),
+        Step::Wait(30),
+        Step::Partition(0),
+        Step::SetClock(0, 1000),
+        Step::StartServer(0, [0].into(), false),
+        Step::Wait(30),
+        Step::CrashServer(0),
+        Step::Restart,
+        Step::Wait(400),
+    ];
+    check(&steps).unwrap();
+}

@@ -1,0 +1,477 @@
+//! What a server serves, as a record that outlives the process that learnt it:
+//! compact, bounded and versioned.
+//!
+//! Bridges publish the record of their own server in the registry, and keep the
+//! records of all servers in `--state-dir`. A bridge that starts therefore knows
+//! what every server with a living Lease serves, reachable or not.
+//!
+//! The encoding is a magic number, a format version, and the zlib stream of a JSON
+//! object. A reader ignores fields that it does not know; a format version that it
+//! does not know makes the record unreadable for it, and nothing else.
+
+use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use flate2::Compression;
+use flate2::read::ZlibDecoder;
+use flate2::write::ZlibEncoder;
+use serde::{Deserialize, Serialize};
+use skewbridge_discovery::document::{Group, Schema};
+use skewbridge_discovery::{Document, Index};
+
+use crate::identity::Identity;
+use crate::roster::Served;
+
+/// The largest encoded record. In base64 it takes 128 KiB of the 256 KiB that
+/// Kubernetes allows for all annotations of an object; the record of a
+/// kube-apiserver 1.36 has 2.4 KiB.
+pub const MAX_ENCODED_BYTES: usize = 96 * 1024;
+
+/// The largest JSON inside of a record: zlib turns few bytes into many. The JSON of
+/// a kube-apiserver 1.36 has 32 KiB.
+pub const MAX_DECODED_BYTES: u64 = 4 * 1024 * 1024;
+
+/// Serving keys that a record names: the current one and one before it.
+pub const MAX_SERVING_KEYS: usize = 2;
+
+const MAGIC: &[u8; 3] = b"SKB";
+const FORMAT_VERSION: u8 = 1;
+
+/// The SHA-256 digest of a `SubjectPublicKeyInfo`.
+pub type KeyDigest = [u8; 32];
+
+/// What one server serves, and what its bridge says about itself.
+#[derive(Debug, Clone)]
+pub struct ServedRecord {
+    /// The server.
+    pub identity: Identity,
+    /// What it serves, without what all servers of the cluster share.
+    pub served: Arc<Served>,
+    /// When that was learnt, by the clock of the bridge that learnt it.
+    pub learnt: SystemTime,
+    /// The address of the server itself, where other hosts may reach it.
+    pub server: Option<SocketAddr>,
+    /// The address of its bridge, to which the keys belong.
+    pub bridge: Option<SocketAddr>,
+    /// When the bridge of the server announced that it leaves. `None` while it
+    /// runs, and after a crash.
+    pub left: Option<SystemTime>,
+    /// Digests of the keys with which the bridge serves. Empty: not known.
+    pub serving_keys: Vec<KeyDigest>,
+    /// Only in `--state-dir`: the `learnt` of the published record that this one is as
+    /// late as, or later than. It makes the order of records independent of clocks.
+    pub supersedes: Option<SystemTime>,
+}
+
+/// Why a record cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// Not the encoding of a record.
+    #[error("it is not a served record: {0}")]
+    Malformed(String),
+    /// Written by a later release.
+    #[error("its format version is {0}, and this release reads version {FORMAT_VERSION}")]
+    UnknownVersion(u8),
+    /// Too large to be written or read.
+    #[error("it is larger than {0} bytes")]
+    TooLarge(u64),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Content<'a> {
+    identity: &'a str,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    version: Option<String>,
+    learnt: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    server: Option<SocketAddr>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    bridge: Option<SocketAddr>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    left: Option<u64>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    keys: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    supersedes: Option<u64>,
+    api: Groups,
+    apis: Groups,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Groups {
+    #[serde(default)]
+    beta: bool,
+    items: Vec<Group>,
+}
+
+impl Groups {
+    fn of(document: &Document) -> Self {
+        Self {
+            beta: document.schema == Schema::V2Beta1,
+            items: document.items.clone(),
+        }
+    }
+
+    fn document(self) -> Arc<Document> {
+        Arc::new(Document {
+            schema: if self.beta {
+                Schema::V2Beta1
+            } else {
+                Schema::V2
+            },
+            items: self.items,
+        })
+    }
+}
+
+impl ServedRecord {
+    /// The record of a server that was asked at `learnt`, without the group-versions
+    /// that all servers share.
+    pub fn new(
+        identity: Identity,
+        served: &Served,
+        is_shared: impl Fn(&str, &str) -> bool,
+        learnt: SystemTime,
+    ) -> Self {
+        let documents = [0, 1].map(|at| {
+            let document = served.documents[at].without(&is_shared);
+            Arc::new(document)
+        });
+        Self {
+            identity,
+            served: Arc::new(recorded(documents, served.version)),
+            // As a record that was encoded has it.
+            learnt: SystemTime::UNIX_EPOCH + Duration::from_millis(unix_millis(learnt)),
+            server: None,
+            bridge: None,
+            left: None,
+            serving_keys: Vec::new(),
+            supersedes: None,
+        }
+    }
+
+    /// Whether two records have the same APIs.
+    pub fn has_same_apis(&self, other: &Self) -> bool {
+        self.served.version == other.served.version
+            && self.served.documents == other.served.documents
+    }
+
+    /// This record with what another one says of the bridge of the server.
+    #[must_use]
+    pub fn with_bridge_of(mut self, other: &Self) -> Self {
+        self.server = other.server;
+        self.bridge = other.bridge;
+        self.left = other.left;
+        self.serving_keys.clone_from(&other.serving_keys);
+        self
+    }
+
+    /// Whether two records say the same, whenever that was learnt.
+    pub fn has_same_content(&self, other: &Self) -> bool {
+        self.identity == other.identity
+            && self.has_same_apis(other)
+            && self.server == other.server
+            && self.bridge == other.bridge
+            && self.left == other.left
+            && self.serving_keys == other.serving_keys
+    }
+
+    /// The bytes of the record.
+    pub fn encode(&self) -> Result<Vec<u8>, RecordError> {
+        let content = Content {
+            identity: self.identity.as_str(),
+            version: self.served.version.map(|it| it.to_string()),
+            learnt: unix_millis(self.learnt),
+            server: self.server,
+            bridge: self.bridge,
+            left: self.left.map(unix_millis),
+            keys: self.serving_keys.iter().map(hex).collect(),
+            supersedes: self.supersedes.map(unix_millis),
+            api: Groups::of(&self.served.documents[0]),
+            apis: Groups::of(&self.served.documents[1]),
+        };
+        let malformed = |error: &dyn std::fmt::Display| RecordError::Malformed(error.to_string());
+        let json = serde_json::to_vec(&content).map_err(|error| malformed(&error))?;
+        if u64::try_from(json.len()).is_ok_and(|length| length > MAX_DECODED_BYTES) {
+            return Err(RecordError::TooLarge(MAX_DECODED_BYTES));
+        }
+        let head = [MAGIC.as_slice(), &[FORMAT_VERSION]].concat();
+        let mut encoder = ZlibEncoder::new(head, Compression::best());
+        encoder
+            .write_all(&json)
+            .map_err(|error| malformed(&error))?;
+        let bytes = encoder.finish().map_err(|error| malformed(&error))?;
+        if bytes.len() > MAX_ENCODED_BYTES {
+            return Err(RecordError::TooLarge(MAX_ENCODED_BYTES as u64));
+        }
+        Ok(bytes)
+    }
+
+    /// Reads a record. Memory is bounded by [`MAX_DECODED_BYTES`], whatever the bytes
+    /// are.
+    pub fn decode(bytes: &[u8]) -> Result<Self, RecordError> {
+        if bytes.len() > MAX_ENCODED_BYTES {
+            return Err(RecordError::TooLarge(MAX_ENCODED_BYTES as u64));
+        }
+        let malformed = |cause: &str| RecordError::Malformed(cause.to_owned());
+        let rest = bytes
+            .strip_prefix(MAGIC)
+            .ok_or_else(|| malformed("no magic number"))?;
+        let (version, packed) = rest
+            .split_first()
+            .ok_or_else(|| malformed("no format version"))?;
+        if *version != FORMAT_VERSION {
+            return Err(RecordError::UnknownVersion(*version));
+        }
+        let mut json = Vec::new();
+        ZlibDecoder::new(packed)
+            .take(MAX_DECODED_BYTES + 1)
+            .read_to_end(&mut json)
+            .map_err(|error| malformed(&error.to_string()))?;
+        if u64::try_from(json.len()).is_ok_and(|length| length > MAX_DECODED_BYTES) {
+            return Err(RecordError::TooLarge(MAX_DECODED_BYTES));
+        }
+        let content: Content<'_> =
+            serde_json::from_slice(&json).map_err(|error| malformed(&error.to_string()))?;
+        let identity =
+            Identity::named(content.identity).map_err(|error| malformed(&error.to_string()))?;
+        let time = |millis| {
+            SystemTime::UNIX_EPOCH
+                .checked_add(Duration::from_millis(millis))
+                .ok_or_else(|| malformed("a time beyond the end of the clock"))
+        };
+        let version = match content.version {
+            None => None,
+            Some(text) => Some(
+                text.parse()
+                    .map_err(|_| malformed("a version that is not one"))?,
+            ),
+        };
+        let keys = content.keys.iter().take(MAX_SERVING_KEYS);
+        let keys: Option<Vec<_>> = keys.map(|key| unhex(key)).collect();
+        let documents = [content.api.document(), content.apis.document()];
+        Ok(Self {
+            identity,
+            served: Arc::new(recorded(documents, version)),
+            learnt: time(content.learnt)?,
+            server: content.server,
+            bridge: content.bridge,
+            left: content.left.map(time).transpose()?,
+            serving_keys: keys.ok_or_else(|| malformed("a key digest that is not hexadecimal"))?,
+            supersedes: content.supersedes.map(time).transpose()?,
+        })
+    }
+}
+
+/// Without entity tags: the server is asked for whole documents.
+fn recorded(
+    documents: [Arc<Document>; 2],
+    version: Option<skewbridge_api::version::Version>,
+) -> Served {
+    Served {
+        index: Arc::new(Index::new(&[&documents[0], &documents[1]])),
+        documents,
+        etags: [None, None],
+        version,
+    }
+}
+
+/// Milliseconds since 1970; a time before that is 1970.
+fn unix_millis(time: SystemTime) -> u64 {
+    let since = time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn hex(digest: &KeyDigest) -> String {
+    use std::fmt::Write as _;
+    digest.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+fn unhex(text: &str) -> Option<KeyDigest> {
+    let mut digest = KeyDigest::default();
+    if text.len() != 2 * digest.len() || !text.is_ascii() {
+        return None;
+    }
+    for (at, byte) in digest.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    Some(digest)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+    use skewbridge_discovery::document::{Metadata, Resource, Version};
+
+    use super::*;
+
+    /// A document with one resource in each of these group-versions.
+    pub(crate) fn document(group_versions: &[(String, String)]) -> Document {
+        let group = |(group, version): &(String, String)| Group {
+            metadata: Metadata {
+                name: group.clone(),
+                null_timestamp: false,
+            },
+            versions: vec![Version {
+                version: version.clone(),
+                resources: vec![Resource {
+                    resource: "things".to_owned(),
+                    verbs: vec!["get".to_owned(), "list".to_owned()],
+                    ..Resource::default()
+                }],
+                ..Version::default()
+            }],
+        };
+        Document {
+            items: group_versions.iter().map(group).collect(),
+            ..Document::default()
+        }
+    }
+
+    pub(crate) fn record(name: &str, groups: &[&str], learnt: SystemTime) -> ServedRecord {
+        let groups: Vec<_> = groups
+            .iter()
+            .map(|group| ((*group).to_owned(), "v1".to_owned()))
+            .collect();
+        let documents = [Arc::default(), Arc::new(document(&groups))];
+        let served = recorded(documents, "1.36.4".parse().ok());
+        let identity = Identity::named(name).unwrap();
+        ServedRecord::new(identity, &served, |_, _| false, learnt)
+    }
+
+    fn instant(millis: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn what_all_servers_share_is_not_in_a_record() {
+        let whole = record("a", &["apps", "example.com"], instant(1));
+        let record = ServedRecord::new(
+            whole.identity.clone(),
+            &whole.served,
+            |group, version| (group, version) == ("example.com", "v1"),
+            instant(1),
+        );
+        let names = |record: &ServedRecord| -> Vec<_> {
+            let items = &record.served.documents[1].items;
+            items.iter().map(|group| group.name().to_owned()).collect()
+        };
+        assert_eq!(names(&whole), ["apps", "example.com"]);
+        assert_eq!(names(&record), ["apps"]);
+    }
+
+    /// With all its APIs turned on.
+    #[test]
+    fn the_record_of_a_real_server_has_some_kib() {
+        let document = |bytes: &[u8]| Arc::new(Document::parse(bytes).unwrap());
+        let documents = [
+            document(include_bytes!(
+                "../../discovery/tests/data/1.36.4-all-api.json"
+            )),
+            document(include_bytes!(
+                "../../discovery/tests/data/1.36.4-all-apis.json"
+            )),
+        ];
+        let served = recorded(documents, "1.36.4".parse().ok());
+        let identity = Identity::named("apiserver-a").unwrap();
+        let record = ServedRecord::new(identity, &served, |_, _| false, instant(1));
+        let length = record.encode().unwrap().len();
+        assert!((2_000..12_000).contains(&length), "{length} bytes");
+        let read = ServedRecord::decode(&record.encode().unwrap()).unwrap();
+        assert!(read.has_same_content(&record));
+    }
+
+    #[test]
+    fn a_later_format_is_told_from_garbage() {
+        let mut bytes = record("a", &["apps"], instant(1)).encode().unwrap();
+        bytes[3] = 2;
+        let later = ServedRecord::decode(&bytes);
+        assert!(matches!(later, Err(RecordError::UnknownVersion(2))));
+        for garbage in [
+            &b""[..],
+            b"SK",
+            b"SKB",
+            b"SKB\x01",
+            b"SKB\x01garbage",
+            b"{}",
+        ] {
+            let decoded = ServedRecord::decode(garbage);
+            assert!(
+                matches!(decoded, Err(RecordError::Malformed(_))),
+                "{garbage:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_decompression_bomb_is_refused() {
+        let mut encoder = ZlibEncoder::new([MAGIC.as_slice(), &[1]].concat(), Compression::best());
+        let spaces = vec![b' '; 1024 * 1024];
+        for _ in 0..=MAX_DECODED_BYTES / (1024 * 1024) {
+            encoder.write_all(&spaces).unwrap();
+        }
+        let bomb = encoder.finish().unwrap();
+        assert!(bomb.len() < MAX_ENCODED_BYTES);
+        let decoded = ServedRecord::decode(&bomb);
+        assert!(matches!(decoded, Err(RecordError::TooLarge(_))));
+        let long = vec![0; MAX_ENCODED_BYTES + 1];
+        let decoded = ServedRecord::decode(&long);
+        assert!(matches!(decoded, Err(RecordError::TooLarge(_))));
+    }
+
+    #[test]
+    fn a_record_above_the_size_limit_is_not_written() {
+        let groups: Vec<_> = (0..60_000).map(|n| format!("g{n}.example.com")).collect();
+        let groups: Vec<_> = groups.iter().map(String::as_str).collect();
+        let encoded = record("a", &groups, instant(1)).encode();
+        assert!(matches!(encoded, Err(RecordError::TooLarge(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_again(
+            name in "[a-z0-9]([a-z0-9.]?[a-z0-9]){0,60}",
+            groups in prop::collection::vec(("[a-z]{0,9}", "v[1-9]"), 0..9),
+            learnt in 0..u64::MAX / 2_000_000,
+            left in prop::option::of(0..u64::MAX / 2_000_000),
+            server: Option<([u8; 4], u16)>,
+            keys in prop::collection::vec(any::<KeyDigest>(), 0..=MAX_SERVING_KEYS),
+            beta: bool,
+        ) {
+            let mut apis = document(&groups);
+            if beta {
+                apis.schema = Schema::V2Beta1;
+            }
+            let served = recorded([Arc::default(), Arc::new(apis)], None);
+            let identity = Identity::named(&name).unwrap();
+            let mut record = ServedRecord::new(identity, &served, |_, _| false, instant(learnt));
+            record.server = server.map(SocketAddr::from);
+            record.bridge = server.map(|(ip, port)| SocketAddr::from((ip, port ^ 1)));
+            record.left = left.map(instant);
+            record.serving_keys = keys;
+            record.supersedes = left.map(instant);
+            let read = ServedRecord::decode(&record.encode().unwrap()).unwrap();
+            prop_assert!(read.has_same_content(&record));
+            prop_assert_eq!(read.learnt, record.learnt);
+            prop_assert_eq!(read.supersedes, record.supersedes);
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes: Vec<u8>, at: prop::sample::Index, byte: u8) {
+            let _ = ServedRecord::decode(&bytes);
+            let _ = ServedRecord::decode(&[MAGIC.as_slice(), &[1], &bytes].concat());
+            let mut damaged = record("a", &["apps"], instant(7)).encode().unwrap();
+            let at = at.index(damaged.len());
+            damaged[at] = byte;
+            let _ = ServedRecord::decode(&damaged);
+            let _ = ServedRecord::decode(&damaged[..at]);
+        }
+    }
+}

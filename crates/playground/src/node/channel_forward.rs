@@ -1,0 +1,212 @@
+//! Port-forward by the channels of a WebSocket (`v4.channel.k8s.io`), as the Python and
+//! JavaScript clients do it: the ports are in the query, and each has one connection and two
+//! channels, of which the first message names the port.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use skewbridge_channels::port_forward::legacy::{
+    FromClient, FromPod, ToClient, announce, most_ports, negotiate,
+};
+use skewbridge_channels::port_forward::{self, Port, Stream};
+use skewbridge_channels::{Agreement, Protocol, Said};
+use skewbridge_websocket::{Close, CloseCode, Control};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::port_forward::Reach;
+use super::remote::{PIECE, QUEUE};
+use super::websocket::{FAREWELL, Hearing, PINGS};
+
+/// What a client asks for.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) agreed: Agreement,
+    ports: Vec<Port>,
+}
+
+impl Wanted {
+    /// By the subprotocols that are offered and the query, or why not, as kubelets say it.
+    pub(super) fn of<'a>(
+        offers: impl IntoIterator<Item = &'a str>,
+        query: &str,
+    ) -> Result<Self, String> {
+        let agreed = negotiate(offers).ok_or(
+            "unable to upgrade: SPDY/3.1+portforward.k8s.io, v4.channel.k8s.io and \
+             v4.base64.channel.k8s.io are known",
+        )?;
+        let ports = port_forward::ports("ports", Some(query))
+            .map_err(|error| format!("unable to parse query parameter \"ports\": {error}"))?;
+        let most = most_ports(agreed.protocol.encoding());
+        if ports.is_empty() {
+            return Err("query parameter \"ports\" is required".to_owned());
+        }
+        if ports.len() > most {
+            return Err(format!(
+                "query parameter \"ports\" has more than {most} ports"
+            ));
+        }
+        Ok(Self { agreed, ports })
+    }
+}
+
+/// What is said on a channel.
+type Message = (FromPod, Bytes);
+
+/// Forwards until every connection to the pod has ended, or the client leaves.
+pub(super) async fn carry(io: impl AsyncRead + AsyncWrite, wanted: Wanted, reach: Reach) {
+    let reach = Arc::new(reach);
+    let protocol = wanted.agreed.protocol;
+    let (read, mut write) = tokio::io::split(io);
+    let (ping, mut pings) = mpsc::channel(PINGS);
+    let (say, mut said) = mpsc::channel(QUEUE);
+    // Dropped with this future, and the connections with it.
+    let mut forwards = JoinSet::new();
+    let mut inputs = Vec::new();
+    for (place, port) in (0..).zip(wanted.ports.iter().copied()) {
+        let (input, heard) = mpsc::channel(QUEUE);
+        inputs.push(input);
+        forwards.spawn(forward(reach.clone(), place, port, heard, say.clone()));
+    }
+    drop(say);
+    let mut listening = Box::pin(listen(Hearing::new(read, ping), protocol, inputs));
+    let talk = async {
+        let mut writer = ToClient::new(protocol);
+        let mut out = BytesMut::new();
+        for (place, port) in (0..).zip(wanted.ports.iter().copied()) {
+            for stream in [Stream::Data, Stream::Error] {
+                let channel = FromPod {
+                    port: place,
+                    stream,
+                };
+                writer.write(channel, &announce(port), &mut out);
+            }
+        }
+        loop {
+            write.write_all_buf(&mut out).await?;
+            write.flush().await?;
+            tokio::select! {
+                message = said.recv() => match message {
+                    Some((channel, data)) => writer.write(channel, &data, &mut out),
+                    None => break,
+                },
+                Some(payload) = pings.recv() => writer.control(&Control::Pong(payload), &mut out),
+            }
+        }
+        let close = Close::new(CloseCode::NORMAL, "");
+        writer.control(&Control::Close(Some(close)), &mut out);
+        timeout(FAREWELL, write.write_all_buf(&mut out)).await??;
+        timeout(FAREWELL, write.shutdown()).await?
+    };
+    tokio::select! {
+        () = &mut listening => return,
+        talked = talk => if talked.is_err() { return },
+    }
+    // What is on its way would be lost if the connection were closed upon.
+    let _ = timeout(FAREWELL, listening).await;
+}
+
+/// Passes on what the client sends, until it leaves.
+async fn listen<R: AsyncRead + Unpin>(
+    mut hearing: Hearing<R>,
+    protocol: Protocol,
+    inputs: Vec<mpsc::Sender<Bytes>>,
+) {
+    let mut reader = FromClient::new(protocol);
+    while let Some(piece) = hearing.next().await {
+        match reader.piece(piece) {
+            Ok(Some(Said::Data(to, data))) => {
+                if let Some(input) = inputs.get(usize::from(to.port)) {
+                    // Fails when the connection to this port has ended.
+                    let _ = input.send(data).await;
+                }
+            }
+            Ok(_) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// One port: its connection, from its beginning to its end.
+async fn forward(
+    reach: Arc<Reach>,
+    place: u8,
+    port: Port,
+    mut heard: mpsc::Receiver<Bytes>,
+    say: mpsc::Sender<Message>,
+) {
+    let channel = |stream| FromPod {
+        port: place,
+        stream,
+    };
+    let stream: TcpStream = match reach.connect(port.number()).await {
+        Ok(stream) => stream,
+        Err(error) => {
+            let _ = say.send((channel(Stream::Error), error.into())).await;
+            return;
+        }
+    };
+    let (mut from_pod, mut to_pod) = stream.into_split();
+    let upwards = async {
+        while let Some(data) = heard.recv().await {
+            // A process that does not read may still write.
+            let _ = to_pod.write_all(&data).await;
+        }
+    };
+    let downwards = async {
+        loop {
+            let mut piece = BytesMut::with_capacity(PIECE);
+            if !matches!(from_pod.read_buf(&mut piece).await, Ok(1..)) {
+                return;
+            }
+            let message = (channel(Stream::Data), piece.freeze());
+            if say.send(message).await.is_err() {
+                return;
+            }
+        }
+    };
+    // Clients of this protocol cannot end one direction: when the pod has, the port is done.
+    tokio::select! {
+        () = downwards => {}
+        () = upwards => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_and_a_protocol_that_is_known_are_needed() {
+        let v4 = &["v4.channel.k8s.io"][..];
+        let many = |count: u16| {
+            let ports: Vec<_> = (1..=count).map(|port| port.to_string()).collect();
+            format!("ports={}", ports.join(","))
+        };
+        let rows = [
+            (v4, "ports=80".to_owned(), Ok(1)),
+            (&[], "ports=80&ports=81".to_owned(), Ok(2)),
+            (v4, many(127), Ok(127)),
+            (v4, many(128), Err("more than 127 ports")),
+            (&["v4.base64.channel.k8s.io"], many(41), Err("more than 40")),
+            (v4, String::new(), Err("\"ports\" is required")),
+            (v4, "ports=0".to_owned(), Err("from 1 to 65535")),
+            (
+                &["channel.k8s.io"],
+                "ports=80".to_owned(),
+                Err("unable to upgrade"),
+            ),
+        ];
+        for (offers, query, expected) in rows {
+            let wanted = Wanted::of(offers.iter().copied(), &query);
+            match (wanted, expected) {
+                (Ok(wanted), Ok(count)) => assert_eq!(wanted.ports.len(), count),
+                (Err(error), Err(expected)) => assert!(error.contains(expected), "{error}"),
+                (wanted, expected) => panic!("{query}: {wanted:?}, expected {expected:?}"),
+            }
+        }
+    }
+}

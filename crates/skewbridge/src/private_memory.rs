@@ -1,0 +1,25 @@
+//! Keeps the memory of a process that holds keys, tokens or PINs to itself.
+
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+/// No other process of the same user can trace this one or read its memory, and no core
+/// file is made of it.
+pub(crate) fn deny_dumps() {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+        // Where the kernel refuses it, the process is as private as others are.
+        let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    }
+}
+
+/// The same, with a limit on core files that every child process inherits: not for a
+/// process whose children are the user's own programs.
+pub(crate) fn deny_dumps_and_core_files() {
+    deny_dumps();
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    let _ = setrlimit(Resource::Core, none);
+}

@@ -1,0 +1,94 @@
+//! What a server serves outlives the processes that know it.
+//!
+//! The only server of an API is killed, its bridge with it or not; then the bridge that
+//! is asked restarts. For two minutes the API is 503 and never 404: its server has a
+//! living Lease, and bridges and state files know what it serves.
+
+use std::time::{Duration, Instant};
+
+use skewbridge_e2e::{Plane, Server, Special, Via, told_apart};
+use skewbridge_testkit::eventually;
+
+use crate::pair::{FOUND, NEW, OLD, etcd, identity, is_found};
+use crate::watched::{WATCHED, watch};
+
+/// How long who returns may be without work.
+const USED_AGAIN: Duration = Duration::from_secs(15);
+
+/// Waits until the registry has what the new server serves.
+async fn is_recorded(plane: &mut Plane) {
+    let key = format!("/registry/skewbridge/served/{}", identity(plane, NEW));
+    let etcd = etcd(plane);
+    eventually(&key, FOUND, async || {
+        etcd.get(key.as_bytes()).await.unwrap().is_some()
+    })
+    .await;
+}
+
+async fn planes(old: &str, new: &str) -> [Plane; 2] {
+    let plane = |state: Option<&str>| {
+        let server = Server::of(old).peer();
+        let server = match state {
+            Some(directory) => server.bridge_flag(&format!("--state-dir={directory}")),
+            None => server,
+        };
+        [server, Server::of(new).peer()]
+    };
+    let mut planes = [
+        Plane::prepare(&plane(None)),
+        Plane::prepare(&plane(Some("state"))),
+    ];
+    for plane in &mut planes {
+        plane.run_all();
+    }
+    for plane in &mut planes {
+        plane.all_ready().await;
+        is_found(plane, &Special::POLICIES, FOUND).await;
+        is_recorded(plane).await;
+    }
+    planes
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bridge_that_restarts_beside_a_dead_peer_never_says_not_found() {
+    let Some([old, new]) = told_apart() else {
+        return;
+    };
+    let [mut bridge_lives, mut both_die] = planes(&old, &new).await;
+    bridge_lives.end_server(NEW, "KILL");
+    both_die.end_server(NEW, "KILL");
+    both_die.end_bridge(NEW, "KILL");
+    // With the state directory alone: what the registry knows is taken away.
+    let key = format!("/registry/skewbridge/served/{}", identity(&both_die, NEW));
+    assert!(etcd(&mut both_die).delete(key.as_bytes()).await.unwrap());
+    for plane in [&mut bridge_lives, &mut both_die] {
+        plane.end_bridge(OLD, "KILL");
+        plane.run_bridge(OLD);
+    }
+    let path = Special::POLICIES.path;
+    let (one, other) = tokio::join!(
+        watch(&bridge_lives, OLD, path, WATCHED),
+        watch(&both_die, OLD, path, WATCHED),
+    );
+    for (seen, plane) in [(one, "its bridge lives"), (other, "both are dead")] {
+        println!("{plane}: {seen:?}");
+        assert_eq!(seen.count(404), 0, "{seen:?}");
+        assert_eq!(seen.count(200), 0, "{seen:?}");
+        assert!(seen.count(503) > 100, "{seen:?}");
+    }
+    // An unknown API is still 404.
+    let nobodys = "/apis/admissionregistration.k8s.io/v1/nothings";
+    for plane in [&bridge_lives, &both_die] {
+        assert_eq!(plane.status(OLD, Via::Bridge, nobodys).await, 404);
+    }
+    for plane in [&mut bridge_lives, &mut both_die] {
+        plane.run_server(NEW);
+    }
+    both_die.run_bridge(NEW);
+    for plane in [&mut bridge_lives, &mut both_die] {
+        plane.all_ready().await;
+        let since = Instant::now();
+        is_found(plane, &Special::POLICIES, USED_AGAIN).await;
+        println!("found again {:.1?} after readiness", since.elapsed());
+    }
+}

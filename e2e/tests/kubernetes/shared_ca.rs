@@ -1,0 +1,106 @@
+//! A front-proxy certificate that real kube-apiservers take for a user's.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use skewbridge_e2e::{Plane, Protocol, Raw, Request, Server, Special, Via, told_apart};
+use skewbridge_testkit::{Response, TlsClient, eventually};
+
+use crate::pair::{FOUND, NEW, OLD, is_found};
+
+/// kube-apiserver looks at its CA files once a minute at the latest.
+const RELOADED: Duration = Duration::from_secs(90);
+
+const HOP: (&str, &str) = ("X-Kubernetes-Peer-Proxied", "true");
+const JUNK: (&str, &str) = ("Authorization", "Bearer junk");
+
+async fn ask(
+    client: &TlsClient,
+    plane: &Plane,
+    server: usize,
+    via: Via,
+    headers: &[(&str, &str)],
+) -> Response {
+    let mut request = Request::get(Special::POLICIES.path);
+    for (name, value) in headers {
+        request = request.header(name, value);
+    }
+    let address = plane.servers[server].at(via);
+    let mut client = Raw::new(client.clone(), address, Protocol::H2);
+    client.send(&request).await.unwrap()
+}
+
+/// Requests that a server has taken for those of the front proxy itself.
+fn as_front_proxy(plane: &Plane, server: usize) -> usize {
+    let log = std::fs::read_to_string(&plane.servers[server].audit_log).unwrap();
+    log.lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter(|entry| entry["user"]["username"] == "front-proxy-client")
+        .count()
+}
+
+#[tokio::test]
+async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
+    let Some(versions) = told_apart() else { return };
+    let servers = versions.map(|version| Server::of(&version).peer());
+    let mut plane = Plane::start(&servers).await;
+    is_found(&plane, &Special::POLICIES, FOUND).await;
+    let (stranger, front_proxy) = (plane.stranger(), plane.front_proxy());
+    // Distinct CAs: a junk token is refused by the server that serves the API.
+    let answer = ask(&stranger, &plane, OLD, Via::Bridge, &[JUNK]).await;
+    assert_eq!(answer.status, 401, "{}", answer.text());
+
+    // From now on users and front proxies have a CA in common, in the files of the
+    // kube-apiservers and of the bridges.
+    plane.share_front_proxy_ca();
+    eventually(
+        "the new CA file is in use everywhere",
+        RELOADED,
+        async || {
+            let answer = ask(&front_proxy, &plane, NEW, Via::Server, &[JUNK, HOP]).await;
+            answer.status == 403 && answer.text().contains(r#"User \"front-proxy-client\""#)
+        },
+    )
+    .await;
+    let metrics = async |plane: &Plane| plane.admin(OLD, "/metrics").await;
+    eventually("peering is switched off", FOUND, async || {
+        metrics(&plane).await.contains("skewbridge_peering 0")
+    })
+    .await;
+
+    let before = as_front_proxy(&plane, NEW);
+    for headers in [&[JUNK][..], &[("Authorization", "Bearer bob-token")]] {
+        let answer = ask(&stranger, &plane, OLD, Via::Bridge, headers).await;
+        assert_eq!(answer.status, 503, "{}", answer.text());
+        // A stranger reads nothing of the control plane.
+        assert!(!answer.text().contains(".crt"), "{}", answer.text());
+    }
+    let answer = ask(&plane.client("admin"), &plane, OLD, Via::Bridge, &[]).await;
+    assert_eq!(answer.status, 503);
+    for part in ["--proxy-client-cert-file", "--client-ca-file"] {
+        assert!(answer.text().contains(part), "{}", answer.text());
+    }
+    // A bridge that a peer sends such a request to does not believe the hop either.
+    let answer = ask(&front_proxy, &plane, NEW, Via::Bridge, &[JUNK, HOP]).await;
+    assert_eq!(answer.status, 401, "{}", answer.text());
+    let answer = ask(&front_proxy, &plane, NEW, Via::Bridge, &[HOP]).await;
+    assert_eq!(answer.status, 401, "{}", answer.text());
+    assert_eq!(as_front_proxy(&plane, NEW), before);
+    let ready = plane.admin(OLD, "/readyz?verbose").await;
+    assert!(ready.contains("[+]ca-files ok: in conflict: "), "{ready}");
+
+    // A bridge does not start so.
+    plane.end_bridge(OLD, "TERM");
+    plane.run_bridge(OLD);
+    let mut bridge = plane.servers[OLD].bridge_process.take().unwrap();
+    assert_eq!(bridge.wait().code(), Some(64));
+    let log = bridge.log();
+    for part in [
+        "skewbridge: --proxy-client-cert-file ",
+        "front-proxy-client.crt: this certificate also authenticates as a user",
+        "--client-ca-file ",
+        "ca.crt",
+    ] {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+}
