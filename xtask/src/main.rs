@@ -5,6 +5,7 @@ mod bench;
 mod beside;
 mod debian;
 mod e2e;
+mod layers;
 mod step;
 mod test;
 
@@ -24,6 +25,7 @@ Commands:
                      --all: on more versions, and what takes long.
                      E2E_VERSIONS=1.33.13,1.34.4 in the environment: on one control plane of
                      these versions instead
+  layers             The layers of each crate's modules; a cycle is a failure
   advisories         Known vulnerabilities in the dependencies (needs the network)
   bench NAME [ARGS]  A measurement in release mode: pass-through, watches; and, with real
                      Kubernetes, which they build first: translate, exec, agent
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         ["test"] => test::run(),
         ["e2e", "--all", filter @ ..] => e2e::run(Extent::All, filter),
         ["e2e", filter @ ..] => e2e::run(Extent::Default, filter),
+        ["layers"] => layers::run(),
         ["advisories"] => advisories::run(),
         ["bench", name, rest @ ..] if bench::NAMES.contains(name) => bench::run(name, rest),
         wrong => {
@@ -66,7 +69,7 @@ fn misuse(words: &[&str]) -> String {
     match words {
         ["bench"] => format!("bench needs a name: {}", bench::NAMES.join(" or ")),
         ["bench", name, ..] => format!("no such measurement: {name}"),
-        [command @ ("test" | "advisories" | "help"), ..] => format!("{command} takes no arguments"),
+        [command @ ("test" | "layers" | "advisories" | "help"), ..] => format!("{command} takes no arguments"),
         _ => format!("not a command: {}", words.join(" ")),
     }
 }

@@ -3,6 +3,7 @@
 use crate::beside::Quiet;
 use crate::debian::{self, Need};
 use crate::e2e::{self, Extent};
+use crate::layers;
 use crate::step::{self, Failed, Steps, cargo};
 
 /// The version the project is checked with; another may judge differently.
@@ -36,6 +37,7 @@ pub(crate) fn run() -> Result<(), Failed> {
         debian::ensure(&[C_COMPILER, softhsm, opensc])
     })?;
     steps.run("format", || step::run(&mut cargo("fmt --all --check")))?;
+    steps.run("layers", layers::run)?;
     steps.run("unit, integration and doc tests", tests)?;
     let ci = std::env::var("CI").unwrap_or_default();
     match RealKubernetes::of(step::exists("go"), &ci) {

@@ -1,0 +1,126 @@
+//! `cargo xtask layers`: the modules of each crate depend on each other in one direction only.
+//!
+//! The edges are read from the source: a path that begins with `crate::` or with enough
+//! `super::` names the top-level module that a file depends on. Tests are left out: a test may
+//! use what is above the code that it tests.
+
+mod cycles;
+mod scan;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use crate::step::Failed;
+use cycles::Cycle;
+use scan::Place;
+
+/// The dependencies between the top-level modules of a crate, each with the first place that
+/// has it.
+pub(crate) type Edges = BTreeMap<String, BTreeMap<String, Place>>;
+
+/// Crates whose modules still form cycles, and how many modules are in them. A crate that is
+/// not listed has none. The number may only fall: `cargo xtask layers` fails when it is wrong
+/// in either direction.
+const MODULES_IN_CYCLES: &[(&str, usize)] = &[
+    ("channels", 3),
+    ("client", 2),
+    ("e2e", 3),
+    ("gateway", 33),
+    ("h1", 2),
+    ("harness", 6),
+    ("peers", 4),
+    ("pkcs11", 2),
+    ("spdy", 2),
+    ("websocket", 3),
+];
+
+/// Prints the layers of every crate, and fails on a cycle.
+pub(crate) fn run() -> Result<(), Failed> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .ok_or_else(|| Failed("xtask has no parent directory".to_owned()))?;
+    let mut wrong = Vec::new();
+    for directory in crates(root)? {
+        let name = directory
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default();
+        let edges = scan::edges(&directory.join("src"))?;
+        let cycles = cycles::find(&edges);
+        println!("{name}: {}", describe(&edges, &cycles));
+        let found = cycles.iter().map(|cycle| cycle.modules.len()).sum();
+        wrong.extend(judge(&name, found, allowed(&name)));
+    }
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    Err(Failed(wrong.join("; ")))
+}
+
+/// The packages of the workspace that have modules.
+fn crates(root: &Path) -> Result<Vec<PathBuf>, Failed> {
+    let unreadable = |error| Failed(format!("{}: {error}", root.join("crates").display()));
+    let mut found: Vec<_> = std::fs::read_dir(root.join("crates"))
+        .map_err(unreadable)?
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<Result<_, _>>()
+        .map_err(unreadable)?;
+    found.extend(["bench", "e2e", "xtask"].map(|name| root.join(name)));
+    found.retain(|directory| directory.join("src").is_dir());
+    found.sort();
+    Ok(found)
+}
+
+fn allowed(name: &str) -> usize {
+    MODULES_IN_CYCLES
+        .iter()
+        .find(|(listed, _)| *listed == name)
+        .map_or(0, |(_, modules)| *modules)
+}
+
+fn judge(name: &str, found: usize, allowed: usize) -> Option<String> {
+    if found > allowed {
+        return Some(format!(
+            "{name}: {found} modules are in cycles, {allowed} are allowed"
+        ));
+    }
+    (found < allowed).then(|| {
+        format!("{name}: only {found} modules are in cycles; lower MODULES_IN_CYCLES from {allowed}")
+    })
+}
+
+/// The layers from top to bottom, then each cycle with the places that make it.
+fn describe(edges: &Edges, cycles: &[Cycle]) -> String {
+    let layers = cycles::layers(edges, cycles);
+    let mut text = layers
+        .iter()
+        .map(|layer| layer.join(" "))
+        .collect::<Vec<_>>()
+        .join(" → ");
+    for cycle in cycles {
+        let _ = write!(text, "\n  cycle of {}:", cycle.modules.len());
+        for (from, to, place) in cycle.edges(edges) {
+            let _ = write!(text, "\n    {from} → {to} ({place})");
+        }
+    }
+    text
+}
+
+/// The modules of a graph, in order.
+fn modules(edges: &Edges) -> BTreeSet<&str> {
+    let targets = edges.values().flat_map(BTreeMap::keys);
+    edges.keys().chain(targets).map(String::as_str).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_modules_in_cycles_may_only_fall_and_is_then_lowered() {
+        assert_eq!(judge("gateway", 3, 3), None);
+        assert!(judge("gateway", 4, 3).is_some());
+        assert!(judge("gateway", 2, 3).is_some());
+    }
+}
