@@ -4,8 +4,8 @@ use crate::debian::{self, Need};
 use crate::e2e;
 use crate::step::{self, Failed, cargo};
 
-/// The proxies to compare with, and the load generator.
-const OTHERS: &[Need] = &[
+/// The proxies that the bridge is compared with, and the load generator.
+const COMPARED_PROXIES: &[Need] = &[
     Need {
         program: "haproxy",
         packages: &["haproxy"],
@@ -21,18 +21,24 @@ const OTHERS: &[Need] = &[
 ];
 
 const PASS_THROUGH: &str = "pass-through";
-/// Those that need real Kubernetes.
-const REAL: [&str; 3] = ["translate", "exec", "agent"];
+/// Measurements that need real Kubernetes.
+const ON_KUBERNETES: [&str; 3] = ["translate", "exec", "agent"];
 
-/// The measurements there are.
-pub(crate) const NAMES: &[&str] = &[PASS_THROUGH, "watches", REAL[0], REAL[1], REAL[2]];
+/// All measurements.
+pub(crate) const NAMES: &[&str] = &[
+    PASS_THROUGH,
+    "watches",
+    ON_KUBERNETES[0],
+    ON_KUBERNETES[1],
+    ON_KUBERNETES[2],
+];
 
 pub(crate) fn run(name: &str, arguments: &[&str]) -> Result<(), Failed> {
     if name == PASS_THROUGH {
-        debian::ensure(OTHERS)?;
+        debian::ensure(COMPARED_PROXIES)?;
     }
     let mut command = cargo("run --release --locked --package skewbridge-bench --");
-    if REAL.contains(&name) {
+    if ON_KUBERNETES.contains(&name) {
         e2e::provide(&mut command)?;
     }
     step::run(command.arg(name).args(arguments))

@@ -1,4 +1,4 @@
-//! What the operating system has to provide, installed where that is possible.
+//! Programs that the operating system provides, installed from Debian packages.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -7,18 +7,18 @@ use std::process::Command;
 
 use crate::step::{self, Failed};
 
-/// Asked by Debian's packages before they start a service; 101 forbids it.
+/// Debian packages run this before they start a service; exit code 101 forbids it.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
-/// A program and the Debian packages that bring it.
+/// A program and the Debian packages that contain it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Need {
     pub(crate) program: &'static str,
     pub(crate) packages: &'static [&'static str],
 }
 
-/// Makes sure that the programs exist: installs them on Debian as root, otherwise says in one
-/// line what is missing.
+/// Makes sure that the programs exist. On Debian, as root, missing ones are installed;
+/// elsewhere the error names them.
 pub(crate) fn ensure(needs: &[Need]) -> Result<(), Failed> {
     let missing = missing(needs);
     if missing.is_empty() {
@@ -42,7 +42,7 @@ fn missing(needs: &[Need]) -> Vec<Need> {
     missing.copied().collect()
 }
 
-/// Installs packages for what is missing, where that is possible.
+/// Installs packages on Debian, as root.
 pub(crate) fn install(missing: &str, packages: &[&str]) -> Result<(), Failed> {
     if !(Path::new("/etc/debian_version").exists() && is_root()) {
         return Err(Failed(format!(
@@ -50,7 +50,7 @@ pub(crate) fn install(missing: &str, packages: &[&str]) -> Result<(), Failed> {
             packages.join(" ")
         )));
     }
-    let _quiet = NoServices::enter()?;
+    let _no_services = NoServices::enter()?;
     step::run(Command::new("apt-get").arg("update"))?;
     step::run(
         Command::new("apt-get")
@@ -65,8 +65,8 @@ fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
-/// Keeps packages from starting their services while it lives. A policy that the machine has
-/// already is the machine's own and stays.
+/// Prevents packages from starting their services until it is dropped. A policy that exists
+/// already is not changed.
 struct NoServices {
     ours: bool,
 }

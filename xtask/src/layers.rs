@@ -86,7 +86,9 @@ fn judge(name: &str, found: usize, allowed: usize) -> Option<String> {
         ));
     }
     (found < allowed).then(|| {
-        format!("{name}: only {found} modules are in cycles; lower MODULES_IN_CYCLES from {allowed}")
+        format!(
+            "{name}: only {found} modules are in cycles; lower MODULES_IN_CYCLES from {allowed}"
+        )
     })
 }
 

@@ -1,8 +1,8 @@
 //! The project's own commands: `cargo xtask COMMAND`.
 
 mod advisories;
+mod background;
 mod bench;
-mod beside;
 mod debian;
 mod e2e;
 mod layers;
@@ -32,7 +32,7 @@ Commands:
   help               This text
 ";
 
-/// `EX_USAGE` of sysexits: the command line was wrong.
+/// `EX_USAGE` of sysexits: the command line is not valid.
 const EX_USAGE: u8 = 64;
 
 fn main() -> ExitCode {
@@ -64,12 +64,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is wrong with a command line that is none.
+/// Why a command line is not valid.
 fn misuse(words: &[&str]) -> String {
     match words {
         ["bench"] => format!("bench needs a name: {}", bench::NAMES.join(" or ")),
         ["bench", name, ..] => format!("no such measurement: {name}"),
-        [command @ ("test" | "layers" | "advisories" | "help"), ..] => format!("{command} takes no arguments"),
+        [command @ ("test" | "layers" | "advisories" | "help"), ..] => {
+            format!("{command} takes no arguments")
+        }
         _ => format!("not a command: {}", words.join(" ")),
     }
 }

@@ -3,20 +3,26 @@
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::beside::Ended;
-
 /// Why a command stops: one line for the reader.
 #[derive(Debug)]
 pub(crate) struct Failed(pub(crate) String);
 
-/// What the steps took, for the closing summary.
+/// The times of all steps, for the closing summary.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
     done: Vec<(&'static str, Duration)>,
 }
 
+/// A step that ran in the background.
+pub(crate) struct FinishedStep {
+    pub(crate) name: &'static str,
+    pub(crate) elapsed: Duration,
+    pub(crate) output: String,
+    pub(crate) outcome: Result<(), Failed>,
+}
+
 impl Steps {
-    /// Announces a step, runs it and says how long it took.
+    /// Announces a step, runs it and prints its duration.
     pub(crate) fn run(
         &mut self,
         name: &'static str,
@@ -25,41 +31,41 @@ impl Steps {
         println!("\n==> {name}");
         let start = Instant::now();
         let outcome = step();
-        self.judge(name, start.elapsed(), outcome)
+        self.record(name, start.elapsed(), outcome)
     }
 
-    /// Shows what a step has said that ran beside others, and how it ended.
-    pub(crate) fn ended(&mut self, ended: Ended) -> Result<(), Failed> {
-        let Ended {
+    /// Shows the output and the outcome of a step that ran in the background.
+    pub(crate) fn finished(&mut self, step: FinishedStep) -> Result<(), Failed> {
+        let FinishedStep {
             name,
-            took,
-            said,
+            elapsed,
+            output,
             outcome,
-        } = ended;
-        println!("\n==> {name} (beside the others)\n{said}");
-        self.judge(name, took, outcome)
+        } = step;
+        println!("\n==> {name} (in the background)\n{output}");
+        self.record(name, elapsed, outcome)
     }
 
-    fn judge(
+    fn record(
         &mut self,
         name: &'static str,
-        took: Duration,
+        elapsed: Duration,
         outcome: Result<(), Failed>,
     ) -> Result<(), Failed> {
-        let seconds = took.as_secs_f64();
+        let seconds = elapsed.as_secs_f64();
         if let Err(Failed(why)) = outcome {
             return Err(Failed(format!("{name} failed after {seconds:.1} s: {why}")));
         }
         println!("<== {name}: passed in {seconds:.1} s");
-        self.done.push((name, took));
+        self.done.push((name, elapsed));
         Ok(())
     }
 
-    /// Lists what has passed.
+    /// Lists the steps that passed.
     pub(crate) fn summarize(&self) {
         println!("\nAll {} steps passed:", self.done.len());
-        for (name, took) in &self.done {
-            println!("  {:>7.1} s  {name}", took.as_secs_f64());
+        for (name, elapsed) in &self.done {
+            println!("  {:>7.1} s  {name}", elapsed.as_secs_f64());
         }
     }
 }
@@ -69,20 +75,20 @@ pub(crate) fn run(command: &mut Command) -> Result<(), Failed> {
     let line = describe(command);
     println!("$ {line}");
     match command.status() {
-        Ok(status) => judged(&line, status),
+        Ok(status) => check_status(&line, status),
         Err(error) => Err(Failed(format!("`{line}` did not start: {error}"))),
     }
 }
 
-/// Anything but success is a failure of this command line.
-pub(crate) fn judged(line: &str, status: ExitStatus) -> Result<(), Failed> {
+/// Turns any exit status but success into a failure of this command line.
+pub(crate) fn check_status(line: &str, status: ExitStatus) -> Result<(), Failed> {
     if status.success() {
         return Ok(());
     }
     Err(Failed(format!("`{line}` ended with {status}")))
 }
 
-/// Whether a program starts and succeeds, without a word.
+/// Whether a program starts and succeeds. Its output is discarded.
 pub(crate) fn works(command: &mut Command) -> bool {
     command
         .stdin(Stdio::null())
@@ -103,14 +109,14 @@ pub(crate) fn cargo(words: &str) -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(words.split_whitespace());
-    // What is built once needs no notes for the next time.
+    // A build that runs once gains nothing from incremental compilation.
     if std::env::var_os("CI").is_some_and(|ci| ci == "true") {
         command.env("CARGO_INCREMENTAL", "0");
     }
     command
 }
 
-/// A command as one would type it.
+/// A command as it is typed in a shell.
 pub(crate) fn describe(command: &Command) -> String {
     let program = std::path::Path::new(command.get_program());
     let name = program.file_name().unwrap_or(command.get_program());

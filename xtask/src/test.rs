@@ -1,25 +1,25 @@
 //! `cargo xtask test`: everything a change has to pass.
 
-use crate::beside::Quiet;
+use crate::background::BackgroundStep;
 use crate::debian::{self, Need};
 use crate::e2e::{self, Extent};
 use crate::layers;
 use crate::step::{self, Failed, Steps, cargo};
 
-/// The version the project is checked with; another may judge differently.
+/// The version that the project is checked with. Other versions may have other rules.
 const CARGO_DENY: &str = "0.20.2";
 
-/// The crypto library is C; it comes with its own build script and needs no more than this.
+/// The crypto library is C code with a build script of its own.
 const C_COMPILER: Need = Need {
     program: "cc",
     packages: &["gcc", "libc6-dev", "make"],
 };
 
-/// How many tests of a program run at a time: most of the time they wait for each other.
+/// How many tests of one program run at a time. Most of them wait for I/O.
 const TESTS_AT_A_TIME: &str = "8";
 
-/// Tokens with keys in them, and the tool that makes the keys: for `skewbridge agent`.
-const TOKENS: [Need; 2] = [
+/// PKCS#11 tokens, and the tool that creates keys in them, for the tests of `skewbridge agent`.
+const PKCS11_TOOLS: [Need; 2] = [
     Need {
         program: "softhsm2-util",
         packages: &["softhsm2"],
@@ -32,7 +32,7 @@ const TOKENS: [Need; 2] = [
 
 pub(crate) fn run() -> Result<(), Failed> {
     let mut steps = Steps::default();
-    let [softhsm, opensc] = TOKENS;
+    let [softhsm, opensc] = PKCS11_TOOLS;
     steps.run("system packages", || {
         debian::ensure(&[C_COMPILER, softhsm, opensc])
     })?;
@@ -41,16 +41,16 @@ pub(crate) fn run() -> Result<(), Failed> {
     steps.run("unit, integration and doc tests", tests)?;
     let ci = std::env::var("CI").unwrap_or_default();
     match RealKubernetes::of(step::exists("go"), &ci) {
-        RealKubernetes::Judges => {
+        RealKubernetes::Required => {
             steps.run("licences, bans and sources", dependencies)?;
-            e2e::steps(&mut steps, Extent::Default, &[], quiet())?;
+            e2e::steps(&mut steps, Extent::Default, &[], background_steps())?;
         }
-        RealKubernetes::LeftOut => {
-            for Quiet { name, mut command } in quiet() {
+        RealKubernetes::Skipped => {
+            for BackgroundStep { name, mut command } in background_steps() {
                 steps.run(name, || step::run(&mut command))?;
             }
             steps.run("licences, bans and sources", dependencies)?;
-            println!("\nGo is not installed: the tests against real Kubernetes are left out.");
+            println!("\nGo is not installed: the tests against real Kubernetes are skipped.");
         }
     }
     steps.summarize();
@@ -60,18 +60,18 @@ pub(crate) fn run() -> Result<(), Failed> {
 /// Whether the tests against real Kubernetes run.
 #[derive(Debug, PartialEq, Eq)]
 enum RealKubernetes {
-    /// They do, and fail if something that they need is missing.
-    Judges,
-    /// They cannot, and nobody relies on them.
-    LeftOut,
+    /// They run, and fail if something that they need is missing.
+    Required,
+    /// Go is missing, and this is not CI.
+    Skipped,
 }
 
 impl RealKubernetes {
     fn of(go: bool, ci: &str) -> Self {
         if go || ci == "true" {
-            Self::Judges
+            Self::Required
         } else {
-            Self::LeftOut
+            Self::Skipped
         }
     }
 }
@@ -82,20 +82,20 @@ fn tests() -> Result<(), Failed> {
     step::run(cargo("test --workspace --locked").env("RUST_TEST_THREADS", TESTS_AT_A_TIME))
 }
 
-/// What needs no other step, and whose time the tests against real Kubernetes leave: they
-/// wait half of theirs.
-fn quiet() -> Vec<Quiet> {
+/// Steps that depend on no other step. They use the CPU time that the tests against real
+/// Kubernetes leave, which wait half of the time.
+fn background_steps() -> Vec<BackgroundStep> {
     let lints = "clippy --workspace --all-targets --features skewbridge-e2e/kubernetes --locked";
     let mut lints = cargo(lints);
     lints.args(["--", "-D", "warnings"]);
     let mut documentation = cargo("doc --workspace --no-deps --locked --document-private-items");
     documentation.env("RUSTDOCFLAGS", "-D warnings");
     vec![
-        Quiet {
+        BackgroundStep {
             name: "lints",
             command: lints,
         },
-        Quiet {
+        BackgroundStep {
             name: "documentation",
             command: documentation,
         },
@@ -123,13 +123,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_developer_without_go_does_without_real_kubernetes() {
+    fn real_kubernetes_is_skipped_only_without_go_and_outside_of_ci() {
         let rows = [
-            (true, "", RealKubernetes::Judges),
-            (true, "true", RealKubernetes::Judges),
-            (false, "true", RealKubernetes::Judges),
-            (false, "", RealKubernetes::LeftOut),
-            (false, "false", RealKubernetes::LeftOut),
+            (true, "", RealKubernetes::Required),
+            (true, "true", RealKubernetes::Required),
+            (false, "true", RealKubernetes::Required),
+            (false, "", RealKubernetes::Skipped),
+            (false, "false", RealKubernetes::Skipped),
         ];
         for (go, ci, expected) in rows {
             assert_eq!(RealKubernetes::of(go, ci), expected, "{go} {ci:?}");

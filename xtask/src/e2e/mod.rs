@@ -1,27 +1,28 @@
 //! `cargo xtask e2e`: the tests against real Kubernetes.
 
+mod build_cache;
 mod modules;
+mod parallel;
 mod planes;
 mod python;
-mod shelf;
-mod side_by_side;
 mod suites;
 mod version;
 
 use std::process::Command;
 
-use crate::beside::{self, Quiet};
+use crate::background::{self, BackgroundStep};
 use crate::debian::{self, Need};
 use crate::step::{self, Failed, Steps};
 
+use build_cache::BuildCache;
+use parallel::SuiteRunner;
 pub(crate) use planes::Extent;
 use planes::Planes;
-use shelf::Shelf;
-use side_by_side::Run;
 use suites::Program;
 
-/// Each server gets a host name of its own, and ends with the test.
+/// Programs that the tests start.
 const NEEDS: [Need; 7] = [
+    // A host name for each kube-apiserver, and its end with the test.
     Need {
         program: "unshare",
         packages: &["util-linux"],
@@ -40,12 +41,12 @@ const NEEDS: [Need; 7] = [
         program: "tmux",
         packages: &["tmux"],
     },
-    // Lets nothing but WebSocket through.
+    // A reverse proxy that passes WebSocket and no other upgrade.
     Need {
         program: "nginx",
         packages: &["nginx-light"],
     },
-    // Cuts what is silent.
+    // A load balancer that closes idle connections.
     Need {
         program: "haproxy",
         packages: &["haproxy"],
@@ -60,14 +61,14 @@ const NEEDS: [Need; 7] = [
 /// Programs with a folder and modules of their own under `e2e/`.
 const PROGRAMS: [&str; 5] = ["etcd", "node", "client-go", "websocket", "spdystream"];
 
-/// Programs of others that are packages of Go, by the folder under `e2e/` with their modules.
+/// Third-party Go programs, by the folder under `e2e/` with their `go.mod`.
 const TOOLS: [(&str, &str); 1] = [("helm", "helm.sh/helm/v3/cmd/helm")];
 
-/// The same, for `--all`: k9s looks for vulnerabilities in images as well, and takes minutes
-/// to build.
-const FURTHER_TOOLS: [(&str, &str); 1] = [("k9s", "github.com/derailed/k9s")];
+/// Those for `--all` only: k9s takes minutes to build.
+const TOOLS_OF_ALL: [(&str, &str); 1] = [("k9s", "github.com/derailed/k9s")];
 
-/// How the tests are told of the control planes, and of what was built.
+/// Environment variables of the test program: the control planes, and the directory with the
+/// programs that were built.
 const PLANES: &str = "SKEWBRIDGE_E2E_PLANES";
 const BINARIES: &str = "SKEWBRIDGE_E2E_BINARIES";
 
@@ -78,68 +79,68 @@ pub(crate) fn run(extent: Extent, filter: &[&str]) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The same, as part of a longer run: with what runs beside the tests themselves.
+/// The same as steps of a longer run, with background steps during the tests.
 pub(crate) fn steps(
     steps: &mut Steps,
     extent: Extent,
     filter: &[&str],
-    quiet: Vec<Quiet>,
+    background_steps: Vec<BackgroundStep>,
 ) -> Result<(), Failed> {
     let planes = Planes::choose(extent)?;
     steps.run("programs for real Kubernetes", needs)?;
-    let shelf = Shelf::open()?;
+    let cache = BuildCache::open()?;
     for program in PROGRAMS {
-        steps.run(program, || shelf.program(program))?;
+        steps.run(program, || cache.program(program))?;
     }
     steps.run("python", || {
         python::ensure_environments()?;
-        shelf.python()
+        cache.python()
     })?;
-    // Before minutes are spent on the others, a version that there is not is named.
+    // First of all, so that a version that does not exist fails before minutes of building.
     steps.run("modules of Kubernetes", || {
         let mut versions = planes.versions();
-        versions.try_for_each(|version| shelf.modules(version).map(drop))
+        versions.try_for_each(|version| cache.modules(version).map(drop))
     })?;
     for version in planes.versions() {
         let name = format!("Kubernetes {version}").leak();
         let programs = planes.programs(version);
-        steps.run(name, || shelf.kubernetes(version, &programs))?;
+        steps.run(name, || cache.kubernetes(version, &programs))?;
     }
-    // After kubectl, with which they share most of what is compiled.
+    // After kubectl: Go's build cache then has most of their packages.
     let further = match extent {
         Extent::Default => &[][..],
-        Extent::All => &FURTHER_TOOLS,
+        Extent::All => &TOOLS_OF_ALL,
     };
     for (name, package) in TOOLS.iter().chain(further) {
-        steps.run(name, || shelf.tool(name, package))?;
+        steps.run(name, || cache.tool(name, package))?;
     }
     let mut program = None;
     steps.run("bridge and test program", || {
-        program = Some(Program::build(shelf.sources())?);
+        program = Some(Program::build(cache.sources())?);
         Ok(())
     })?;
-    beside::run(steps, quiet, |steps| {
+    background::run(steps, background_steps, |steps| {
         steps.run("tests against real Kubernetes", || match &program {
-            Some(program) => test(program, &shelf, &planes, extent, filter),
+            Some(program) => test(program, &cache, &planes, extent, filter),
             None => Ok(()),
         })
     })
 }
 
-/// For a measurement: builds the newest server with all that a pod's streams need,
-/// and tells a command where that is.
+/// For a measurement: builds the newest kube-apiserver, etcd and the node, and sets the
+/// environment variables of `command`.
 pub(crate) fn provide(command: &mut Command) -> Result<(), Failed> {
     let planes = Planes::choose(Extent::Default)?;
     needs()?;
-    let shelf = Shelf::open()?;
+    let cache = BuildCache::open()?;
     for program in ["etcd", "node"] {
-        shelf.program(program)?;
+        cache.program(program)?;
     }
     if let Some(version) = planes.versions().next() {
-        shelf.kubernetes(version, &planes::EACH)?;
+        cache.kubernetes(version, &planes::PROGRAMS_OF_EACH_VERSION)?;
         command.env(PLANES, version.to_string());
     }
-    command.env(BINARIES, shelf.links());
+    command.env(BINARIES, cache.links());
     Ok(())
 }
 
@@ -155,7 +156,7 @@ fn needs() -> Result<(), Failed> {
 
 fn test(
     program: &Program,
-    shelf: &Shelf,
+    cache: &BuildCache,
     planes: &Planes,
     extent: Extent,
     filter: &[&str],
@@ -163,15 +164,15 @@ fn test(
     println!("control planes: {planes}");
     let flags: Vec<_> = extent.test_flag().into_iter().collect();
     let suites = program.suites(&[&flags, filter].concat())?;
-    Run {
+    SuiteRunner {
         flags: &flags,
         environment: &[
             (PLANES, planes.to_string().as_ref()),
-            (BINARIES, shelf.links().as_ref()),
-            ("SKEWBRIDGE_E2E_BRIDGE", shelf.bridge().as_ref()),
+            (BINARIES, cache.links().as_ref()),
+            ("SKEWBRIDGE_E2E_BRIDGE", cache.bridge().as_ref()),
         ],
-        directory: shelf.sources(),
-        said: &shelf.links().join("said"),
+        directory: cache.sources(),
+        logs: &cache.links().join("logs"),
     }
     .all(suites)
 }

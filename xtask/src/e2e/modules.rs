@@ -1,21 +1,19 @@
-//! What a release of Kubernetes is built from: a `go.mod` that takes it as a
-//! library. For the versions of the test command and of `--all` these lie in
-//! `e2e/kubernetes/versions`; for others they are made when they are asked for.
-//! The repository's own are made alike, and can be made anew by hand:
+//! The `go.mod` with which a release of Kubernetes is built as a library. For the versions of
+//! the test command and of `--all` these files are in `e2e/kubernetes/versions`; for other
+//! versions they are generated in the cache. To regenerate one of the repository:
 //! `go mod tidy -modfile=versions/1.36.4.mod` in `e2e/kubernetes`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, process};
 
-use super::shelf::{failed, go};
+use super::build_cache::{failed, go};
 use super::version::Version;
 use crate::step::{self, Failed};
 
 const KUBERNETES: &str = "k8s.io/kubernetes";
 
-/// The modules of a version, made in `directory` under the name of `key` unless
-/// they are there already.
+/// The `go.mod` of a version in `directory`, named by `key`; generated if it does not exist.
 pub(super) fn generated(
     version: Version,
     sources: &Path,
@@ -27,7 +25,7 @@ pub(super) fn generated(
         return Ok(modules);
     }
     let requirements = requirements(version, &own_requirements(version)?);
-    // Under another name until they are whole; others may be at it too.
+    // Written under a temporary name and renamed: another process may generate it too.
     let unfinished = directory.join(format!("unfinished-{}.mod", process::id()));
     fs::write(&unfinished, requirements).map_err(failed("the modules"))?;
     let tidied = step::run(
@@ -39,7 +37,7 @@ pub(super) fn generated(
         let _ = fs::remove_file(&unfinished);
         let module = at(version);
         return Err(Failed(format!(
-            "the registry does not have all that {module} needs: {why}"
+            "the registry lacks a dependency of {module}: {why}"
         )));
     }
     for extension in ["sum", "mod"] {
@@ -58,7 +56,7 @@ fn own_requirements(version: Version) -> Result<String, Failed> {
     if !listed.status.success() {
         let known = known_beside(version);
         return Err(Failed(format!(
-            "Kubernetes {version} cannot be had from the module registry; of 1.{} it lists {}\n{}",
+            "Kubernetes {version} is not in the module registry; of 1.{} it lists {}\n{}",
             version.minor,
             if known.is_empty() { "none" } else { &known },
             String::from_utf8_lossy(&listed.stderr).trim()
@@ -68,8 +66,8 @@ fn own_requirements(version: Version) -> Result<String, Failed> {
     fs::read_to_string(path.trim()).map_err(failed(&module))
 }
 
-/// The other patches of a release that there are; what a mirror lists need not
-/// be all it has.
+/// The other patch versions of a minor version that the registry lists. A mirror may have more
+/// than it lists.
 fn known_beside(version: Version) -> String {
     let listed = outside_of_any_module(go("list -m -versions").arg(KUBERNETES)).output();
     let listed = listed.map(|output| output.stdout).unwrap_or_default();
@@ -89,9 +87,9 @@ fn at(version: Version) -> String {
     format!("{KUBERNETES}@v{version}")
 }
 
-/// A module that requires a version of Kubernetes. What is developed within
-/// Kubernetes is replaced there by folders that are not part of the released
-/// module; each is also released by itself, as 0 instead of 1.
+/// A module that requires a version of Kubernetes. Kubernetes replaces its staging modules by
+/// folders that are not part of the released module. Each staging module is also released by
+/// itself, with major version 0 instead of 1.
 fn requirements(version: Version, own: &str) -> String {
     let Version { minor, patch } = version;
     let language = own.lines().find(|line| line.starts_with("go "));
@@ -106,7 +104,7 @@ fn requirements(version: Version, own: &str) -> String {
     )
 }
 
-/// The modules that are developed within Kubernetes, from its `go.mod`.
+/// The staging modules in the `go.mod` of Kubernetes.
 fn staging(own: &str) -> impl Iterator<Item = &str> {
     own.lines().filter_map(|line| {
         let line = line.trim();

@@ -1,4 +1,4 @@
-//! Which control planes the tests run on, and what has to be built for them.
+//! The control planes that the tests run on, and the programs to build for them.
 
 use std::collections::BTreeSet;
 use std::{env, fmt};
@@ -6,37 +6,37 @@ use std::{env, fmt};
 use super::version::Version;
 use crate::step::Failed;
 
-/// Those of the test command: neighbours that can share an etcd, and one from
-/// before WebSocket streams. The tests take the same when they are told none.
+/// The control planes of the test command: two versions that can share an etcd, and one from
+/// before WebSocket streams. The test program uses the same by default.
 const DEFAULT: &str = include_str!("../../../e2e/default-planes");
 
-/// Further ones, for `--all`: with the versions between and beside.
-const FURTHER: &str = "1.34.4+1.35.8+1.36.4 1.28.15+1.29.15";
+/// Additional control planes for `--all`.
+const ADDITIONAL: &str = "1.34.4+1.35.8+1.36.4 1.28.15+1.29.15";
 
-/// The versions of one plane to take instead.
-const CHOSEN: &str = "E2E_VERSIONS";
+/// Environment variable with the versions of the only control plane to use.
+const VERSIONS_VARIABLE: &str = "E2E_VERSIONS";
 
-/// How many minor versions servers on one etcd may be apart. Kubernetes promises
-/// one; two work, and far more do not: 1.28 beside 1.36 ends.
-const NEIGHBOURS: u16 = 2;
+/// The most minor versions between servers on one etcd. Kubernetes supports one; two work.
+/// With more, the older server may exit: 1.28 does beside 1.36.
+const MAX_MINOR_VERSION_SKEW: u16 = 2;
 
-/// What each version is built of: a folder under `e2e/kubernetes`.
-pub(super) const EACH: [&str; 2] = ["kube-apiserver", "kubectl"];
+/// The programs of each version: folders under `e2e/kubernetes`.
+pub(super) const PROGRAMS_OF_EACH_VERSION: [&str; 2] = ["kube-apiserver", "kubectl"];
 
-/// What only the newest version is built of: a plane has one leader.
-const NEWEST: &str = "kube-controller-manager";
+/// The program of the newest version only: a control plane has one leader.
+const PROGRAM_OF_NEWEST_VERSION: &str = "kube-controller-manager";
 
 /// How much to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// What the test command does.
+    /// As much as the test command runs.
     Default,
-    /// The further planes too, and the tests that are left to them.
+    /// The additional control planes and the long tests too.
     All,
 }
 
 impl Extent {
-    /// Tests that take long are ignored unless all are asked for.
+    /// Long tests are `#[ignore]`d; this flag includes them.
     pub(super) fn test_flag(self) -> Option<&'static str> {
         match self {
             Self::Default => None,
@@ -45,55 +45,59 @@ impl Extent {
     }
 }
 
-/// Control planes, each the versions of its kube-apiservers. As text, in the way
-/// in which the tests are told: `1.34.4+1.36.4 1.28.15`.
+/// Control planes, each as the versions of its kube-apiservers. Written as the test program
+/// reads them: `1.34.4+1.36.4 1.28.15`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Planes(Vec<Vec<Version>>);
 
 impl Planes {
-    /// As the user wants them, by flag or environment; says what may go wrong.
+    /// The control planes for a flag and the environment. Warns of versions too far apart.
     pub(super) fn choose(extent: Extent) -> Result<Self, Failed> {
-        let chosen = env::var(CHOSEN).unwrap_or_default();
+        let chosen = env::var(VERSIONS_VARIABLE).unwrap_or_default();
         let planes = Self::of(extent, &chosen).map_err(Failed)?;
-        if let Some(warning) = planes.strangers() {
+        if let Some(warning) = planes.skew_warning() {
             eprintln!("warning: {warning}");
         }
         Ok(planes)
     }
 
     fn of(extent: Extent, chosen: &str) -> Result<Self, String> {
-        let chosen = listed(chosen, &[',', ' ']).map_err(|why| format!("{CHOSEN}: {why}"))?;
+        let chosen =
+            listed(chosen, &[',', ' ']).map_err(|why| format!("{VERSIONS_VARIABLE}: {why}"))?;
         if !chosen.is_empty() {
             return Ok(Self(vec![chosen]));
         }
         let text = match extent {
             Extent::Default => DEFAULT.to_owned(),
-            Extent::All => format!("{DEFAULT} {FURTHER}"),
+            Extent::All => format!("{DEFAULT} {ADDITIONAL}"),
         };
         let planes = text.split_whitespace().map(|plane| listed(plane, &['+']));
         planes.collect::<Result<_, _>>().map(Self)
     }
 
-    /// Every version once, from the newest.
+    /// Every version once, newest first.
     pub(super) fn versions(&self) -> impl Iterator<Item = Version> {
         let versions: BTreeSet<_> = self.0.iter().flatten().copied().collect();
         versions.into_iter().rev()
     }
 
-    /// What has to be built of a version.
+    /// The programs to build of a version.
     pub(super) fn programs(&self, version: Version) -> Vec<&'static str> {
         let newest = self.versions().next() == Some(version);
-        EACH.into_iter().chain(newest.then_some(NEWEST)).collect()
+        PROGRAMS_OF_EACH_VERSION
+            .into_iter()
+            .chain(newest.then_some(PROGRAM_OF_NEWEST_VERSION))
+            .collect()
     }
 
-    /// A plane whose versions are too far apart to share an etcd.
-    fn strangers(&self) -> Option<String> {
+    /// A warning if the versions of a control plane are too far apart to share an etcd.
+    fn skew_warning(&self) -> Option<String> {
         self.0.iter().find_map(|plane| {
             let (oldest, newest) = (plane.iter().min()?, plane.iter().max()?);
-            (newest.minor.abs_diff(oldest.minor) > NEIGHBOURS).then(|| {
+            (newest.minor.abs_diff(oldest.minor) > MAX_MINOR_VERSION_SKEW).then(|| {
                 format!(
-                    "{oldest} and {newest} are more than {NEIGHBOURS} minor versions apart: on \
-                     one etcd the older server may end over stored objects that it does not know"
+                    "{oldest} and {newest} are more than {MAX_MINOR_VERSION_SKEW} minor versions apart: on \
+                     one etcd the older server may exit because of stored objects that it does not know"
                 )
             })
         })
@@ -134,14 +138,14 @@ mod tests {
     }
 
     #[test]
-    fn the_default_planes_are_those_of_the_tests() {
+    fn the_default_control_planes_are_those_of_the_test_program() {
         let planes = planes(Extent::Default, "");
         assert_eq!(planes.to_string(), DEFAULT.trim());
         assert_eq!(versions(&planes), ["1.36.4", "1.34.4", "1.28.15"]);
     }
 
     #[test]
-    fn all_planes_are_the_default_ones_and_further_ones() {
+    fn all_control_planes_are_the_default_and_the_additional_ones() {
         let planes = planes(Extent::All, "");
         assert_eq!(
             planes.to_string(),
@@ -151,11 +155,11 @@ mod tests {
             versions(&planes),
             ["1.36.4", "1.35.8", "1.34.4", "1.29.15", "1.28.15"]
         );
-        assert_eq!(planes.strangers(), None);
+        assert_eq!(planes.skew_warning(), None);
     }
 
     #[test]
-    fn chosen_versions_are_one_plane_instead() {
+    fn versions_from_the_environment_are_the_only_control_plane() {
         for text in ["1.33.5,1.34.4", "1.33.5 1.34.4", " v1.33.5, 1.34.4,"] {
             for extent in [Extent::Default, Extent::All] {
                 assert_eq!(planes(extent, text).to_string(), "1.33.5+1.34.4", "{text}");
@@ -166,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_released_version_is_named() {
+    fn a_word_that_is_not_a_released_version_is_named() {
         for wrong in ["1.34", "latest"] {
             let text = format!("1.34.4,{wrong}");
             let why = Planes::of(Extent::Default, &text).expect_err(wrong);
@@ -176,9 +180,12 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_warned_about() {
-        assert_eq!(planes(Extent::Default, "1.34.4,1.36.4").strangers(), None);
-        let warning = planes(Extent::Default, "1.36.4,1.34.4,1.33.5").strangers();
+    fn versions_too_far_apart_cause_a_warning() {
+        assert_eq!(
+            planes(Extent::Default, "1.34.4,1.36.4").skew_warning(),
+            None
+        );
+        let warning = planes(Extent::Default, "1.36.4,1.34.4,1.33.5").skew_warning();
         let warning = warning.expect("a warning");
         assert!(warning.starts_with("1.33.5 and 1.36.4 are"), "{warning}");
     }
@@ -188,7 +195,11 @@ mod tests {
         let planes = planes(Extent::All, "");
         let with: Vec<_> = planes
             .versions()
-            .filter(|version| planes.programs(*version).contains(&NEWEST))
+            .filter(|version| {
+                planes
+                    .programs(*version)
+                    .contains(&PROGRAM_OF_NEWEST_VERSION)
+            })
             .map(|version| version.to_string())
             .collect();
         assert_eq!(with, ["1.36.4"]);

@@ -1,39 +1,40 @@
-//! Environments of Python with packages of others.
+//! Python virtual environments.
 
 use std::path::Path;
 use std::process::Command;
 
-use super::shelf::failed;
+use super::build_cache::failed;
 use crate::debian;
 use crate::step::{self, Failed};
 
-/// Debian has what makes environments in a package of its own.
+/// Debian has the modules for virtual environments in a separate package.
 pub(super) fn ensure_environments() -> Result<(), Failed> {
-    let has_them = || step::works(Command::new("python3").args(["-c", "import ensurepip, venv"]));
-    if has_them() {
+    let has_modules =
+        || step::works(Command::new("python3").args(["-c", "import ensurepip, venv"]));
+    if has_modules() {
         return Ok(());
     }
     debian::install(
         "the modules venv and ensurepip of Python",
         &["python3-venv"],
     )?;
-    if has_them() {
+    if has_modules() {
         return Ok(());
     }
     Err(Failed(
-        "python3 cannot make environments (python3 -m venv)".to_owned(),
+        "python3 cannot create virtual environments (python3 -m venv)".to_owned(),
     ))
 }
 
-/// Which Python this is: environments are of one.
+/// The version and prefix of Python. An environment works with one Python only.
 pub(super) fn version() -> Result<String, Failed> {
-    let told = "import sys; print(sys.version, sys.base_prefix)";
-    let told = Command::new("python3").args(["-c", told]).output();
-    let told = told.map_err(failed("python3"))?;
-    Ok(String::from_utf8_lossy(&told.stdout).into_owned())
+    let script = "import sys; print(sys.version, sys.base_prefix)";
+    let output = Command::new("python3").args(["-c", script]).output();
+    let output = output.map_err(failed("python3"))?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Makes one with the packages of a list, each by its hash.
+/// Creates an environment with the packages of a requirements file, each verified by hash.
 pub(super) fn make(environment: &Path, requirements: &Path) -> Result<(), Failed> {
     step::run(
         Command::new("python3")

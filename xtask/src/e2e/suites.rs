@@ -1,4 +1,4 @@
-//! The suites of the test program that cargo has built, and which of them go first.
+//! The suites of the test program, and the order in which they start.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::step::{self, Failed, cargo};
 
-/// Those that take longest, from the longest: one of them that begins late would
-/// end alone. A wrong order costs time, no more.
+/// The suites that take longest, longest first. One that starts late would run alone at the
+/// end. A wrong order only costs time.
 const LONGEST: [&str; 14] = [
     "playground_new",
     "playground_old",
@@ -27,61 +27,59 @@ const LONGEST: [&str; 14] = [
     "etcd",
 ];
 
-/// Those that wait nearly all of their time, for a minute to pass: they take nothing from
-/// others, and run beside them.
+/// Suites that wait for timers nearly all of their time. They run beside the others.
 const IDLE: [&str; 3] = ["upgrades", "peer_memory", "peer_silence"];
 
-/// The example of the client library that the tests run.
+/// The example of the client library that a test runs.
 const EXAMPLE: &str = "run_a_command";
 
-/// The program of all tests: one, since each would be a link of everything.
+/// The test program. All suites are one program, since each program links everything.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Program(PathBuf);
 
-/// The tests of one of its modules, run in a process of their own.
+/// The tests of one module of it. They run in a process of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Suite {
-    /// As the file of the tests is called.
+    /// The name of the module.
     pub(super) name: String,
     pub(super) program: PathBuf,
-    /// Their whole names.
+    /// The full names of the tests.
     pub(super) tests: Vec<String>,
 }
 
 impl Suite {
-    /// Whether it leaves the processors to others.
+    /// Whether it uses hardly any CPU time.
     pub(super) fn is_idle(&self) -> bool {
         IDLE.contains(&self.name.as_str())
     }
 }
 
 impl Program {
-    /// Builds the bridge and the tests in the folder of this source.
+    /// Builds the bridge and the test program.
     ///
-    /// As parts of the workspace: cargo takes of every dependency what the chosen packages
-    /// need of it together, and would build half of them once more for other packages than
-    /// those of the other tests.
+    /// They are built as part of the workspace: cargo unifies the features of dependencies over
+    /// the chosen packages, and would build half of them again for another choice.
     pub(super) fn build(sources: &Path) -> Result<Self, Failed> {
         let mut build = cargo("test --locked --workspace --features skewbridge-e2e/kubernetes");
         build.args(["--no-run", "--message-format=json-render-diagnostics"]);
-        // A test of the bridge itself: for such a one cargo builds the bridge.
+        // `serve` is an integration test of the bridge, for which cargo builds its binary.
         build.args(["--test", "serve", "--test", "kubernetes"]);
         let ended = match build.stderr(Stdio::inherit()).output() {
             Ok(ended) if ended.status.success() => ended,
             Ok(ended) => return Err(Failed(format!("cargo test --no-run: {}", ended.status))),
             Err(error) => return Err(Failed(format!("cargo did not start: {error}"))),
         };
-        // By `cargo test` an example would become a program of tests.
+        // `cargo test` would build the example as a test program.
         step::run(&mut cargo(&format!(
             "build --locked --workspace --features skewbridge-e2e/kubernetes --example {EXAMPLE}"
         )))?;
         let messages = String::from_utf8_lossy(&ended.stdout);
         let tests = sources.join("tests");
-        let program = messages.lines().find_map(|it| announced(it, &tests));
-        program.ok_or_else(|| Failed("cargo has built no tests of e2e".to_owned()))
+        let program = messages.lines().find_map(|it| test_program(it, &tests));
+        program.ok_or_else(|| Failed("cargo built no test program of e2e".to_owned()))
     }
 
-    /// What is meant by these arguments, in the order in which to begin.
+    /// The suites that match these arguments, in the order in which they start.
     pub(super) fn suites(&self, arguments: &[&str]) -> Result<VecDeque<Suite>, Failed> {
         let mut list = Command::new(&self.0);
         list.args(["--list", "--format=terse"]).args(arguments);
@@ -93,7 +91,7 @@ impl Program {
         let suites = self.by_module(&String::from_utf8_lossy(&list));
         if suites.is_empty() {
             let arguments = arguments.join(" ");
-            return Err(Failed(format!("there is no test for `{arguments}`")));
+            return Err(Failed(format!("no test matches `{arguments}`")));
         }
         Ok(sorted(suites, &LONGEST))
     }
@@ -113,9 +111,9 @@ impl Program {
     }
 }
 
-/// The program of the tests below this folder, if a message of cargo is about it. Other
-/// packages have tests too.
-fn announced(message: &str, tests: &Path) -> Option<Program> {
+/// The test program below this folder, if a message of cargo names it. Other packages have
+/// tests too.
+fn test_program(message: &str, tests: &Path) -> Option<Program> {
     let message: Value = serde_json::from_str(message).ok()?;
     if !Path::new(message["target"]["src_path"].as_str()?).starts_with(tests) {
         return None;
@@ -138,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_of_the_tests_is_told_from_all_else_that_cargo_says() {
+    fn the_test_program_is_recognised_among_the_messages_of_cargo() {
         let rows = [
             (
                 r#"{"reason":"compiler-artifact","target":{"kind":["test"],"name":"kubernetes",
@@ -160,8 +158,8 @@ mod tests {
             ("not JSON", None),
         ];
         for (message, expected) in rows {
-            let announced = announced(message, Path::new("/e2e/tests"));
-            assert_eq!(announced, expected, "{message}");
+            let program = test_program(message, Path::new("/e2e/tests"));
+            assert_eq!(program, expected, "{message}");
         }
     }
 
@@ -184,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_begin() {
+    fn the_longest_suites_start_first() {
         let suites =
             program().by_module("etcd::a: test\nwatched::a: test\nplane::a: test\nreplay::a: test");
         let order = sorted(suites, &["replay", "gone", "plane"]);

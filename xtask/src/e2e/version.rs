@@ -1,10 +1,10 @@
-//! Released versions of Kubernetes. There is another reader of them in
-//! `skewbridge-api`; these commands build in a moment because they need no crate.
+//! Released versions of Kubernetes. `skewbridge-api` parses versions too; xtask does not depend
+//! on it, so that it builds quickly.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A released version: `1.34.4`. Field by field, the greater is the newer.
+/// A released version such as `1.34.4`, ordered by age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Version {
     pub(super) minor: u16,
@@ -14,8 +14,8 @@ pub(super) struct Version {
 impl FromStr for Version {
     type Err = String;
 
-    /// Reads `1.34.4` and `v1.34.4`. Not what vendors add, nor previews: there is
-    /// nothing to build those from.
+    /// Reads `1.34.4` and `v1.34.4`. Vendor suffixes and pre-releases are refused: the module
+    /// registry does not have them.
     fn from_str(text: &str) -> Result<Self, String> {
         let plain = text.strip_prefix('v').unwrap_or(text);
         let numbers = plain.strip_prefix("1.").and_then(|it| it.split_once('.'));
@@ -24,7 +24,7 @@ impl FromStr for Version {
                 let (minor, patch) = (minor.parse().ok()?, patch.parse().ok()?);
                 Some(Self { minor, patch })
             })
-            // Written in no other way: no signs, no leading zeros.
+            // No signs and no leading zeros.
             .filter(|version| version.to_string() == plain)
             .ok_or_else(|| {
                 format!("{text:?} is not a released version of Kubernetes such as 1.34.4")
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_named() {
+    fn a_text_that_is_not_a_released_version_is_refused() {
         for wrong in [
             "",
             "1.34",

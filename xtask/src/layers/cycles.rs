@@ -119,7 +119,11 @@ mod tests {
 
     #[test]
     fn a_graph_without_a_cycle_has_layers() {
-        let edges = graph(&[("server", &["proxy", "tls"]), ("proxy", &["tls"]), ("tls", &[])]);
+        let edges = graph(&[
+            ("server", &["proxy", "tls"]),
+            ("proxy", &["tls"]),
+            ("tls", &[]),
+        ]);
         assert!(find(&edges).is_empty());
         let layers = layers(&edges, &[]);
         assert_eq!(layers, [vec!["server"], vec!["proxy"], vec!["tls"]]);
@@ -138,7 +142,10 @@ mod tests {
         assert_eq!(found.len(), 1);
         let members: Vec<_> = found[0].modules.iter().map(String::as_str).collect();
         assert_eq!(members, ["a", "b", "c"]);
-        let inside: Vec<_> = found[0].edges(&edges).map(|(from, to, _)| (from, to)).collect();
+        let inside: Vec<_> = found[0]
+            .edges(&edges)
+            .map(|(from, to, _)| (from, to))
+            .collect();
         assert_eq!(inside, [("a", "b"), ("b", "c"), ("c", "a")]);
         assert_eq!(
             layers(&edges, &found),
@@ -148,7 +155,12 @@ mod tests {
 
     #[test]
     fn two_cycles_are_told_apart() {
-        let edges = graph(&[("a", &["b"]), ("b", &["a"]), ("c", &["d", "a"]), ("d", &["c"])]);
+        let edges = graph(&[
+            ("a", &["b"]),
+            ("b", &["a"]),
+            ("c", &["d", "a"]),
+            ("d", &["c"]),
+        ]);
         assert_eq!(find(&edges).len(), 2);
     }
 }

@@ -258,7 +258,11 @@ impl Found {
                 continue;
             };
             if *top != to {
-                edges.entry(top.clone()).or_default().entry(to).or_insert(place);
+                edges
+                    .entry(top.clone())
+                    .or_default()
+                    .entry(to)
+                    .or_insert(place);
             }
         }
         edges
@@ -348,10 +352,19 @@ mod tests {
 
     #[test]
     fn paths_from_the_root_are_edges() {
-        let root = ("lib.rs", "mod a; mod b; mod c; mod d; pub use d::{Thing as Other, More};");
-        let a = ("a.rs", "use crate::{b::B, c}; fn f() { macro!(crate::d::x) }");
+        let root = (
+            "lib.rs",
+            "mod a; mod b; mod c; mod d; pub use d::{Thing as Other, More};",
+        );
+        let a = (
+            "a.rs",
+            "use crate::{b::B, c}; fn f() { macro!(crate::d::x) }",
+        );
         let b = ("b/mod.rs", "use super::c::C; mod inner;");
-        let inner = ("b/inner.rs", "use super::local; use super::super::d::D; use crate::b::B;");
+        let inner = (
+            "b/inner.rs",
+            "use super::local; use super::super::d::D; use crate::b::B;",
+        );
         let c = ("c.rs", "use crate::More;");
         let d = ("d.rs", "//! crate::a\nconst A: &str = \"crate::a\";");
         assert_eq!(
@@ -370,8 +383,14 @@ mod tests {
     #[test]
     fn tests_are_left_out() {
         let root = ("lib.rs", "mod a; mod b;");
-        let a = ("a.rs", "#[cfg(test)] mod tests; #[cfg(test)] mod inline { use crate::b; } #[cfg(test)] use crate::b::X; fn f() {}");
-        let tests = ("a/tests.rs", "use crate::b::B; mod more { use crate::b::C; }");
+        let a = (
+            "a.rs",
+            "#[cfg(test)] mod tests; #[cfg(test)] mod inline { use crate::b; } #[cfg(test)] use crate::b::X; fn f() {}",
+        );
+        let tests = (
+            "a/tests.rs",
+            "use crate::b::B; mod more { use crate::b::C; }",
+        );
         let b = ("b.rs", "");
         assert_eq!(edges_of(&[root, a, tests, b]), []);
     }
@@ -379,7 +398,10 @@ mod tests {
     #[test]
     fn a_block_is_a_module_on_the_way_up() {
         let root = ("lib.rs", "mod a; mod b;");
-        let a = ("a.rs", "mod inner { use super::f; use super::super::b::B; }");
+        let a = (
+            "a.rs",
+            "mod inner { use super::f; use super::super::b::B; }",
+        );
         assert_eq!(edges_of(&[root, a, ("b.rs", "")]), [pair("a", "b")]);
     }
 }

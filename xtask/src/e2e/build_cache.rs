@@ -1,4 +1,4 @@
-//! Where built programs lie.
+//! The cache of built programs.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
@@ -10,16 +10,16 @@ use super::python;
 use super::version::Version;
 use crate::step::{self, Failed};
 
-/// Built programs: kept outside the checkout, named after what they were built
-/// from, and linked into it under their plain names.
-pub(super) struct Shelf {
+/// Built programs. They are kept outside the checkout under a digest of their inputs, and
+/// linked into it under their plain names.
+pub(super) struct BuildCache {
     sources: PathBuf,
     cache: PathBuf,
     links: PathBuf,
     compiler: String,
 }
 
-impl Shelf {
+impl BuildCache {
     pub(super) fn open() -> Result<Self, Failed> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let root = root.canonicalize().map_err(failed("the checkout"))?;
@@ -41,23 +41,22 @@ impl Shelf {
         })
     }
 
-    /// Where the tests are, with the source of the programs.
+    /// The directory `e2e`, with the tests and the source of the programs.
     pub(super) fn sources(&self) -> &Path {
         &self.sources
     }
 
-    /// Where all programs are under their plain names.
+    /// The directory with links to all programs under their plain names.
     pub(super) fn links(&self) -> &Path {
         &self.links
     }
 
-    /// Where cargo puts the bridge.
+    /// The bridge as cargo builds it.
     pub(super) fn bridge(&self) -> PathBuf {
         self.links.join("../debug/skewbridge")
     }
 
-    /// Builds the program of a folder under `e2e/` that has modules of its own, once its
-    /// own tests have passed.
+    /// Runs the tests of a Go program under `e2e/`, then builds it.
     pub(super) fn program(&self, name: &str) -> Result<(), Failed> {
         let directory = self.sources.join(name);
         let mut inputs = vec![directory.join("go.mod"), directory.join("go.sum")];
@@ -65,7 +64,7 @@ impl Shelf {
         let has_tests = inputs.iter().any(|it| is_test(it));
         let arguments = ["-ldflags=-s -w", "."];
         let key = self.key(&arguments, &inputs)?;
-        self.kept(name, key, |unfinished| {
+        self.entry(name, key, |unfinished| {
             if has_tests {
                 step::run(go("test .").current_dir(&directory))?;
             }
@@ -73,22 +72,24 @@ impl Shelf {
         })
     }
 
-    /// Builds a package of others, with the modules of a folder under `e2e/`.
+    /// Builds a third-party Go package, with the `go.mod` of a folder under `e2e/`.
     pub(super) fn tool(&self, name: &str, package: &str) -> Result<(), Failed> {
         let directory = self.sources.join(name);
         let inputs = ["go.mod", "go.sum"].map(|file| directory.join(file));
         self.build(name, &directory, &inputs, &["-ldflags=-s -w", package])
     }
 
-    /// Makes an environment of Python with what `e2e/python` wants.
+    /// Makes a Python environment with the packages of `e2e/python`.
     pub(super) fn python(&self) -> Result<(), Failed> {
         let name = "python";
-        let wanted = self.sources.join("python/requirements.txt");
+        let requirements = self.sources.join("python/requirements.txt");
         let key = self.key(
             &[python::version()?.as_str()],
-            std::slice::from_ref(&wanted),
+            std::slice::from_ref(&requirements),
         )?;
-        self.kept(name, key, |unfinished| python::make(unfinished, &wanted))
+        self.entry(name, key, |unfinished| {
+            python::make(unfinished, &requirements)
+        })
     }
 
     /// Builds programs of a version of Kubernetes: folders under
@@ -118,7 +119,7 @@ impl Shelf {
         Ok(())
     }
 
-    /// Where the modules of a version are, seen from `e2e/kubernetes`.
+    /// The `go.mod` of a version, relative to `e2e/kubernetes`.
     pub(super) fn modules(&self, version: Version) -> Result<PathBuf, Failed> {
         let sources = self.sources.join("kubernetes");
         let committed = PathBuf::from(format!("versions/{version}.mod"));
@@ -127,12 +128,12 @@ impl Shelf {
         }
         let directory = self.cache.join("modules");
         fs::create_dir_all(&directory).map_err(failed("a cache directory"))?;
-        // Which modules are needed depends on what all the programs import.
+        // The requirements depend on the imports of all programs.
         let key = self.key(&[], &go_files(&sources)?)?;
         modules::generated(version, &sources, &directory, key)
     }
 
-    /// Builds a program unless that has been done from the same inputs.
+    /// Builds a program unless the cache has one of the same inputs.
     fn build(
         &self,
         name: &str,
@@ -141,35 +142,34 @@ impl Shelf {
         arguments: &[&str],
     ) -> Result<(), Failed> {
         let key = self.key(arguments, inputs)?;
-        self.kept(name, key, |unfinished| {
+        self.entry(name, key, |unfinished| {
             build(unfinished, directory, arguments)
         })
     }
 
-    /// Makes something unless it is there under this key, and links it into the checkout.
-    fn kept(
+    /// Makes an entry unless the cache has it under this key, and links it into the checkout.
+    fn entry(
         &self,
         name: &str,
         key: u64,
         make: impl FnOnce(&Path) -> Result<(), Failed>,
     ) -> Result<(), Failed> {
-        let kept = self.cache.join(format!("{name}-{key:016x}"));
-        if kept.exists() {
-            println!("{name}: built before");
+        let entry = self.cache.join(format!("{name}-{key:016x}"));
+        if entry.exists() {
+            println!("{name}: cached");
         } else {
-            // Under another name until it is whole; others may be at it too.
+            // Built under a temporary name and renamed: another process may build it too.
             let unfinished = format!("{name}.unfinished-{}", process::id());
             let unfinished = self.cache.join(unfinished);
             make(&unfinished)?;
-            fs::rename(&unfinished, &kept).map_err(failed(name))?;
+            fs::rename(&unfinished, &entry).map_err(failed(name))?;
         }
         let link = self.links.join(name);
         let _ = fs::remove_file(&link);
-        std::os::unix::fs::symlink(&kept, &link).map_err(failed(name))
+        std::os::unix::fs::symlink(&entry, &link).map_err(failed(name))
     }
 
-    /// Tells apart what is made by other compilers, in other ways, from other
-    /// files.
+    /// A digest of the compiler, the arguments and the contents of the input files.
     fn key(&self, arguments: &[&str], inputs: &[PathBuf]) -> Result<u64, Failed> {
         let mut key = DefaultHasher::new();
         (&self.compiler, arguments).hash(&mut key);
@@ -190,14 +190,14 @@ fn build(program: &Path, directory: &Path, arguments: &[&str]) -> Result<(), Fai
     )
 }
 
-/// Whether a file of Go is one of tests.
+/// Whether a Go file holds tests.
 fn is_test(file: &Path) -> bool {
     let stem = file.file_stem().unwrap_or_default();
     stem.to_string_lossy().ends_with("_test")
 }
 
-/// What a released program says of itself. With the minor version too, or
-/// servers go on with APIs that this release no longer has.
+/// Linker flags for the version that a program reports. Without the minor version, servers
+/// would serve APIs that this release has removed.
 fn stamp(version: Version) -> String {
     let set =
         |name: &str, value: String| format!("-X k8s.io/component-base/version.{name}={value}");
@@ -209,7 +209,7 @@ fn stamp(version: Version) -> String {
     .join(" ")
 }
 
-/// The go command, the same whatever the user has set.
+/// The go command, independent of the user's settings.
 pub(super) fn go(words: &str) -> Command {
     let mut command = Command::new("go");
     command
@@ -225,7 +225,7 @@ pub(super) fn failed(what: &str) -> impl Fn(io::Error) -> Failed + use<> {
     move |error| Failed(format!("{what}: {error}"))
 }
 
-/// All Go source in a folder and below, in an order that stays.
+/// All Go source files below a directory, sorted.
 fn go_files(directory: &Path) -> Result<Vec<PathBuf>, Failed> {
     let failed = failed(&directory.display().to_string());
     let mut files = Vec::new();
