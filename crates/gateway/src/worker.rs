@@ -2,9 +2,12 @@
 //! connections to upstream and shares nothing with the others that would have
 //! to be locked; a request never changes threads.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -107,10 +110,12 @@ async fn run(bridge: Arc<Bridge>, mut arrivals: mpsc::UnboundedReceiver<(Arrival
                 let bridge = bridge.clone();
                 let pools = pools.clone();
                 let open = Open::new(bridge.metrics.client_connections());
-                tokio::spawn(async move {
+                let eviction = arrival.slot.eviction();
+                let task = tokio::spawn(async move {
                     connection(arrival, bridge, pools, bounds).await;
                     drop((running, open));
                 });
+                eviction.by(task.abort_handle());
             }
             _ = tidy.tick() => {
                 let cluster = bridge.interop.as_ref().map(|it| it.cluster.load());
@@ -138,8 +143,8 @@ impl Drop for Open {
     }
 }
 
-/// One connection from its first byte to its last. Dropping what serves it closes it, so an
-/// eviction needs no more.
+/// One connection from its first byte to its last. An eviction aborts its task: dropping
+/// what serves it closes it.
 async fn connection(arrival: Arrival, bridge: Arc<Bridge>, pools: Arc<Pools>, bounds: Bounds) {
     let Arrival { tcp, peer, slot } = arrival;
     let Ok(tcp) = TcpStream::from_std(tcp) else {
@@ -148,21 +153,32 @@ async fn connection(arrival: Arrival, bridge: Arc<Bridge>, pools: Arc<Pools>, bo
     let client = Arc::new(ClientConnection::new(peer).with_slot(slot.promotion()));
     // kube-apiserver waits for the first request head of a connection as for any other.
     let first_request = bridge.limits.handshake_timeout + bridge.limits.read_header_timeout;
-    tokio::select! {
-        biased;
-        () = slot.evicted() => {}
-        () = serve(tcp, client.clone(), bridge, pools, bounds) => {}
-        () = no_request(&client, first_request) => slot.evict(EvictionReason::NoRequest),
+    let mut timer = Some(Box::pin(sleep(first_request)));
+    let mut serving = pin!(serve(tcp, client.clone(), bridge, pools, bounds));
+    let ended = poll_fn(|cx| {
+        if serving.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Ended::Served);
+        }
+        // This runs for each message of a stream: the timer goes with the first request.
+        let Some(waiting) = &mut timer else {
+            return Poll::Pending;
+        };
+        if client.is_authenticated() || client.has_requested() {
+            timer = None;
+            return Poll::Pending;
+        }
+        waiting.as_mut().poll(cx).map(|()| Ended::NoRequest)
+    });
+    if let Ended::NoRequest = ended.await {
+        slot.evict(EvictionReason::NoRequest);
     }
 }
 
-/// Returns when this time has passed and the client has neither authenticated nor sent a
-/// request.
-async fn no_request(client: &ClientConnection, time: Duration) {
-    sleep(time).await;
-    if client.is_authenticated() || client.has_requested() {
-        std::future::pending::<()>().await;
-    }
+/// How a connection ended.
+enum Ended {
+    Served,
+    /// The client has neither authenticated nor sent a request in time.
+    NoRequest,
 }
 
 async fn serve(

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 
 use crate::config::Limits;
 use crate::connection_metrics::ConnectionMetrics;
@@ -30,7 +31,8 @@ pub(crate) struct ConnectionSlots {
 #[derive(Debug)]
 struct Shared {
     table: SlotTable,
-    evictions: HashMap<ConnectionId, Arc<Notify>>,
+    /// The task of each connection that has a slot; none until it has started.
+    tasks: HashMap<ConnectionId, Option<AbortHandle>>,
 }
 
 impl ConnectionSlots {
@@ -39,7 +41,7 @@ impl ConnectionSlots {
         Arc::new(Self {
             shared: Mutex::new(Shared {
                 table: SlotTable::new(Policy::of(limits)),
-                evictions: HashMap::new(),
+                tasks: HashMap::new(),
             }),
             closed: Notify::new(),
             metrics,
@@ -71,18 +73,16 @@ impl ConnectionSlots {
             return None;
         };
         if let Some((victim, reason)) = evicted {
-            if let Some(eviction) = shared.evictions.remove(&victim) {
-                eviction.notify_one();
+            if let Some(Some(task)) = shared.tasks.remove(&victim) {
+                task.abort();
             }
             self.metrics.evicted(reason);
         }
-        let evicted = Arc::new(Notify::new());
-        shared.evictions.insert(id, evicted.clone());
+        shared.tasks.insert(id, None);
         self.metrics.slots(shared.table.counts());
         Some(Slot {
             slots: self.clone(),
             id,
-            evicted,
         })
     }
 
@@ -102,13 +102,15 @@ impl ConnectionSlots {
 pub(crate) struct Slot {
     slots: Arc<ConnectionSlots>,
     id: ConnectionId,
-    evicted: Arc<Notify>,
 }
 
 impl Slot {
-    /// Waits until the connection has lost its slot. One task waits for it.
-    pub(crate) async fn evicted(&self) {
-        self.evicted.notified().await;
+    /// Ends the connection's task when it loses its slot.
+    pub(crate) fn eviction(&self) -> Eviction {
+        Eviction {
+            slots: self.slots.clone(),
+            id: self.id,
+        }
     }
 
     /// Raises the class of the connection.
@@ -128,10 +130,28 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         self.slots.change(|shared| {
-            shared.evictions.remove(&self.id);
+            shared.tasks.remove(&self.id);
             shared.table.release(self.id);
         });
         self.slots.closed.notify_one();
+    }
+}
+
+/// The end of a connection that loses its slot. To abort its task costs the connection
+/// nothing until then.
+#[derive(Debug)]
+pub(crate) struct Eviction {
+    slots: Arc<ConnectionSlots>,
+    id: ConnectionId,
+}
+
+impl Eviction {
+    /// This task serves the connection. It is aborted at once if the slot is lost already.
+    pub(crate) fn by(self, task: AbortHandle) {
+        match self.slots.lock().tasks.get_mut(&self.id) {
+            Some(place) => *place = Some(task),
+            None => task.abort(),
+        }
     }
 }
 
