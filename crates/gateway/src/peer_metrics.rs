@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
@@ -16,7 +16,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use skewbridge_api::request_info::RequestInfo;
 use skewbridge_peers::registry::RegistryStatus;
-use skewbridge_peers::{Peer, Peers, reachability};
+use skewbridge_peers::{Identity, Peer, Peers, reachability};
 
 use crate::upstream::SendError;
 
@@ -34,8 +34,51 @@ pub(crate) struct PeerMetrics {
     registry_up: Gauge,
     taking_part: Gauge,
     without_bridge: Gauge,
+    series: Mutex<Series>,
+}
+
+/// Which series there are of peers.
+#[derive(Debug, Default)]
+struct Series {
     /// Peers that have series, with the codes of their answers.
-    series: Mutex<HashMap<PeerLabels, BTreeSet<u16>>>,
+    peers: HashMap<PeerLabels, BTreeSet<u16>>,
+    /// The series of the last rerouted requests, oldest first: to find one by its labels
+    /// takes seven strings.
+    recent: Vec<Recent>,
+}
+
+/// More than a control plane reroutes at a time: some resources, some codes.
+const MAX_RECENT: usize = 32;
+
+/// The series of rerouted requests of one kind.
+#[derive(Debug)]
+struct Recent {
+    identity: Identity,
+    host: Option<String>,
+    group: String,
+    version: String,
+    resource: String,
+    code: u16,
+    counted: [Counter; 2],
+    duration: Histogram,
+}
+
+impl Recent {
+    fn is(&self, peer: &Peer, request: &RequestInfo<'_>, code: u16) -> bool {
+        self.code == code
+            && self.resource == request.resource
+            && self.group == request.group
+            && self.version == request.version
+            && self.identity == peer.identity
+            && self.host == peer.host
+    }
+}
+
+impl Series {
+    /// A peer has series, so that they can end with the peer.
+    fn note(&mut self, labels: PeerLabels, code: Option<u16>) {
+        self.peers.entry(labels).or_default().extend(code);
+    }
 }
 
 /// The values of `result` in [`PollLabels`].
@@ -64,7 +107,7 @@ struct TypeLabels {
     r#type: &'static str,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PeerLabels {
     peer: String,
     host: String,
@@ -281,52 +324,90 @@ impl PeerMetrics {
         status: StatusCode,
         took: Duration,
     ) {
-        self.duration
-            .get_or_create(&PeerLabels::of(peer))
-            .observe(took.as_secs_f64());
-        self.count_rerouted(Some(peer), request, status.as_u16());
+        let mut series = self.lock();
+        let code = status.as_u16();
+        let counted = match series
+            .recent
+            .iter()
+            .position(|it| it.is(peer, request, code))
+        {
+            Some(known) => &series.recent[known],
+            None => {
+                let counted = self.rerouted_series(&mut series, Some(peer), request, code);
+                if series.recent.len() == MAX_RECENT {
+                    series.recent.remove(0);
+                }
+                let duration = self.duration.get_or_create(&PeerLabels::of(peer));
+                series.recent.push(Recent {
+                    identity: peer.identity.clone(),
+                    host: peer.host.clone(),
+                    group: request.group.to_owned(),
+                    version: request.version.to_owned(),
+                    resource: request.resource.to_owned(),
+                    code,
+                    counted,
+                    duration: duration.clone(),
+                });
+                &series.recent[series.recent.len() - 1]
+            }
+        };
+        for counter in &counted.counted {
+            counter.inc();
+        }
+        counted.duration.observe(took.as_secs_f64());
     }
 
     /// No peer answered a request; the client got this code from the bridge. `peer`
     /// is the one that was tried last, if any had an address.
     pub(crate) fn not_rerouted(&self, peer: Option<&Peer>, request: &RequestInfo<'_>, code: u16) {
-        self.count_rerouted(peer, request, code);
+        let mut series = self.lock();
+        for counter in self.rerouted_series(&mut series, peer, request, code) {
+            counter.inc();
+        }
     }
 
-    fn count_rerouted(&self, peer: Option<&Peer>, request: &RequestInfo<'_>, code: u16) {
+    /// The counters of a rerouted request: by resource, and by peer.
+    fn rerouted_series(
+        &self,
+        series: &mut Series,
+        peer: Option<&Peer>,
+        request: &RequestInfo<'_>,
+        code: u16,
+    ) -> [Counter; 2] {
         let labels = ReroutedLabels {
             code,
             group: request.group.to_owned(),
             version: request.version.to_owned(),
             resource: request.resource.to_owned(),
         };
-        self.rerouted.get_or_create(&labels).inc();
+        let by_resource = self.rerouted.get_or_create(&labels).clone();
+        let PeerLabels { peer, host } = peer.map(PeerLabels::of).unwrap_or_default();
         let labels = PeerCodeLabels {
-            peer: peer.map(|it| it.identity.to_string()).unwrap_or_default(),
-            host: (peer.and_then(|it| it.name().host()))
-                .unwrap_or_default()
-                .to_owned(),
+            peer: peer.clone(),
+            host: host.clone(),
             code,
         };
-        self.rerouted_to.get_or_create(&labels).inc();
-        if let Some(peer) = peer {
-            self.note_series(PeerLabels::of(peer), Some(code));
+        let by_peer = self.rerouted_to.get_or_create(&labels).clone();
+        if !peer.is_empty() {
+            series.note(PeerLabels { peer, host }, Some(code));
         }
+        [by_resource, by_peer]
     }
 
-    /// Notes after a count that a peer has series, so that they can end with the peer.
-    fn note_series(&self, labels: PeerLabels, code: Option<u16>) {
-        let mut series = self.series.lock().unwrap_or_else(PoisonError::into_inner);
-        series.entry(labels).or_default().extend(code);
+    fn lock(&self) -> MutexGuard<'_, Series> {
+        self.series.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes the series of all other peers.
     fn end_series_except(&self, present: &HashSet<PeerLabels>) {
-        let mut series = self.series.lock().unwrap_or_else(PoisonError::into_inner);
-        series.retain(|labels, codes| {
+        let mut series = self.lock();
+        let Series { peers, recent } = &mut *series;
+        peers.retain(|labels, codes| {
             if present.contains(labels) {
                 return true;
             }
+            // Counted once more, it would be a series that nobody reads.
+            recent.clear();
             self.duration.remove(labels);
             let PeerLabels { peer, host } = labels;
             for result in [POLL_OK, POLL_FAILED] {
@@ -349,7 +430,7 @@ impl PeerMetrics {
         let result = if succeeded { POLL_OK } else { POLL_FAILED };
         let labels = PollLabels { peer, host, result };
         self.polls.get_or_create(&labels).inc();
-        self.note_series(series, None);
+        self.lock().note(series, None);
     }
 
     pub(crate) fn error(&self, cause: PeerError, request: &RequestInfo<'_>) {
