@@ -45,25 +45,29 @@ pub(crate) fn request_bytes(method: &Method, uri: &Uri, headers: &HeaderMap) -> 
         + field_bytes(":path", path)
 }
 
-/// Refuses a request that its receiver would not accept, with all that the bridge has
-/// added to it.
+/// The size of a request with all that the bridge has added to it. Refuses one that its
+/// receiver would not accept.
 pub(crate) fn check_outgoing(
     method: &Method,
     uri: &Uri,
     headers: &HeaderMap,
-) -> Result<(), Status> {
-    if request_bytes(method, uri, headers) > MAX_HEADER_LIST_BYTES {
+) -> Result<usize, Status> {
+    let bytes = request_bytes(method, uri, headers);
+    if bytes > MAX_HEADER_LIST_BYTES {
         return Err(Status::header_fields_too_large(format!(
             "the request's headers with those that the gateway adds are larger than \
              {MAX_HEADER_LIST_BYTES} bytes"
         )));
     }
-    Ok(())
+    Ok(bytes)
 }
 
 /// Whether a request may share an HTTP/2 connection with those of other users.
-pub(crate) fn may_share(head: &Parts) -> bool {
-    request_bytes(&head.method, &head.uri, &head.headers) <= MAX_SHARED_HEADER_LIST_BYTES
+/// `checked_bytes` is the result of [`check_outgoing`], for requests of clients.
+pub(crate) fn may_share(head: &Parts, checked_bytes: Option<usize>) -> bool {
+    let bytes =
+        checked_bytes.unwrap_or_else(|| request_bytes(&head.method, &head.uri, &head.headers));
+    bytes <= MAX_SHARED_HEADER_LIST_BYTES
 }
 
 /// How much a client's decoded headers may exceed what it sends. HPACK turns a token that

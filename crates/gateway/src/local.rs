@@ -36,8 +36,9 @@ pub(crate) async fn forward(
 ) -> Result<Reply, Unanswered> {
     let introduced = envoy.introduce_here(request.headers_mut());
     introduced.map_err(Unanswered::perhaps_done)?;
-    header_bounds::check_outgoing(request.method(), request.uri(), request.headers())
+    let bytes = header_bounds::check_outgoing(request.method(), request.uri(), request.headers())
         .map_err(Unanswered::perhaps_done)?;
+    request.body_mut().set_header_bytes(bytes);
     let outcome = match send(envoy, pool, request).await {
         Ok(Reply::Response(response)) if is_doubtful(envoy, &response) => {
             let unmasked = Box::pin(envoy.unmask(response)).await;

@@ -268,8 +268,9 @@ async fn send(
     let version = peer.served.as_ref().and_then(|it| it.version.as_ref());
     let introduced = envoy.introduce_there(request.headers_mut(), version);
     introduced.map_err(Failed::Status)?;
-    header_bounds::check_outgoing(request.method(), request.uri(), request.headers())
+    let bytes = header_bounds::check_outgoing(request.method(), request.uri(), request.headers())
         .map_err(Failed::Status)?;
+    request.body_mut().set_header_bytes(bytes);
     let Some(pool) = envoy.pools.to(peer, &bridge.live, &bridge.metrics) else {
         // Certificates went away between two looks at them.
         let message = format!("{FAILED}: there are no certificates for peers");

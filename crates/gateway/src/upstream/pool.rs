@@ -122,12 +122,13 @@ impl Pool {
         // fails: taken out, and put back.
         let empty = Request::new(request.body().empty());
         let (mut head, mut body) = std::mem::replace(request, empty).into_parts();
-        let channel = if prefer == Prefer::Upgrade || header_bounds::may_share(&head) {
-            self.channel(prefer).await
-        } else {
-            // Boxed: it happens seldom, and each watch would have room for it.
-            Box::pin(self.exclusive_channel(body.repeat())).await
-        };
+        let channel =
+            if prefer == Prefer::Upgrade || header_bounds::may_share(&head, body.header_bytes()) {
+                self.channel(prefer).await
+            } else {
+                // Boxed: it happens seldom, and each watch would have room for it.
+                Box::pin(self.exclusive_channel(body.repeat())).await
+            };
         let error = match channel {
             Err(error) => error.into(),
             Ok(Channel::H1(connection)) => {

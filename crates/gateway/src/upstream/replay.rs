@@ -49,6 +49,7 @@ pub struct Replay {
     reservation: Option<Reservation>,
     duplex: bool,
     anonymous: bool,
+    header_bytes: Option<usize>,
 }
 
 impl Replay {
@@ -65,6 +66,7 @@ impl Replay {
             reservation: None,
             duplex: false,
             anonymous: false,
+            header_bytes: None,
         }
     }
 
@@ -84,6 +86,16 @@ impl Replay {
     pub(crate) fn anonymous(mut self, anonymous: bool) -> Self {
         self.anonymous = anonymous;
         self
+    }
+
+    /// The size of the request's headers, so that they are counted once.
+    pub(crate) fn set_header_bytes(&mut self, bytes: usize) {
+        self.header_bytes = Some(bytes);
+    }
+
+    /// That size, where it is known.
+    pub(crate) fn header_bytes(&self) -> Option<usize> {
+        self.header_bytes
     }
 
     /// Whether the caller has no identity, or one that upstream does not accept.
