@@ -1,6 +1,8 @@
 //! What a request takes along on its way: who asks, for what, until when.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::{Poll, ready};
 use std::time::{Duration, Instant};
 
 use http::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS};
@@ -10,7 +12,7 @@ use skewbridge_api::identity::User;
 use skewbridge_api::request_info::{DecodedPath, Kind, RequestInfo, Verb};
 use skewbridge_api::status::Status;
 use skewbridge_api::version::Version;
-use tokio::time::timeout;
+use tokio::time::{self, sleep};
 
 use crate::body::ResponseBody;
 use crate::caller::{Caller, Trust};
@@ -33,6 +35,13 @@ const UNKNOWN_PATH: &[u8] = b"the server could not find the requested resource";
 
 /// Longer than any such Status.
 const MAX_STATUS: usize = 16 * 1024;
+
+/// How long a peer may take to answer a read before it is asked whether it still answers
+/// at all: longer than nearly all reads take.
+pub(crate) const LIVENESS_CHECK_DELAY: Duration = Duration::from_secs(2);
+
+/// How often the result of that check is read.
+const LIVENESS_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Whom to answer for, and with what.
 pub(crate) struct Envoy<'a> {
@@ -249,6 +258,9 @@ impl Deadline {
         }
     }
 
+    /// Ends a request that is not answered in time. One timer also has a slow request look
+    /// after [`LIVENESS_CHECK_DELAY`] whether its peer still answers: a second timer for each
+    /// rerouted request would cost more than the check.
     pub(crate) async fn enforce<T>(
         self,
         sent: impl Future<Output = Result<T, Unanswered>>,
@@ -256,11 +268,26 @@ impl Deadline {
         let Self::After(limit) = self else {
             return sent.await;
         };
-        timeout(limit, sent).await.unwrap_or_else(|_| {
-            Err(Unanswered::perhaps_done(Status::timeout(format!(
-                "the kube-apiserver that serves this did not answer within {} s",
-                limit.as_secs()
-            ))))
+        let deadline = time::Instant::now() + limit;
+        let mut timer = pin!(sleep(limit.min(LIVENESS_CHECK_DELAY)));
+        let mut sent = pin!(sent);
+        poll_fn(|cx| {
+            loop {
+                if let Poll::Ready(answered) = sent.as_mut().poll(cx) {
+                    return Poll::Ready(answered);
+                }
+                ready!(timer.as_mut().poll(cx));
+                let now = time::Instant::now();
+                if now >= deadline {
+                    return Poll::Ready(Err(Unanswered::perhaps_done(Status::timeout(format!(
+                        "the kube-apiserver that serves this did not answer within {} s",
+                        limit.as_secs()
+                    )))));
+                }
+                let next = deadline.min(now + LIVENESS_CHECK_INTERVAL);
+                timer.as_mut().reset(next);
+            }
         })
+        .await
     }
 }

@@ -1,19 +1,21 @@
 //! To a peer that serves what the local server does not: the best one first,
 //! and the next one for as long as it is certain that nothing has been done.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::task::Poll;
+use std::time::Instant;
 
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use skewbridge_api::status::Status;
 use skewbridge_peers::{Peer, order};
-use tokio::time::timeout;
 
 use crate::body::ResponseBody;
 use crate::caller::Caller;
 use crate::cluster::Hint;
-use crate::envoy::{Envoy, Unanswered, is_not_processed};
+use crate::envoy::{Envoy, LIVENESS_CHECK_DELAY, Unanswered, is_not_processed};
 use crate::header_bounds;
 use crate::peer_metrics::PeerError;
 use crate::record::{CLIENT_LEFT, Record};
@@ -25,13 +27,6 @@ const HOP: HeaderName = HeaderName::from_static("x-kubernetes-peer-proxied");
 
 /// KEP-4020, Aggregation Layer, 5.
 const FAILED: &str = "Error while proxying request to destination apiserver";
-
-/// How long a peer may take to answer a read before it is asked whether it still answers
-/// at all: longer than nearly all reads take.
-const LIVENESS_CHECK_DELAY: Duration = Duration::from_secs(2);
-
-/// How often the result of that check is read.
-const LIVENESS_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How much of the answer to a read is held back until it is whole: most objects
 /// and most pages of lists.
@@ -113,9 +108,8 @@ async fn try_each(
             "{FAILED}: peering is switched off: {conflict}"
         )));
     }
-    let names: Vec<_> = serving.iter().map(|peer| peer.name().to_string()).collect();
-    let order = order(serving, envoy.bridge.chance(), Instant::now());
-    if order.is_empty() {
+    if serving.iter().all(|peer| peer.address.is_none()) {
+        let names: Vec<_> = serving.iter().map(|peer| peer.name().to_string()).collect();
         envoy.count_error(PeerError::NoAddress);
         let interop = envoy.bridge.interop.as_ref();
         let why = match interop.and_then(|it| it.registry_problem()) {
@@ -130,11 +124,15 @@ async fn try_each(
             names.len()
         )));
     }
-    let silent = order.iter().find(|peer| !peer.standing.is_reachable());
-    let silent = silent.cloned();
-    let order: Vec<_> = (order.into_iter())
-        .filter(|peer| peer.standing.is_reachable())
-        .collect();
+    let mut order = order(serving, envoy.bridge.chance(), attempt.began);
+    let mut silent = None;
+    order.retain(|peer| {
+        let reachable = peer.standing.is_reachable();
+        if !reachable && silent.is_none() {
+            silent = Some(peer.clone());
+        }
+        reachable
+    });
     if let (Some(silent), true) = (silent, order.is_empty()) {
         envoy.count_error(PeerError::Connect);
         let message = format!(
@@ -295,7 +293,7 @@ async fn send(
     let again = copy(envoy, request);
     let sending = pool.send_unless(request, prefer, declines);
     let mut outcome = match again {
-        Some(_) => unless_silent(envoy, peer, sending).await,
+        Some(_) => unless_silent(envoy, peer, began, sending).await,
         None => Some(sending.await),
     }
     .unwrap_or_else(|| {
@@ -363,24 +361,31 @@ async fn send(
 
 /// Waits for the answer to a read that may be asked for elsewhere. A peer that has not
 /// answered after [`LIVENESS_CHECK_DELAY`] is asked what it serves; if it does not answer that
-/// either, `None`: its bridge lives, and the server behind it does not.
+/// either, `None`: its bridge lives, and the server behind it does not. The request's deadline
+/// has this polled from time to time.
 async fn unless_silent<T>(
     envoy: &Envoy<'_>,
     peer: &Peer,
+    began: Instant,
     answer: impl Future<Output = T>,
 ) -> Option<T> {
-    let mut answer = std::pin::pin!(answer);
-    if let Ok(answer) = timeout(LIVENESS_CHECK_DELAY, answer.as_mut()).await {
-        return Some(answer);
-    }
-    doubt(envoy, peer);
-    loop {
-        match timeout(LIVENESS_CHECK_INTERVAL, answer.as_mut()).await {
-            Ok(answer) => return Some(answer),
-            Err(_) if !peer.standing.is_reachable() => return None,
-            Err(_) => {}
+    let mut answer = pin!(answer);
+    let mut asked = false;
+    poll_fn(|cx| {
+        if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
+            return Poll::Ready(Some(answer));
         }
-    }
+        if asked {
+            if !peer.standing.is_reachable() {
+                return Poll::Ready(None);
+            }
+        } else if began.elapsed() >= LIVENESS_CHECK_DELAY {
+            doubt(envoy, peer);
+            asked = true;
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 /// Has a peer asked again what it serves.
