@@ -149,8 +149,9 @@ struct Limited {
 
 impl ClientLimits {
     /// A listener whose clients are trusted: nothing is counted.
-    pub(crate) fn trusted() -> Self {
-        Self(None)
+    pub(crate) fn trusted() -> &'static Self {
+        static TRUSTED: ClientLimits = ClientLimits(None);
+        &TRUSTED
     }
 
     /// A connection of the main port.
@@ -277,8 +278,8 @@ pub(crate) struct Sample {
 /// Watches one stream that waits. It costs nothing until something has to wait, and a
 /// stream that waits for less than [`SAMPLE_INTERVAL`] is not counted.
 #[derive(Debug)]
-pub(crate) struct StallGuard {
-    limits: ClientLimits,
+pub(crate) struct StallGuard<'a> {
+    limits: &'a ClientLimits,
     timeout: Option<Duration>,
     waiting: Option<Waiting>,
 }
@@ -291,11 +292,11 @@ struct Waiting {
     entry: Option<Entry>,
 }
 
-impl StallGuard {
+impl<'a> StallGuard<'a> {
     /// The client may make no progress for this long.
-    pub(crate) fn new(limits: &ClientLimits, timeout: Option<Duration>) -> Self {
+    pub(crate) fn new(limits: &'a ClientLimits, timeout: Option<Duration>) -> Self {
         Self {
-            limits: limits.clone(),
+            limits,
             timeout,
             waiting: None,
         }
@@ -346,7 +347,7 @@ impl StallGuard {
             }
             let entry = waiting
                 .entry
-                .get_or_insert_with(|| Entry::new(&self.limits, now));
+                .get_or_insert_with(|| Entry::new(self.limits, now));
             if entry.update(sample.bytes, now) {
                 self.limits.evicted(Eviction::OverBudget);
                 return Poll::Ready(Eviction::OverBudget);
@@ -630,7 +631,6 @@ mod tests {
     #[tokio::test]
     async fn the_older_of_two_stalled_streams_makes_room() {
         let budget = budget(3 * MIB / 8);
-        let stall = |limits: &ClientLimits| StallGuard::new(limits, None);
         let sample = || Sample {
             bytes: MIB / 4,
             waits_for_client: true,
@@ -639,7 +639,7 @@ mod tests {
             ClientLimits::new(stranger(), budget.clone()),
             ClientLimits::new(stranger(), budget.clone()),
         );
-        let (mut older, mut newer) = (stall(&older), stall(&newer));
+        let (mut older, mut newer) = (StallGuard::new(&older, None), StallGuard::new(&newer, None));
         let evicted = poll_fn(|cx| {
             let first = older.poll_evicted(0, sample, cx);
             let second = newer.poll_evicted(0, sample, cx);

@@ -150,8 +150,8 @@ pub(crate) struct Inner {
 }
 
 impl Service for Connection {
-    fn limits(&self) -> ClientLimits {
-        self.0.limits.clone()
+    fn limits(&self) -> &ClientLimits {
+        &self.0.limits
     }
 
     fn refused(&self, status: StatusCode) {
@@ -228,6 +228,9 @@ impl Connection {
     /// The answer to a request that would mean something else without what its
     /// `Connection` header has removed.
     fn changed_by_connection(&self, head: &Parts) -> Option<Response<Bytes>> {
+        if !head.headers.contains_key(CONNECTION) {
+            return None;
+        }
         let trust = self.0.bridge.live.trust.load();
         let name = hygiene::not_removable(&head.headers, trust.headers())?;
         let message = format!("the Connection header must not list {name}");
@@ -585,12 +588,14 @@ impl Trip<'_> {
         body: RequestBody,
         record: &mut Record,
     ) -> Result<Reply, Response<Bytes>> {
-        // Only a workload may read its request after it has begun to refuse it.
-        let duplex = !body.is_done() && self.read(|info| !info.reaches_workload()) == Some(false);
-        let body = Replay::new(body, self.trust.clone(), self.repeat)
-            .charged_to(self.limits.reservation())
-            .duplex(duplex)
+        let has_body = !body.is_done();
+        let mut body = Replay::new(body, self.trust.clone(), self.repeat)
             .anonymous(matches!(self.envoy.caller, Caller::Anonymous));
+        if has_body {
+            // Only a workload may read its request after it has begun to refuse it.
+            let duplex = self.read(|info| !info.reaches_workload()) == Some(false);
+            body = body.charged_to(self.limits.reservation()).duplex(duplex);
+        }
         let mut request = Request::from_parts(head, body);
         let sent = async {
             match self.going {
@@ -616,13 +621,9 @@ impl Trip<'_> {
     /// What the status of an answer says of the caller's token.
     fn note_answer(&self, status: StatusCode) {
         self.client.note_answer(self.token_place, status);
-        // What is behind a proxy subresource answers 401 for reasons of its own. The client
-        // has to have authenticated before, or the path would be a way around the limit.
-        let is_workloads = self.client.is_authenticated()
-            && self.read(|info| info.subresource == "proxy") == Some(true);
         if matches!(self.envoy.caller, Caller::Bearer)
             && status == StatusCode::UNAUTHORIZED
-            && !is_workloads
+            && !self.is_of_workload()
         {
             let bridge = self.bridge();
             bridge.note_authentication_failure(self.client, Credential::Token);
@@ -632,6 +633,14 @@ impl Trip<'_> {
         {
             self.bridge().authentication_limit.accepted(token);
         }
+    }
+
+    /// Whether 401 can be the answer of a workload: what is behind a proxy subresource
+    /// answers so for reasons of its own. The client has to have authenticated before, or
+    /// the path would be a way around the limit.
+    fn is_of_workload(&self) -> bool {
+        self.client.is_authenticated()
+            && self.read(|info| info.subresource == "proxy") == Some(true)
     }
 
     /// Asks something else of the same server, for the same caller.

@@ -65,7 +65,7 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, patience: Patience, mut
         return;
     }
     loop {
-        let head = match next_head(&wire, patience, &limits, &mut drain).await {
+        let head = match next_head(&wire, patience, limits, &mut drain).await {
             Next::Head(head) => *head,
             Next::Refused(error) => {
                 let response = respond::bad_head(error);
@@ -88,15 +88,15 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, patience: Patience, mut
         let request = wire.begin(head);
         // Boxed: what it takes to get an answer is not kept while the answer lasts.
         let call = Box::pin(service.call(request));
-        let answer = match answer_or_gone(&wire, call, &limits).await {
-            Waited::Answer(answer) => *answer,
-            Waited::Gone | Waited::Evicted(Eviction::OverBudget) => return,
-            Waited::Evicted(Eviction::TimedOut) => {
+        let answer = match answer_or_gone(&wire, call, limits).await {
+            Ok(answer) => answer,
+            Err(Unserved::Gone | Unserved::Evicted(Eviction::OverBudget)) => return,
+            Err(Unserved::Evicted(Eviction::TimedOut)) => {
                 refuse(&wire, respond::slow_body(asks.format)).await;
                 return;
             }
         };
-        let stall = StallGuard::new(&limits, Some(limits.stall_timeout(patience.stall)));
+        let stall = StallGuard::new(limits, Some(limits.stall_timeout(patience.stall)));
         match reply(&wire, &asks, answer, &drain, stall).await {
             After::NextRequest => {}
             After::Close => {
@@ -347,7 +347,7 @@ struct Asks {
     method: Method,
     version: Version,
     keep_alive: bool,
-    /// In which form it reads a Status.
+    /// In which form it reads a Status about its body.
     format: Format,
     /// The client may go on in another protocol.
     switches: bool,
@@ -359,15 +359,17 @@ impl Asks {
             method: head.method.clone(),
             version: head.version,
             keep_alive: head.keep_alive,
-            format: negotiate_error_format(&head.headers),
+            format: match head.framing {
+                Framing::Empty => Format::Json,
+                _ => negotiate_error_format(&head.headers),
+            },
             switches: head.method == Method::CONNECT || head.headers.contains_key(UPGRADE),
         }
     }
 }
 
-/// How waiting for an answer ended.
-enum Waited {
-    Answer(Box<Answer>),
+/// Why a request has no answer.
+enum Unserved {
     /// The client left first.
     Gone,
     Evicted(Eviction),
@@ -379,19 +381,19 @@ async fn answer_or_gone(
     wire: &Wire,
     mut call: Pin<Box<impl Future<Output = Answer>>>,
     limits: &ClientLimits,
-) -> Waited {
+) -> Result<Answer, Unserved> {
     let mut guard = None;
     poll_fn(|cx| {
         if let Poll::Ready(mut answer) = call.as_mut().poll(cx) {
             if !wire.lock().gone {
-                return Poll::Ready(Waited::Answer(Box::new(answer)));
+                return Poll::Ready(Ok(answer));
             }
             answer.record.client_left();
-            return Poll::Ready(Waited::Gone);
+            return Poll::Ready(Err(Unserved::Gone));
         }
         let mut shared = wire.lock();
         if shared.poll_gone(cx).is_ready() {
-            return Poll::Ready(Waited::Gone);
+            return Poll::Ready(Err(Unserved::Gone));
         }
         if shared.body.is_done() {
             guard = None;
@@ -408,7 +410,7 @@ async fn answer_or_gone(
         };
         guard
             .poll_evicted(shared.received, sample, cx)
-            .map(Waited::Evicted)
+            .map(|eviction| Err(Unserved::Evicted(eviction)))
     })
     .await
 }
@@ -425,7 +427,7 @@ async fn reply(
     asks: &Asks,
     answer: Answer,
     drain: &Drain,
-    mut stall: StallGuard,
+    mut stall: StallGuard<'_>,
 ) -> After {
     let Answer {
         response,

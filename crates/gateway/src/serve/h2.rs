@@ -5,18 +5,17 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
 use h2::server::{Builder, SendResponse};
 use h2::{Reason, RecvStream, SendStream};
 use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, TRANSFER_ENCODING};
-use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use skewbridge_api::media::{Format, negotiate_error_format};
 use skewbridge_api::status::Status;
 use skewbridge_h1::MAX_FIELDS;
-use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::h1::{Patience, expects_continue};
@@ -79,8 +78,8 @@ pub struct Bounds {
 /// Serves one connection to its end.
 pub async fn serve<S: Service>(io: ClientIo, service: S, bounds: Bounds, mut drain: Drain) {
     let limits = service.limits();
-    let mut window = connection_window(&limits);
-    let io = Received::new(io, &limits, bounds.patience.head, READ_HEADER_LIST as usize);
+    let mut window = connection_window(limits);
+    let io = Received::new(io, limits, bounds.patience.head, READ_HEADER_LIST as usize);
     let received = io.counter();
     let mut credit = HeaderCredit::new(Instant::now());
     let handshake = Builder::new()
@@ -96,6 +95,7 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, bounds: Bounds, mut dra
         return;
     };
     let active = Active::default();
+    let mut registered = None;
     let mut told = false;
     let mut idle = pin!(sleep_until(Instant::now() + bounds.patience.idle));
     loop {
@@ -119,12 +119,11 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, bounds: Bounds, mut dra
                     respond,
                     service.clone(),
                     active.begin(),
-                    limits.clone(),
                     bounds.patience,
                 ));
             }
-            () = active.0.changed.notified() => {
-                let allowed = connection_window(&limits);
+            () = poll_fn(|cx| active.0.changed.poll(&mut registered, cx)) => {
+                let allowed = connection_window(limits);
                 if allowed != window {
                     window = allowed;
                     connection.set_target_window_size(window);
@@ -187,7 +186,39 @@ struct ActiveStreams {
     /// The connection ends after the answers that are under way.
     closing: AtomicBool,
     /// Wakes the connection's own task.
-    changed: Notify,
+    changed: Change,
+}
+
+/// Wakes the connection's task. It is polled for each frame and notified twice in the life
+/// of a connection, so the task registers once, and an unset flag costs one load.
+#[derive(Debug, Default)]
+struct Change {
+    is_set: AtomicBool,
+    task: Mutex<Option<Waker>>,
+}
+
+impl Change {
+    fn notify(&self) {
+        self.is_set.store(true, Ordering::Release);
+        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(task) = &*task {
+            task.wake_by_ref();
+        }
+    }
+
+    /// `registered` is the task that was registered last.
+    fn poll(&self, registered: &mut Option<Waker>, cx: &mut Context<'_>) -> Poll<()> {
+        let waker = cx.waker();
+        if !registered.as_ref().is_some_and(|it| it.will_wake(waker)) {
+            let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+            *registered = Some(waker.clone());
+            task.clone_from(registered);
+        }
+        if self.is_set.load(Ordering::Relaxed) && self.is_set.swap(false, Ordering::Acquire) {
+            return Poll::Ready(());
+        }
+        Poll::Pending
+    }
 }
 
 impl Default for Active {
@@ -199,7 +230,7 @@ impl Default for Active {
             quiet_since: Mutex::new(Instant::now()),
             authenticated: AtomicBool::new(false),
             closing: AtomicBool::new(false),
-            changed: Notify::new(),
+            changed: Change::default(),
         }))
     }
 }
@@ -238,14 +269,17 @@ impl ActiveStream {
     /// The connection's task widens the window once the client has authenticated.
     fn note_authentication(&self, limits: &ClientLimits) {
         let streams = &self.0.0;
-        if limits.is_authenticated() && !streams.authenticated.swap(true, Ordering::Relaxed) {
-            streams.changed.notify_one();
+        if limits.is_authenticated()
+            && !streams.authenticated.load(Ordering::Relaxed)
+            && !streams.authenticated.swap(true, Ordering::Relaxed)
+        {
+            streams.changed.notify();
         }
     }
 
     fn close_connection(&self) {
         self.0.0.closing.store(true, Ordering::Relaxed);
-        self.0.0.changed.notify_one();
+        self.0.0.changed.notify();
     }
 
     fn reset_early(&self) {
@@ -271,9 +305,9 @@ async fn answer<S: Service>(
     respond: SendResponse<Bytes>,
     service: S,
     active: ActiveStream,
-    limits: ClientLimits,
     patience: Patience,
 ) {
+    let limits = service.limits();
     let respond = Arc::new(Mutex::new(Responder {
         send: respond,
         answered: false,
@@ -300,7 +334,6 @@ async fn answer<S: Service>(
         return;
     }
     head.version = Version::HTTP_2;
-    let format = negotiate_error_format(&head.headers);
     let mut incoming = None;
     let body = if stream.is_end_stream() {
         RequestBody::Empty
@@ -309,7 +342,7 @@ async fn answer<S: Service>(
             stream: IncomingStream::new(stream),
             continues: expects_continue(&head.headers).then(|| respond.clone()),
         };
-        incoming = Some(Incoming::new(&body));
+        incoming = Some(Incoming::new(&body, limits, &head.headers));
         RequestBody::H2(body)
     };
     // Boxed: what it takes to get an answer is not kept while the answer lasts.
@@ -318,27 +351,27 @@ async fn answer<S: Service>(
         // The client reset the stream, or left altogether: looked at first, or
         // the end of its body would be answered as a mistake of its.
         if lock(&respond).send.poll_reset(cx).is_ready() {
-            return Poll::Ready(Waited::Reset);
+            return Poll::Ready(Err(Unserved::Reset));
         }
         let answered = call.as_mut().poll(cx);
-        active.note_authentication(&limits);
+        active.note_authentication(limits);
         if let Poll::Ready(answer) = answered {
-            return Poll::Ready(Waited::Answer(Box::new(answer)));
+            return Poll::Ready(Ok(answer));
         }
         match &mut incoming {
-            Some(incoming) => incoming.poll_evicted(&limits, cx).map(Waited::Evicted),
+            Some(incoming) => incoming.poll_evicted(cx).map(Err),
             None => Poll::Pending,
         }
     })
     .await;
     drop((call, incoming));
     let answer = match answered {
-        Waited::Answer(answer) => *answer,
-        Waited::Reset => {
+        Ok(answer) => answer,
+        Err(Unserved::Reset) => {
             active.reset_early();
             return;
         }
-        Waited::Evicted(eviction) => return evict(&respond, eviction, format),
+        Err(Unserved::Evicted(eviction, format)) => return evict(&respond, eviction, format),
     };
     let Answer {
         response,
@@ -366,7 +399,7 @@ async fn answer<S: Service>(
         return;
     }
     drop(respond);
-    let stall = StallGuard::new(&limits, Some(limits.stall_timeout(patience.stall)));
+    let stall = StallGuard::new(limits, Some(limits.stall_timeout(patience.stall)));
     if pump(&mut body, &mut stream, &mut record, stall)
         .await
         .is_ok()
@@ -466,7 +499,7 @@ async fn pump(
     body: &mut ResponseBody,
     stream: &mut SendStream<Bytes>,
     record: &mut Record,
-    mut stall: StallGuard,
+    mut stall: StallGuard<'_>,
 ) -> Result<(), Unsent> {
     let mut waiting: Option<Bytes> = None;
     let mut taken = 0;
@@ -562,37 +595,42 @@ fn output_bytes(taken: u64) -> usize {
     usize::try_from(taken).map_or(SEND_BUFFER, |taken| taken.min(SEND_BUFFER))
 }
 
-/// How waiting for an answer ended.
-enum Waited {
-    Answer(Box<Answer>),
+/// Why a request has no answer.
+enum Unserved {
     /// The client reset the stream, or left.
     Reset,
-    Evicted(Eviction),
+    /// The client reads a Status about it in this form.
+    Evicted(Eviction, Format),
 }
 
 /// A request body while its answer is waited for.
-struct Incoming {
+struct Incoming<'a> {
     stream: IncomingStream,
-    guard: Option<StallGuard>,
+    limits: &'a ClientLimits,
+    guard: Option<StallGuard<'a>>,
+    /// In which form the client reads a Status about it.
+    format: Format,
 }
 
-impl Incoming {
-    fn new(body: &StreamBody) -> Self {
+impl<'a> Incoming<'a> {
+    fn new(body: &StreamBody, limits: &'a ClientLimits, headers: &HeaderMap) -> Self {
         Self {
             stream: body.stream.clone(),
+            limits,
             guard: None,
+            format: negotiate_error_format(headers),
         }
     }
 
-    fn poll_evicted(&mut self, limits: &ClientLimits, cx: &mut Context<'_>) -> Poll<Eviction> {
+    fn poll_evicted(&mut self, cx: &mut Context<'_>) -> Poll<Unserved> {
         if self.stream.is_done() {
             self.guard = None;
             return Poll::Pending;
         }
         // Not before the caller is known: then a client certificate counts.
-        let guard = self
-            .guard
-            .get_or_insert_with(|| StallGuard::new(limits, limits.request_body_timeout()));
+        let guard = self.guard.get_or_insert_with(|| {
+            StallGuard::new(self.limits, self.limits.request_body_timeout())
+        });
         let sample = || {
             let bytes = self.stream.buffered();
             Sample {
@@ -601,7 +639,8 @@ impl Incoming {
                 waits_for_client: bytes == 0,
             }
         };
-        guard.poll_evicted(self.stream.passed(), sample, cx)
+        let evicted = guard.poll_evicted(self.stream.passed(), sample, cx);
+        evicted.map(|eviction| Unserved::Evicted(eviction, self.format))
     }
 }
 

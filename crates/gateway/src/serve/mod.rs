@@ -28,7 +28,7 @@ pub trait Service: Clone + Send + Sync + 'static {
     fn refused(&self, status: StatusCode);
 
     /// What one client connection may take. A server of its own trusts its clients.
-    fn limits(&self) -> ClientLimits {
+    fn limits(&self) -> &ClientLimits {
         ClientLimits::trusted()
     }
 }
