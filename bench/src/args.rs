@@ -23,6 +23,9 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Requests per second and CPU per request next to `HAProxy` and nginx
     PassThrough(PassThrough),
+    /// Requests that two bridges carry to the server that serves them, next to direct
+    /// ones
+    Reroute(Reroute),
     /// Memory of the bridge per open watch, and the time of one event to all
     Watches(Watches),
     /// Streams next to kube-apiserver's own translator, and `kubectl cp` with a
@@ -70,6 +73,28 @@ pub(crate) struct PassThrough {
         hide_default_value = true
     )]
     pub(crate) bridge: BridgeChoice,
+    /// How to print the result
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Reroute {
+    /// Measured rounds per protocol, after one warm-up round
+    #[arg(long, default_value_t = 5, value_parser = value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// Seconds of load on each way in a round
+    #[arg(long, default_value_t = 4, value_parser = value_parser!(u32).range(1..=600))]
+    pub(crate) seconds: u32,
+    /// Bytes of the static answer
+    #[arg(long, default_value_t = 20_480, value_parser = value_parser!(u32).range(1..=67_108_864))]
+    pub(crate) size: u32,
+    /// Protocol that the clients speak
+    #[arg(long, value_enum, default_value_t = Protocols::Both)]
+    pub(crate) proto: Protocols,
+    /// The skewbridge to run [default: build it]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) bridge: Option<PathBuf>,
     /// How to print the result
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,

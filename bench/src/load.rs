@@ -58,6 +58,7 @@ pub(crate) struct Load {
     program: PathBuf,
     path: String,
     size: u32,
+    token: Option<String>,
 }
 
 impl Load {
@@ -66,7 +67,16 @@ impl Load {
             program: process::tool("h2load", "nghttp2-client")?,
             path: path.to_owned(),
             size,
+            token: None,
         })
+    }
+
+    /// The same with this bearer token in each request.
+    pub(crate) fn with_token(self, token: &str) -> Self {
+        Self {
+            token: Some(token.to_owned()),
+            ..self
+        }
     }
 
     /// Loads `port` for `seconds`; any answer but a whole 2xx is an error.
@@ -77,6 +87,7 @@ impl Load {
             .arg(format!("-D{seconds}"))
             .arg(format!("--tls13-ciphers={CIPHER}"))
             .arg(format!("--connect-to=127.0.0.1:{port}"))
+            .args((self.token.iter()).map(|it| format!("--header=authorization: Bearer {it}")))
             .arg(format!("https://{SERVER_NAME}:{port}{}", self.path));
         let limit = Duration::from_secs(seconds.into()) + SLACK;
         let text = process::printed_by(&mut command, limit).await?;

@@ -1,5 +1,5 @@
 //! Side-by-side measurements of the bridge: `pass-through` against `HAProxy`
-//! and nginx, `watches` for memory and delivery, `translate` against
+//! and nginx, `reroute` against a direct request, `watches` for memory and delivery, `translate` against
 //! kube-apiserver; of the client commands `exec` against kubectl; and `agent`, of the
 //! plugin that proxies. See `bench/README.md`.
 
@@ -16,6 +16,7 @@ mod process;
 mod proxies;
 mod ratio;
 mod report;
+mod reroute;
 mod scratch;
 mod translate;
 mod usage;
@@ -60,6 +61,7 @@ fn run(command: Command) -> Result<()> {
 async fn perform(command: Command) -> Result<()> {
     match command {
         Command::PassThrough(args) => pass_through::run(args).await,
+        Command::Reroute(args) => reroute::run(args).await,
         Command::Watches(args) => watches::run(args).await,
         Command::Translate(args) => translate::run(args).await,
         Command::Exec(args) => exec::run(args).await,

@@ -27,13 +27,14 @@ pub(crate) async fn run(args: PassThrough) -> Result<()> {
     let mut proxies = vec![backend::start(&scratch, &pki, origin, args.size)?];
     if let Some(program) = program {
         let started = bridge::start(
+            bridge::NAME,
             &program,
             &scratch,
             &pki,
             front,
             admin,
             origin,
-            bridge::ONE_WORKER,
+            &[bridge::ONE_WORKER],
         )?;
         proxies.push(started);
     }

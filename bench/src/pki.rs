@@ -67,6 +67,17 @@ impl Pki {
         Self::write(scratch, &ca.pem(), &leaf.cert_pem, &leaf.key_pem)
     }
 
+    /// Of a playground's directory.
+    pub(crate) fn of_playground(directory: &Path, scratch: &Scratch) -> Result<Self> {
+        let read = |name: &str| {
+            let path = directory.join(name);
+            std::fs::read_to_string(&path)
+                .with_context(|| format!("cannot read {}", path.display()))
+        };
+        let (ca, certificate) = (read("ca.crt")?, read("serving.crt")?);
+        Self::write(scratch, &ca, &certificate, &read("serving.key")?)
+    }
+
     fn write(scratch: &Scratch, ca: &str, certificate: &str, key: &str) -> Result<Self> {
         Ok(Self {
             ca: scratch.write("pki/ca.crt", ca)?,

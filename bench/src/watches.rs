@@ -110,13 +110,14 @@ impl Bench<'_> {
     async fn start_bridge(&self, program: &Path, upstream: u16) -> Result<Proxy> {
         let [front, admin] = free_ports()?;
         let bridge = bridge::start(
+            bridge::NAME,
             program,
             self.scratch,
             &self.pki,
             front,
             admin,
             upstream,
-            bridge::ONE_WORKER,
+            &[bridge::ONE_WORKER],
         )?;
         client::until_answering(bridge.process(), loopback(front), &self.pki.ca, READY).await?;
         Ok(bridge)

@@ -20,13 +20,18 @@ const COMPARED_PROXIES: &[Need] = &[
     },
 ];
 
+/// A static backend, and the load generator.
+const BACKEND: &[Need] = &[COMPARED_PROXIES[1], COMPARED_PROXIES[2]];
+
 const PASS_THROUGH: &str = "pass-through";
+const REROUTE: &str = "reroute";
 /// Measurements that need real Kubernetes.
 const ON_KUBERNETES: [&str; 3] = ["translate", "exec", "agent"];
 
 /// All measurements.
 pub(crate) const NAMES: &[&str] = &[
     PASS_THROUGH,
+    REROUTE,
     "watches",
     ON_KUBERNETES[0],
     ON_KUBERNETES[1],
@@ -34,8 +39,10 @@ pub(crate) const NAMES: &[&str] = &[
 ];
 
 pub(crate) fn run(name: &str, arguments: &[&str]) -> Result<(), Failed> {
-    if name == PASS_THROUGH {
-        debian::ensure(COMPARED_PROXIES)?;
+    match name {
+        PASS_THROUGH => debian::ensure(COMPARED_PROXIES)?,
+        REROUTE => debian::ensure(BACKEND)?,
+        _ => {}
     }
     let mut command = cargo("run --release --locked --package skewbridge-bench --");
     if ON_KUBERNETES.contains(&name) {

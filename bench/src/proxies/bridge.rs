@@ -16,6 +16,9 @@ use crate::scratch::Scratch;
 
 const PACKAGE: &str = "skewbridge";
 
+/// What it is called where there is one.
+pub(crate) const NAME: &str = "bridge";
+
 /// As many as the proxies that it is compared with.
 pub(crate) const ONE_WORKER: &str = "--worker-threads=1";
 
@@ -42,14 +45,16 @@ pub(crate) async fn client_program(named: Option<PathBuf>) -> Result<PathBuf> {
     }
 }
 
+/// Starts one in front of an upstream on loopback. `name` is also that of its log.
 pub(crate) fn start(
+    name: &'static str,
     program: &Path,
     scratch: &Scratch,
     pki: &Pki,
     port: u16,
     admin: u16,
     upstream: u16,
-    further: &str,
+    further: &[&str],
 ) -> Result<Proxy> {
     let flag = |name: &str, path: &Path| {
         let mut flag = OsString::from(name);
@@ -68,8 +73,8 @@ pub(crate) fn start(
         .arg(flag("--upstream-ca-file", &pki.ca))
         .arg(format!("--upstream-server-name={SERVER_NAME}"))
         .arg(format!("--admin-address={}", loopback(admin)))
-        .arg(further);
-    Ok(Proxy::new(Owned::server("bridge", command, scratch)?, port))
+        .args(further);
+    Ok(Proxy::new(Owned::server(name, command, scratch)?, port))
 }
 
 async fn build() -> Result<PathBuf> {

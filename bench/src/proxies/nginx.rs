@@ -11,7 +11,7 @@ use crate::scratch::Scratch;
 
 /// The others speak TLS 1.3 by themselves; nginx 1.22 has to be told, as
 /// Debian's own nginx.conf does.
-pub(super) const PROTOCOLS: &str = "TLSv1.2 TLSv1.3";
+pub(crate) const PROTOCOLS: &str = "TLSv1.2 TLSv1.3";
 
 pub(crate) fn start(scratch: &Scratch, pki: &Pki, port: u16, backend: u16) -> Result<Proxy> {
     let config = format!(
@@ -67,7 +67,7 @@ http {{
 }
 
 /// Keeps root's nginx worker able to read the scratch directory.
-pub(super) fn user(scratch: &Scratch) -> Result<&'static str> {
+pub(crate) fn user(scratch: &Scratch) -> Result<&'static str> {
     Ok(if scratch.owned_by_root()? {
         "user root;\n"
     } else {
@@ -76,7 +76,7 @@ pub(super) fn user(scratch: &Scratch) -> Result<&'static str> {
 }
 
 /// nginx creates these directories at start; the built-in ones are root's.
-pub(super) fn temporary(scratch: &Scratch, name: &str) -> String {
+pub(crate) fn temporary(scratch: &Scratch, name: &str) -> String {
     ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|kind| {
             let folder = scratch.path(&format!("{name}-{kind}"));

@@ -108,8 +108,17 @@ async fn start_bridge(
     admin: u16,
     upstream: u16,
 ) -> Result<Proxy> {
-    let always = "--translate-streams=always";
-    let bridge = bridge::start(program, scratch, pki, front, admin, upstream, always)?;
+    let always = ["--translate-streams=always"];
+    let bridge = bridge::start(
+        bridge::NAME,
+        program,
+        scratch,
+        pki,
+        front,
+        admin,
+        upstream,
+        &always,
+    )?;
     until_answering(bridge.process(), bridge.address(), &pki.ca, "/readyz").await?;
     Ok(bridge)
 }

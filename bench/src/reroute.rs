@@ -1,0 +1,294 @@
+//! `reroute`: requests for an API that only another server has, through the bridges of both
+//! servers, next to requests that go there directly.
+
+mod cluster;
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use tokio::time::sleep;
+
+use self::cluster::{ANSWER, Cluster};
+use crate::args::Reroute;
+use crate::load::{Load, Protocol, Summary};
+use crate::proxies::{Proxy, bridge};
+use crate::ratio::rotated;
+use crate::report::{self, Spread, Table};
+use crate::scratch::Scratch;
+use crate::usage;
+
+const WARM_UP_SECONDS: u32 = 1;
+
+/// For the bridges to learn what the servers serve.
+const LEARN_LIMIT: Duration = Duration::from_secs(40);
+const PAUSE: Duration = Duration::from_millis(200);
+
+pub(crate) async fn run(args: Reroute) -> Result<()> {
+    let load = Load::new(ANSWER, args.size)?;
+    let program = bridge::client_program(args.bridge).await?;
+    // Declared before the processes, so dropped after them.
+    let scratch = Scratch::create()?;
+    let cluster = Cluster::start(&program, &scratch, args.size).await?;
+    let load = load.with_token(&cluster.token);
+    let ways = [
+        Way {
+            name: "direct",
+            entry: &cluster.server,
+            passes: vec![&cluster.server],
+        },
+        Way {
+            name: "one bridge",
+            entry: &cluster.peer,
+            passes: vec![&cluster.peer],
+        },
+        Way {
+            name: "rerouted",
+            entry: &cluster.entry,
+            passes: vec![&cluster.entry, &cluster.peer],
+        },
+    ];
+    for way in &ways {
+        way.until_answering(&load).await?;
+    }
+    let mut result = RerouteResult {
+        size: args.size,
+        rounds: args.rounds,
+        seconds: args.seconds,
+        protocols: Vec::new(),
+    };
+    for &protocol in args.proto.each() {
+        let measured = measure(&ways, &load, protocol, args.rounds, args.seconds).await?;
+        result.protocols.push(Comparison::new(protocol, &measured)?);
+    }
+    // The children first: a reader may close our output early.
+    drop(cluster);
+    report::print(&result, args.output)
+}
+
+/// A way to the answer.
+struct Way<'a> {
+    name: &'static str,
+    /// What clients connect to.
+    entry: &'a Proxy,
+    /// Whose CPU time is counted: the bridges, or the server where there are none.
+    passes: Vec<&'a Proxy>,
+}
+
+/// One round of one way.
+struct Round {
+    summary: Summary,
+    cpu: Duration,
+}
+
+impl Way<'_> {
+    /// The first answers are errors: a bridge has to learn what its peer serves.
+    async fn until_answering(&self, load: &Load) -> Result<()> {
+        let process = self.entry.process();
+        process.until_listening(self.entry.address()).await?;
+        let deadline = Instant::now() + LEARN_LIMIT;
+        loop {
+            let tried = self.entry.round(load, Protocol::Http2, 1).await;
+            match tried {
+                Ok(_) => return Ok(()),
+                Err(error) if Instant::now() > deadline => {
+                    return Err(error).with_context(|| format!("{} does not answer", self.name));
+                }
+                Err(_) => sleep(PAUSE).await,
+            }
+        }
+    }
+
+    async fn round(&self, load: &Load, protocol: Protocol, seconds: u32) -> Result<Round> {
+        let before = self.cpu()?;
+        let done = self.entry.round(load, protocol, seconds).await;
+        let done = done.with_context(|| format!("{}, {protocol}", self.name))?;
+        Ok(Round {
+            summary: done.summary,
+            cpu: self.cpu()?.saturating_sub(before),
+        })
+    }
+
+    fn cpu(&self) -> Result<Duration> {
+        let processes = self.passes.iter().map(|it| it.process().pid());
+        processes.map(usage::cpu_of_group).sum()
+    }
+}
+
+/// All rounds of one way, in order.
+struct Measured {
+    name: &'static str,
+    rounds: Vec<Round>,
+}
+
+async fn measure(
+    ways: &[Way<'_>],
+    load: &Load,
+    protocol: Protocol,
+    rounds: u32,
+    seconds: u32,
+) -> Result<Vec<Measured>> {
+    let mut measured = Vec::new();
+    for way in ways {
+        way.round(load, protocol, WARM_UP_SECONDS)
+            .await
+            .context("warm-up")?;
+        measured.push(Measured {
+            name: way.name,
+            rounds: Vec::new(),
+        });
+    }
+    for round in 0..rounds {
+        for index in rotated(ways.len(), round as usize) {
+            let done = ways[index].round(load, protocol, seconds).await?;
+            report::progress(format_args!(
+                "{protocol}: round {}/{rounds}: {:<10} {:>8.0} req/s",
+                round + 1,
+                ways[index].name,
+                done.summary.per_second,
+            ));
+            measured[index].rounds.push(done);
+        }
+    }
+    Ok(measured)
+}
+
+#[derive(Debug, Serialize)]
+struct RerouteResult {
+    size: u32,
+    rounds: u32,
+    seconds: u32,
+    protocols: Vec<Comparison>,
+}
+
+#[derive(Debug, Serialize)]
+struct Comparison {
+    protocol: Protocol,
+    ways: Vec<Speed>,
+    ratios: Vec<Ratio>,
+}
+
+#[derive(Debug, Serialize)]
+struct Speed {
+    name: &'static str,
+    requests_per_second: Spread,
+    cpu_microseconds_per_request: Spread,
+}
+
+/// Requests per second of one way over those of another, round by round.
+#[derive(Debug, Serialize)]
+struct Ratio {
+    of: &'static str,
+    to: &'static str,
+    speed: Spread,
+}
+
+impl Comparison {
+    fn new(protocol: Protocol, measured: &[Measured]) -> Result<Self> {
+        let ratios = measured.iter().enumerate().flat_map(|(index, of)| {
+            let others = measured[..index].iter();
+            others.map(move |to| Ratio::new(of, to))
+        });
+        let ways = measured.iter().map(Speed::new).collect::<Option<_>>();
+        Ok(Self {
+            protocol,
+            ways: ways.context("no rounds")?,
+            ratios: ratios.collect::<Option<_>>().context("no rounds")?,
+        })
+    }
+}
+
+impl Speed {
+    fn new(measured: &Measured) -> Option<Self> {
+        let rounds = &measured.rounds;
+        let cpu =
+            |round: &Round| round.cpu.as_secs_f64() * 1e6 / f64::from(round.summary.succeeded);
+        Some(Self {
+            name: measured.name,
+            requests_per_second: Spread::of(rounds.iter().map(|it| it.summary.per_second))?,
+            cpu_microseconds_per_request: Spread::of(rounds.iter().map(cpu))?,
+        })
+    }
+}
+
+impl Ratio {
+    fn new(of: &Measured, to: &Measured) -> Option<Self> {
+        let pairs = of.rounds.iter().zip(&to.rounds);
+        Some(Self {
+            of: of.name,
+            to: to.name,
+            speed: Spread::of(pairs.map(|(of, to)| of.summary.per_second / to.summary.per_second))?,
+        })
+    }
+}
+
+impl fmt::Display for RerouteResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} bytes an answer, {} rounds of {} s, one worker thread each\n\
+             median (min..max of rounds); CPU of all bridges on the way",
+            self.size, self.rounds, self.seconds
+        )?;
+        for comparison in &self.protocols {
+            write!(f, "\n{}\n{comparison}", comparison.protocol)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new(["", "req/s", "", "CPU µs/req", ""]);
+        for speed in &self.ways {
+            let [rate, rates] = speed.requests_per_second.cells(0);
+            let [cpu, cpus] = speed.cpu_microseconds_per_request.cells(1);
+            table.row([speed.name.to_owned(), rate, rates, cpu, cpus]);
+        }
+        write!(f, "{table}")?;
+        let mut table = Table::new(["", "ratio", ""]);
+        for Ratio { of, to, speed } in &self.ratios {
+            let [median, spread] = speed.cells(3);
+            table.row([format!("{of} / {to}"), median, spread]);
+        }
+        write!(f, "{table}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_fits_80_columns() {
+        let spread = |value: f64| Spread::of([value * 0.9, value, value * 1.1]).unwrap();
+        let speed = |name| Speed {
+            name,
+            requests_per_second: spread(1_234_567.0),
+            cpu_microseconds_per_request: spread(12_345.6),
+        };
+        let result = RerouteResult {
+            size: 67_108_864,
+            rounds: 1000,
+            seconds: 600,
+            protocols: vec![Comparison {
+                protocol: Protocol::Http2,
+                ways: ["direct", "one bridge", "rerouted"].map(speed).into(),
+                ratios: vec![Ratio {
+                    of: "rerouted",
+                    to: "one bridge",
+                    speed: spread(1.0),
+                }],
+            }],
+        };
+        let text = result.to_string();
+        for line in text.lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+        assert!(
+            text.contains("rerouted / one bridge  1.000  0.900..1.100"),
+            "{text}"
+        );
+    }
+}
