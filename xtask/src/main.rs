@@ -27,8 +27,8 @@ Commands:
                      these versions instead
   layers             The layers of each crate's modules; a cycle is a failure
   advisories         Known vulnerabilities in the dependencies (needs the network)
-  bench NAME [ARGS]  A measurement in release mode: pass-through, watches; and, with real
-                     Kubernetes, which they build first: translate, exec, agent
+  bench NAME [ARGS]  A measurement in release mode: pass-through, reroute, watches; with real
+                     Kubernetes, which is built first: translate, exec, agent
   help               This text
 ";
 
