@@ -264,6 +264,11 @@ impl Plane {
         &self.pki.ca
     }
 
+    /// Signs front proxies.
+    pub fn front_proxy_ca(&self) -> &Ca {
+        &self.pki.front_proxy_ca
+    }
+
     /// Of all that runs for it.
     pub fn process_ids(&self) -> Vec<u32> {
         let servers = self.servers.iter();

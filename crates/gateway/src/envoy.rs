@@ -26,6 +26,10 @@ use crate::upstream::{Pools, Prefer, SendError};
 /// with it, so it may be given to another server, writes included.
 const NOT_PROCESSED: HeaderName = HeaderName::from_static("x-skewbridge-not-processed");
 
+/// Said by a bridge in its answers to peers: the token of a request is verified alone here,
+/// whatever certificate the peer presents beside it.
+const BY_BRIDGE: HeaderName = HeaderName::from_static("x-skewbridge-answered");
+
 /// The mark of kube-apiserver's priority and fairness.
 const LET_IN: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
 
@@ -51,6 +55,8 @@ pub(crate) struct Envoy<'a> {
     pub(crate) caller: &'a Caller,
     pub(crate) prefer: Prefer,
     pub(crate) subject: &'a Subject,
+    /// It has a token that kube-apiserver has not accepted before.
+    pub(crate) is_unproven: bool,
 }
 
 /// What a request is about, kept while its head is on the way. Nothing is
@@ -147,9 +153,20 @@ fn is_shutting_down(status: StatusCode, headers: &HeaderMap) -> bool {
     is(RETRY_AFTER, after) && is(X_CONTENT_TYPE_OPTIONS, "nosniff") && !headers.contains_key(LET_IN)
 }
 
-/// That is between bridges.
-pub(crate) fn remove_not_processed(headers: &mut HeaderMap) {
+/// Tells a peer that a bridge has answered.
+pub(crate) fn by_bridge(headers: &mut HeaderMap) {
+    headers.insert(BY_BRIDGE, HeaderValue::from_static("true"));
+}
+
+/// Whether a bridge has answered, and not a kube-apiserver.
+pub(crate) fn is_by_bridge(headers: &HeaderMap) -> bool {
+    headers.contains_key(BY_BRIDGE)
+}
+
+/// Removes what bridges tell each other beside an answer.
+pub(crate) fn remove_between_bridges(headers: &mut HeaderMap) {
     headers.remove(NOT_PROCESSED);
+    headers.remove(BY_BRIDGE);
 }
 
 impl Envoy<'_> {
@@ -196,8 +213,8 @@ impl Envoy<'_> {
         self.introduce(headers, upstream.as_deref())
     }
 
-    /// Says who asks to a peer. There the front-proxy certificate is always
-    /// shown, so that anonymity has to be said; a token travels as it came.
+    /// Says who asks to a peer. An anonymous request comes with the front-proxy
+    /// certificate, so that anonymity has to be asserted; a token travels as it came.
     pub(crate) fn introduce_there(
         &self,
         headers: &mut HeaderMap,

@@ -29,7 +29,7 @@ use crate::cluster::{Hint, Interop};
 use crate::config::{BridgeUser, Limits};
 use crate::date;
 use crate::drain::Drain;
-use crate::envoy::{Deadline, Envoy, Subject, not_processed, remove_not_processed};
+use crate::envoy::{Deadline, Envoy, Subject, by_bridge, not_processed, remove_between_bridges};
 use crate::health;
 use crate::local;
 use crate::metrics::Metrics;
@@ -181,7 +181,10 @@ impl Service for Connection {
             Ok(Carried::Response(mut response)) => {
                 hygiene::remove_hop_by_hop(response.headers_mut());
                 // Whoever answered does not say for us what a peer may repeat.
-                remove_not_processed(response.headers_mut());
+                remove_between_bridges(response.headers_mut());
+                if response.extensions_mut().remove::<ToPeer>().is_some() {
+                    by_bridge(response.headers_mut());
+                }
                 // RFC 9110, 6.6.1: an answer that is forwarded has a Date.
                 let headers = response.headers_mut();
                 headers.entry(DATE).or_insert_with(date::now);
@@ -297,6 +300,7 @@ impl Connection {
         if let Some(upgrade) = upgrade {
             head.headers.insert(UPGRADE, upgrade);
         }
+        let token = self.unproven_token(&caller, head);
         let trip = Trip {
             envoy: Envoy {
                 bridge,
@@ -305,9 +309,10 @@ impl Connection {
                 caller: &caller,
                 prefer,
                 subject: &decided.subject,
+                is_unproven: token.is_some_and(|it| !bridge.authentication_limit.knows(it)),
             },
             client: &self.0.client,
-            token: self.unproven_token(&caller, head),
+            token,
             token_place: TokenPlace::of(&caller, head),
             limits: &self.0.limits,
             going: &decided.route,
@@ -529,6 +534,11 @@ impl Connection {
 /// at its share of the drain.
 fn finish(bridge: &Bridge, decided: &Decided, mut reply: Reply) -> Carried {
     if let Reply::Response(response) = &mut reply
+        && decided.subject.hopped
+    {
+        response.extensions_mut().insert(ToPeer);
+    }
+    if let Reply::Response(response) = &mut reply
         && response.status().is_success()
     {
         if decided.readyz
@@ -700,6 +710,10 @@ const ADMIN_SAYS_WHY: &str = "/readyz?verbose at --admin-address says why";
 /// Why the bridge itself is not ready.
 const LEAVING: &str = "the bridge is shutting down";
 const NOT_ACQUAINTED: &str = "the bridge has not heard from upstream yet";
+
+/// Marks an answer to a request that a peer has passed on.
+#[derive(Debug, Clone, Copy)]
+struct ToPeer;
 
 struct Decided {
     route: Going,

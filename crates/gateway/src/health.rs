@@ -126,7 +126,7 @@ impl Health {
         // Not a failure: what the local server serves is served, and all bridges of a
         // cluster would fail at once.
         let conflicts = &self.live.conflicts;
-        let conflicts = [conflicts.peering.load(), conflicts.callers.load()];
+        let conflicts = [conflicts.of_peering(), conflicts.callers.load_full()];
         let conflicts: Vec<_> = conflicts
             .iter()
             .filter_map(|it| it.as_ref().map(ToString::to_string))

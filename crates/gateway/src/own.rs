@@ -14,7 +14,7 @@ use skewbridge_peers::Peer;
 use crate::body::{Frame, RequestBody, ResponseBody};
 use crate::config::BridgeUser;
 use crate::flow::Bridge;
-use crate::upstream::{Leg, Pools, Prefer, Repeat, Replay, Reply};
+use crate::upstream::{Leg, PeerLeg, Pools, Prefer, Repeat, Replay, Reply};
 
 /// Who we are in a server's log.
 const USER_AGENT_VALUE: &str = concat!("skewbridge/", env!("CARGO_PKG_VERSION"));
@@ -194,18 +194,20 @@ impl Own {
     ) -> Result<http::Response<ResponseBody>, String> {
         let bridge = &*self.bridge;
         let (live, metrics) = (&bridge.live, &bridge.metrics);
+        if let Party::Peer(_) | Party::PeerAsBridgeUser(_) = party
+            && let Some(conflict) = live.conflicts.of_peering()
+        {
+            return Err(format!("peering is switched off: {conflict}"));
+        }
         let pool = match party {
             Party::UpstreamAsNobody => self.pools.of(Leg::Plain, live, metrics),
             Party::Upstream | Party::UpstreamAs(_) => self.pools.of(Leg::FrontProxy, live, metrics),
-            Party::Peer(peer) | Party::PeerAsBridgeUser(peer) => self.pools.to(peer, live, metrics),
+            Party::Peer(peer) | Party::PeerAsBridgeUser(peer) => {
+                self.pools.to(peer, PeerLeg::FrontProxy, live, metrics)
+            }
         };
         let Some(pool) = pool else {
-            return Err(match (party, &*live.conflicts.peering.load()) {
-                (Party::Peer(_) | Party::PeerAsBridgeUser(_), Some(conflict)) => {
-                    format!("peering is switched off: {conflict}")
-                }
-                _ => "there is no front-proxy certificate".to_owned(),
-            });
+            return Err("there is no front-proxy certificate".to_owned());
         };
         let trust = bridge.live.trust.load_full();
         let (body, repeat) = match ask.json {

@@ -20,7 +20,7 @@ use crate::header_bounds;
 use crate::peer_metrics::PeerError;
 use crate::record::{CLIENT_LEFT, Record};
 use crate::respond;
-use crate::upstream::{Prefer, Repeat, Replay, Reply, SendError};
+use crate::upstream::{PeerLeg, Prefer, Repeat, Replay, Reply, SendError};
 
 /// As it is on the wire; KEP-4020 names another.
 const HOP: HeaderName = HeaderName::from_static("x-kubernetes-peer-proxied");
@@ -103,7 +103,7 @@ async fn try_each(
     attempt: &mut Attempt<'_>,
     record: &mut Record,
 ) -> Result<Reply, Unanswered> {
-    if let Some(conflict) = &*envoy.bridge.live.conflicts.peering.load() {
+    if let Some(conflict) = envoy.bridge.live.conflicts.of_peering() {
         return Err(untouched(format!(
             "{FAILED}: peering is switched off: {conflict}"
         )));
@@ -248,6 +248,19 @@ fn undecided(cause: &str) -> Unanswered {
     ))
 }
 
+/// Which connection to a peer a request takes. The front-proxy certificate goes along with
+/// what it asserts, and to bridges.
+fn leg(caller: &Caller, is_bridge: bool, is_unproven: bool) -> PeerLeg {
+    match caller {
+        Caller::Peer(_) | Caller::Certificate(_) | Caller::Signed(_) | Caller::Anonymous => {
+            PeerLeg::FrontProxy
+        }
+        Caller::Bearer if is_bridge => PeerLeg::FrontProxy,
+        Caller::Bearer | Caller::Unauthorized if is_unproven => PeerLeg::UnprovenToken,
+        Caller::Bearer | Caller::Unauthorized => PeerLeg::Token,
+    }
+}
+
 enum Failed {
     Send(SendError),
     Status(Status),
@@ -269,7 +282,8 @@ async fn send(
     let bytes = header_bounds::check_outgoing(request.method(), request.uri(), request.headers())
         .map_err(Failed::Status)?;
     request.body_mut().set_header_bytes(bytes);
-    let Some(pool) = envoy.pools.to(peer, &bridge.live, &bridge.metrics) else {
+    let leg = leg(envoy.caller, peer.record.is_bridge, envoy.is_unproven);
+    let Some(pool) = (envoy.pools).to(peer, leg, &bridge.live, &bridge.metrics) else {
         // Certificates went away between two looks at them.
         let message = format!("{FAILED}: there are no certificates for peers");
         return Err(Failed::Status(Status::unavailable(message)));

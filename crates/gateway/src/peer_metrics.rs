@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,7 @@ pub(crate) struct PeerMetrics {
     polls: Family<PollLabels, Counter>,
     registry_up: Gauge,
     taking_part: Gauge,
+    member: AtomicBool,
     without_bridge: Gauge,
     series: Mutex<Series>,
 }
@@ -230,6 +232,7 @@ impl PeerMetrics {
             polls: Family::default(),
             registry_up: Gauge::default(),
             taking_part: Gauge::default(),
+            member: AtomicBool::new(false),
             without_bridge: Gauge::default(),
             series: Mutex::default(),
         };
@@ -301,7 +304,15 @@ impl PeerMetrics {
         metrics
     }
 
+    /// Whether the bridge is one of several servers, as far as its flags allow it.
     pub(crate) fn taking_part(&self, takes_part: bool) {
+        self.member.store(takes_part, Ordering::Relaxed);
+        self.taking_part.set(i64::from(takes_part));
+    }
+
+    /// Whether CA files keep it from asking peers.
+    pub(crate) fn in_conflict(&self, in_conflict: bool) {
+        let takes_part = self.member.load(Ordering::Relaxed) && !in_conflict;
         self.taking_part.set(i64::from(takes_part));
     }
 
@@ -310,10 +321,6 @@ impl PeerMetrics {
         let left = peers.peers.iter().filter(|peer| peer.record.bridge_left);
         self.without_bridge
             .set(i64::try_from(left.count()).unwrap_or(i64::MAX));
-    }
-
-    pub(crate) fn takes_part(&self) -> bool {
-        self.taking_part.get() != 0
     }
 
     /// A peer answered a request with this status.

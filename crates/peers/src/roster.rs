@@ -67,6 +67,8 @@ pub struct Served {
     pub etags: [Option<String>; 2],
     /// As `/version` has it.
     pub version: Option<Version>,
+    /// A bridge has answered for the server.
+    pub by_bridge: bool,
 }
 
 /// The first servers that change the holder of their Lease with each start, and
@@ -158,6 +160,10 @@ struct Entry {
     superseded: Option<SystemTime>,
     problem: Option<String>,
     standing: Arc<Standing>,
+    /// Where the fetch under way asks.
+    fetch_at: Option<SocketAddr>,
+    /// Where a bridge has answered the last fetch.
+    bridge_at: Option<SocketAddr>,
     /// The next fetch goes to the server itself, since its bridge does not answer.
     asks_server: bool,
     /// What has come of asking the server itself since its bridge left.
@@ -526,6 +532,7 @@ impl Roster {
                 && entry.fetch.begin(at)
             {
                 entry.fetch_supersedes = known;
+                entry.fetch_at = address.map(|it| it.address);
                 due.extend(self.peer(&identity));
             }
         }
@@ -555,6 +562,7 @@ impl Roster {
                 entry.fetch.succeeded(at, served.news(), jitter);
                 entry.succeeded = Some(wall);
                 entry.superseded = entry.fetch_supersedes;
+                entry.bridge_at = entry.fetch_at.filter(|_| served.by_bridge);
                 entry.standing.polled(at);
                 entry.served = Some(Arc::new(served));
                 entry.standing.reachable();
@@ -712,7 +720,11 @@ impl Roster {
             (None, _) => return None,
         };
         let bridge_left = !entry.has_bridge() && self.departures.contains_key(identity);
-        let is_bridge = advertised.is_some_and(|it| it.origin == Origin::Bridge);
+        let is_bridge = advertised.is_some_and(|it| match it.origin {
+            Origin::Bridge => true,
+            Origin::Server => false,
+            Origin::Administrator => entry.bridge_at == Some(it.address),
+        });
         let published = self.published.get(identity);
         Some(Peer {
             identity: identity.clone(),
@@ -724,6 +736,7 @@ impl Roster {
             record: PeerRecord {
                 source: known.as_ref().map(|(_, source)| *source),
                 bridge_left,
+                is_bridge,
                 // They are those of the bridge that has written the record: not of the
                 // server behind it, and not of an older release that came after it.
                 serving_keys: match published {
@@ -765,7 +778,7 @@ impl Departure {
 impl Entry {
     /// Whether the registry has the address of the server's bridge.
     fn has_bridge(&self) -> bool {
-        self.published && (self.address).is_some_and(|it| it.origin == Origin::Bridge)
+        self.published && (self.address).is_some_and(|it| it.origin != Origin::Server)
     }
 
     /// Counts a server whose bridge left long ago as one that never had a bridge.
@@ -835,6 +848,9 @@ pub struct PeerRecord {
     pub source: Option<Source>,
     /// The bridge of the peer announced that it leaves, and has not come back.
     pub bridge_left: bool,
+    /// The address of the peer is that of a bridge. Else a kube-apiserver is asked directly,
+    /// as far as is known.
+    pub is_bridge: bool,
     /// Digests of the keys with which the peer's bridge serves. Empty: not known.
     pub serving_keys: Vec<KeyDigest>,
 }

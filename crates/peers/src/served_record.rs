@@ -275,6 +275,7 @@ fn recorded(
         documents,
         etags: [None, None],
         version,
+        by_bridge: false,
     }
 }
 

@@ -104,3 +104,60 @@ async fn a_junk_token_never_becomes_the_identity_of_the_front_proxy() {
         assert!(log.contains(part), "{part}: {log}");
     }
 }
+
+/// The new server has no bridge, and a client CA file of its own: the bridge of the old one
+/// cannot see that file. Only what the servers publish together tells of it.
+#[tokio::test]
+async fn a_server_that_is_asked_directly_gets_tokens_without_the_certificate() {
+    let Some([old, new]) = told_apart() else {
+        return;
+    };
+    let direct = Server::of(&new).native_peer();
+    let direct = direct.flag("--client-ca-file=direct-ca.crt");
+    let mut plane = Plane::prepare(&[Server::of(&old).peer(), direct]);
+    plane.file("direct-ca.crt", &plane.ca().pem());
+    plane.run_all();
+    plane.all_ready().await;
+    is_found(&plane, &Special::POLICIES, FOUND).await;
+    let (stranger, front_proxy) = (plane.stranger(), plane.front_proxy());
+    let bob = [("Authorization", "Bearer bob-token")];
+    let as_bob = async |plane: &Plane| {
+        let answer = ask(&stranger, plane, OLD, Via::Bridge, &bob).await;
+        assert_eq!(answer.status, 403, "{}", answer.text());
+        assert!(answer.text().contains(r#"User \"bob\""#));
+    };
+    as_bob(&plane).await;
+
+    let both = plane.ca().pem() + &plane.front_proxy_ca().pem();
+    plane.file("direct-ca.crt", &both);
+    eventually(
+        "the server takes front proxies for users",
+        RELOADED,
+        async || {
+            let answer = ask(&front_proxy, &plane, NEW, Via::Server, &[JUNK, HOP]).await;
+            answer.status == 403 && answer.text().contains(r#"User \"front-proxy-client\""#)
+        },
+    )
+    .await;
+    let before = as_front_proxy(&plane, NEW);
+    for _ in 0..3 {
+        let answer = ask(&stranger, &plane, OLD, Via::Bridge, &[JUNK]).await;
+        assert_eq!(answer.status, 401, "{}", answer.text());
+    }
+    as_bob(&plane).await;
+    // A user that is asserted, with the certificate.
+    let admin = plane.client("admin");
+    let answer = ask(&admin, &plane, OLD, Via::Bridge, &[]).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+
+    // Servers publish the client CAs of all of them, by which a bridge judges that starts.
+    plane.end_bridge(OLD, "TERM");
+    plane.run_bridge(OLD);
+    eventually("peering is switched off", RELOADED, async || {
+        let answer = ask(&admin, &plane, OLD, Via::Bridge, &[]).await;
+        let text = answer.text();
+        answer.status == 503 && text.contains("kube-system/extension-apiserver-authentication")
+    })
+    .await;
+    assert_eq!(as_front_proxy(&plane, NEW), before);
+}

@@ -10,6 +10,7 @@ use skewbridge_discovery::{Answered, Document, Index, Legacy, accept};
 use skewbridge_peers::{Excluded, Served};
 use tokio::time::timeout;
 
+use crate::envoy::is_by_bridge;
 use crate::own::{Answer, Ask, Own, Party};
 
 /// A document of a cluster with very many custom resources has some 2 MiB.
@@ -33,12 +34,19 @@ pub(crate) async fn discover(
     known: Option<&Served>,
     shared: Option<&Excluded>,
 ) -> Result<Served, String> {
+    let by_bridge = is_by_bridge(&version.headers);
     let version = version_in(version)?;
     // Its ETags are another server's if it has been replaced.
     let known = known.filter(|known| known.version == version);
     let apis = match ask(own, party, "/apis", known, 1).await? {
         Said::Document(apis) => apis,
-        Said::Legacy(apis) => return legacy(own, party, &apis, version, shared).await,
+        Said::Legacy(apis) => {
+            let served = legacy(own, party, &apis, version, shared).await?;
+            return Ok(Served {
+                by_bridge,
+                ..served
+            });
+        }
     };
     let api = match ask(own, party, "/api", known, 0).await? {
         Said::Document(api) => api,
@@ -50,6 +58,7 @@ pub(crate) async fn discover(
         etags: [api.etag, apis.etag],
         documents,
         version,
+        by_bridge,
     })
 }
 
@@ -172,6 +181,7 @@ async fn legacy(
         documents,
         etags: [None, None],
         version,
+        by_bridge: false,
     })
 }
 

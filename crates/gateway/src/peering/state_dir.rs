@@ -133,6 +133,7 @@ mod tests {
             documents: [Arc::default(), Arc::default()],
             etags: [None, None],
             version: "1.36.4".parse().ok(),
+            by_bridge: false,
         };
         let identity = Identity::named(name).unwrap();
         ServedRecord::new(identity, &served, |_, _| false, SystemTime::UNIX_EPOCH)

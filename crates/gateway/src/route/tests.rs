@@ -161,6 +161,7 @@ fn served(list: &[(&str, &[&str])]) -> Served {
         documents: [Arc::default(), document],
         etags: [None, None],
         version: None,
+        by_bridge: false,
     }
 }
 

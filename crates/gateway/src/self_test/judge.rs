@@ -281,6 +281,7 @@ mod tests {
             path: "/pki/front-proxy.crt".into(),
             common_name: "front-proxy-client".to_owned(),
             issuer: "CN=front-proxy-ca".to_owned(),
+            chain: Vec::new(),
         }
     }
 

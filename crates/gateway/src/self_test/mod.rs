@@ -20,6 +20,7 @@ use crate::flow::Bridge;
 use crate::health::UpstreamHealth;
 use crate::own::{Answer, Ask, Own, Party};
 use crate::tls::own_certificates::OwnCertificates;
+use crate::tls::reload::judge_published;
 
 /// How often the tests run while they pass. Files of the bridge that change, and an
 /// upstream that becomes ready, start them at once.
@@ -191,6 +192,11 @@ async fn tests(own: &Own, files: &OwnCertificates) -> Vec<(Test, Verdict)> {
     };
     let trust = own.bridge.live.trust.load_full();
     let (seen, published) = tokio::join!(seen_as(own), published(own));
+    let bridge = &*own.bridge;
+    if let (Ok(published), true) = (&published, bridge.interop.is_some()) {
+        let client_ca = published.client_ca.as_deref();
+        judge_published(&bridge.live, certificate, client_ca, &bridge.metrics);
+    }
     let mut results = vec![(
         Test::FrontProxy,
         judge::front_proxy(&seen, certificate, trust.headers()),

@@ -46,6 +46,8 @@ pub(crate) struct FrontProxy {
     pub(crate) common_name: String,
     /// The subject of the CA that issued it.
     pub(crate) issuer: String,
+    /// With its intermediates.
+    pub(crate) chain: Vec<CertificateDer<'static>>,
 }
 
 impl FrontProxy {
@@ -57,6 +59,7 @@ impl FrontProxy {
             path: path.to_owned(),
             common_name: leaf.and_then(common_name).unwrap_or_default().to_owned(),
             issuer: leaf.map_or_else(String::new, |leaf| leaf.issuer().to_string()),
+            chain: pair.certified.cert.clone(),
         }
     }
 }

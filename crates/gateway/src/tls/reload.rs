@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use rustls::{ClientConfig, ServerConfig};
-use rustls_pki_types::ServerName;
+use rustls_pki_types::{CertificateDer, ServerName};
 use skewbridge_peers::KeyDigest;
 
 use super::material::{CaBundle, FileProblem, Fingerprint, KeyPair, KeyPairFiles, load_ca};
@@ -25,7 +25,7 @@ use crate::caller::Trust;
 use crate::config::{Callers, Config, Egress, Feature, ProxyTransport};
 use crate::metrics::Metrics;
 use crate::signatures::keys::SignatureKeys;
-use crate::upstream::{Dialer, Leg, Proxy, Role, Target, authority};
+use crate::upstream::{Dialer, Leg, PeerLeg, Proxy, Role, Target, authority};
 use crate::upstream_problem::UpstreamFlags;
 
 const SIGNATURE_KEYS: &str = "--http-signature-keys";
@@ -65,10 +65,19 @@ pub struct Live {
 /// replaced while it runs can bring one about.
 #[derive(Debug, Default)]
 pub struct Conflicts {
-    /// Why no request is sent to peers.
+    /// Why no request is sent to peers, by the bridge's own files.
     pub peering: ArcSwapOption<CaConflict>,
+    /// The same by the client CA that upstream publishes.
+    pub published: ArcSwapOption<CaConflict>,
     /// Why client certificates are judged by the CAs that were read before.
     pub callers: ArcSwapOption<CaConflict>,
+}
+
+impl Conflicts {
+    /// Why no request is sent to peers.
+    pub fn of_peering(&self) -> Option<Arc<CaConflict>> {
+        (self.peering.load_full()).or_else(|| self.published.load_full())
+    }
 }
 
 /// Two files that cannot be used together, and what to do about it.
@@ -82,6 +91,12 @@ pub enum CaConflict {
         front_proxy: PathBuf,
         /// `--client-ca-file`
         client_ca: PathBuf,
+    },
+    /// The same by the client CA of the kube-apiserver behind this bridge, as it publishes
+    /// it. Peers have the same one.
+    FrontProxyIsUpstreamUser {
+        /// `--proxy-client-cert-file`
+        front_proxy: PathBuf,
     },
     /// Every user is a front proxy. kube-apiserver refuses this too (1.36), where both
     /// files have the same certificate.
@@ -97,7 +112,9 @@ impl CaConflict {
     /// The flag of the file to replace.
     pub fn flag(&self) -> &'static str {
         match self {
-            Self::FrontProxyIsUser { .. } => "--proxy-client-cert-file",
+            Self::FrontProxyIsUser { .. } | Self::FrontProxyIsUpstreamUser { .. } => {
+                "--proxy-client-cert-file"
+            }
             Self::UsersAreFrontProxies { .. } => "--requestheader-client-ca-file",
         }
     }
@@ -105,7 +122,8 @@ impl CaConflict {
     /// The file to replace.
     pub fn file(&self) -> &Path {
         match self {
-            Self::FrontProxyIsUser { front_proxy, .. } => front_proxy,
+            Self::FrontProxyIsUser { front_proxy, .. }
+            | Self::FrontProxyIsUpstreamUser { front_proxy } => front_proxy,
             Self::UsersAreFrontProxies {
                 request_header_ca, ..
             } => request_header_ca,
@@ -122,6 +140,13 @@ impl CaConflict {
                  --peer-ca-file to run without peers",
                 client_ca.display()
             ),
+            Self::FrontProxyIsUpstreamUser { .. } => format!(
+                "this certificate also authenticates as a user under the --client-ca-file of \
+                 the kube-apiserver, which is published as {PUBLISHED_CLIENT_CA}: a peer would \
+                 take every request with a bearer token for a request of that user; issue the \
+                 front-proxy certificate from a CA of its own, or leave out --peer-ca-file to \
+                 run without peers"
+            ),
             Self::UsersAreFrontProxies { client_ca, .. } => format!(
                 "has a CA in common with --client-ca-file {} while \
                  --requestheader-allowed-names is empty: every user with a client \
@@ -133,6 +158,10 @@ impl CaConflict {
     }
 }
 
+/// Where kube-apiserver publishes its `--client-ca-file`: namespace, `ConfigMap` and key.
+const PUBLISHED_CLIENT_CA: &str =
+    "client-ca-file of the ConfigMap kube-system/extension-apiserver-authentication";
+
 /// The conflict between a front-proxy certificate and the CAs of users, for a bridge that
 /// sends requests to peers.
 pub fn front_proxy_conflict(
@@ -142,7 +171,8 @@ pub fn front_proxy_conflict(
 ) -> Option<CaConflict> {
     let wants_peers = config.peers.ca.is_some()
         && (config.features).enabled(Feature::UnknownVersionInteroperabilityProxy);
-    if !wants_peers || !ca_overlap::authenticates(client_ca, &front_proxy.certified.cert) {
+    let cas = &client_ca.certificates;
+    if !wants_peers || !ca_overlap::authenticates(cas, &front_proxy.certified.cert) {
         return None;
     }
     Some(CaConflict::FrontProxyIsUser {
@@ -169,6 +199,35 @@ pub fn request_header_conflict(
     })
 }
 
+/// Judges the front-proxy certificate by the client CA that upstream publishes.
+pub(crate) fn judge_published(
+    live: &Live,
+    front_proxy: &FrontProxy,
+    client_ca: Option<&[CertificateDer<'static>]>,
+    metrics: &Metrics,
+) {
+    let is_user = client_ca.is_some_and(|cas| ca_overlap::authenticates(cas, &front_proxy.chain));
+    let conflict = is_user.then(|| CaConflict::FrontProxyIsUpstreamUser {
+        front_proxy: front_proxy.path.clone(),
+    });
+    let before = live.conflicts.published.load_full();
+    if before.as_deref() != conflict.as_ref() {
+        log_peering(conflict.as_ref());
+        live.conflicts.published.store(conflict.map(Arc::new));
+        let metrics = metrics.peers();
+        metrics.in_conflict(live.conflicts.of_peering().is_some());
+    }
+}
+
+fn log_peering(conflict: Option<&CaConflict>) {
+    match conflict {
+        Some(conflict) => {
+            tracing::error!(%conflict, "peering is switched off: requests for APIs of other servers are answered with 503");
+        }
+        None => tracing::info!("the front-proxy certificate is not that of a user any more"),
+    }
+}
+
 /// Upstream on both legs, and how to meet peers.
 #[derive(Debug)]
 pub struct Targets {
@@ -176,8 +235,8 @@ pub struct Targets {
     pub plain: Target,
     /// With the front-proxy certificate, where there is one.
     pub front_proxy: Option<Target>,
-    /// Any peer, with the front-proxy certificate: that is what makes the hop
-    /// header believable. Where there are both it and `--peer-ca-file`.
+    /// Any peer. A bridge believes the hop header by the front-proxy certificate. Where
+    /// there are both it and `--peer-ca-file`.
     pub peer: Option<PeerTarget>,
 }
 
@@ -185,7 +244,11 @@ pub struct Targets {
 #[derive(Debug)]
 pub struct PeerTarget {
     dialer: Dialer,
+    /// With the front-proxy certificate.
     tls: Arc<ClientConfig>,
+    /// Without it. Its TLS sessions are its own: a session that is resumed brings the
+    /// certificate back with which it began.
+    token_tls: Arc<ClientConfig>,
     ping: Duration,
     ping_timeout: Duration,
 }
@@ -206,13 +269,21 @@ const PEER_NAME: &str = "kubernetes.default.svc";
 
 impl PeerTarget {
     /// The peer at this address.
-    pub fn at(&self, address: SocketAddr, pins: Vec<KeyDigest>) -> Option<Target> {
+    pub(crate) fn at(
+        &self,
+        address: SocketAddr,
+        pins: Vec<KeyDigest>,
+        leg: PeerLeg,
+    ) -> Option<Target> {
         Some(Target {
             host: address.ip().to_string(),
             port: address.port(),
             dialer: self.dialer.clone(),
             server_name: ServerName::try_from(PEER_NAME).ok()?,
-            tls: self.tls.clone(),
+            tls: match leg {
+                PeerLeg::FrontProxy => self.tls.clone(),
+                PeerLeg::Token | PeerLeg::UnprovenToken => self.token_tls.clone(),
+            },
             ping: self.ping,
             ping_timeout: self.ping_timeout,
             pins,
@@ -266,8 +337,6 @@ pub struct Files {
     etcd_pair: Option<Watched<KeyPair>>,
     signature_keys: Option<Watched<Arc<SignatureKeys>>>,
     egress: Way,
-    /// Whether peers were asked before CA files came into conflict.
-    had_peers: bool,
     metrics: Metrics,
     warned_at: Instant,
     /// A new serving key has been announced to peers, and is used from then on.
@@ -400,7 +469,6 @@ impl Files {
                     pair: pair("--egress-selector-config-file clientCert", key_pair)?,
                 })),
             },
-            had_peers: false,
             config: config.clone(),
             metrics,
             warned_at: Instant::now(),
@@ -479,6 +547,7 @@ impl Files {
             (Some(pair), Some(ca)) if self.peering_conflict().is_none() => Some(PeerTarget {
                 dialer: self.egress.dialer()?,
                 tls: Arc::new(client_config(&ca.value, Some(&pair.value))?),
+                token_tls: Arc::new(client_config(&ca.value, None)?),
                 ping: self.config.limits.upstream_ping.min(PEER_PING_INTERVAL),
                 ping_timeout: self.config.limits.upstream_ping.min(PEER_PING_TIMEOUT),
             }),
@@ -583,23 +652,19 @@ impl Files {
 
     /// Switches peering off where the new files do not permit it, and on again where they
     /// do. Whether that has changed.
-    fn judge_peering(&mut self, live: &Live) -> bool {
+    fn judge_peering(&self, live: &Live) -> bool {
         let conflict = self.peering_conflict();
         let before = live.conflicts.peering.load_full();
         if before.as_deref() == conflict.as_ref() {
             return false;
         }
-        let metrics = self.metrics.peers();
-        if let Some(conflict) = &conflict {
-            self.had_peers |= metrics.takes_part();
-            metrics.taking_part(false);
+        if conflict.is_some() {
             self.metrics.reload_failed("peering");
-            tracing::error!(%conflict, "peering is switched off: requests for APIs of other servers are answered with 503");
-        } else {
-            metrics.taking_part(std::mem::take(&mut self.had_peers));
-            tracing::info!("peering is switched on again: the CA files do not conflict");
         }
+        log_peering(conflict.as_ref());
         live.conflicts.peering.store(conflict.map(Arc::new));
+        let metrics = self.metrics.peers();
+        metrics.in_conflict(live.conflicts.of_peering().is_some());
         true
     }
 

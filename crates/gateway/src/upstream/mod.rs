@@ -47,6 +47,22 @@ impl Leg {
     }
 }
 
+/// Which identity a connection to a peer stands for, and which requests share it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum PeerLeg {
+    /// Presents the front-proxy certificate: for identities that we assert, and for all
+    /// requests to a bridge, which recognises a peer by it and never takes it for the
+    /// identity of a request.
+    FrontProxy,
+    /// Presents none: for tokens that a kube-apiserver verifies. It would take a request
+    /// whose token it refuses for a request of the certificate, where its client CA
+    /// verifies that.
+    Token,
+    /// The same for tokens that kube-apiserver has not accepted before: after 401 it ends
+    /// the connection.
+    UnprovenToken,
+}
+
 /// In which protocol a request should go up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prefer {

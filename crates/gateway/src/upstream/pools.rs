@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use skewbridge_peers::{Identity, KeyDigest, Peer};
 
-use super::{Leg, Pool};
+use super::{Leg, PeerLeg, Pool};
 use crate::metrics::Metrics;
 use crate::tls::reload::{Live, Targets};
 
@@ -21,7 +21,7 @@ struct Current {
     plain: Arc<Pool>,
     anonymous: Arc<Pool>,
     front_proxy: Option<Arc<Pool>>,
-    peers: HashMap<Identity, PeerPool>,
+    peers: HashMap<(Identity, PeerLeg), PeerPool>,
 }
 
 /// A pool, with the address and the pinned keys for which it was made.
@@ -55,25 +55,32 @@ impl Pools {
     }
 
     /// The pool of a peer, where it has an address and we have certificates.
-    pub(crate) fn to(&self, peer: &Peer, live: &Live, metrics: &Metrics) -> Option<Arc<Pool>> {
+    pub(crate) fn to(
+        &self,
+        peer: &Peer,
+        leg: PeerLeg,
+        live: &Live,
+        metrics: &Metrics,
+    ) -> Option<Arc<Pool>> {
         let address = peer.address?;
+        let key = (peer.identity.clone(), leg);
         let pins = &peer.record.serving_keys;
         let mut current = self.lock();
         let current = refresh(&mut current, live, metrics);
-        match current.peers.get(&peer.identity) {
+        match current.peers.get(&key) {
             Some(known) if known.address == address && known.pins == *pins => {
                 Some(known.pool.clone())
             }
             _ => {
                 let target = current.targets.peer.as_ref()?;
-                let target = target.at(address, pins.clone())?;
+                let target = target.at(address, pins.clone(), leg)?;
                 let pool = Pool::new(target, PEER, metrics);
                 let known = PeerPool {
                     address,
                     pins: pins.clone(),
                     pool: pool.clone(),
                 };
-                current.peers.insert(peer.identity.clone(), known);
+                current.peers.insert(key, known);
                 Some(pool)
             }
         }
@@ -88,7 +95,7 @@ impl Pools {
             if let Some(pool) = &current.front_proxy {
                 pool.tidy();
             }
-            current.peers.retain(|identity, known| {
+            current.peers.retain(|(identity, _), known| {
                 known.pool.tidy();
                 is_peer(identity)
             });

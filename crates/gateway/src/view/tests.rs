@@ -67,6 +67,7 @@ fn served(words: &[&str], etag: &str, minor: u16) -> Served {
             minor,
             patch: 0,
         }),
+        by_bridge: false,
     }
 }
 

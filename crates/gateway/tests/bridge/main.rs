@@ -11,6 +11,7 @@ mod callers;
 mod claims;
 mod cluster;
 mod connection_slots;
+mod direct_servers;
 mod egress;
 mod either;
 mod errors;

@@ -80,7 +80,7 @@ fn understand(text: &str, networks: &[IpNet]) -> Result<Addresses, Vec<String>> 
             .map_err(|problem| wrong.push(format!("peers[{index}].address: {problem}")));
         if let (Ok(identity), Ok(address)) = (identity, address)
             && peers
-                .insert(identity.clone(), Advertised::by_bridge(address))
+                .insert(identity.clone(), Advertised::by_administrator(address))
                 .is_some()
         {
             wrong.push(format!("peers[{index}]: {identity} is there twice"));

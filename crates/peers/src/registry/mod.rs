@@ -38,17 +38,25 @@ pub struct Advertised {
 /// The component that has published an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// A bridge, or an administrator.
+    /// A bridge.
     Bridge,
+    /// An administrator: it may be the address of a bridge or of a kube-apiserver.
+    Administrator,
     /// A kube-apiserver. Since 1.36 it publishes its own address, which other hosts may
     /// not be able to reach.
     Server,
 }
 
 impl Advertised {
-    /// An address that a bridge or an administrator has published.
+    /// An address that a bridge has published.
     pub fn by_bridge(address: SocketAddr) -> Self {
         let origin = Origin::Bridge;
+        Self { address, origin }
+    }
+
+    /// An address that an administrator has listed.
+    pub fn by_administrator(address: SocketAddr) -> Self {
+        let origin = Origin::Administrator;
         Self { address, origin }
     }
 

@@ -321,6 +321,7 @@ impl World {
             documents: fresh.served.documents.clone(),
             etags: [None, None],
             version: None,
+            by_bridge: server.bridge,
         });
         self.roster.fetched(identity, answer, now, wall, 0.5);
         if let Ok(fresh) = outcome {

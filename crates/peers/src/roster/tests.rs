@@ -33,6 +33,7 @@ fn served() -> Served {
         documents: [Arc::default(), Arc::default()],
         etags: [None, None],
         version: None,
+        by_bridge: false,
     }
 }
 
@@ -383,6 +384,51 @@ fn the_own_address_of_a_server_is_not_that_of_its_bridge() {
     assert_eq!(keys(&roster), 1);
     roster.addresses(&by_server, at);
     assert_eq!(keys(&roster), 0, "not behind the address of a server");
+}
+
+/// Only a bridge needs the front-proxy certificate beside a token.
+#[test]
+fn an_address_is_a_bridges_where_a_bridge_has_published_it_or_answers_there() {
+    let at = Instant::now();
+    let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
+    let is_bridge = |roster: &Roster| roster.snapshot().peers[0].record.is_bridge;
+    let mut roster = Roster::new(identity(ME));
+    roster.leases(vec![seen(A, "h", 1)], at);
+    let mut answers = |advertised: Advertised, by_bridge| {
+        roster.addresses(&Addresses::from([(identity(A), advertised)]), at);
+        let before = is_bridge(&roster);
+        roster.doubt(&identity(A), at);
+        roster.due(at);
+        let served = Served {
+            by_bridge,
+            ..served()
+        };
+        roster.fetched(&identity(A), Ok(served), at, SystemTime::now(), 0.0);
+        (before, is_bridge(&roster))
+    };
+    let rows = [
+        (Advertised::by_bridge(address(1)), false, (true, true)),
+        (Advertised::by_server(address(2)), true, (false, false)),
+        (
+            Advertised::by_administrator(address(3)),
+            false,
+            (false, false),
+        ),
+        (
+            Advertised::by_administrator(address(4)),
+            true,
+            (false, true),
+        ),
+        // Another address, of which nothing is known yet.
+        (
+            Advertised::by_administrator(address(5)),
+            false,
+            (false, false),
+        ),
+    ];
+    for (advertised, by_bridge, expected) in rows {
+        assert_eq!(answers(advertised, by_bridge), expected, "{advertised:?}");
+    }
 }
 
 /// Its Lease with the record is deleted and made again.
