@@ -2,14 +2,17 @@
 //!
 //! Each failure costs the bridge a signature check or kube-apiserver a token check, with
 //! its webhook where there is one. A source that fails too often is answered 429 until its
-//! budget has recovered. Load balancers give many clients one source address, so the limit
-//! spares all that have ever succeeded: connections that have authenticated, and tokens
-//! that kube-apiserver has accepted lately.
+//! budget has recovered. Load balancers and NAT give many clients one source address, so the
+//! limit spares all that have succeeded: connections that have authenticated, and tokens
+//! that kube-apiserver has accepted lately. A new token is tried before those that have
+//! failed: a tenth of each budget is kept for first tries, and a try that succeeds costs
+//! nothing.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher as _, RandomState};
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use http::HeaderMap;
@@ -23,14 +26,24 @@ use crate::source_network::SourceNetwork;
 /// whole budget, which costs less than a table without a bound.
 const MAX_BUDGETS: usize = 4096;
 
-/// Accepted tokens that are remembered, 100 bytes each.
-const MAX_ACCEPTED_TOKENS: usize = 4096;
+/// Accepted tokens that are remembered, and as many refused ones: 100 bytes each.
+const MAX_TOKENS: usize = 4096;
 
 /// How long an accepted token is remembered: service account tokens are renewed each hour.
 const ACCEPTED_TOKEN_TTL: Duration = Duration::from_hours(1);
 
+/// How long a refused token is remembered: as long as an empty budget takes to be filled.
+const REFUSED_TOKEN_TTL: Duration = REFILL_PERIOD;
+
 /// The period in which an empty budget is filled: the flag counts failures per minute.
 const REFILL_PERIOD: Duration = Duration::from_mins(1);
+
+/// The share of a budget that is kept for first tries, at least one of them.
+const FIRST_TRY_SHARE: f64 = 0.1;
+
+/// Clients that are refused together are told to come back within this time after the
+/// first that may, each at another time.
+const RETRY_SPREAD_SECONDS: u64 = 10;
 
 /// The kind of a credential. Each has a budget of its own, so that refused certificates do
 /// not slow down tokens.
@@ -54,13 +67,23 @@ impl Credential {
     }
 }
 
-/// The budgets of one kind of credential and all sources, over plain data.
+/// Whether a client tries to authenticate for the first time, as far as is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Try {
+    /// On its connection nothing has failed, and its token has not failed lately.
+    First,
+    /// It has failed before.
+    Repeated,
+}
+
+/// The budgets of all sources and kinds of credentials, over plain data. A try takes a
+/// unit of its budget, and gives it back unless it fails.
 #[derive(Debug)]
 struct Budgets {
     /// Failures a minute, and at once.
     allowed: f64,
     by_source: HashMap<Key, Budget>,
-    /// By the time of the last failure, for the bound.
+    /// By the time of the last try, for the bound.
     by_age: BTreeSet<(Instant, Key)>,
 }
 
@@ -68,8 +91,7 @@ type Key = (SourceNetwork, Credential);
 
 #[derive(Debug, Clone, Copy)]
 struct Budget {
-    /// Failures that are left at the time of the last one; below 0 for failures that were
-    /// under way together.
+    /// Units that were left at the time of the last change.
     left: f64,
     at: Instant,
 }
@@ -94,17 +116,42 @@ impl Budgets {
         })
     }
 
-    /// How long a source has to wait, if it has to.
-    fn wait(&self, key: Key, now: Instant) -> Option<Duration> {
-        let missing = 1.0 - self.left(key, now);
-        (missing > 0.0).then(|| Duration::from_secs_f64(missing / self.rate()))
+    /// Takes a unit, or says how long the source has to wait for one.
+    fn take(&mut self, key: Key, attempt: Try, now: Instant) -> Result<(), Duration> {
+        let kept = match attempt {
+            Try::First => 0.0,
+            Try::Repeated => (self.allowed * FIRST_TRY_SHARE).max(1.0),
+        };
+        let left = self.left(key, now);
+        let missing = (1.0 + kept).min(self.allowed) - left;
+        if missing > 0.0 {
+            return Err(Duration::from_secs_f64(missing / self.rate()));
+        }
+        self.set(key, left - 1.0, now);
+        Ok(())
     }
 
-    fn fail(&mut self, key: Key, now: Instant) {
-        let left = (self.left(key, now) - 1.0).max(-self.allowed);
-        if let Some(before) = self.by_source.insert(key, Budget { left, at: now }) {
+    /// Takes a unit for a failure that was not foreseen.
+    fn charge(&mut self, key: Key, now: Instant) {
+        self.set(key, (self.left(key, now) - 1.0).max(0.0), now);
+    }
+
+    /// A try has not failed.
+    fn give_back(&mut self, key: Key, now: Instant) {
+        if self.by_source.contains_key(&key) {
+            self.set(key, self.left(key, now) + 1.0, now);
+        }
+    }
+
+    fn set(&mut self, key: Key, left: f64, now: Instant) {
+        if let Some(before) = self.by_source.remove(&key) {
             self.by_age.remove(&(before.at, key));
         }
+        if left >= self.allowed {
+            // As one that is not known.
+            return;
+        }
+        self.by_source.insert(key, Budget { left, at: now });
         self.by_age.insert((now, key));
         if self.by_source.len() > MAX_BUDGETS
             && let Some((_, oldest)) = self.by_age.pop_first()
@@ -114,25 +161,39 @@ impl Budgets {
     }
 }
 
-/// Tokens that kube-apiserver has accepted, as keyed hashes: a hash that collides spares a
-/// token the limit, and proves nothing.
-#[derive(Debug, Default)]
-struct AcceptedTokens {
+/// Tokens that kube-apiserver has accepted, or refused, as keyed hashes: a hash that
+/// collides spares a token the limit, or the first try, and proves nothing.
+#[derive(Debug)]
+struct Tokens {
+    ttl: Duration,
     until: HashMap<u64, Instant>,
     by_age: BTreeSet<(Instant, u64)>,
 }
 
-impl AcceptedTokens {
-    fn insert(&mut self, token: u64, now: Instant) {
-        let until = now + ACCEPTED_TOKEN_TTL;
-        if let Some(before) = self.until.insert(token, until) {
-            self.by_age.remove(&(before, token));
+impl Tokens {
+    fn remembered_for(ttl: Duration) -> Self {
+        Self {
+            ttl,
+            until: HashMap::new(),
+            by_age: BTreeSet::new(),
         }
+    }
+
+    fn insert(&mut self, token: u64, now: Instant) {
+        self.remove(token);
+        let until = now + self.ttl;
+        self.until.insert(token, until);
         self.by_age.insert((until, token));
-        if self.until.len() > MAX_ACCEPTED_TOKENS
+        if self.until.len() > MAX_TOKENS
             && let Some((_, oldest)) = self.by_age.pop_first()
         {
             self.until.remove(&oldest);
+        }
+    }
+
+    fn remove(&mut self, token: u64) {
+        if let Some(until) = self.until.remove(&token) {
+            self.by_age.remove(&(until, token));
         }
     }
 
@@ -153,7 +214,8 @@ pub(crate) struct AuthenticationLimit {
 #[derive(Debug)]
 struct Shared {
     budgets: Budgets,
-    accepted: AcceptedTokens,
+    accepted: Tokens,
+    refused: Tokens,
 }
 
 /// The token of a request, as the limit knows it.
@@ -171,7 +233,8 @@ impl AuthenticationLimit {
         let shared = (failures_per_minute > 0).then(|| {
             Mutex::new(Shared {
                 budgets: Budgets::new(failures_per_minute),
-                accepted: AcceptedTokens::default(),
+                accepted: Tokens::remembered_for(ACCEPTED_TOKEN_TTL),
+                refused: Tokens::remembered_for(REFUSED_TOKEN_TTL),
             })
         });
         Self {
@@ -188,58 +251,140 @@ impl AuthenticationLimit {
         TokenHash(self.hasher.hash_one(values))
     }
 
-    /// The answer to a request with this credential, if the source has failed too often.
-    pub(crate) fn check(
+    /// Begins to authenticate a request, or gives the answer to it if its source has failed
+    /// too often. `has_failed`: an authentication on this connection has failed. `chance`
+    /// spreads the time at which refused clients come back.
+    pub(crate) fn begin(
         &self,
         source: IpAddr,
         credential: Credential,
         token: Option<TokenHash>,
-    ) -> Option<Status> {
-        let now = Instant::now();
-        let shared = self.shared.as_ref()?;
-        let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
-        if token.is_some_and(|TokenHash(token)| shared.accepted.contains(token, now)) {
-            return None;
-        }
+        has_failed: bool,
+        chance: u64,
+    ) -> Result<Attempt<'_>, Status> {
         let key = (SourceNetwork::of(source), credential);
-        let wait = shared.budgets.wait(key, now)?;
-        Some(too_many(wait))
+        let mut attempt = Attempt {
+            limit: self,
+            key,
+            token,
+            holds_unit: false,
+            is_sent: AtomicBool::new(false),
+            is_settled: AtomicBool::new(false),
+        };
+        let Some(mut shared) = self.lock() else {
+            return Ok(attempt);
+        };
+        let now = Instant::now();
+        let is_known = |tokens: &Tokens| token.is_some_and(|it| tokens.contains(it.0, now));
+        if !is_known(&shared.accepted) {
+            let is_repeated = has_failed || is_known(&shared.refused);
+            let attempted = if is_repeated {
+                Try::Repeated
+            } else {
+                Try::First
+            };
+            if let Err(wait) = shared.budgets.take(key, attempted, now) {
+                // Dropped with nothing to give back.
+                drop(shared);
+                return Err(too_many(retry_after(wait, chance)));
+            }
+            attempt.holds_unit = true;
+        }
+        drop(shared);
+        Ok(attempt)
     }
 
     /// Whether kube-apiserver has accepted this token lately. Not known without a limit.
     pub(crate) fn knows(&self, TokenHash(token): TokenHash) -> bool {
-        self.shared.as_ref().is_some_and(|shared| {
-            let shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
-            shared.accepted.contains(token, Instant::now())
-        })
+        let shared = self.lock();
+        shared.is_some_and(|it| it.accepted.contains(token, Instant::now()))
     }
 
-    /// An authentication of this source has failed.
-    pub(crate) fn failed(&self, source: IpAddr, credential: Credential) {
-        if let Some(shared) = &self.shared {
-            let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
-            let key = (SourceNetwork::of(source), credential);
-            shared.budgets.fail(key, Instant::now());
+    fn lock(&self) -> Option<MutexGuard<'_, Shared>> {
+        let shared = self.shared.as_ref()?;
+        Some(shared.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// What came of a try to authenticate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The credential was accepted.
+    Accepted,
+    /// The credential was refused.
+    Refused,
+    /// Neither: it has not been looked at, as far as is known.
+    Undecided,
+}
+
+/// A request that is being authenticated, on a connection that has not authenticated. A
+/// request that was sent to kube-apiserver and given up before its answer counts as a
+/// failure: kube-apiserver has had the work.
+#[derive(Debug)]
+pub(crate) struct Attempt<'a> {
+    limit: &'a AuthenticationLimit,
+    key: Key,
+    token: Option<TokenHash>,
+    holds_unit: bool,
+    is_sent: AtomicBool,
+    is_settled: AtomicBool,
+}
+
+impl Attempt<'_> {
+    /// The credential is about to be sent to kube-apiserver.
+    pub(crate) fn sent(&self) {
+        self.is_sent.store(true, Ordering::Relaxed);
+    }
+
+    /// What came of it. The first outcome counts.
+    pub(crate) fn settle(&self, outcome: Outcome) {
+        if self.is_settled.swap(true, Ordering::Relaxed) {
+            return;
         }
-    }
-
-    /// kube-apiserver has accepted this token.
-    pub(crate) fn accepted(&self, TokenHash(token): TokenHash) {
-        if let Some(shared) = &self.shared {
-            let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
-            shared.accepted.insert(token, Instant::now());
+        let Some(mut shared) = self.limit.lock() else {
+            return;
+        };
+        let (now, token) = (Instant::now(), self.token.map(|it| it.0));
+        match outcome {
+            Outcome::Refused if self.holds_unit => {}
+            Outcome::Refused => shared.budgets.charge(self.key, now),
+            Outcome::Accepted | Outcome::Undecided if self.holds_unit => {
+                shared.budgets.give_back(self.key, now);
+            }
+            Outcome::Accepted | Outcome::Undecided => {}
+        }
+        match (outcome, token) {
+            (Outcome::Accepted, Some(token)) => {
+                shared.refused.remove(token);
+                shared.accepted.insert(token, now);
+            }
+            (Outcome::Refused, Some(token)) => {
+                shared.accepted.remove(token);
+                shared.refused.insert(token, now);
+            }
+            _ => {}
         }
     }
 }
 
-fn too_many(wait: Duration) -> Status {
-    let seconds = wait.as_secs_f64().ceil().clamp(1.0, 60.0);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "1 to 60"
-    )]
-    let seconds = seconds as u32;
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if !*self.is_sent.get_mut() {
+            self.settle(Outcome::Undecided);
+        }
+    }
+}
+
+/// When a client that has to wait this long is told to come back: clients that are refused
+/// together come at different times.
+fn retry_after(wait: Duration, chance: u64) -> u32 {
+    let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+    // The high bits: the low ones of a multiplied counter have a short period.
+    let spread = (chance >> 32) % RETRY_SPREAD_SECONDS;
+    u32::try_from(seconds.max(1) + spread).unwrap_or(u32::MAX)
+}
+
+fn too_many(seconds: u32) -> Status {
     Status {
         retry_after_seconds: Some(seconds),
         ..Status::new(
@@ -256,8 +401,11 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use http::HeaderValue;
+    use proptest::prelude::*;
 
     use super::*;
+
+    const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
     fn source(number: u32) -> SourceNetwork {
         SourceNetwork::of(Ipv4Addr::from_bits(number).into())
@@ -273,31 +421,115 @@ mod tests {
         let key = (source(1), Credential::Token);
         // Two a second.
         let mut budgets = Budgets::new(120);
-        for _ in 0..119 {
-            budgets.fail(key, start);
-            assert_eq!(budgets.wait(key, start), None);
+        for _ in 0..120 {
+            assert_eq!(budgets.take(key, Try::First, start), Ok(()));
         }
-        budgets.fail(key, start);
-        let half = Some(Duration::from_millis(500));
-        assert_eq!(budgets.wait(key, start), half);
-        assert_eq!(budgets.wait(key, after(1, start)), None);
+        let half = Err(Duration::from_millis(500));
+        assert_eq!(budgets.take(key, Try::First, start), half);
         for other in [
             (source(2), Credential::Token),
             (source(1), Credential::Certificate),
         ] {
-            assert_eq!(budgets.wait(other, start), None, "{other:?}");
+            assert_eq!(budgets.take(other, Try::First, start), Ok(()), "{other:?}");
         }
-        // What was under way together is paid back, and no more than a budget of it.
-        for _ in 0..1000 {
-            budgets.fail(key, start);
-        }
-        assert!(budgets.wait(key, after(60, start)).is_some());
-        assert_eq!(budgets.wait(key, after(61, start)), None);
-        // A budget does not grow.
+        let later = after(1, start);
+        assert_eq!(budgets.take(key, Try::First, later), Ok(()));
+        assert_eq!(budgets.take(key, Try::First, later), Ok(()));
+        assert_eq!(budgets.take(key, Try::First, later), half);
+        // A budget does not grow beyond its size.
+        let later = after(1000, start);
         for _ in 0..120 {
-            budgets.fail(key, after(1000, start));
+            assert_eq!(budgets.take(key, Try::First, later), Ok(()));
         }
-        assert!(budgets.wait(key, after(1000, start)).is_some());
+        assert_eq!(budgets.take(key, Try::First, later), half);
+    }
+
+    #[test]
+    fn the_last_tenth_is_for_first_tries() {
+        let now = Instant::now();
+        let key = (source(1), Credential::Token);
+        for (allowed, repeated, first) in [(600, 540, 60), (10, 9, 1), (2, 1, 1), (1, 1, 0)] {
+            let mut budgets = Budgets::new(allowed);
+            let mut admitted = |attempt| {
+                let mut count = 0;
+                while budgets.take(key, attempt, now).is_ok() {
+                    count += 1;
+                }
+                count
+            };
+            assert_eq!(admitted(Try::Repeated), repeated, "{allowed}");
+            assert_eq!(admitted(Try::First), first, "{allowed}");
+        }
+    }
+
+    #[test]
+    fn a_try_that_does_not_fail_costs_nothing() {
+        let now = Instant::now();
+        let key = (source(1), Credential::Token);
+        let mut budgets = Budgets::new(2);
+        for _ in 0..100 {
+            assert_eq!(budgets.take(key, Try::First, now), Ok(()));
+            budgets.give_back(key, now);
+        }
+        assert!(budgets.by_source.is_empty() && budgets.by_age.is_empty());
+    }
+
+    /// One event of a source: milliseconds since the one before it, and whether the try is
+    /// a first one and fails.
+    fn events() -> impl Strategy<Value = Vec<(u64, bool, bool)>> {
+        let event = (0_u64..2000, any::<bool>(), any::<bool>());
+        prop::collection::vec(event, 0..400)
+    }
+
+    proptest! {
+        /// Guessing stays limited, however tries and successes are mixed.
+        #[test]
+        fn no_sequence_fails_more_often_than_the_budget_allows(
+            allowed in 1_u32..100,
+            events in events(),
+        ) {
+            let key = (source(1), Credential::Token);
+            let mut budgets = Budgets::new(allowed);
+            let (start, mut passed, mut failures) = (Instant::now(), 0, 0_u32);
+            for (millis, is_first, fails) in events {
+                passed += millis;
+                let now = start + Duration::from_millis(passed);
+                let attempt = if is_first { Try::First } else { Try::Repeated };
+                if budgets.take(key, attempt, now).is_ok() {
+                    if fails {
+                        failures += 1;
+                    } else {
+                        budgets.give_back(key, now);
+                    }
+                }
+            }
+            #[expect(clippy::cast_precision_loss, reason = "minutes")]
+            let refilled = f64::from(allowed) * passed as f64 / 60_000.0;
+            prop_assert!(f64::from(failures) <= f64::from(allowed) + refilled + 1e-6);
+        }
+
+        /// A legitimate token that is new is tried at once, whatever those do that have
+        /// failed before.
+        #[test]
+        fn repeated_failures_never_keep_a_first_try_from_being_made(
+            allowed in 2_u32..100,
+            events in events(),
+        ) {
+            let key = (source(1), Credential::Token);
+            let mut budgets = Budgets::new(allowed);
+            let (start, mut passed) = (Instant::now(), 0);
+            for (millis, is_first, _) in events {
+                passed += millis;
+                let now = start + Duration::from_millis(passed);
+                if is_first {
+                    prop_assert_eq!(budgets.take(key, Try::First, now), Ok(()));
+                    budgets.give_back(key, now);
+                } else {
+                    // It fails, if it is tried at all.
+                    let _ = budgets.take(key, Try::Repeated, now);
+                }
+            }
+        }
     }
 
     #[test]
@@ -307,11 +539,11 @@ mod tests {
         let bound = u32::try_from(MAX_BUDGETS).unwrap();
         let key = |number| (source(number), Credential::Token);
         for number in 0..bound {
-            budgets.fail(key(number), after(number.into(), start));
+            budgets.charge(key(number), start + Duration::from_nanos(number.into()));
         }
-        let now = after(bound.into(), start);
-        budgets.fail(key(0), now);
-        budgets.fail(key(bound), now);
+        let now = start + Duration::from_nanos(bound.into());
+        budgets.charge(key(0), now);
+        budgets.charge(key(bound), now);
         assert_eq!(budgets.by_source.len(), MAX_BUDGETS);
         assert_eq!(budgets.by_age.len(), MAX_BUDGETS);
         assert!(budgets.by_source.contains_key(&key(0)));
@@ -319,39 +551,95 @@ mod tests {
     }
 
     #[test]
-    fn accepted_tokens_are_bounded_and_forgotten() {
+    fn tokens_are_bounded_and_forgotten() {
         let start = Instant::now();
-        let mut accepted = AcceptedTokens::default();
-        let count = u64::try_from(MAX_ACCEPTED_TOKENS).unwrap();
+        let mut tokens = Tokens::remembered_for(ACCEPTED_TOKEN_TTL);
+        let count = u64::try_from(MAX_TOKENS).unwrap();
         for token in 0..=count {
-            accepted.insert(token, start + Duration::from_nanos(token));
+            tokens.insert(token, start + Duration::from_nanos(token));
         }
-        assert_eq!(accepted.until.len(), MAX_ACCEPTED_TOKENS);
-        assert_eq!(accepted.by_age.len(), MAX_ACCEPTED_TOKENS);
-        assert!(!accepted.contains(0, start));
-        assert!(accepted.contains(1, start));
-        assert!(!accepted.contains(count, start + ACCEPTED_TOKEN_TTL * 2));
+        assert_eq!(tokens.until.len(), MAX_TOKENS);
+        assert_eq!(tokens.by_age.len(), MAX_TOKENS);
+        assert!(!tokens.contains(0, start));
+        assert!(tokens.contains(1, start));
+        assert!(!tokens.contains(count, start + ACCEPTED_TOKEN_TTL * 2));
+        tokens.remove(1);
+        assert_eq!(tokens.until.len(), tokens.by_age.len());
+        assert!(!tokens.contains(1, start));
     }
 
     #[test]
-    fn a_token_that_was_accepted_is_not_limited() {
+    fn refused_clients_come_back_at_different_times() {
+        let wait = Duration::from_millis(1500);
+        let mut seconds: Vec<_> = (0..RETRY_SPREAD_SECONDS)
+            .map(|chance| retry_after(wait, chance << 32))
+            .collect();
+        seconds.sort_unstable();
+        assert_eq!(seconds, (2..12).collect::<Vec<_>>());
+        assert_eq!(retry_after(Duration::from_nanos(1), 0), 1);
+    }
+
+    fn token(limit: &AuthenticationLimit, value: &'static str) -> Option<TokenHash> {
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, HeaderValue::from_static(value));
+        Some(limit.token(&headers))
+    }
+
+    fn begin<'a>(
+        limit: &'a AuthenticationLimit,
+        value: &'static str,
+        has_failed: bool,
+    ) -> Option<Attempt<'a>> {
+        let token = token(limit, value);
+        let begun = limit.begin(ADDRESS, Credential::Token, token, has_failed, 0);
+        begun.map_err(|status| assert_eq!(status.code, 429)).ok()
+    }
+
+    fn settles(limit: &AuthenticationLimit, value: &'static str, outcome: Outcome) {
+        begin(limit, value, false).unwrap().settle(outcome);
+    }
+
+    #[test]
+    fn a_token_that_was_accepted_is_not_limited_until_it_is_refused() {
         let limit = AuthenticationLimit::new(1);
-        let address = Ipv4Addr::LOCALHOST.into();
-        let token = |value: &'static str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(AUTHORIZATION, HeaderValue::from_static(value));
-            limit.token(&headers)
-        };
-        let (good, bad) = (token("Bearer good"), token("Bearer bad"));
-        limit.accepted(good);
-        limit.failed(address, Credential::Token);
-        assert_eq!(limit.check(address, Credential::Token, Some(good)), None);
-        let refused = limit.check(address, Credential::Token, Some(bad)).unwrap();
-        assert_eq!((refused.code, refused.retry_after_seconds), (429, Some(60)));
-        assert_eq!(limit.check(address, Credential::Certificate, None), None);
+        settles(&limit, "Bearer good", Outcome::Accepted);
+        settles(&limit, "Bearer bad", Outcome::Refused);
+        assert!(begin(&limit, "Bearer good", true).is_some());
+        assert!(begin(&limit, "Bearer other", false).is_none());
+        let certificate = limit.begin(ADDRESS, Credential::Certificate, None, false, 0);
+        assert!(certificate.is_ok());
+        // It was revoked.
+        settles(&limit, "Bearer good", Outcome::Refused);
+        assert!(begin(&limit, "Bearer good", false).is_none());
         // Without a limit, everything passes.
         let unlimited = AuthenticationLimit::new(0);
-        unlimited.failed(address, Credential::Token);
-        assert_eq!(unlimited.check(address, Credential::Token, Some(bad)), None);
+        settles(&unlimited, "Bearer bad", Outcome::Refused);
+        assert!(begin(&unlimited, "Bearer bad", true).is_some());
+    }
+
+    #[test]
+    fn a_first_try_has_neither_a_connection_nor_a_token_that_has_failed() {
+        let limit = AuthenticationLimit::new(2);
+        settles(&limit, "Bearer expired", Outcome::Refused);
+        assert!(begin(&limit, "Bearer expired", false).is_none());
+        assert!(begin(&limit, "Bearer new", true).is_none());
+        assert!(begin(&limit, "Bearer new", false).is_some());
+    }
+
+    #[test]
+    fn what_was_sent_and_given_up_is_a_failure_and_what_was_not_is_none() {
+        let limit = AuthenticationLimit::new(2);
+        for _ in 0..10 {
+            drop(begin(&limit, "Bearer a", false).unwrap());
+        }
+        for outcome in [Outcome::Accepted, Outcome::Undecided] {
+            let attempt = begin(&limit, "Bearer b", false).unwrap();
+            attempt.sent();
+            attempt.settle(outcome);
+        }
+        for value in ["Bearer c", "Bearer d"] {
+            begin(&limit, value, false).unwrap().sent();
+        }
+        assert!(begin(&limit, "Bearer e", false).is_none());
     }
 }

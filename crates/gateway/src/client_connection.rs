@@ -18,6 +18,7 @@ pub(crate) struct ClientConnection {
     source: SocketAddr,
     authenticated: AtomicBool,
     requested: AtomicBool,
+    failed: AtomicBool,
     promotion: Option<Promotion>,
 }
 
@@ -28,6 +29,7 @@ impl ClientConnection {
             source,
             authenticated: AtomicBool::new(false),
             requested: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
             promotion: None,
         }
     }
@@ -59,6 +61,16 @@ impl ClientConnection {
         self.requested.store(true, Ordering::Relaxed);
     }
 
+    /// Whether an authentication on it has failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// An authentication on it has failed.
+    pub(crate) fn note_failure(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
     /// The bridge has verified the certificate of the TLS handshake, or has found none
     /// that it accepts.
     pub(crate) fn note_certificate(&self, class: Class) {
@@ -78,11 +90,14 @@ impl ClientConnection {
     }
 
     /// kube-apiserver has answered a request of this caller. Only kube-apiserver can
-    /// verify a bearer token, and it does so before it authorizes.
-    pub(crate) fn note_answer(&self, token: Option<TokenPlace>, status: StatusCode) {
-        if token.is_some_and(|token| proves_token(token, status)) {
+    /// verify a bearer token, and it does so before it authorizes. Whether the answer
+    /// proves the token.
+    pub(crate) fn note_answer(&self, token: Option<TokenPlace>, status: StatusCode) -> bool {
+        let proves = token.is_some_and(|token| proves_token(token, status));
+        if proves {
             self.authenticate(Class::Authenticated);
         }
+        proves
     }
 
     /// The slot changes once: what a connection has proven first decides its class.

@@ -20,7 +20,7 @@ use skewbridge_api::version::Version as KubeVersion;
 use skewbridge_peers::Peer;
 use skewbridge_signatures::http_signature::Refusal as SignatureRefusal;
 
-use crate::authentication_limit::{AuthenticationLimit, Credential, TokenHash};
+use crate::authentication_limit::{Attempt, AuthenticationLimit, Credential, Outcome, TokenHash};
 use crate::body::{RequestBody, ResponseBody};
 use crate::buffer_budget::{BufferBudget, ClientLimits};
 use crate::caller::{Caller, Presented, Recognised, Trust};
@@ -112,11 +112,16 @@ impl Bridge {
 
     /// Counts a refused credential, and charges it to the source unless the connection has
     /// authenticated.
-    fn note_authentication_failure(&self, client: &ClientConnection, credential: Credential) {
+    fn note_authentication_failure(
+        &self,
+        client: &ClientConnection,
+        credential: Credential,
+        attempt: Option<&Attempt<'_>>,
+    ) {
         self.metrics.connections().authentication_failed(credential);
-        if !client.is_authenticated() {
-            let source = client.source().ip();
-            self.authentication_limit.failed(source, credential);
+        client.note_failure();
+        if let Some(attempt) = attempt {
+            attempt.settle(Outcome::Refused);
         }
     }
 
@@ -252,8 +257,12 @@ impl Connection {
         let format = negotiate_error_format(&head.headers);
         let switch = Switch::read(&head.method, &head.headers);
         let upgrade = clean(head);
-        let recognised = self.recognise(&trust, head, body).await;
-        let (recognised, body) = recognised.map_err(|status| {
+        let authenticated = self.authenticate(&trust, head, body).await;
+        let Authenticated {
+            recognised,
+            body,
+            attempt,
+        } = authenticated.map_err(|status| {
             record.route("refuse");
             respond::status(&status, format)
         })?;
@@ -286,7 +295,10 @@ impl Connection {
         if let Some(recalled) = instead.begin(head, bridge).await {
             record.route("discovery");
             let token = TokenPlace::of(&caller, head);
-            self.0.client.note_answer(token, recalled.status());
+            let proven = self.0.client.note_answer(token, recalled.status());
+            if let (true, Some(attempt)) = (proven, &attempt) {
+                attempt.settle(Outcome::Accepted);
+            }
             return Ok(Carried::Response(recalled));
         }
         self.mark(head);
@@ -312,7 +324,7 @@ impl Connection {
                 is_unproven: token.is_some_and(|it| !bridge.authentication_limit.knows(it)),
             },
             client: &self.0.client,
-            token,
+            attempt: attempt.as_ref(),
             token_place: TokenPlace::of(&caller, head),
             limits: &self.0.limits,
             going: &decided.route,
@@ -345,12 +357,12 @@ impl Connection {
     }
 
     /// Who sent a request; and its body, which of a signed one is whole then.
-    async fn recognise(
+    async fn authenticate(
         &self,
         trust: &Arc<Trust>,
         head: &mut Parts,
         body: RequestBody,
-    ) -> Result<(Recognised, RequestBody), Status> {
+    ) -> Result<Authenticated<'_>, Status> {
         let recognised = self.0.presented.caller(trust, &head.headers);
         let signatures = self.0.bridge.signatures.as_ref();
         let signatures = signatures.filter(|_| signatures::concern(&recognised.caller, head));
@@ -360,49 +372,62 @@ impl Connection {
             (Caller::Unauthorized, None) => Some(Credential::Certificate),
             _ => None,
         };
-        if let Some(credential) = credential {
-            self.limit_failures(&recognised.caller, credential, head)?;
-        }
+        let attempt = match credential {
+            Some(credential) => self.attempt(&recognised.caller, credential, head)?,
+            None => None,
+        };
         let Some(signatures) = signatures else {
             if credential == Some(Credential::Certificate) {
-                self.note_failure(Credential::Certificate);
+                self.note_failure(Credential::Certificate, attempt.as_ref());
             }
-            return Ok((recognised, body));
+            return Ok(Authenticated {
+                recognised,
+                body,
+                attempt,
+            });
         };
         // Boxed: most requests do not come here, and watches are many.
         let judged = Box::pin(self.judge(signatures, recognised, head, body)).await;
-        judged.map_err(|rejected| {
-            let status = rejected.status();
-            if status.code == StatusCode::UNAUTHORIZED {
-                self.note_failure(Credential::Signature);
+        match judged {
+            Ok((recognised, body)) => Ok(Authenticated {
+                recognised,
+                body,
+                // The signature is valid, and what kube-apiserver answers says no more of it.
+                attempt: None,
+            }),
+            Err(rejected) => {
+                let status = rejected.status();
+                if status.code == StatusCode::UNAUTHORIZED {
+                    self.note_failure(Credential::Signature, attempt.as_ref());
+                }
+                Err(status)
             }
-            status
-        })
+        }
     }
 
-    fn note_failure(&self, credential: Credential) {
+    fn note_failure(&self, credential: Credential, attempt: Option<&Attempt<'_>>) {
         let Inner { bridge, client, .. } = &*self.0;
-        bridge.note_authentication_failure(client, credential);
+        bridge.note_authentication_failure(client, credential, attempt);
     }
 
     /// Refuses a credential of a source that had too many failures. Connections that have
     /// authenticated are not limited.
-    fn limit_failures(
+    fn attempt(
         &self,
         caller: &Caller,
         credential: Credential,
         head: &Parts,
-    ) -> Result<(), Status> {
+    ) -> Result<Option<Attempt<'_>>, Status> {
         let Inner { bridge, client, .. } = &*self.0;
         if client.is_authenticated() {
-            return Ok(());
+            return Ok(None);
         }
         let (source, token) = (client.source().ip(), self.unproven_token(caller, head));
-        let refused = (bridge.authentication_limit).check(source, credential, token);
-        refused.map_or(Ok(()), |status| {
+        let (limit, failed) = (&bridge.authentication_limit, client.has_failed());
+        let begun = limit.begin(source, credential, token, failed, bridge.chance());
+        begun.map(Some).inspect_err(|_| {
             let metrics = bridge.metrics.connections();
             metrics.authentication_limited(credential);
-            Err(status)
         })
     }
 
@@ -565,7 +590,7 @@ fn finish(bridge: &Bridge, decided: &Decided, mut reply: Reply) -> Carried {
 pub(crate) struct Trip<'a> {
     envoy: Envoy<'a>,
     client: &'a ClientConnection,
-    token: Option<TokenHash>,
+    attempt: Option<&'a Attempt<'a>>,
     token_place: Option<TokenPlace>,
     limits: &'a ClientLimits,
     going: &'a Going,
@@ -617,7 +642,13 @@ impl Trip<'_> {
                 }
             }
         };
+        if let Some(attempt) = self.attempt {
+            attempt.sent();
+        }
         let reply = self.deadline.enforce(sent).await.map_err(|unanswered| {
+            if let Some(attempt) = self.attempt {
+                attempt.settle(Outcome::Undecided);
+            }
             let mut answer = self.refuse_by_detail(&unanswered.status);
             if self.from_peer && unanswered.untouched {
                 not_processed(answer.headers_mut());
@@ -630,18 +661,19 @@ impl Trip<'_> {
 
     /// What the status of an answer says of the caller's token.
     fn note_answer(&self, status: StatusCode) {
-        self.client.note_answer(self.token_place, status);
+        let proven = self.client.note_answer(self.token_place, status);
         if matches!(self.envoy.caller, Caller::Bearer)
             && status == StatusCode::UNAUTHORIZED
             && !self.is_of_workload()
         {
             let bridge = self.bridge();
-            bridge.note_authentication_failure(self.client, Credential::Token);
-        }
-        if let Some(token) = self.token
-            && self.client.is_authenticated()
-        {
-            self.bridge().authentication_limit.accepted(token);
+            bridge.note_authentication_failure(self.client, Credential::Token, self.attempt);
+        } else if let Some(attempt) = self.attempt {
+            attempt.settle(if proven {
+                Outcome::Accepted
+            } else {
+                Outcome::Undecided
+            });
         }
     }
 
@@ -710,6 +742,14 @@ const ADMIN_SAYS_WHY: &str = "/readyz?verbose at --admin-address says why";
 /// Why the bridge itself is not ready.
 const LEAVING: &str = "the bridge is shutting down";
 const NOT_ACQUAINTED: &str = "the bridge has not heard from upstream yet";
+
+/// A request of which it is known who sent it.
+struct Authenticated<'a> {
+    recognised: Recognised,
+    body: RequestBody,
+    /// kube-apiserver is to verify its credential.
+    attempt: Option<Attempt<'a>>,
+}
 
 /// Marks an answer to a request that a peer has passed on.
 #[derive(Debug, Clone, Copy)]

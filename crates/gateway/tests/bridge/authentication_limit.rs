@@ -1,5 +1,8 @@
 //! Failed authentications of one source: limited, and only for those that fail.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use skewbridge_gateway::Handle;
 use skewbridge_testkit::{ApiServer, H1Client, Options, Reply, Response, TlsClient};
 
@@ -14,24 +17,35 @@ struct Scene {
     bed: Bed,
     bridge: Handle,
     upstream: ApiServer,
+    /// Upstream refuses all tokens.
+    revoked: Arc<AtomicBool>,
 }
 
 async fn scene() -> Scene {
+    limited(LIMIT).await
+}
+
+async fn limited(limit: u32) -> Scene {
     let bed = Bed::new();
-    let upstream = ApiServer::start(Options::new(bed.upstream.clone()), |seen| {
+    let revoked = Arc::new(AtomicBool::new(false));
+    let refuses = revoked.clone();
+    let upstream = ApiServer::start(Options::new(bed.upstream.clone()), move |seen| {
         match seen.header("authorization") {
+            Some(_) if refuses.load(Ordering::Relaxed) => Reply::new(401),
             None | Some("Bearer good") => Reply::json("{}"),
+            Some(token) if token.starts_with("Bearer new-") => Reply::json("{}"),
             _ => Reply::new(401),
         }
     })
     .await;
     let mut config = bed.config(upstream.addr());
-    config.limits.max_authentication_failures_per_source = LIMIT;
+    config.limits.max_authentication_failures_per_source = limit;
     let bridge = bed::start(&config);
     Scene {
         bed,
         bridge,
         upstream,
+        revoked,
     }
 }
 
@@ -118,6 +132,49 @@ async fn refused_certificates_are_limited_by_themselves() {
     assert_eq!(get(&mut refused, &bearer("good")).await.status, 200);
     let failures = "skewbridge_authentication_failures_total";
     assert_eq!(scene.counted(failures, "certificate").await, Some(1.0));
+}
+
+/// Behind NAT or a load balancer, after a restart of the bridge: all tokens are new.
+#[tokio::test]
+async fn new_tokens_pass_while_others_of_the_same_source_fail_all_the_time() {
+    // One of two is for first tries, and no other one while a test runs.
+    let scene = limited(2).await;
+    let mut guesser = scene.anonymous().await;
+    let flood = async |guesser: &mut H1Client| {
+        for guess in 0..20 {
+            let answer = get(guesser, &bearer(&format!("guess-{guess}"))).await;
+            if answer.status == 429 {
+                return;
+            }
+            assert_eq!(answer.status, 401);
+        }
+        panic!("guesses are not limited");
+    };
+    for client in 0..10 {
+        flood(&mut guesser).await;
+        let mut new = scene.anonymous().await;
+        let answer = get(&mut new, &bearer(&format!("new-{client}"))).await;
+        assert_eq!(answer.status, 200);
+        // A token that was refused is no first try on another connection either.
+        let mut again = scene.anonymous().await;
+        status(&get(&mut again, &bearer("guess-0")).await, 429);
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_is_refused_after_it_was_accepted_is_limited_again() {
+    let scene = scene().await;
+    let mut client = scene.anonymous().await;
+    assert_eq!(get(&mut client, &bearer("new-a")).await.status, 200);
+    let mut guesser = scene.anonymous().await;
+    assert_eq!(get(&mut guesser, &bearer("guess")).await.status, 401);
+    let mut later = scene.anonymous().await;
+    assert_eq!(get(&mut later, &bearer("new-a")).await.status, 200);
+    scene.revoked.store(true, Ordering::Relaxed);
+    let mut later = scene.anonymous().await;
+    assert_eq!(get(&mut later, &bearer("new-a")).await.status, 401);
+    let mut later = scene.anonymous().await;
+    status(&get(&mut later, &bearer("new-a")).await, 429);
 }
 
 async fn get_of_workload(client: &mut H1Client, token: &str) -> u16 {
