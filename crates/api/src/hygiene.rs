@@ -153,11 +153,21 @@ pub fn remove_peer_hop(headers: &mut HeaderMap) {
 /// What earlier hops may say in `X-Forwarded-For`: about 100 addresses of IPv6.
 pub const MAX_FORWARDED_FOR_BYTES: usize = 4 * 1024;
 
+/// What became of the hops in a client's `X-Forwarded-For`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hops {
+    /// All stay.
+    All,
+    /// The oldest were left out.
+    Shortened,
+}
+
 /// Says for whom, for which host and by which scheme the request came.
 /// Addresses of earlier hops stay in front, as with every proxy: kube-apiserver
 /// writes them all into its audit log. Of more than [`MAX_FORWARDED_FOR_BYTES`] the newest
 /// hops stay: the oldest are those that a client can invent.
-pub fn forwarded(headers: &mut HeaderMap, client: IpAddr) {
+pub fn forwarded(headers: &mut HeaderMap, client: IpAddr) -> Hops {
+    let mut hops = Hops::All;
     let mut newest = Vec::new();
     let mut room = MAX_FORWARDED_FOR_BYTES;
     let values = headers.get_all(&FORWARDED_FOR).iter().rev();
@@ -169,11 +179,12 @@ pub fn forwarded(headers: &mut HeaderMap, client: IpAddr) {
         }
         let tail = &text[text.len() - room..];
         newest.extend(tail.split_once(',').map(|(_, hops)| hops.trim_start()));
+        hops = Hops::Shortened;
         break;
     }
     let mut chain = String::new();
-    for hops in newest.iter().rev() {
-        chain.push_str(hops);
+    for value in newest.iter().rev() {
+        chain.push_str(value);
         chain.push_str(", ");
     }
     // Writing to a String does not fail, and what was a value stays one.
@@ -185,6 +196,7 @@ pub fn forwarded(headers: &mut HeaderMap, client: IpAddr) {
         headers.insert(FORWARDED_HOST, host);
     }
     headers.insert(FORWARDED_PROTO, HeaderValue::from_static("https"));
+    hops
 }
 
 /// How one bridge marks the requests that pass it, so that it knows its own

@@ -19,6 +19,7 @@ use crate::caller::{Caller, Trust};
 use crate::cluster::Place;
 use crate::config::Limits;
 use crate::flow::Bridge;
+use crate::header_metrics::HeaderLimit;
 use crate::peer_metrics::PeerError;
 use crate::upstream::{Pools, Prefer, SendError};
 
@@ -198,6 +199,11 @@ impl Envoy<'_> {
             return Err(SendError::Declined(StatusCode::NOT_FOUND));
         }
         Ok(Response::from_parts(head, body))
+    }
+
+    /// Counts a limit on headers that it has met.
+    pub(crate) fn met_header_limit(&self, limit: HeaderLimit) {
+        self.bridge.metrics.headers().met(limit);
     }
 
     /// Counts why a peer did not take it.

@@ -12,7 +12,7 @@ use http::header::{CONNECTION, DATE, HOST, UPGRADE};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
-use skewbridge_api::hygiene::{self, ViaToken};
+use skewbridge_api::hygiene::{self, Hops, ViaToken};
 use skewbridge_api::media::{Format, negotiate_error_format};
 use skewbridge_api::request_info::{DecodedPath, RequestInfo, Verb};
 use skewbridge_api::status::Status;
@@ -30,6 +30,7 @@ use crate::config::{BridgeUser, Limits};
 use crate::date;
 use crate::drain::Drain;
 use crate::envoy::{Deadline, Envoy, Subject, by_bridge, not_processed, remove_between_bridges};
+use crate::header_metrics::HeaderLimit;
 use crate::health;
 use crate::local;
 use crate::metrics::Metrics;
@@ -157,6 +158,10 @@ pub(crate) struct Inner {
 impl Service for Connection {
     fn limits(&self) -> &ClientLimits {
         &self.0.limits
+    }
+
+    fn met_header_limit(&self, limit: HeaderLimit) {
+        self.0.bridge.metrics.headers().met(limit);
     }
 
     fn refused(&self, status: StatusCode) {
@@ -547,10 +552,10 @@ impl Connection {
             let host = self.0.bridge.default_host.clone();
             head.headers.insert(HOST, host);
         }
-        hygiene::forwarded(
-            &mut head.headers,
-            self.0.client.source().ip().to_canonical(),
-        );
+        let source = self.0.client.source().ip().to_canonical();
+        if hygiene::forwarded(&mut head.headers, source) == Hops::Shortened {
+            self.met_header_limit(HeaderLimit::ForwardedForShortened);
+        }
         self.0.bridge.via.add(&mut head.headers, head.version);
     }
 }

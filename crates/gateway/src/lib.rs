@@ -35,6 +35,7 @@ mod envoy;
 pub mod flow;
 mod gzip;
 mod header_bounds;
+mod header_metrics;
 pub mod health;
 mod listener;
 mod local;

@@ -11,6 +11,7 @@ use crate::body::ResponseBody;
 use crate::cluster::{Hint, Place};
 use crate::envoy::{Envoy, Unanswered};
 use crate::header_bounds;
+use crate::header_metrics::HeaderLimit;
 use crate::peer;
 use crate::record::Record;
 use crate::respond;
@@ -37,6 +38,7 @@ pub(crate) async fn forward(
     let introduced = envoy.introduce_here(request.headers_mut());
     introduced.map_err(Unanswered::perhaps_done)?;
     let bytes = header_bounds::check_outgoing(request.method(), request.uri(), request.headers())
+        .inspect_err(|_| envoy.met_header_limit(HeaderLimit::OutgoingTooLarge))
         .map_err(Unanswered::perhaps_done)?;
     request.body_mut().set_header_bytes(bytes);
     let outcome = match send(envoy, pool, request).await {

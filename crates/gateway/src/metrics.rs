@@ -17,6 +17,7 @@ use prometheus_client::registry::Registry;
 use crate::buffer_budget::BufferMetrics;
 use crate::connection_metrics::ConnectionMetrics;
 use crate::discovery_metrics::DiscoveryMetrics;
+use crate::header_metrics::HeaderMetrics;
 use crate::peer_metrics::PeerMetrics;
 use crate::process_metrics::ProcessMetrics;
 use crate::self_test::{Test, Verdict};
@@ -51,6 +52,7 @@ struct Inner {
     signatures: SignatureMetrics,
     connections: ConnectionMetrics,
     buffers: BufferMetrics,
+    headers: HeaderMetrics,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -198,6 +200,7 @@ impl Metrics {
         let signatures = SignatureMetrics::register(&mut registry);
         let connections = ConnectionMetrics::register(&mut registry);
         let buffers = BufferMetrics::register(&mut registry);
+        let headers = HeaderMetrics::register(&mut registry);
         registry.register_collector(Box::new(ProcessMetrics));
         Self(Arc::new(Inner {
             registry,
@@ -219,6 +222,7 @@ impl Metrics {
             signatures,
             connections,
             buffers,
+            headers,
         }))
     }
 
@@ -257,6 +261,11 @@ impl Metrics {
     /// Bytes held for clients.
     pub(crate) fn buffers(&self) -> &BufferMetrics {
         &self.0.buffers
+    }
+
+    /// Limits on headers.
+    pub(crate) fn headers(&self) -> &HeaderMetrics {
+        &self.0.headers
     }
 
     pub(crate) fn request(

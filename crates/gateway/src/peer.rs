@@ -17,6 +17,7 @@ use crate::caller::Caller;
 use crate::cluster::Hint;
 use crate::envoy::{Envoy, LIVENESS_CHECK_DELAY, Unanswered, is_not_processed};
 use crate::header_bounds;
+use crate::header_metrics::HeaderLimit;
 use crate::peer_metrics::PeerError;
 use crate::record::{CLIENT_LEFT, Record};
 use crate::respond;
@@ -280,6 +281,7 @@ async fn send(
     let introduced = envoy.introduce_there(request.headers_mut(), version);
     introduced.map_err(Failed::Status)?;
     let bytes = header_bounds::check_outgoing(request.method(), request.uri(), request.headers())
+        .inspect_err(|_| envoy.met_header_limit(HeaderLimit::OutgoingTooLarge))
         .map_err(Failed::Status)?;
     request.body_mut().set_header_bytes(bytes);
     let leg = leg(envoy.caller, peer.record.is_bridge, envoy.is_unproven);

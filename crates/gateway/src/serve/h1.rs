@@ -20,7 +20,7 @@ use skewbridge_wire::Buffered;
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::{Answer, ClientIo, CloseConnection, Service};
+use super::{Answer, ClientIo, CloseConnection, HeaderLimit, Service};
 use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody};
 use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
 use crate::drain::Drain;
@@ -68,6 +68,9 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, patience: Patience, mut
         let head = match next_head(&wire, patience, limits, &mut drain).await {
             Next::Head(head) => *head,
             Next::Refused(error) => {
+                if error == HeadError::TooLarge {
+                    service.met_header_limit(HeaderLimit::RequestTooLarge);
+                }
                 let response = respond::bad_head(error);
                 service.refused(response.status());
                 refuse(&wire, response).await;

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::h1::{Patience, expects_continue};
 use super::received::Received;
-use super::{Answer, ClientIo, CloseConnection, Service};
+use super::{Answer, ClientIo, CloseConnection, HeaderLimit, Service};
 use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody, poll_stream};
 use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
 use crate::drain::Drain;
@@ -97,6 +97,7 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, bounds: Bounds, mut dra
     let active = Active::default();
     let mut registered = None;
     let mut told = false;
+    let mut expanded = false;
     let mut idle = pin!(sleep_until(Instant::now() + bounds.patience.idle));
     loop {
         tokio::select! {
@@ -110,6 +111,10 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, bounds: Bounds, mut dra
                     limits.is_authenticated(),
                     Instant::now(),
                 );
+                if pace == Pace::End && !expanded {
+                    expanded = true;
+                    service.met_header_limit(HeaderLimit::ExpansionEnded);
+                }
                 if active.is_abused() || pace == Pace::End {
                     connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
                     continue;
@@ -313,13 +318,15 @@ async fn answer<S: Service>(
         answered: false,
     }));
     if let Pace::After(delay) = pace {
+        service.met_header_limit(HeaderLimit::ExpansionDelayed);
         sleep(delay).await;
     }
     let (mut head, stream) = request.into_parts();
     let method = head.method.clone();
     let checked = not_too_large(head.headers.len(), size)
+        .inspect_err(|_| service.met_header_limit(HeaderLimit::RequestTooLarge))
         .and_then(|()| one_authority(&mut head).map_err(Status::bad_request))
-        .and_then(|()| one_cookie(&mut head))
+        .and_then(|()| one_cookie(&mut head, &service))
         .and_then(|()| one_length(&head).map_err(Status::bad_request));
     if let Err(status) = checked {
         let bodiless = method == Method::HEAD;
@@ -438,7 +445,7 @@ fn one_authority(head: &mut http::request::Parts) -> Result<(), &'static str> {
 }
 
 /// RFC 9113, 8.2.3: the fields of `Cookie` are joined for the HTTP/1.1 behind us.
-fn one_cookie(head: &mut http::request::Parts) -> Result<(), Status> {
+fn one_cookie<S: Service>(head: &mut http::request::Parts, service: &S) -> Result<(), Status> {
     let crumbs: Vec<_> = head.headers.get_all(COOKIE).iter().collect();
     if crumbs.len() > 1 {
         let joined = crumbs
@@ -447,6 +454,7 @@ fn one_cookie(head: &mut http::request::Parts) -> Result<(), Status> {
             .collect::<Vec<_>>()
             .join(&b"; "[..]);
         if joined.len() > MAX_JOINED_COOKIE_BYTES {
+            service.met_header_limit(HeaderLimit::CookieTooLarge);
             return Err(Status::header_fields_too_large(format!(
                 "the request's Cookie is larger than {MAX_JOINED_COOKIE_BYTES} bytes"
             )));

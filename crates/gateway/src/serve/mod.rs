@@ -16,6 +16,7 @@ pub use io::ClientIo;
 
 use crate::body::{RequestBody, ResponseBody};
 pub use crate::buffer_budget::ClientLimits;
+pub use crate::header_metrics::HeaderLimit;
 use crate::record::Record;
 use crate::streams::Switched;
 
@@ -26,6 +27,9 @@ pub trait Service: Clone + Send + Sync + 'static {
 
     /// Something came that was no request, and was answered with this.
     fn refused(&self, status: StatusCode);
+
+    /// A request or its connection has met a limit on headers.
+    fn met_header_limit(&self, _limit: HeaderLimit) {}
 
     /// What one client connection may take. A server of its own trusts its clients.
     fn limits(&self) -> &ClientLimits {

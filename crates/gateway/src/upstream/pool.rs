@@ -17,6 +17,7 @@ use super::h1::{H1Connection, headers_for_h1};
 use super::h2::{self, H2Connection, Stream};
 use super::{ConnectError, Prefer, Repeat, Replay, Reply, SendError, Target, UpstreamIo};
 use crate::header_bounds;
+use crate::header_metrics::{HeaderLimit, HeaderMetrics};
 use crate::metrics::{Gauge, Metrics};
 use crate::serve::CloseConnection;
 
@@ -50,6 +51,7 @@ pub struct Pool {
     ends_anonymous: AtomicU8,
     exclusive: Arc<Semaphore>,
     gauges: Gauges,
+    headers: HeaderMetrics,
 }
 
 const UNKNOWN: u8 = 0;
@@ -97,6 +99,7 @@ impl Pool {
                 h2: metrics.upstream_connections(leg, "h2"),
                 streams: metrics.upstream_streams(leg),
             },
+            headers: metrics.headers().clone(),
         })
     }
 
@@ -202,9 +205,11 @@ impl Pool {
     /// nothing else.
     async fn exclusive_channel(&self, repeat: Repeat) -> Result<Channel, ConnectError> {
         let Ok(permit) = self.exclusive.clone().try_acquire_owned() else {
+            self.headers.met(HeaderLimit::OwnConnectionRefused);
             let cause = format_args!("{MAX_EXCLUSIVE} requests with large headers are under way");
             return Err(self.target.failed(cause));
         };
+        self.headers.met(HeaderLimit::OwnConnection);
         if !self.h2_only.load(Ordering::Relaxed) {
             // A connection that upstream is about to close fails a write for good.
             if repeat == Repeat::Harmless

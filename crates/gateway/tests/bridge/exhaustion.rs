@@ -10,10 +10,10 @@ use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::Limits;
 use skewbridge_testkit::h2frames::{self, Frame, code, flag, kind, setting};
 use skewbridge_testkit::{
-    ApiServer, BodySender, Connection, Options, PATIENCE, RawServer, Reply, Seen, TlsClient,
-    eventually,
+    ApiServer, BodySender, Connection, H2Client, Options, PATIENCE, RawServer, Reply, Seen,
+    TlsClient, eventually,
 };
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 
@@ -96,6 +96,12 @@ impl Scene {
         let mut io = client.connect(address, "localhost").await.unwrap();
         h2frames::open(&mut io, settings).await.unwrap();
         io
+    }
+
+    /// How often a limit on headers was met.
+    async fn header_limit(&self, limit: &str) -> Option<f64> {
+        let labels = [("limit", limit)];
+        self.metric("skewbridge_header_limits_total", &labels).await
     }
 
     async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
@@ -365,6 +371,8 @@ async fn unauthenticated_hpack_expansion_closes_the_connection() {
     }
     let sent_up = header_bytes(&requests(&scene.upstream));
     assert!(sent_up < 8 << 20, "{} MiB", sent_up >> 20);
+    assert_eq!(scene.header_limit("expansion-ended").await, Some(1.0));
+    assert!(scene.header_limit("expansion-delayed").await >= Some(1.0));
 }
 
 #[tokio::test]
@@ -410,6 +418,7 @@ async fn large_headers_never_share_a_connection() {
         assert_eq!(victim.get("/api").await.unwrap().status, 200);
         let last = requests(&scene.upstream).pop().unwrap();
         assert_eq!(last.connection, shared);
+        assert_eq!(scene.header_limit("own-connection").await, Some(1.0));
     }
 }
 
@@ -460,6 +469,8 @@ async fn what_becomes_too_large_by_what_the_bridge_adds_is_431() {
     let answer = client.request(request(150), "").await.unwrap();
     status(&answer, 431);
     assert_eq!(requests(&scene.upstream).len(), 1);
+    assert_eq!(scene.header_limit("outgoing-too-large").await, Some(1.0));
+    assert_eq!(scene.header_limit("request-too-large").await, Some(0.0));
 }
 
 #[tokio::test]
@@ -486,6 +497,63 @@ async fn joined_values_are_capped() {
     let chain = seen.all("x-forwarded-for").join(", ");
     assert!(chain.len() < 4200, "{}", chain.len());
     assert!(chain.ends_with(", 127.0.0.1"), "the newest hop stays");
+    assert_eq!(scene.header_limit("cookie-too-large").await, Some(1.0));
+    let shortened = scene.header_limit("forwarded-for-shortened");
+    assert_eq!(shortened.await, Some(1.0));
+}
+
+#[tokio::test]
+async fn headers_that_are_too_large_as_they_come_are_431_and_counted() {
+    let scene = scene(|_| {}).await;
+    let client = scene.bed.client().http2(scene.bridge.address()).await;
+    let mut request = Request::get("https://k/api");
+    for number in 0..11 {
+        request = request.header(format!("x-{number}"), "x".repeat(100_000));
+    }
+    let answer = client.unwrap().request(request.body(()).unwrap(), "").await;
+    status(&answer.unwrap(), 431);
+    assert_eq!(scene.header_limit("request-too-large").await, Some(1.0));
+    let client = scene.bed.client().http1(scene.bridge.address()).await;
+    let mut client = client.unwrap();
+    let large = "x".repeat(2 << 20);
+    // It may be answered and closed while it is still sent.
+    let _ = client
+        .send(format!("GET /api HTTP/1.1\r\nHost: k\r\nX: {large}"))
+        .await;
+    eventually("it is counted", PATIENCE, async || {
+        scene.header_limit("request-too-large").await == Some(2.0)
+    })
+    .await;
+    assert_eq!(requests(&scene.upstream).len(), 0);
+}
+
+/// 64 of them at one time are under way.
+#[tokio::test]
+async fn requests_with_large_headers_are_bounded() {
+    let scene = scene(|_| {}).await;
+    let client = scene.bed.client().http2(scene.bridge.address()).await;
+    let client = client.unwrap();
+    let large = "x".repeat(100_000);
+    let request = |path: &str| {
+        let request = Request::get(format!("https://k{path}")).header("x-large", &large);
+        request.body(()).unwrap()
+    };
+    let mut under_way = Vec::new();
+    for _ in 0..64 {
+        let mut stream = client.stream(request("/never")).await.unwrap();
+        stream.finish().unwrap();
+        under_way.push(stream);
+    }
+    eventually("all are under way", PATIENCE, async || {
+        scene.header_limit("own-connection").await == Some(64.0)
+    })
+    .await;
+    let refused = client.request(request("/api"), "").await.unwrap();
+    status(&refused, 503);
+    // Once more after a moment, as with every connection that fails.
+    let refused = scene.header_limit("own-connection-refused").await;
+    assert_eq!(refused, Some(2.0));
+    drop(under_way);
 }
 
 /// kube-apiserver ends the HTTP/2 connection of a caller without an identity with its answer.
@@ -529,6 +597,168 @@ async fn goaway_for_anonymous_callers_reaches_them_and_no_user() {
             let since = until_pong(&mut user).await;
             assert!(!kinds(&since).contains(&kind::GOAWAY), "{since:?}");
         }
+    }
+}
+
+/// kube-apiserver ends a connection with its 401, and other users' requests on it may meet that.
+#[tokio::test]
+async fn tokens_that_are_not_accepted_yet_share_no_connection_with_accepted_ones() {
+    let bed = Bed::new();
+    let upstream = ApiServer::start(Options::new(bed.upstream.clone()), |seen| {
+        match seen.header("authorization") {
+            None | Some("Bearer good") => Reply::json("{}"),
+            _ => Reply::new(401),
+        }
+    })
+    .await;
+    let bridge = bed.bridge(upstream.addr());
+    let connection = async |client: &H2Client, token: Option<&str>| {
+        let mut request = Request::get("https://k/api");
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        client.request(request.body(()).unwrap(), "").await.unwrap();
+        requests(&upstream).pop().unwrap().connection
+    };
+    let open = async || bed.client().http2(bridge.address()).await.unwrap();
+    let user = open().await;
+    let unproven = connection(&user, Some("good")).await;
+    let accepted = connection(&user, Some("good")).await;
+    assert_ne!(unproven, accepted);
+    for (client, token, expected) in [
+        (open().await, Some("junk"), unproven),
+        (open().await, None, unproven),
+        // Accepted before, on another connection.
+        (open().await, Some("good"), accepted),
+        (user, Some("good"), accepted),
+    ] {
+        let connection = connection(&client, token).await;
+        assert_eq!(connection, expected, "{token:?}");
+    }
+}
+
+/// Streams whose answers are small cost memory as well.
+#[tokio::test]
+async fn the_state_of_stalled_streams_counts() {
+    const STREAMS: u32 = 8;
+    let scene = scene(|limits| limits.unauthenticated_stall_timeout = PATIENCE).await;
+    let mut io = scene.closed_window(&scene.bed.client()).await;
+    for number in 0..STREAMS {
+        let stream = 2 * number + 1;
+        say(
+            &mut io,
+            h2frames::headers(stream, WHOLE, &get_block("/api")),
+        )
+        .await;
+        frame_of(&mut io, kind::HEADERS, stream).await;
+    }
+    eventually("each counts with 4 KiB", PATIENCE, async || {
+        scene.metric(BUFFERED, &[]).await >= Some(f64::from(STREAMS * 4096))
+    })
+    .await;
+    drop(io);
+    eventually("nothing is held", PATIENCE, async || {
+        scene.metric(BUFFERED, &[]).await == Some(0.0)
+    })
+    .await;
+}
+
+/// Of a body that upstream took late: it counts while it waits, and not while its answer does.
+#[tokio::test]
+async fn a_body_that_has_waited_is_released_before_its_answer() {
+    const FIRST: usize = 4 * DATA_FRAME;
+    const WHOLE_BODY: usize = FIRST + DATA_FRAME;
+    for version in [Version::HTTP_2, Version::HTTP_11] {
+        let bed = Bed::new();
+        let (takes, taken) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let may_send = (takes.clone(), taken.clone());
+        let upstream = RawServer::start(&bed.upstream, None, &["h2"], move |mut conn| {
+            let (takes, taken) = may_send.clone();
+            async move {
+                conn.accept_h2(&[(setting::INITIAL_WINDOW_SIZE, 0)]).await;
+                let stream = loop {
+                    let head = h2frames::read_until(&mut conn.io, kind::HEADERS).await;
+                    let Ok(Frame { header, .. }) = head else {
+                        return;
+                    };
+                    if !header.has(flag::END_STREAM) {
+                        break header.stream;
+                    }
+                    let block = h2frames::literal(":status", "200");
+                    let answer = h2frames::headers(header.stream, WHOLE, &block);
+                    say(&mut conn.io, answer).await;
+                };
+                takes.notified().await;
+                for stream in [0, stream] {
+                    say(&mut conn.io, h2frames::window_update(stream, 1 << 20)).await;
+                }
+                loop {
+                    let data = h2frames::read_until(&mut conn.io, kind::DATA).await;
+                    if data.unwrap().header.has(flag::END_STREAM) {
+                        break;
+                    }
+                }
+                taken.notify_one();
+                // The answer does not come.
+                let _ = h2frames::read_until(&mut conn.io, kind::GOAWAY).await;
+            }
+        })
+        .await;
+        let bridge = bed.bridge(upstream.addr());
+        let buffered = async || {
+            let scrape = plain::scrape(bridge.admin_address()).await;
+            scrape.value(BUFFERED, &[]).unwrap()
+        };
+        let is_h2 = version == Version::HTTP_2;
+        let alpn = if is_h2 { "h2" } else { "http/1.1" };
+        let user = bed.user("alice", &[]).alpn(&[alpn]);
+        let mut io = user.connect(bridge.address(), "localhost").await.unwrap();
+        let part = [b'x'; DATA_FRAME];
+        // The first request has the bridge know the window of its connection to upstream.
+        if is_h2 {
+            h2frames::open(&mut io, &[]).await.unwrap();
+            say(&mut io, h2frames::headers(1, WHOLE, &get_block("/api"))).await;
+            frame_of(&mut io, kind::HEADERS, 1).await;
+            let head = h2frames::headers(3, flag::END_HEADERS, &post_block("/api"));
+            say(&mut io, head).await;
+            for _ in 0..FIRST / DATA_FRAME {
+                say(&mut io, h2frames::data(3, flag::NONE, &part)).await;
+            }
+        } else {
+            say(&mut io, "GET /api HTTP/1.1\r\nHost: k\r\n\r\n").await;
+            let mut line = String::new();
+            while line != "\r\n" {
+                line.clear();
+                let read = io.read_line(&mut line);
+                timeout(PATIENCE, read).await.expect("a head").unwrap();
+            }
+            let length = format!("Content-Length: {WHOLE_BODY}");
+            let head = format!("POST /api HTTP/1.1\r\nHost: k\r\n{length}\r\n\r\n");
+            say(&mut io, head).await;
+            for _ in 0..FIRST / DATA_FRAME {
+                say(&mut io, part).await;
+            }
+        }
+        let bytes = |count: usize| f64::from(u32::try_from(count).unwrap());
+        eventually("what waits is counted", PATIENCE, async || {
+            buffered().await >= bytes(FIRST / 2)
+        })
+        .await;
+        takes.notify_one();
+        if is_h2 {
+            say(&mut io, h2frames::data(3, flag::END_STREAM, &part)).await;
+        } else {
+            say(&mut io, part).await;
+        }
+        timeout(PATIENCE, taken.notified())
+            .await
+            .expect("it is taken");
+        // What is kept for a second try is the body once, with some room for its pieces.
+        eventually("it counts once", PATIENCE, async || {
+            buffered().await <= bytes(WHOLE_BODY + 4096)
+        })
+        .await;
+        drop(io);
     }
 }
 
