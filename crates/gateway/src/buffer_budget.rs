@@ -629,6 +629,37 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_connection_over_its_own_budget_is_reset_while_the_process_has_room() {
+        let budget = budget(100 * UNAUTHENTICATED_CONNECTION_BYTES);
+        let limits = ClientLimits::new(stranger(), budget.clone());
+        let half = || Sample {
+            bytes: UNAUTHENTICATED_CONNECTION_BYTES / 2 + 1,
+            waits_for_client: true,
+        };
+        let guard = || StallGuard::new(&limits, None);
+        let (mut one, mut other, mut alone) = (guard(), guard(), guard());
+        let evicted = poll_fn(|cx| {
+            let (one, other) = (
+                one.poll_evicted(0, half, cx),
+                other.poll_evicted(0, half, cx),
+            );
+            if one.is_ready() { one } else { other }
+        });
+        let evicted = tokio::time::timeout(PATIENCE, evicted).await;
+        assert_eq!(evicted.unwrap(), Eviction::OverBudget);
+        drop((one, other));
+        // Of the same connection, now that there is room: it is counted, and stays.
+        poll_fn(|cx| {
+            assert!(alone.poll_evicted(0, half, cx).is_pending());
+            match budget.held() {
+                0 => Poll::Pending,
+                _ => Poll::Ready(()),
+            }
+        })
+        .await;
+    }
+
+    #[tokio::test]
     async fn the_older_of_two_stalled_streams_makes_room() {
         let budget = budget(3 * MIB / 8);
         let sample = || Sample {
@@ -645,9 +676,9 @@ mod tests {
             let second = newer.poll_evicted(0, sample, cx);
             assert!(second.is_pending());
             first
-        })
-        .await;
-        assert_eq!(evicted, Eviction::OverBudget);
+        });
+        let evicted = tokio::time::timeout(PATIENCE, evicted).await;
+        assert_eq!(evicted.expect("one is evicted"), Eviction::OverBudget);
         older.over();
         assert_eq!(budget.held(), MIB / 4);
         newer.over();

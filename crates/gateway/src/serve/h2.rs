@@ -97,7 +97,7 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, bounds: Bounds, mut dra
     let active = Active::default();
     let mut registered = None;
     let mut told = false;
-    let mut expanded = false;
+    let mut is_ended = false;
     let mut idle = pin!(sleep_until(Instant::now() + bounds.patience.idle));
     loop {
         tokio::select! {
@@ -111,9 +111,13 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, bounds: Bounds, mut dra
                     limits.is_authenticated(),
                     Instant::now(),
                 );
-                if pace == Pace::End && !expanded {
-                    expanded = true;
-                    service.met_header_limit(HeaderLimit::ExpansionEnded);
+                match pace {
+                    Pace::After(_) => service.met_header_limit(HeaderLimit::ExpansionDelayed),
+                    Pace::End if !is_ended => {
+                        is_ended = true;
+                        service.met_header_limit(HeaderLimit::ExpansionEnded);
+                    }
+                    Pace::Now | Pace::End => {}
                 }
                 if active.is_abused() || pace == Pace::End {
                     connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
@@ -318,7 +322,6 @@ async fn answer<S: Service>(
         answered: false,
     }));
     if let Pace::After(delay) = pace {
-        service.met_header_limit(HeaderLimit::ExpansionDelayed);
         sleep(delay).await;
     }
     let (mut head, stream) = request.into_parts();
