@@ -153,6 +153,7 @@ async fn a_server_that_is_asked_directly_gets_tokens_without_the_certificate() {
     // Servers publish the client CAs of all of them, by which a bridge judges that starts.
     plane.end_bridge(OLD, "TERM");
     plane.run_bridge(OLD);
+    plane.all_ready().await;
     eventually("peering is switched off", RELOADED, async || {
         let answer = ask(&admin, &plane, OLD, Via::Bridge, &[]).await;
         let text = answer.text();

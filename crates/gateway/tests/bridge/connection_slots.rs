@@ -62,7 +62,9 @@ impl Scene {
     /// An anonymous TLS connection that sends nothing.
     async fn stranger(&self) -> Connection {
         let client = self.bed.client();
-        client.connect(self.address(), "localhost").await.unwrap()
+        let connecting = client.connect(self.address(), "localhost");
+        let connected = timeout(PATIENCE, connecting).await;
+        connected.expect("a slot").unwrap()
     }
 
     async fn strangers(&self, count: usize) -> Vec<Connection> {
@@ -74,7 +76,8 @@ impl Scene {
     }
 
     async fn open(&self, client: &TlsClient) -> H1Client {
-        client.http1(self.address()).await.unwrap()
+        let connected = timeout(PATIENCE, client.http1(self.address())).await;
+        connected.expect("a slot").unwrap()
     }
 
     async fn slots(&self, class: &str) -> Option<f64> {
