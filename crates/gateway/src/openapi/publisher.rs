@@ -258,7 +258,16 @@ impl State {
         let (page, format) = key.clone();
         let merged =
             spawn_blocking(move || merge(&page, format, local.as_ref(), parts, &incomplete)).await;
-        let (plain, gzip, parts) = merged.ok()??;
+        let Merged {
+            plain,
+            gzip,
+            parts,
+            unreadable,
+        } = merged.ok()??;
+        for (peer, problem) in &unreadable {
+            let (peer, path) = (self.name_of(peer), key.0.path());
+            tracing::warn!(problem, peer, path, "OpenAPI of a peer cannot be read");
+        }
         // Without some part it must not be kept under the hash of all.
         let hash = hash.filter(|_| parts.len() == contributors_count);
         let published = Arc::new(Published {
@@ -320,9 +329,18 @@ impl State {
             Ok(Said::Same) => known,
             Ok(Said::Nothing) => None,
             Err(problem) => {
-                tracing::debug!(%peer, %problem, "a peer does not send OpenAPI");
+                let peer = self.name_of(peer);
+                tracing::debug!(peer, %problem, "a peer does not send OpenAPI");
                 known
             }
+        }
+    }
+
+    /// Host and identity of a peer, for the log.
+    fn name_of(&self, peer: &Identity) -> String {
+        match &self.own.bridge.interop {
+            Some(interop) => interop.name_of(peer),
+            None => peer.to_string(),
         }
     }
 
@@ -390,6 +408,16 @@ fn hash(local: Option<&HeaderValue>, parts: &[Part]) -> Option<String> {
     }
 }
 
+/// A document of several servers.
+struct Merged {
+    plain: Bytes,
+    gzip: Bytes,
+    /// What it is made of.
+    parts: Vec<Part>,
+    /// Peers whose parts cannot be read, and why.
+    unreadable: Vec<(Identity, String)>,
+}
+
 /// Merges, and compresses. A peer's part that cannot be read is left out.
 fn merge(
     page: &Page,
@@ -397,7 +425,8 @@ fn merge(
     local: Option<&Bytes>,
     mut parts: Vec<Part>,
     incomplete: &[(String, String)],
-) -> Option<(Bytes, Bytes, Vec<Part>)> {
+) -> Option<Merged> {
+    let mut unreadable = Vec::new();
     let take = |path: &str| {
         let Some(asked) = GroupVersion::of_path(path) else {
             return false;
@@ -418,9 +447,13 @@ fn merge(
         };
         let problem = match merged {
             Ok(merged) => {
-                let merged = Bytes::from(merged.into_owned());
-                let compressed = gzip(&merged);
-                return Some((merged, compressed, parts));
+                let plain = Bytes::from(merged.into_owned());
+                return Some(Merged {
+                    gzip: gzip(&plain),
+                    plain,
+                    parts,
+                    unreadable,
+                });
             }
             Err(problem) => problem,
         };
@@ -432,8 +465,7 @@ fn merge(
             (Some(Server::Local) | None, _) => None,
         };
         let whose = whose.filter(|at| *at < parts.len())?;
-        let peer = parts.remove(whose).identity;
-        tracing::warn!(%problem, %peer, path = page.path(), "OpenAPI of a peer cannot be read");
+        unreadable.push((parts.remove(whose).identity, problem.to_string()));
     }
 }
 

@@ -21,6 +21,7 @@ mod forward_pings;
 mod forwarding;
 mod identities;
 mod limits;
+mod log;
 mod peer_admin;
 mod peer_discovery;
 mod peer_faults;

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 
 use crate::bed::start;
 use crate::cluster::{self, Cluster, NEW, PeerServer, ask, peer_view, refusal};
+use crate::log;
 use crate::plain;
 use crate::standin::{CRDS, Form, crd};
 
@@ -431,6 +432,37 @@ async fn openapi_goes_on_without_a_peer() {
     let metrics = metrics(&bridge).await;
     let counted = "skewbridge_discovery_fallbacks_total{reason=\"merge_error\"}";
     assert!(metrics.contains(counted), "{metrics}");
+}
+
+#[tokio::test]
+async fn openapi_log_lines_name_a_peer_by_its_host() {
+    const NAMED: &str = "apiserver-of-the-log";
+    log::keep();
+    let local = ["apps/v1 deployments"];
+    let peer = ["apps/v1 deployments", MORE, NEW];
+    let (cluster, [b], bridge) = Cluster::with_peers(&local, [(NAMED, &peer)]).await;
+    let name = format!("host-of-{NAMED} ({NAMED})");
+    let path = "/openapi/v3/apis/apps/v1";
+    for (reply, line) in [
+        (500, "a peer does not send OpenAPI"),
+        (200, "OpenAPI of a peer cannot be read"),
+    ] {
+        b.standin.hook(move |seen| {
+            let is_asked = seen.path() == path;
+            is_asked.then(|| {
+                Reply::new(reply)
+                    .header("ETag", "\"new\"")
+                    .body("no document")
+            })
+        });
+        eventually(line, PATIENCE, async || {
+            assert_eq!(get(&cluster, &bridge, path, LIST).await.status, 200);
+            let lines = log::lines_with(line);
+            let mut lines = lines.iter().filter(|line| line.contains(NAMED));
+            lines.any(|it| it.contains(&name))
+        })
+        .await;
+    }
 }
 
 /// Servers that do not aggregate are asked for lists, and must not be told of each other.

@@ -1,0 +1,67 @@
+//! What bridges of this process log about OpenAPI: they run on threads of their own, so the
+//! subscriber is that of the process.
+
+use std::fmt::{Debug, Write as _};
+use std::sync::{Mutex, Once, PoisonError};
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+const TARGET: &str = "skewbridge_gateway::openapi";
+
+static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Begins to keep log lines, once for the process.
+pub(crate) fn keep() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| tracing::subscriber::set_global_default(Keeper).unwrap());
+}
+
+/// The lines with this text.
+pub(crate) fn lines_with(text: &str) -> Vec<String> {
+    let lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = lines.iter().filter(|line| line.contains(text));
+    found.cloned().collect()
+}
+
+struct Keeper;
+
+impl Subscriber for Keeper {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && metadata.target().starts_with(TARGET)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line(event.metadata().level().to_string());
+        event.record(&mut line);
+        LINES
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(line.0);
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        let _ = write!(self.0, " {field}={value}");
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let _ = write!(self.0, " {field}={value:?}");
+    }
+}
