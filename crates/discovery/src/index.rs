@@ -139,20 +139,24 @@ impl Index {
     /// `storage.k8s.io/v1alpha1 volumeattributesclasses`, `v1 pods/resize`.
     /// Something that others serve with fewer verbs is no difference.
     pub fn difference(&self, others: &[&Self]) -> Vec<String> {
+        self.difference_without(others, |_, _| false)
+    }
+
+    /// The same without some group-versions: those that all servers share.
+    pub fn difference_without(
+        &self,
+        others: &[&Self],
+        leave_out: impl Fn(&str, &str) -> bool,
+    ) -> Vec<String> {
+        let is_elsewhere = |entry: &Entry<'_>| {
+            let (group, version) = (entry.group, entry.version);
+            let verbs =
+                |other: &&Self| other.verbs(group, version, entry.resource, entry.subresource);
+            others.iter().any(|other| !verbs(other).is_empty())
+        };
         let mut lines: Vec<_> = self
             .entries()
-            .filter(|entry| {
-                others.iter().all(|other| {
-                    other
-                        .verbs(
-                            entry.group,
-                            entry.version,
-                            entry.resource,
-                            entry.subresource,
-                        )
-                        .is_empty()
-                })
-            })
+            .filter(|entry| !leave_out(entry.group, entry.version) && !is_elsewhere(entry))
             .map(|entry| entry.to_string())
             .collect();
         lines.sort_unstable();

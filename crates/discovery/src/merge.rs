@@ -148,4 +148,22 @@ impl Document {
         kept.items.retain(|group| !group.versions.is_empty());
         kept
     }
+
+    /// The same, completed with group-versions of another document that it lacks: `take`
+    /// says which.
+    #[must_use]
+    pub fn completed_with(&self, other: &Self, take: impl Fn(&str, &str) -> bool) -> Self {
+        let mut completed = self.clone();
+        let missing = other.without(|group, version| {
+            !take(group, version) || self.version(group, version).is_some()
+        });
+        for group in missing.items {
+            let mut known = completed.items.iter_mut();
+            match known.find(|it| it.metadata.name == group.metadata.name) {
+                Some(known) => known.versions.extend(group.versions),
+                None => completed.items.push(group),
+            }
+        }
+        completed
+    }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use skewbridge_api::request_info::RequestInfo;
+use skewbridge_discovery::{Document, Index};
 use skewbridge_peers::registry::RegistryStatus;
 use skewbridge_peers::{Elsewhere, Excluded, Identity, Peers, Served};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -119,8 +120,32 @@ impl Cluster {
     }
 
     fn is_shared(&self, request: &RequestInfo<'_>, now: Instant) -> bool {
+        self.is_shared_version(request.group, request.version, now)
+    }
+
+    fn is_shared_version(&self, group: &str, version: &str, now: Instant) -> bool {
         let shared = self.shared.as_ref();
-        shared.is_some_and(|shared| shared.contains(request.group, request.version, now))
+        shared.is_some_and(|shared| shared.contains(group, version, now))
+    }
+
+    /// What a server serves in groups, completed with what all servers share as the local
+    /// server has it: served records leave that out.
+    pub fn with_shared(&self, groups: &Document) -> Document {
+        let now = Instant::now();
+        let is_shared = |group: &str, version: &str| self.is_shared_version(group, version, now);
+        match &self.local {
+            Some(local) => groups.completed_with(&local.documents[1], is_shared),
+            None => groups.clone(),
+        }
+    }
+
+    /// What a server serves and none of the others does. What all servers share is no
+    /// difference: served records leave it out.
+    pub fn served_alone(&self, server: &Index, others: &[&Index]) -> Vec<String> {
+        let now = Instant::now();
+        server.difference_without(others, |group, version| {
+            self.is_shared_version(group, version, now)
+        })
     }
 }
 

@@ -137,7 +137,8 @@ fn view(cluster: &Cluster, own: &LocalIdentity, registry: &RegistryStatus) -> Vi
             version: local
                 .and_then(|it| it.version.as_ref())
                 .map(ToString::to_string),
-            serves_alone: local.map_or_else(Vec::new, |it| it.index.difference(&others)),
+            serves_alone: local
+                .map_or_else(Vec::new, |it| cluster.served_alone(&it.index, &others)),
         }),
         registry: Some(registry.into()),
         peers: peers
@@ -149,13 +150,18 @@ fn view(cluster: &Cluster, own: &LocalIdentity, registry: &RegistryStatus) -> Vi
                     .chain(local.map(Arc::as_ref))
                     .map(|served| &*served.index)
                     .collect();
-                peer_view(peer, &others, registry)
+                peer_view(cluster, peer, &others, registry)
             })
             .collect(),
     }
 }
 
-fn peer_view(peer: &Peer, others: &[&Index], registry: &RegistryStatus) -> PeerView {
+fn peer_view(
+    cluster: &Cluster,
+    peer: &Peer,
+    others: &[&Index],
+    registry: &RegistryStatus,
+) -> PeerView {
     let served = peer.served.as_ref();
     let now = Instant::now();
     let reachability = reachability(peer, registry, now);
@@ -177,6 +183,6 @@ fn peer_view(peer: &Peer, others: &[&Index], registry: &RegistryStatus) -> PeerV
             .and_then(|at| SystemTime::now().duration_since(at).ok())
             .map(|age| age.as_secs()),
         problem: reachability.problem().map(str::to_owned),
-        serves_alone: served.map_or_else(Vec::new, |it| it.index.difference(others)),
+        serves_alone: served.map_or_else(Vec::new, |it| cluster.served_alone(&it.index, others)),
     }
 }

@@ -97,9 +97,10 @@ fn list(own: &LocalIdentity, cluster: &Cluster) -> ServerDiscoveryList {
         local: true,
         reachable: cluster.local.is_some(),
         host: own.name().host().map(str::to_owned),
-        ..server(&own.identity, cluster.local.as_ref())
+        ..server(&own.identity, cluster.local.as_ref(), cluster)
     };
-    let peers = cluster.peers.peers.iter().map(|peer| told_by(peer));
+    let peers = cluster.peers.peers.iter();
+    let peers = peers.map(|peer| told_by(peer, cluster));
     let mut servers: Vec<_> = peers.chain([local]).collect();
     servers.sort_by(|one, other| one.identity.cmp(&other.identity));
     ServerDiscoveryList {
@@ -109,7 +110,7 @@ fn list(own: &LocalIdentity, cluster: &Cluster) -> ServerDiscoveryList {
 }
 
 /// Whoever may read discovery sees this: no addresses, and no errors that have some.
-fn told_by(peer: &Peer) -> ServerDiscovery {
+fn told_by(peer: &Peer, cluster: &Cluster) -> ServerDiscovery {
     // Only whether it is reachable counts here, which no registry decides.
     let registry = RegistryStatus::up("none");
     let is_reachable = reachability(peer, &registry, Instant::now()).is_reachable();
@@ -118,19 +119,18 @@ fn told_by(peer: &Peer) -> ServerDiscovery {
         reachable: peer.served.is_some() && is_reachable,
         last_sync: peer.succeeded.map(timestamp),
         problem: (!is_reachable).then(|| UNREACHABLE.to_owned()),
-        ..server(&peer.identity, peer.served.as_ref())
+        ..server(&peer.identity, peer.served.as_ref(), cluster)
     }
 }
 
-fn server(identity: &Identity, served: Option<&Arc<Served>>) -> ServerDiscovery {
+fn server(identity: &Identity, served: Option<&Arc<Served>>, cluster: &Cluster) -> ServerDiscovery {
     let version = served.and_then(|served| served.version.as_ref());
     ServerDiscovery {
         identity: identity.to_string(),
         version: version.map(|version| format!("v{version}")),
-        // With what all servers share too: it is no difference.
         groups: served.map(|served| {
-            let documents = served.documents.iter();
-            documents.flat_map(|it| it.items.clone()).collect()
+            let [api, apis] = &served.documents;
+            [api.items.clone(), cluster.with_shared(apis).items].concat()
         }),
         ..ServerDiscovery::default()
     }

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use skewbridge_discovery::{ServerDiscoveryList, servers};
 use skewbridge_gateway::config::{Config, RegistryKind};
 use skewbridge_peers::registry::{RecordChannels, Registry};
 use skewbridge_peers::{Identity, Records, ServedRecord};
@@ -15,9 +16,10 @@ use tokio::sync::{mpsc, watch};
 
 use crate::bed::start;
 use crate::cluster::{
-    Cluster, NEW, NEW_PATH, NOBODYS_PATH, OWN, SHARED_PATH, peer_view, refusal, served_by,
+    Cluster, NEW, NEW_PATH, NOBODYS_PATH, OWN, SHARED_PATH, ask, peer_view, peers, refusal,
+    served_by,
 };
-use crate::standin::LEASES;
+use crate::standin::{API_SERVICES, CRDS, LEASES, api_service, crd};
 
 const B: &str = "apiserver-b";
 
@@ -127,6 +129,44 @@ async fn what_a_peer_serves_that_was_never_reachable_is_known_from_the_registry(
         peer_view(&bridge, B).await["secondsSinceSync"],
         serde_json::Value::Null
     );
+}
+
+/// Records leave out what all servers share.
+#[tokio::test]
+async fn what_all_servers_share_is_no_difference_to_a_peer_that_is_known_from_a_record() {
+    const CUSTOM: &str = "stable.example.com/v1 crontabs";
+    const AGGREGATED: &str = "metrics.example.com/v1 readings";
+    let cluster = Cluster::new(&[CUSTOM, AGGREGATED]).await;
+    let custom = crd("stable.example.com", "crontabs");
+    cluster.local.put(CRDS, custom);
+    let service = serde_json::json!({"name": "readings", "namespace": "a"});
+    let aggregated = api_service("metrics.example.com", &service);
+    cluster.local.put(API_SERVICES, aggregated);
+    let (_seen, publish) = records(&cluster);
+    let record = record_of_b(&cluster).await;
+    publish.send_replace(Some(Arc::new(record)));
+    let bridge = start(&cluster.config());
+    knows_b(&bridge).await;
+    cluster.becomes(&bridge, "/readyz", 200).await;
+    let view = peers(&bridge).await;
+    assert_eq!(
+        view["local"]["servesAlone"],
+        serde_json::json!([]),
+        "{view}"
+    );
+    assert_eq!(view["peers"][0]["servesAlone"], serde_json::json!([NEW]));
+
+    let accept = [("accept", servers::ACCEPT)];
+    let answer = ask(&cluster.alice(), &bridge, "GET", "/apis", &accept, "").await;
+    let list = ServerDiscoveryList::parse(&answer.body).unwrap();
+    assert_eq!(list.servers.len(), 2);
+    for server in list.servers {
+        let groups = server.groups.unwrap();
+        for group in ["stable.example.com", "metrics.example.com"] {
+            let has_it = groups.iter().any(|it| it.name() == group);
+            assert!(has_it, "{group} of {}: {groups:?}", server.identity);
+        }
+    }
 }
 
 #[tokio::test]
