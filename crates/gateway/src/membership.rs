@@ -26,7 +26,7 @@ pub(crate) struct Membership {
     /// Where addresses are.
     pub(crate) whereabouts: Whereabouts,
     /// Where the Leases are the registry: what becomes of reading them.
-    pub(crate) lease_status: StatusReporter,
+    pub(crate) lease_status: Arc<StatusReporter>,
     /// The address of the kube-apiserver behind us, where other hosts may reach it.
     pub(crate) server: Option<SocketAddr>,
     /// `--peer-cidrs`: networks that addresses of peers must be in; none permits any.
@@ -99,18 +99,23 @@ impl Membership {
             hostname,
             address,
             whereabouts: whereabouts(config, live)?,
-            lease_status: StatusReporter::new("leases", &[Activity::Read]),
+            lease_status: Arc::new(StatusReporter::new("leases", &[Activity::Read])),
             server: server(config),
             networks: config.peers.cidrs.clone(),
         })
     }
 
+    /// Collects what becomes of the activities of the registry.
+    pub(crate) fn registry_reporter(&self) -> Arc<StatusReporter> {
+        match &self.whereabouts {
+            Whereabouts::Registry(registry) => registry.reporter(),
+            Whereabouts::Leases => self.lease_status.clone(),
+        }
+    }
+
     /// Whether addresses can be read and published, as this changes.
     pub(crate) fn registry_status(&self) -> watch::Receiver<RegistryStatus> {
-        match &self.whereabouts {
-            Whereabouts::Registry(registry) => registry.status(),
-            Whereabouts::Leases => self.lease_status.subscribe(),
-        }
+        self.registry_reporter().subscribe()
     }
 }
 

@@ -139,6 +139,7 @@ pub(crate) async fn run(
         watch::channel(Some((membership.identity.clone(), membership.address)));
     let (found, mut addresses) = watch::channel(Addresses::new());
     let registry_status = membership.registry_status();
+    let registry_reporter = membership.registry_reporter();
     let followed: Option<Arc<dyn Registry>> = match membership.whereabouts {
         Whereabouts::Registry(registry) => Some(registry.into()),
         Whereabouts::Leases => None,
@@ -158,7 +159,7 @@ pub(crate) async fn run(
         stored,
         &mut roster,
     );
-    let lease_status = Arc::new(membership.lease_status);
+    let lease_status = membership.lease_status;
     let mut learner = Learner {
         roster,
         records,
@@ -173,7 +174,8 @@ pub(crate) async fn run(
             &membership.identity,
             &membership.hostname,
             membership.address,
-            annotated.then(|| lease_status.clone()),
+            annotated,
+            registry_reporter,
         ),
         annotated,
         networks: membership.networks,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use http::header::CONTENT_TYPE;
@@ -34,6 +34,10 @@ const SWEEP_INTERVAL: Duration = Duration::from_mins(1);
 /// renewed it too: both do every 10 s.
 const PROBATION: u32 = 2;
 
+/// After so many conflicts in a row a Lease cannot be written: one is another process that
+/// was faster.
+const MAX_CONFLICTS: u32 = 3;
+
 /// How many Leases are named to choose from: more control planes than one has.
 const MAX_NAMED: usize = 10;
 
@@ -44,7 +48,9 @@ pub(super) struct OwnLease {
     hostname: String,
     keeper: Keeper,
     /// Also written into a Lease that its server keeps: `--peer-registry=leases`.
-    annotate: Option<(SocketAddr, Arc<StatusReporter>)>,
+    annotate: Option<SocketAddr>,
+    /// Hears what becomes of writing the Lease.
+    status: Arc<StatusReporter>,
     /// As last seen.
     lease: Option<IdentityLease>,
     look_at: Instant,
@@ -54,6 +60,8 @@ pub(super) struct OwnLease {
     renewals: u32,
     /// Whether the server has said if it keeps a Lease.
     asked: Arc<AtomicBool>,
+    /// Conflicts in a row of writes in the server's stead.
+    conflicts: Arc<AtomicU32>,
 }
 
 impl OwnLease {
@@ -62,7 +70,8 @@ impl OwnLease {
         identity: &Identity,
         hostname: &str,
         address: SocketAddr,
-        annotate: Option<Arc<StatusReporter>>,
+        annotate: bool,
+        status: Arc<StatusReporter>,
     ) -> Self {
         let life = uuid(own.bridge.via.number(), own.bridge.chance());
         Self {
@@ -70,13 +79,15 @@ impl OwnLease {
             own,
             identity: identity.clone(),
             hostname: hostname.to_owned(),
-            annotate: annotate.map(|status| (address, status)),
+            annotate: annotate.then_some(address),
+            status,
             lease: None,
             look_at: Instant::now(),
             write: None,
             next_sweep: Instant::now(),
             renewals: 0,
             asked: Arc::default(),
+            conflicts: Arc::default(),
         }
     }
 
@@ -128,6 +139,7 @@ impl OwnLease {
             }
             Action::LeaveAlone { .. } => {
                 self.is_kept_by(KeptBy::KubeApiserver);
+                self.status.succeeded(Activity::KeepLease);
                 return self.annotate(path, served);
             }
             Action::Wait { .. } => return self.annotate(path, served),
@@ -146,7 +158,7 @@ impl OwnLease {
 
     /// Says our address on a Lease that its server keeps, and what the server serves.
     fn annotate(&mut self, path: String, served: Option<&str>) {
-        let (Some((address, status)), Some(lease)) = (self.annotate.clone(), &self.lease) else {
+        let (Some(address), Some(lease)) = (self.annotate, &self.lease) else {
             return;
         };
         // Before the server has answered, what is written there stays.
@@ -154,14 +166,15 @@ impl OwnLease {
         let is_written =
             lease.peer_address() == Some(address) && lease.served() == served.as_deref();
         if is_written {
-            status.succeeded(Activity::Publish);
+            self.status.succeeded(Activity::Publish);
         } else if self.look_at <= Instant::now() {
             self.look_at = Instant::now() + PATIENCE;
-            let own = self.own.clone();
+            let (own, status) = (self.own.clone(), self.status.clone());
             self.write = Some(tokio::spawn(async move {
                 let outcome = patch(&own, &path, Some(address), served.as_deref()).await;
-                if let Err(error) = outcome
-                    && report_failure(&status, &error)
+                if let Err(problem) = outcome
+                    && let error = not_annotated(&problem)
+                    && report_failure(&status, Activity::Publish, &error)
                 {
                     tracing::warn!(%error, flag = "--peer-registry", "the identity Lease was not annotated; it is tried again");
                 }
@@ -271,13 +284,27 @@ impl OwnLease {
         json: String,
         leases: &BTreeMap<Identity, IdentityLease>,
     ) {
-        let own = self.own.clone();
+        let (own, status) = (self.own.clone(), self.status.clone());
         let identity = self.identity.clone();
         let doubtful = self.renewals >= PROBATION && !self.asked.load(Ordering::Relaxed);
         let others = doubtful.then(|| others(leases, &identity));
-        let asked = self.asked.clone();
+        let (asked, conflicts) = (self.asked.clone(), self.conflicts.clone());
         self.write = Some(tokio::spawn(async move {
-            send(&own, Ask::json(method, &path, json.into_bytes())).await;
+            let ask = Ask::json(method, &path, json.into_bytes());
+            match write(&own, ask).await {
+                Ok(Written::Yes) => {
+                    conflicts.store(0, Ordering::Relaxed);
+                    status.succeeded(Activity::KeepLease);
+                }
+                // Another process was faster, which the next look will see; unless it is a
+                // Lease that is not listed among those of kube-apiservers.
+                Ok(Written::Conflict) => {
+                    if conflicts.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_CONFLICTS {
+                        report_not_kept(&status, &identity, "409 Conflict");
+                    }
+                }
+                Err(problem) => report_not_kept(&status, &identity, &problem),
+            }
             let Some(others) = others else {
                 return;
             };
@@ -357,15 +384,31 @@ async fn patch(
     .await
 }
 
-/// Reports that the annotations on the own Lease could not be written. Whether the error is
-/// another one than before.
-fn report_failure(status: &StatusReporter, problem: &str) -> bool {
+/// Reports that the Lease could not be written in the server's stead.
+fn report_not_kept(status: &StatusReporter, identity: &Identity, problem: &str) {
     let error = format!(
+        "the identity Lease {identity}, which the bridge keeps for its server, cannot be \
+         written: {problem}; --bridge-user needs the verbs create and update on Leases in \
+         kube-system"
+    );
+    if report_failure(status, Activity::KeepLease, &error) {
+        tracing::warn!(%error, flag = "--bridge-user", "an identity Lease was not written; it is tried again");
+    }
+}
+
+/// Why the annotations on the own Lease could not be written, and what to do.
+fn not_annotated(problem: &str) -> String {
+    format!(
         "--peer-registry=leases: the identity Lease cannot be annotated: {problem}; the bridge \
          needs the verb patch on its Lease in kube-system"
-    );
-    let is_known = status.subscribe().borrow().error() == Some(error.as_str());
-    status.failed(Activity::Publish, error);
+    )
+}
+
+/// Reports that the own Lease could not be written. Whether the error is another one than
+/// before.
+fn report_failure(status: &StatusReporter, activity: Activity, error: &str) -> bool {
+    let is_known = status.subscribe().borrow().error() == Some(error);
+    status.failed(activity, error.to_owned());
     !is_known
 }
 
@@ -385,10 +428,28 @@ async fn send(own: &Own, ask: Ask<'_>) {
 
 async fn try_send(own: &Own, ask: Ask<'_>) -> Result<(), String> {
     let path = ask.path.to_owned();
-    match timeout(PATIENCE, own.ask(Party::Upstream, ask)).await {
-        Err(_) => Err("no answer".to_owned()),
-        Ok(answer) => answer?.ok(&path).map(drop),
+    match write(own, ask).await? {
+        Written::Yes => Ok(()),
+        Written::Conflict => Err(format!("{path}: 409 Conflict")),
     }
+}
+
+/// What became of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Written {
+    Yes,
+    /// The object is another one by now.
+    Conflict,
+}
+
+async fn write(own: &Own, ask: Ask<'_>) -> Result<Written, String> {
+    let path = ask.path.to_owned();
+    let answer = timeout(PATIENCE, own.ask(Party::Upstream, ask)).await;
+    let answer = answer.map_err(|_| "no answer".to_owned())??;
+    if answer.status == StatusCode::CONFLICT {
+        return Ok(Written::Conflict);
+    }
+    answer.ok(&path).map(|_| Written::Yes)
 }
 
 /// Version 4 (RFC 9562, 5.4).
@@ -415,15 +476,16 @@ mod tests {
         status.succeeded(Activity::Read);
         let seen = status.subscribe();
         assert!(seen.borrow().up);
-        assert!(report_failure(&status, "403 Forbidden"));
-        assert!(!report_failure(&status, "403 Forbidden"), "logged once");
-        assert!(report_failure(&status, "no answer"), "another error");
+        let fails = |problem| report_failure(&status, Activity::Publish, &not_annotated(problem));
+        assert!(fails("403 Forbidden"));
+        assert!(!fails("403 Forbidden"), "logged once");
+        assert!(fails("no answer"), "another error");
         let error = seen.borrow().error().unwrap_or_default().to_owned();
         assert!(error.contains("--peer-registry=leases"), "{error}");
         assert!(error.contains("no answer"), "{error}");
         status.succeeded(Activity::Publish);
         assert!(seen.borrow().up);
-        assert!(report_failure(&status, "no answer"), "it had been over");
+        assert!(fails("no answer"), "it had been over");
     }
 
     #[test]

@@ -310,6 +310,57 @@ async fn a_registry_that_fails_later_is_named_and_the_bridge_stays_ready() {
     assert_eq!(metric().await, Some(1.0));
 }
 
+/// Without its Lease, other bridges do not know the server.
+#[tokio::test]
+async fn a_lease_that_the_bridge_cannot_keep_takes_the_registry_down() {
+    let cluster = Cluster::new(&[]).await;
+    cluster.local.delete(LEASES, OWN);
+    let refuse = |method: &'static str| {
+        cluster.local.hook(move |seen: &Seen| {
+            let is_write = seen.method == method && seen.path().starts_with(LEASES);
+            is_write.then(|| Reply::new(403).body("no right to write leases"))
+        });
+    };
+    refuse("POST");
+    let bridge = start(&cluster.config());
+    let metric = async || {
+        scrape(&bridge)
+            .await
+            .value("skewbridge_peer_registry_up", &[])
+    };
+    for (method, lease) in [("POST", false), ("PUT", true)] {
+        refuse(method);
+        let what = format!("{method} fails, and that is said");
+        // It writes every ten seconds.
+        eventually(&what, 3 * PATIENCE, async || {
+            peers(&bridge).await["registry"]["up"] == false
+        })
+        .await;
+        assert_eq!(cluster.local.object(LEASES, OWN).is_some(), lease);
+        let view = peers(&bridge).await;
+        let error = view["registry"]["lastError"].as_str().unwrap();
+        for part in [
+            OWN,
+            "no right to write leases",
+            "--bridge-user",
+            "create and update",
+        ] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        let text = readyz_says(&bridge, "[+]registry ok: memory fails").await;
+        assert!(text.contains("no right to write leases"), "{text}");
+        assert_eq!(metric().await, Some(0.0));
+
+        cluster.local.behave();
+        eventually("it is kept", 3 * PATIENCE, async || {
+            peers(&bridge).await["registry"]["up"] == true
+        })
+        .await;
+        readyz_says(&bridge, "[+]registry ok: memory\n").await;
+        assert_eq!(metric().await, Some(1.0));
+    }
+}
+
 #[tokio::test]
 async fn where_leases_are_the_registry_a_watch_that_fails_is_named() {
     let cluster = Cluster::new(&[]).await;

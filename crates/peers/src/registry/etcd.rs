@@ -15,8 +15,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
-    Activity, Addresses, Advertised, RecordChannels, Registry, RegistryStatus, StatusReporter,
-    over, tell,
+    Activity, Addresses, Advertised, RecordChannels, Registry, StatusReporter, over, tell,
 };
 use crate::identity::Identity;
 use crate::record::{Record, TTL_SECONDS};
@@ -71,7 +70,7 @@ pub struct EtcdRegistry {
     shelves: std::sync::Mutex<Shelves>,
     /// The served records that were found, with the revision of each.
     records: std::sync::Mutex<BTreeMap<Identity, (Arc<ServedRecord>, Revision)>>,
-    reporter: StatusReporter,
+    reporter: Arc<StatusReporter>,
     files: EtcdFiles,
 }
 
@@ -170,7 +169,7 @@ impl EtcdRegistry {
             lease: Mutex::new(None),
             shelves: std::sync::Mutex::default(),
             records: std::sync::Mutex::default(),
-            reporter: StatusReporter::new(
+            reporter: Arc::new(StatusReporter::new(
                 "etcd",
                 &[
                     Activity::Read,
@@ -178,7 +177,7 @@ impl EtcdRegistry {
                     Activity::ReadRecords,
                     Activity::Publish,
                 ],
-            ),
+            )),
             files: EtcdFiles::default(),
         }
     }
@@ -468,8 +467,8 @@ impl Registry for EtcdRegistry {
         })
     }
 
-    fn status(&self) -> watch::Receiver<RegistryStatus> {
-        self.reporter.subscribe()
+    fn reporter(&self) -> Arc<StatusReporter> {
+        self.reporter.clone()
     }
 
     fn run_records(
@@ -544,12 +543,7 @@ impl EtcdRegistry {
             if let Err(trouble) = start().await {
                 let error = explained(&trouble, &self.files);
                 if began.elapsed() > MAX_BACKOFF || error != last {
-                    let what = match activity {
-                        Activity::Publish => "publish peer addresses",
-                        Activity::Read | Activity::ReadBridges => "read peer addresses",
-                        Activity::ReadRecords => "read served records",
-                        Activity::PublishRecord => "publish the served record",
-                    };
+                    let what = activity.as_str();
                     tracing::warn!(%error, flag = "--etcd-servers", "cannot {what}; what was read before stays in use");
                     last.clone_from(&error);
                 }

@@ -12,6 +12,7 @@ use std::io::{self, Read as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -19,9 +20,7 @@ use serde::Deserialize;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::{
-    Activity, Addresses, Advertised, Registry, RegistryStatus, StatusReporter, over, tell,
-};
+use super::{Activity, Addresses, Advertised, Registry, StatusReporter, over, tell};
 use crate::identity::Identity;
 
 /// Like all files of the bridge, it is looked at once a second: that sees every
@@ -115,13 +114,13 @@ fn address(text: &str, networks: &[IpNet]) -> Result<SocketAddr, String> {
 pub struct FileRegistry {
     path: PathBuf,
     networks: Vec<IpNet>,
-    reporter: StatusReporter,
+    reporter: Arc<StatusReporter>,
 }
 
 impl FileRegistry {
     /// The file at this path.
     pub fn new(path: PathBuf, networks: Vec<IpNet>) -> Self {
-        let reporter = StatusReporter::new("file", &[Activity::Read]);
+        let reporter = Arc::new(StatusReporter::new("file", &[Activity::Read]));
         Self {
             path,
             networks,
@@ -166,8 +165,8 @@ impl Registry for FileRegistry {
         })
     }
 
-    fn status(&self) -> watch::Receiver<RegistryStatus> {
-        self.reporter.subscribe()
+    fn reporter(&self) -> Arc<StatusReporter> {
+        self.reporter.clone()
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::{Addresses, Advertised, RecordChannels, Registry, RegistryStatus, over, tell};
+use super::{Addresses, Advertised, RecordChannels, Registry, StatusReporter, over, tell};
 use crate::identity::Identity;
 use crate::roster::Records;
 
@@ -35,13 +35,19 @@ impl Default for Exchange {
 impl Exchange {
     /// A server's view of it.
     pub fn registry(&self) -> MemoryRegistry {
-        MemoryRegistry(self.clone())
+        MemoryRegistry {
+            exchange: self.clone(),
+            reporter: Arc::new(StatusReporter::new("memory", &[])),
+        }
     }
 }
 
 /// A registry for servers that share a process.
 #[derive(Debug, Clone)]
-pub struct MemoryRegistry(Exchange);
+pub struct MemoryRegistry {
+    exchange: Exchange,
+    reporter: Arc<StatusReporter>,
+}
 
 impl Registry for MemoryRegistry {
     fn run(
@@ -50,7 +56,7 @@ impl Registry for MemoryRegistry {
         found: watch::Sender<Addresses>,
     ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async move {
-            let exchange = &*self.0.0;
+            let exchange = &*self.exchange.0;
             let published = own.borrow_and_update().clone();
             if let Some((identity, address)) = &published {
                 exchange.send_modify(|all| {
@@ -78,8 +84,8 @@ impl Registry for MemoryRegistry {
         })
     }
 
-    fn status(&self) -> watch::Receiver<RegistryStatus> {
-        watch::Sender::new(RegistryStatus::up("memory")).subscribe()
+    fn reporter(&self) -> Arc<StatusReporter> {
+        self.reporter.clone()
     }
 
     fn run_records(
@@ -87,7 +93,7 @@ impl Registry for MemoryRegistry {
         mut channels: RecordChannels,
     ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async move {
-            let records = &*self.0.1;
+            let records = &*self.exchange.1;
             let mut changes = records.subscribe();
             loop {
                 let own = channels.own.borrow_and_update().clone();

@@ -80,8 +80,13 @@ pub trait Registry: Send + Sync + 'static {
         found: watch::Sender<Addresses>,
     ) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 
+    /// Collects what becomes of its activities.
+    fn reporter(&self) -> Arc<StatusReporter>;
+
     /// Whether it can be read and written, as this changes.
-    fn status(&self) -> watch::Receiver<RegistryStatus>;
+    fn status(&self) -> watch::Receiver<RegistryStatus> {
+        self.reporter().subscribe()
+    }
 
     /// Publishes the served record of this bridge's own server, and watches the records
     /// of all servers. A record outlives its bridge: it is not withdrawn. Runs until the

@@ -64,13 +64,26 @@ pub enum Activity {
     Publish,
     /// Publishes the served record of the own server.
     PublishRecord,
+    /// Keeps the identity Lease of the own server, where that keeps none.
+    KeepLease,
 }
 
 impl Activity {
+    /// For messages, after "cannot".
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Publish => "publish peer addresses",
+            Self::Read | Self::ReadBridges => "read peer addresses",
+            Self::ReadRecords => "read served records",
+            Self::PublishRecord => "publish the served record",
+            Self::KeepLease => "keep the identity Lease",
+        }
+    }
+
     fn is_read(self) -> bool {
         match self {
             Self::Read | Self::ReadBridges | Self::ReadRecords => true,
-            Self::Publish | Self::PublishRecord => false,
+            Self::Publish | Self::PublishRecord | Self::KeepLease => false,
         }
     }
 }
