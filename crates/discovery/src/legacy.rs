@@ -97,6 +97,13 @@ impl Legacy {
         Ok(())
     }
 
+    /// Takes the resources of a path as they were known before. Whether there is such a path.
+    pub fn keep(&mut self, path: &str, known: &Version) -> bool {
+        let list = self.lists.iter_mut().find(|list| list.path == path);
+        list.map(|list| list.resources = Some(known.resources.clone()))
+            .is_some()
+    }
+
     /// The document of what was added: the core group and the others.
     pub fn into_document(self) -> Document {
         let mut items: Vec<Group> = Vec::new();

@@ -1,6 +1,9 @@
 //! Asks a server what it serves.
 
+use std::collections::BTreeMap;
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
@@ -19,9 +22,25 @@ const MAX_DOCUMENT: usize = 32 * 1024 * 1024;
 /// Group-versions that are asked for one by one: servers before 1.26 have 30.
 const MAX_LISTS: usize = 1_000;
 
-/// How long a list of a custom or aggregated API may take where lists are asked for one by
-/// one. The server behind an aggregated API may hang, and all servers share these APIs.
-const SHARED_LIST_TIMEOUT: Duration = Duration::from_secs(1);
+/// A list of one group-version has some KiB. With [`SHARED_LISTS`] this bounds the memory.
+const MAX_LIST_BYTES: usize = 2 * 1024 * 1024;
+
+/// Lists of the server's own APIs. One without an answer is as it was known before; if it was
+/// not, it is not known what the server serves.
+const LISTS: ListLimits = ListLimits {
+    each: Duration::from_secs(3),
+    all: Duration::from_secs(6),
+    concurrency: 8,
+};
+
+/// Lists of custom and aggregated APIs. The server behind an aggregated API may hang, so one
+/// without an answer is as it was known before, or left out: all servers share these APIs, and
+/// no peer is asked for them. More than a hundred may hang.
+const SHARED_LISTS: ListLimits = ListLimits {
+    each: Duration::from_secs(1),
+    all: Duration::from_secs(4),
+    concurrency: 32,
+};
 
 /// What it serves by itself, whatever its peers do: the aggregated documents
 /// where it has them, else one list after the other (before 1.26). Of what is
@@ -41,7 +60,7 @@ pub(crate) async fn discover(
     let apis = match ask(own, party, "/apis", known, 1).await? {
         Said::Document(apis) => apis,
         Said::Legacy(apis) => {
-            let served = legacy(own, party, &apis, version, shared).await?;
+            let served = legacy(own, party, &apis, version, known, shared).await?;
             return Ok(Served {
                 by_bridge,
                 ..served
@@ -131,6 +150,7 @@ async fn legacy(
     party: Party<'_>,
     apis: &Answer,
     version: Option<Version>,
+    known: Option<&Served>,
     shared: Option<&Excluded>,
 ) -> Result<Served, String> {
     let api = own
@@ -143,28 +163,46 @@ async fn legacy(
     if paths.len() > MAX_LISTS {
         return Err(format!("it lists more than {MAX_LISTS} group-versions"));
     }
-    for path in paths {
-        let is_shared = shared
-            .zip(group_version(&path))
-            .is_some_and(|(shared, it)| {
-                let (group, version) = it;
-                shared.contains(group, version, Instant::now())
-            });
-        let asked = own.ask(party, Ask::get(&path).limit(MAX_DOCUMENT));
-        let answer = if is_shared {
-            match timeout(SHARED_LIST_TIMEOUT, asked).await {
-                Ok(Ok(answer)) => answer,
-                Ok(Err(_)) | Err(_) => continue,
+    let now = Instant::now();
+    let is_shared = |path: &String| {
+        let of_list = shared.zip(group_version(path));
+        of_list.is_some_and(|(shared, (group, version))| shared.contains(group, version, now))
+    };
+    let (shared, not_shared): (Vec<_>, Vec<_>) = paths.into_iter().partition(is_shared);
+    let ask = |path: String| async move {
+        let answer = own.ask(party, Ask::get(&path).limit(MAX_LIST_BYTES)).await;
+        (path, answer)
+    };
+    // At the same time, so that neither takes the time of the other.
+    let (shared, not_shared) = tokio::join!(
+        SHARED_LISTS.collect(shared, ask),
+        LISTS.collect(not_shared, ask)
+    );
+    for (path, answer) in shared {
+        let answer = answer.and_then(Result::ok);
+        match answer.filter(|it| it.status == StatusCode::OK) {
+            // What cannot be read is the fault of the server behind an aggregated API.
+            Some(answer) if legacy.add(&path, &answer.body).is_ok() => {}
+            _ => {
+                keep_known(&mut legacy, &path, known);
             }
-        } else {
-            asked.await?
+        }
+    }
+    for (path, answer) in not_shared {
+        let Some(answer) = answer else {
+            if keep_known(&mut legacy, &path, known) {
+                continue;
+            }
+            return Err(format!("{path}: no answer"));
         };
-        match ListUse::of(answer.status, is_shared) {
-            ListUse::Served => legacy
+        let answer = answer?;
+        match answer.status {
+            StatusCode::OK => legacy
                 .add(&path, &answer.body)
                 .map_err(|error| format!("{path}: {error}"))?,
-            ListUse::NotServed => {}
-            ListUse::Failure => {
+            // Registered by another server, or by one that is away: not served by this one.
+            StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE => {}
+            _ => {
                 answer.ok(&path)?;
             }
         }
@@ -185,31 +223,69 @@ async fn legacy(
     })
 }
 
+/// Adds the list of a path as it was known before. Whether it was.
+fn keep_known(legacy: &mut Legacy, path: &str, known: Option<&Served>) -> bool {
+    let (group, version) = match group_version(path) {
+        Some(group_version) => group_version,
+        None => ("", path.trim_start_matches("/api/")),
+    };
+    let mut documents = known.into_iter().flat_map(|known| &known.documents);
+    let list = documents.find_map(|document| document.version(group, version));
+    list.is_some_and(|list| legacy.keep(path, list))
+}
+
+/// How lists are asked for that are asked for one by one.
+struct ListLimits {
+    /// For each of them.
+    each: Duration,
+    /// For all of them together.
+    all: Duration,
+    /// So many at a time.
+    concurrency: usize,
+}
+
+impl ListLimits {
+    /// Asks for all lists. One that has not come in time has no answer.
+    async fn collect<T, F: Future<Output = (String, T)>>(
+        &self,
+        paths: Vec<String>,
+        ask: impl Fn(String) -> F,
+    ) -> BTreeMap<String, Option<T>> {
+        let mut answers: BTreeMap<_, _> = paths.iter().map(|path| (path.clone(), None)).collect();
+        let mut waiting = paths.into_iter();
+        let begin = |path| Box::pin(timeout(self.each, ask(path)));
+        let mut running: Vec<_> = waiting.by_ref().take(self.concurrency).map(begin).collect();
+        let all = poll_fn(|context| {
+            let mut at = 0;
+            while let Some(list) = running.get_mut(at) {
+                let Poll::Ready(outcome) = list.as_mut().poll(context) else {
+                    at += 1;
+                    continue;
+                };
+                if let Ok((path, answer)) = outcome {
+                    answers.insert(path, Some(answer));
+                }
+                match waiting.next() {
+                    // It is polled at once, in the place of the one that has ended.
+                    Some(path) => running[at] = begin(path),
+                    None => drop(running.swap_remove(at)),
+                }
+            }
+            if running.is_empty() {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        });
+        // Without an answer within that time, the rest have none.
+        let _ = timeout(self.all, all).await;
+        answers
+    }
+}
+
 /// Group and version of the path of a list; `None` for the core group.
 fn group_version(path: &str) -> Option<(&str, &str)> {
     path.strip_prefix("/apis/")?.split_once('/')
-}
-
-/// What the answer to the question for one list means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ListUse {
-    Served,
-    /// Registered by another server, or by one that is away: not served by this one.
-    NotServed,
-    /// It is not known what the server serves.
-    Failure,
-}
-
-impl ListUse {
-    fn of(status: StatusCode, is_shared: bool) -> Self {
-        match status {
-            StatusCode::OK => Self::Served,
-            StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE => Self::NotServed,
-            // The server behind an aggregated API fails, and not the one that was asked.
-            _ if is_shared => Self::NotServed,
-            _ => Self::Failure,
-        }
-    }
 }
 
 /// The first question of a poll. An error is a server that does not answer.
@@ -241,24 +317,49 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failing_list_of_a_shared_group_is_not_served() {
-        let table = [
-            (200, false, ListUse::Served),
-            (200, true, ListUse::Served),
-            (404, false, ListUse::NotServed),
-            (503, false, ListUse::NotServed),
-            (500, false, ListUse::Failure),
-            (504, false, ListUse::Failure),
-            (500, true, ListUse::NotServed),
-            (504, true, ListUse::NotServed),
-        ];
-        for (status, is_shared, expected) in table {
-            let code = StatusCode::from_u16(status).unwrap();
-            let found = ListUse::of(code, is_shared);
-            assert_eq!(found, expected, "{status}, shared: {is_shared}");
-        }
+    fn the_group_version_of_a_list_is_in_its_path() {
         let metrics = group_version("/apis/metrics.k8s.io/v1beta1");
         assert_eq!(metrics, Some(("metrics.k8s.io", "v1beta1")));
         assert_eq!(group_version("/api/v1"), None);
+    }
+
+    #[tokio::test]
+    async fn lists_that_hang_cost_neither_the_others_nor_more_than_their_time() {
+        use std::cell::Cell;
+        const LONG: Duration = Duration::from_mins(10);
+        const SHORT: Duration = Duration::from_millis(10);
+        const CONCURRENCY: usize = 20;
+        let paths: Vec<_> = (0..100).map(|number| number.to_string()).collect();
+        let [running, most] = [Cell::new(0_usize), Cell::new(0)];
+        let ask = |path: String| {
+            let (running, most) = (&running, &most);
+            async move {
+                running.set(running.get() + 1);
+                most.set(most.get().max(running.get()));
+                tokio::task::yield_now().await;
+                if path.ends_with('0') {
+                    std::future::pending::<()>().await;
+                }
+                running.set(running.get() - 1);
+                (path, ())
+            }
+        };
+        for (each, all) in [(SHORT, LONG), (LONG, SHORT)] {
+            running.set(0);
+            let limits = ListLimits {
+                each,
+                all,
+                concurrency: CONCURRENCY,
+            };
+            let answers = limits.collect(paths.clone(), ask).await;
+            assert_eq!(answers.len(), paths.len());
+            for (path, answer) in &answers {
+                let hangs = path.ends_with('0');
+                assert!(!hangs || answer.is_none(), "{path} {each:?}");
+                // Beside ten that hang there is always room for others.
+                assert!(hangs || answer.is_some() || all == SHORT, "{path}");
+            }
+            assert!(most.get() <= CONCURRENCY, "{}", most.get());
+        }
     }
 }

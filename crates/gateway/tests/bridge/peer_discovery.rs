@@ -1,6 +1,7 @@
 //! How a bridge learns which servers there are and what each of them serves, and how it tells
 //! them about the one behind it.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
@@ -8,6 +9,7 @@ use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::RegistryKind;
 use skewbridge_peers::{Identity, MicroTime};
 use skewbridge_testkit::{PATIENCE, Reply, Seen, eventually};
+use tokio::sync::Notify;
 
 use crate::bed::start;
 use crate::cluster::{
@@ -46,6 +48,71 @@ async fn servers_of_every_age_are_understood() {
         assert_eq!(view["version"], version[1..], "{view}");
         let alone = serde_json::json!([NEW, "v1 pods/resize"]);
         assert_eq!(view["servesAlone"], alone);
+    }
+}
+
+/// Before 1.26 there is a list for each group-version, and the server behind an aggregated
+/// API may hang.
+#[tokio::test]
+async fn aggregated_apis_that_hang_do_not_hide_what_an_old_server_serves() {
+    const HANGING: usize = 40;
+    let groups: Vec<_> = (0..HANGING)
+        .map(|number| format!("hanging-{number}.example.com"))
+        .collect();
+    let lines: Vec<_> = (groups.iter())
+        .map(|group| format!("{group}/v1 readings"))
+        .collect();
+    let lines: Vec<_> = lines.iter().map(String::as_str).collect();
+    let cluster = Cluster::new(&[&lines[..], &["v1 pods"]].concat()).await;
+    let b = cluster
+        .peer(B, &[&lines[..], &["v1 pods", NEW]].concat())
+        .await;
+    for group in &groups {
+        let service = serde_json::json!({"name": "readings", "namespace": "a"});
+        cluster
+            .local
+            .put(API_SERVICES, api_service(group, &service));
+    }
+    let never = Arc::new(Notify::new());
+    let hang = || {
+        let never = never.clone();
+        move |seen: &Seen| {
+            let hangs = seen.path().starts_with("/apis/hanging-");
+            hangs.then(|| Reply::new(200).after(&never))
+        }
+    };
+    b.standin.is_version("v1.25.16", Form::Legacy);
+    b.standin.hook(hang());
+    cluster.local.is_version("v1.25.16", Form::Legacy);
+    let bridge = cluster.start().await;
+    assert_eq!(served_by(&cluster.get(&bridge, NEW_PATH).await), B);
+    assert_eq!(cluster.get(&bridge, NOBODYS_PATH).await.status, 404);
+    let view = peer_view(&bridge, B).await;
+    assert_eq!(view["reachable"], true, "{view}");
+
+    // What the local server listed before stays, although it hangs now.
+    let apis = cluster.get(&bridge, "/apis").await.text().clone();
+    assert!(groups.iter().all(|group| apis.contains(group)), "{apis}");
+    cluster
+        .local
+        .serve(&[&lines[..], &["v1 pods", SHARED, "apps/v1 fleets"]].concat());
+    cluster.local.hook(hang());
+    cluster
+        .local
+        .put(CRDS, crd("stable.example.com", "crontabs"));
+    let fleets = "/apis/apps/v1/namespaces/a/fleets";
+    cluster.becomes(&bridge, fleets, 200).await;
+    let view = ask(
+        &cluster.alice(),
+        &bridge,
+        "GET",
+        "/apis",
+        &[("accept", V2)],
+        "",
+    )
+    .await;
+    for group in &groups {
+        assert!(view.text().contains(group), "{}", view.text());
     }
 }
 
