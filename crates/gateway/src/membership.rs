@@ -35,8 +35,11 @@ pub(crate) struct Membership {
 
 /// Where servers tell each other their addresses.
 pub(crate) enum Whereabouts {
-    /// In a registry.
+    /// In a registry, which has served records, too.
     Registry(Box<dyn Registry>),
+    /// In a file that an administrator keeps. Served records are in annotations of identity
+    /// Leases.
+    File(Box<dyn Registry>),
     /// In annotations of identity Leases.
     Leases,
 }
@@ -108,7 +111,7 @@ impl Membership {
     /// Collects what becomes of the activities of the registry.
     pub(crate) fn registry_reporter(&self) -> Arc<StatusReporter> {
         match &self.whereabouts {
-            Whereabouts::Registry(registry) => registry.reporter(),
+            Whereabouts::Registry(registry) | Whereabouts::File(registry) => registry.reporter(),
             Whereabouts::Leases => self.lease_status.clone(),
         }
     }
@@ -131,7 +134,10 @@ fn whereabouts(config: &Config, live: &Arc<Live>) -> Result<Whereabouts, LocalOn
     let peers = &config.peers;
     let registry: Box<dyn Registry> = match &peers.registry {
         RegistryKind::Leases => return Ok(Whereabouts::Leases),
-        RegistryKind::File(path) => Box::new(FileRegistry::new(path.clone(), peers.cidrs.clone())),
+        RegistryKind::File(path) => {
+            let registry = FileRegistry::new(path.clone(), peers.cidrs.clone());
+            return Ok(Whereabouts::File(Box::new(registry)));
+        }
         RegistryKind::Memory(exchange) => Box::new(exchange.registry()),
         RegistryKind::Etcd => {
             if peers.etcd.servers.is_empty() {

@@ -23,6 +23,7 @@
 
 pub mod error;
 pub mod exclusions;
+pub mod host_time;
 pub mod identity;
 pub mod keeper;
 pub mod lease;
@@ -39,6 +40,7 @@ pub mod watch;
 
 pub use error::Error;
 pub use exclusions::{ApiService, CustomResourceDefinition, Excluded, Exclusions};
+pub use host_time::{HostClock, HostTime};
 pub use identity::Identity;
 pub use keeper::{Action, Keeper, Moment, Upstream, stale_leases};
 pub use lease::{Deletion, IdentityLease};
@@ -47,6 +49,6 @@ pub use name::PeerName;
 pub use reachability::{Reachability, reachability};
 pub use record::Record;
 pub use roster::{Elsewhere, Peer, PeerRecord, Peers, Records, Roster, Seen, Served, Source};
-pub use served_record::{KeyDigest, RecordError, ServedRecord};
+pub use served_record::{KeyDigest, RecordError, ServedRecord, StoredDeparture};
 pub use standing::{Burden, Standing, order};
 pub use watch::{List, Object, WatchEvent, WatchFailure};

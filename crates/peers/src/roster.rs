@@ -6,7 +6,7 @@
 //! (they give up after some tries); here nobody is given up while its Lease
 //! lives, and the last good answer of a peer counts until then.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -15,11 +15,13 @@ use skewbridge_api::request_info::RequestInfo;
 use skewbridge_api::version::Version;
 use skewbridge_discovery::{Document, Index};
 
+use crate::host_time::HostClock;
 use crate::identity::Identity;
 use crate::registry::{Addresses, Advertised, Origin};
 use crate::schedule::{News, Schedule};
 use crate::served_record::{KeyDigest, ServedRecord};
 use crate::standing::Standing;
+use departures::Departure;
 
 /// After this without a renewal a server is taken for dead. kube-apiserver
 /// renews every 10 s; three may be lost.
@@ -100,9 +102,15 @@ pub struct Roster {
     stored: Records,
     /// Since when servers with a record have no Lease.
     unleased: BTreeMap<Identity, Instant>,
-    /// When bridges left that announced it, by our own clock.
+    /// Bridges that have left.
     departures: BTreeMap<Identity, Departure>,
     registry: RegistryRead,
+    /// An administrator keeps the addresses in a file.
+    addresses_in_file: bool,
+    /// That file has been read.
+    file_is_read: bool,
+    /// The clock by which departures are stored; without it they count anew with each start.
+    host_clock: Option<HostClock>,
 }
 
 /// Whether the registry has been read since the start.
@@ -128,15 +136,6 @@ pub enum Source {
     Published,
     /// An earlier process of this bridge stored it in `--state-dir`.
     Stored,
-}
-
-/// The bridge of a server announced that it leaves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Departure {
-    /// As the record has it.
-    announced: SystemTime,
-    /// The same by our own clock, and never in the future.
-    at: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -166,6 +165,10 @@ struct Entry {
     bridge_at: Option<SocketAddr>,
     /// The next fetch goes to the server itself, since its bridge does not answer.
     asks_server: bool,
+    /// The fetch under way goes to the server itself.
+    fetch_asks_server: bool,
+    /// The address in the file answers, although its bridge has announced that it leaves.
+    answers_still: bool,
     /// What has come of asking the server itself since its bridge left.
     direct: Direct,
 }
@@ -218,7 +221,23 @@ impl Roster {
             unleased: BTreeMap::new(),
             departures: BTreeMap::new(),
             registry: RegistryRead::NotAwaited,
+            addresses_in_file: false,
+            file_is_read: false,
+            host_clock: None,
         }
+    }
+
+    /// An administrator keeps the addresses in a file. Nothing else names addresses, and a
+    /// server that is not in the file has no bridge.
+    #[must_use]
+    pub fn with_addresses_in_file(mut self) -> Self {
+        self.addresses_in_file = true;
+        self
+    }
+
+    /// Sets the clock by which departures are stored for the next process of this host.
+    pub fn set_host_clock(&mut self, clock: Option<HostClock>) {
+        self.host_clock = clock;
     }
 
     /// The registry has not been read yet. Until [`Roster::registry_read`], a server with
@@ -240,10 +259,15 @@ impl Roster {
     }
 
     /// Keeps a record that an earlier process of this bridge stored.
-    pub fn remember(&mut self, record: Arc<ServedRecord>) {
-        let has_room =
-            self.stored.contains_key(&record.identity) || self.stored.len() < MAX_RECORDS;
+    pub fn remember(&mut self, mut record: Arc<ServedRecord>) {
+        let stored = self.stored.get(&record.identity);
+        let has_room = stored.is_some() || self.stored.len() < MAX_RECORDS;
         if record.identity != self.own && has_room {
+            if let Some(departure) = stored.and_then(|it| it.departure.clone())
+                && record.departure.is_none()
+            {
+                Arc::make_mut(&mut record).departure = Some(departure);
+            }
             self.stored.insert(record.identity.clone(), record);
         }
     }
@@ -293,6 +317,8 @@ impl Roster {
             None => published.clone(),
         };
         record.supersedes = Some(learnt);
+        // Only what this host has stored.
+        record.departure = None;
         self.remember(Arc::new(record));
     }
 
@@ -312,37 +338,9 @@ impl Roster {
 
     /// All records in the registry. A record counts where it has come later than what is
     /// known otherwise: the clocks of other hosts do not decide that.
-    pub fn published_records(&mut self, all: &Records, at: Instant, wall: SystemTime) {
+    pub fn published_records(&mut self, all: &Records, at: Instant) {
         let before = std::mem::replace(&mut self.published, all.clone());
         self.published.remove(&self.own);
-        let earlier = |identity: &Identity, stored: &Records| {
-            let record = before.get(identity).or_else(|| stored.get(identity));
-            record.map(|record| record.left)
-        };
-        let mut departures = BTreeMap::new();
-        for identity in self.stored.keys().chain(self.published.keys()) {
-            let published = self.published.get(identity);
-            let record = published.or_else(|| self.stored.get(identity));
-            let Some(announced) = record.and_then(|record| record.left) else {
-                continue;
-            };
-            let known = self.departures.get(identity);
-            let known = known.filter(|it| it.announced == announced).copied();
-            let departure = known.unwrap_or_else(|| {
-                let age = match earlier(identity, &self.stored) {
-                    // The announcement is new: it counts from now.
-                    Some(left) if left != Some(announced) => Duration::ZERO,
-                    // It was there before this process, and only clocks tell since when.
-                    _ => wall.duration_since(announced).unwrap_or_default(),
-                };
-                Departure {
-                    announced,
-                    at: at.checked_sub(age.min(2 * ROLLOUT_GRACE)).unwrap_or(at),
-                }
-            });
-            departures.insert(identity.clone(), departure);
-        }
-        self.departures = departures;
         for record in self.published.clone().values() {
             let known = before.get(&record.identity);
             if known.is_none_or(|known| known.learnt != record.learnt) {
@@ -356,28 +354,7 @@ impl Roster {
                 self.remember_published(record, at);
             }
         }
-        for (identity, departure) in &self.departures {
-            // The Lease may have been deleted before the announcement came.
-            if departure.is_recent(at) {
-                let entry = self.entries.entry(identity.clone()).or_default();
-                if entry.lease.is_none() {
-                    entry.ended.get_or_insert(at);
-                }
-            }
-        }
-        for (identity, entry) in &mut self.entries {
-            let departure = (self.departures.get(identity)).filter(|_| !entry.has_bridge());
-            match departure {
-                None => {
-                    entry.direct = Direct::Untried;
-                }
-                Some(_) if entry.direct == Direct::Untried => {
-                    // It may answer directly from now on.
-                    entry.fetch.now(at);
-                }
-                Some(_) => {}
-            }
-        }
+        self.update_departures(at);
         self.forget(at);
     }
 
@@ -441,11 +418,14 @@ impl Roster {
     /// last resort: etcd may have been away, and a wrong one is found out by its
     /// certificate.
     pub fn addresses(&mut self, all: &Addresses, at: Instant) {
+        if self.addresses_in_file {
+            self.end_direct_answers(all, at);
+        }
         for (identity, entry) in &mut self.entries {
             let was_published = entry.published;
             entry.published &= all.contains_key(identity);
             if was_published && !entry.published && self.departures.contains_key(identity) {
-                // From now on the server itself is asked.
+                // From now on the server itself is asked, where its address is known.
                 entry.standing.forgive();
                 entry.fetch.now(at);
             }
@@ -462,7 +442,9 @@ impl Roster {
                     ended: Some(at),
                     ..Entry::default()
                 });
-            entry.asks_server = false;
+            if !self.departures.contains_key(identity) {
+                entry.asks_server = false;
+            }
             let had_bridge = entry.has_bridge();
             // Back at the same place it may be another version.
             let is_back = !std::mem::replace(&mut entry.published, true);
@@ -483,6 +465,10 @@ impl Roster {
                     self.departures.remove(identity);
                 }
             }
+        }
+        if self.addresses_in_file {
+            self.file_is_read = true;
+            self.update_departures(at);
         }
         self.forget(at);
     }
@@ -533,6 +519,7 @@ impl Roster {
             {
                 entry.fetch_supersedes = known;
                 entry.fetch_at = address.map(|it| it.address);
+                entry.fetch_asks_server = address.is_some_and(|it| it.origin == Origin::Server);
                 due.extend(self.peer(&identity));
             }
         }
@@ -548,10 +535,9 @@ impl Roster {
         wall: SystemTime,
         jitter: f64,
     ) {
-        let published = self.published.get(identity);
-        let record = published.or_else(|| self.stored.get(identity));
-        let direct = record.and_then(|record| record.server);
+        let direct = self.direct_address(identity);
         let has_left = self.departures.contains_key(identity);
+        let mut has_answered = false;
         let Some(entry) = self.entries.get_mut(identity) else {
             return;
         };
@@ -567,7 +553,12 @@ impl Roster {
                 entry.served = Some(Arc::new(served));
                 entry.standing.reachable();
                 if has_left && !entry.has_bridge() {
-                    entry.direct = Direct::Answers;
+                    has_answered = entry.is_in_file() || entry.fetch_asks_server;
+                    if entry.fetch_asks_server {
+                        entry.direct = Direct::Answers;
+                    } else if has_answered {
+                        entry.direct = Direct::Untried;
+                    }
                 }
                 // Back again. One that tells what it serves and fails with
                 // requests is not better for it.
@@ -578,12 +569,33 @@ impl Roster {
             Err(problem) => {
                 entry.fetch.failed(at, jitter);
                 entry.problem = Some(problem);
-                // Its bridge has crashed, or the registry has lost its address: both
-                // places are tried in turn.
-                if !entry.published && !has_left && direct.is_some() {
+                // Its bridge has crashed, or the registry has lost its address, or the file
+                // still has the address of a bridge that has left: both places are tried in
+                // turn.
+                let has_two = (!entry.published && !has_left) || (entry.is_in_file() && has_left);
+                if has_two && direct.is_some() {
                     entry.asks_server = !entry.asks_server;
                 }
             }
+        }
+        entry.answers_still = has_answered && !entry.fetch_asks_server;
+        if has_answered {
+            self.restart_grace(identity, at);
+        }
+    }
+
+    /// A peer has answered a poll, although not with what it serves: its server may be away,
+    /// but its bridge has not left.
+    pub fn answered(&mut self, identity: &Identity, at: Instant) {
+        let has_left = self.departures.contains_key(identity);
+        if let Some(entry) = self.entries.get_mut(identity)
+            && has_left
+            && entry.is_in_file()
+            && !entry.fetch_asks_server
+        {
+            entry.answers_still = true;
+            entry.direct = Direct::Untried;
+            self.restart_grace(identity, at);
         }
     }
 
@@ -677,19 +689,37 @@ impl Roster {
     /// at the server itself; after a crash, at either in turn.
     fn address(&self, identity: &Identity) -> Option<Advertised> {
         let entry = self.entries.get(identity)?;
-        let published = self.published.get(identity);
-        let record = published.or_else(|| self.stored.get(identity));
-        let direct = record.and_then(|record| record.server);
-        let direct = direct.map(Advertised::by_server);
-        if entry.published {
+        let direct = self.direct_address(identity).map(Advertised::by_server);
+        let has_left = self.departures.contains_key(identity);
+        if self.addresses_in_file {
+            let listed = entry.address.filter(|_| entry.published);
+            let direct = direct.filter(|_| has_left && entry.asks_server);
+            direct.or(listed)
+        } else if entry.published {
             entry.address
-        } else if self.departures.contains_key(identity) {
+        } else if has_left {
             direct
         } else if entry.asks_server {
             direct.or(entry.address)
         } else {
             entry.address.or(direct)
         }
+    }
+
+    /// The address of the server itself. Where an administrator keeps the addresses, a
+    /// writer of records cannot name others.
+    fn direct_address(&self, identity: &Identity) -> Option<SocketAddr> {
+        if self.addresses_in_file {
+            let entry = self.entries.get(identity)?;
+            let listed = entry.address.filter(|_| entry.published)?;
+            return match listed.origin {
+                Origin::File { server } => server,
+                Origin::Bridge | Origin::Server => None,
+            };
+        }
+        let published = self.published.get(identity);
+        let record = published.or_else(|| self.stored.get(identity));
+        record.and_then(|record| record.server)
     }
 
     fn peer(&self, identity: &Identity) -> Option<Peer> {
@@ -719,11 +749,14 @@ impl Roster {
             (None, Some(ended)) if known.is_some() => (ended, ended),
             (None, _) => return None,
         };
-        let bridge_left = !entry.has_bridge() && self.departures.contains_key(identity);
+        let departure = self.departures.get(identity);
+        let departure = departure.filter(|_| !entry.has_bridge() && !entry.answers_still);
+        let bridge_left = departure.is_some();
+        let departure_problem = departure.filter(|_| entry.direct != Direct::Answers);
         let is_bridge = advertised.is_some_and(|it| match it.origin {
             Origin::Bridge => true,
             Origin::Server => false,
-            Origin::Administrator => entry.bridge_at == Some(it.address),
+            Origin::File { .. } => entry.bridge_at == Some(it.address),
         });
         let published = self.published.get(identity);
         Some(Peer {
@@ -751,34 +784,30 @@ impl Roster {
             served: known.map(|(served, _)| served),
             standing: entry.standing.clone(),
             succeeded: entry.succeeded,
-            problem: match (entry.refused, address) {
-                (Some(refused), _) => Some(format!(
+            problem: match (entry.refused, departure_problem, address) {
+                (Some(refused), ..) => Some(format!(
                     "the address that it has published, {refused}, is refused: it is in none \
                      of the --peer-cidrs"
                 )),
-                _ if bridge_left && entry.direct != Direct::Answers => Some(
-                    "its bridge has left, and the server itself does not answer other hosts"
-                        .to_owned(),
-                ),
+                (None, Some(departure), _) => Some(departure.problem().to_owned()),
                 // `reachability` says why, by the status of the registry.
-                (None, None) => None,
-                (None, Some(_)) => entry.problem.clone(),
+                (None, None, None) => None,
+                (None, None, Some(_)) => entry.problem.clone(),
             },
         })
-    }
-}
-
-impl Departure {
-    /// Whether the bridge may still come back as part of a rollout.
-    fn is_recent(&self, at: Instant) -> bool {
-        self.at + ROLLOUT_GRACE > at
     }
 }
 
 impl Entry {
     /// Whether the registry has the address of the server's bridge.
     fn has_bridge(&self) -> bool {
-        self.published && (self.address).is_some_and(|it| it.origin != Origin::Server)
+        self.published && (self.address).is_some_and(|it| it.origin == Origin::Bridge)
+    }
+
+    /// Whether an administrator has written its address into a file.
+    fn is_in_file(&self) -> bool {
+        let origin = self.address.map(|it| it.origin);
+        self.published && matches!(origin, Some(Origin::File { .. }))
     }
 
     /// Counts a server whose bridge left long ago as one that never had a bridge.
@@ -919,6 +948,7 @@ impl Peer {
     }
 }
 
+mod departures;
 #[cfg(test)]
 mod known_apis;
 #[cfg(test)]

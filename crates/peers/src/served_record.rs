@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use skewbridge_discovery::document::{Group, Schema};
 use skewbridge_discovery::{Document, Index};
 
+use crate::host_time::HostTime;
 use crate::identity::Identity;
 use crate::roster::Served;
 
@@ -63,6 +64,19 @@ pub struct ServedRecord {
     /// Only in `--state-dir`: the `learnt` of the published record that this one is as
     /// late as, or later than. It makes the order of records independent of clocks.
     pub supersedes: Option<SystemTime>,
+    /// Only in `--state-dir`: since when the bridge of the server has left.
+    pub departure: Option<StoredDeparture>,
+}
+
+/// Since when the bridge of a server has left, as a bridge has stored it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredDeparture {
+    /// The announcement, as [`ServedRecord::left`].
+    pub announced: Option<SystemTime>,
+    /// The file of addresses does not have the server.
+    pub is_missing_in_file: bool,
+    /// By the clock of the host that has stored it.
+    pub since: HostTime,
 }
 
 /// Why a record cannot be used.
@@ -95,8 +109,20 @@ struct Content<'a> {
     keys: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     supersedes: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    departure: Option<DepartureContent>,
     api: Groups,
     apis: Groups,
+}
+
+#[derive(Serialize, Deserialize)]
+struct DepartureContent {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    announced: Option<u64>,
+    #[serde(default)]
+    missing: bool,
+    boot: String,
+    millis: i64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -149,6 +175,7 @@ impl ServedRecord {
             left: None,
             serving_keys: Vec::new(),
             supersedes: None,
+            departure: None,
         }
     }
 
@@ -189,6 +216,12 @@ impl ServedRecord {
             left: self.left.map(unix_millis),
             keys: self.serving_keys.iter().map(hex).collect(),
             supersedes: self.supersedes.map(unix_millis),
+            departure: self.departure.as_ref().map(|it| DepartureContent {
+                announced: it.announced.map(unix_millis),
+                missing: it.is_missing_in_file,
+                boot: it.since.boot.clone(),
+                millis: it.since.millis,
+            }),
             api: Groups::of(&self.served.documents[0]),
             apis: Groups::of(&self.served.documents[1]),
         };
@@ -261,6 +294,17 @@ impl ServedRecord {
             left: content.left.map(time).transpose()?,
             serving_keys: keys.ok_or_else(|| malformed("a key digest that is not hexadecimal"))?,
             supersedes: content.supersedes.map(time).transpose()?,
+            departure: match content.departure {
+                None => None,
+                Some(it) => Some(StoredDeparture {
+                    announced: it.announced.map(time).transpose()?,
+                    is_missing_in_file: it.missing,
+                    since: HostTime {
+                        boot: it.boot,
+                        millis: it.millis,
+                    },
+                }),
+            },
         })
     }
 }
@@ -458,10 +502,19 @@ pub(crate) mod tests {
             record.left = left.map(instant);
             record.serving_keys = keys;
             record.supersedes = left.map(instant);
+            record.departure = server.map(|(_, port)| StoredDeparture {
+                announced: record.left,
+                is_missing_in_file: beta,
+                since: HostTime {
+                    boot: name.clone(),
+                    millis: i64::from(port) - 9,
+                },
+            });
             let read = ServedRecord::decode(&record.encode().unwrap()).unwrap();
             prop_assert!(read.has_same_content(&record));
             prop_assert_eq!(read.learnt, record.learnt);
             prop_assert_eq!(read.supersedes, record.supersedes);
+            prop_assert_eq!(read.departure, record.departure);
         }
 
         #[test]

@@ -5,6 +5,7 @@
 //! it by [`Event`]; what requests need to know is published as a whole.
 
 mod discover;
+mod host_boot;
 mod informer;
 mod own_lease;
 mod records;
@@ -30,8 +31,9 @@ use tokio::task::JoinSet;
 use tokio::time::{interval, sleep, timeout};
 
 use self::discover::{ask_version, discover};
+use self::host_boot::HostBoot;
 use self::informer::{Change, Kind};
-use self::own_lease::OwnLease;
+use self::own_lease::{Annotations, OwnLease};
 use self::records::RecordKeeper;
 pub(crate) use self::records::Stored;
 pub(crate) use self::state_dir::StateDir;
@@ -96,8 +98,15 @@ enum Event {
     Lease(Change<IdentityLease>),
     ApiService(Change<ApiService>),
     CustomResource(Change<CustomResourceDefinition>),
-    Peer(Identity, Result<Served, String>),
+    Peer(Identity, PeerAnswer),
     Local(Result<Served, String>),
+}
+
+/// What came of polling a peer.
+struct PeerAnswer {
+    outcome: Result<Served, String>,
+    /// Whether it has answered at all.
+    has_answered: bool,
 }
 
 impl From<Change<IdentityLease>> for Event {
@@ -140,22 +149,27 @@ pub(crate) async fn run(
     let (found, mut addresses) = watch::channel(Addresses::new());
     let registry_status = membership.registry_status();
     let registry_reporter = membership.registry_reporter();
-    let followed: Option<Arc<dyn Registry>> = match membership.whereabouts {
-        Whereabouts::Registry(registry) => Some(registry.into()),
-        Whereabouts::Leases => None,
-    };
-    let registry = followed
-        .clone()
-        .map(|registry| tokio::spawn(async move { registry.run(published, found).await }));
-    let annotated = registry.is_none();
     let stored = stored.map(|stored| stored.permitted(&membership.networks));
     let mut roster = Roster::new(membership.identity.clone());
+    let (registry, annotations): (Option<Arc<dyn Registry>>, _) = match membership.whereabouts {
+        Whereabouts::Registry(registry) => (Some(registry.into()), Annotations::Nothing),
+        Whereabouts::File(registry) => {
+            roster = roster.with_addresses_in_file();
+            (Some(registry.into()), Annotations::Records)
+        }
+        Whereabouts::Leases => (None, Annotations::AddressesAndRecords),
+    };
+    let with_records = registry.clone();
+    let with_records = with_records.filter(|_| annotations == Annotations::Nothing);
+    let registry = registry.map(|it| tokio::spawn(async move { it.run(published, found).await }));
+    let host = HostBoot::read();
+    roster.set_host_clock(host.clock());
     roster.await_registry();
     let (records, mut found_records) = RecordKeeper::start(
         membership.identity.clone(),
         (membership.server, membership.address),
         bridge.live.serving_keys.load_full(),
-        followed,
+        with_records,
         stored,
         &mut roster,
     );
@@ -174,10 +188,11 @@ pub(crate) async fn run(
             &membership.identity,
             &membership.hostname,
             membership.address,
-            annotated,
+            annotations,
             registry_reporter,
         ),
-        annotated,
+        annotations,
+        host,
         networks: membership.networks,
         lease_status,
         was_ready: false,
@@ -262,8 +277,10 @@ struct Learner {
     /// Leases that were deleted, for what they had in annotations.
     ended: EndedLeases,
     own_lease: OwnLease,
-    /// Whether addresses are in annotations of Leases.
-    annotated: bool,
+    /// What is in annotations of Leases.
+    annotations: Annotations,
+    /// The boot of this host, for times that outlive the process.
+    host: HostBoot,
     /// Networks that addresses must be in; none permits any.
     networks: Vec<IpNet>,
     /// Where the Leases are the registry.
@@ -362,7 +379,12 @@ impl Learner {
                 self.share();
                 self.local_schedule.now(now);
             }
-            Event::Peer(identity, outcome) => {
+            Event::Peer(identity, answer) => {
+                let PeerAnswer {
+                    outcome,
+                    has_answered,
+                } = answer;
+                let has_failed = outcome.is_err();
                 let metrics = self.own.bridge.metrics.peers();
                 let name = self.name_of(&identity);
                 if let Err(problem) = &outcome {
@@ -380,6 +402,10 @@ impl Learner {
                 }
                 self.roster
                     .fetched(&identity, outcome, now, SystemTime::now(), jitter);
+                if has_failed && has_answered {
+                    // Its bridge answers in its server's stead.
+                    self.roster.answered(&identity, now);
+                }
             }
             Event::Local(outcome) => {
                 self.looked = true;
@@ -433,23 +459,28 @@ impl Learner {
                 metrics.sync_error(SyncError::Leases);
             }
         }
-        if self.annotated {
-            let leases = self.ended.with_living(&self.leases, now);
-            let records = self.records.annotated(&leases, &self.networks);
-            let addresses = annotated(&leases, &records);
-            self.addresses(addresses, now);
-            self.records.heard(&records);
-            self.roster
-                .published_records(&records, now, SystemTime::now());
-        } else {
+        if self.annotations == Annotations::Nothing {
             // The Lease of a refused address may come after the address.
-            self.roster.refuse(&self.refused);
+            return self.roster.refuse(&self.refused);
         }
+        let leases = self.ended.with_living(&self.leases, now);
+        let mut records = self.records.annotated(&leases, &self.networks);
+        match self.annotations {
+            Annotations::AddressesAndRecords => {
+                let addresses = annotated(&leases, &records);
+                self.addresses(addresses, now);
+            }
+            _ => records.values_mut().for_each(without_addresses),
+        }
+        self.records.heard(&records);
+        self.roster.published_records(&records, now);
     }
 
     fn tick(&mut self, count: u32, health: &UpstreamHealth) {
         if count.is_multiple_of(TIDY_TICKS) {
             self.own.tidy();
+            // Anew, since the clock that the process counts by stands while a host sleeps.
+            self.roster.set_host_clock(self.host.clock());
         }
         self.look_at_upstream(health);
     }
@@ -468,8 +499,7 @@ impl Learner {
                 }
             }
             self.records.heard(&all);
-            self.roster
-                .published_records(&all, Instant::now(), SystemTime::now());
+            self.roster.published_records(&all, Instant::now());
             self.publish();
         }
     }
@@ -484,8 +514,10 @@ impl Learner {
         if !self.roster.awaits_registry() {
             return;
         }
-        if !self.annotated {
+        if self.annotations != Annotations::AddressesAndRecords {
             self.on_addresses(addresses.borrow_and_update().clone());
+        }
+        if self.annotations == Annotations::Nothing {
             self.on_records(records.borrow_and_update().clone());
         }
         self.roster.registry_read(Instant::now());
@@ -607,7 +639,11 @@ impl Learner {
                 if !has_answered {
                     peer.standing.record_timeout(began.elapsed());
                 }
-                let _ = tell.send(Event::Peer(peer.identity.clone(), outcome)).await;
+                let answer = PeerAnswer {
+                    outcome,
+                    has_answered,
+                };
+                let _ = tell.send(Event::Peer(peer.identity.clone(), answer)).await;
             });
         }
     }
@@ -747,6 +783,17 @@ fn keep_permitted_server(record: &mut ServedRecord, networks: &[IpNet]) {
     record.server = record.server.filter(|it| is_permitted(*it, networks));
 }
 
+/// Removes what a record says of where its server is, and with which keys. Where an
+/// administrator keeps the addresses, a writer of Leases has no say in that.
+fn without_addresses(record: &mut Arc<ServedRecord>) {
+    if record.server.is_some() || record.bridge.is_some() || !record.serving_keys.is_empty() {
+        let record = Arc::make_mut(record);
+        record.server = None;
+        record.bridge = None;
+        record.serving_keys.clear();
+    }
+}
+
 /// Asks a server a first question, and then the rest. Gives the outcome, and whether the
 /// first question was answered: a server that fails later does answer requests.
 async fn poll<A, T, F: Future<Output = Result<T, String>>>(
@@ -793,6 +840,32 @@ mod tests {
         let silent = pending::<Result<(), String>>();
         let (outcome, has_answered) = poll(NO_ANSWER, silent, |()| good()).await;
         assert!(outcome.is_err() && !has_answered);
+    }
+
+    #[test]
+    fn a_record_beside_a_file_of_addresses_names_none() {
+        let served = Served {
+            index: Arc::default(),
+            documents: [Arc::default(), Arc::default()],
+            etags: [None, None],
+            version: None,
+            by_bridge: false,
+        };
+        let identity = Identity::named("apiserver-a").unwrap();
+        let left = SystemTime::UNIX_EPOCH;
+        let mut record = ServedRecord::new(identity, &served, |_, _| false, left);
+        record.server = "10.0.0.1:6443".parse().ok();
+        record.bridge = "10.0.0.1:7443".parse().ok();
+        record.serving_keys = vec![[7; 32]];
+        record.left = Some(left);
+        let mut record = Arc::new(record);
+        without_addresses(&mut record);
+        assert_eq!((record.server, record.bridge), (None, None));
+        assert!(record.serving_keys.is_empty());
+        assert_eq!(record.left, Some(left), "the announcement counts");
+        let before = record.clone();
+        without_addresses(&mut record);
+        assert!(Arc::ptr_eq(&record, &before), "nothing to remove");
     }
 
     #[test]

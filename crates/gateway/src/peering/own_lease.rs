@@ -41,14 +41,26 @@ const MAX_CONFLICTS: u32 = 3;
 /// How many Leases are named to choose from: more control planes than one has.
 const MAX_NAMED: usize = 10;
 
+/// What bridges write in annotations of identity Leases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Annotations {
+    /// Nothing: the registry has addresses and served records.
+    Nothing,
+    /// Served records alone: `--peer-registry=file:PATH`.
+    Records,
+    /// Addresses and served records: `--peer-registry=leases`.
+    AddressesAndRecords,
+}
+
 /// Does to the Lease what [`Keeper`] decides.
 pub(super) struct OwnLease {
     own: Arc<Own>,
     identity: Identity,
     hostname: String,
     keeper: Keeper,
-    /// Also written into a Lease that its server keeps: `--peer-registry=leases`.
-    annotate: Option<SocketAddr>,
+    address: SocketAddr,
+    /// Also written into a Lease that its server keeps.
+    annotations: Annotations,
     /// Hears what becomes of writing the Lease.
     status: Arc<StatusReporter>,
     /// As last seen.
@@ -70,7 +82,7 @@ impl OwnLease {
         identity: &Identity,
         hostname: &str,
         address: SocketAddr,
-        annotate: bool,
+        annotations: Annotations,
         status: Arc<StatusReporter>,
     ) -> Self {
         let life = uuid(own.bridge.via.number(), own.bridge.chance());
@@ -79,7 +91,8 @@ impl OwnLease {
             own,
             identity: identity.clone(),
             hostname: hostname.to_owned(),
-            annotate: annotate.then_some(address),
+            address,
+            annotations,
             status,
             lease: None,
             look_at: Instant::now(),
@@ -156,25 +169,34 @@ impl OwnLease {
         }
     }
 
-    /// Says our address on a Lease that its server keeps, and what the server serves.
+    /// Writes the annotations on a Lease that its server keeps: what the server serves, and
+    /// our address where Leases are the registry.
     fn annotate(&mut self, path: String, served: Option<&str>) {
-        let (Some(address), Some(lease)) = (self.annotate, &self.lease) else {
+        let Some(lease) = &self.lease else {
             return;
+        };
+        let (address, activity) = match self.annotations {
+            Annotations::Nothing => return,
+            Annotations::Records => (None, Activity::PublishRecord),
+            Annotations::AddressesAndRecords => (Some(self.address), Activity::Publish),
         };
         // Before the server has answered, what is written there stays.
         let served = served.or(lease.served()).map(str::to_owned);
-        let is_written =
-            lease.peer_address() == Some(address) && lease.served() == served.as_deref();
-        if is_written {
-            self.status.succeeded(Activity::Publish);
+        let has_address = match address {
+            Some(address) => lease.peer_address() == Some(address),
+            None => lease.bridge_address().is_none(),
+        };
+        if has_address && lease.served() == served.as_deref() {
+            self.status.succeeded(activity);
         } else if self.look_at <= Instant::now() {
             self.look_at = Instant::now() + PATIENCE;
             let (own, status) = (self.own.clone(), self.status.clone());
+            let kind = status.subscribe().borrow().kind;
             self.write = Some(tokio::spawn(async move {
-                let outcome = patch(&own, &path, Some(address), served.as_deref()).await;
+                let outcome = patch(&own, &path, address, served.as_deref()).await;
                 if let Err(problem) = outcome
-                    && let error = not_annotated(&problem)
-                    && report_failure(&status, Activity::Publish, &error)
+                    && let error = not_annotated(kind, &problem)
+                    && report_failure(&status, activity, &error)
                 {
                     tracing::warn!(%error, flag = "--peer-registry", "the identity Lease was not annotated; it is tried again");
                 }
@@ -215,7 +237,7 @@ impl OwnLease {
         let lease = self.read().await;
         if let Some(deletion) = self.keeper.on_shutdown(lease.as_ref()) {
             delete(&self.own, &deletion).await;
-        } else if self.annotate.is_some() && lease.is_some() {
+        } else if self.annotations != Annotations::Nothing && lease.is_some() {
             let path = format!("{}/{}", lease::COLLECTION, self.identity);
             if let Err(problem) = patch(&self.own, &path, None, served).await {
                 tracing::warn!(%problem, "an identity Lease was not written");
@@ -397,9 +419,9 @@ fn report_not_kept(status: &StatusReporter, identity: &Identity, problem: &str) 
 }
 
 /// Why the annotations on the own Lease could not be written, and what to do.
-fn not_annotated(problem: &str) -> String {
+fn not_annotated(registry: &str, problem: &str) -> String {
     format!(
-        "--peer-registry=leases: the identity Lease cannot be annotated: {problem}; the bridge \
+        "--peer-registry={registry}: the identity Lease cannot be annotated: {problem}; the bridge \
          needs the verb patch on its Lease in kube-system"
     )
 }
@@ -476,7 +498,13 @@ mod tests {
         status.succeeded(Activity::Read);
         let seen = status.subscribe();
         assert!(seen.borrow().up);
-        let fails = |problem| report_failure(&status, Activity::Publish, &not_annotated(problem));
+        let fails = |problem| {
+            report_failure(
+                &status,
+                Activity::Publish,
+                &not_annotated("leases", problem),
+            )
+        };
         assert!(fails("403 Forbidden"));
         assert!(!fails("403 Forbidden"), "logged once");
         assert!(fails("no answer"), "another error");

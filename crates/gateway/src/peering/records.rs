@@ -50,7 +50,7 @@ pub(super) struct RecordKeeper {
     made_of: Option<([Arc<Document>; 2], Arc<Excluded>)>,
     outdated: mpsc::Sender<Arc<ServedRecord>>,
     task: Option<JoinHandle<()>>,
-    /// `--peer-registry=leases`: the own record as an annotation.
+    /// The own record as an annotation, where records are in annotations.
     annotation: Option<String>,
     /// Records from annotations, by their text.
     annotated: BTreeMap<Identity, (String, Option<Arc<ServedRecord>>)>,
@@ -66,9 +66,9 @@ pub(super) struct RecordKeeper {
     /// Gets the outcome of the write that is under way.
     saving: Option<oneshot::Receiver<Result<(), String>>>,
     next_save: Instant,
-    /// Peers whose bridge has left, and whether they have come to count as servers
+    /// Peers whose bridge has left, by name, and whether they have come to count as servers
     /// that never had one.
-    departed: BTreeMap<Identity, bool>,
+    departed: BTreeMap<Identity, (String, bool)>,
 }
 
 /// What `--state-dir` gave at the start.
@@ -368,28 +368,40 @@ impl RecordKeeper {
         let mut departed = BTreeMap::new();
         for peer in peers.peers.iter().filter(|peer| peer.record.bridge_left) {
             let is_over = peer.served.is_none();
-            departed.insert(peer.identity.clone(), is_over);
-            let before = self.departed.get(&peer.identity);
-            let (peer, host) = (&peer.identity, peer.host.as_deref().unwrap_or("unknown"));
+            let (name, problem) = (peer.name().to_string(), peer.problem.as_deref());
+            let before = self.departed.get(&peer.identity).map(|(_, it)| *it);
+            departed.insert(peer.identity.clone(), (name.clone(), is_over));
             match (before, is_over) {
                 (None, false) => {
-                    tracing::warn!(%peer, host, "the bridge of a peer has left; its kube-apiserver is asked directly where it can be reached");
+                    tracing::warn!(
+                        peer = name,
+                        problem,
+                        "the bridge of a peer has left; its kube-apiserver is asked directly where it can be reached"
+                    );
                 }
                 (None | Some(false), true) => {
-                    tracing::warn!(%peer, host, "the bridge of a peer has not come back within {} s, and its kube-apiserver does not answer other hosts: APIs that only this server serves are not found from now on", ROLLOUT_GRACE.as_secs());
+                    tracing::warn!(
+                        peer = name,
+                        problem,
+                        "the bridge of a peer has not come back within {} s, and its kube-apiserver does not answer other hosts: APIs that only this server serves are not found from now on",
+                        ROLLOUT_GRACE.as_secs()
+                    );
                 }
                 (Some(true), false) => {
-                    tracing::info!(%peer, host, "the kube-apiserver of a peer without a bridge answers");
+                    tracing::info!(
+                        peer = name,
+                        "the kube-apiserver of a peer without a bridge answers"
+                    );
                 }
                 _ => {}
             }
         }
-        for peer in self
-            .departed
-            .keys()
-            .filter(|it| !departed.contains_key(*it))
-        {
-            tracing::info!(%peer, "a peer whose bridge had left is back, or its Lease has ended");
+        let before = self.departed.iter();
+        for (_, (peer, _)) in before.filter(|(it, _)| !departed.contains_key(*it)) {
+            tracing::info!(
+                peer,
+                "a peer whose bridge had left is back, or its Lease has ended"
+            );
         }
         self.departed = departed;
     }

@@ -25,6 +25,7 @@ mod log;
 mod peer_admin;
 mod peer_discovery;
 mod peer_faults;
+mod peer_file;
 mod peer_health;
 mod peer_pins;
 mod peer_records;

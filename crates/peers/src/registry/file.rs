@@ -4,7 +4,12 @@
 //! peers:
 //! - identity: apiserver-0
 //!   address: 10.0.0.10:6443
+//!   server: 10.0.0.10:6444
 //! ```
+//!
+//! `server` is optional: the kube-apiserver itself, asked after its bridge has left. Records
+//! and announcements are in annotations of identity Leases, which may not name addresses
+//! here.
 
 use std::fs::File;
 use std::future::Future;
@@ -65,6 +70,8 @@ struct Contents {
 struct Entry {
     identity: String,
     address: String,
+    #[serde(default)]
+    server: Option<String>,
 }
 
 fn understand(text: &str, networks: &[IpNet]) -> Result<Addresses, Vec<String>> {
@@ -77,9 +84,13 @@ fn understand(text: &str, networks: &[IpNet]) -> Result<Addresses, Vec<String>> 
             .map_err(|problem| wrong.push(format!("peers[{index}].identity: {problem}")));
         let address = address(&entry.address, networks)
             .map_err(|problem| wrong.push(format!("peers[{index}].address: {problem}")));
-        if let (Ok(identity), Ok(address)) = (identity, address)
+        let server = entry.server.map(|text| self::address(&text, networks));
+        let server = server
+            .transpose()
+            .map_err(|problem| wrong.push(format!("peers[{index}].server: {problem}")));
+        if let (Ok(identity), Ok(address), Ok(server)) = (identity, address, server)
             && peers
-                .insert(identity.clone(), Advertised::by_administrator(address))
+                .insert(identity.clone(), Advertised::by_file(address, server))
                 .is_some()
         {
             wrong.push(format!("peers[{index}]: {identity} is there twice"));
@@ -134,8 +145,9 @@ impl FileRegistry {
             match read(&self.path, &self.networks) {
                 Ok(addresses) => {
                     last_problem.clear();
-                    self.reporter.succeeded(Activity::Read);
+                    // First, so that a registry that has been read has its addresses.
                     tell(found, addresses);
+                    self.reporter.succeeded(Activity::Read);
                 }
                 Err(problem) if problem != last_problem => {
                     let path = self.path.display();
@@ -172,6 +184,7 @@ impl Registry for FileRegistry {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Origin;
     use super::*;
 
     fn understood(text: &str, networks: &[&str]) -> Result<Addresses, Vec<String>> {
@@ -182,10 +195,14 @@ mod tests {
     #[test]
     fn peers_have_an_identity_and_an_address() {
         let text = "peers:\n- identity: apiserver-0\n  address: 10.0.0.10:6443\n\
-                    - {identity: b, address: '[fd00::1]:6443'}\n";
+                    - {identity: b, address: '[fd00::1]:6443', server: '10.0.0.11:6444'}\n";
         let peers = understood(text, &[]).unwrap();
         let b = Identity::named("b").unwrap();
-        assert_eq!(peers[&b].address, "[fd00::1]:6443".parse().unwrap());
+        let server = "10.0.0.11:6444".parse().ok();
+        let expected = Advertised::by_file("[fd00::1]:6443".parse().unwrap(), server);
+        assert_eq!(peers[&b], expected);
+        let a = Identity::named("apiserver-0").unwrap();
+        assert_eq!(peers[&a].origin, Origin::File { server: None });
         assert_eq!(peers.len(), 2);
         assert!(understood(text, &["10.0.0.0/8", "fd00::/8"]).is_ok());
         assert_eq!(understood("peers: []", &[]), Ok(Addresses::new()));
@@ -197,6 +214,9 @@ mod tests {
                     - {identity: b, address: '0.0.0.0:1'}\n- {identity: c, address: '2.2.2.2:1'}\n\
                     - {identity: d, address: '1.1.1.1:1'}\n- {identity: d, address: '1.1.1.1:1'}\n";
         let wrong = understood(text, &["1.1.1.0/24"]).unwrap_err();
+        let outside = "peers: [{identity: a, address: '1.1.1.1:1', server: '2.2.2.2:1'}]";
+        let refused = understood(outside, &["1.1.1.0/24"]).unwrap_err();
+        assert!(refused[0].starts_with("peers[0].server: 2.2.2.2 is in none"));
         let expected = [
             "peers[0].identity: ",
             "peers[0].address: \"kube:1\" is not IP:PORT",

@@ -40,23 +40,27 @@ pub struct Advertised {
 pub enum Origin {
     /// A bridge.
     Bridge,
-    /// An administrator: it may be the address of a bridge or of a kube-apiserver.
-    Administrator,
+    /// An administrator, in a file. The address is that of a bridge or of a kube-apiserver.
+    File {
+        /// The kube-apiserver behind that bridge, which is asked when the bridge has left.
+        server: Option<SocketAddr>,
+    },
     /// A kube-apiserver. Since 1.36 it publishes its own address, which other hosts may
     /// not be able to reach.
     Server,
 }
 
 impl Advertised {
-    /// An address that a bridge has published.
-    pub fn by_bridge(address: SocketAddr) -> Self {
-        let origin = Origin::Bridge;
+    /// An address that an administrator has written into a file, and that of the
+    /// kube-apiserver behind it.
+    pub fn by_file(address: SocketAddr, server: Option<SocketAddr>) -> Self {
+        let origin = Origin::File { server };
         Self { address, origin }
     }
 
-    /// An address that an administrator has listed.
-    pub fn by_administrator(address: SocketAddr) -> Self {
-        let origin = Origin::Administrator;
+    /// An address that a bridge has published.
+    pub fn by_bridge(address: SocketAddr) -> Self {
+        let origin = Origin::Bridge;
         Self { address, origin }
     }
 
@@ -92,7 +96,7 @@ pub trait Registry: Send + Sync + 'static {
     /// of all servers. A record outlives its bridge: it is not withdrawn. Runs until the
     /// sender of `own` is dropped, or until a record with `left` has been written.
     ///
-    /// By default there are no records.
+    /// By default the registry has no records.
     fn run_records(
         &self,
         mut channels: RecordChannels,

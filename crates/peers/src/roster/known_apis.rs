@@ -1,7 +1,8 @@
 //! The rule of placement, over a simulated cluster: no sequence of starts, stops,
 //! crashes, partitions and restarts makes an API "not found" that a server with a
 //! living Lease was last known to serve. After a bridge has announced that it leaves, that
-//! holds for [`ROLLOUT_GRACE`], and not for longer.
+//! holds for [`ROLLOUT_GRACE`], and not for longer, whatever the clocks of the hosts say. The
+//! same where an administrator keeps the addresses in a file, and removes one.
 
 use std::collections::BTreeSet;
 
@@ -40,8 +41,13 @@ enum Step {
     SetClock(usize, u64),
     /// The bridge under test: only what it stored and what is in the registry stays.
     Restart,
+    /// The same after its host was booted.
+    Reboot,
     /// The same without `--state-dir`.
     RestartWithoutState,
+    /// Where addresses are in a file.
+    AddToFile(usize),
+    RemoveFromFile(usize),
     Wait(u64),
 }
 
@@ -60,10 +66,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..=NAMES.len(), prop::sample::select(vec![0, 90, 1000, 5000]))
             .prop_map(|(host, late)| Step::SetClock(host, late)),
         1 => server.clone().prop_map(Step::Partition),
+        1 => server.clone().prop_map(Step::AddToFile),
+        1 => server.clone().prop_map(Step::RemoveFromFile),
         1 => server.prop_map(Step::Heal),
         1 => Just(Step::LoseRegistry),
         1 => Just(Step::FindRegistry),
         3 => Just(Step::Restart),
+        1 => Just(Step::Reboot),
         1 => Just(Step::RestartWithoutState),
         4 => prop::sample::select(vec![1, 30, 90, 400, 2000]).prop_map(Step::Wait),
     ];
@@ -81,13 +90,17 @@ struct Server {
     bridge: bool,
     /// When it announced that it leaves.
     announced: Option<u64>,
+    /// No record that takes the announcement back has been written since.
+    announcement_stands: bool,
     /// The same as far as the bridge under test can know.
     may_have_left: Option<u64>,
-    /// Whether the bridge under test has seen a record without an announcement since it
-    /// started. Else the age of an announcement is only known by clocks, which differ.
-    was_seen_running: bool,
-    /// Since when the bridge under test knows of the announcement.
+    /// Since when the bridge under test knows that the bridge has left, or an earlier process
+    /// that has stored it.
     is_told_since: Option<u64>,
+    /// Whether this process knows it.
+    is_told: bool,
+    /// Whether the file of addresses has it.
+    in_file: bool,
     partitioned: bool,
     /// What the bridge under test last learnt of it, while its Lease lives.
     known: BTreeSet<usize>,
@@ -96,7 +109,18 @@ struct Server {
     written_at: u64,
 }
 
+/// Where addresses are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    /// Bridges and servers publish and withdraw them.
+    Published,
+    /// In a file.
+    InFile,
+}
+
 struct World {
+    kept: Kept,
+    boots: u64,
     start: (Instant, SystemTime),
     seconds: u64,
     writes: u64,
@@ -109,9 +133,15 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
-        Self {
-            start: (Instant::now(), SystemTime::now()),
+    fn new(kept: Kept) -> Self {
+        let mut world = Self {
+            kept,
+            boots: 0,
+            // Whole milliseconds, as records have them.
+            start: (
+                Instant::now(),
+                SystemTime::UNIX_EPOCH + Duration::from_hours(500_000),
+            ),
             seconds: 0,
             writes: 0,
             servers: Default::default(),
@@ -119,7 +149,12 @@ impl World {
             registry_is_lost: false,
             late: [0; 3],
             roster: Roster::new(Identity::named("apiserver-me").unwrap()),
+        };
+        for server in &mut world.servers {
+            server.in_file = true;
         }
+        world.restart();
+        world
     }
 
     fn at(&self) -> Instant {
@@ -131,11 +166,44 @@ impl World {
         self.start.1 + Duration::from_secs(self.seconds) - Duration::from_secs(self.late[host])
     }
 
+    /// A new process of the bridge under test, which knows nothing yet.
     fn restart(&mut self) {
-        self.roster = Roster::new(Identity::named("apiserver-me").unwrap());
+        let roster = Roster::new(Identity::named("apiserver-me").unwrap());
+        self.roster = match self.kept {
+            Kept::Published => roster,
+            Kept::InFile => roster.with_addresses_in_file(),
+        };
+        self.roster.set_host_clock(Some(HostClock {
+            at: self.at(),
+            time: crate::HostTime {
+                boot: self.boots.to_string(),
+                millis: i64::try_from(self.seconds * 1000).unwrap(),
+            },
+        }));
+        for server in &mut self.servers {
+            server.is_told = false;
+        }
+    }
+
+    fn restart_with_state(&mut self) {
+        let stored = self.roster.stored_records().clone();
+        self.restart();
+        for (server, name) in self.servers.iter_mut().zip(NAMES) {
+            if !stored.contains_key(&Identity::named(name).unwrap()) {
+                server.is_told_since = None;
+            }
+        }
+        for record in stored.into_values() {
+            // As a file.
+            let bytes = record.encode().unwrap();
+            let record = ServedRecord::decode(&bytes).unwrap();
+            self.roster.remember(Arc::new(record));
+        }
+    }
+
+    fn forget_since_when_bridges_have_left(&mut self) {
         for server in &mut self.servers {
             server.is_told_since = None;
-            server.was_seen_running = false;
         }
     }
 
@@ -152,15 +220,21 @@ impl World {
                 self.servers[*at].lease = None;
             }
             Step::StartBridge(at) => {
+                let is_missing = self.kept == Kept::InFile && !self.servers[*at].in_file;
                 self.servers[*at].bridge = true;
                 self.servers[*at].announced = None;
-                self.servers[*at].is_told_since = None;
+                if !is_missing {
+                    self.servers[*at].is_told_since = None;
+                }
             }
             Step::CrashBridge(at) => self.servers[*at].bridge = false,
             Step::StopBridge(at) => {
                 let server = &mut self.servers[*at];
-                if std::mem::take(&mut server.bridge) {
+                // On a Lease it needs its server for the announcement.
+                let can_announce = self.kept == Kept::Published || server.runs;
+                if std::mem::take(&mut server.bridge) && can_announce {
                     server.announced = Some(self.seconds);
+                    server.announcement_stands = true;
                     server.may_have_left.get_or_insert(self.seconds);
                 }
             }
@@ -170,20 +244,31 @@ impl World {
             Step::SetClock(host, late) => self.late[*host] = *late,
             Step::Partition(at) => self.servers[*at].partitioned = true,
             Step::Heal(at) => self.servers[*at].partitioned = false,
-            Step::LoseRegistry => self.registry_is_lost = true,
+            // Records in annotations come with the Leases.
+            Step::LoseRegistry => self.registry_is_lost = self.kept == Kept::Published,
             Step::FindRegistry => self.registry_is_lost = false,
-            Step::Restart => {
-                let stored = self.roster.stored_records().clone();
-                self.restart();
-                for record in stored.into_values() {
-                    // As a file.
-                    let bytes = record.encode().unwrap();
-                    let record = ServedRecord::decode(&bytes).unwrap();
-                    self.roster.remember(Arc::new(record));
+            Step::AddToFile(at) => {
+                let server = &mut self.servers[*at];
+                server.in_file = true;
+                if server.announced.is_none() {
+                    server.is_told_since = None;
                 }
+            }
+            Step::RemoveFromFile(at) => {
+                self.servers[*at].in_file = false;
+                if self.kept == Kept::InFile {
+                    (self.servers[*at].may_have_left).get_or_insert(self.seconds);
+                }
+            }
+            Step::Restart => self.restart_with_state(),
+            Step::Reboot => {
+                self.boots += 1;
+                self.restart_with_state();
+                self.forget_since_when_bridges_have_left();
             }
             Step::RestartWithoutState => {
                 self.restart();
+                self.forget_since_when_bridges_have_left();
                 for server in &mut self.servers {
                     server.known.clear();
                     server.known_at = 0;
@@ -205,7 +290,7 @@ impl World {
         for at in 0..NAMES.len() {
             self.publish(at);
         }
-        let (now, wall) = (self.at(), self.wall(NAMES.len()));
+        let now = self.at();
         let mut leases = Vec::new();
         for (server, name) in self.servers.iter_mut().zip(NAMES) {
             let expired = |(_, renewed): (u64, u64)| renewed + LEASE_SECONDS <= self.seconds;
@@ -227,6 +312,12 @@ impl World {
             let address = |(server, name): (&Server, &str)| {
                 let port = |port| SocketAddr::from(([127, 0, 0, 1], port));
                 let advertised = match server {
+                    Server { in_file, .. } if self.kept == Kept::InFile => {
+                        return in_file.then(|| {
+                            let advertised = Advertised::by_file(port(1), None);
+                            (Identity::named(name).unwrap(), advertised)
+                        });
+                    }
                     Server { bridge: true, .. } => Advertised::by_bridge(port(1)),
                     Server {
                         runs: true,
@@ -240,11 +331,17 @@ impl World {
             let servers = self.servers.iter().zip(NAMES);
             let addresses = servers.filter_map(address).collect();
             self.roster.addresses(&addresses, now);
-            self.roster.published_records(&self.registry, now, wall);
+            self.roster.published_records(&self.registry, now);
             self.on_records();
             for (server, name) in self.servers.iter_mut().zip(NAMES) {
                 let record = self.registry.get(&Identity::named(name).unwrap());
-                if server.bridge || record.is_some_and(|it| it.left.is_none()) {
+                let is_running = match self.kept {
+                    Kept::Published => server.bridge,
+                    // Addresses do not tell.
+                    Kept::InFile => false,
+                };
+                let is_missing = self.kept == Kept::InFile && !server.in_file;
+                if !is_missing && (is_running || record.is_some_and(|it| it.left.is_none())) {
                     server.may_have_left = None;
                 }
             }
@@ -265,13 +362,15 @@ impl World {
         }
         if server.bridge && server.runs {
             let fresh = record(NAMES[at], &groups(&server.serves), wall);
+            server.announcement_stands = false;
             let known = self.registry.get(&identity);
             if known.is_none_or(|known| !known.has_same_content(&fresh)) {
                 server.written_at = seconds;
                 self.registry.insert(identity, Arc::new(fresh));
             }
-        } else if server.bridge {
-            // A bridge that starts takes back its announcement.
+        } else if server.bridge && self.kept == Kept::Published {
+            // A bridge that starts takes back its announcement. On a Lease it needs its
+            // server for that.
             if let Some(known) = self.registry.get_mut(&identity) {
                 Arc::make_mut(known).left = None;
             }
@@ -288,10 +387,11 @@ impl World {
             let Some(record) = self.registry.get(&Identity::named(name).unwrap()) else {
                 continue;
             };
-            if record.left.is_some() && !server.bridge {
+            let is_missing = self.kept == Kept::InFile && !server.in_file;
+            server.is_told = is_missing || (record.left.is_some() && !server.bridge);
+            if server.is_told {
                 server.is_told_since.get_or_insert(self.seconds);
             }
-            server.was_seen_running |= record.left.is_none();
             if server.lease.is_some() && server.written_at > server.known_at {
                 server.known_at = server.written_at;
                 let serves = |at: &usize| {
@@ -307,7 +407,9 @@ impl World {
         let (now, wall) = (self.at(), self.wall(NAMES.len()));
         let at = NAMES.iter().position(|name| *name == identity.as_str());
         let server = &mut self.servers[at.unwrap()];
-        let answers = server.bridge && server.runs && !server.partitioned;
+        let is_asked = self.kept == Kept::Published || server.in_file;
+        let is_there = is_asked && server.bridge && !server.partitioned;
+        let answers = is_there && server.runs;
         let outcome = if answers {
             let fresh = record(identity.as_str(), &groups(&server.serves), wall);
             server.known.clone_from(&server.serves);
@@ -324,6 +426,12 @@ impl World {
             by_bridge: server.bridge,
         });
         self.roster.fetched(identity, answer, now, wall, 0.5);
+        if is_there && self.kept == Kept::InFile {
+            // If it has announced that it leaves, it may have done so after this answer.
+            let stands = server.announcement_stands;
+            server.may_have_left = stands.then_some(self.seconds);
+            self.roster.answered(identity, now);
+        }
         if let Ok(fresh) = outcome {
             self.roster.remember_answer(fresh);
         }
@@ -342,9 +450,7 @@ impl World {
         };
         let servers = self.servers.iter().zip(NAMES);
         let bound = servers.filter(|(server, _)| {
-            let is_in_rollout = |left: u64| {
-                server.was_seen_running && self.seconds < left + ROLLOUT_GRACE.as_secs()
-            };
+            let is_in_rollout = |left: u64| self.seconds < left + ROLLOUT_GRACE.as_secs();
             server.lease.is_some() && server.may_have_left.is_none_or(is_in_rollout)
         });
         bound
@@ -363,7 +469,7 @@ impl World {
         let peers = self.roster.snapshot();
         let servers = self.servers.iter().zip(NAMES);
         let over = servers.filter(|(server, name)| {
-            let since = server.is_told_since.filter(|_| !server.bridge);
+            let since = server.is_told_since.filter(|_| server.is_told);
             let is_over = since.is_some_and(|it| it + ROLLOUT_GRACE.as_secs() < self.seconds);
             let peer = peers.get(&Identity::named(name).unwrap());
             is_over && peer.is_some_and(|peer| peer.served.is_some())
@@ -377,13 +483,26 @@ fn groups(apis: &BTreeSet<usize>) -> Vec<&'static str> {
 }
 
 fn check(steps: &[Step]) -> Result<(), TestCaseError> {
-    let mut world = World::new();
+    check_kept(Kept::Published, steps)?;
+    check_kept(Kept::InFile, steps)
+}
+
+fn check_kept(kept: Kept, steps: &[Step]) -> Result<(), TestCaseError> {
+    let mut world = World::new(kept);
     for (at, step) in steps.iter().enumerate() {
         world.take(step);
         let wrong = world.falsely_not_found();
-        prop_assert!(wrong.is_empty(), "after {:?}: {wrong:?}", &steps[..=at]);
+        prop_assert!(
+            wrong.is_empty(),
+            "{kept:?}, after {:?}: {wrong:?}",
+            &steps[..=at]
+        );
         let wrong = world.counted_without_end();
-        prop_assert!(wrong.is_empty(), "503 after {:?}: {wrong:?}", &steps[..=at]);
+        prop_assert!(
+            wrong.is_empty(),
+            "503, {kept:?}, after {:?}: {wrong:?}",
+            &steps[..=at]
+        );
     }
     Ok(())
 }

@@ -282,7 +282,7 @@ fn bridge_has_left(server: Option<u16>, at: Instant, wall: SystemTime) -> Roster
     roster.addresses(&addresses(&[(A, 1)]), at);
     roster.due(at);
     roster.fetched(&identity(A), Ok(served()), at, wall, 0.0);
-    roster.published_records(&records(server, Some(wall)), at, wall);
+    roster.published_records(&records(server, Some(wall)), at);
     assert!(!roster.snapshot().peers[0].record.bridge_left, "not yet");
     roster.addresses(&addresses(&[]), at);
     roster
@@ -342,7 +342,7 @@ fn a_server_whose_bridge_has_left_and_that_cannot_be_reached_counts_for_a_rollou
     roster.addresses(&addresses(&[(A, 1)]), later);
     let peer = &roster.snapshot().peers[0];
     assert!(peer.served.is_some() && !peer.record.bridge_left);
-    roster.published_records(&records(None, None), later, wall);
+    roster.published_records(&records(None, None), later);
     // And crashes: that is no announcement.
     roster.addresses(&addresses(&[]), later);
     roster.expire(later + 2 * ROLLOUT_GRACE);
@@ -364,7 +364,7 @@ fn the_own_address_of_a_server_is_not_that_of_its_bridge() {
         all
     };
     let mut roster = bridge_has_left(None, at, wall);
-    roster.published_records(&pinned(Some(wall)), at, wall);
+    roster.published_records(&pinned(Some(wall)), at);
     roster.addresses(&by_server, at);
     let peer = &roster.snapshot().peers[0];
     assert!(peer.record.bridge_left && peer.published);
@@ -380,7 +380,7 @@ fn the_own_address_of_a_server_is_not_that_of_its_bridge() {
     roster.addresses(&addresses(&[(A, 1)]), at);
     assert!(!roster.snapshot().peers[0].record.bridge_left);
     assert_eq!(keys(&roster), 0);
-    roster.published_records(&pinned(None), at, wall);
+    roster.published_records(&pinned(None), at);
     assert_eq!(keys(&roster), 1);
     roster.addresses(&by_server, at);
     assert_eq!(keys(&roster), 0, "not behind the address of a server");
@@ -409,22 +409,10 @@ fn an_address_is_a_bridges_where_a_bridge_has_published_it_or_answers_there() {
     let rows = [
         (Advertised::by_bridge(address(1)), false, (true, true)),
         (Advertised::by_server(address(2)), true, (false, false)),
-        (
-            Advertised::by_administrator(address(3)),
-            false,
-            (false, false),
-        ),
-        (
-            Advertised::by_administrator(address(4)),
-            true,
-            (false, true),
-        ),
+        (Advertised::by_file(address(3), None), false, (false, false)),
+        (Advertised::by_file(address(4), None), true, (false, true)),
         // Another address, of which nothing is known yet.
-        (
-            Advertised::by_administrator(address(5)),
-            false,
-            (false, false),
-        ),
+        (Advertised::by_file(address(5), None), false, (false, false)),
     ];
     for (advertised, by_bridge, expected) in rows {
         assert_eq!(answers(advertised, by_bridge), expected, "{advertised:?}");
@@ -436,21 +424,37 @@ fn an_address_is_a_bridges_where_a_bridge_has_published_it_or_answers_there() {
 fn an_announcement_outlives_the_published_record() {
     let (at, wall) = (Instant::now(), SystemTime::now());
     let mut roster = bridge_has_left(None, at, wall);
-    roster.published_records(&Records::new(), at, wall);
+    roster.published_records(&Records::new(), at);
     assert!(roster.snapshot().peers[0].record.bridge_left);
     assert!(roster.expire(at + ROLLOUT_GRACE));
     assert!(roster.snapshot().peers[0].served.is_none());
 
     // It is in `--state-dir`, too.
-    let mut restarted = Roster::new(identity(ME));
-    for record in roster.stored_records().values() {
-        restarted.remember(record.clone());
-    }
+    let mut restarted = restarted(&roster, None);
     restarted.leases(vec![seen(A, "h", 1)], at);
     assert!(restarted.snapshot().peers[0].served.is_some());
-    let later = wall + ROLLOUT_GRACE;
-    restarted.published_records(&Records::new(), at, later);
+    restarted.published_records(&Records::new(), at);
+    assert!(restarted.snapshot().peers[0].record.bridge_left);
+    assert!(restarted.expire(at + ROLLOUT_GRACE));
     assert!(restarted.snapshot().peers[0].served.is_none());
+}
+
+/// A roster of the next process, with what the one before has stored.
+fn restarted(before: &Roster, clock: Option<HostClock>) -> Roster {
+    let mut roster = Roster::new(identity(ME));
+    roster.set_host_clock(clock);
+    for record in before.stored_records().values() {
+        let bytes = record.encode().unwrap();
+        roster.remember(Arc::new(ServedRecord::decode(&bytes).unwrap()));
+    }
+    roster
+}
+
+/// The clock of the host, in the boot of this name.
+fn clock(boot: &str, at: Instant, millis: i64) -> HostClock {
+    let boot = boot.to_owned();
+    let time = crate::HostTime { boot, millis };
+    HostClock { at, time }
 }
 
 #[test]
@@ -458,33 +462,244 @@ fn a_new_announcement_counts_from_its_arrival() {
     let (at, wall) = (Instant::now(), SystemTime::now());
     let mut roster = Roster::new(identity(ME));
     roster.leases(vec![seen(A, "h", 1)], at);
-    roster.published_records(&records(None, None), at, wall);
+    roster.published_records(&records(None, None), at);
     // The clock of that host is late.
     let announced = wall - 2 * ROLLOUT_GRACE;
-    roster.published_records(&records(None, Some(announced)), at, wall);
+    roster.published_records(&records(None, Some(announced)), at);
     roster.expire(at + ROLLOUT_GRACE / 2);
     assert!(roster.snapshot().peers[0].served.is_some());
     assert!(roster.expire(at + ROLLOUT_GRACE));
 }
 
-/// A bridge that starts later counts from the announcement, by the wall clock.
+/// What another host says of the time is no measure of it.
 #[test]
-fn an_old_announcement_is_as_old_as_it_says() {
+fn an_announcement_that_was_there_before_counts_from_the_first_look() {
     let (at, wall) = (Instant::now(), SystemTime::now());
-    for (age, is_known) in [(ROLLOUT_GRACE / 2, true), (2 * ROLLOUT_GRACE, false)] {
+    let hour = Duration::from_hours(1);
+    for announced in [wall, wall - hour, wall + 9 * hour, SystemTime::UNIX_EPOCH] {
         let mut roster = Roster::new(identity(ME));
         roster.leases(vec![seen(A, "h", 1)], at);
-        roster.published_records(&records(None, Some(wall - age)), at, wall);
-        roster.expire(at);
-        let peer = &roster.snapshot().peers[0];
-        assert_eq!(peer.served.is_some(), is_known, "{age:?}");
+        roster.published_records(&records(None, Some(announced)), at);
+        let before = at + ROLLOUT_GRACE - Duration::from_secs(1);
+        roster.lease(seen(A, "h", 2), before);
+        assert!(!roster.expire(before), "{announced:?}");
+        assert!(roster.snapshot().peers[0].served.is_some());
+        assert!(roster.expire(at + ROLLOUT_GRACE), "{announced:?}");
+        assert!(roster.snapshot().peers[0].served.is_none());
     }
-    // A clock that is ahead of ours does not lengthen the time.
-    let mut roster = Roster::new(identity(ME));
+}
+
+#[test]
+fn a_stored_announcement_counts_from_when_this_host_first_saw_it() {
+    // As a record that was encoded has it.
+    let wall = SystemTime::UNIX_EPOCH + Duration::from_hours(500_000);
+    let at = Instant::now();
+    let minute = Duration::from_mins(1);
+    let left = records(None, Some(wall));
+    // The wall clock may be set: it has no part in it.
+    let table = [
+        (Some(clock("one", at, 4 * 60_000)), minute),
+        (Some(clock("one", at, 100 * 60_000)), Duration::ZERO),
+        // Booted, or a clock that cannot be read.
+        (Some(clock("other", at, 4 * 60_000)), ROLLOUT_GRACE),
+        (None, ROLLOUT_GRACE),
+    ];
+    for (next, remaining) in table {
+        let mut first = Roster::new(identity(ME));
+        first.set_host_clock(Some(clock("one", at, 0)));
+        first.leases(vec![seen(A, "h", 1)], at);
+        first.published_records(&left, at);
+        // An answer that is stored meanwhile changes nothing.
+        first.remember_answer(ServedRecord::clone(&left[&identity(A)]));
+
+        let mut second = restarted(&first, next.clone());
+        second.leases(vec![seen(A, "h", 1)], at);
+        second.published_records(&left, at);
+        second.expire(at);
+        if !remaining.is_zero() {
+            let last = at + remaining - Duration::from_millis(1);
+            second.lease(seen(A, "h", 2), last);
+            second.expire(last);
+            let peer = second.snapshot().peers.remove(0);
+            assert!(peer.served.is_some(), "{next:?}");
+        }
+        second.expire(at + remaining);
+        let peer = second.snapshot().peers.remove(0);
+        assert!(peer.served.is_none(), "{next:?}");
+        // Another announcement counts from its arrival.
+        let again = records(None, Some(wall + minute));
+        second.published_records(&again, at);
+        assert!(second.snapshot().peers[0].served.is_none());
+        second.published_records(&records(None, None), at);
+        let stored = &second.stored_records()[&identity(A)];
+        assert_eq!(stored.departure.is_some(), next.is_none(), "{stored:?}");
+        second.published_records(&again, at);
+        second.expire(at + ROLLOUT_GRACE / 2);
+        assert!(second.snapshot().peers[0].served.is_some(), "{next:?}");
+    }
+}
+
+/// An entry of the file: a bridge, and the server behind it.
+fn in_file(server: Option<u16>) -> Addresses {
+    let address = ([10, 0, 0, 1], 7443).into();
+    let server = server.map(|port| ([10, 0, 0, 1], port).into());
+    [(identity(A), Advertised::by_file(address, server))].into()
+}
+
+/// Where an administrator keeps the addresses: A is in the file, has answered, and its
+/// bridge has then announced that it leaves.
+fn left_but_in_file(server: Option<u16>, at: Instant) -> Roster {
+    let wall = SystemTime::now();
+    let mut roster = Roster::new(identity(ME)).with_addresses_in_file();
     roster.leases(vec![seen(A, "h", 1)], at);
-    let announced = wall + Duration::from_hours(9);
-    roster.published_records(&records(None, Some(announced)), at, wall);
-    assert!(roster.expire(at + ROLLOUT_GRACE));
+    roster.addresses(&in_file(server), at);
+    roster.published_records(&records(Some(666), None), at);
+    roster.due(at);
+    roster.fetched(&identity(A), Ok(served()), at, wall, 0.0);
+    roster.published_records(&records(Some(666), Some(wall)), at);
+    roster
+}
+
+/// Asks A, and gives the port that was asked.
+fn ask(roster: &mut Roster, at: Instant, outcome: Result<Served, String>) -> Option<u16> {
+    let asked = roster.due(at).pop();
+    roster.fetched(&identity(A), outcome, at, SystemTime::now(), 0.0);
+    asked.and_then(|peer| Some(peer.address?.port()))
+}
+
+fn fails() -> Result<Served, String> {
+    Err("refused".to_owned())
+}
+
+#[test]
+fn a_bridge_that_has_left_counts_for_a_rollout_although_the_file_has_its_address() {
+    let at = Instant::now();
+    let mut roster = left_but_in_file(None, at);
+    assert!(roster.snapshot().peers[0].record.bridge_left);
+    let mut now = at;
+    for number in 2..9 {
+        now += Duration::from_secs(30);
+        roster.lease(seen(A, "h", number), now);
+        let port = ask(&mut roster, now, fails());
+        assert!(port == Some(7443) || port.is_none(), "{port:?}");
+        roster.expire(now);
+        assert!(roster.snapshot().peers[0].served.is_some());
+    }
+    assert!(roster.expire(at + ROLLOUT_GRACE), "an event");
+    let peer = roster.snapshot().peers.remove(0);
+    assert!(peer.served.is_none() && peer.record.bridge_left);
+    // It is back: its record says so, or it answers.
+    let mut answering = left_but_in_file(None, at);
+    answering.expire(at + ROLLOUT_GRACE);
+    assert!(answering.snapshot().peers[0].served.is_none());
+    ask(&mut answering, at + ROLLOUT_GRACE, Ok(served()));
+    let peer = answering.snapshot().peers.remove(0);
+    assert!(peer.served.is_some() && !peer.record.bridge_left);
+    roster.published_records(&records(None, None), at + ROLLOUT_GRACE);
+    let peer = roster.snapshot().peers.remove(0);
+    assert!(peer.served.is_some() && !peer.record.bridge_left);
+}
+
+/// A writer of Leases names no address, and nobody leaves that answers.
+#[test]
+fn records_do_not_decide_where_a_server_of_the_file_is_asked() {
+    let mut now = Instant::now();
+    let mut roster = left_but_in_file(None, now);
+    for number in 2..40 {
+        now += Duration::from_mins(1);
+        roster.lease(seen(A, "h", number), now);
+        assert_eq!(ask(&mut roster, now, Ok(served())), Some(7443));
+        roster.expire(now);
+        let peer = roster.snapshot().peers.remove(0);
+        assert!(peer.served.is_some() && !peer.record.bridge_left);
+        assert_eq!(peer.problem, None);
+        assert!(peer.record.serving_keys.is_empty());
+    }
+    // From its last answer on.
+    roster.expire(now + ROLLOUT_GRACE / 2);
+    assert!(roster.snapshot().peers[0].served.is_some());
+    roster.expire(now + ROLLOUT_GRACE);
+    assert!(roster.snapshot().peers[0].served.is_none());
+}
+
+#[test]
+fn a_server_of_the_file_is_asked_itself_after_its_bridge_has_left() {
+    let mut now = Instant::now();
+    let mut roster = left_but_in_file(Some(6443), now);
+    let mut ports = Vec::new();
+    for _ in 0..3 {
+        ports.extend(ask(&mut roster, now, fails()));
+        now += Duration::from_secs(5);
+    }
+    assert_eq!(ports, [6443, 7443, 6443], "in turn");
+    ports.clear();
+    ports.extend(ask(&mut roster, now, fails()));
+    now += Duration::from_secs(5);
+    ports.extend(ask(&mut roster, now, Ok(served())));
+    assert_eq!(ports, [7443, 6443]);
+    let later = now + 2 * ROLLOUT_GRACE;
+    roster.lease(seen(A, "h", 2), later);
+    roster.expire(later);
+    let peer = roster.snapshot().peers.remove(0);
+    assert!(peer.served.is_some() && peer.record.bridge_left);
+    assert_eq!(peer.address, Some(([10, 0, 0, 1], 6443).into()));
+    assert_eq!(peer.problem, None);
+    // It is removed from the file, or only the address at which it answers.
+    for changed in [Addresses::new(), in_file(None)] {
+        let mut roster = left_but_in_file(Some(6443), now);
+        ask(&mut roster, now, Ok(served()));
+        roster.lease(seen(A, "h", 3), later);
+        roster.addresses(&changed, later);
+        let peer = roster.snapshot().peers.remove(0);
+        assert!(peer.served.is_some() && peer.record.bridge_left);
+        assert!(peer.problem.is_some());
+        roster.expire(later + ROLLOUT_GRACE / 2);
+        assert!(roster.snapshot().peers[0].served.is_some());
+        roster.expire(later + ROLLOUT_GRACE);
+        assert!(roster.snapshot().peers[0].served.is_none(), "{changed:?}");
+    }
+    roster.published_records(&records(None, None), later);
+    assert_eq!(ask(&mut roster, later, Ok(served())), Some(7443));
+}
+
+#[test]
+fn a_server_whose_address_was_removed_from_the_file_counts_for_a_rollout() {
+    let (at, wall) = (Instant::now(), SystemTime::now());
+    let mut roster = Roster::new(identity(ME)).with_addresses_in_file();
+    roster.set_host_clock(Some(clock("one", at, 0)));
+    roster.leases(vec![seen(A, "h", 1)], at);
+    roster.addresses(&in_file(None), at);
+    roster.due(at);
+    roster.fetched(&identity(A), Ok(served()), at, wall, 0.0);
+    roster.published_records(&records(Some(666), None), at);
+    roster.addresses(&Addresses::new(), at);
+    let peer = roster.snapshot().peers.remove(0);
+    assert!(peer.served.is_some() && peer.record.bridge_left);
+    assert_eq!(peer.address, None, "it is not asked any more");
+    assert!(
+        peer.problem
+            .as_ref()
+            .unwrap()
+            .contains("--peer-registry file")
+    );
+
+    // A restart of this bridge does not lengthen the time.
+    let half = at + ROLLOUT_GRACE / 2;
+    let mut next = restarted(&roster, Some(clock("one", half, 150_000)));
+    next.addresses_in_file = true;
+    next.leases(vec![seen(A, "h", 1)], half);
+    next.published_records(&records(Some(666), None), half);
+    assert!(!next.snapshot().peers[0].record.bridge_left, "not read yet");
+    next.addresses(&Addresses::new(), half);
+    for roster in [&mut roster, &mut next] {
+        roster.expire(half);
+        assert!(roster.snapshot().peers[0].served.is_some());
+        roster.expire(at + ROLLOUT_GRACE);
+        assert!(roster.snapshot().peers[0].served.is_none());
+    }
+    roster.addresses(&in_file(None), at + ROLLOUT_GRACE);
+    let peer = roster.snapshot().peers.remove(0);
+    assert!(peer.served.is_some() && !peer.record.bridge_left);
 }
 
 #[test]
@@ -501,7 +716,7 @@ fn a_server_and_bridge_that_leave_together_count_for_a_rollout() {
     assert!(gone(&mut roster, at + ROLLOUT_GRACE));
     let mut roster = Roster::new(identity(ME));
     roster.leases(Vec::new(), at);
-    roster.published_records(&records(None, Some(wall)), at, wall);
+    roster.published_records(&records(None, Some(wall)), at);
     assert!(!gone(&mut roster, at + ROLLOUT_GRACE / 2));
     assert!(gone(&mut roster, at + ROLLOUT_GRACE));
 }
@@ -510,7 +725,7 @@ fn a_server_and_bridge_that_leave_together_count_for_a_rollout() {
 fn after_a_crash_of_a_bridge_its_server_is_asked_in_turn() {
     let (mut at, wall) = (Instant::now(), SystemTime::now());
     let mut roster = bridge_has_left(None, at, wall);
-    roster.published_records(&records(Some(6443), None), at, wall);
+    roster.published_records(&records(Some(6443), None), at);
     let mut ports = Vec::new();
     for _ in 0..4 {
         at += Duration::from_mins(1);
@@ -523,10 +738,10 @@ fn after_a_crash_of_a_bridge_its_server_is_asked_in_turn() {
 
 #[test]
 fn records_of_servers_without_a_lease_are_kept_for_an_hour() {
-    let (at, wall) = (Instant::now(), SystemTime::now());
+    let at = Instant::now();
     let mut roster = Roster::new(identity(ME));
     roster.leases(vec![seen(A, "h", 1)], at);
-    roster.published_records(&records(None, None), at, wall);
+    roster.published_records(&records(None, None), at);
     let outdated = |roster: &Roster, at| roster.outdated_records(at).count();
     roster.leases(Vec::new(), at);
     roster.expire(at);
@@ -577,9 +792,9 @@ fn what_was_learnt_last_counts() {
     answer.supersedes = Some(record("older", wall + second).learnt);
     roster.remember(Arc::new(answer));
     assert_eq!(known(&roster), ("stored".into(), Some(Source::Stored)));
-    roster.published_records(&published(record("older", wall + second)), at, wall);
+    roster.published_records(&published(record("older", wall + second)), at);
     assert_eq!(known(&roster), ("stored".into(), Some(Source::Stored)));
-    roster.published_records(&published(record("newer", wall - second)), at, wall);
+    roster.published_records(&published(record("newer", wall - second)), at);
     assert_eq!(known(&roster), ("newer".into(), Some(Source::Published)));
     assert!(roster.stored_records()[&identity(A)].has_same_apis(&record("newer", wall)));
     // An answer counts more than what was published before it, whatever the clocks say.
@@ -588,11 +803,11 @@ fn what_was_learnt_last_counts() {
     roster.fetched(&identity(A), Ok(served()), at, wall, 0.0);
     assert_eq!(known(&roster).1, Some(Source::Asked));
     let newest = record("newest", wall - 2 * second);
-    roster.published_records(&published(newest), at, wall);
+    roster.published_records(&published(newest), at);
     assert_eq!(known(&roster), ("newest".into(), Some(Source::Published)));
     // A record that comes while a server is asked may be later than the answer.
     assert_eq!(due(&mut roster, at), [A], "it is asked at once");
-    roster.published_records(&published(record("last", wall)), at, wall);
+    roster.published_records(&published(record("last", wall)), at);
     roster.fetched(&identity(A), Ok(served()), at, wall, 0.0);
     assert_eq!(known(&roster), ("last".into(), Some(Source::Published)));
     // A record of what the server has answered is not later than the answer.

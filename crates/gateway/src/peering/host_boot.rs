@@ -1,0 +1,66 @@
+//! The clock of the host, which goes on between two processes: the time since its boot, and
+//! which boot that was. Linux has both in `/proc`.
+
+use std::fs;
+use std::time::Instant;
+
+use skewbridge_peers::{HostClock, HostTime};
+
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+const UPTIME: &str = "/proc/uptime";
+
+/// The boot of the host; none where it cannot be told from others.
+#[derive(Debug)]
+pub(super) struct HostBoot(Option<String>);
+
+impl HostBoot {
+    pub(super) fn read() -> Self {
+        let boot = fs::read_to_string(BOOT_ID).ok();
+        let boot = boot.map(|it| it.trim().to_owned());
+        Self(boot.filter(|it| !it.is_empty()))
+    }
+
+    /// The clock as it is now.
+    pub(super) fn clock(&self) -> Option<HostClock> {
+        let boot = self.0.clone()?;
+        let millis = millis(&fs::read_to_string(UPTIME).ok()?)?;
+        Some(HostClock {
+            at: Instant::now(),
+            time: HostTime { boot, millis },
+        })
+    }
+}
+
+/// Milliseconds of `/proc/uptime`: seconds with two digits after the point, and the time that
+/// processors were idle.
+fn millis(uptime: &str) -> Option<i64> {
+    let (seconds, rest) = uptime.split_once('.')?;
+    let (hundredths, _) = rest.split_at_checked(2)?;
+    let seconds: i64 = seconds.parse().ok()?;
+    let hundredths: i64 = hundredths.parse().ok()?;
+    Some(seconds.checked_mul(1000)? + hundredths * 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_since_the_boot_is_read() {
+        assert_eq!(millis("2931.96 5012.33\n"), Some(2_931_960));
+        assert_eq!(millis("0.05 0.00\n"), Some(50));
+        for text in ["", "1", "1.", "1.x0 2", "x.00 2"] {
+            assert_eq!(millis(text), None, "{text}");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_clock_of_this_host_goes_on() {
+        let host = HostBoot::read();
+        let first = host.clock().unwrap().time;
+        let next = HostBoot::read().clock().unwrap().time;
+        assert!(next.since(&first).is_some(), "{first:?} {next:?}");
+        assert!(next.millis >= first.millis);
+    }
+}
