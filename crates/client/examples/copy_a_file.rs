@@ -5,7 +5,7 @@ use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 
-use skewbridge_client::copy::{Options, Pod, Retries, Tally, copy_from};
+use skewbridge_client::copy::{Options, Pod, Progress, Retries, copy_from};
 use skewbridge_client::streams::FallbackExecutor;
 use skewbridge_client::{Endpoint, Kubeconfig};
 
@@ -38,11 +38,11 @@ pub async fn copy(
     let options = Options {
         // A connection that is lost is replaced, and the copy goes on where it was.
         retries: Retries::AtMost(5),
-        notices: Some(Arc::new(|notice| eprintln!("{notice}"))),
+        on_event: Some(Arc::new(|notice| eprintln!("{notice}"))),
         ..Options::default()
     };
     // Another task could look at this, and draw a bar.
-    let tally = Arc::new(Tally::default());
-    copy_from(&pod, from, to, &options, &tally).await?;
-    Ok(tally.bytes())
+    let progress = Arc::new(Progress::default());
+    copy_from(&pod, from, to, &options, &progress).await?;
+    Ok(progress.bytes())
 }

@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 let stream = forwarder.open(port)?;
                 let (local, _) = accepted?;
                 tokio::spawn(async move {
-                    if let Err(error) = stream.carry(local).await {
+                    if let Err(error) = stream.forward(local).await {
                         eprintln!("{error}");
                     }
                 });

@@ -25,35 +25,35 @@ pub(crate) enum Scheme {
 
 impl Address {
     /// Reads `http[s]://HOST[:PORT][/PATH]`. What has no scheme is taken to be
-    /// `otherwise`.
-    pub(crate) fn parse(text: &str, otherwise: Scheme) -> Result<Self, String> {
+    /// `default_scheme`.
+    pub(crate) fn parse(text: &str, default_scheme: Scheme) -> Result<Self, String> {
         // A URL may hold a password: it is never repeated.
         if text.contains('@') {
             return Err("a user or password has no place in the server's URL".to_owned());
         }
-        let wrong = |what: &str| {
+        let invalid = |what: &str| {
             Err(format!(
                 "server {text:?} {what}; write it like https://HOST:PORT"
             ))
         };
-        let whole = if text.contains("://") {
+        let with_scheme = if text.contains("://") {
             text.to_owned()
         } else {
-            format!("{}://{text}", otherwise.as_str())
+            format!("{}://{text}", default_scheme.as_str())
         };
-        let Ok(uri) = whole.parse::<Uri>() else {
-            return wrong("is not a URL");
+        let Ok(uri) = with_scheme.parse::<Uri>() else {
+            return invalid("is not a URL");
         };
         let scheme = match uri.scheme_str() {
             Some("https") => Scheme::Https,
             Some("http") => Scheme::Http,
-            _ => return wrong("is neither http nor https"),
+            _ => return invalid("is neither http nor https"),
         };
         if uri.query().is_some() || text.contains('#') {
-            return wrong("has a query or a fragment");
+            return invalid("has a query or a fragment");
         }
         let Some(authority) = uri.authority() else {
-            return wrong("has no host");
+            return invalid("has no host");
         };
         let bracketed = authority.host();
         let host = bracketed
@@ -61,15 +61,15 @@ impl Address {
             .and_then(|rest| rest.strip_suffix(']'))
             .unwrap_or(bracketed);
         if ServerName::try_from(host).is_err() {
-            return wrong("has a host that is neither a DNS name nor an IP address");
+            return invalid("has a host that is neither a DNS name nor an IP address");
         }
         let port = match authority.as_str().strip_prefix(bracketed) {
-            Some("") => scheme.port(),
+            Some("") => scheme.default_port(),
             Some(port) => match port.strip_prefix(':').map(str::parse::<u16>) {
                 Some(Ok(port @ 1..)) => port,
-                _ => return wrong("has a port that is not a number from 1 to 65535"),
+                _ => return invalid("has a port that is not a number from 1 to 65535"),
             },
-            None => return wrong("is not a URL"),
+            None => return invalid("is not a URL"),
         };
         Ok(Self {
             scheme,
@@ -98,7 +98,7 @@ impl Scheme {
         }
     }
 
-    fn port(self) -> u16 {
+    fn default_port(self) -> u16 {
         match self {
             Self::Http => 80,
             Self::Https => 443,
@@ -161,13 +161,13 @@ mod tests {
             "https://k.example/#x",
             "https://a b",
         ] {
-            let wrong = Address::parse(text, Scheme::Https).unwrap_err();
+            let invalid = Address::parse(text, Scheme::Https).unwrap_err();
             assert!(
-                wrong.ends_with("write it like https://HOST:PORT"),
-                "{wrong}"
+                invalid.ends_with("write it like https://HOST:PORT"),
+                "{invalid}"
             );
         }
-        let wrong = Address::parse("https://me:hunter2@k.example", Scheme::Https).unwrap_err();
-        assert!(!wrong.contains("hunter2"), "{wrong}");
+        let invalid = Address::parse("https://me:hunter2@k.example", Scheme::Https).unwrap_err();
+        assert!(!invalid.contains("hunter2"), "{invalid}");
     }
 }

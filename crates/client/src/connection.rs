@@ -14,18 +14,18 @@ use skewbridge_h1::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
-use crate::error::{Error, Refusal};
-use crate::exec::Shown;
+use crate::error::{Error, ErrorResponse};
+use crate::exec::ConnectionCredential;
 
 /// How long an answer may be unless the request says otherwise: more than any
 /// discovery document.
-const USUAL_LIMIT: usize = 32 * 1024 * 1024;
+const DEFAULT_MAX_RESPONSE_BYTES: usize = 32 * 1024 * 1024;
 
 /// How much is asked of the socket at once.
-const CHUNK: usize = 16 * 1024;
+const READ_CHUNK_BYTES: usize = 16 * 1024;
 
 /// How many answers may come before the answer (100 Continue and the like).
-const MAX_INTERIM: usize = 16;
+const MAX_INTERIM_RESPONSES: usize = 16;
 
 /// The bytes below: TCP or TLS, straight or through a proxy.
 pub type Stream = Box<dyn Io>;
@@ -36,21 +36,21 @@ pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 /// A stream that keeps something alive which it needs.
-pub(crate) struct Kept<T> {
+pub(crate) struct StreamWithGuard<T> {
     stream: Stream,
-    _alive: T,
+    _guard: T,
 }
 
-impl<T> Kept<T> {
-    pub(crate) fn new(stream: Stream, alive: T) -> Self {
+impl<T> StreamWithGuard<T> {
+    pub(crate) fn new(stream: Stream, guard: T) -> Self {
         Self {
             stream,
-            _alive: alive,
+            _guard: guard,
         }
     }
 }
 
-impl<T: Unpin> AsyncRead for Kept<T> {
+impl<T: Unpin> AsyncRead for StreamWithGuard<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -60,7 +60,7 @@ impl<T: Unpin> AsyncRead for Kept<T> {
     }
 }
 
-impl<T: Unpin> AsyncWrite for Kept<T> {
+impl<T: Unpin> AsyncWrite for StreamWithGuard<T> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -98,7 +98,7 @@ pub struct Connection {
     prefix: String,
     headers: HeaderMap,
     /// By a plugin.
-    shown: Option<Shown>,
+    credential: Option<ConnectionCredential>,
     timeout: Option<Duration>,
     state: State,
 }
@@ -108,7 +108,7 @@ enum State {
     /// It can take a request.
     Ready,
     /// A request is under way, or was broken off, or there will be no other.
-    Over,
+    Finished,
 }
 
 /// A request.
@@ -146,7 +146,7 @@ impl Request {
             path: path.to_owned(),
             headers: Vec::new(),
             body: Bytes::new(),
-            limit: USUAL_LIMIT,
+            limit: DEFAULT_MAX_RESPONSE_BYTES,
         }
     }
 
@@ -191,7 +191,7 @@ impl Connection {
         server: String,
         prefix: String,
         headers: HeaderMap,
-        shown: Option<Shown>,
+        credential: Option<ConnectionCredential>,
         timeout: Option<Duration>,
     ) -> Self {
         Self {
@@ -200,7 +200,7 @@ impl Connection {
             server,
             prefix,
             headers,
-            shown,
+            credential,
             timeout,
             state: State::Ready,
         }
@@ -212,22 +212,24 @@ impl Connection {
     }
 
     /// Whether what it was opened with still counts, as far as is known here.
-    pub(crate) fn is_good(&self) -> bool {
-        self.shown.as_ref().is_none_or(Shown::is_good)
+    pub(crate) fn has_valid_credential(&self) -> bool {
+        self.credential
+            .as_ref()
+            .is_none_or(ConnectionCredential::is_valid)
     }
 
     /// Sends a request and reads its answer. A connection on which this was
     /// given up half-way takes no other.
     pub async fn send(&mut self, request: &Request) -> Result<Response, Error> {
         if self.state != State::Ready {
-            return Err(self.broke_off("it takes no further request"));
+            return Err(self.connection_lost("it takes no further request"));
         }
-        self.state = State::Over;
+        self.state = State::Finished;
         let Some(timeout) = self.timeout else {
             return self.exchange(request).await;
         };
         match tokio::time::timeout(timeout, self.exchange(request)).await {
-            Ok(answered) => answered,
+            Ok(result) => result,
             Err(_) => Err(Error::TimedOut {
                 server: self.server.clone(),
                 what: "answer",
@@ -252,7 +254,7 @@ impl Connection {
     }
 
     async fn exchange(&mut self, request: &Request) -> Result<Response, Error> {
-        let head = self.head_of(request)?;
+        let head = self.encode_head(request)?;
         // A server that answers and closes before it has read everything may
         // still be heard.
         let written = async {
@@ -263,15 +265,15 @@ impl Connection {
         let written = written.await;
         let head = match (self.read_head(&request.method).await, written) {
             (Ok(head), _) => head,
-            (Err(Error::BrokeOff { .. }), Err(error)) => {
-                return Err(self.broke_off(error));
+            (Err(Error::ConnectionLost { .. }), Err(error)) => {
+                return Err(self.connection_lost(error));
             }
             (Err(error), _) => return Err(error),
         };
-        let is_refused = head.status == StatusCode::UNAUTHORIZED;
-        let may_be_a_workloads = is_refused && self.reaches_workload(request);
-        if is_refused && !may_be_a_workloads {
-            self.refused();
+        let is_unauthorized = head.status == StatusCode::UNAUTHORIZED;
+        let may_be_from_workload = is_unauthorized && self.reaches_workload(request);
+        if is_unauthorized && !may_be_from_workload {
+            self.mark_unauthorized();
         }
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(Response {
@@ -281,8 +283,10 @@ impl Connection {
             });
         }
         let body = self.read_body(&head, request).await?;
-        if may_be_a_workloads && Refusal::read(head.status.as_u16(), &body).is_unauthorized() {
-            self.refused();
+        if may_be_from_workload
+            && ErrorResponse::parse(head.status.as_u16(), &body).is_unauthorized()
+        {
+            self.mark_unauthorized();
         }
         if head.keep_alive {
             self.state = State::Ready;
@@ -295,9 +299,9 @@ impl Connection {
     }
 
     /// The cluster does not take what we have shown.
-    fn refused(&self) {
-        if let Some(shown) = &self.shown {
-            shown.refused(&self.headers);
+    fn mark_unauthorized(&self) {
+        if let Some(credential) = &self.credential {
+            credential.mark_unauthorized(&self.headers);
         }
     }
 
@@ -305,20 +309,23 @@ impl Connection {
     fn reaches_workload(&self, request: &Request) -> bool {
         let path = request.path.split('?').next().unwrap_or_default();
         let path = format!("{}{path}", self.prefix);
-        (self.shown.as_ref()).is_some_and(|shown| shown.reaches_workload(&path))
+        (self.credential.as_ref()).is_some_and(|credential| credential.reaches_workload(&path))
     }
 
-    fn head_of(&self, request: &Request) -> Result<BytesMut, Error> {
+    fn encode_head(&self, request: &Request) -> Result<BytesMut, Error> {
         let target = format!("{}{}", self.prefix, request.path);
         let is_path = target.starts_with('/')
             && target.bytes().all(|byte| byte.is_ascii_graphic())
             && target.parse::<Uri>().is_ok();
         if !is_path {
-            return Err(Error::Unsendable(format!("the path {:?}", request.path)));
+            return Err(Error::InvalidRequest(format!(
+                "the path {:?}",
+                request.path
+            )));
         }
         let mut headers = self.headers.clone();
         for (name, value) in &request.headers {
-            let unsendable = || Error::Unsendable(format!("the header {name:?}"));
+            let unsendable = || Error::InvalidRequest(format!("the header {name:?}"));
             let name = HeaderName::try_from(name).map_err(|_| unsendable())?;
             let value = HeaderValue::try_from(value).map_err(|_| unsendable())?;
             headers.append(name, value);
@@ -350,7 +357,7 @@ impl Connection {
                     {
                         interim += 1;
                         end = HeadEnd::default();
-                        if interim > MAX_INTERIM {
+                        if interim > MAX_INTERIM_RESPONSES {
                             return Err(Error::NotHttp {
                                 server: self.server.clone(),
                                 cause: "it never comes to an answer".to_owned(),
@@ -364,15 +371,18 @@ impl Connection {
             }
             // Something else than HTTP is noticed at once, and not when there is
             // no blank line in it.
-            let begins = b"HTTP/1.".iter().zip(&self.buffer);
-            if !begins.into_iter().all(|(expected, byte)| expected == byte) {
+            let prefix_pairs = b"HTTP/1.".iter().zip(&self.buffer);
+            if !prefix_pairs
+                .into_iter()
+                .all(|(expected, byte)| expected == byte)
+            {
                 return Err(Error::NotHttp {
                     server: self.server.clone(),
                     cause: "it does not begin with HTTP/1.".to_owned(),
                 });
             }
             if self.fill().await? == 0 {
-                return Err(self.broke_off("no answer came"));
+                return Err(self.connection_lost("no answer came"));
             }
         }
     }
@@ -397,7 +407,7 @@ impl Connection {
                     if self.fill().await? == 0 {
                         decoder
                             .end_of_input()
-                            .map_err(|error| self.broke_off(error))?;
+                            .map_err(|error| self.connection_lost(error))?;
                         return Ok(body.freeze());
                     }
                 }
@@ -412,13 +422,13 @@ impl Connection {
     }
 
     async fn fill(&mut self) -> Result<usize, Error> {
-        self.buffer.reserve(CHUNK);
+        self.buffer.reserve(READ_CHUNK_BYTES);
         let read = self.stream.read_buf(&mut self.buffer).await;
-        read.map_err(|error| self.broke_off(error))
+        read.map_err(|error| self.connection_lost(error))
     }
 
-    fn broke_off(&self, cause: impl std::fmt::Display) -> Error {
-        Error::BrokeOff {
+    fn connection_lost(&self, cause: impl std::fmt::Display) -> Error {
+        Error::ConnectionLost {
             server: self.server.clone(),
             cause: cause.to_string(),
         }

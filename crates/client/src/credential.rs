@@ -9,15 +9,15 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use zeroize::Zeroizing;
 
 use crate::error::{Entry, Error};
-use crate::kubeconfig::{Exec, Impersonation, Material, Target, User};
+use crate::kubeconfig::{Exec, Impersonation, PemSource, Target, User};
 use crate::secret::Secret;
 
 /// The largest certificate, key or token that is read from a file.
-const MAX_FILE: u64 = 1024 * 1024;
+const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
 /// What may stand in the name of a header; the rest is escaped, as client-go
 /// does.
-const HEADER_NAME: &AsciiSet = &NON_ALPHANUMERIC
+const EXTRA_KEY_ESCAPES: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'!')
     .remove(b'#')
     .remove(b'$')
@@ -56,9 +56,9 @@ pub(crate) struct Certificate {
 
 impl Credential {
     /// Reads what is in files.
-    pub(crate) fn of(target: &Target) -> Result<Self, Error> {
+    pub(crate) fn load(target: &Target) -> Result<Self, Error> {
         let user = &target.user;
-        let wrong = |cause: &str| Error::Invalid {
+        let invalid = |cause: &str| Error::Invalid {
             entry: Entry::User,
             name: target.user_name.clone(),
             cause: cause.to_owned(),
@@ -69,8 +69,8 @@ impl Credential {
                 chain: read(chain)?,
                 key: read(key)?,
             }),
-            (Some(_), None) => return Err(wrong("client-certificate without client-key")),
-            (None, Some(_)) => return Err(wrong("client-key without client-certificate")),
+            (Some(_), None) => return Err(invalid("client-certificate without client-key")),
+            (None, Some(_)) => return Err(invalid("client-key without client-certificate")),
         };
         let mut credential = Self {
             headers: HeaderMap::new(),
@@ -81,32 +81,32 @@ impl Credential {
         let token = match (&user.token_file, &user.token) {
             (Some(path), None) => Some(trimmed(&read_file(path)?)),
             (Some(path), Some(token)) => {
-                let newer = read_file(path).ok();
-                Some(newer.map_or_else(|| token.clone(), |it| trimmed(&it)))
+                let from_file = read_file(path).ok();
+                Some(from_file.map_or_else(|| token.clone(), |it| trimmed(&it)))
             }
             (None, token) => token.clone(),
         };
-        let unusable = || wrong("the token, or the password, has a line break or the like in it");
+        let unusable = || invalid("the token, or the password, has a line break or the like in it");
         match (token, &user.username, &user.exec) {
             (Some(_), Some(_), _) => {
-                return Err(wrong(
+                return Err(invalid(
                     "username/password or bearer token may be set, but not both",
                 ));
             }
             (Some(token), None, _) => {
-                if !can_stand_in_header(&token) {
+                if !is_valid_header_value(&token) {
                     return Err(unusable());
                 }
-                credential.authorization = Some(with_scheme(&token));
+                credential.authorization = Some(bearer_value(&token));
             }
             (None, Some(name), _) => {
                 let password = user.password.as_ref().map_or(&[][..], Secret::expose);
-                credential.authorization = Some(basic(name, password));
+                credential.authorization = Some(basic_value(name, password));
             }
             (None, None, Some(exec)) => credential.plugin = Some(exec.clone()),
             (None, None, None) => {}
         }
-        impersonate(&user.impersonate, &mut credential.headers).map_err(wrong)?;
+        impersonate(&user.impersonate, &mut credential.headers).map_err(invalid)?;
         Ok(credential)
     }
 }
@@ -115,34 +115,34 @@ impl Credential {
 /// one before the old one runs out. None if it cannot be read, or is of no use.
 pub(crate) fn token_from_file(user: &User) -> Option<HeaderValue> {
     let path = user.token_file.as_ref()?;
-    bearer(&trimmed(&read_file(path).ok()?))
+    bearer_header(&trimmed(&read_file(path).ok()?))
 }
 
 /// What is in a file, or here.
-pub(crate) fn read(material: &Material) -> Result<Secret, Error> {
+pub(crate) fn read(material: &PemSource) -> Result<Secret, Error> {
     match material {
-        Material::Data(data) => Ok(data.clone()),
-        Material::File(path) => read_file(path),
+        PemSource::Data(data) => Ok(data.clone()),
+        PemSource::File(path) => read_file(path),
     }
 }
 
 fn read_file(path: &Path) -> Result<Secret, Error> {
     use std::io::Read as _;
-    let wrong = |cause: String| Error::File {
+    let invalid = |cause: String| Error::File {
         path: path.to_owned(),
         cause,
     };
     let mut bytes = Zeroizing::new(Vec::new());
     let mut read = || {
         let file = std::fs::File::open(path)?;
-        let length = file.metadata().map_or(0, |it| it.len()).min(MAX_FILE);
+        let length = file.metadata().map_or(0, |it| it.len()).min(MAX_FILE_BYTES);
         // Room for all of it: a buffer that grows leaves copies behind.
         bytes.reserve_exact(usize::try_from(length).unwrap_or_default() + 1);
-        file.take(MAX_FILE + 1).read_to_end(&mut bytes)
+        file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)
     };
-    read().map_err(|error| wrong(format!("cannot be read: {error}")))?;
-    if bytes.len() as u64 > MAX_FILE {
-        return Err(wrong("is larger than 1 MiB; correct the path".to_owned()));
+    read().map_err(|error| invalid(format!("cannot be read: {error}")))?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(invalid("is larger than 1 MiB; correct the path".to_owned()));
     }
     Ok(Secret::new(std::mem::take(&mut *bytes)))
 }
@@ -152,22 +152,22 @@ fn trimmed(secret: &Secret) -> Secret {
 }
 
 /// Whether the value of a header can hold this (RFC 9110, 5.5).
-pub(crate) fn can_stand_in_header(token: &Secret) -> bool {
-    let may_stand = |byte: &u8| *byte == b'\t' || (*byte >= b' ' && *byte != 0x7f);
-    token.expose().iter().all(may_stand)
+pub(crate) fn is_valid_header_value(token: &Secret) -> bool {
+    let is_allowed = |byte: &u8| *byte == b'\t' || (*byte >= b' ' && *byte != 0x7f);
+    token.expose().iter().all(is_allowed)
 }
 
 /// The header for a token.
-pub(crate) fn bearer(token: &Secret) -> Option<HeaderValue> {
-    secret_header(&with_scheme(token))
+pub(crate) fn bearer_header(token: &Secret) -> Option<HeaderValue> {
+    secret_header(&bearer_value(token))
 }
 
-fn with_scheme(token: &Secret) -> Secret {
+fn bearer_value(token: &Secret) -> Secret {
     Secret::new([b"Bearer ", token.expose()].concat())
 }
 
 /// What the header for a name and a password is.
-pub(crate) fn basic(name: &str, password: &[u8]) -> Secret {
+pub(crate) fn basic_value(name: &str, password: &[u8]) -> Secret {
     let pair = Zeroizing::new([name.as_bytes(), b":", password].concat());
     let pair = Zeroizing::new(STANDARD.encode(&*pair));
     Secret::new(["Basic ", &pair].concat())
@@ -180,27 +180,31 @@ pub(crate) fn secret_header(value: &Secret) -> Option<HeaderValue> {
     Some(value)
 }
 
-fn impersonate(role: &Impersonation, headers: &mut HeaderMap) -> Result<(), &'static str> {
-    const WRONG: &str = "as, as-uid, as-groups or as-user-extra cannot stand in a header";
-    let value = |text: &str| HeaderValue::from_str(text).map_err(|_| WRONG);
-    let Some(user) = &role.user else {
-        let anything = role.uid.is_some() || !role.groups.is_empty() || !role.extra.is_empty();
-        return if anything {
+fn impersonate(impersonation: &Impersonation, headers: &mut HeaderMap) -> Result<(), &'static str> {
+    const NOT_A_HEADER_VALUE: &str =
+        "as, as-uid, as-groups or as-user-extra cannot stand in a header";
+    let value = |text: &str| HeaderValue::from_str(text).map_err(|_| NOT_A_HEADER_VALUE);
+    let Some(user) = &impersonation.user else {
+        let has_other_fields = impersonation.uid.is_some()
+            || !impersonation.groups.is_empty()
+            || !impersonation.extra.is_empty();
+        return if has_other_fields {
             Err("requesting uid, groups or user-extra without impersonating a user")
         } else {
             Ok(())
         };
     };
     headers.insert("impersonate-user", value(user)?);
-    if let Some(uid) = &role.uid {
+    if let Some(uid) = &impersonation.uid {
         headers.insert("impersonate-uid", value(uid)?);
     }
-    for group in &role.groups {
+    for group in &impersonation.groups {
         headers.append("impersonate-group", value(group)?);
     }
-    for (key, values) in &role.extra {
-        let key = percent_encode(key.as_bytes(), HEADER_NAME);
-        let name = HeaderName::try_from(format!("impersonate-extra-{key}")).map_err(|_| WRONG)?;
+    for (key, values) in &impersonation.extra {
+        let key = percent_encode(key.as_bytes(), EXTRA_KEY_ESCAPES);
+        let name = HeaderName::try_from(format!("impersonate-extra-{key}"))
+            .map_err(|_| NOT_A_HEADER_VALUE)?;
         for text in values {
             headers.append(name.clone(), value(text)?);
         }
@@ -228,10 +232,10 @@ mod tests {
     }
 
     fn headers(user: User) -> Result<Vec<(String, String)>, String> {
-        match Credential::of(&target(user)) {
+        match Credential::load(&target(user)) {
             Ok(credential) => {
-                let shown = format!("{credential:?}");
-                assert!(!shown.contains("secret"), "{shown}");
+                let debug_text = format!("{credential:?}");
+                assert!(!debug_text.contains("secret"), "{debug_text}");
                 let mut headers = credential.headers;
                 if let Some(authorization) = &credential.authorization {
                     headers.insert(AUTHORIZATION, secret_header(authorization).unwrap());
@@ -285,8 +289,8 @@ mod tests {
         for byte in 0..=u8::MAX {
             let token = Secret::new([b'x', byte, b'x']);
             assert_eq!(
-                can_stand_in_header(&token),
-                bearer(&token).is_some(),
+                is_valid_header_value(&token),
+                bearer_header(&token).is_some(),
                 "{byte}"
             );
         }
@@ -311,7 +315,7 @@ mod tests {
     #[test]
     fn half_a_certificate_is_refused() {
         let user = User {
-            client_key: Some(Material::Data(Secret::new("secret"))),
+            client_key: Some(PemSource::Data(Secret::new("secret"))),
             ..User::default()
         };
         assert_eq!(

@@ -8,13 +8,13 @@ use rustls::{ClientConfig, SupportedProtocolVersion};
 use rustls_pki_types::ServerName;
 
 use crate::address::{Address, Scheme};
-use crate::authorities::Authorities;
+use crate::ca_roots::CaRoots;
 use crate::connection::Stream;
 use crate::error::Error;
 use crate::proxy::Proxy;
-use crate::tcp::tcp;
+use crate::proxy_route::ProxyRoute;
+use crate::tcp;
 use crate::tls;
-use crate::way::Way;
 
 /// A server that is reached by HTTPS, straight or through a proxy.
 ///
@@ -27,20 +27,16 @@ use crate::way::Way;
 #[derive(Debug, Clone)]
 pub struct Dialer {
     address: Address,
-    proxy: Option<Way>,
-    authorities: Authorities,
+    proxy: Option<ProxyRoute>,
+    ca_roots: CaRoots,
 }
 
 impl Dialer {
     /// To the server of this URL: through the proxy of that URL, or the one that
     /// `HTTPS_PROXY` and `NO_PROXY` lead to. Either has to be vouched for by one of
-    /// `authorities`, a proxy perhaps by one of the system's. An error does not repeat a
+    /// `ca_roots`, a proxy perhaps by one of the system's. An error does not repeat a
     /// password.
-    pub fn new(
-        server: &str,
-        proxy_url: Option<&str>,
-        authorities: Authorities,
-    ) -> Result<Self, String> {
+    pub fn new(server: &str, proxy_url: Option<&str>, ca_roots: CaRoots) -> Result<Self, String> {
         let address = Address::parse(server, Scheme::Https)?;
         if address.scheme != Scheme::Https {
             return Err(format!(
@@ -52,13 +48,13 @@ impl Dialer {
             None => Proxy::from_environment(&address, |name| std::env::var(name).ok()),
         };
         let proxy = proxy
-            .map(|url| Way::through(&url, &authorities.for_proxy()))
+            .map(|url| ProxyRoute::via(&url, &ca_roots.for_proxy()))
             .transpose();
         let proxy = proxy.map_err(|cause| format!("proxy-url: {cause}"))?;
         Ok(Self {
             address,
             proxy,
-            authorities,
+            ca_roots,
         })
     }
 
@@ -81,19 +77,19 @@ impl Dialer {
     /// time limit.
     pub async fn dial(&self) -> Result<Stream, Error> {
         let server = self.server();
-        let Some(way) = &self.proxy else {
-            return match tcp(&self.address).await {
-                Ok(tcp) => Ok(Box::new(tcp)),
+        let Some(route) = &self.proxy else {
+            return match tcp::connect(&self.address).await {
+                Ok(connect) => Ok(Box::new(connect)),
                 Err(cause) => Err(Error::Unreachable { server, cause }),
             };
         };
-        let opened = way.open(&server).await.map_err(|cause| Error::Proxy {
-            proxy: way.proxy.to_string(),
+        let opened = route.open(&server).await.map_err(|cause| Error::Proxy {
+            proxy: route.proxy.to_string(),
             server: server.clone(),
             cause,
         });
         match opened? {
-            (stream, early) if early.is_empty() => Ok(stream),
+            (stream, leftover) if leftover.is_empty() => Ok(stream),
             _ => Err(Error::NotHttp {
                 server,
                 cause: "it speaks before it is asked".to_owned(),
@@ -103,12 +99,12 @@ impl Dialer {
 
     /// What a handshake in one of these versions needs. What is shown is `certificate`'s to
     /// say; without ALPN.
-    pub fn tls(
+    pub fn tls_config(
         &self,
         versions: &[&'static SupportedProtocolVersion],
         certificate: Option<Arc<dyn ResolvesClientCert>>,
     ) -> Result<ClientConfig, String> {
-        let builder = tls::builder(&self.authorities.for_cluster(), versions)?;
+        let builder = tls::builder(&self.ca_roots.for_cluster(), versions)?;
         Ok(match certificate {
             Some(resolver) => builder.with_client_cert_resolver(resolver),
             None => builder.with_no_client_auth(),
@@ -124,7 +120,7 @@ impl Dialer {
     }
 
     /// What a failed handshake means, in the words that Go has for it.
-    pub fn explain(&self, error: &std::io::Error) -> Error {
+    pub fn handshake_error(&self, error: &std::io::Error) -> Error {
         Error::Tls {
             server: self.server(),
             cause: tls::explain(error),

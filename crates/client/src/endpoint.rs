@@ -10,21 +10,23 @@ use http::{HeaderMap, HeaderValue};
 use rustls_pki_types::ServerName;
 
 use crate::address::{Address, Scheme};
-use crate::authorities::Authorities;
-use crate::connection::{Connection, Kept, Request, Response, Stream};
+use crate::ca_roots::CaRoots;
+use crate::connection::{Connection, Request, Response, Stream, StreamWithGuard};
 use crate::credential::{self, Certificate, Credential};
 use crate::error::{Entry, Error};
-use crate::exec::{self, Gate, PLUGIN_PATIENCE, Plugin, Refused, Shown};
+use crate::exec::{
+    self, ConnectionCredential, FeatureGate, PLUGIN_TIMEOUT, Plugin, ProxyConnectError,
+};
 use crate::kubeconfig::Target;
-use crate::opening::Opening;
+use crate::opened_stream::OpenedStream;
 use crate::proxy::Proxy;
+use crate::proxy_route::{ProxyRoute, TlsTarget};
 use crate::secret::Secret;
-use crate::tcp::tcp;
+use crate::tcp;
 use crate::tls;
-use crate::way::{Secured, Way};
 
 /// TCP, proxy and TLS together; Go's dialer has the same patience.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Who we are in a server's log.
 const USER_AGENT_VALUE: &str = concat!("skewbridge/", env!("CARGO_PKG_VERSION"));
@@ -35,12 +37,12 @@ const USER_AGENT_VALUE: &str = concat!("skewbridge/", env!("CARGO_PKG_VERSION"))
 pub struct Endpoint {
     address: Address,
     security: Security,
-    proxy: Option<Way>,
+    proxy: Option<ProxyRoute>,
     /// On every request, without what is secret.
     headers: HeaderMap,
     /// What `Authorization` is on every request.
     authorization: Option<Secret>,
-    limits: Limits,
+    timeouts: Timeouts,
     /// What it was made of.
     target: Arc<Target>,
     /// The connection of the last request, until the next one. Clones share it.
@@ -49,7 +51,7 @@ pub struct Endpoint {
 
 /// How long things may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct Timeouts {
     /// A request with its answer; none is for ever.
     pub request: Option<Duration>,
     /// A credential plugin, until it has given a credential.
@@ -62,18 +64,18 @@ enum Security {
     /// Not at all: plain HTTP.
     None,
     /// Always in the same way.
-    Fixed(Secured),
+    Fixed(TlsTarget),
     /// As a plugin says.
-    Plugin(Box<ByPlugin>),
+    Plugin(Box<PluginAuth>),
 }
 
 /// What is known beside what a plugin knows.
 #[derive(Debug, Clone)]
-struct ByPlugin {
+struct PluginAuth {
     plugin: Arc<Plugin>,
     /// For a plugin that gives a token alone.
     certificate: Option<Certificate>,
-    authorities: Authorities,
+    ca_roots: CaRoots,
     name: ServerName<'static>,
     cluster: String,
     user: String,
@@ -86,8 +88,8 @@ struct Idle {
 }
 
 impl Idle {
-    fn is_fresh(&self) -> bool {
-        self.since.elapsed() < IDLE && self.connection.is_good()
+    fn is_reusable(&self) -> bool {
+        self.since.elapsed() < MAX_IDLE && self.connection.has_valid_credential()
     }
 }
 
@@ -99,46 +101,46 @@ impl fmt::Debug for Idle {
 
 /// How long a connection is kept: a server, or what is on the way, ends it some time,
 /// and of a request that meets that nobody can say what became of it.
-const IDLE: Duration = Duration::from_secs(3);
+const MAX_IDLE: Duration = Duration::from_secs(3);
 
 impl Endpoint {
     /// Reads what the target names, and runs its credential plugin. A request
     /// that takes longer than `timeout` fails; none is for ever.
     pub async fn prepare(target: &Target, timeout: Option<Duration>) -> Result<Self, Error> {
-        let limits = Limits {
+        let timeouts = Timeouts {
             request: timeout,
-            ..Limits::default()
+            ..Timeouts::default()
         };
-        Self::prepare_within(target, limits).await
+        Self::prepare_with_timeouts(target, timeouts).await
     }
 
     /// As [`Endpoint::prepare`], with all limits.
-    pub async fn prepare_within(target: &Target, limits: Limits) -> Result<Self, Error> {
+    pub async fn prepare_with_timeouts(target: &Target, timeouts: Timeouts) -> Result<Self, Error> {
         let cluster = &target.cluster;
-        let wrong = |cause: String| Error::Invalid {
+        let invalid = |cause: String| Error::Invalid {
             entry: Entry::Cluster,
             name: target.cluster_name.clone(),
             cause,
         };
-        let is_secured = cluster.certificate_authority.is_some()
+        let has_tls_settings = cluster.certificate_authority.is_some()
             || cluster.insecure_skip_tls_verify
             || target.user.client_certificate.is_some();
-        let otherwise = if is_secured {
+        let default_scheme = if has_tls_settings {
             Scheme::Https
         } else {
             Scheme::Http
         };
         if cluster.server.is_empty() {
-            return Err(wrong("has no server".to_owned()));
+            return Err(invalid("has no server".to_owned()));
         }
-        let address = Address::parse(&cluster.server, otherwise).map_err(wrong)?;
+        let address = Address::parse(&cluster.server, default_scheme).map_err(invalid)?;
         let mut headers = HeaderMap::new();
         let mut authorization = None;
         let security = match address.scheme {
             // As kubectl: nobody shows a credential to all the world.
             Scheme::Http => Security::None,
             Scheme::Https => {
-                let mut credential = Credential::of(target)?;
+                let mut credential = Credential::load(target)?;
                 headers.extend(std::mem::take(&mut credential.headers));
                 authorization = credential.authorization.take();
                 Security::of(target, &address, credential)?
@@ -151,14 +153,14 @@ impl Endpoint {
         let proxy = match proxy {
             Some(url) => {
                 // Our own certificate is for the cluster, and is not shown.
-                let way = Way::through(&url, &authorities_of(target)?.for_proxy());
-                Some(way.map_err(|cause| wrong(format!("proxy-url: {cause}")))?)
+                let route = ProxyRoute::via(&url, &load_ca_roots(target)?.for_proxy());
+                Some(route.map_err(|cause| invalid(format!("proxy-url: {cause}")))?)
             }
             None => None,
         };
         headers.insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
         let host = HeaderValue::try_from(&*address.authority)
-            .map_err(|_| wrong("its host cannot stand in a header".to_owned()))?;
+            .map_err(|_| invalid("its host cannot stand in a header".to_owned()))?;
         headers.insert(HOST, host);
         let endpoint = Self {
             address,
@@ -166,16 +168,16 @@ impl Endpoint {
             proxy,
             headers,
             authorization,
-            limits,
+            timeouts,
             target: Arc::new(target.clone()),
             idle: Arc::default(),
         };
         // KEP-2718, "Proxy Proposal": executed the first time it is needed, on
         // transport set-up.
-        if let Security::Plugin(by) = &endpoint.security {
-            let issued = by.plugin.current(limits.plugin).await?;
-            if let exec::Way::Straight(straight) = issued.way() {
-                by.secured(straight)?;
+        if let Security::Plugin(auth) = &endpoint.security {
+            let issued = auth.plugin.current(timeouts.plugin).await?;
+            if let exec::Route::Direct(direct) = issued.route() {
+                auth.tls_target(direct)?;
             }
         }
         Ok(endpoint)
@@ -186,7 +188,7 @@ impl Endpoint {
     /// answered with 401, or if the cluster has other CAs by now, and not otherwise.
     pub async fn renewed(&self) -> Result<Self, Error> {
         // Our own plugin is found again, for we hold it, and knows what was refused.
-        Self::prepare_within(&self.target, self.limits).await
+        Self::prepare_with_timeouts(&self.target, self.timeouts).await
     }
 
     /// Sends a request, on the connection of the last one if that is fresh, and reads
@@ -204,7 +206,7 @@ impl Endpoint {
     /// A connection that can take a request.
     pub(crate) async fn connection(&self) -> Result<Connection, Error> {
         let idle = self.lock_idle().take();
-        match idle.filter(Idle::is_fresh) {
+        match idle.filter(Idle::is_reusable) {
             Some(idle) => Ok(idle.connection),
             None => self.connect().await,
         }
@@ -216,18 +218,18 @@ impl Endpoint {
 
     /// Whether there is a proxy on the way that is spoken to by TLS.
     pub(crate) fn is_behind_https_proxy(&self) -> bool {
-        self.proxy.as_ref().is_some_and(Way::is_secured)
+        self.proxy.as_ref().is_some_and(ProxyRoute::uses_tls)
     }
 
     /// The headers of a request, with the token as it is in its file now.
-    fn headers_now(&self) -> HeaderMap {
+    fn current_headers(&self) -> HeaderMap {
         let mut headers = self.headers.clone();
-        let fresh = match self.security {
+        let from_file = match self.security {
             Security::None => None,
             _ => credential::token_from_file(&self.target.user),
         };
-        let kept = || (self.authorization.as_ref()).and_then(credential::secret_header);
-        if let Some(authorization) = fresh.or_else(kept) {
+        let stored = || (self.authorization.as_ref()).and_then(credential::secret_header);
+        if let Some(authorization) = from_file.or_else(stored) {
             headers.insert(AUTHORIZATION, authorization);
         }
         headers
@@ -242,32 +244,32 @@ impl Endpoint {
     /// The plugin is run again if what it gave has expired or was answered with 401, or
     /// if nobody listens where it said.
     pub async fn connect(&self) -> Result<Connection, Error> {
-        let opened = self.open_speaking(&tls::HTTP1).await?;
-        let mut headers = self.headers_now();
+        let opened = self.open_with_alpn(&tls::ALPN_HTTP1).await?;
+        let mut headers = self.current_headers();
         if let Some(authorization) = opened.authorization {
             headers.insert(AUTHORIZATION, authorization);
         }
         Ok(Connection::new(
             opened.stream,
-            opened.early,
+            opened.leftover,
             opened.server,
             self.address.prefix.clone(),
             headers,
-            opened.shown,
-            self.limits.request,
+            opened.credential,
+            self.timeouts.request,
         ))
     }
 
     /// Opens a stream for whoever speaks on it themselves, in one of these protocols
     /// of ALPN, and says which the other end has chosen. It leads where
     /// [`Endpoint::connect`] does.
-    pub async fn open(&self, alpn: &[Vec<u8>]) -> Result<Opening, Error> {
-        let opened = self.open_speaking(alpn).await?;
-        if opened.early.is_empty() {
-            Ok(Opening {
+    pub async fn open(&self, alpn: &[Vec<u8>]) -> Result<OpenedStream, Error> {
+        let opened = self.open_with_alpn(alpn).await?;
+        if opened.leftover.is_empty() {
+            Ok(OpenedStream {
                 stream: opened.stream,
-                protocol: opened.chosen,
-                shown: opened.shown,
+                protocol: opened.alpn_protocol,
+                credential: opened.credential,
             })
         } else {
             Err(Error::NotHttp {
@@ -280,11 +282,11 @@ impl Endpoint {
     /// What goes along with each request on such a stream and says who sends it. The
     /// plugin is run again if what it gave has expired.
     pub async fn credential_headers(&self) -> Result<HeaderMap, Error> {
-        let mut headers = self.headers_now();
+        let mut headers = self.current_headers();
         headers.remove(HOST);
         headers.remove(USER_AGENT);
-        if let Security::Plugin(by) = &self.security {
-            let issued = by.plugin.current(self.limits.plugin).await?;
+        if let Security::Plugin(auth) = &self.security {
+            let issued = auth.plugin.current(self.timeouts.plugin).await?;
             if let Some(authorization) = issued.authorization() {
                 headers.insert(AUTHORIZATION, authorization);
             }
@@ -303,187 +305,199 @@ impl Endpoint {
         &self.address.prefix
     }
 
-    async fn open_speaking(&self, alpn: &[Vec<u8>]) -> Result<Opened, Error> {
+    async fn open_with_alpn(&self, alpn: &[Vec<u8>]) -> Result<OpenedTransport, Error> {
         match &self.security {
-            Security::None => self.open_straight(None, alpn).await,
-            Security::Fixed(tls) => self.open_straight(Some(tls), alpn).await,
-            Security::Plugin(by) => self.open_by(by, alpn).await,
+            Security::None => self.open_direct(None, alpn).await,
+            Security::Fixed(tls) => self.open_direct(Some(tls), alpn).await,
+            Security::Plugin(auth) => self.open_with_plugin(auth, alpn).await,
         }
     }
 
-    async fn open_by(&self, by: &ByPlugin, alpn: &[Vec<u8>]) -> Result<Opened, Error> {
-        let plugin = &by.plugin;
-        let patience = self.limits.plugin;
-        let mut issued = plugin.current(patience).await?;
-        let mut is_second = false;
+    async fn open_with_plugin(
+        &self,
+        auth: &PluginAuth,
+        alpn: &[Vec<u8>],
+    ) -> Result<OpenedTransport, Error> {
+        let plugin = &auth.plugin;
+        let timeout = self.timeouts.plugin;
+        let mut issued = plugin.current(timeout).await?;
+        let mut is_retry = false;
         loop {
-            let wire = match issued.way() {
-                exec::Way::Straight(straight) => {
-                    let tls = by.secured(straight)?;
+            let connector = match issued.route() {
+                exec::Route::Direct(direct) => {
+                    let tls = auth.tls_target(direct)?;
                     // Whatever comes of it: once is once.
-                    issued.used();
-                    let mut opened = self.open_straight(Some(&tls), alpn).await?;
+                    issued.mark_used();
+                    let mut opened = self.open_direct(Some(&tls), alpn).await?;
                     opened.authorization = issued.authorization();
-                    opened.shown = Some(Shown::new(issued, &self.address.prefix));
+                    opened.credential =
+                        Some(ConnectionCredential::new(issued, &self.address.prefix));
                     return Ok(opened);
                 }
-                exec::Way::Proxy(wire) => wire,
+                exec::Route::Proxy(connector) => connector,
             };
-            issued.used();
-            let cause = match wire
-                .open(alpn, wire.patience(self.connect_patience()))
+            issued.mark_used();
+            let cause = match connector
+                .open(alpn, connector.attempt_timeout(self.connect_timeout()))
                 .await
             {
-                Ok((stream, chosen)) => {
-                    return Ok(Opened {
-                        chosen,
+                Ok((stream, alpn_protocol)) => {
+                    return Ok(OpenedTransport {
+                        alpn_protocol,
                         server: format!("{} (through the plugin's proxy)", self.server()),
                         authorization: issued.authorization(),
-                        shown: Some(Shown::new(issued.clone(), &self.address.prefix)),
-                        stream: Box::new(Kept::new(stream, (plugin.clone(), issued))),
-                        early: BytesMut::new(),
+                        credential: Some(ConnectionCredential::new(
+                            issued.clone(),
+                            &self.address.prefix,
+                        )),
+                        stream: Box::new(StreamWithGuard::new(stream, (plugin.clone(), issued))),
+                        leftover: BytesMut::new(),
                     });
                 }
                 // KEP-2718, "Proxy Proposal": if no one is listening, the plugin is
                 // executed again. Once: what it gives then is not there either.
-                Err(Refused::Gone(_)) if !is_second => {
-                    is_second = true;
-                    issued = plugin.instead_of(&issued, patience).await?;
+                Err(ProxyConnectError::Gone(_)) if !is_retry => {
+                    is_retry = true;
+                    issued = plugin.replace(&issued, timeout).await?;
                     continue;
                 }
-                Err(Refused::Gone(cause) | Refused::Unusable(cause)) => cause,
+                Err(ProxyConnectError::Gone(cause) | ProxyConnectError::Unusable(cause)) => cause,
             };
             return Err(plugin.error(format!(
                 "its proxy at {} {cause}{}",
-                wire.url(),
-                issued.said()
+                connector.url(),
+                issued.stderr_suffix()
             )));
         }
     }
 
-    fn connect_patience(&self) -> Duration {
-        let request = self.limits.request;
-        request.map_or(CONNECT_PATIENCE, |limit| limit.min(CONNECT_PATIENCE))
+    fn connect_timeout(&self) -> Duration {
+        let request = self.timeouts.request;
+        request.map_or(CONNECT_TIMEOUT, |timeout| timeout.min(CONNECT_TIMEOUT))
     }
 
-    async fn open_straight(
+    async fn open_direct(
         &self,
-        tls: Option<&Secured>,
+        tls: Option<&TlsTarget>,
         alpn: &[Vec<u8>],
-    ) -> Result<Opened, Error> {
-        let patience = self.connect_patience();
-        match tokio::time::timeout(patience, self.dial(tls, alpn)).await {
+    ) -> Result<OpenedTransport, Error> {
+        let timeout = self.connect_timeout();
+        match tokio::time::timeout(timeout, self.dial(tls, alpn)).await {
             Ok(opened) => opened,
             Err(_) => Err(Error::TimedOut {
                 server: self.server(),
                 what: "accept a connection",
-                after: patience,
+                after: timeout,
             }),
         }
     }
 
-    async fn dial(&self, tls: Option<&Secured>, alpn: &[Vec<u8>]) -> Result<Opened, Error> {
+    async fn dial(
+        &self,
+        tls: Option<&TlsTarget>,
+        alpn: &[Vec<u8>],
+    ) -> Result<OpenedTransport, Error> {
         let server = self.server();
-        let (stream, early): (Stream, BytesMut) = match &self.proxy {
+        let (stream, leftover): (Stream, BytesMut) = match &self.proxy {
             None => {
-                let tcp = tcp(&self.address).await;
-                let tcp = tcp.map_err(|cause| Error::Unreachable {
+                let connect = tcp::connect(&self.address).await;
+                let connect = connect.map_err(|cause| Error::Unreachable {
                     server: server.clone(),
                     cause,
                 })?;
-                (Box::new(tcp), BytesMut::new())
+                (Box::new(connect), BytesMut::new())
             }
-            Some(way) => way.open(&server).await.map_err(|cause| Error::Proxy {
-                proxy: way.proxy.to_string(),
+            Some(route) => route.open(&server).await.map_err(|cause| Error::Proxy {
+                proxy: route.proxy.to_string(),
                 server: server.clone(),
                 cause,
             })?,
         };
-        let (stream, chosen) = match tls {
+        let (stream, alpn_protocol) = match tls {
             None => (stream, None),
-            Some(_) if !early.is_empty() => {
+            Some(_) if !leftover.is_empty() => {
                 return Err(Error::NotHttp {
                     server,
                     cause: "it speaks before it is asked".to_owned(),
                 });
             }
             Some(tls) => match tls.handshake(stream, alpn).await {
-                Ok(shaken) => shaken,
+                Ok(handshake) => handshake,
                 Err(cause) => return Err(Error::Tls { server, cause }),
             },
         };
-        Ok(Opened {
+        Ok(OpenedTransport {
             stream,
-            early,
-            chosen,
+            leftover,
+            alpn_protocol,
             server,
             authorization: None,
-            shown: None,
+            credential: None,
         })
     }
 }
 
-impl Default for Limits {
+impl Default for Timeouts {
     fn default() -> Self {
         Self {
             request: None,
-            plugin: PLUGIN_PATIENCE,
+            plugin: PLUGIN_TIMEOUT,
         }
     }
 }
 
 /// A way to the cluster, ready for requests.
-struct Opened {
+struct OpenedTransport {
     stream: Stream,
-    early: BytesMut,
+    leftover: BytesMut,
     /// By ALPN.
-    chosen: Option<Vec<u8>>,
+    alpn_protocol: Option<Vec<u8>>,
     /// For errors.
     server: String,
     authorization: Option<HeaderValue>,
     /// By a plugin.
-    shown: Option<Shown>,
+    credential: Option<ConnectionCredential>,
 }
 
 impl Security {
     fn of(target: &Target, address: &Address, credential: Credential) -> Result<Self, Error> {
         let cluster = &target.cluster;
-        let wrong = |cause: String| Error::Invalid {
+        let invalid = |cause: String| Error::Invalid {
             entry: Entry::Cluster,
             name: target.cluster_name.clone(),
             cause,
         };
-        let authorities = authorities_of(target)?;
+        let ca_roots = load_ca_roots(target)?;
         let name = cluster.tls_server_name.as_ref().unwrap_or(&address.host);
         let name = ServerName::try_from(name.clone())
-            .map_err(|_| wrong(format!("tls-server-name {name:?} is not a name")))?;
+            .map_err(|_| invalid(format!("tls-server-name {name:?} is not a name")))?;
         if let Some(exec) = &credential.plugin {
-            let gate = Gate::from_environment(|name| std::env::var(name).ok());
+            let gate = FeatureGate::from_environment(|name| std::env::var(name).ok());
             let gate = gate.map_err(|cause| Error::Invalid {
                 entry: Entry::User,
                 name: target.user_name.clone(),
                 cause,
             })?;
-            return Ok(Self::Plugin(Box::new(ByPlugin {
-                plugin: exec::plugin_of(target, exec, &authorities, gate),
+            return Ok(Self::Plugin(Box::new(PluginAuth {
+                plugin: exec::shared_plugin(target, exec, &ca_roots, gate),
                 certificate: credential.certificate,
-                authorities,
+                ca_roots,
                 name,
                 cluster: target.cluster_name.clone(),
                 user: target.user_name.clone(),
             })));
         }
-        let config = tls::config(&authorities.for_cluster(), credential.certificate.as_ref())
-            .map_err(|cause| misconfigured(&target.cluster_name, &target.user_name, cause))?;
-        Ok(Self::Fixed(Secured { config, name }))
+        let config = tls::config(&ca_roots.for_cluster(), credential.certificate.as_ref())
+            .map_err(|cause| tls_config_error(&target.cluster_name, &target.user_name, cause))?;
+        Ok(Self::Fixed(TlsTarget { config, name }))
     }
 }
 
-impl ByPlugin {
-    fn secured(&self, straight: &exec::Straight) -> Result<Secured, Error> {
-        let config = straight.config(&self.authorities, self.certificate.as_ref());
-        let config = config.map_err(|cause| misconfigured(&self.cluster, &self.user, cause))?;
-        Ok(Secured {
+impl PluginAuth {
+    fn tls_target(&self, direct: &exec::Direct) -> Result<TlsTarget, Error> {
+        let config = direct.config(&self.ca_roots, self.certificate.as_ref());
+        let config = config.map_err(|cause| tls_config_error(&self.cluster, &self.user, cause))?;
+        Ok(TlsTarget {
             config,
             name: self.name.clone(),
         })
@@ -491,20 +505,22 @@ impl ByPlugin {
 }
 
 /// Whom to believe on the way to a cluster, as its files say now.
-fn authorities_of(target: &Target) -> Result<Authorities, Error> {
+fn load_ca_roots(target: &Target) -> Result<CaRoots, Error> {
     let cluster = &target.cluster;
-    let authority = cluster.certificate_authority.as_ref();
-    let authority = authority.map(credential::read).transpose()?;
-    let pem = authority.as_ref().map(Secret::expose);
-    Authorities::of(pem, cluster.insecure_skip_tls_verify).map_err(|cause| Error::Invalid {
-        entry: Entry::Cluster,
-        name: target.cluster_name.clone(),
-        cause,
+    let ca = cluster.certificate_authority.as_ref();
+    let ca = ca.map(credential::read).transpose()?;
+    let pem = ca.as_ref().map(Secret::expose);
+    CaRoots::from_kubeconfig(pem, cluster.insecure_skip_tls_verify).map_err(|cause| {
+        Error::Invalid {
+            entry: Entry::Cluster,
+            name: target.cluster_name.clone(),
+            cause,
+        }
     })
 }
 
 /// What is wrong with a client's certificate is the user's, the rest the cluster's.
-fn misconfigured(cluster: &str, user: &str, cause: String) -> Error {
+fn tls_config_error(cluster: &str, user: &str, cause: String) -> Error {
     let (entry, name) = if cause.starts_with("client-") {
         (Entry::User, user)
     } else {

@@ -14,12 +14,12 @@ use skewbridge_api::protobuf::{Field, Fields};
 pub enum Error {
     /// There is no kubeconfig at all.
     #[error(
-        "no configuration has been provided: there is no {looked}, and this is no pod; give \
+        "no configuration has been provided: there is no {searched}, and this is no pod; give \
          --kubeconfig, or set $KUBECONFIG"
     )]
     NoConfiguration {
         /// Where one was looked for.
-        looked: String,
+        searched: String,
     },
     /// A file cannot be used.
     #[error("{}: {cause}", path.display())]
@@ -30,7 +30,10 @@ pub enum Error {
         cause: String,
     },
     /// Something that a kubeconfig names is not in it.
-    #[error("{entry} {name:?} does not exist in {files}{}", listed(known))]
+    #[error(
+        "{entry} {name:?} does not exist in {files}{}",
+        available_suffix(available)
+    )]
     Missing {
         /// What it would be.
         entry: Entry,
@@ -39,18 +42,18 @@ pub enum Error {
         /// The files that were read.
         files: String,
         /// What is there instead.
-        known: Vec<String>,
+        available: Vec<String>,
     },
     /// No context was asked for, and the kubeconfig has none by default.
     #[error(
         "current-context is not set in {files}; give --context{}",
-        listed(known)
+        available_suffix(available)
     )]
     NoCurrentContext {
         /// The files that were read.
         files: String,
         /// The contexts that are there.
-        known: Vec<String>,
+        available: Vec<String>,
     },
     /// An entry of a kubeconfig cannot be used.
     #[error("{entry} {name:?}: {cause}")]
@@ -65,7 +68,7 @@ pub enum Error {
     /// A credential plugin did not give a credential, or its proxy cannot be used.
     #[error(
         "getting credentials: exec: {command} (user {user:?}): {cause}{}",
-        advice(hint.as_ref())
+        hint_suffix(hint.as_ref())
     )]
     Exec {
         /// The program.
@@ -78,7 +81,7 @@ pub enum Error {
         hint: Option<String>,
     },
     /// No connection.
-    #[error("{}", unreachable(server, cause))]
+    #[error("{}", unreachable_message(server, cause))]
     Unreachable {
         /// Which one: `HOST:PORT`.
         server: String,
@@ -118,7 +121,7 @@ pub enum Error {
     },
     /// The connection ended before the answer did.
     #[error("the server {server} ended the connection before it had answered: {cause}")]
-    BrokeOff {
+    ConnectionLost {
         /// Which one.
         server: String,
         /// In words.
@@ -143,16 +146,16 @@ pub enum Error {
         limit: usize,
     },
     /// The server answered, and not with what was asked for.
-    #[error("the server {server} refused: {refusal}")]
-    Refused {
+    #[error("the server {server} refused: {response}")]
+    Api {
         /// Which one.
         server: String,
         /// What it said.
-        refusal: Box<Refusal>,
+        response: Box<ErrorResponse>,
     },
     /// The server switched to another protocol, and not to the one that was asked for.
     #[error("the server {server} switched protocols, but {cause}")]
-    Unswitched {
+    UpgradeMismatch {
         /// Which one.
         server: String,
         /// In words.
@@ -160,7 +163,7 @@ pub enum Error {
     },
     /// A stream was granted neither by WebSocket nor by SPDY.
     #[error("{spdy}; a WebSocket had been refused before: {websocket}")]
-    Neither {
+    AllTransportsFailed {
         /// Why not by WebSocket, in words.
         websocket: String,
         /// Why not by SPDY.
@@ -168,23 +171,23 @@ pub enum Error {
     },
     /// The request cannot be written: a path or a header that is none.
     #[error("{0} cannot be sent in a request")]
-    Unsendable(String),
+    InvalidRequest(String),
 }
 
 impl Error {
     /// Both ways have failed; what both say alike is told once.
-    pub(crate) fn neither(websocket: String, spdy: Self) -> Self {
+    pub(crate) fn all_transports_failed(websocket: String, spdy: Self) -> Self {
         if spdy.to_string().contains(&websocket) {
             return spdy;
         }
         let spdy = Box::new(spdy);
-        Self::Neither { websocket, spdy }
+        Self::AllTransportsFailed { websocket, spdy }
     }
 }
 
 /// An answer that is a refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct ErrorResponse {
     /// The HTTP status code.
     pub code: u16,
     /// Of the Status, for programs; empty if the answer was none.
@@ -194,11 +197,11 @@ pub struct Refusal {
 }
 
 /// How an object begins that is in Protobuf.
-const PROTOBUF: &[u8] = b"k8s\0";
+const PROTOBUF_MAGIC: &[u8] = b"k8s\0";
 
 /// Kind, reason and message of a Status in a `runtime.Unknown` (fields by number as in
 /// apimachinery's `generated.proto`).
-fn from_protobuf(unknown: &[u8]) -> Option<(String, String, String)> {
+fn status_from_protobuf(unknown: &[u8]) -> Option<(String, String, String)> {
     let field = |message, number| {
         Fields::of(message).find_map(|field| match field {
             Ok(Field::Bytes(found, bytes)) if found == number => Some(bytes),
@@ -214,11 +217,11 @@ fn from_protobuf(unknown: &[u8]) -> Option<(String, String, String)> {
 }
 
 /// How much of an answer that is no Status is told.
-const MOST_WORDS: usize = 1024;
+const MAX_MESSAGE_BYTES: usize = 1024;
 
-impl Refusal {
+impl ErrorResponse {
     /// From an answer: a `metav1.Status`, or words.
-    pub fn read(code: u16, body: &[u8]) -> Self {
+    pub fn parse(code: u16, body: &[u8]) -> Self {
         #[derive(serde::Deserialize)]
         struct Status {
             kind: String,
@@ -227,8 +230,8 @@ impl Refusal {
             #[serde(default)]
             message: String,
         }
-        let status = match body.strip_prefix(PROTOBUF) {
-            Some(unknown) => from_protobuf(unknown).map(|(kind, reason, message)| Status {
+        let status = match body.strip_prefix(PROTOBUF_MAGIC) {
+            Some(unknown) => status_from_protobuf(unknown).map(|(kind, reason, message)| Status {
                 kind,
                 reason,
                 message,
@@ -244,7 +247,7 @@ impl Refusal {
             _ => {
                 let text = String::from_utf8_lossy(body);
                 let text = text.trim();
-                let end = text.floor_char_boundary(MOST_WORDS);
+                let end = text.floor_char_boundary(MAX_MESSAGE_BYTES);
                 Self {
                     code,
                     reason: String::new(),
@@ -265,7 +268,7 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for ErrorResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             code,
@@ -306,22 +309,30 @@ impl fmt::Display for Entry {
 }
 
 /// How many names are told; a kubeconfig may have hundreds.
-const TOLD: usize = 10;
+const MAX_LISTED_NAMES: usize = 10;
 
-fn listed(names: &[String]) -> String {
+fn available_suffix(names: &[String]) -> String {
     if names.is_empty() {
         return String::new();
     }
-    let told: Vec<_> = names.iter().take(TOLD).map(String::as_str).collect();
-    let more = if names.len() > TOLD { ", ..." } else { "" };
-    format!("; there is: {}{more}", told.join(", "))
+    let listed_names: Vec<_> = names
+        .iter()
+        .take(MAX_LISTED_NAMES)
+        .map(String::as_str)
+        .collect();
+    let more = if names.len() > MAX_LISTED_NAMES {
+        ", ..."
+    } else {
+        ""
+    };
+    format!("; there is: {}{more}", listed_names.join(", "))
 }
 
-fn advice(hint: Option<&String>) -> String {
+fn hint_suffix(hint: Option<&String>) -> String {
     hint.map_or_else(String::new, |hint| format!("\n{}", hint.trim_end()))
 }
 
-fn unreachable(server: &str, cause: &std::io::Error) -> String {
+fn unreachable_message(server: &str, cause: &std::io::Error) -> String {
     match cause.kind() {
         std::io::ErrorKind::ConnectionRefused => format!(
             "the connection to the server {server} was refused - did you specify the right host \
@@ -341,10 +352,10 @@ mod tests {
     #[test]
     fn a_status_is_read_in_json_and_protobuf_and_nothing_else_is_one() {
         for format in [Format::Json, Format::Protobuf] {
-            let refusal = Refusal::read(401, &Status::unauthorized().encode(format));
-            assert!(refusal.is_unauthorized(), "{format:?}");
-            assert_eq!(refusal.message, "Unauthorized");
-            let other = Refusal::read(403, &Status::forbidden("no").encode(format));
+            let response = ErrorResponse::parse(401, &Status::unauthorized().encode(format));
+            assert!(response.is_unauthorized(), "{format:?}");
+            assert_eq!(response.message, "Unauthorized");
+            let other = ErrorResponse::parse(403, &Status::forbidden("no").encode(format));
             assert!(!other.is_unauthorized() && other.is_status(), "{format:?}");
             assert_eq!(other.to_string(), "no (Forbidden)");
         }
@@ -355,7 +366,7 @@ mod tests {
             b"k8s\0\x0a\xff",
             b"k8s\0\x0a\x03v1\x12",
         ] {
-            assert!(!Refusal::read(401, body).is_status(), "{body:?}");
+            assert!(!ErrorResponse::parse(401, body).is_status(), "{body:?}");
         }
     }
 }

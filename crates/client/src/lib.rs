@@ -44,7 +44,7 @@
 //! ```
 
 mod address;
-mod authorities;
+mod ca_roots;
 pub mod connection;
 pub mod copy;
 mod credential;
@@ -53,22 +53,22 @@ mod endpoint;
 mod error;
 pub mod exec;
 pub mod kubeconfig;
-mod opening;
+mod opened_stream;
 mod proxy;
+mod proxy_route;
 mod secret;
 mod socks;
 pub mod streams;
 mod tcp;
 mod tls;
-mod way;
 
-pub use authorities::Authorities;
+pub use ca_roots::CaRoots;
 pub use connection::{Connection, Request, Response, Stream};
 pub use dial::Dialer;
-pub use endpoint::{Endpoint, Limits};
-pub use error::{Entry, Error, Refusal};
+pub use endpoint::{Endpoint, Timeouts};
+pub use error::{Entry, Error, ErrorResponse};
 pub use kubeconfig::{Kubeconfig, Target};
-pub use opening::Opening;
+pub use opened_stream::OpenedStream;
 pub use secret::Secret;
 pub use streams::{
     AttachRequest, ExecRequest, Executor, ExitStatus, FallbackExecutor, PortForwarder,

@@ -17,25 +17,25 @@ use crate::secret::Secret;
 use crate::socks::{self, Login};
 
 /// The longest head of an answer to CONNECT.
-const MAX_ANSWER: usize = 16 * 1024;
+const MAX_RESPONSE_HEAD_BYTES: usize = 16 * 1024;
 
 /// A proxy.
 #[derive(Debug, Clone)]
 pub(crate) struct Proxy {
     pub(crate) address: Address,
-    speech: Speech,
+    protocol: ProxyProtocol,
 }
 
 /// How it is asked for a tunnel.
 #[derive(Debug, Clone)]
-enum Speech {
+enum ProxyProtocol {
     /// By CONNECT, with this `Proxy-Authorization`.
     Http(Option<Secret>),
     Socks(Option<Login>),
 }
 
 /// Where SOCKS is spoken unless a URL says otherwise (RFC 1928, 3).
-const SOCKS_PORT: u16 = 1080;
+const DEFAULT_SOCKS_PORT: u16 = 1080;
 
 impl Proxy {
     /// Reads `http[s]://[USER:PASSWORD@]HOST[:PORT]`, or the same with `socks5`. An error
@@ -54,29 +54,29 @@ impl Proxy {
             None => (None, authority),
         };
         let url = format!("{scheme}://{host}{path}");
-        let wrong = "write it like http://HOST:PORT";
-        let mut address = Address::parse(&url, Scheme::Http).map_err(|_| wrong)?;
+        let invalid = "write it like http://HOST:PORT";
+        let mut address = Address::parse(&url, Scheme::Http).map_err(|_| invalid)?;
         let login = user.map(|user| {
             let (name, password) = user.split_once(':').unwrap_or((user, ""));
             let name: Vec<u8> = percent_decode_str(name).collect();
             let password: Vec<u8> = percent_decode_str(password).collect();
             (name, password)
         });
-        let speech = if socks {
+        let protocol = if socks {
             if !host.ends_with(&format!(":{}", address.port)) {
-                address.port = SOCKS_PORT;
+                address.port = DEFAULT_SOCKS_PORT;
             }
-            Speech::Socks(login.map(|(name, password)| Login {
+            ProxyProtocol::Socks(login.map(|(name, password)| Login {
                 name: Secret::new(name),
                 password: Secret::new(password),
             }))
         } else {
-            Speech::Http(login.map(|(name, password)| {
+            ProxyProtocol::Http(login.map(|(name, password)| {
                 let name = String::from_utf8_lossy(&name);
-                credential::basic(&name, &Zeroizing::new(password))
+                credential::basic_value(&name, &Zeroizing::new(password))
             }))
         };
-        Ok(Self { address, speech })
+        Ok(Self { address, protocol })
     }
 
     /// The URL of the proxy that the environment has for a server, if any. Never
@@ -85,18 +85,19 @@ impl Proxy {
         to: &Address,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Option<String> {
-        let either = |name: &str| {
+        let variable_in_either_case = |name: &str| {
             let values = [variable(name), variable(&name.to_ascii_lowercase())];
             values.into_iter().flatten().find(|text| !text.is_empty())
         };
-        let url = either(match to.scheme {
+        let url = variable_in_either_case(match to.scheme {
             Scheme::Https => "HTTPS_PROXY",
             Scheme::Http => "HTTP_PROXY",
         })?;
-        let here =
+        let is_loopback =
             to.host == "localhost" || to.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-        let excepted = either("NO_PROXY").is_some_and(|list| is_listed(to, &list));
-        (!here && !excepted).then_some(url)
+        let is_excluded =
+            variable_in_either_case("NO_PROXY").is_some_and(|list| matches_no_proxy(to, &list));
+        (!is_loopback && !is_excluded).then_some(url)
     }
 
     /// Asks for a tunnel, and gives what came behind the answer.
@@ -105,9 +106,9 @@ impl Proxy {
         io: &mut (impl AsyncRead + AsyncWrite + Unpin),
         to: &str,
     ) -> Result<BytesMut, String> {
-        let authorization = match &self.speech {
-            Speech::Http(authorization) => authorization,
-            Speech::Socks(login) => {
+        let authorization = match &self.protocol {
+            ProxyProtocol::Http(authorization) => authorization,
+            ProxyProtocol::Socks(login) => {
                 let (host, port) = to.rsplit_once(':').unwrap_or((to, ""));
                 let host = host.trim_start_matches('[').trim_end_matches(']');
                 let port = port
@@ -125,23 +126,23 @@ impl Proxy {
             request.extend_from_slice(b"\r\n");
         }
         request.extend_from_slice(b"\r\n");
-        let broke_off = |error: std::io::Error| format!("broke off: {error}");
-        io.write_all(&request).await.map_err(broke_off)?;
-        io.flush().await.map_err(broke_off)?;
-        let mut answer = BytesMut::new();
+        let connection_lost = |error: std::io::Error| format!("broke off: {error}");
+        io.write_all(&request).await.map_err(connection_lost)?;
+        io.flush().await.map_err(connection_lost)?;
+        let mut response = BytesMut::new();
         let mut end = HeadEnd::default();
         loop {
-            if io.read_buf(&mut answer).await.map_err(broke_off)? == 0 {
+            if io.read_buf(&mut response).await.map_err(connection_lost)? == 0 {
                 return Err("ended the connection instead of an answer to CONNECT".to_owned());
             }
-            if end.reached(&answer) {
+            if end.reached(&response) {
                 // Behind 200 there is the tunnel, whatever length it claims (RFC
                 // 9110, 9.3.6), as with HEAD.
-                let head = parse_response(&mut answer, &Method::HEAD)
+                let head = parse_response(&mut response, &Method::HEAD)
                     .map_err(|error| format!("does not answer in HTTP/1.1: {error}"))?;
                 if let Some(head) = head {
                     return match head.status {
-                        StatusCode::OK => Ok(answer),
+                        StatusCode::OK => Ok(response),
                         StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
                             Err("wants a user and a password (407); put them into its URL"
                                 .to_owned())
@@ -150,7 +151,7 @@ impl Proxy {
                     };
                 }
             }
-            if answer.len() > MAX_ANSWER {
+            if response.len() > MAX_RESPONSE_HEAD_BYTES {
                 return Err("does not answer in HTTP/1.1".to_owned());
             }
         }
@@ -166,14 +167,14 @@ impl fmt::Display for Proxy {
 
 /// Go's rules for `NO_PROXY`: names and what is below them, addresses,
 /// networks, each perhaps with a port.
-fn is_listed(to: &Address, list: &str) -> bool {
+fn matches_no_proxy(to: &Address, list: &str) -> bool {
     let ip = to.host.parse::<IpAddr>().ok();
     list.split(',').map(str::trim).any(|entry| {
         if entry == "*" {
             return true;
         }
         if let (Some(ip), Some((network, bits))) = (ip, entry.split_once('/')) {
-            return is_within(ip, network, bits);
+            return network_contains(ip, network, bits);
         }
         let (name, port) = match entry.parse::<Uri>().ok().and_then(|uri| uri.port_u16()) {
             Some(port) => (
@@ -192,24 +193,24 @@ fn is_listed(to: &Address, list: &str) -> bool {
         let name = name.trim_start_matches("*.").to_ascii_lowercase();
         let host = to.host.to_ascii_lowercase();
         match name.strip_prefix('.') {
-            Some(below) => host.ends_with(&format!(".{below}")),
+            Some(suffix) => host.ends_with(&format!(".{suffix}")),
             None => host == name || host.ends_with(&format!(".{name}")),
         }
     })
 }
 
-fn is_within(ip: IpAddr, network: &str, bits: &str) -> bool {
+fn network_contains(ip: IpAddr, network: &str, bits: &str) -> bool {
     let (Ok(network), Ok(bits)) = (network.parse::<IpAddr>(), bits.parse::<u32>()) else {
         return false;
     };
-    let same = |ip: u128, network: u128, width: u32| {
+    let same_prefix = |ip: u128, network: u128, width: u32| {
         bits <= width && (bits == 0 || (ip ^ network) >> (width - bits) == 0)
     };
     match (ip, network) {
         (IpAddr::V4(ip), IpAddr::V4(network)) => {
-            same(u32::from(ip).into(), u32::from(network).into(), 32)
+            same_prefix(u32::from(ip).into(), u32::from(network).into(), 32)
         }
-        (IpAddr::V6(ip), IpAddr::V6(network)) => same(ip.into(), network.into(), 128),
+        (IpAddr::V6(ip), IpAddr::V6(network)) => same_prefix(ip.into(), network.into(), 128),
         _ => false,
     }
 }
@@ -223,7 +224,7 @@ mod tests {
         let proxy = Proxy::parse("https://me:hunter%32@proxy.example:3128").unwrap();
         assert_eq!(proxy.to_string(), "proxy.example:3128");
         assert!(!format!("{proxy:?}").contains("hunter"));
-        let Speech::Http(Some(header)) = proxy.speech else {
+        let ProxyProtocol::Http(Some(header)) = proxy.protocol else {
             panic!("no header")
         };
         assert_eq!(header.expose(), b"Basic bWU6aHVudGVyMg==");
@@ -267,14 +268,14 @@ mod tests {
             ("https://10.1.2.3", "0.0.0.0/0", false),
             ("https://10.1.2.3", "10.0.0.0/99", true),
         ];
-        for (server, exceptions, expected) in rows {
+        for (server, no_proxy, expected) in rows {
             let to = Address::parse(server, Scheme::Https).unwrap();
             let found = Proxy::from_environment(&to, |name| match name {
                 "https_proxy" => Some("http://proxy".to_owned()),
-                "NO_PROXY" => Some(exceptions.to_owned()),
+                "NO_PROXY" => Some(no_proxy.to_owned()),
                 _ => None,
             });
-            assert_eq!(found.is_some(), expected, "{server} {exceptions}");
+            assert_eq!(found.is_some(), expected, "{server} {no_proxy}");
         }
     }
 }

@@ -9,10 +9,10 @@ use crate::secret::Secret;
 
 const VERSION: u8 = 5;
 const CONNECT: u8 = 1;
-const NOTHING_ASKED: u8 = 0;
-const PASSWORD: u8 = 2;
-const PASSWORD_VERSION: u8 = 1;
-const NONE_ACCEPTED: u8 = 0xff;
+const METHOD_NO_AUTHENTICATION: u8 = 0;
+const METHOD_USERNAME_PASSWORD: u8 = 2;
+const USERNAME_PASSWORD_VERSION: u8 = 1;
+const NO_ACCEPTABLE_METHOD: u8 = 0xff;
 
 /// Who we are to a proxy.
 #[derive(Debug, Clone)]
@@ -28,33 +28,38 @@ pub(crate) async fn tunnel(
     port: u16,
     login: Option<&Login>,
 ) -> Result<(), String> {
-    let broke_off = |error: std::io::Error| format!("broke off: {error}");
-    let ways: &[u8] = match login {
-        Some(_) => &[VERSION, 2, NOTHING_ASKED, PASSWORD],
-        None => &[VERSION, 1, NOTHING_ASKED],
+    let connection_lost = |error: std::io::Error| format!("broke off: {error}");
+    let methods: &[u8] = match login {
+        Some(_) => &[
+            VERSION,
+            2,
+            METHOD_NO_AUTHENTICATION,
+            METHOD_USERNAME_PASSWORD,
+        ],
+        None => &[VERSION, 1, METHOD_NO_AUTHENTICATION],
     };
-    io.write_all(ways).await.map_err(broke_off)?;
-    io.flush().await.map_err(broke_off)?;
-    let mut way = [0; 2];
-    io.read_exact(&mut way).await.map_err(broke_off)?;
-    match (way, login) {
-        ([VERSION, NOTHING_ASKED], _) => {}
-        ([VERSION, PASSWORD], Some(login)) => {
-            let mut request = vec![PASSWORD_VERSION];
+    io.write_all(methods).await.map_err(connection_lost)?;
+    io.flush().await.map_err(connection_lost)?;
+    let mut method = [0; 2];
+    io.read_exact(&mut method).await.map_err(connection_lost)?;
+    match (method, login) {
+        ([VERSION, METHOD_NO_AUTHENTICATION], _) => {}
+        ([VERSION, METHOD_USERNAME_PASSWORD], Some(login)) => {
+            let mut request = vec![USERNAME_PASSWORD_VERSION];
             for part in [&login.name, &login.password] {
                 let length = u8::try_from(part.expose().len());
                 request.push(length.map_err(|_| "takes no user or password of that length")?);
                 request.extend_from_slice(part.expose());
             }
-            io.write_all(&request).await.map_err(broke_off)?;
-            io.flush().await.map_err(broke_off)?;
-            let mut answer = [0; 2];
-            io.read_exact(&mut answer).await.map_err(broke_off)?;
-            if answer[1] != 0 {
+            io.write_all(&request).await.map_err(connection_lost)?;
+            io.flush().await.map_err(connection_lost)?;
+            let mut reply = [0; 2];
+            io.read_exact(&mut reply).await.map_err(connection_lost)?;
+            if reply[1] != 0 {
                 return Err("does not accept the user and the password in its URL".to_owned());
             }
         }
-        ([VERSION, NONE_ACCEPTED], None) => {
+        ([VERSION, NO_ACCEPTABLE_METHOD], None) => {
             return Err("wants a user and a password; put them into its URL".to_owned());
         }
         ([VERSION, _], _) => return Err("wants a login that is not known here".to_owned()),
@@ -77,29 +82,29 @@ pub(crate) async fn tunnel(
         }
     }
     request.extend_from_slice(&port.to_be_bytes());
-    io.write_all(&request).await.map_err(broke_off)?;
-    io.flush().await.map_err(broke_off)?;
-    let mut answer = [0; 4];
-    io.read_exact(&mut answer).await.map_err(broke_off)?;
-    if answer[0] != VERSION {
+    io.write_all(&request).await.map_err(connection_lost)?;
+    io.flush().await.map_err(connection_lost)?;
+    let mut reply = [0; 4];
+    io.read_exact(&mut reply).await.map_err(connection_lost)?;
+    if reply[0] != VERSION {
         return Err("does not speak SOCKS5".to_owned());
     }
-    if answer[1] != 0 {
-        return Err(refusal(answer[1]));
+    if reply[1] != 0 {
+        return Err(reply_message(reply[1]));
     }
     // Where it connects from: read, and of no use.
-    let length = match answer[3] {
+    let length = match reply[3] {
         1 => 4,
         4 => 16,
-        3 => io.read_u8().await.map_err(broke_off)?.into(),
+        3 => io.read_u8().await.map_err(connection_lost)?.into(),
         _ => return Err("does not speak SOCKS5".to_owned()),
     };
     let mut bound = vec![0; length + 2];
-    io.read_exact(&mut bound).await.map_err(broke_off)?;
+    io.read_exact(&mut bound).await.map_err(connection_lost)?;
     Ok(())
 }
 
-fn refusal(code: u8) -> String {
+fn reply_message(code: u8) -> String {
     let what = match code {
         2 => "does not allow it",
         3 => "finds the network unreachable",
@@ -117,37 +122,41 @@ mod tests {
     use super::*;
 
     /// What a proxy hears, if it says this.
-    async fn hears(
+    async fn run_tunnel(
         host: &str,
         login: Option<Login>,
-        says: &'static [&'static [u8]],
+        replies: &'static [&'static [u8]],
     ) -> (Vec<u8>, Result<(), String>) {
-        let (mut here, mut there) = tokio::io::duplex(1024);
+        let (mut client, mut proxy_end) = tokio::io::duplex(1024);
         let proxy = async move {
-            let mut heard = Vec::new();
-            for answer in says {
-                let mut some = [0; 256];
-                let read = there.read(&mut some).await.unwrap();
-                heard.extend_from_slice(&some[..read]);
-                there.write_all(answer).await.unwrap();
+            let mut received = Vec::new();
+            for reply in replies {
+                let mut buffer = [0; 256];
+                let read = proxy_end.read(&mut buffer).await.unwrap();
+                received.extend_from_slice(&buffer[..read]);
+                proxy_end.write_all(reply).await.unwrap();
             }
-            heard
+            received
         };
-        let (heard, tunnelled) = tokio::join!(proxy, tunnel(&mut here, host, 443, login.as_ref()));
-        (heard, tunnelled)
+        let (received, result) =
+            tokio::join!(proxy, tunnel(&mut client, host, 443, login.as_ref()));
+        (received, result)
     }
 
     const GRANTED: &[u8] = &[5, 0, 0, 1, 127, 0, 0, 1, 0, 80];
 
     #[tokio::test]
     async fn names_are_left_to_the_proxy_and_addresses_are_not() {
-        let (heard, tunnelled) = hears("k.example", None, &[&[5, 0], GRANTED]).await;
-        assert_eq!(tunnelled, Ok(()));
-        assert_eq!(heard, b"\x05\x01\x00\x05\x01\x00\x03\x09k.example\x01\xbb");
-        let (heard, tunnelled) = hears("10.1.2.3", None, &[&[5, 0], GRANTED]).await;
-        assert_eq!(tunnelled, Ok(()));
+        let (received, result) = run_tunnel("k.example", None, &[&[5, 0], GRANTED]).await;
+        assert_eq!(result, Ok(()));
         assert_eq!(
-            heard,
+            received,
+            b"\x05\x01\x00\x05\x01\x00\x03\x09k.example\x01\xbb"
+        );
+        let (received, result) = run_tunnel("10.1.2.3", None, &[&[5, 0], GRANTED]).await;
+        assert_eq!(result, Ok(()));
+        assert_eq!(
+            received,
             b"\x05\x01\x00\x05\x01\x00\x01\x0a\x01\x02\x03\x01\xbb"
         );
     }
@@ -160,14 +169,14 @@ mod tests {
                 password: Secret::new("pw"),
             })
         };
-        let (heard, tunnelled) = hears("h", login(), &[&[5, 2], &[1, 0], GRANTED]).await;
-        assert_eq!(tunnelled, Ok(()));
+        let (received, result) = run_tunnel("h", login(), &[&[5, 2], &[1, 0], GRANTED]).await;
+        assert_eq!(result, Ok(()));
         assert_eq!(
-            heard,
+            received,
             b"\x05\x02\x00\x02\x01\x02me\x02pw\x05\x01\x00\x03\x01h\x01\xbb"
         );
-        let (_, tunnelled) = hears("h", login(), &[&[5, 2], &[1, 1]]).await;
-        assert!(tunnelled.unwrap_err().contains("does not accept"));
+        let (_, result) = run_tunnel("h", login(), &[&[5, 2], &[1, 1]]).await;
+        assert!(result.unwrap_err().contains("does not accept"));
     }
 
     #[tokio::test]
@@ -181,9 +190,9 @@ mod tests {
             ),
             (&[&[5]], "broke off"),
         ];
-        for (says, expected) in rows {
-            let (_, tunnelled) = hears("h", None, says).await;
-            let error = tunnelled.unwrap_err();
+        for (replies, expected) in rows {
+            let (_, result) = run_tunnel("h", None, replies).await;
+            let error = result.unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
     }

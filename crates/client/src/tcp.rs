@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use crate::address::Address;
 
 /// Go's default: what says nothing for so long is asked whether it is there.
-const KEEPALIVE: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// How often it is asked in vain: a network that is gone is noticed within a minute.
 ///
@@ -19,23 +19,23 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 /// a program that lives and does not read, and the input of a command may wait for hours.
 /// What was on its way when a network went is given up by the system, after a quarter of
 /// an hour.
-const ASKED: u32 = 3;
+const KEEPALIVE_PROBES: u32 = 3;
 
 /// Connects.
-pub(crate) async fn tcp(address: &Address) -> io::Result<TcpStream> {
+pub(crate) async fn connect(address: &Address) -> io::Result<TcpStream> {
     let tcp = TcpStream::connect((address.host.as_str(), address.port)).await?;
-    tune(&tcp);
+    set_socket_options(&tcp);
     Ok(tcp)
 }
 
 /// Small writes leave at once, and a network that is gone is noticed. A socket that
 /// refuses an option still works.
-fn tune(tcp: &TcpStream) {
+fn set_socket_options(tcp: &TcpStream) {
     let _ = tcp.set_nodelay(true);
     let _ = set_socket_keepalive(tcp, true);
-    let _ = set_tcp_keepidle(tcp, KEEPALIVE);
-    let _ = set_tcp_keepintvl(tcp, KEEPALIVE);
-    let _ = set_tcp_keepcnt(tcp, ASKED);
+    let _ = set_tcp_keepidle(tcp, KEEPALIVE_INTERVAL);
+    let _ = set_tcp_keepintvl(tcp, KEEPALIVE_INTERVAL);
+    let _ = set_tcp_keepcnt(tcp, KEEPALIVE_PROBES);
 }
 
 #[cfg(test)]
@@ -51,14 +51,14 @@ mod tests {
     #[tokio::test]
     async fn a_connection_notices_a_network_that_is_gone() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let at = format!("http://{}", listener.local_addr().unwrap());
-        let address = Address::parse(&at, Scheme::Http).unwrap();
-        let tcp = tcp(&address).await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let address = Address::parse(&url, Scheme::Http).unwrap();
+        let tcp = connect(&address).await.unwrap();
         assert!(tcp_nodelay(&tcp).unwrap());
         assert!(socket_keepalive(&tcp).unwrap());
-        assert_eq!(tcp_keepidle(&tcp).unwrap(), KEEPALIVE);
-        assert_eq!(tcp_keepintvl(&tcp).unwrap(), KEEPALIVE);
-        assert_eq!(tcp_keepcnt(&tcp).unwrap(), ASKED);
+        assert_eq!(tcp_keepidle(&tcp).unwrap(), KEEPALIVE_INTERVAL);
+        assert_eq!(tcp_keepintvl(&tcp).unwrap(), KEEPALIVE_INTERVAL);
+        assert_eq!(tcp_keepcnt(&tcp).unwrap(), KEEPALIVE_PROBES);
         // Whoever lives and does not read is waited for.
         assert_eq!(tcp_user_timeout(&tcp).unwrap(), 0);
     }

@@ -30,23 +30,23 @@ const SYSTEM_BUNDLES: [&str; 7] = [
 ];
 
 /// Who may sign a server's certificate.
-pub(crate) enum Trust<'a> {
+pub(crate) enum ServerTrust<'a> {
     /// These, in PEM.
-    Authorities(&'a [u8]),
+    Pem(&'a [u8]),
     /// These, in PEM, for whatever name: they sign for one server alone.
-    AuthoritiesOfAnyName(&'a [u8]),
+    PemForAnyName(&'a [u8]),
     /// Those of the system.
     System,
     /// Those of the system, if it has any, and these, in PEM.
-    SystemAnd(&'a [u8]),
+    SystemAndPem(&'a [u8]),
     /// Anybody at all.
-    Anybody,
+    SkipVerification,
 }
 
 /// The beginning of a configuration: whom it believes, in which versions of TLS. An error
 /// says what to do.
 pub(crate) fn builder(
-    trust: &Trust<'_>,
+    trust: &ServerTrust<'_>,
     versions: &[&'static SupportedProtocolVersion],
 ) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>, String> {
     let provider = Arc::new(aws_lc_rs::default_provider());
@@ -54,39 +54,39 @@ pub(crate) fn builder(
         .with_protocol_versions(versions)
         .map_err(|error| error.to_string())?;
     Ok(match trust {
-        Trust::Authorities(pem) => builder.with_root_certificates(authorities(pem)?),
-        Trust::AuthoritiesOfAnyName(pem) => {
-            let roots = Arc::new(authorities(pem)?);
+        ServerTrust::Pem(pem) => builder.with_root_certificates(roots_from_pem(pem)?),
+        ServerTrust::PemForAnyName(pem) => {
+            let roots = Arc::new(roots_from_pem(pem)?);
             let inner = WebPkiServerVerifier::builder_with_provider(roots, provider.clone())
                 .build()
                 .map_err(|error| error.to_string())?;
             builder
                 .dangerous()
-                .with_custom_certificate_verifier(Arc::new(OfAnyName(inner)))
+                .with_custom_certificate_verifier(Arc::new(AnyServerName(inner)))
         }
-        Trust::System => builder.with_root_certificates(system_authorities()?),
-        Trust::SystemAnd(pem) => {
-            let mut roots = authorities(pem)?;
-            if let Ok(system) = system_authorities() {
+        ServerTrust::System => builder.with_root_certificates(system_roots()?),
+        ServerTrust::SystemAndPem(pem) => {
+            let mut roots = roots_from_pem(pem)?;
+            if let Ok(system) = system_roots() {
                 roots.extend(system.roots);
             }
             builder.with_root_certificates(roots)
         }
-        Trust::Anybody => builder
+        ServerTrust::SkipVerification => builder
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Believing(provider))),
+            .with_custom_certificate_verifier(Arc::new(NoCertificateVerification(provider))),
     })
 }
 
-const UNUSABLE: &str = "client-certificate or client-key cannot be used";
+const UNUSABLE_CERTIFICATE: &str = "client-certificate or client-key cannot be used";
 
 /// What is in a record of TLS 1.3, with its 5 bytes of head, that is 16 KiB as a whole: with
 /// 22 bytes more, as rustls has it, four pages become five.
-const RECORD: usize = 16 * 1024 - 17;
+const MAX_FRAGMENT_BYTES: usize = 16 * 1024 - 17;
 
 /// What a handshake needs. An error says what to do.
 pub(crate) fn config(
-    trust: &Trust<'_>,
+    trust: &ServerTrust<'_>,
     certificate: Option<&Certificate>,
 ) -> Result<Arc<ClientConfig>, String> {
     let builder = builder(trust, rustls::DEFAULT_VERSIONS)?;
@@ -100,24 +100,25 @@ pub(crate) fn config(
                 .ok_or("client-key holds no private key in PEM, or an encrypted one")?;
             let signing = aws_lc_rs::sign::any_supported_type(&key.as_der());
             drop(key);
-            let shown = CertifiedKey::new(chain, signing.map_err(|_| UNUSABLE)?);
-            match shown.keys_match() {
+            let certified_key =
+                CertifiedKey::new(chain, signing.map_err(|_| UNUSABLE_CERTIFICATE)?);
+            match certified_key.keys_match() {
                 Ok(()) | Err(TlsError::InconsistentKeys(InconsistentKeys::Unknown)) => {}
                 Err(TlsError::InconsistentKeys(_)) => {
                     return Err("client-key does not belong to client-certificate".to_owned());
                 }
-                Err(_) => return Err(UNUSABLE.to_owned()),
+                Err(_) => return Err(UNUSABLE_CERTIFICATE.to_owned()),
             }
-            builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(shown)))
+            builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certified_key)))
         }
     };
-    config.max_fragment_size = Some(RECORD);
-    config.alpn_protocols.clone_from(&HTTP1);
+    config.max_fragment_size = Some(MAX_FRAGMENT_BYTES);
+    config.alpn_protocols.clone_from(&ALPN_HTTP1);
     Ok(Arc::new(config))
 }
 
 /// HTTP/1.1 alone, as ALPN has it.
-pub(crate) static HTTP1: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| vec![b"http/1.1".to_vec()]);
+pub(crate) static ALPN_HTTP1: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| vec![b"http/1.1".to_vec()]);
 
 /// The same configuration, for these protocols of ALPN.
 pub(crate) fn connector(config: &Arc<ClientConfig>, alpn: &[Vec<u8>]) -> TlsConnector {
@@ -161,7 +162,7 @@ fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
         .ok()
 }
 
-fn authorities(pem: &[u8]) -> Result<RootCertStore, String> {
+fn roots_from_pem(pem: &[u8]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     let found = certificates(pem).ok_or("certificate-authority is not PEM")?;
     let (added, _) = roots.add_parsable_certificates(found);
@@ -171,7 +172,7 @@ fn authorities(pem: &[u8]) -> Result<RootCertStore, String> {
     Ok(roots)
 }
 
-fn system_authorities() -> Result<RootCertStore, String> {
+fn system_roots() -> Result<RootCertStore, String> {
     let file = std::env::var("SSL_CERT_FILE").ok();
     let bundles = file.iter().map(String::as_str).chain(SYSTEM_BUNDLES);
     for bundle in bundles.map(Path::new) {
@@ -195,9 +196,9 @@ fn system_authorities() -> Result<RootCertStore, String> {
 /// Believes every certificate (`insecure-skip-tls-verify`), if its owner has the
 /// key.
 #[derive(Debug)]
-struct Believing(Arc<CryptoProvider>);
+struct NoCertificateVerification(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Believing {
+impl ServerCertVerifier for NoCertificateVerification {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -215,8 +216,8 @@ impl ServerCertVerifier for Believing {
         cert: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, TlsError> {
-        let known = &self.0.signature_verification_algorithms;
-        verify_tls12_signature(message, cert, signature, known)
+        let algorithms = &self.0.signature_verification_algorithms;
+        verify_tls12_signature(message, cert, signature, algorithms)
     }
 
     fn verify_tls13_signature(
@@ -225,8 +226,8 @@ impl ServerCertVerifier for Believing {
         cert: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, TlsError> {
-        let known = &self.0.signature_verification_algorithms;
-        verify_tls13_signature(message, cert, signature, known)
+        let algorithms = &self.0.signature_verification_algorithms;
+        verify_tls13_signature(message, cert, signature, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -236,9 +237,9 @@ impl ServerCertVerifier for Believing {
 
 /// Believes those whom certain CAs vouch for, whatever they are called.
 #[derive(Debug)]
-struct OfAnyName(Arc<WebPkiServerVerifier>);
+struct AnyServerName(Arc<WebPkiServerVerifier>);
 
-impl ServerCertVerifier for OfAnyName {
+impl ServerCertVerifier for AnyServerName {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,

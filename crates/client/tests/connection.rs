@@ -340,7 +340,7 @@ async fn what_cannot_be_sent_is_not() {
         Request::get("/").header("x", "y\r\nz: 1"),
     ] {
         let error = send(&target, &request).await.unwrap_err();
-        assert!(matches!(error, Error::Unsendable(_)), "{error}");
+        assert!(matches!(error, Error::InvalidRequest(_)), "{error}");
     }
     assert_eq!(server.requests().len(), 0);
 }

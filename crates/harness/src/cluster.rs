@@ -8,7 +8,7 @@ use http::uri::Authority;
 use rustls::client::ResolvesClientCert;
 use rustls_pki_types::ServerName;
 use skewbridge_api::exec_credential::{self, Sensitive};
-use skewbridge_client::{Authorities, Dialer, Stream};
+use skewbridge_client::{CaRoots, Dialer, Stream};
 use skewbridge_wire::ReadAhead;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
@@ -43,7 +43,7 @@ impl Cluster {
         let wrong = Error::Cluster;
         let proxy = cluster.proxy_url.as_ref().map(Sensitive::expose);
         let authorities = Some(&*cluster.certificate_authority_data).filter(|it| !it.is_empty());
-        let authorities = Authorities::of(authorities, cluster.insecure_skip_tls_verify);
+        let authorities = CaRoots::from_kubeconfig(authorities, cluster.insecure_skip_tls_verify);
         let dialer = Dialer::new(&cluster.server, proxy, authorities.map_err(wrong)?);
         let dialer = dialer.map_err(wrong)?;
         let authority = Authority::try_from(dialer.authority())
@@ -58,7 +58,7 @@ impl Cluster {
             key,
         };
         // What is wrong with the CAs is said at once and not on the first request.
-        let tls = cluster.dialer.tls(rustls::DEFAULT_VERSIONS, None);
+        let tls = cluster.dialer.tls_config(rustls::DEFAULT_VERSIONS, None);
         tls.map_err(wrong)?;
         Ok(cluster)
     }
@@ -91,7 +91,7 @@ impl Cluster {
                 (versions, Some(resolver))
             }
         };
-        let config = self.dialer.tls(versions, resolver);
+        let config = self.dialer.tls_config(versions, resolver);
         let mut config = config.map_err(|cause| failed(&cause))?;
         config.alpn_protocols = offer.alpn();
         let connector = TlsConnector::from(Arc::new(config));
@@ -110,7 +110,7 @@ impl Cluster {
         }
         let tls = shaken
             .map_err(|_| self.too_slow(limit))?
-            .map_err(|error| failed(&self.dialer.explain(&error)))?;
+            .map_err(|error| failed(&self.dialer.handshake_error(&error)))?;
         let protocol = Protocol::from_alpn(tls.get_ref().1.alpn_protocol());
         let expires = bridge.and_then(|bridge| bridge.expires());
         Ok(Dialled {

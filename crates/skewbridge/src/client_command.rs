@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use skewbridge_client::{Error, Refusal};
+use skewbridge_client::{Error, ErrorResponse};
 
 use crate::serve::parse;
 use crate::skew::plain;
@@ -36,13 +36,13 @@ impl Failure {
     }
 
     /// Of a server that answered.
-    pub(crate) fn refused(refusal: &Refusal) -> Self {
-        let Refusal {
+    pub(crate) fn refused(response: &ErrorResponse) -> Self {
+        let ErrorResponse {
             code,
             reason,
             message,
-        } = refusal;
-        let message = match (refusal.is_status(), message.is_empty()) {
+        } = response;
+        let message = match (response.is_status(), message.is_empty()) {
             (true, _) => format!("Error from server ({reason}): {message}"),
             (false, false) => format!("error: unable to upgrade connection: {message}"),
             (false, true) => format!("error: the server answered {code} without a word"),
@@ -81,8 +81,8 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
-            Error::Refused { refusal, .. } => Self::refused(&refusal),
-            Error::Neither { websocket, spdy } => {
+            Error::Api { response, .. } => Self::refused(&response),
+            Error::AllTransportsFailed { websocket, spdy } => {
                 Self::from(*spdy).hint(refused_before(&websocket))
             }
             error => Self::new(error),
@@ -203,7 +203,7 @@ mod tests {
             ),
         ];
         for (code, body, expected) in rows {
-            let failure = Failure::refused(&Refusal::read(code, body.as_bytes()));
+            let failure = Failure::refused(&ErrorResponse::parse(code, body.as_bytes()));
             assert_eq!(failure.to_string(), expected);
         }
         let failure = Failure::new("no").hint("do this");

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use skewbridge_client::kubeconfig::{Cluster, Context, Material, User};
+use skewbridge_client::kubeconfig::{Cluster, Context, PemSource, User};
 use skewbridge_client::{Endpoint, Error, Kubeconfig, Secret, Target};
 
 use crate::serve::parse;
@@ -192,7 +192,7 @@ impl ClusterFlags {
             cluster.tls_server_name = Some(name.clone());
         }
         if let Some(file) = &self.certificate_authority {
-            cluster.certificate_authority = Some(Material::File(file.clone()));
+            cluster.certificate_authority = Some(PemSource::File(file.clone()));
             cluster.insecure_skip_tls_verify = false;
         }
         if self.insecure_skip_tls_verify {
@@ -203,10 +203,10 @@ impl ClusterFlags {
 
     fn override_user(&self, user: &mut User) {
         if let Some(file) = &self.client_certificate {
-            user.client_certificate = Some(Material::File(file.clone()));
+            user.client_certificate = Some(PemSource::File(file.clone()));
         }
         if let Some(file) = &self.client_key {
-            user.client_key = Some(Material::File(file.clone()));
+            user.client_key = Some(PemSource::File(file.clone()));
         }
         if let Some(token) = &self.token {
             user.token = Some(Secret::new(token.as_str()));

@@ -187,15 +187,16 @@ pub(crate) fn explain(
     why: Option<String>,
 ) -> Failure {
     let failure = match error {
-        Error::Refused { refusal, .. } => explain_refusal(&refusal, "create", resource, namespace),
-        Error::Neither { websocket, spdy } => {
+        Error::Api { response, .. } => explain_refusal(&response, "create", resource, namespace),
+        Error::AllTransportsFailed { websocket, spdy } => {
             explain(*spdy, resource, namespace, None).hint(refused_before(&websocket))
         }
-        error @ Error::BrokeOff { .. } if resource != "pods/portforward" => Failure::from(error)
-            .hint(format!(
+        error @ Error::ConnectionLost { .. } if resource != "pods/portforward" => {
+            Failure::from(error).hint(format!(
                 "whether the server has heard it is not known; if something on the way breaks \
              WebSockets, {BY_WEBSOCKET}=false has them left out"
-            )),
+            ))
+        }
         error => error.into(),
     };
     why.into_iter().fold(failure, Failure::hint)

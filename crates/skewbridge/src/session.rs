@@ -4,7 +4,7 @@
 use std::io;
 
 use skewbridge_client::streams::{
-    Cut, ProcessOutput, ProcessStdin, Resizer, TerminalSize, Transport,
+    Disconnected, ProcessOutput, ProcessStdin, Resizer, TerminalSize, Transport,
 };
 use skewbridge_client::{
     Endpoint, Executor, ExitStatus, FallbackExecutor, RemoteProcess, SpdyExecutor,
@@ -142,12 +142,12 @@ pub(crate) fn verdict(status: ExitStatus) -> Result<(), Failure> {
             ))
         }
         ExitStatus::Failed(failure) => Err(Failure::new(failure.message)),
-        ExitStatus::Cut(cut) => Err(lost(&cut)),
+        ExitStatus::Disconnected(cut) => Err(lost(&cut)),
     }
 }
 
-fn lost(cut: &Cut) -> Failure {
-    let Cut {
+fn lost(cut: &Disconnected) -> Failure {
+    let Disconnected {
         cause,
         sent,
         unsent,
@@ -167,9 +167,11 @@ fn lost(cut: &Cut) -> Failure {
 pub(crate) fn told(transport: &Transport) -> String {
     match transport {
         Transport::WebSocket => "skewbridge: by WebSocket".to_owned(),
-        Transport::Spdy { instead: None } => "skewbridge: by SPDY".to_owned(),
         Transport::Spdy {
-            instead: Some(reason),
+            fallback_reason: None,
+        } => "skewbridge: by SPDY".to_owned(),
+        Transport::Spdy {
+            fallback_reason: Some(reason),
         } => format!("skewbridge: by SPDY, because a WebSocket was refused: {reason}"),
     }
 }
@@ -192,7 +194,7 @@ async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> Typed {
         if detach.is_none() {
             to.ready().await;
         }
-        let mut typed = Vec::with_capacity(ProcessStdin::BEST);
+        let mut typed = Vec::with_capacity(ProcessStdin::PREFERRED_WRITE_BYTES);
         match from.read(&mut typed).await {
             Ok(0) => break,
             Ok(_) => {}
@@ -205,7 +207,7 @@ async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> Typed {
             pressed = detach.press(&typed, &mut keys);
             typed = keys;
         }
-        if to.give(typed).await.is_err() {
+        if to.write_owned(typed).await.is_err() {
             return Typed::End;
         }
         if pressed == Pressed::Detach {
@@ -220,7 +222,7 @@ async fn read(mut to: ProcessStdin, mut detach: Option<DetachKeys>) -> Typed {
 /// From the process to here.
 async fn write(mut from: ProcessOutput, mut to: StdOutput) -> io::Result<()> {
     // That it was cut off is told by its status.
-    while let Ok(Some(piece)) = from.piece().await {
+    while let Ok(Some(piece)) = from.next_chunk().await {
         to.write_all(&piece).await?;
     }
     Ok(())
@@ -258,7 +260,7 @@ mod tests {
 
     #[test]
     fn what_was_and_was_not_delivered_is_told() {
-        let cut = |unsent| Cut {
+        let cut = |unsent| Disconnected {
             cause: "reset".to_owned(),
             sent: 5,
             unsent,

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_client::streams::{By, KeepAlive, Manner, Port};
+use skewbridge_client::streams::{KeepAlive, Port, PortForwardOptions, TransportPreference};
 use skewbridge_client::{Endpoint, Kubeconfig, PortForwarder};
 use skewbridge_e2e::{Node, Plane, Staying};
 use skewbridge_testkit::Connection;
@@ -77,19 +77,24 @@ pub(crate) struct Quiet {
 }
 
 impl Quiet {
-    pub(crate) async fn start(plane: &Plane, address: SocketAddr, by: By, port: u16) -> Self {
+    pub(crate) async fn start(
+        plane: &Plane,
+        address: SocketAddr,
+        transport: TransportPreference,
+        port: u16,
+    ) -> Self {
         let config = plane.kubeconfig_of(&[("forward", address)]);
         let target = Kubeconfig::load(Some(Path::new(&config))).unwrap();
         let target = target.target(None).unwrap();
         let endpoint = Endpoint::prepare(&target, Some(BOUND)).await.unwrap();
-        let manner = Manner {
-            by,
+        let options = PortForwardOptions {
+            transport,
             keep_alive: KeepAlive {
                 interval: Duration::from_hours(1),
-                patience: Duration::from_hours(1),
+                timeout: Duration::from_hours(1),
             },
         };
-        let forwarder = PortForwarder::connect_in(&endpoint, Node::NAMESPACE, Node::POD, manner);
+        let forwarder = PortForwarder::connect_with(&endpoint, Node::NAMESPACE, Node::POD, options);
         let forwarder = forwarder.await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let here = TcpStream::connect(listener.local_addr().unwrap());
@@ -97,7 +102,7 @@ impl Quiet {
         let stream = forwarder.open(Port::new(port).unwrap()).unwrap();
         let mut carrying = JoinSet::new();
         carrying.spawn(async move {
-            let _ = stream.carry(there.0).await;
+            let _ = stream.forward(there.0).await;
         });
         Self {
             forwarder,

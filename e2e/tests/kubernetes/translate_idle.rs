@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use skewbridge_channels::{Input, Protocol};
-use skewbridge_client::streams::By;
+use skewbridge_client::streams::TransportPreference;
 use skewbridge_e2e::{Node, Plane, Server};
 use skewbridge_testkit::PATIENCE;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -62,12 +62,17 @@ async fn judge(silence: Duration, idle: Duration, interval: &str) {
         lived.expect("alive: a bridge before the balancer");
     };
     let forwards = async {
-        let by_websocket = |address| forward(&plane, address, By::WebSocket, idle);
+        let by_websocket = |address| forward(&plane, address, TransportPreference::WebSocket, idle);
         let (without, in_front, behind, between) = tokio::join!(
             by_websocket(before_server.address),
             by_websocket(before_bridge.address),
             by_websocket(behind.address),
-            forward(&plane, before_inverse.address, By::Spdy, idle),
+            forward(
+                &plane,
+                before_inverse.address,
+                TransportPreference::Spdy,
+                idle
+            ),
         );
         println!("a port-forward without a bridge: {without:?}");
         assert!(without.is_some(), "dead without a bridge");
@@ -81,7 +86,12 @@ async fn judge(silence: Duration, idle: Duration, interval: &str) {
 
 /// Forwards a port by a client that does not ping, lets it be silent, and talks through it;
 /// gives why it ended, if it has.
-async fn forward(plane: &Plane, address: SocketAddr, by: By, idle: Duration) -> Option<String> {
+async fn forward(
+    plane: &Plane,
+    address: SocketAddr,
+    by: TransportPreference,
+    idle: Duration,
+) -> Option<String> {
     let (target, _echo) = echo().await;
     let mut forward = Quiet::start(plane, address, by, target.port()).await;
     says(&mut forward.connection, b"before").await;

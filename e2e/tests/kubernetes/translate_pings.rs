@@ -4,7 +4,7 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use skewbridge_client::streams::By;
+use skewbridge_client::streams::TransportPreference;
 use skewbridge_e2e::{Node, Plane, Server};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Child;
@@ -37,7 +37,12 @@ async fn pings_tell_a_slow_process_from_a_lost_node() {
     let slower = Way::through(&plane, &slower, Speaks::WebSocket);
     no_ping_meets_the_end_of_a_command(&slower).await;
     let (target, _echo) = echo().await;
-    let forward = Quiet::start(&plane, bridge.address, By::WebSocket, target.port());
+    let forward = Quiet::start(
+        &plane,
+        bridge.address,
+        TransportPreference::WebSocket,
+        target.port(),
+    );
     a_node_that_has_stopped_is_noticed(&way, &node, forward.await).await;
 }
 

@@ -6,11 +6,11 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 
 /// In what pieces a file is read for its checksum.
-const PIECE: usize = 64 << 10;
+const CHUNK_BYTES: usize = 64 << 10;
 
 /// CRC-32 with the highest bit first, of the bytes and then of their number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Sum {
+pub(super) struct Cksum {
     crc: u32,
     length: u64,
 }
@@ -23,9 +23,9 @@ static TABLES: [[u32; 256]; 8] = tables();
 
 const fn tables() -> [[u32; 256]; 8] {
     let mut tables = [[0_u32; 256]; 8];
-    let mut byte = 0;
+    let mut add_byte = 0;
     let mut number = 0_u32;
-    while byte < 256 {
+    while add_byte < 256 {
         let mut crc = number << 24;
         let mut bit = 0;
         while bit < 8 {
@@ -36,29 +36,29 @@ const fn tables() -> [[u32; 256]; 8] {
             };
             bit += 1;
         }
-        tables[0][byte] = crc;
-        byte += 1;
+        tables[0][add_byte] = crc;
+        add_byte += 1;
         number += 1;
     }
     let mut zeros = 1;
     while zeros < 8 {
-        let mut byte = 0;
-        while byte < 256 {
-            let crc = tables[zeros - 1][byte];
-            tables[zeros][byte] = (crc << 8) ^ tables[0][(crc >> 24) as usize];
-            byte += 1;
+        let mut add_byte = 0;
+        while add_byte < 256 {
+            let crc = tables[zeros - 1][add_byte];
+            tables[zeros][add_byte] = (crc << 8) ^ tables[0][(crc >> 24) as usize];
+            add_byte += 1;
         }
         zeros += 1;
     }
     tables
 }
 
-impl Sum {
+impl Cksum {
     /// Of the beginning of a file, if it is so long. Its position is left alone.
     pub(super) fn of(file: &File, length: u64) -> io::Result<Option<Self>> {
         let mut sum = Self::default();
-        let is_so_long = sum.add_file(file, length, || false)?;
-        Ok(is_so_long.then_some(sum))
+        let is_long_enough = sum.add_file(file, length, || false)?;
+        Ok(is_long_enough.then_some(sum))
     }
 
     /// Adds the beginning of a file. `false` is that it is not so long, or that it was left.
@@ -66,18 +66,18 @@ impl Sum {
         &mut self,
         file: &File,
         length: u64,
-        leave: impl Fn() -> bool,
+        should_stop: impl Fn() -> bool,
     ) -> io::Result<bool> {
-        let mut piece = vec![0; PIECE];
+        let mut chunk = vec![0; CHUNK_BYTES];
         let mut at = 0;
         while at < length {
-            let wanted = (length - at).min(PIECE as u64);
-            let wanted = usize::try_from(wanted).unwrap_or(PIECE);
-            let read = file.read_at(&mut piece[..wanted], at)?;
-            if read == 0 || leave() {
+            let wanted = (length - at).min(CHUNK_BYTES as u64);
+            let wanted = usize::try_from(wanted).unwrap_or(CHUNK_BYTES);
+            let read = file.read_at(&mut chunk[..wanted], at)?;
+            if read == 0 || should_stop() {
                 return Ok(false);
             }
-            self.add(&piece[..read]);
+            self.add(&chunk[..read]);
             at += read as u64;
         }
         Ok(true)
@@ -93,7 +93,7 @@ impl Sum {
         let mut chunks = bytes.chunks_exact(8);
         for chunk in &mut chunks {
             let [a, b, c, d] = self.crc.to_be_bytes();
-            let at = |zeros: usize, byte: u8| TABLES[zeros][usize::from(byte)];
+            let at = |zeros: usize, add_byte: u8| TABLES[zeros][usize::from(add_byte)];
             self.crc = at(7, chunk[0] ^ a)
                 ^ at(6, chunk[1] ^ b)
                 ^ at(5, chunk[2] ^ c)
@@ -103,20 +103,20 @@ impl Sum {
                 ^ at(1, chunk[6])
                 ^ at(0, chunk[7]);
         }
-        for &byte in chunks.remainder() {
-            self.byte(byte);
+        for &add_byte in chunks.remainder() {
+            self.add_byte(add_byte);
         }
     }
 
-    fn byte(&mut self, byte: u8) {
-        let place = (self.crc >> 24) as u8 ^ byte;
-        self.crc = (self.crc << 8) ^ TABLES[0][usize::from(place)];
+    fn add_byte(&mut self, add_byte: u8) {
+        let copy_spec = (self.crc >> 24) as u8 ^ add_byte;
+        self.crc = (self.crc << 8) ^ TABLES[0][usize::from(copy_spec)];
     }
 
     pub(super) fn finish(mut self) -> u32 {
         let mut length = self.length;
         while length > 0 {
-            self.byte((length & 0xff) as u8);
+            self.add_byte((length & 0xff) as u8);
             length >>= 8;
         }
         !self.crc
@@ -137,16 +137,16 @@ mod tests {
             (&[0; 1000], 0),
         ];
         for (bytes, expected) in &rows[..3] {
-            let mut sum = Sum::default();
+            let mut sum = Cksum::default();
             sum.add(bytes);
             assert_eq!(sum.finish(), *expected, "{bytes:?}");
         }
         // In any pieces.
-        let (mut whole, mut split) = (Sum::default(), Sum::default());
+        let (mut whole, mut split) = (Cksum::default(), Cksum::default());
         let bytes: Vec<u8> = (0..1000_u32).map(|it| (it * 7 % 251) as u8).collect();
         whole.add(&bytes);
-        for piece in bytes.chunks(13) {
-            split.add(piece);
+        for chunk in bytes.chunks(13) {
+            split.add(chunk);
         }
         assert_eq!(whole.finish(), split.finish());
     }

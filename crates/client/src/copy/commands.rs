@@ -2,22 +2,22 @@
 //! and never look like flags. `tar` is all that is needed; where there is a shell too,
 //! broken copies go on where they stopped, and what is not whole has no name.
 
+use super::copy_spec::RemotePath;
 use super::options::{Options, Preserve, Retries};
-use super::place::RemotePath;
-use super::worker::Worker;
+use super::remote_writer::RemoteWriter;
 
 /// What everything that goes into a pod is below until it is whole.
-pub(super) const STAGED: &str = "it";
+pub(super) const STAGED_NAME: &str = "it";
 
 /// The last entry of such an archive. A tar that is cut off between two entries takes
 /// that for the end; what comes without this is not put in place.
-pub(super) const WHOLE: &str = "whole";
+pub(super) const COMPLETE_MARKER: &str = "whole";
 
 /// What is in the stage when everything has been put in place.
-pub(super) const DONE: &str = "done";
+pub(super) const DONE_MARKER: &str = "done";
 
-/// The words that [`PROBE`] and [`SETTLE`] answer.
-pub(super) mod word {
+/// The words that [`PROBE`] and [`STOP_WRITER`] answer.
+pub(super) mod reply {
     /// There is a tar.
     pub(in super::super) const TAR: &str = "tar";
     /// What is whole can be renamed.
@@ -43,7 +43,7 @@ exit 0";
 /// A pipe has to be left where the sum ends. Of all programs only dd does so: a head may
 /// read further than it says. What tar ended with is what counts, not what the others did:
 /// hence the third and fourth handles.
-const GO_ON: &str = "\
+const RESUME_PACK: &str = "\
 exec 4>&1
 s=$({ { tar -c -f - -C \"$1\" \"$2\" 4>&-; echo $? >&3; } | tail -c +\"$3\" | {
 { dd bs=\"$4\" count=\"$5\" iflag=fullblock; dd bs=1 count=\"$6\"; } 2>/dev/null | cksum &&
@@ -52,11 +52,11 @@ tail -c +\"$7\"
 exit \"${s:-1}\"";
 
 /// In what blocks it is summed up: a call for each, and one for each byte of the rest.
-const SUMMED: u64 = 16 << 10;
+const CKSUM_BLOCK_BYTES: u64 = 16 << 10;
 
 /// When a process began, unless it has ended: `/proc` says so in its 22nd word, and no name
 /// of ours has a space in it. With its number that is itself, whose number is given again.
-macro_rules! born {
+macro_rules! start_time {
     () => {
         "born() { read -r l </proc/\"$1\"/stat && set -- $l && [ \"$3\" != Z ] && echo \"${22}\"; } \
          2>/dev/null\n"
@@ -65,7 +65,7 @@ macro_rules! born {
 
 /// Says who writes, which shell that is of, and whose both are, with a dash for what cannot
 /// be known there. What a shell has said before is a line of its own.
-macro_rules! introduce {
+macro_rules! announce {
     ($writer:literal) => {
         concat!(
             "b=$(born ",
@@ -78,10 +78,10 @@ macro_rules! introduce {
 }
 
 /// What that line begins with.
-pub(super) const INTRODUCTION: &str = "skewbridge ";
+pub(super) const ANNOUNCEMENT_PREFIX: &str = "skewbridge ";
 
 /// Extracts into a directory that is there, and says who does.
-const UNPACK: &str = concat!(born!(), introduce!("$$"), "exec tar \"$@\"");
+const UNPACK_ANNOUNCED: &str = concat!(start_time!(), announce!("$$"), "exec tar \"$@\"");
 
 /// Extracts beside the target, says who does, and renames when all is there. What is not
 /// whole is removed there, if nobody will go on with it: who has lost the connection cannot.
@@ -89,7 +89,7 @@ const UNPACK: &str = concat!(born!(), introduce!("$$"), "exec tar \"$@\"");
 /// That it is in its place is said by a file, if somebody may ask: that the stage is gone
 /// says nothing, it may never have been there.
 const UNPACK_STAGED: &str = concat!(
-    born!(),
+    start_time!(),
     "\
 d=$1 s=$2 t=$3 k=$4; shift 4
 end() { c=$?; [ $k = keep ] || rm -rf \"$d/$s\"; exit $c; }
@@ -98,7 +98,7 @@ tar -x -f - -C \"$d\" \"$@\" <&3 3<&- &
 p=$!
 exec 3<&-
 ",
-    introduce!("$p"),
+    announce!("$p"),
     "\
 wait \"$p\" || end
 [ -e \"$d/$s/whole\" ] || { echo 'the archive was cut off' >&2; false; } || end
@@ -110,8 +110,8 @@ exit 0"
 
 /// Ends who writes for a lost connection, and waits for that and for its shell: they may be
 /// at work still, and would go on making what is looked at, made anew or removed.
-const SETTLE: &str = concat!(
-    born!(),
+const STOP_WRITER: &str = concat!(
+    start_time!(),
     "\
 n=0
 while t=$(born \"$1\"); [ \"$t\" = \"$2\" ] || [ \"$(born \"$3\")\" = \"$4\" ]; do
@@ -137,14 +137,14 @@ mv -f \"$t\" \"$2\" || end";
 
 /// Goes on with a file, and says who does.
 const APPEND: &str = concat!(
-    born!(),
+    start_time!(),
     "\
 exec 3<&0
 cat >>\"$1\" <&3 3<&- &
 p=$!
 exec 3<&-
 ",
-    introduce!("$p"),
+    announce!("$p"),
     "\
 wait \"$p\" || exit
 n=$(wc -c <\"$1\") || exit
@@ -153,72 +153,85 @@ exit 0"
 );
 
 /// What a file that was gone on with should have had from its archive.
-const DRESS: &str = "\
+const SET_METADATA: &str = "\
 chown \"$2\" \"$1\" 2>/dev/null
 chmod \"$3\" \"$1\" 2>/dev/null
 touch -d \"@$4\" \"$1\" 2>/dev/null
 cksum <\"$1\"";
 
-fn words<const N: usize>(words: [&str; N]) -> Vec<String> {
-    words.map(str::to_owned).to_vec()
+fn to_strings<const N: usize>(to_strings: [&str; N]) -> Vec<String> {
+    to_strings.map(str::to_owned).to_vec()
 }
 
-fn script<const N: usize>(script: &str, arguments: [&str; N]) -> Vec<String> {
-    let mut all = words(["sh", "-c", script, "sh"]);
-    all.extend(arguments.map(str::to_owned));
-    all
+fn shell<const N: usize>(shell: &str, arguments: [&str; N]) -> Vec<String> {
+    let mut command = to_strings(["sh", "-c", shell, "sh"]);
+    command.extend(arguments.map(str::to_owned));
+    command
 }
 
 /// An archive of a path.
 pub(super) fn pack(path: &RemotePath) -> Vec<String> {
-    words(["tar", "-c", "-f", "-", "-C", &path.directory, &path.word()])
+    to_strings([
+        "tar",
+        "-c",
+        "-f",
+        "-",
+        "-C",
+        &path.directory,
+        &path.tar_argument(),
+    ])
 }
 
 /// The same from a byte on, behind the checksum of so many bytes from another one on.
 /// Bytes are counted from zero.
-pub(super) fn go_on(path: &RemotePath, known_at: u64, known: u64, at: u64) -> Vec<String> {
-    let left_out = at.saturating_sub(known_at + known);
-    script(
-        GO_ON,
+pub(super) fn resume_pack(
+    path: &RemotePath,
+    prefix_start: u64,
+    prefix_length: u64,
+    offset: u64,
+) -> Vec<String> {
+    let skipped = offset.saturating_sub(prefix_start + prefix_length);
+    shell(
+        RESUME_PACK,
         [
             &path.directory,
-            &path.word(),
-            &(known_at + 1).to_string(),
-            &SUMMED.to_string(),
-            &(known / SUMMED).to_string(),
-            &(known % SUMMED).to_string(),
-            &(left_out + 1).to_string(),
+            &path.tar_argument(),
+            &(prefix_start + 1).to_string(),
+            &CKSUM_BLOCK_BYTES.to_string(),
+            &(prefix_length / CKSUM_BLOCK_BYTES).to_string(),
+            &(prefix_length % CKSUM_BLOCK_BYTES).to_string(),
+            &(skipped + 1).to_string(),
         ],
     )
 }
 
 /// What is at a path, and at one inside it.
 pub(super) fn probe(path: &str, inner: &str) -> Vec<String> {
-    script(PROBE, [path, inner])
+    shell(PROBE, [path, inner])
 }
 
 /// The same without a shell.
 pub(super) fn is_directory(path: &str) -> Vec<String> {
-    words(["test", "-d", path])
+    to_strings(["test", "-d", path])
 }
 
 /// Whether there is a file.
 pub(super) fn is_file(path: &str) -> Vec<String> {
-    words(["test", "-f", path])
+    to_strings(["test", "-f", path])
 }
 
 /// Extracts into a directory, and says who does.
-pub(super) fn unpack_told(directory: &str, preserve: Preserve) -> Vec<String> {
-    let mut all = script(UNPACK, ["-x", "-f", "-", "-C", directory]);
-    all.extend(flags(preserve));
-    all
+pub(super) fn unpack_announced(directory: &str, preserve: Preserve) -> Vec<String> {
+    let mut command = shell(UNPACK_ANNOUNCED, ["-x", "-f", "-", "-C", directory]);
+    command.extend(preserve_flags(preserve));
+    command
 }
 
 /// The same without a shell, and without a word.
 pub(super) fn unpack(directory: &str, preserve: Preserve) -> Vec<String> {
-    let mut all = words(["tar", "-x", "-f", "-", "-C", directory]);
-    all.extend(flags(preserve));
-    all
+    let mut command = to_strings(["tar", "-x", "-f", "-", "-C", directory]);
+    command.extend(preserve_flags(preserve));
+    command
 }
 
 /// Extracts into a directory below a name, says who does, and renames what is there when it
@@ -233,62 +246,62 @@ pub(super) fn unpack_staged(
         Retries::AtMost(0) => "drop",
         _ => "keep",
     };
-    let mut all = script(UNPACK_STAGED, [directory, stage, target, keep]);
-    all.extend(flags(options.preserve));
-    all
+    let mut command = shell(UNPACK_STAGED, [directory, stage, target, keep]);
+    command.extend(preserve_flags(options.preserve));
+    command
 }
 
 /// As kubectl asks for it. The times are kept otherwise, which kubectl does not.
-fn flags(preserve: Preserve) -> Vec<String> {
+fn preserve_flags(preserve: Preserve) -> Vec<String> {
     match preserve {
         Preserve::Yes => Vec::new(),
-        Preserve::No => words(["--no-same-permissions", "--no-same-owner", "-m"]),
+        Preserve::No => to_strings(["--no-same-permissions", "--no-same-owner", "-m"]),
     }
 }
 
 /// Writes a file, and renames it when it is whole.
 pub(super) fn unpack_cat(temporary: &str, target: &str, size: u64, mode: u32) -> Vec<String> {
-    script(
+    shell(
         UNPACK_CAT,
         [temporary, target, &size.to_string(), &format!("{mode:o}")],
     )
 }
 
 /// The checksums and sizes of all files of trees.
-pub(super) fn sums(paths: &[String]) -> Vec<String> {
-    of_files(paths, ["cksum"])
+pub(super) fn cksum_files(paths: &[String]) -> Vec<String> {
+    find_exec(paths, ["cksum"])
 }
 
 /// Their sizes, times, permissions, owners and groups.
-pub(super) fn statuses(paths: &[String]) -> Vec<String> {
-    of_files(paths, ["stat", "-c", "%s %Y %a %u %g %n"])
+pub(super) fn stat_files(paths: &[String]) -> Vec<String> {
+    find_exec(paths, ["stat", "-c", "%s %Y %a %u %g %n"])
 }
 
 /// Runs a program with all files of trees, but for what is mounted in them.
-fn of_files<const N: usize>(paths: &[String], program: [&str; N]) -> Vec<String> {
-    let mut all = words(["find"]);
-    all.extend_from_slice(paths);
-    all.extend(words(["-xdev", "-type", "f", "-exec"]));
-    all.extend(words(program));
-    all.extend(words(["{}", "+"]));
-    all
+fn find_exec<const N: usize>(paths: &[String], program: [&str; N]) -> Vec<String> {
+    let mut command = to_strings(["find"]);
+    command.extend_from_slice(paths);
+    command.extend(to_strings(["-xdev", "-type", "f", "-exec"]));
+    command.extend(to_strings(program));
+    command.extend(to_strings(["{}", "+"]));
+    command
 }
 
 /// The checksum of a file, as POSIX has it.
 pub(super) fn checksum(path: &str) -> Vec<String> {
-    script("cksum <\"$1\"", [path])
+    shell("cksum <\"$1\"", [path])
 }
 
 /// Goes on with a file that is to be so large, and says who does.
-pub(super) fn append(path: &str, size: u64) -> Vec<String> {
-    script(APPEND, [path, &size.to_string()])
+pub(super) fn resume(path: &str, size: u64) -> Vec<String> {
+    shell(APPEND, [path, &size.to_string()])
 }
 
 /// Gives a file its owner, permissions and time where that can be done, and says its
 /// checksum.
-pub(super) fn dress(path: &str, owner: (u64, u64), mode: u32, time: i64) -> Vec<String> {
-    script(
-        DRESS,
+pub(super) fn set_metadata(path: &str, owner: (u64, u64), mode: u32, time: i64) -> Vec<String> {
+    shell(
+        SET_METADATA,
         [
             path,
             &format!("{}:{}", owner.0, owner.1),
@@ -300,35 +313,38 @@ pub(super) fn dress(path: &str, owner: (u64, u64), mode: u32, time: i64) -> Vec<
 
 /// Lets somebody write no more, though its connection was lost; and removes a stage that
 /// nobody needs any more, if there is one.
-pub(super) fn settle(worker: &Worker, stage: Option<&str>) -> Vec<String> {
-    let [writer, writer_born, shell, shell_born] = worker.words();
+pub(super) fn stop_writer(writer: &RemoteWriter, stage: Option<&str>) -> Vec<String> {
+    let [writer_pid, writer_started, shell_pid, shell_started] = writer.fields();
     let stage = stage.unwrap_or_default();
-    script(SETTLE, [writer, writer_born, shell, shell_born, stage])
+    shell(
+        STOP_WRITER,
+        [writer_pid, writer_started, shell_pid, shell_started, stage],
+    )
 }
 
 /// The same where nobody can be at work there.
 pub(super) fn remove(stage: &str) -> Vec<String> {
-    words(["rm", "-rf", stage])
+    to_strings(["rm", "-rf", stage])
 }
 
 /// The checksum and size of a file, without a shell.
-pub(super) fn sum(path: &str) -> Vec<String> {
-    words(["cksum", path])
+pub(super) fn cksum(path: &str) -> Vec<String> {
+    to_strings(["cksum", path])
 }
 
 /// One file from a byte on (counted from zero).
-pub(super) fn tail(path: &str, at: u64) -> Vec<String> {
-    words(["tail", "-c", &format!("+{}", at + 1), path])
+pub(super) fn tail(path: &str, offset: u64) -> Vec<String> {
+    to_strings(["tail", "-c", &format!("+{}", offset + 1), path])
 }
 
 /// One file.
 pub(super) fn cat(path: &str) -> Vec<String> {
-    words(["cat", path])
+    to_strings(["cat", path])
 }
 
 /// How large it is.
-pub(super) fn count(path: &str) -> Vec<String> {
-    words(["wc", "-c", path])
+pub(super) fn count_bytes(path: &str) -> Vec<String> {
+    to_strings(["wc", "-c", path])
 }
 
 #[cfg(test)]
@@ -341,25 +357,25 @@ mod tests {
     use super::*;
     use crate::copy::tar::{Entry, Kind, write_end, write_entry};
 
-    type Becoming = dyn Fn(&std::path::Path);
+    type Replace = dyn Fn(&std::path::Path);
     type Put = fn(&ScratchDir) -> bool;
 
     /// Puts an empty file at `dir/target` without a tar, by the real programs.
-    fn put_without_tar(scratch: &ScratchDir) -> bool {
+    fn upload_cat(scratch: &ScratchDir) -> bool {
         let directory = scratch.path().join("dir").display().to_string();
         let (stage, target) = (format!("{directory}/stage"), format!("{directory}/target"));
         run(&unpack_cat(&stage, &target, 0, 0o600), &[])
     }
 
     /// Puts an archive of an empty file at `dir/target`, by the real programs.
-    fn put(scratch: &ScratchDir) -> bool {
+    fn upload_tar(scratch: &ScratchDir) -> bool {
         let directory = scratch.path().join("dir").display().to_string();
         let options = Options::default();
         let target = format!("{directory}/target");
         let command = unpack_staged(&directory, "stage", &target, &options);
         let mut archive = Vec::new();
         write_entry(&Entry::new("stage/", Kind::Directory), &mut archive);
-        for name in [STAGED, WHOLE] {
+        for name in [STAGED_NAME, COMPLETE_MARKER] {
             let entry = Entry::new(format!("stage/{name}"), Kind::File);
             write_entry(&entry, &mut archive);
         }
@@ -383,7 +399,7 @@ mod tests {
     #[test]
     fn nothing_is_moved_into_what_has_become_a_directory() {
         // What the target has become meanwhile, and whether it is replaced.
-        let rows: [(&str, &Becoming, bool); 4] = [
+        let rows: [(&str, &Replace, bool); 4] = [
             ("nothing", &|_| {}, true),
             (
                 "a symlink to nothing",
@@ -397,17 +413,17 @@ mod tests {
                 false,
             ),
         ];
-        let ways: [(&str, Put); 2] = [("tar", put), ("cat", put_without_tar)];
-        let all = rows.iter().flat_map(|row| ways.map(|way| (row, way)));
-        for ((what, become_this, expected), (by, put)) in all {
-            let (what, expected) = (format!("{what}, by {by}"), *expected);
+        let methods: [(&str, Put); 2] = [("tar", upload_tar), ("cat", upload_cat)];
+        let command = rows.iter().flat_map(|row| methods.map(|plan| (row, plan)));
+        for ((what, replace, expected), (method, upload_tar)) in command {
+            let (what, expected) = (format!("{what}, by {method}"), *expected);
             let scratch = ScratchDir::new();
             let other = scratch.path().join("other");
             std::fs::create_dir(&other).unwrap();
             std::fs::create_dir(scratch.path().join("dir")).unwrap();
             let target = scratch.path().join("dir/target");
-            become_this(&target);
-            assert_eq!(put(&scratch), expected, "{what}");
+            replace(&target);
+            assert_eq!(upload_tar(&scratch), expected, "{what}");
             let is_file = target.symlink_metadata().unwrap().is_file();
             assert_eq!(is_file, expected, "{what}");
             assert_eq!(other.read_dir().unwrap().count(), 0, "{what}");

@@ -10,18 +10,18 @@ use super::error::Error;
 use crate::streams::{ExecRequest, Executor, ExitStatus};
 
 /// How much of what a command complains of is kept, and told.
-const COMPLAINT: u64 = 8 << 10;
+const MAX_STDERR_BYTES: u64 = 8 << 10;
 
 /// In what pieces lines are read.
-const LINES: usize = 16 << 10;
+const READ_CHUNK_BYTES: usize = 16 << 10;
 
 /// A command that is being started.
-pub type Running<'a> = Pin<Box<dyn Future<Output = Result<Process, crate::Error>> + Send + 'a>>;
+pub type RunFuture<'a> = Pin<Box<dyn Future<Output = Result<Process, crate::Error>> + Send + 'a>>;
 
 /// Runs commands: a container of a pod, or something that behaves like one.
 pub trait Container: Send + Sync {
     /// Starts a command. Without stdin, it reads nothing.
-    fn run(&self, command: Vec<String>, stdin: Stdin) -> Running<'_>;
+    fn run(&self, command: Vec<String>, stdin: Stdin) -> RunFuture<'_>;
 }
 
 /// Whether a command reads from here.
@@ -42,7 +42,7 @@ pub struct Process {
     /// What it complains of.
     pub stderr: Box<dyn AsyncRead + Send + Unpin>,
     /// Ready when it has ended.
-    pub ended: Pin<Box<dyn Future<Output = ExitStatus> + Send>>,
+    pub exit: Pin<Box<dyn Future<Output = ExitStatus> + Send>>,
 }
 
 /// A container of a pod.
@@ -59,7 +59,7 @@ pub struct Pod {
 }
 
 impl Container for Pod {
-    fn run(&self, command: Vec<String>, stdin: Stdin) -> Running<'_> {
+    fn run(&self, command: Vec<String>, stdin: Stdin) -> RunFuture<'_> {
         Box::pin(async move {
             let request = ExecRequest {
                 namespace: self.namespace.clone(),
@@ -76,56 +76,56 @@ impl Container for Pod {
             let (stdout, stderr) = (process.stdout.take(), process.stderr.take());
             Ok(Process {
                 stdin: stdin.map(|stdin| Box::new(stdin) as _),
-                stdout: stdout.map_or_else(nothing, |stdout| Box::new(stdout)),
-                stderr: stderr.map_or_else(nothing, |stderr| Box::new(stderr)),
-                ended: Box::pin(async move { process.wait().await }),
+                stdout: stdout.map_or_else(empty_stream, |stdout| Box::new(stdout)),
+                stderr: stderr.map_or_else(empty_stream, |stderr| Box::new(stderr)),
+                exit: Box::pin(async move { process.wait().await }),
             })
         })
     }
 }
 
-fn nothing() -> Box<dyn AsyncRead + Send + Unpin> {
+fn empty_stream() -> Box<dyn AsyncRead + Send + Unpin> {
     Box::new(tokio::io::empty())
 }
 
 /// How a command ended, as a copy sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Ended {
-    Well,
+pub(super) enum CommandEnd {
+    Success,
     /// There is no such program.
-    Missing,
+    NotFound,
     /// In words.
-    Badly(String),
+    Failed(String),
     /// The server says why it was not run to its end: that is not about the program.
     NotRun(String),
     /// Nobody knows.
-    Cut(String),
+    Disconnected(String),
 }
 
-impl Ended {
-    pub(super) fn of(status: &ExitStatus, stderr: &str) -> Self {
+impl CommandEnd {
+    pub(super) fn new(status: &ExitStatus, stderr: &str) -> Self {
         match status {
-            ExitStatus::Success => Self::Well,
+            ExitStatus::Success => Self::Success,
             // By a shell, or by a runtime that is one.
             ExitStatus::Code(code) if matches!(code.number(), 126 | 127) => {
-                if speaks_of_absence(stderr) || stderr.trim().is_empty() {
-                    Self::Missing
+                if mentions_not_found(stderr) || stderr.trim().is_empty() {
+                    Self::NotFound
                 } else {
-                    Self::Badly(format!("ended with exit code {}", code.number()))
+                    Self::Failed(format!("ended with exit code {}", code.number()))
                 }
             }
             ExitStatus::Code(code) => {
-                Self::Badly(format!("ended with exit code {}", code.number()))
+                Self::Failed(format!("ended with exit code {}", code.number()))
             }
-            ExitStatus::Failed(failure) if names_no_program(&failure.message) => Self::Missing,
+            ExitStatus::Failed(failure) if is_missing_program(&failure.message) => Self::NotFound,
             ExitStatus::Failed(failure) => Self::NotRun(failure.message.clone()),
-            ExitStatus::Cut(cut) => Self::Cut(cut.cause.clone()),
+            ExitStatus::Disconnected(cut) => Self::Disconnected(cut.cause.clone()),
         }
     }
 }
 
 /// The words of shells: which program is missing, they have said by their exit code.
-fn speaks_of_absence(text: &str) -> bool {
+fn mentions_not_found(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     ["no such file or directory", "not found"]
         .iter()
@@ -134,22 +134,22 @@ fn speaks_of_absence(text: &str) -> bool {
 
 /// The words of Go and of container runtimes for a program that is not there. Pods,
 /// containers and directories can be not found, too.
-fn names_no_program(message: &str) -> bool {
+fn is_missing_program(message: &str) -> bool {
     let text = message.to_ascii_lowercase();
-    let of_a_program = ["executable file", "finding executable", "exec: \""];
-    speaks_of_absence(&text)
+    let program_phrases = ["executable file", "finding executable", "exec: \""];
+    mentions_not_found(&text)
         && !text.contains("container not found")
-        && of_a_program.iter().any(|words| text.contains(words))
+        && program_phrases.iter().any(|words| text.contains(words))
 }
 
 /// Whether a server that did not answer may do so soon.
-pub(super) fn may_pass(error: &crate::Error) -> bool {
-    use crate::Error::{BrokeOff, NotHttp, Proxy, Refused, TimedOut, Tls, Unreachable};
+pub(super) fn is_transient(error: &crate::Error) -> bool {
+    use crate::Error::{Api, ConnectionLost, NotHttp, Proxy, TimedOut, Tls, Unreachable};
     match error {
         // Overloaded, or a load balancer whose servers restart.
-        Refused { refusal, .. } => matches!(refusal.code, 429 | 502..=504),
+        Api { response, .. } => matches!(response.code, 429 | 502..=504),
         Unreachable { .. }
-        | BrokeOff { .. }
+        | ConnectionLost { .. }
         | TimedOut { .. }
         | Proxy { .. }
         | Tls { .. }
@@ -160,18 +160,18 @@ pub(super) fn may_pass(error: &crate::Error) -> bool {
 
 /// What a short command said.
 #[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) ended: Ended,
+pub(super) struct CommandOutput {
+    pub(super) exit: CommandEnd,
     pub(super) stdout: Vec<u8>,
     pub(super) stderr: String,
 }
 
 /// Runs a command that says little, and no more than a limit of it is heard.
-pub(super) async fn ask(
+pub(super) async fn capture_output(
     container: &dyn Container,
     command: Vec<String>,
     limit: u64,
-) -> Result<Answer, Error> {
+) -> Result<CommandOutput, Error> {
     let process = container.run(command, Stdin::Null).await?;
     let mut stdout = Vec::new();
     let reading = async {
@@ -181,9 +181,9 @@ pub(super) async fn ask(
         // A command that says more must not wait for us.
         let _ = tokio::io::copy(&mut limited.into_inner(), &mut tokio::io::sink()).await;
     };
-    let ((), stderr, status) = tokio::join!(reading, complaint(process.stderr), process.ended);
-    Ok(Answer {
-        ended: Ended::of(&status, &stderr),
+    let ((), stderr, status) = tokio::join!(reading, read_stderr(process.stderr), process.exit);
+    Ok(CommandOutput {
+        exit: CommandEnd::new(&status, &stderr),
         stdout,
         stderr,
     })
@@ -191,61 +191,61 @@ pub(super) async fn ask(
 
 /// Runs a command that speaks in lines, and tells each. One that is longer than a limit, or
 /// has no end, is not told.
-pub(super) async fn each_line(
+pub(super) async fn for_each_line(
     container: &dyn Container,
     command: Vec<String>,
-    longest: usize,
-    mut tell: impl FnMut(&[u8]),
-) -> Result<Ended, Error> {
+    max_line_bytes: usize,
+    mut on_line: impl FnMut(&[u8]),
+) -> Result<CommandEnd, Error> {
     let mut process = container.run(command, Stdin::Null).await?;
     let reading = async {
-        let mut lines = Lines::new(longest);
-        let mut piece = Vec::with_capacity(LINES);
+        let mut splitter = LineSplitter::new(max_line_bytes);
+        let mut chunk = Vec::with_capacity(READ_CHUNK_BYTES);
         // What was cut is known by how it ended.
-        while let Ok(1..) = process.stdout.read_buf(&mut piece).await {
-            lines.take(&piece, &mut tell);
-            piece.clear();
+        while let Ok(1..) = process.stdout.read_buf(&mut chunk).await {
+            splitter.push(&chunk, &mut on_line);
+            chunk.clear();
         }
     };
-    let ((), stderr, status) = tokio::join!(reading, complaint(process.stderr), process.ended);
-    Ok(Ended::of(&status, &stderr))
+    let ((), stderr, status) = tokio::join!(reading, read_stderr(process.stderr), process.exit);
+    Ok(CommandEnd::new(&status, &stderr))
 }
 
 /// Pieces to lines.
-struct Lines {
-    longest: usize,
-    begun: Vec<u8>,
+struct LineSplitter {
+    max_line_bytes: usize,
+    partial_line: Vec<u8>,
     /// It is too long.
-    passed_over: bool,
+    is_skipping: bool,
 }
 
-impl Lines {
-    fn new(longest: usize) -> Self {
+impl LineSplitter {
+    fn new(max_line_bytes: usize) -> Self {
         Self {
-            longest,
-            begun: Vec::new(),
-            passed_over: false,
+            max_line_bytes,
+            partial_line: Vec::new(),
+            is_skipping: false,
         }
     }
 
-    fn take(&mut self, piece: &[u8], tell: &mut impl FnMut(&[u8])) {
-        for part in piece.split_inclusive(|&byte| byte == b'\n') {
-            let (text, ends) = match part.split_last() {
+    fn push(&mut self, chunk: &[u8], on_line: &mut impl FnMut(&[u8])) {
+        for part in chunk.split_inclusive(|&byte| byte == b'\n') {
+            let (text, is_complete) = match part.split_last() {
                 Some((b'\n', text)) => (text, true),
                 _ => (part, false),
             };
-            if self.begun.len() + text.len() > self.longest {
-                self.passed_over = true;
-                self.begun.clear();
+            if self.partial_line.len() + text.len() > self.max_line_bytes {
+                self.is_skipping = true;
+                self.partial_line.clear();
             }
-            if !self.passed_over {
-                self.begun.extend_from_slice(text);
+            if !self.is_skipping {
+                self.partial_line.extend_from_slice(text);
             }
-            if ends {
-                if !std::mem::take(&mut self.passed_over) {
-                    tell(&self.begun);
+            if is_complete {
+                if !std::mem::take(&mut self.is_skipping) {
+                    on_line(&self.partial_line);
                 }
-                self.begun.clear();
+                self.partial_line.clear();
             }
         }
     }
@@ -253,26 +253,29 @@ impl Lines {
 
 /// Carries something to its end beside a command that may end before it, or later: then
 /// it is still to be waited for, or left.
-pub(super) async fn beside<T, E>(
+pub(super) async fn run_alongside<T, E>(
     reading: impl Future<Output = T>,
     mut ending: Pin<&mut impl Future<Output = E>>,
 ) -> (T, Option<E>) {
     tokio::pin!(reading);
-    let mut ended = None;
+    let mut exit = None;
     loop {
         tokio::select! {
-            done = &mut reading => return (done, ended),
-            end = &mut ending, if ended.is_none() => ended = Some(end),
+            done = &mut reading => return (done, exit),
+            end = &mut ending, if exit.is_none() => exit = Some(end),
         }
     }
 }
 
 /// What a command complains of: the first of it.
-pub(super) async fn complaint(mut stderr: impl AsyncRead + Unpin) -> String {
+pub(super) async fn read_stderr(mut stderr: impl AsyncRead + Unpin) -> String {
     let mut kept = Vec::new();
-    let _ = (&mut stderr).take(COMPLAINT).read_to_end(&mut kept).await;
+    let _ = (&mut stderr)
+        .take(MAX_STDERR_BYTES)
+        .read_to_end(&mut kept)
+        .await;
     let _ = tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await;
-    super::contained::shown_lines(&kept)
+    super::path_containment::printable_lines(&kept)
 }
 
 #[cfg(test)]
@@ -284,48 +287,50 @@ mod tests {
     #[test]
     fn a_missing_program_is_told_from_one_that_fails() {
         let code = |code| ExitStatus::Code(ExitCode::new(code).unwrap());
-        let failed = |message: &str| {
+        let server_error = |message: &str| {
             ExitStatus::Failed(Failure {
                 code: Some(500),
                 reason: "InternalError".to_owned(),
                 message: message.to_owned(),
             })
         };
-        let badly = |text: &str| Ended::Badly(text.to_owned());
-        let not_run = |text: &str| Ended::NotRun(text.to_owned());
+        let failed = |text: &str| CommandEnd::Failed(text.to_owned());
+        let not_run = |text: &str| CommandEnd::NotRun(text.to_owned());
         let rows = [
-            (ExitStatus::Success, "", Ended::Well),
-            (code(127), "sh: tar: not found", Ended::Missing),
-            (code(126), "", Ended::Missing),
+            (ExitStatus::Success, "", CommandEnd::Success),
+            (code(127), "sh: tar: not found", CommandEnd::NotFound),
+            (code(126), "", CommandEnd::NotFound),
             (
                 code(126),
                 "sh: tar: Permission denied",
-                badly("ended with exit code 126"),
+                failed("ended with exit code 126"),
             ),
             (
                 code(2),
                 "tar: x: not found",
-                badly("ended with exit code 2"),
+                failed("ended with exit code 2"),
             ),
             (
-                failed("exec: \"tar\": executable file not found in $PATH: unknown"),
+                server_error("exec: \"tar\": executable file not found in $PATH: unknown"),
                 "",
-                Ended::Missing,
+                CommandEnd::NotFound,
             ),
             (
-                failed("exec: \"/bin/tar\": stat /bin/tar: no such file or directory: unknown"),
+                server_error(
+                    "exec: \"/bin/tar\": stat /bin/tar: no such file or directory: unknown",
+                ),
                 "",
-                Ended::Missing,
+                CommandEnd::NotFound,
             ),
             (
-                failed("executable file `tar` not found in $PATH: No such file or directory"),
+                server_error("executable file `tar` not found in $PATH: No such file or directory"),
                 "",
-                Ended::Missing,
+                CommandEnd::NotFound,
             ),
-            (failed("no space"), "", not_run("no space")),
+            (server_error("no space"), "", not_run("no space")),
         ];
         for (status, stderr, expected) in rows {
-            assert_eq!(Ended::of(&status, stderr), expected, "{status:?}");
+            assert_eq!(CommandEnd::new(&status, stderr), expected, "{status:?}");
         }
     }
     /// Words of kubelets and container runtimes.
@@ -343,8 +348,8 @@ mod tests {
         ];
         for message in messages {
             let failed = ExitStatus::Failed(Failure::internal(message));
-            let ended = Ended::of(&failed, "");
-            assert!(matches!(ended, Ended::NotRun(_)), "{message}: {ended:?}");
+            let exit = CommandEnd::new(&failed, "");
+            assert!(matches!(exit, CommandEnd::NotRun(_)), "{message}: {exit:?}");
         }
     }
 
@@ -352,11 +357,11 @@ mod tests {
     fn lines_are_told_whole_and_not_too_long_ones() {
         let text = b"one\n\nlonger than that\ntwo\nhalf";
         for size in 1..text.len() {
-            let (mut lines, mut told) = (Lines::new(5), Vec::new());
-            for piece in text.chunks(size) {
-                lines.take(piece, &mut |line: &[u8]| told.push(line.to_vec()));
+            let (mut splitter, mut lines) = (LineSplitter::new(5), Vec::new());
+            for chunk in text.chunks(size) {
+                splitter.push(chunk, &mut |line: &[u8]| lines.push(line.to_vec()));
             }
-            assert_eq!(told, [&b"one"[..], b"", b"two"], "{size}");
+            assert_eq!(lines, [&b"one"[..], b"", b"two"], "{size}");
         }
     }
 }

@@ -9,27 +9,27 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::append::sum_and_size;
-use super::cat_out;
-use super::cksum::Sum;
+use super::backoff::Backoff;
+use super::cat_download;
+use super::cksum::Cksum;
 use super::commands;
-use super::container::{Container, Ended, Process, Stdin, beside, complaint};
+use super::container::{CommandEnd, Container, Process, Stdin, read_stderr, run_alongside};
+use super::copy_spec::{Destination, RemotePath};
 use super::error::Error;
 use super::extract::Extractor;
-use super::options::{Again, Notice, Options};
-use super::place::{Landing, RemotePath};
-use super::retry::Patience;
-use super::tally::Tally;
+use super::options::{CopyEvent, Options, ResumePoint};
+use super::progress::Progress;
+use super::resume::parse_cksum_output;
 use super::tar::Reader;
 
 /// In what pieces it is read: a call for each costs less than the copy of it.
-const PIECE: usize = 64 << 10;
+const CHUNK_BYTES: usize = 64 << 10;
 
 /// How many pieces wait for the disk.
-const WAITING: usize = 4;
+const MAX_QUEUED_CHUNKS: usize = 4;
 
 /// How long the line of `cksum` may be: two numbers, of 10 and of 20 digits.
-const SUM: usize = 64;
+const MAX_CKSUM_LINE_BYTES: usize = 64;
 
 /// Copies a file, or what is in a directory, from a container.
 ///
@@ -43,17 +43,22 @@ pub async fn copy_from(
     from: &str,
     to: &Path,
     options: &Options,
-    tally: &Arc<Tally>,
+    progress: &Arc<Progress>,
 ) -> Result<(), Error> {
     let path = RemotePath::new(from);
-    let extractor = Extractor::new(path.top(), Landing::new(to), options.clone(), tally.clone());
+    let extractor = Extractor::new(
+        path.root(),
+        Destination::new(to),
+        options.clone(),
+        progress.clone(),
+    );
     let state = Box::new(State {
         reader: Reader::new(),
         extractor,
     });
-    let mut patience = Patience::new(options);
-    let copying = download(container, &path, state, options, &mut patience, tally);
-    options.stop.or(copying).await
+    let mut backoff = Backoff::new(options);
+    let copying = download(container, &path, state, options, &mut backoff, progress);
+    options.cancel.run_until_cancelled(copying).await
 }
 
 async fn download(
@@ -61,47 +66,51 @@ async fn download(
     path: &RemotePath,
     mut state: Box<State>,
     options: &Options,
-    patience: &mut Patience,
-    tally: &Arc<Tally>,
+    backoff: &mut Backoff,
+    progress: &Arc<Progress>,
 ) -> Result<(), Error> {
-    let mut plan = Plan::Whole;
+    let mut plan = DownloadPlan::Whole;
     loop {
-        let verdict = attempt(container, path, plan, state).await;
-        let (back, verdict) = match verdict {
-            Ok(verdict) => verdict,
-            Err((back, error)) => (back, Verdict::Cut(patience.cause(error)?)),
+        let result = attempt(container, path, plan, state).await;
+        let (returned, result) = match result {
+            Ok(result) => result,
+            Err((returned, error)) => (
+                returned,
+                AttemptResult::Disconnected(backoff.transient_cause(error)?),
+            ),
         };
-        state = back;
-        let cause = match verdict {
-            Verdict::Whole => return state.extractor.finish(),
-            Verdict::Failed(error) => {
+        state = returned;
+        let cause = match result {
+            AttemptResult::Complete => return state.extractor.finish(),
+            AttemptResult::Failed(error) => {
                 // What came is there, with its times.
                 let _ = state.extractor.finish();
                 return Err(error);
             }
-            Verdict::NoTar => {
-                return cat_out::download(container, path, state, options, patience, tally).await;
+            AttemptResult::NoTar => {
+                return cat_download::download(container, path, state, options, backoff, progress)
+                    .await;
             }
             // No connection was lost, so it counts as no try. It comes once after each that
             // was: what begins again is not gone on with.
-            Verdict::CannotGoOn => {
-                plan = Plan::Whole;
+            AttemptResult::CannotResume => {
+                plan = DownloadPlan::Whole;
                 "it cannot be gone on with".to_owned()
             }
-            Verdict::Cut(cause) => {
-                patience.again(&cause, state.reader.offset()).await?;
-                tally.again();
+            AttemptResult::Disconnected(cause) => {
+                backoff.wait(&cause, state.reader.offset()).await?;
+                progress.add_retry();
                 (state, plan) = State::plan(state).await;
                 cause
             }
         };
         let from = match plan {
-            Plan::Whole => Again::Beginning,
-            Plan::From { at, .. } => Again::At(at),
+            DownloadPlan::Whole => ResumePoint::Start,
+            DownloadPlan::From { offset, .. } => ResumePoint::Byte(offset),
         };
-        options.tell(Notice::Again { cause, from });
-        if plan == Plan::Whole {
-            state.begin_again(tally);
+        options.emit(CopyEvent::Retrying { cause, from });
+        if plan == DownloadPlan::Whole {
+            state.restart(progress);
         }
     }
 }
@@ -114,48 +123,50 @@ pub(super) struct State {
 
 /// What is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Plan {
+enum DownloadPlan {
     Whole,
     From {
         /// The last header, and what has come of the file that it begins.
-        known_at: u64,
-        known: Sum,
-        at: u64,
+        prefix_start: u64,
+        prefix_cksum: Cksum,
+        offset: u64,
     },
 }
 
-enum Verdict {
-    Whole,
-    Cut(String),
+enum AttemptResult {
+    Complete,
+    Disconnected(String),
     /// The source is another one now, or the container has no programs for it.
-    CannotGoOn,
+    CannotResume,
     NoTar,
     Failed(Error),
 }
 
 impl State {
     /// What is not whole is thrown away, and everything counted anew.
-    pub(super) fn begin_again(&mut self, tally: &Tally) {
+    pub(super) fn restart(&mut self, progress: &Progress) {
         self.reader = Reader::new();
-        self.extractor.begin_again();
-        tally.restart();
+        self.extractor.restart();
+        progress.restart();
     }
 
     /// What to ask for after a cut. It reads what has come of a file, on a thread that may
     /// wait for the disk.
-    async fn plan(mut state: Box<Self>) -> (Box<Self>, Plan) {
+    async fn plan(mut state: Box<Self>) -> (Box<Self>, DownloadPlan) {
         let planning = tokio::task::spawn_blocking(move || {
             let State { reader, extractor } = &mut *state;
             let plan = reader.rewind().and_then(|checkpoint| {
-                let mut known = Sum::default();
-                known.add(checkpoint.header);
-                extractor.add_begun(&mut known).then_some(Plan::From {
-                    known_at: checkpoint.header_at,
-                    known,
-                    at: checkpoint.resume_at,
-                })
+                let mut prefix_cksum = Cksum::default();
+                prefix_cksum.add(checkpoint.header);
+                extractor
+                    .add_partial_file(&mut prefix_cksum)
+                    .then_some(DownloadPlan::From {
+                        prefix_start: checkpoint.header_at,
+                        prefix_cksum,
+                        offset: checkpoint.resume_at,
+                    })
             });
-            (state, plan.unwrap_or(Plan::Whole))
+            (state, plan.unwrap_or(DownloadPlan::Whole))
         });
         match planning.await {
             Ok(planned) => planned,
@@ -167,16 +178,16 @@ impl State {
 async fn attempt(
     container: &dyn Container,
     path: &RemotePath,
-    plan: Plan,
+    plan: DownloadPlan,
     state: Box<State>,
-) -> Result<(Box<State>, Verdict), (Box<State>, Error)> {
+) -> Result<(Box<State>, AttemptResult), (Box<State>, Error)> {
     let command = match plan {
-        Plan::Whole => commands::pack(path),
-        Plan::From {
-            known_at,
-            known,
-            at,
-        } => commands::go_on(path, known_at, known.length(), at),
+        DownloadPlan::Whole => commands::pack(path),
+        DownloadPlan::From {
+            prefix_start,
+            prefix_cksum,
+            offset,
+        } => commands::resume_pack(path, prefix_start, prefix_cksum.length(), offset),
     };
     let process = match container.run(command, Stdin::Null).await {
         Ok(process) => process,
@@ -185,78 +196,91 @@ async fn attempt(
     let Process {
         stdout,
         stderr,
-        ended,
+        exit,
         ..
     } = process;
     let mut stdout = stdout;
     let reading = async {
-        if let Plan::From { known, .. } = plan {
-            match is_the_same(&mut stdout, known).await {
+        if let DownloadPlan::From { prefix_cksum, .. } = plan {
+            match prefix_matches(&mut stdout, prefix_cksum).await {
                 Ok(true) => {}
-                Ok(false) => return (state, Came::Other),
-                Err(_) => return (state, Came::Cut),
+                Ok(false) => return (state, ExtractOutcome::PrefixChanged),
+                Err(_) => return (state, ExtractOutcome::ReadError),
             }
         }
         extract(stdout, state).await
     };
-    let ending = async { tokio::join!(complaint(stderr), ended) };
+    let ending = async { tokio::join!(read_stderr(stderr), exit) };
     tokio::pin!(ending);
     // A command whose output nobody wants any more is left, not waited for.
-    let ((state, came), finished) = beside(reading, ending.as_mut()).await;
-    let verdict = match came {
-        Came::Wrong(error) => Verdict::Failed(error),
-        Came::Other if plan != Plan::Whole => Verdict::CannotGoOn,
-        Came::Other | Came::All | Came::Cut => {
-            let (stderr, status) = match finished {
+    let ((state, outcome), exit) = run_alongside(reading, ending.as_mut()).await;
+    let result = match outcome {
+        ExtractOutcome::Failed(error) => AttemptResult::Failed(error),
+        ExtractOutcome::PrefixChanged if plan != DownloadPlan::Whole => AttemptResult::CannotResume,
+        ExtractOutcome::PrefixChanged | ExtractOutcome::Eof | ExtractOutcome::ReadError => {
+            let (stderr, status) = match exit {
                 Some(end) => end,
                 None => ending.await,
             };
-            let nothing = state.reader.offset() == 0;
-            match (Ended::of(&status, &stderr), came) {
-                (Ended::Well, Came::All) if state.reader.is_whole() => Verdict::Whole,
-                (Ended::Well, _) => Verdict::Cut("the archive has no end".to_owned()),
-                (Ended::Cut(cause), _) => Verdict::Cut(cause),
-                (Ended::Missing, _) if plan != Plan::Whole => Verdict::CannotGoOn,
-                (Ended::Missing, _) if nothing => Verdict::NoTar,
-                (Ended::Missing, _) => Verdict::Failed(Error::Missing {
+            let nothing_read = state.reader.offset() == 0;
+            match (CommandEnd::new(&status, &stderr), outcome) {
+                (CommandEnd::Success, ExtractOutcome::Eof) if state.reader.is_complete() => {
+                    AttemptResult::Complete
+                }
+                (CommandEnd::Success, _) => {
+                    AttemptResult::Disconnected("the archive has no end".to_owned())
+                }
+                (CommandEnd::Disconnected(cause), _) => AttemptResult::Disconnected(cause),
+                (CommandEnd::NotFound, _) if plan != DownloadPlan::Whole => {
+                    AttemptResult::CannotResume
+                }
+                (CommandEnd::NotFound, _) if nothing_read => AttemptResult::NoTar,
+                (CommandEnd::NotFound, _) => AttemptResult::Failed(Error::MissingProgram {
                     program: "tar",
                     needed: "",
                 }),
-                (Ended::Badly(how), _) => Verdict::Failed(Error::Remote {
+                (CommandEnd::Failed(how), _) => AttemptResult::Failed(Error::CommandFailed {
                     program: "tar",
                     how,
                     stderr,
                 }),
-                (Ended::NotRun(message), _) => Verdict::Failed(Error::NotRun {
+                (CommandEnd::NotRun(message), _) => AttemptResult::Failed(Error::NotRun {
                     program: "tar",
                     message,
                 }),
             }
         }
     };
-    Ok((state, verdict))
+    Ok((state, result))
 }
 
 /// What came of an archive.
-pub(super) enum Came {
-    All,
-    Cut,
+pub(super) enum ExtractOutcome {
+    Eof,
+    ReadError,
     /// Not what was there before.
-    Other,
-    Wrong(Error),
+    PrefixChanged,
+    Failed(Error),
 }
 
 /// Whether the archive still has what came of it before. Not a byte more is taken than
 /// the line that says so.
-async fn is_the_same(stdout: &mut (impl AsyncRead + Unpin), known: Sum) -> io::Result<bool> {
+async fn prefix_matches(
+    stdout: &mut (impl AsyncRead + Unpin),
+    prefix_cksum: Cksum,
+) -> io::Result<bool> {
     let mut line = Vec::new();
     loop {
         // At its end there is no program to sum it up.
-        if (&mut *stdout).take(1).read_buf(&mut line).await? == 0 || line.len() > SUM {
+        if (&mut *stdout).take(1).read_buf(&mut line).await? == 0
+            || line.len() > MAX_CKSUM_LINE_BYTES
+        {
             return Ok(false);
         }
         if line.ends_with(b"\n") {
-            return Ok(sum_and_size(&line) == Some((known.finish(), known.length())));
+            return Ok(
+                parse_cksum_output(&line) == Some((prefix_cksum.finish(), prefix_cksum.length()))
+            );
         }
     }
 }
@@ -265,53 +289,56 @@ async fn is_the_same(stdout: &mut (impl AsyncRead + Unpin), known: Sum) -> io::R
 pub(super) async fn extract(
     mut stdout: impl AsyncRead + Unpin,
     state: Box<State>,
-) -> (Box<State>, Came) {
-    let (pieces, mut waiting) = mpsc::channel::<Bytes>(WAITING);
-    let disk: JoinHandle<(Box<State>, Result<(), Error>)> =
+) -> (Box<State>, ExtractOutcome) {
+    let (chunks, mut queue) = mpsc::channel::<Bytes>(MAX_QUEUED_CHUNKS);
+    let writing: JoinHandle<(Box<State>, Result<(), Error>)> =
         tokio::task::spawn_blocking(move || {
             let mut state = state;
             let State { reader, extractor } = &mut *state;
-            while let Some(piece) = waiting.blocking_recv() {
-                if let Err(error) = extractor.take(reader, &piece) {
+            while let Some(chunk) = queue.blocking_recv() {
+                if let Err(error) = extractor.push(reader, &chunk) {
                     return (state, Err(error));
                 }
             }
             (state, Ok(()))
         });
     let mut buffer = BytesMut::new();
-    let came = loop {
-        match fill(&mut stdout, &mut buffer).await {
-            Ok(Filled::Some) => {
-                if pieces.send(buffer.split().freeze()).await.is_err() {
+    let outcome = loop {
+        match read_available(&mut stdout, &mut buffer).await {
+            Ok(ReadResult::Data) => {
+                if chunks.send(buffer.split().freeze()).await.is_err() {
                     // It will say why.
-                    break Came::All;
+                    break ExtractOutcome::Eof;
                 }
             }
-            Ok(Filled::End) => break Came::All,
+            Ok(ReadResult::Eof) => break ExtractOutcome::Eof,
             // How the command ended says why.
-            Err(_) => break Came::Cut,
+            Err(_) => break ExtractOutcome::ReadError,
         }
     };
-    drop(pieces);
-    match disk.await {
-        Ok((state, Ok(()))) => (state, came),
-        Ok((state, Err(error))) => (state, Came::Wrong(error)),
+    drop(chunks);
+    match writing.await {
+        Ok((state, Ok(()))) => (state, outcome),
+        Ok((state, Err(error))) => (state, ExtractOutcome::Failed(error)),
         Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
     }
 }
 
-enum Filled {
-    Some,
-    End,
+enum ReadResult {
+    Data,
+    Eof,
 }
 
 /// Waits for something, and takes all that is there with it.
-async fn fill(stdout: &mut (impl AsyncRead + Unpin), buffer: &mut BytesMut) -> io::Result<Filled> {
-    buffer.reserve(PIECE);
+async fn read_available(
+    stdout: &mut (impl AsyncRead + Unpin),
+    buffer: &mut BytesMut,
+) -> io::Result<ReadResult> {
+    buffer.reserve(CHUNK_BYTES);
     if stdout.read_buf(buffer).await? == 0 {
-        return Ok(Filled::End);
+        return Ok(ReadResult::Eof);
     }
-    while buffer.len() < PIECE {
+    while buffer.len() < CHUNK_BYTES {
         let more = stdout.read_buf(buffer);
         tokio::pin!(more);
         // Polled once: what is not there yet is not waited for.
@@ -324,5 +351,5 @@ async fn fill(stdout: &mut (impl AsyncRead + Unpin), buffer: &mut BytesMut) -> i
             std::task::Poll::Ready(Ok(_)) => {}
         }
     }
-    Ok(Filled::Some)
+    Ok(ReadResult::Data)
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use super::contained::{self, Escape};
+use super::path_containment::{self, PathEscape};
 use super::tar::Violation;
 
 /// Why something was not copied. In kubectl's words where people know them.
@@ -13,12 +13,16 @@ use super::tar::Violation;
 pub enum Error {
     /// A word of the command line is no place.
     #[error("{0}")]
-    Place(&'static str),
+    InvalidSpec(&'static str),
     /// There is nothing to copy.
-    #[error("{} doesn't exist in local filesystem", shown(.0))]
+    #[error("{} doesn't exist in local filesystem", printable_path(.0))]
     NoSource(PathBuf),
     /// Something here cannot be read, written or made.
-    #[error("cannot {doing} {}: {cause}{}", shown(path), advice(cause))]
+    #[error(
+        "cannot {doing} {}: {cause}{}",
+        printable_path(path),
+        storage_hint(cause)
+    )]
     Local {
         /// What was tried.
         doing: &'static str,
@@ -31,9 +35,9 @@ pub enum Error {
     #[error(
         "{} shrank while it was read: {read} of {size} bytes were there; copy it again when \
          nothing writes to it",
-        shown(path)
+        printable_path(path)
     )]
-    Shrank {
+    FileShrank {
         /// Which one.
         path: PathBuf,
         /// How large it was.
@@ -45,12 +49,12 @@ pub enum Error {
     #[error("tar contents corrupted: {0}")]
     Corrupted(#[from] Violation),
     /// The archive names a place that was not asked for.
-    #[error("tar contents corrupted: the entry {name:?} {}; nothing was written there", escape(*why))]
-    Escapes {
+    #[error("tar contents corrupted: the entry {name:?} {}; nothing was written there", escape_message(*why))]
+    PathEscape {
         /// As it is written there.
         name: String,
         /// In which way.
-        why: Escape,
+        why: PathEscape,
     },
     /// The archive has another kind of thing than can be there.
     #[error("tar contents corrupted: {0}")]
@@ -59,22 +63,22 @@ pub enum Error {
     #[error(
         "{} is a symlink or a file where a directory has to be: it is not followed, and nothing \
          was written through it",
-        shown(.0)
+        printable_path(.0)
     )]
-    Through(PathBuf),
+    SymlinkInPath(PathBuf),
     /// There is no room for it.
     #[error(
-        "{name} has {size} bytes, but there is room for {room} in {} ({limit}); nothing of it was \
+        "{name} has {size} bytes, but there is room for {available} in {} ({limit}); nothing of it was \
          written",
-        shown(target)
+        printable_path(target)
     )]
-    NoRoom {
+    NoSpace {
         /// Which entry.
         name: String,
         /// How large it is.
         size: u64,
         /// How much may still be written.
-        room: u64,
+        available: u64,
         /// Whose limit that is.
         limit: &'static str,
         /// Where to.
@@ -82,7 +86,7 @@ pub enum Error {
     },
     /// More than is kept in memory.
     #[error("there are more {what} than are kept in memory ({limit} bytes); copy it in parts")]
-    TooMuch {
+    MemoryLimit {
         /// Of what.
         what: &'static str,
         /// How much of it would be kept.
@@ -93,24 +97,24 @@ pub enum Error {
     Skipped(Skipped),
     /// The connection ended before all had come, or gone.
     #[error(
-        "the connection was lost after {bytes} bytes and {tries}: {}; what is there is \
+        "the connection was lost after {bytes} bytes and {attempts}: {}; what is there is \
          incomplete{}",
-        contained::shown(cause.as_bytes()),
-        if *could_retry { ". --retries=N tries again" } else { "" }
+        path_containment::printable(cause.as_bytes()),
+        if *retry_available { ". --retries=N tries again" } else { "" }
     )]
-    Cut {
+    Disconnected {
         /// How much had come, or had been sent.
         bytes: u64,
         /// How often it was tried.
-        tries: Tries,
+        attempts: Attempts,
         /// In words.
         cause: String,
         /// Whether nobody asked for a retry.
-        could_retry: bool,
+        retry_available: bool,
     },
     /// A program in the container failed.
-    #[error("{program} in the container {how}{}", said(stderr))]
-    Remote {
+    #[error("{program} in the container {how}{}", stderr_suffix(stderr))]
+    CommandFailed {
         /// Which one.
         program: &'static str,
         /// In words.
@@ -120,7 +124,7 @@ pub enum Error {
     },
     /// A program is not in the container.
     #[error("there is no {program} in the container{needed}")]
-    Missing {
+    MissingProgram {
         /// Which one.
         program: &'static str,
         /// What for, and what can be done without it.
@@ -129,7 +133,7 @@ pub enum Error {
     /// The server says why a program was not run to its end.
     #[error(
         "{program} was not run to its end in the container: {}",
-        contained::shown_lines(message.as_bytes())
+        path_containment::printable_lines(message.as_bytes())
     )]
     NotRun {
         /// Which one.
@@ -137,9 +141,9 @@ pub enum Error {
         /// The server's words.
         message: String,
     },
-    /// Somebody wants no more of it ([`super::Stop`]).
+    /// Somebody wants no more of it ([`super::CancellationToken`]).
     #[error("stopped; what is there is incomplete")]
-    Stopped,
+    Cancelled,
     /// No command could be started there.
     #[error(transparent)]
     Client(#[from] crate::Error),
@@ -151,7 +155,7 @@ pub struct Skipped(pub u64);
 
 /// How often something was tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tries(pub u32);
+pub struct Attempts(pub u32);
 
 impl Skipped {
     /// An error, unless it is none.
@@ -172,7 +176,7 @@ impl std::fmt::Display for Skipped {
     }
 }
 
-impl std::fmt::Display for Tries {
+impl std::fmt::Display for Attempts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             1 => f.write_str("one try"),
@@ -182,19 +186,19 @@ impl std::fmt::Display for Tries {
 }
 
 /// A name may come from an archive, and must do nothing to a terminal.
-fn shown(path: &Path) -> String {
-    contained::shown(path.as_os_str().as_bytes())
+fn printable_path(path: &Path) -> String {
+    path_containment::printable(path.as_os_str().as_bytes())
 }
 
-fn escape(why: Escape) -> &'static str {
+fn escape_message(why: PathEscape) -> &'static str {
     match why {
-        Escape::Absolute => "is absolute",
-        Escape::Parent => "leads out of the target",
-        Escape::Elsewhere => "is not below what was asked for",
+        PathEscape::Absolute => "is absolute",
+        PathEscape::Parent => "leads out of the target",
+        PathEscape::OutsideRequested => "is not below what was asked for",
     }
 }
 
-fn advice(cause: &io::Error) -> &'static str {
+fn storage_hint(cause: &io::Error) -> &'static str {
     match cause.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "; make room there, or copy to another place"
@@ -204,9 +208,9 @@ fn advice(cause: &io::Error) -> &'static str {
     }
 }
 
-fn said(stderr: &str) -> String {
+fn stderr_suffix(stderr: &str) -> String {
     match stderr.trim() {
         "" => String::new(),
-        said => format!(": {said}"),
+        stderr_suffix => format!(": {stderr_suffix}"),
     }
 }

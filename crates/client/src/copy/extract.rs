@@ -11,57 +11,62 @@ use std::sync::Arc;
 use rustix::fs::{self, AtFlags, Mode, OFlags, Timespec};
 use rustix::io::Errno;
 
-use super::cksum::Sum;
-use super::contained::{self, Top};
+use super::cksum::Cksum;
+use super::copy_spec::Destination;
+use super::disk_budget::DiskBudget;
 use super::error::{Error, Skipped};
-use super::options::{Notice, Options, Preserve};
-use super::place::Landing;
-use super::room::Room;
-use super::tally::Tally;
+use super::options::{CopyEvent, Options, Preserve};
+use super::path_containment::{self, RequestedRoot};
+use super::progress::Progress;
 use super::tar::{Entry, Event, Kind, Reader};
-use super::tree::{self, Finish, Tree};
+use super::target_tree::{self, FinalMetadata, TargetTree};
 
 /// Writes an archive below a target.
 pub(super) struct Extractor {
-    top: Top,
-    landing: Landing,
+    top: RequestedRoot,
+    destination: Destination,
     options: Options,
-    tally: Arc<Tally>,
-    ground: Option<Ground>,
-    file: Option<Unfinished>,
-    room: Room,
+    progress: Arc<Progress>,
+    target: Option<ExtractTarget>,
+    file: Option<PartialFile>,
+    budget: DiskBudget,
     skipped: u64,
     token: u64,
 }
 
 /// Where it goes, once the first entry has said what it is.
-enum Ground {
-    Directory(Tree),
+enum ExtractTarget {
+    Directory(TargetTree),
     /// One file of this name.
-    File(Tree, Vec<u8>),
+    File(TargetTree, Vec<u8>),
 }
 
 /// A file that is not whole.
-struct Unfinished {
+struct PartialFile {
     directory: Arc<OwnedFd>,
-    temporary: Vec<u8>,
+    temporary_name: Vec<u8>,
     name: Vec<u8>,
     path: PathBuf,
     file: File,
     size: u64,
     left: u64,
-    time: Option<Timespec>,
+    mtime: Option<Timespec>,
 }
 
 impl Extractor {
-    pub(super) fn new(top: Top, landing: Landing, options: Options, tally: Arc<Tally>) -> Self {
+    pub(super) fn new(
+        top: RequestedRoot,
+        destination: Destination,
+        options: Options,
+        progress: Arc<Progress>,
+    ) -> Self {
         Self {
             top,
-            landing,
-            tally,
-            ground: None,
+            destination,
+            progress,
+            target: None,
             file: None,
-            room: Room::new(options.max_bytes),
+            budget: DiskBudget::new(options.max_bytes),
             skipped: 0,
             // Nobody else may guess it, and make something of that name.
             token: RandomState::new().hash_one(std::process::id()),
@@ -70,7 +75,7 @@ impl Extractor {
     }
 
     /// Takes a piece of an archive. `true` is that its end has come.
-    pub(super) fn take(&mut self, reader: &mut Reader, mut input: &[u8]) -> Result<bool, Error> {
+    pub(super) fn push(&mut self, reader: &mut Reader, mut input: &[u8]) -> Result<bool, Error> {
         while let Some(event) = reader.next(&mut input)? {
             match event {
                 Event::Entry(entry) => self.entry(&entry)?,
@@ -78,33 +83,33 @@ impl Extractor {
                 Event::End => return Ok(true),
             }
         }
-        Ok(reader.is_whole())
+        Ok(reader.is_complete())
     }
 
     /// The archive begins again: what is not whole is thrown away.
-    pub(super) fn begin_again(&mut self) {
+    pub(super) fn restart(&mut self) {
         self.file = None;
         self.skipped = 0;
-        self.room = Room::new(self.options.max_bytes);
+        self.budget = DiskBudget::new(self.options.max_bytes);
     }
 
     /// Adds what has come of the file that is not whole, if there is one. `false` is that
     /// it cannot be read, or that nobody wants it any more.
-    pub(super) fn add_begun(&self, sum: &mut Sum) -> bool {
-        let Some(begun) = &self.file else {
+    pub(super) fn add_partial_file(&self, sum: &mut Cksum) -> bool {
+        let Some(partial) = &self.file else {
             return true;
         };
-        let leave = || self.options.stop.is_told();
-        let added = sum.add_file(&begun.file, begun.size - begun.left, leave);
+        let should_stop = || self.options.cancel.is_cancelled();
+        let added = sum.add_file(&partial.file, partial.size - partial.left, should_stop);
         added.unwrap_or(false)
     }
 
     /// Everything has come, and the container's tar says so too.
     pub(super) fn finish(mut self) -> Result<(), Error> {
-        match &mut self.ground {
+        match &mut self.target {
             None => return Err(Error::Unexpected("there is nothing in it".to_owned())),
-            Some(Ground::Directory(tree)) => tree.finish()?,
-            Some(Ground::File(..)) => {}
+            Some(ExtractTarget::Directory(target_tree)) => target_tree.apply_final_metadata()?,
+            Some(ExtractTarget::File(..)) => {}
         }
         Skipped::result(self.skipped)
     }
@@ -114,88 +119,88 @@ impl Extractor {
             // A file's contents come before the next entry, or never.
             return Err(Error::Unexpected(format!("{} is cut", file.path.display())));
         }
-        self.tally.entry(&entry.name);
-        let parts = self.below(&entry.name)?;
-        if self.ground.is_none() {
-            self.ground = Some(self.settle(entry, &parts)?);
+        self.progress.begin_entry(&entry.name);
+        let parts = self.relative_parts(&entry.name)?;
+        if self.target.is_none() {
+            self.target = Some(self.resolve_target(entry, &parts)?);
         }
-        let Some(ground) = &mut self.ground else {
+        let Some(target) = &mut self.target else {
             return Ok(());
         };
-        match ground {
-            Ground::File(tree, name) => {
+        match target {
+            ExtractTarget::File(target_tree, name) => {
                 if !parts.is_empty() || entry.kind != Kind::File {
                     return Err(Error::Unexpected(format!(
                         "the {} {:?} is not what was asked for",
                         entry.kind,
-                        contained::shown(&entry.name)
+                        path_containment::printable(&entry.name)
                     )));
                 }
                 let name = name.clone();
-                let directory = tree.root().clone();
-                let path = tree.shown(&[&name]);
+                let directory = target_tree.root().clone();
+                let path = target_tree.display_path(&[&name]);
                 self.begin(entry, directory, &name, path)
             }
-            Ground::Directory(tree) => match (parts.split_last(), entry.kind) {
+            ExtractTarget::Directory(target_tree) => match (parts.split_last(), entry.kind) {
                 (_, Kind::Directory) => {
-                    let finish = finish(self.options.preserve, entry);
-                    tree.enter(&parts, finish)?;
+                    let final_metadata = final_metadata(self.options.preserve, entry);
+                    target_tree.enter(&parts, final_metadata)?;
                     Ok(())
                 }
                 // The first entry has said that it is a directory.
                 (None, kind) => Err(Error::Unexpected(format!(
                     "{} is a directory and a {kind}",
-                    tree.shown(&[]).display()
+                    target_tree.display_path(&[]).display()
                 ))),
                 (Some((name, above)), Kind::File) => {
-                    let directory = tree.enter(above, None)?;
-                    let path = tree.shown(&parts);
+                    let directory = target_tree.enter(above, None)?;
+                    let path = target_tree.display_path(&parts);
                     self.begin(entry, directory, name, path)
                 }
                 (Some(_), Kind::Symlink) => self.symlink(entry, &parts),
                 (Some(_), Kind::HardLink) => self.hard_link(entry, &parts),
                 (Some(_), kind @ (Kind::Character | Kind::Block | Kind::Fifo)) => {
-                    let path = tree.shown(&parts);
-                    self.skip(Notice::Special { path, kind });
+                    let path = target_tree.display_path(&parts);
+                    self.skip(CopyEvent::Special { path, kind });
                     Ok(())
                 }
             },
         }
     }
 
-    fn below<'a>(&self, name: &'a [u8]) -> Result<Vec<&'a [u8]>, Error> {
-        contained::below(&self.top, name).map_err(|why| Error::Escapes {
-            name: contained::shown(name),
+    fn relative_parts<'a>(&self, name: &'a [u8]) -> Result<Vec<&'a [u8]>, Error> {
+        path_containment::relative_parts(&self.top, name).map_err(|why| Error::PathEscape {
+            name: path_containment::printable(name),
             why,
         })
     }
 
     /// The first entry says whether it is a file or a tree.
-    fn settle(&mut self, entry: &Entry, parts: &[&[u8]]) -> Result<Ground, Error> {
+    fn resolve_target(&mut self, entry: &Entry, parts: &[&[u8]]) -> Result<ExtractTarget, Error> {
         let is_top = parts.is_empty();
-        let ground = match entry.kind {
+        let target = match entry.kind {
             Kind::Directory if is_top => {
-                let (mut tree, existed) = Tree::open(self.landing.directory())?;
-                if let Some(finish) = finish(self.options.preserve, entry)
+                let (mut target_tree, existed) = TargetTree::open(self.destination.directory())?;
+                if let Some(final_metadata) = final_metadata(self.options.preserve, entry)
                     && !existed
                 {
-                    tree.keep_root(finish)?;
+                    target_tree.record_root(final_metadata)?;
                 }
-                Ground::Directory(tree)
+                ExtractTarget::Directory(target_tree)
             }
             Kind::File if is_top => {
-                let (directory, name) = self.landing.file(&self.top)?;
-                let (tree, _) = Tree::open(&directory)?;
-                let path = tree.shown(&[&name]);
-                refuse_special(tree.root(), &name, &path)?;
-                self.tally.expect(entry.size);
-                Ground::File(tree, name)
+                let (directory, name) = self.destination.file(&self.top)?;
+                let (target_tree, _) = TargetTree::open(&directory)?;
+                let path = target_tree.display_path(&[&name]);
+                refuse_special_file(target_tree.root(), &name, &path)?;
+                self.progress.expect(entry.size);
+                ExtractTarget::File(target_tree, name)
             }
             Kind::Symlink if is_top => {
                 return Err(Error::Unexpected(format!(
                     "what was asked for is a symlink to {:?}; ask for that, or for the directory \
                      behind it by a / at the end",
-                    contained::shown(&entry.link)
+                    path_containment::printable(&entry.link)
                 )));
             }
             kind => {
@@ -204,7 +209,7 @@ impl Extractor {
                 )));
             }
         };
-        Ok(ground)
+        Ok(target)
     }
 
     fn begin(
@@ -215,15 +220,15 @@ impl Extractor {
         path: PathBuf,
     ) -> Result<(), Error> {
         // Before a byte of it is written: a disk that is full is everybody's problem.
-        let room = self.room.take(entry.size, || free(&directory));
-        room.map_err(|full| Error::NoRoom {
-            name: contained::shown(&entry.name),
+        let budget = self.budget.reserve(entry.size, || free_bytes(&directory));
+        budget.map_err(|disk_full| Error::NoSpace {
+            name: path_containment::printable(&entry.name),
             size: entry.size,
-            room: full.room,
-            limit: full.limit,
-            target: self.landing.directory().to_path_buf(),
+            available: disk_full.available,
+            limit: disk_full.limit,
+            target: self.destination.directory().to_path_buf(),
         })?;
-        let temporary = self.temporary();
+        let temporary_name = self.temporary_name();
         // It is read again if it has to be gone on with.
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -232,7 +237,12 @@ impl Extractor {
             Preserve::Yes => entry.mode & 0o777,
             Preserve::No => 0o666,
         };
-        let file = fs::openat(&directory, &temporary[..], flags, Mode::from_raw_mode(mode));
+        let file = fs::openat(
+            &directory,
+            &temporary_name[..],
+            flags,
+            Mode::from_raw_mode(mode),
+        );
         let file = match file {
             Ok(file) => File::from(file),
             Err(errno) => {
@@ -243,20 +253,20 @@ impl Extractor {
                 });
             }
         };
-        let mut unfinished = Unfinished {
+        let mut partial = PartialFile {
             directory,
-            temporary,
+            temporary_name,
             name: name.to_vec(),
             path,
             file,
             size: entry.size,
             left: entry.size,
-            time: (self.options.preserve == Preserve::Yes).then(|| time(entry)),
+            mtime: (self.options.preserve == Preserve::Yes).then(|| mtime(entry)),
         };
         if entry.size == 0 {
-            unfinished.put_in_place()?;
+            partial.put_in_place()?;
         } else {
-            self.file = Some(unfinished);
+            self.file = Some(partial);
         }
         Ok(())
     }
@@ -270,47 +280,47 @@ impl Extractor {
             path: file.path.clone(),
             cause,
         })?;
-        self.tally.moved(data.len());
+        self.progress.add_bytes(data.len());
         file.left = file.left.saturating_sub(data.len() as u64);
         if file.left == 0
-            && let Some(mut whole) = self.file.take()
+            && let Some(mut complete) = self.file.take()
         {
-            whole.put_in_place()?;
+            complete.put_in_place()?;
         }
         Ok(())
     }
 
     fn symlink(&mut self, entry: &Entry, parts: &[&[u8]]) -> Result<(), Error> {
-        let Some(Ground::Directory(tree)) = &mut self.ground else {
+        let Some(ExtractTarget::Directory(target_tree)) = &mut self.target else {
             return Ok(());
         };
         let Some((name, above)) = parts.split_last() else {
             return Ok(());
         };
-        let path = tree.shown(parts);
-        if !contained::stays(above.len(), &entry.link) {
-            self.skip(Notice::Symlink {
+        let path = target_tree.display_path(parts);
+        if !path_containment::symlink_stays_inside(above.len(), &entry.link) {
+            self.skip(CopyEvent::Symlink {
                 path,
-                target: contained::shown(&entry.link),
+                target: path_containment::printable(&entry.link),
             });
             return Ok(());
         }
-        let directory = tree.enter(above, None)?;
+        let directory = target_tree.enter(above, None)?;
         let make = || -> io::Result<()> {
-            tree::remove(&directory, name)?;
+            target_tree::remove_if_present(&directory, name)?;
             fs::symlinkat(&entry.link[..], &directory, *name)?;
             if self.options.preserve == Preserve::Yes {
-                let times = tree::at(time(entry));
+                let times = target_tree::timestamps(mtime(entry));
                 fs::utimensat(&directory, *name, &times, AtFlags::SYMLINK_NOFOLLOW)?;
             }
             Ok(())
         };
-        make().map_err(|cause| tree.local("make the symlink", parts, cause))
+        make().map_err(|cause| target_tree.local_error("make the symlink", parts, cause))
     }
 
     fn hard_link(&mut self, entry: &Entry, parts: &[&[u8]]) -> Result<(), Error> {
-        let target = self.below(&entry.link)?;
-        let Some(Ground::Directory(tree)) = &mut self.ground else {
+        let target = self.relative_parts(&entry.link)?;
+        let Some(ExtractTarget::Directory(target_tree)) = &mut self.target else {
             return Ok(());
         };
         let (Some((to, to_above)), Some((from, from_above))) =
@@ -321,15 +331,15 @@ impl Extractor {
         if parts == target {
             return Ok(());
         }
-        let source = tree.enter(from_above, None)?;
-        let directory = tree.enter(to_above, None)?;
+        let source = target_tree.enter(from_above, None)?;
+        let directory = target_tree.enter(to_above, None)?;
         let status = fs::statat(&source, *from, AtFlags::SYMLINK_NOFOLLOW);
         if matches!(status, Err(Errno::NOENT)) {
             // To a pipe that was left out, for example.
-            let path = tree.shown(parts);
-            self.skip(Notice::HardLink {
+            let path = target_tree.display_path(parts);
+            self.skip(CopyEvent::HardLink {
                 path,
-                target: contained::shown(&entry.link),
+                target: path_containment::printable(&entry.link),
             });
             return Ok(());
         }
@@ -338,7 +348,7 @@ impl Extractor {
             if !fs::FileType::from_raw_mode(status?.st_mode).is_file() {
                 return Err(io::Error::other("what it links to is no file"));
             }
-            tree::remove(&directory, to)?;
+            target_tree::remove_if_present(&directory, to)?;
             Ok(fs::linkat(
                 &source,
                 *from,
@@ -347,54 +357,54 @@ impl Extractor {
                 AtFlags::empty(),
             )?)
         };
-        make().map_err(|cause| tree.local("make the hard link", parts, cause))
+        make().map_err(|cause| target_tree.local_error("make the hard link", parts, cause))
     }
 
-    fn skip(&mut self, notice: Notice) {
+    fn skip(&mut self, notice: CopyEvent) {
         self.skipped += 1;
-        self.options.tell(notice);
+        self.options.emit(notice);
     }
 
     /// A name that nobody else has.
-    fn temporary(&mut self) -> Vec<u8> {
+    fn temporary_name(&mut self) -> Vec<u8> {
         self.token = self.token.wrapping_add(1);
         format!(".skewbridge-{:016x}.part", self.token).into_bytes()
     }
 }
 
-impl Unfinished {
+impl PartialFile {
     fn put_in_place(&mut self) -> Result<(), Error> {
-        let place = || -> io::Result<()> {
-            if let Some(time) = self.time {
-                fs::futimens(&self.file, &tree::at(time))?;
+        let copy_spec = || -> io::Result<()> {
+            if let Some(mtime) = self.mtime {
+                fs::futimens(&self.file, &target_tree::timestamps(mtime))?;
             }
             let (directory, name) = (&self.directory, &self.name[..]);
-            fs::renameat(directory, &self.temporary[..], directory, name)?;
+            fs::renameat(directory, &self.temporary_name[..], directory, name)?;
             Ok(())
         };
-        place().map_err(|cause| Error::Local {
+        copy_spec().map_err(|cause| Error::Local {
             doing: "write to",
             path: self.path.clone(),
             cause,
         })?;
         // Nothing to remove any more.
-        self.temporary.clear();
+        self.temporary_name.clear();
         Ok(())
     }
 }
 
-impl Drop for Unfinished {
+impl Drop for PartialFile {
     fn drop(&mut self) {
-        if !self.temporary.is_empty() {
-            let _ = tree::remove(&self.directory, &self.temporary);
+        if !self.temporary_name.is_empty() {
+            let _ = target_tree::remove_if_present(&self.directory, &self.temporary_name);
         }
     }
 }
 
 /// A file of one's own wish may replace a file or a symlink, but no device: who
 /// copies to /dev/null does not want it to be a file from now on.
-fn refuse_special(directory: &OwnedFd, name: &[u8], path: &Path) -> Result<(), Error> {
-    let there = match fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+fn refuse_special_file(directory: &OwnedFd, name: &[u8], path: &Path) -> Result<(), Error> {
+    let existing = match fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(status) => fs::FileType::from_raw_mode(status.st_mode),
         Err(Errno::NOENT) => return Ok(()),
         Err(errno) => {
@@ -405,7 +415,7 @@ fn refuse_special(directory: &OwnedFd, name: &[u8], path: &Path) -> Result<(), E
             });
         }
     };
-    if there.is_file() || there.is_symlink() {
+    if existing.is_file() || existing.is_symlink() {
         return Ok(());
     }
     Err(Error::Local {
@@ -416,19 +426,19 @@ fn refuse_special(directory: &OwnedFd, name: &[u8], path: &Path) -> Result<(), E
 }
 
 /// How much may be written to the disk of a directory, if that says so.
-fn free(directory: &OwnedFd) -> Option<u64> {
+fn free_bytes(directory: &OwnedFd) -> Option<u64> {
     let disk = fs::fstatvfs(directory).ok()?;
     Some(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
-fn finish(preserve: Preserve, entry: &Entry) -> Option<Finish> {
-    (preserve == Preserve::Yes).then(|| Finish {
+fn final_metadata(preserve: Preserve, entry: &Entry) -> Option<FinalMetadata> {
+    (preserve == Preserve::Yes).then(|| FinalMetadata {
         mode: entry.mode & 0o777,
-        time: time(entry),
+        mtime: mtime(entry),
     })
 }
 
-fn time(entry: &Entry) -> Timespec {
+fn mtime(entry: &Entry) -> Timespec {
     Timespec {
         tv_sec: entry.mtime,
         tv_nsec: entry.mtime_nanos.into(),

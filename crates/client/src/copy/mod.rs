@@ -2,13 +2,13 @@
 //!
 //! [`copy_to`], [`copy_from`] and [`copy_between`] run commands in a [`Container`], which
 //! is a [`Pod`] with an executor. What comes from a container is not trusted: whatever
-//! its archive says, nothing is written outside of the target ([`contained`]).
+//! its archive says, nothing is written outside of the target ([`path_containment`]).
 //! `docs/copy.md` has the rules.
 //!
 //! ```no_run
 //! use std::path::Path;
 //! use std::sync::Arc;
-//! use skewbridge_client::copy::{self, Options, Pod, Tally};
+//! use skewbridge_client::copy::{self, Options, Pod, Progress};
 //! use skewbridge_client::streams::FallbackExecutor;
 //!
 //! # async fn example(endpoint: skewbridge_client::Endpoint) -> Result<(), copy::Error> {
@@ -18,44 +18,44 @@
 //!     pod: "web".to_owned(),
 //!     container: None,
 //! };
-//! let (options, tally) = (Options::default(), Arc::new(Tally::default()));
-//! copy::copy_from(&pod, "/var/log/app", Path::new("logs"), &options, &tally).await?;
+//! let (options, progress) = (Options::default(), Arc::new(Progress::default()));
+//! copy::copy_from(&pod, "/var/log/app", Path::new("logs"), &options, &progress).await?;
 //! # Ok(())
 //! # }
 //! ```
 
-mod append;
-mod between;
-mod cat;
-mod cat_out;
+mod archive_builder;
+mod backoff;
+mod cancellation;
+mod cat_download;
+mod cat_upload;
 mod cksum;
 mod commands;
-pub mod contained;
 mod container;
+mod copy_spec;
+mod dir_stack;
+mod disk_budget;
 mod download;
 mod error;
 mod extract;
-mod gather;
-mod levels;
 mod options;
-mod place;
-mod retry;
-mod room;
-mod stop;
-mod tally;
+pub mod path_containment;
+mod pod_to_pod;
+mod progress;
+mod remote_inventory;
+mod remote_writer;
+mod resume;
 pub mod tar;
-mod there;
-mod tree;
+mod target_tree;
 mod upload;
-mod way;
-mod worker;
+mod upload_plan;
 
-pub use between::copy_between;
-pub use container::{Container, Pod, Process, Running, Stdin};
+pub use cancellation::CancellationToken;
+pub use container::{Container, Pod, Process, RunFuture, Stdin};
+pub use copy_spec::CopySpec;
 pub use download::copy_from;
-pub use error::{Error, Skipped, Tries};
-pub use options::{Again, Notice, Options, Preserve, Retries};
-pub use place::Place;
-pub use stop::Stop;
-pub use tally::Tally;
+pub use error::{Attempts, Error, Skipped};
+pub use options::{CopyEvent, Options, Preserve, ResumePoint, Retries};
+pub use pod_to_pod::copy_between;
+pub use progress::Progress;
 pub use upload::copy_to;

@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::contained;
-use super::stop::Stop;
+use super::cancellation::CancellationToken;
+use super::path_containment;
 use super::tar::Kind;
 
 /// How to copy.
@@ -19,9 +19,9 @@ pub struct Options {
     /// more than is free.
     pub max_bytes: Option<u64>,
     /// Ends it in order.
-    pub stop: Stop,
+    pub cancel: CancellationToken,
     /// Is told what people should know of.
-    pub notices: Option<Arc<dyn Fn(Notice) + Send + Sync>>,
+    pub on_event: Option<Arc<dyn Fn(CopyEvent) + Send + Sync>>,
 }
 
 /// Whether permissions and times are kept.
@@ -45,7 +45,7 @@ pub enum Retries {
 
 /// What people should know of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Notice {
+pub enum CopyEvent {
     /// A symlink that leads out of the target was left out.
     Symlink {
         /// Where it would have been.
@@ -68,31 +68,31 @@ pub enum Notice {
         kind: Kind,
     },
     /// Something here that is neither file, directory nor symlink.
-    NoFile(PathBuf),
+    NotRegularFile(PathBuf),
     /// Something here was removed before it was read.
     Vanished(PathBuf),
     /// A file here grew while it was read; what it was before has been copied.
     Grew(PathBuf),
     /// The connection was lost, and the copy goes on.
-    Again {
+    Retrying {
         /// Why.
         cause: String,
         /// From where.
-        from: Again,
+        from: ResumePoint,
     },
     /// Something is done in another way, for lack of a program in the container.
-    Instead(&'static str),
+    Fallback(&'static str),
 }
 
 /// Where a copy is gone on with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Again {
+pub enum ResumePoint {
     /// From this byte of the archive.
-    At(u64),
+    Byte(u64),
     /// After this many entries that are there.
-    Without(u64),
+    SkippingFiles(u64),
     /// From its beginning.
-    Beginning,
+    Start,
 }
 
 impl Default for Retries {
@@ -112,18 +112,18 @@ impl Retries {
     }
 
     /// Whether another try is allowed after this many.
-    pub(super) fn allow(self, tries: u32) -> bool {
+    pub(super) fn allow(self, attempts: u32) -> bool {
         match self {
-            Self::AtMost(most) => tries <= most,
+            Self::AtMost(max_attempts) => attempts <= max_attempts,
             Self::Forever => true,
         }
     }
 }
 
 impl Options {
-    pub(super) fn tell(&self, notice: Notice) {
-        if let Some(notices) = &self.notices {
-            notices(notice);
+    pub(super) fn emit(&self, notice: CopyEvent) {
+        if let Some(on_event) = &self.on_event {
+            on_event(notice);
         }
     }
 }
@@ -138,7 +138,7 @@ impl fmt::Debug for Options {
     }
 }
 
-impl fmt::Display for Notice {
+impl fmt::Display for CopyEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Symlink { path, target } => write!(
@@ -154,7 +154,7 @@ impl fmt::Display for Notice {
             Self::Special { path, kind } => {
                 write!(f, "warning: skipping {kind}: {:?}", path.display())
             }
-            Self::NoFile(path) => write!(
+            Self::NotRegularFile(path) => write!(
                 f,
                 "warning: skipping {:?}: it is no file, directory or symlink",
                 path.display()
@@ -169,18 +169,18 @@ impl fmt::Display for Notice {
                 "warning: {:?} grew while it was read; what it was before has been copied",
                 path.display()
             ),
-            Self::Again { cause, from } => {
-                let cause = contained::shown(cause.as_bytes());
+            Self::Retrying { cause, from } => {
+                let cause = path_containment::printable(cause.as_bytes());
                 write!(f, "the connection was lost ({cause}), ")?;
                 match from {
-                    Again::At(byte) => write!(f, "going on at byte {byte}"),
-                    Again::Without(entries) => {
+                    ResumePoint::Byte(byte) => write!(f, "going on at byte {byte}"),
+                    ResumePoint::SkippingFiles(entries) => {
                         write!(f, "going on without {entries} files that are there")
                     }
-                    Again::Beginning => f.write_str("beginning again"),
+                    ResumePoint::Start => f.write_str("beginning again"),
                 }
             }
-            Self::Instead(text) => f.write_str(text),
+            Self::Fallback(text) => f.write_str(text),
         }
     }
 }
@@ -191,20 +191,20 @@ mod tests {
 
     #[test]
     fn what_others_say_does_nothing_to_a_terminal() {
-        let notices = [
-            Notice::Again {
+        let on_event = [
+            CopyEvent::Retrying {
                 cause: "\u{1b}[2Jgone".to_owned(),
-                from: Again::Beginning,
+                from: ResumePoint::Start,
             },
-            Notice::Symlink {
+            CopyEvent::Symlink {
                 path: "\u{1b}[2J".into(),
                 target: "\u{9b}2J".to_owned(),
             },
-            Notice::Vanished("\r\u{1b}c".into()),
+            CopyEvent::Vanished("\r\u{1b}c".into()),
         ];
-        for notice in notices {
-            let told = notice.to_string();
-            assert!(!told.contains(char::is_control), "{told:?}");
+        for notice in on_event {
+            let text = notice.to_string();
+            assert!(!text.contains(char::is_control), "{text:?}");
         }
     }
 }

@@ -7,21 +7,21 @@ use std::sync::Arc;
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{mpsc, oneshot};
 
-use super::cat;
-use super::container::{Container, Ended, Process, Stdin, complaint};
+use super::archive_builder::{ArchiveBuilder, BuildResult, SinkClosed};
+use super::backoff::Backoff;
+use super::cancellation::clean_up;
+use super::cat_upload;
+use super::container::{CommandEnd, Container, Process, Stdin, read_stderr};
 use super::error::{Error, Skipped};
-use super::gather::{Gathered, Gatherer, Stopped};
-use super::options::{Again, Notice, Options, Retries};
-use super::retry::Patience;
-use super::stop::tidy;
-use super::tally::Tally;
+use super::options::{CopyEvent, Options, ResumePoint, Retries};
+use super::progress::Progress;
+use super::remote_inventory::RemoteInventory;
 use super::tar;
-use super::there::There;
-use super::way::Way;
+use super::upload_plan::UploadPlan;
 
-/// How many pieces of [`super::gather::PIECE`] wait for the connection, beside one that
+/// How many pieces of [`super::archive_builder::CHUNK_BYTES`] wait for the connection, beside one that
 /// is made and one that is sent.
-const WAITING: usize = 1;
+const MAX_QUEUED_CHUNKS: usize = 1;
 
 /// Copies a file or a tree into a container.
 ///
@@ -32,53 +32,63 @@ pub async fn copy_to(
     from: &Path,
     to: &str,
     options: &Options,
-    tally: &Arc<Tally>,
+    progress: &Arc<Progress>,
 ) -> Result<(), Error> {
     let status = std::fs::symlink_metadata(from);
     let status = status.map_err(|_| Error::NoSource(from.to_path_buf()))?;
-    let mut patience = Patience::new(options);
-    let finding = find(container, from, to, &mut patience);
-    let way = Arc::new(options.stop.or(finding).await?);
-    if !way.has_tar() {
+    let mut backoff = Backoff::new(options);
+    let probing = probe(container, from, to, &mut backoff);
+    let plan = Arc::new(options.cancel.run_until_cancelled(probing).await?);
+    if !plan.has_tar() {
         if !status.is_file() {
-            return Err(Error::Missing {
+            return Err(Error::MissingProgram {
                 program: "tar",
                 needed: ": without it only single files can be copied to there, by sh and cat",
             });
         }
-        options.tell(Notice::Instead(
+        options.emit(CopyEvent::Fallback(
             "there is no tar in the container: copying by cat, without times",
         ));
-        let copying = cat::upload(container, from, way.target(), options, &mut patience, tally);
-        return options.stop.or(copying).await;
+        let upload = cat_upload::upload(
+            container,
+            from,
+            plan.target(),
+            options,
+            &mut backoff,
+            progress,
+        );
+        return options.cancel.run_until_cancelled(upload).await;
     }
-    let copying = Upload {
+    let upload = Upload {
         container,
         from,
-        way: &way,
+        plan: &plan,
         options,
-        tally,
+        progress,
     };
-    let copied = options.stop.or_soon(copying.run(&mut patience)).await;
+    let result = options
+        .cancel
+        .run_with_grace(upload.run(&mut backoff))
+        .await;
     // What a try without retries leaves is removed by its own shell.
-    if copied.is_err() || options.retries != Retries::AtMost(0) {
-        tidy(container, &way).await;
+    if result.is_err() || options.retries != Retries::AtMost(0) {
+        clean_up(container, &plan).await;
     }
-    copied.and_then(Skipped::result)
+    result.and_then(Skipped::result)
 }
 
-async fn find(
+async fn probe(
     container: &dyn Container,
     from: &Path,
     to: &str,
-    patience: &mut Patience,
-) -> Result<Way, Error> {
+    backoff: &mut Backoff,
+) -> Result<UploadPlan, Error> {
     loop {
-        match Way::for_local(container, from, to).await {
-            Ok(way) => return Ok(way),
+        match UploadPlan::for_local(container, from, to).await {
+            Ok(plan) => return Ok(plan),
             Err(error) => {
-                let cause = patience.cause(error)?;
-                patience.again(&cause, 0).await?;
+                let cause = backoff.transient_cause(error)?;
+                backoff.wait(&cause, 0).await?;
             }
         }
     }
@@ -88,91 +98,93 @@ async fn find(
 struct Upload<'a> {
     container: &'a dyn Container,
     from: &'a Path,
-    way: &'a Arc<Way>,
+    plan: &'a Arc<UploadPlan>,
     options: &'a Options,
-    tally: &'a Arc<Tally>,
+    progress: &'a Arc<Progress>,
 }
 
 /// What is to be done after a lost connection.
-enum Next {
+enum AfterDisconnect {
     /// Nothing: everything is in its place.
-    Done,
+    AlreadyComplete,
     /// Send what is not there.
-    Send(Arc<There>),
+    Resume(Arc<RemoteInventory>),
 }
 
 impl Upload<'_> {
     /// How many entries were left out.
-    async fn run(&self, patience: &mut Patience) -> Result<u64, Error> {
-        let mut there = Arc::new(There::default());
+    async fn run(&self, backoff: &mut Backoff) -> Result<u64, Error> {
+        let mut inventory = Arc::new(RemoteInventory::default());
         loop {
-            let sent = self.attempt(&there).await;
+            let sent = self.attempt(&inventory).await;
             let (mut cause, sent) = match sent {
-                Ok(Verdict::Whole { skipped }) => return Ok(skipped),
-                Ok(Verdict::Cut { cause, sent }) => (cause, sent),
-                Err(error) => (patience.cause(error)?, None),
+                Ok(AttemptResult::Complete { skipped }) => return Ok(skipped),
+                Ok(AttemptResult::Disconnected { cause, sent }) => (cause, sent),
+                Err(error) => (backoff.transient_cause(error)?, None),
             };
-            there = loop {
-                patience.again(&cause, self.tally.bytes()).await?;
-                self.tally.again();
-                match (self.next().await, sent) {
-                    (Ok(Next::Done), skipped) => return Ok(skipped.unwrap_or_default()),
-                    (Ok(Next::Send(there)), _) => break there,
-                    (Err(error), _) => cause = patience.cause(error)?,
+            inventory = loop {
+                backoff.wait(&cause, self.progress.bytes()).await?;
+                self.progress.add_retry();
+                match (self.query_state().await, sent) {
+                    (Ok(AfterDisconnect::AlreadyComplete), skipped) => {
+                        return Ok(skipped.unwrap_or_default());
+                    }
+                    (Ok(AfterDisconnect::Resume(inventory)), _) => break inventory,
+                    (Err(error), _) => cause = backoff.transient_cause(error)?,
                 }
             };
-            let from = match there.count() {
-                0 => Again::Beginning,
-                count => Again::Without(count),
+            let from = match inventory.count() {
+                0 => ResumePoint::Start,
+                count => ResumePoint::SkippingFiles(count),
             };
-            self.options.tell(Notice::Again { cause, from });
-            self.tally.restart();
+            self.options.emit(CopyEvent::Retrying { cause, from });
+            self.progress.restart();
         }
     }
 
     /// Asks the container how far it has come.
-    async fn next(&self) -> Result<Next, Error> {
-        self.way.settle(self.container).await?;
-        if self.way.is_done(self.container).await? {
-            return Ok(Next::Done);
+    async fn query_state(&self) -> Result<AfterDisconnect, Error> {
+        self.plan.stop_writer(self.container).await?;
+        if self.plan.is_done(self.container).await? {
+            return Ok(AfterDisconnect::AlreadyComplete);
         }
-        let asking = There::ask(
+        let query = RemoteInventory::query(
             self.container,
             self.from,
-            self.way,
+            self.plan,
             self.options,
-            self.tally,
+            self.progress,
         );
-        Ok(Next::Send(Arc::new(asking.await?)))
+        Ok(AfterDisconnect::Resume(Arc::new(query.await?)))
     }
 
-    async fn attempt(&self, there: &Arc<There>) -> Result<Verdict, Error> {
-        let command = self.way.command(self.options);
+    async fn attempt(&self, inventory: &Arc<RemoteInventory>) -> Result<AttemptResult, Error> {
+        let command = self.plan.command(self.options);
         let process = self.container.run(command, Stdin::Piped).await?;
         let Process {
             stdin,
             stdout,
             stderr,
-            ended,
+            exit,
         } = process;
-        let (pieces, mut waiting) = mpsc::channel::<Vec<u8>>(WAITING);
-        let gathering = {
-            let (from, way) = (self.from.to_path_buf(), self.way.clone());
-            let (options, tally) = (self.options.clone(), self.tally.clone());
-            let there = there.clone();
+        let (chunks, mut queue) = mpsc::channel::<Vec<u8>>(MAX_QUEUED_CHUNKS);
+        let building = {
+            let (from, plan) = (self.from.to_path_buf(), self.plan.clone());
+            let (options, progress) = (self.options.clone(), self.progress.clone());
+            let inventory = inventory.clone();
             tokio::task::spawn_blocking(move || {
-                gather(&from, &way, &there, &options, &tally, pieces)
+                build_archive(&from, &plan, &inventory, &options, &progress, chunks)
             })
         };
-        let (known, is_known) = oneshot::channel();
+        let (announced, is_announced) = oneshot::channel();
         let feeding = async {
             let Some(mut stdin) = stdin else {
                 return Ok(None);
             };
-            let sending = async {
-                let _ = is_known.await;
-                while let Some(piece) = waiting.recv().await {
-                    if stdin.write_all(&piece).await.is_err() {
+            let range = async {
+                let _ = is_announced.await;
+                while let Some(chunk) = queue.recv().await {
+                    if stdin.write_all(&chunk).await.is_err() {
                         return false;
                     }
                 }
@@ -180,16 +192,16 @@ impl Upload<'_> {
             };
             // What comes after the end of its input, tar there does not wait for.
             let is_sent = tokio::select! {
-                is_sent = sending => is_sent,
-                () = self.options.stop.told() => false,
+                is_sent = range => is_sent,
+                () = self.options.cancel.cancelled() => false,
             };
             // Whoever gathers stops when nobody listens.
-            drop(waiting);
-            let gathered = match gathering.await {
-                Ok(gathered) => gathered?,
+            drop(queue);
+            let built = match building.await {
+                Ok(built) => built?,
                 Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
             };
-            let Gathered::All { skipped } = gathered else {
+            let BuildResult::All { skipped } = built else {
                 return Ok(None);
             };
             if !is_sent {
@@ -202,40 +214,42 @@ impl Upload<'_> {
             let _ = stdin.shutdown().await;
             Ok::<_, Error>(Some(skipped))
         };
-        let (fed, (), stderr, status) = tokio::try_join!(
+        let (sent_all, (), stderr, status) = tokio::try_join!(
             feeding,
             async {
-                self.way.listen(stdout, known).await;
+                self.plan.read_announcement(stdout, announced).await;
                 Ok(())
             },
-            async { Ok(complaint(stderr).await) },
-            async { Ok(ended.await) }
+            async { Ok(read_stderr(stderr).await) },
+            async { Ok(exit.await) }
         )?;
-        if fed.is_none() && self.options.stop.is_told() {
-            return Err(Error::Stopped);
+        if sent_all.is_none() && self.options.cancel.is_cancelled() {
+            return Err(Error::Cancelled);
         }
-        let ended = Ended::of(&status, &stderr);
-        if !matches!(ended, Ended::Cut(_)) {
-            self.way.has_ended();
+        let exit = CommandEnd::new(&status, &stderr);
+        if !matches!(exit, CommandEnd::Disconnected(_)) {
+            self.plan.writer_ended();
         }
-        match (ended, fed) {
-            (Ended::Well, Some(skipped)) => Ok(Verdict::Whole { skipped }),
-            (Ended::Well, None) => Err(Error::Remote {
+        match (exit, sent_all) {
+            (CommandEnd::Success, Some(skipped)) => Ok(AttemptResult::Complete { skipped }),
+            (CommandEnd::Success, None) => Err(Error::CommandFailed {
                 program: "tar",
                 how: "ended before everything was sent".to_owned(),
                 stderr,
             }),
-            (Ended::Cut(cause), sent) => Ok(Verdict::Cut { cause, sent }),
-            (Ended::Missing, _) => Err(Error::Missing {
+            (CommandEnd::Disconnected(cause), sent) => {
+                Ok(AttemptResult::Disconnected { cause, sent })
+            }
+            (CommandEnd::NotFound, _) => Err(Error::MissingProgram {
                 program: "tar",
                 needed: ", and no shell to do without it",
             }),
-            (Ended::Badly(how), _) => Err(Error::Remote {
+            (CommandEnd::Failed(how), _) => Err(Error::CommandFailed {
                 program: "tar",
                 how,
                 stderr,
             }),
-            (Ended::NotRun(message), _) => Err(Error::NotRun {
+            (CommandEnd::NotRun(message), _) => Err(Error::NotRun {
                 program: "tar",
                 message,
             }),
@@ -243,28 +257,29 @@ impl Upload<'_> {
     }
 }
 
-enum Verdict {
-    Whole {
+enum AttemptResult {
+    Complete {
         skipped: u64,
     },
     /// With what was left out, if everything had been sent.
-    Cut {
+    Disconnected {
         cause: String,
         sent: Option<u64>,
     },
 }
 
-fn gather(
+fn build_archive(
     from: &Path,
-    way: &Way,
-    there: &There,
+    plan: &UploadPlan,
+    inventory: &RemoteInventory,
     options: &Options,
-    tally: &Arc<Tally>,
-    pieces: mpsc::Sender<Vec<u8>>,
-) -> Result<Gathered, Error> {
-    let (before, after) = way.around();
-    let has = |name: &[u8], file: &File, status: &Metadata| there.has(name, file, status);
-    let sink = move |piece| pieces.blocking_send(piece).map_err(|_| Stopped);
-    let gatherer = Gatherer::new(options, tally, &has, sink);
-    gatherer.gather(from, way.name().as_bytes(), &before, &after)
+    progress: &Arc<Progress>,
+    chunks: mpsc::Sender<Vec<u8>>,
+) -> Result<BuildResult, Error> {
+    let (before, after) = plan.wrapper_entries();
+    let is_present =
+        |name: &[u8], file: &File, status: &Metadata| inventory.contains(name, file, status);
+    let sink = move |chunk| chunks.blocking_send(chunk).map_err(|_| SinkClosed);
+    let builder = ArchiveBuilder::new(options, progress, &is_present, sink);
+    builder.build(from, plan.name().as_bytes(), &before, &after)
 }

@@ -6,29 +6,29 @@
 //! has expired, was refused, or nobody listens where it said. What it gave is a credential
 //! for the cluster, or the way to a proxy that has one.
 
-mod answer;
-mod calls;
+mod connection_credential;
 mod deadline;
-mod gate;
-mod known;
-mod lent_terminal;
-mod lock;
+mod exec_info;
+mod feature_gate;
+mod lock_file;
+mod metrics;
 mod plugin;
+mod plugin_cache;
+mod plugin_output;
 mod process;
-mod question;
+mod proxy_connector;
 mod runtime_dir;
-mod said;
-mod shown;
-mod wire;
+mod stderr_capture;
+mod terminal_guard;
 
-pub use calls::{
-    CallStatus, ExecCall, register as register_metrics, with_proxy as calls_with_proxy,
+pub use connection_credential::ConnectionCredential;
+pub use exec_info::reserve_stdin;
+pub(crate) use feature_gate::FeatureGate;
+pub use metrics::{
+    CallStatus, ExecCallLabels, proxy_calls as proxy_call_counter, register as register_metrics,
 };
-pub(crate) use gate::Gate;
-pub(crate) use known::plugin_of;
-pub(crate) use plugin::{Issued, Plugin, Straight, Way};
-pub use process::PLUGIN_PATIENCE;
-pub use question::stdin_is_taken;
+pub(crate) use plugin::{Direct, IssuedCredential, Plugin, Route};
+pub(crate) use plugin_cache::shared_plugin;
+pub use process::PLUGIN_TIMEOUT;
+pub(crate) use proxy_connector::{ProxyConnectError, ProxyConnector};
 pub use runtime_dir::runtime_directories;
-pub use shown::Shown;
-pub(crate) use wire::{Refused, Wire};

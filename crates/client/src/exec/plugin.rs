@@ -6,18 +6,18 @@ use std::time::{Duration, SystemTime};
 
 use http::HeaderValue;
 use rustls::ClientConfig;
-use tokio::sync::{Mutex as Queue, watch};
+use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
-use super::answer::understand;
-use super::calls::{self, CallStatus};
 use super::deadline::{self, Deadline};
-use super::lock::LockFile;
-use super::process::{Answered, Call, Failure, Staying};
-use super::question::{Stdin, is_interactive, question};
-use super::{Gate, Wire, said};
-use crate::authorities::Authorities;
+use super::exec_info::{Stdin, exec_info, is_interactive};
+use super::lock_file::LockFile;
+use super::metrics::{self, CallStatus};
+use super::plugin_output::validate_output;
+use super::process::{Call, CallFailure, CallOutput, RunningPlugin};
+use super::{FeatureGate, ProxyConnector, stderr_capture};
+use crate::ca_roots::CaRoots;
 use crate::credential::{self, Certificate};
 use crate::error::Error;
 use crate::kubeconfig::{Cluster, Exec};
@@ -25,60 +25,60 @@ use crate::secret::Secret;
 use crate::tls;
 
 /// Those that may ask the user come one at a time: there is one terminal.
-static TERMINAL: Queue<()> = Queue::const_new(());
+static TERMINAL_LOCK: AsyncMutex<()> = AsyncMutex::const_new(());
 
 /// How often a call is begun again that was broken off with the runtime in which it ran.
-const ATTEMPTS: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 /// How long a call that has ended with the time of whoever waits may take to tell why.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const RESULT_GRACE: Duration = Duration::from_secs(2);
 
 /// A plugin, and what it gave last. A call that is under way ends with it.
 #[derive(Debug)]
 pub(crate) struct Plugin {
-    program: Arc<Program>,
+    inner: Arc<PluginInner>,
 }
 
 /// What a call needs, which is a task of its own: whoever has begun it may leave, and
 /// others wait for it.
 #[derive(Debug)]
-struct Program {
+struct PluginInner {
     exec: Exec,
     cluster: Cluster,
     user: String,
-    gate: Gate,
+    gate: FeatureGate,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    issued: Option<Arc<Issued>>,
+    issued: Option<Arc<IssuedCredential>>,
     /// At most one at a time, whoever waits for it.
-    calling: Option<Calling>,
+    pending_call: Option<PendingCall>,
     /// Taken before the first call, and held for life (KEP-2718, "Proxy Shutdown").
     lock: Option<LockFile>,
 }
 
 /// A call that is under way.
 #[derive(Debug)]
-struct Calling {
+struct PendingCall {
     outcome: watch::Receiver<Option<Outcome>>,
     deadline: Arc<Deadline>,
     task: AbortHandle,
 }
 
 /// What came of a call, for all who wait for it.
-type Outcome = Result<Arc<Issued>, Failed>;
+type Outcome = Result<Arc<IssuedCredential>, CallError>;
 
 /// Why nothing came of it.
 #[derive(Debug, Clone)]
-struct Failed {
+struct CallError {
     cause: String,
     hint: Option<String>,
 }
 
-impl Failed {
-    fn because(cause: impl Into<String>) -> Self {
+impl CallError {
+    fn new(cause: impl Into<String>) -> Self {
         Self {
             cause: cause.into(),
             hint: None,
@@ -88,46 +88,46 @@ impl Failed {
 
 /// What a plugin gave, and the process that stands behind it.
 #[derive(Debug)]
-pub(crate) struct Issued {
+pub(crate) struct IssuedCredential {
     /// Kept so that it is overwritten: a header is made of it for each connection.
     token: Option<Secret>,
     expires: Option<SystemTime>,
     /// It had expired when it came, and nobody has used it yet. As client-go does, we use
     /// it once: a clock may be wrong, and some plugins mean that it is not to be kept.
-    good_for_once: AtomicBool,
+    usable_once: AtomicBool,
     /// The cluster does not take it: as client-go, we ask the plugin for another.
-    refused: AtomicBool,
-    way: Way,
+    unauthorized: AtomicBool,
+    route: Route,
     /// The process that is the proxy, or has started one, or has found one.
-    staying: Option<Arc<Staying>>,
+    running: Option<Arc<RunningPlugin>>,
 }
 
 /// How to get to the cluster.
 #[derive(Debug)]
-pub(crate) enum Way {
+pub(crate) enum Route {
     /// Straight, with this certificate.
-    Straight(Straight),
+    Direct(Direct),
     /// Through the plugin's proxy.
-    Proxy(Arc<Wire>),
+    Proxy(Arc<ProxyConnector>),
 }
 
 /// A credential for the cluster itself.
-pub(crate) struct Straight {
+pub(crate) struct Direct {
     certificate: Option<Certificate>,
-    made: Mutex<Option<Made>>,
+    tls_config: Mutex<Option<CachedTlsConfig>>,
 }
 
 /// What handshakes need, made when it is needed first, and of what.
-struct Made {
-    authorities: Authorities,
+struct CachedTlsConfig {
+    ca_roots: CaRoots,
     certificate: Option<Certificate>,
     config: Arc<ClientConfig>,
 }
 
 impl Plugin {
-    pub(super) fn new(exec: Exec, cluster: Cluster, user: String, gate: Gate) -> Self {
+    pub(super) fn new(exec: Exec, cluster: Cluster, user: String, gate: FeatureGate) -> Self {
         Self {
-            program: Arc::new(Program {
+            inner: Arc::new(PluginInner {
                 exec,
                 cluster,
                 user,
@@ -138,8 +138,8 @@ impl Plugin {
     }
 
     /// What it has given, unless that has expired or was refused: then it is run again.
-    pub(crate) async fn current(&self, patience: Duration) -> Result<Arc<Issued>, Error> {
-        let obtained = self.obtain(patience, Issued::is_good).await;
+    pub(crate) async fn current(&self, timeout: Duration) -> Result<Arc<IssuedCredential>, Error> {
+        let obtained = self.obtain(timeout, IssuedCredential::is_valid).await;
         let Err(error) = obtained else {
             return obtained;
         };
@@ -148,8 +148,8 @@ impl Plugin {
         match self.unexpired() {
             Some(issued) => {
                 // All who waited come here; the first has said it for them.
-                if issued.refused.swap(false, Ordering::Relaxed) {
-                    said::note(&format!("refreshing credentials: {error}"));
+                if issued.unauthorized.swap(false, Ordering::Relaxed) {
+                    stderr_capture::print_note(&format!("refreshing credentials: {error}"));
                 }
                 Ok(issued)
             }
@@ -158,60 +158,60 @@ impl Plugin {
     }
 
     /// What it gives instead of this, which is of no use any more.
-    pub(crate) async fn instead_of(
+    pub(crate) async fn replace(
         &self,
-        useless: &Arc<Issued>,
-        patience: Duration,
-    ) -> Result<Arc<Issued>, Error> {
-        self.obtain(patience, |issued| {
-            !std::ptr::eq(issued, &raw const **useless)
+        unusable: &Arc<IssuedCredential>,
+        timeout: Duration,
+    ) -> Result<Arc<IssuedCredential>, Error> {
+        self.obtain(timeout, |issued| {
+            !std::ptr::eq(issued, &raw const **unusable)
         })
         .await
     }
 
     /// An error that names the plugin and whose it is.
     pub(crate) fn error(&self, cause: String) -> Error {
-        self.program.error(Failed { cause, hint: None })
+        self.inner.error(CallError { cause, hint: None })
     }
 
     async fn obtain(
         &self,
-        patience: Duration,
-        is_good: impl Fn(&Issued) -> bool,
-    ) -> Result<Arc<Issued>, Error> {
+        timeout: Duration,
+        is_valid: impl Fn(&IssuedCredential) -> bool,
+    ) -> Result<Arc<IssuedCredential>, Error> {
         let now = Instant::now();
-        let until = deadline::after(now, patience);
-        for _ in 0..ATTEMPTS {
+        let until = deadline::deadline_after(now, timeout);
+        for _ in 0..MAX_ATTEMPTS {
             let (outcome, deadline) = {
-                let mut state = self.program.lock();
-                if let Some(issued) = state.issued.as_ref().filter(|issued| is_good(issued)) {
+                let mut state = self.inner.lock();
+                if let Some(issued) = state.issued.as_ref().filter(|issued| is_valid(issued)) {
                     return Ok(issued.clone());
                 }
-                let under_way = state.calling.take();
-                let calling = under_way
-                    .filter(|calling| !calling.is_over())
-                    .unwrap_or_else(|| self.program.clone().begin(now, patience));
-                calling.deadline.extend(patience);
-                let calling = state.calling.insert(calling);
-                (calling.outcome.clone(), calling.deadline.clone())
+                let current = state.pending_call.take();
+                let pending_call = current
+                    .filter(|pending_call| !pending_call.is_aborted())
+                    .unwrap_or_else(|| self.inner.clone().begin(now, timeout));
+                pending_call.deadline.extend(timeout);
+                let pending_call = state.pending_call.insert(pending_call);
+                (pending_call.outcome.clone(), pending_call.deadline.clone())
             };
-            let mut told = timeout_at(until, told(outcome.clone())).await;
-            let is_over = deadline.is_over();
-            if told.is_err() && is_over {
-                told = timeout(LAST_WORDS, self::told(outcome)).await;
+            let mut result = timeout_at(until, wait_for_result(outcome.clone())).await;
+            let has_expired = deadline.has_expired();
+            if result.is_err() && has_expired {
+                result = tokio::time::timeout(RESULT_GRACE, wait_for_result(outcome)).await;
             }
-            match told {
-                Ok(Some(outcome)) => return outcome.map_err(|failed| self.program.error(failed)),
+            match result {
+                Ok(Some(outcome)) => return outcome.map_err(|error| self.inner.error(error)),
                 Ok(None) => {}
                 Err(_) => {
-                    let still = if is_over {
+                    let waiting_suffix = if has_expired {
                         ""
                     } else {
                         "; others wait for it still"
                     };
                     return Err(self.error(format!(
-                        "did not give a credential within {} s{still}",
-                        patience.as_secs_f64()
+                        "did not give a credential within {} s{waiting_suffix}",
+                        timeout.as_secs_f64()
                     )));
                 }
             }
@@ -220,66 +220,66 @@ impl Plugin {
     }
 
     /// What is there and has not expired, be it that it was refused.
-    fn unexpired(&self) -> Option<Arc<Issued>> {
+    fn unexpired(&self) -> Option<Arc<IssuedCredential>> {
         let now = SystemTime::now();
-        let issued = self.program.lock().issued.clone();
+        let issued = self.inner.lock().issued.clone();
         issued.filter(|issued| !issued.has_expired(now))
     }
 }
 
 impl Drop for Plugin {
     fn drop(&mut self) {
-        if let Some(calling) = self.program.lock().calling.take() {
-            calling.task.abort();
+        if let Some(pending_call) = self.inner.lock().pending_call.take() {
+            pending_call.task.abort();
         }
     }
 }
 
 /// What comes of a call; nothing if it was broken off.
-async fn told(mut outcome: watch::Receiver<Option<Outcome>>) -> Option<Outcome> {
-    let told = outcome.wait_for(Option::is_some).await.ok()?;
-    told.clone()
+async fn wait_for_result(mut outcome: watch::Receiver<Option<Outcome>>) -> Option<Outcome> {
+    let result = outcome.wait_for(Option::is_some).await.ok()?;
+    result.clone()
 }
 
-impl Calling {
+impl PendingCall {
     /// Broken off, with the runtime in which it ran.
-    fn is_over(&self) -> bool {
+    fn is_aborted(&self) -> bool {
         self.outcome.has_changed().is_err()
     }
 }
 
-impl Program {
+impl PluginInner {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing that panics is done under this lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn error(&self, failed: Failed) -> Error {
+    fn error(&self, error: CallError) -> Error {
         Error::Exec {
             command: self.exec.command.display().to_string(),
             user: self.user.clone(),
-            cause: failed.cause,
-            hint: failed.hint,
+            cause: error.cause,
+            hint: error.hint,
         }
     }
 
     /// Begins a call. It is ended by whoever drops the [`Plugin`].
-    fn begin(self: Arc<Self>, now: Instant, patience: Duration) -> Calling {
-        let (tell, outcome) = watch::channel(None);
-        let deadline = Arc::new(Deadline::new(now, patience));
-        let limit = deadline.clone();
+    fn begin(self: Arc<Self>, now: Instant, timeout: Duration) -> PendingCall {
+        let (sender, outcome) = watch::channel(None);
+        let deadline = Arc::new(Deadline::new(now, timeout));
+        let call_deadline = deadline.clone();
         let task = tokio::spawn(async move {
-            let called = self.call(&limit).await;
+            let result = self.call(&call_deadline).await;
             let mut state = self.lock();
-            state.calling = None;
-            if let Ok(issued) = &called {
+            state.pending_call = None;
+            if let Ok(issued) = &result {
                 // The one before goes when its last connection does.
                 state.issued = Some(issued.clone());
             }
             drop(state);
-            tell.send_replace(Some(called));
+            sender.send_replace(Some(result));
         });
-        Calling {
+        PendingCall {
             outcome,
             deadline,
             task: task.abort_handle(),
@@ -288,12 +288,12 @@ impl Program {
 
     async fn call(&self, deadline: &Deadline) -> Outcome {
         let mode = self.exec.interactive_mode;
-        let interactive = is_interactive(mode, Stdin::now()).map_err(Failed::because)?;
-        let (lock, before) = {
+        let interactive = is_interactive(mode, Stdin::current()).map_err(CallError::new)?;
+        let (lock, previous) = {
             let mut state = self.lock();
-            if self.gate == Gate::On && state.lock.is_none() {
-                let lock = LockFile::take().map_err(|error| {
-                    Failed::because(format!(
+            if self.gate == FeatureGate::On && state.lock.is_none() {
+                let lock = LockFile::create().map_err(|error| {
+                    CallError::new(format!(
                         "no lock file for it can be made: {error}; set $TMPDIR to a directory \
                          that is yours alone, where files can be locked"
                     ))
@@ -303,16 +303,16 @@ impl Program {
             let lock = state.lock.as_ref().map(|lock| lock.path().to_owned());
             (lock, state.issued.clone())
         };
-        let question = question(&self.exec, &self.cluster, interactive, lock)
-            .map_err(|error| Failed::because(error.to_string()))?;
+        let exec_info = exec_info(&self.exec, &self.cluster, interactive, lock)
+            .map_err(|error| CallError::new(error.to_string()))?;
         let _terminal = if interactive {
             tokio::select! {
                 biased;
-                turn = TERMINAL.lock() => Some(turn),
-                () = deadline.passed() => {
-                    return Err(Failed::because(format!(
+                guard = TERMINAL_LOCK.lock() => Some(guard),
+                () = deadline.expired() => {
+                    return Err(CallError::new(format!(
                         "did not give a credential within {} s: another plugin has the terminal",
-                        deadline.seconds()
+                        deadline.total_seconds()
                     )));
                 }
             }
@@ -321,27 +321,27 @@ impl Program {
         };
         let call = Call {
             plugin: &self.exec,
-            question: &question,
+            exec_info: &exec_info,
             interactive,
             deadline,
         };
-        let called = call.make().await;
-        let issued = called.and_then(|answered| self.issue(answered, before.as_ref()));
+        let result = call.run().await;
+        let issued = result.and_then(|output| self.issue(output, previous.as_ref()));
         match issued {
             Ok(issued) => {
-                if issued.wire().is_some() {
-                    calls::count(0, CallStatus::NoError);
+                if issued.connector().is_some() {
+                    metrics::record_call(0, CallStatus::NoError);
                 }
                 Ok(Arc::new(issued))
             }
             Err(failure) => {
-                if self.gate == Gate::On {
-                    calls::count(failure.code, failure.status);
+                if self.gate == FeatureGate::On {
+                    metrics::record_call(failure.code, failure.status);
                 }
                 let hint = failure
-                    .is_of_plugin()
+                    .is_plugin_failure()
                     .then(|| self.exec.install_hint.clone());
-                Err(Failed {
+                Err(CallError {
                     cause: failure.cause,
                     hint: hint.flatten(),
                 })
@@ -350,89 +350,99 @@ impl Program {
     }
 
     /// What a plugin's answer is good for, if it is, after what it gave before.
-    fn issue(&self, answered: Answered, before: Option<&Arc<Issued>>) -> Result<Issued, Failure> {
-        let given = understand(answered.credential, self.exec.api_version, self.gate)
-            .map_err(Failure::of_answer)?;
-        if given
+    fn issue(
+        &self,
+        output: CallOutput,
+        previous: Option<&Arc<IssuedCredential>>,
+    ) -> Result<IssuedCredential, CallFailure> {
+        let validated = validate_output(output.credential, self.exec.api_version, self.gate)
+            .map_err(CallFailure::bad_output)?;
+        if validated
             .token
             .as_ref()
-            .is_some_and(|it| !credential::can_stand_in_header(it))
+            .is_some_and(|it| !credential::is_valid_header_value(it))
         {
-            return Err(Failure::of_answer(
+            return Err(CallFailure::bad_output(
                 "plugin returned a token that no header can hold".to_owned(),
             ));
         }
-        let way = match (given.proxy, given.certificate) {
+        let route = match (validated.proxy, validated.certificate) {
             (Some(proxy), Some(certificate)) => {
-                let wire = before.and_then(|it| it.wire());
-                let wire = match wire.filter(|wire| wire.is(&proxy, &certificate)) {
-                    Some(wire) => {
-                        let before = before.and_then(|it| it.staying.clone());
-                        if let (Some(staying), Some(before)) = (&answered.staying, before) {
-                            staying.may_have_found(before);
+                let connector = previous.and_then(|it| it.connector());
+                let connector = match connector
+                    .filter(|connector| connector.matches(&proxy, &certificate))
+                {
+                    Some(connector) => {
+                        let previous = previous.and_then(|it| it.running.clone());
+                        if let (Some(running), Some(previous)) = (&output.running, previous) {
+                            running.set_predecessor(previous);
                         }
-                        wire.clone()
+                        connector.clone()
                     }
-                    None => Arc::new(Wire::new(proxy, certificate).map_err(Failure::of_answer)?),
+                    None => Arc::new(
+                        ProxyConnector::new(proxy, certificate).map_err(CallFailure::bad_output)?,
+                    ),
                 };
-                Way::Proxy(wire)
+                Route::Proxy(connector)
             }
-            (_, certificate) => Way::Straight(Straight {
+            (_, certificate) => Route::Direct(Direct {
                 certificate,
-                made: Mutex::default(),
+                tls_config: Mutex::default(),
             }),
         };
         let now = SystemTime::now();
-        Ok(Issued {
-            token: given.token,
-            expires: given.expires,
-            good_for_once: AtomicBool::new(given.expires.is_some_and(|at| at <= now)),
-            refused: AtomicBool::new(false),
-            way,
-            staying: answered.staying.map(Arc::new),
+        Ok(IssuedCredential {
+            token: validated.token,
+            expires: validated.expires,
+            usable_once: AtomicBool::new(validated.expires.is_some_and(|at| at <= now)),
+            unauthorized: AtomicBool::new(false),
+            route,
+            running: output.running.map(Arc::new),
         })
     }
 }
 
-impl Issued {
+impl IssuedCredential {
     /// The header for each request, if there is one.
     pub(crate) fn authorization(&self) -> Option<HeaderValue> {
-        self.token.as_ref().and_then(credential::bearer)
+        self.token.as_ref().and_then(credential::bearer_header)
     }
 
     /// How to get to the cluster.
-    pub(crate) fn way(&self) -> &Way {
-        &self.way
+    pub(crate) fn route(&self) -> &Route {
+        &self.route
     }
 
     /// What the process behind a proxy has said, for an error.
-    pub(crate) fn said(&self) -> String {
-        let staying = self.staying.as_deref();
-        staying.map(Staying::said).unwrap_or_default()
+    pub(crate) fn stderr_suffix(&self) -> String {
+        let running = self.running.as_deref();
+        running
+            .map(RunningPlugin::stderr_suffix)
+            .unwrap_or_default()
     }
 
-    fn wire(&self) -> Option<&Arc<Wire>> {
-        match &self.way {
-            Way::Proxy(wire) => Some(wire),
-            Way::Straight(_) => None,
+    fn connector(&self) -> Option<&Arc<ProxyConnector>> {
+        match &self.route {
+            Route::Proxy(connector) => Some(connector),
+            Route::Direct(_) => None,
         }
     }
 
     /// Whether requests may still be sent with it.
-    pub(crate) fn is_good(&self) -> bool {
-        let is_in_time =
-            || self.good_for_once.load(Ordering::Relaxed) || !self.has_expired(SystemTime::now());
-        !self.refused.load(Ordering::Relaxed) && is_in_time()
+    pub(crate) fn is_valid(&self) -> bool {
+        let is_unexpired =
+            || self.usable_once.load(Ordering::Relaxed) || !self.has_expired(SystemTime::now());
+        !self.unauthorized.load(Ordering::Relaxed) && is_unexpired()
     }
 
     /// A connection is opened with it.
-    pub(crate) fn used(&self) {
-        self.good_for_once.store(false, Ordering::Relaxed);
+    pub(crate) fn mark_used(&self) {
+        self.usable_once.store(false, Ordering::Relaxed);
     }
 
     /// The cluster has answered 401 to a request that was sent with it.
-    pub(crate) fn refuse(&self) {
-        self.refused.store(true, Ordering::Relaxed);
+    pub(crate) fn mark_unauthorized(&self) {
+        self.unauthorized.store(true, Ordering::Relaxed);
     }
 
     fn has_expired(&self, now: SystemTime) -> bool {
@@ -440,26 +450,29 @@ impl Issued {
     }
 }
 
-impl Straight {
+impl Direct {
     /// What a handshake with the cluster needs, for those who believe these authorities, and
     /// show this certificate where the plugin gave none. It is made once for as long as
     /// they are the same: sessions are remembered in it.
     pub(crate) fn config(
         &self,
-        authorities: &Authorities,
-        otherwise: Option<&Certificate>,
+        ca_roots: &CaRoots,
+        fallback: Option<&Certificate>,
     ) -> Result<Arc<ClientConfig>, String> {
-        let certificate = self.certificate.as_ref().or(otherwise);
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_same = |made: &&Made| {
-            made.authorities == *authorities && made.certificate.as_ref() == certificate
+        let certificate = self.certificate.as_ref().or(fallback);
+        let mut tls_config = self
+            .tls_config
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let is_same = |tls_config: &&CachedTlsConfig| {
+            tls_config.ca_roots == *ca_roots && tls_config.certificate.as_ref() == certificate
         };
-        if let Some(made) = made.as_ref().filter(is_same) {
-            return Ok(made.config.clone());
+        if let Some(tls_config) = tls_config.as_ref().filter(is_same) {
+            return Ok(tls_config.config.clone());
         }
-        let config = tls::config(&authorities.for_cluster(), certificate)?;
-        *made = Some(Made {
-            authorities: authorities.clone(),
+        let config = tls::config(&ca_roots.for_cluster(), certificate)?;
+        *tls_config = Some(CachedTlsConfig {
+            ca_roots: ca_roots.clone(),
             certificate: certificate.cloned(),
             config: config.clone(),
         });
@@ -467,7 +480,7 @@ impl Straight {
     }
 }
 
-impl std::fmt::Debug for Straight {
+impl std::fmt::Debug for Direct {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Straight").field(&self.certificate).finish()
     }

@@ -13,59 +13,59 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
-use super::calls::CallStatus;
 use super::deadline::Deadline;
-use super::lent_terminal::LentTerminal;
-use super::said::Said;
+use super::metrics::CallStatus;
+use super::stderr_capture::StderrCapture;
+use super::terminal_guard::TerminalGuard;
 use crate::kubeconfig::Exec;
 use crate::secret::Secret;
 
 /// How long a plugin may take: some have the user log in with a browser.
-pub const PLUGIN_PATIENCE: Duration = Duration::from_mins(5);
+pub const PLUGIN_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// More than any credential; a plugin that prints more is not one.
-const MAX_OUTPUT: usize = 1024 * 1024;
+const MAX_OUTPUT_BYTES: usize = 1024 * 1024;
 
 /// More than most credentials.
-const ROOM: usize = 64 * 1024;
+const OUTPUT_CAPACITY: usize = 64 * 1024;
 
 /// What is asked of a pipe at once.
-const CHUNK: usize = 8 * 1024;
+const READ_CHUNK_BYTES: usize = 8 * 1024;
 
 /// After this what a plugin says is shown at once: it may be asking for something.
-const SHOW_AFTER: Duration = Duration::from_secs(2);
+const STDERR_DISPLAY_DELAY: Duration = Duration::from_secs(2);
 
 /// How long what a plugin has printed may take to arrive when it has ended, while a
 /// process that it left behind keeps the pipe open; and how long a plugin that prints
 /// no credential has to tell by its exit code what is wrong.
-const GRACE: Duration = Duration::from_secs(1);
+const EXIT_GRACE: Duration = Duration::from_secs(1);
 
 /// How often pipes and process are looked at when that time is over, for what is there
 /// already: on a busy machine we may be later than they. Two full pipes are 16 chunks.
-const LAST_LOOKS: usize = 24;
+const FINAL_POLLS: usize = 24;
 
 /// A plugin that still runs so long after it has answered with the URL of the one before
 /// has taken its place. Until then it may be about to end, for it has found that one.
-const SETTLED: Duration = Duration::from_mins(1);
+const TAKEOVER_DELAY: Duration = Duration::from_mins(1);
 
 /// A plugin and what it is asked.
 pub(super) struct Call<'a> {
     pub(super) plugin: &'a Exec,
-    pub(super) question: &'a Sensitive,
+    pub(super) exec_info: &'a Sensitive,
     pub(super) interactive: bool,
     pub(super) deadline: &'a Deadline,
 }
 
 /// What came of it.
-pub(super) struct Answered {
+pub(super) struct CallOutput {
     pub(super) credential: ExecCredential,
     /// Of a plugin that answered with a proxy, which it may be itself.
-    pub(super) staying: Option<Staying>,
+    pub(super) running: Option<RunningPlugin>,
 }
 
 /// Why nothing came of it.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct CallFailure {
     /// In words.
     pub(super) cause: String,
     /// For the metric.
@@ -74,9 +74,9 @@ pub(super) struct Failure {
     pub(super) status: CallStatus,
 }
 
-impl Failure {
+impl CallFailure {
     /// Whatever is wrong with what a plugin gave.
-    pub(super) fn of_answer(cause: String) -> Self {
+    pub(super) fn bad_output(cause: String) -> Self {
         Self {
             cause,
             code: 1,
@@ -86,53 +86,53 @@ impl Failure {
 
     /// Whether the plugin itself could not be run to its end: then the kubeconfig's
     /// hint may help.
-    pub(super) fn is_of_plugin(&self) -> bool {
+    pub(super) fn is_plugin_failure(&self) -> bool {
         self.status != CallStatus::ClientInternalError
     }
 }
 
 impl Call<'_> {
     /// Starts the plugin and waits for its answer.
-    pub(super) async fn make(&self) -> Result<Answered, Failure> {
+    pub(super) async fn run(&self) -> Result<CallOutput, CallFailure> {
         // Dropped last: a plugin that is killed cannot do it itself.
-        let _terminal = self.interactive.then(LentTerminal::lend);
-        let mut dialogue = self.start()?;
-        let listened = tokio::select! {
+        let _terminal = self.interactive.then(TerminalGuard::save);
+        let mut process = self.start()?;
+        let result = tokio::select! {
             biased;
-            listened = dialogue.listen() => Some(listened),
-            () = self.deadline.passed() => None,
+            result = process.read_credential() => Some(result),
+            () = self.deadline.expired() => None,
         };
-        match listened {
+        match result {
             Some(Ok(credential)) => {
-                let staying = dialogue.end(&credential);
-                Ok(Answered {
+                let running = process.finish(&credential);
+                Ok(CallOutput {
                     credential,
-                    staying,
+                    running,
                 })
             }
             Some(Err(mut failure)) => {
-                failure.cause.push_str(&dialogue.said.for_error());
+                failure.cause.push_str(&process.stderr_capture.for_error());
                 Err(failure)
             }
             None => {
-                let what = match dialogue.credential {
+                let what = match process.credential {
                     Some(_) => "printed a credential, but did not end",
                     None => "did not give a credential",
                 };
-                Err(Failure::of_answer(format!(
+                Err(CallFailure::bad_output(format!(
                     "{what} within {} s{}",
-                    self.deadline.seconds(),
-                    dialogue.said.for_error()
+                    self.deadline.total_seconds(),
+                    process.stderr_capture.for_error()
                 )))
             }
         }
     }
 
-    fn start(&self) -> Result<Dialogue, Failure> {
+    fn start(&self) -> Result<PluginProcess, CallFailure> {
         let mut command = Command::new(&self.plugin.command);
         command
             .args(self.plugin.args.iter().map(Secret::to_text))
-            .env(EXEC_INFO, self.question.expose())
+            .env(EXEC_INFO, self.exec_info.expose())
             .stdout(Stdio::piped());
         if self.interactive {
             // The user's terminal, as if it had been started by hand.
@@ -146,7 +146,7 @@ impl Call<'_> {
         for (name, value) in &self.plugin.env {
             command.env(name, value.to_text());
         }
-        let mut child = command.spawn().map_err(|error| Failure {
+        let mut child = command.spawn().map_err(|error| CallFailure {
             cause: match error.kind() {
                 std::io::ErrorKind::NotFound => "executable not found".to_owned(),
                 _ => error.to_string(),
@@ -154,100 +154,100 @@ impl Call<'_> {
             code: 1,
             status: CallStatus::PluginNotFoundError,
         })?;
-        Ok(Dialogue {
+        Ok(PluginProcess {
             stdout: child.stdout.take(),
             stderr: child.stderr.take(),
-            running: Running {
+            guard: ProcessGuard {
                 child,
-                whom: if self.interactive {
-                    Whom::Process
+                kill_target: if self.interactive {
+                    KillTarget::Process
                 } else {
-                    Whom::Group
+                    KillTarget::Group
                 },
-                by: Signal::KILL,
+                signal: Signal::KILL,
             },
             // Room for most of what is printed: a buffer that grows leaves copies behind.
-            printed: Zeroizing::new(Vec::with_capacity(ROOM)),
+            stdout_bytes: Zeroizing::new(Vec::with_capacity(OUTPUT_CAPACITY)),
             credential: None,
-            said: Said::default(),
+            stderr_capture: StderrCapture::default(),
         })
     }
 }
 
 /// A process that is ended when nobody needs it any more.
-struct Running {
+struct ProcessGuard {
     child: Child,
-    whom: Whom,
-    by: Signal,
+    kill_target: KillTarget,
+    signal: Signal,
 }
 
 #[derive(Clone, Copy)]
-enum Whom {
+enum KillTarget {
     /// It alone.
     Process,
     /// What it has started, too.
     Group,
 }
 
-impl Drop for Running {
+impl Drop for ProcessGuard {
     fn drop(&mut self) {
         // Without a number it has ended and been waited for, and the number may be
         // another's.
         let pid = self.child.id().and_then(|id| i32::try_from(id).ok());
         if let Some(pid) = pid.and_then(Pid::from_raw) {
-            let _ = match self.whom {
-                Whom::Process => kill_process(pid, self.by),
-                Whom::Group => kill_process_group(pid, self.by),
+            let _ = match self.kill_target {
+                KillTarget::Process => kill_process(pid, self.signal),
+                KillTarget::Group => kill_process_group(pid, self.signal),
             };
         }
     }
 }
 
-struct Dialogue {
-    running: Running,
+struct PluginProcess {
+    guard: ProcessGuard,
     stdout: Option<ChildStdout>,
     stderr: Option<ChildStderr>,
     /// There may be a key in it.
-    printed: Zeroizing<Vec<u8>>,
+    stdout_bytes: Zeroizing<Vec<u8>>,
     /// The first document, when it is whole.
     credential: Option<ExecCredential>,
-    said: Said,
+    stderr_capture: StderrCapture,
 }
 
-impl Dialogue {
+impl PluginProcess {
     /// Until there is a proxy, or the process has ended.
-    async fn listen(&mut self) -> Result<ExecCredential, Failure> {
-        let show = tokio::time::sleep(SHOW_AFTER);
-        tokio::pin!(show);
-        let mut heard = Vec::new();
-        let mut wrong: Option<ParseError> = None;
-        let mut ended: Option<ExitStatus> = None;
-        let mut give_up: Option<Instant> = None;
-        let mut looks: Option<usize> = None;
-        while looks != Some(0)
-            && (ended.is_none() || self.stdout.is_some() || self.stderr.is_some())
+    async fn read_credential(&mut self) -> Result<ExecCredential, CallFailure> {
+        let display_timer = tokio::time::sleep(STDERR_DISPLAY_DELAY);
+        tokio::pin!(display_timer);
+        let mut stderr_chunk = Vec::new();
+        let mut parse_error: Option<ParseError> = None;
+        let mut exit_status: Option<ExitStatus> = None;
+        let mut give_up_at: Option<Instant> = None;
+        let mut polls_left: Option<usize> = None;
+        while polls_left != Some(0)
+            && (exit_status.is_none() || self.stdout.is_some() || self.stderr.is_some())
         {
-            looks = looks.map(|left| left - 1);
+            polls_left = polls_left.map(|left| left - 1);
             tokio::select! {
                 biased;
                 // First, for a plugin that never stops printing; then comes what is
                 // there already.
-                () = until(give_up), if looks.is_none() => looks = Some(LAST_LOOKS),
-                read = read(&mut self.stdout, &mut self.printed), if self.stdout.is_some() => {
+                () = sleep_until(give_up_at), if polls_left.is_none() => polls_left = Some(FINAL_POLLS),
+                read = read(&mut self.stdout, &mut self.stdout_bytes), if self.stdout.is_some() => {
                     if read == 0 {
                         self.stdout = None;
                     }
-                    if self.printed.len() > MAX_OUTPUT {
+                    if self.stdout_bytes.len() > MAX_OUTPUT_BYTES {
                         let cause = "prints more than a credential".to_owned();
-                        return Err(Failure::of_answer(cause));
+                        return Err(CallFailure::bad_output(cause));
                     }
-                    let from = self.printed.len() - read;
-                    let complete = self.printed[from..].contains(&b'}');
-                    if wrong.is_some() {
-                        self.printed.clear();
+                    let from = self.stdout_bytes.len() - read;
+                    let has_closing_brace = self.stdout_bytes[from..].contains(&b'}');
+                    if parse_error.is_some() {
+                        self.stdout_bytes.clear();
                     } else if self.credential.is_none() {
-                        match ExecCredential::parse_first(&self.printed) {
-                            Ok(Some((credential, _))) if complete => {
+                        match ExecCredential::parse_first(&self.stdout_bytes) {
+                            Ok(Some((credential, _))) if has_closing_brace => {
                                 if offers_proxy(&credential) {
                                     return Ok(credential);
                                 }
@@ -255,50 +255,50 @@ impl Dialogue {
                             }
                             Ok(_) => {}
                             Err(error) => {
-                                wrong = Some(error);
-                                self.printed.clear();
-                                give_up.get_or_insert(Instant::now() + GRACE);
+                                parse_error = Some(error);
+                                self.stdout_bytes.clear();
+                                give_up_at.get_or_insert(Instant::now() + EXIT_GRACE);
                             }
                         }
                     }
                 }
-                read = read(&mut self.stderr, &mut heard), if self.stderr.is_some() => {
+                read = read(&mut self.stderr, &mut stderr_chunk), if self.stderr.is_some() => {
                     if read == 0 {
                         self.stderr = None;
                     }
-                    self.said.hear(&heard);
-                    heard.clear();
+                    self.stderr_capture.push(&stderr_chunk);
+                    stderr_chunk.clear();
                 }
-                status = self.running.child.wait(), if ended.is_none() => {
-                    ended = Some(status.map_err(|error| Failure::of_answer(error.to_string()))?);
-                    give_up.get_or_insert(Instant::now() + GRACE);
+                status = self.guard.child.wait(), if exit_status.is_none() => {
+                    exit_status = Some(status.map_err(|error| CallFailure::bad_output(error.to_string()))?);
+                    give_up_at.get_or_insert(Instant::now() + EXIT_GRACE);
                 }
-                () = &mut show, if !show.is_elapsed() => self.said.show_at_once(),
-                () = std::future::ready(()), if looks.is_some() => break,
+                () = &mut display_timer, if !display_timer.is_elapsed() => self.stderr_capture.show_immediately(),
+                () = std::future::ready(()), if polls_left.is_some() => break,
             }
         }
-        match (ended, wrong) {
-            (Some(status), _) if !status.success() => Err(Failure {
+        match (exit_status, parse_error) {
+            (Some(status), _) if !status.success() => Err(CallFailure {
                 cause: format!("failed with {status}"),
                 code: status.code().unwrap_or(-1),
                 status: CallStatus::PluginExecutionError,
             }),
-            (_, Some(error)) => Err(no_credential(&error)),
+            (_, Some(error)) => Err(parse_failure(&error)),
             (_, None) => {
-                ExecCredential::parse(&self.printed).map_err(|error| no_credential(&error))
+                ExecCredential::parse(&self.stdout_bytes).map_err(|error| parse_failure(&error))
             }
         }
     }
 
     /// Lets the process go on if it is a proxy, or has started one.
-    fn end(mut self, credential: &ExecCredential) -> Option<Staying> {
-        self.said.fall_silent();
-        offers_proxy(credential).then(|| Staying::new(self))
+    fn finish(mut self, credential: &ExecCredential) -> Option<RunningPlugin> {
+        self.stderr_capture.suppress();
+        offers_proxy(credential).then(|| RunningPlugin::new(self))
     }
 }
 
-fn no_credential(error: &ParseError) -> Failure {
-    Failure::of_answer(match error {
+fn parse_failure(error: &ParseError) -> CallFailure {
+    CallFailure::bad_output(match error {
         ParseError::Empty => "ended without printing an ExecCredential".to_owned(),
         error => format!("does not print an ExecCredential: {error}"),
     })
@@ -313,14 +313,14 @@ fn offers_proxy(credential: &ExecCredential) -> bool {
 async fn read(from: &mut Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) -> usize {
     match from {
         Some(pipe) => {
-            into.reserve(CHUNK);
+            into.reserve(READ_CHUNK_BYTES);
             pipe.read_buf(into).await.unwrap_or(0)
         }
         None => std::future::pending().await,
     }
 }
 
-async fn until(deadline: Option<Instant>) {
+async fn sleep_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,
@@ -330,36 +330,36 @@ async fn until(deadline: Option<Instant>) {
 /// A plugin that has answered with a proxy. It is asked to end when this is dropped, if
 /// it has not ended by itself.
 #[derive(Debug)]
-pub(super) struct Staying {
+pub(super) struct RunningPlugin {
     task: JoinHandle<()>,
-    said: Arc<Mutex<Said>>,
-    found: Found,
+    stderr_capture: Arc<Mutex<StderrCapture>>,
+    predecessor: Predecessor,
 }
 
 /// The one before that answered with the same, and may be the proxy of both.
-type Found = Arc<Mutex<Option<Arc<Staying>>>>;
+type Predecessor = Arc<Mutex<Option<Arc<RunningPlugin>>>>;
 
-impl Staying {
-    fn new(dialogue: Dialogue) -> Self {
-        let Dialogue {
-            mut running,
+impl RunningPlugin {
+    fn new(process: PluginProcess) -> Self {
+        let PluginProcess {
+            mut guard,
             mut stdout,
             mut stderr,
-            said,
+            stderr_capture,
             ..
-        } = dialogue;
-        let said = Arc::new(Mutex::new(said));
-        let ear = said.clone();
-        let found = Found::default();
-        let replaced = found.clone();
+        } = process;
+        let stderr_capture = Arc::new(Mutex::new(stderr_capture));
+        let stderr_sink = stderr_capture.clone();
+        let predecessor = Predecessor::default();
+        let replaced = predecessor.clone();
         // It has sockets to remove.
-        running.by = Signal::TERM;
+        guard.signal = Signal::TERM;
         let task = tokio::spawn(async move {
-            let mut heard = Vec::new();
+            let mut stderr_chunk = Vec::new();
             let mut ignored = Vec::new();
             let mut has_ended = false;
-            let settled = tokio::time::sleep(SETTLED);
-            tokio::pin!(settled);
+            let takeover = tokio::time::sleep(TAKEOVER_DELAY);
+            tokio::pin!(takeover);
             while !has_ended || stdout.is_some() || stderr.is_some() {
                 tokio::select! {
                     // A pipe that nobody reads would hold up a plugin that logs.
@@ -369,60 +369,70 @@ impl Staying {
                         }
                         ignored.clear();
                     }
-                    read = read(&mut stderr, &mut heard), if stderr.is_some() => {
+                    read = read(&mut stderr, &mut stderr_chunk), if stderr.is_some() => {
                         if read == 0 {
                             stderr = None;
                         }
-                        ear.lock().unwrap_or_else(PoisonError::into_inner).hear(&heard);
-                        heard.clear();
+                        stderr_sink.lock().unwrap_or_else(PoisonError::into_inner).push(&stderr_chunk);
+                        stderr_chunk.clear();
                     }
-                    _ = running.child.wait(), if !has_ended => has_ended = true,
-                    () = &mut settled, if !settled.is_elapsed() => {
+                    _ = guard.child.wait(), if !has_ended => has_ended = true,
+                    () = &mut takeover, if !takeover.is_elapsed() => {
                         let _ = replaced.lock().unwrap_or_else(PoisonError::into_inner).take();
                     }
                 }
             }
         });
-        Self { task, said, found }
+        Self {
+            task,
+            stderr_capture,
+            predecessor,
+        }
     }
 
     /// The one before has answered with the same: it stays, too, unless it is of no use.
-    pub(super) fn may_have_found(&self, before: Arc<Self>) {
+    pub(super) fn set_predecessor(&self, previous: Arc<Self>) {
         // No chain of those that have only told of another.
-        before.keep(Self::alive(before.found()));
-        self.keep(Self::alive(Some(before)));
+        previous.replace_predecessor(Self::first_running(previous.predecessor()));
+        self.replace_predecessor(Self::first_running(Some(previous)));
     }
 
     /// The first, from this one backwards, that has not ended.
-    fn alive(mut found: Option<Arc<Self>>) -> Option<Arc<Self>> {
-        while let Some(ended) = found.take_if(|it| it.task.is_finished()) {
-            found = ended.found();
+    fn first_running(mut predecessor: Option<Arc<Self>>) -> Option<Arc<Self>> {
+        while let Some(exit_status) = predecessor.take_if(|it| it.task.is_finished()) {
+            predecessor = exit_status.predecessor();
         }
-        found
+        predecessor
     }
 
-    fn keep(&self, found: Option<Arc<Self>>) {
-        *self.found.lock().unwrap_or_else(PoisonError::into_inner) = found;
+    fn replace_predecessor(&self, predecessor: Option<Arc<Self>>) {
+        *self
+            .predecessor
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = predecessor;
     }
 
-    fn found(&self) -> Option<Arc<Self>> {
-        let found = self.found.lock();
-        found.unwrap_or_else(PoisonError::into_inner).clone()
+    fn predecessor(&self) -> Option<Arc<Self>> {
+        let predecessor = self.predecessor.lock();
+        predecessor.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What it has said since it is a proxy, for an error.
-    pub(super) fn said(&self) -> String {
-        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        let words = said.for_error();
-        drop(said);
-        match self.found() {
-            Some(found) if words.is_empty() => found.said(),
-            _ => words,
+    pub(super) fn stderr_suffix(&self) -> String {
+        let stderr_capture = self
+            .stderr_capture
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let suffix = stderr_capture.for_error();
+        drop(stderr_capture);
+        match self.predecessor() {
+            Some(predecessor) if suffix.is_empty() => predecessor.stderr_suffix(),
+            _ => suffix,
         }
     }
 }
 
-impl Drop for Staying {
+impl Drop for RunningPlugin {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -433,7 +443,7 @@ mod tests {
     use super::*;
 
     /// A process that has answered and goes on, with its number.
-    fn staying() -> (Arc<Staying>, u32) {
+    fn running() -> (Arc<RunningPlugin>, u32) {
         let child = Command::new("sleep")
             .arg("300")
             .stdin(Stdio::null())
@@ -441,19 +451,19 @@ mod tests {
             .spawn()
             .unwrap();
         let number = child.id().unwrap();
-        let dialogue = Dialogue {
-            running: Running {
+        let process = PluginProcess {
+            guard: ProcessGuard {
                 child,
-                whom: Whom::Group,
-                by: Signal::KILL,
+                kill_target: KillTarget::Group,
+                signal: Signal::KILL,
             },
             stdout: None,
             stderr: None,
-            printed: Zeroizing::default(),
+            stdout_bytes: Zeroizing::default(),
             credential: None,
-            said: Said::default(),
+            stderr_capture: StderrCapture::default(),
         };
-        (Arc::new(Staying::new(dialogue)), number)
+        (Arc::new(RunningPlugin::new(process)), number)
     }
 
     fn is_running(process: u32) -> bool {
@@ -462,7 +472,7 @@ mod tests {
     }
 
     /// The clock of the runtime stands still while processes end in their own time.
-    async fn ends(process: u32) {
+    async fn wait_for_exit(process: u32) {
         let deadline = std::time::Instant::now() + skewbridge_testkit::PATIENCE;
         while is_running(process) {
             assert!(std::time::Instant::now() < deadline, "{process} goes on");
@@ -473,15 +483,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_stays_for_a_while_with_the_same_url_has_taken_the_place_of_the_one_before() {
-        let (before, first) = staying();
-        let (now, second) = staying();
-        now.may_have_found(before);
-        tokio::time::sleep(SETTLED / 2).await;
+        let (previous, first) = running();
+        let (now, second) = running();
+        now.set_predecessor(previous);
+        tokio::time::sleep(TAKEOVER_DELAY / 2).await;
         assert!(is_running(first), "the later one may have found it");
-        tokio::time::sleep(SETTLED).await;
-        ends(first).await;
+        tokio::time::sleep(TAKEOVER_DELAY).await;
+        wait_for_exit(first).await;
         assert!(is_running(second));
         drop(now);
-        ends(second).await;
+        wait_for_exit(second).await;
     }
 }

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 /// `$XDG_RUNTIME_DIR`, `$TMPDIR` and `/tmp`. A variable that leads where somebody else
 /// could put something else in its place is passed over.
 pub fn runtime_directories() -> impl Iterator<Item = PathBuf> {
-    let named = ["XDG_RUNTIME_DIR", "TMPDIR"].map(std::env::var_os);
-    named
+    let from_env = ["XDG_RUNTIME_DIR", "TMPDIR"].map(std::env::var_os);
+    from_env
         .into_iter()
         .flatten()
         .map(PathBuf::from)
@@ -19,17 +19,17 @@ pub fn runtime_directories() -> impl Iterator<Item = PathBuf> {
 }
 
 fn is_safe(path: &Path) -> bool {
-    let us = rustix::process::geteuid().as_raw();
+    let uid = rustix::process::geteuid().as_raw();
     // With links followed: what they lead to counts.
-    fs::metadata(path).is_ok_and(|it| it.is_dir() && keeps(it.uid(), it.mode(), us))
+    fs::metadata(path).is_ok_and(|it| it.is_dir() && is_tamper_proof(it.uid(), it.mode(), uid))
 }
 
 /// Whether what we make in a directory stays what it is.
-fn keeps(owner: u32, mode: u32, us: u32) -> bool {
+fn is_tamper_proof(owner: u32, mode: u32, uid: u32) -> bool {
     const WRITABLE_BY_OTHERS: u32 = 0o022;
     const STICKY: u32 = 0o1000;
-    let is_known = owner == us || owner == 0;
-    is_known && (mode & WRITABLE_BY_OTHERS == 0 || mode & STICKY != 0)
+    let is_trusted_owner = owner == uid || owner == 0;
+    is_trusted_owner && (mode & WRITABLE_BY_OTHERS == 0 || mode & STICKY != 0)
 }
 
 #[cfg(test)]
@@ -50,7 +50,11 @@ mod tests {
             (1001, 0o1777, false),
         ];
         for (owner, mode, expected) in rows {
-            assert_eq!(keeps(owner, mode, 1000), expected, "{owner} {mode:o}");
+            assert_eq!(
+                is_tamper_proof(owner, mode, 1000),
+                expected,
+                "{owner} {mode:o}"
+            );
         }
     }
 }

@@ -9,7 +9,8 @@ use serde::{Deserialize, Deserializer};
 use zeroize::Zeroizing;
 
 use super::{
-    Cluster, Context, Exec, ExecVersion, Impersonation, InteractiveMode, Kubeconfig, Material, User,
+    Cluster, Context, Exec, ExecVersion, Impersonation, InteractiveMode, Kubeconfig, PemSource,
+    User,
 };
 use crate::error::{Entry, Error};
 use crate::secret::Secret;
@@ -21,20 +22,20 @@ impl Kubeconfig {
         let raw: RawConfig = if text.trim().is_empty() {
             RawConfig::default()
         } else {
-            serde_saphyr::from_str(text).map_err(|error| not_a_kubeconfig(&error, path))?
+            serde_saphyr::from_str(text).map_err(|error| parse_error(&error, path))?
         };
-        let beside = path.parent().unwrap_or(Path::new(""));
+        let base_dir = path.parent().unwrap_or(Path::new(""));
         let contexts = raw.contexts.into_iter().map(|it| (it.name, it.context));
         let clusters = raw.clusters.into_iter().map(|it| (it.name, it.cluster));
         let users = raw.users.into_iter().map(|it| (it.name, it.user));
         Ok(Self {
-            current_context: given(raw.current_context),
-            contexts: by_name(path, "contexts", contexts, |_, raw| Ok(raw.understand()))?,
+            current_context: non_empty(raw.current_context),
+            contexts: by_name(path, "contexts", contexts, |_, raw| Ok(raw.resolve()))?,
             clusters: by_name(path, "clusters", clusters, |name, raw| {
-                raw.understand(name, beside)
+                raw.resolve(name, base_dir)
             })?,
             users: by_name(path, "users", users, |name, raw| {
-                raw.understand(name, beside)
+                raw.resolve(name, base_dir)
             })?,
             files: vec![path.to_owned()],
         })
@@ -42,12 +43,12 @@ impl Kubeconfig {
 }
 
 /// Says where, and not what stands there: that may be a token.
-fn not_a_kubeconfig(error: &serde_saphyr::Error, path: &Path) -> Error {
+fn parse_error(error: &serde_saphyr::Error, path: &Path) -> Error {
     let cause = match error.location() {
-        Some(at) => format!(
+        Some(with_server) => format!(
             "is not a kubeconfig: line {}, column {} cannot be understood",
-            at.line(),
-            at.column()
+            with_server.line(),
+            with_server.column()
         ),
         None => "is not a kubeconfig".to_owned(),
     };
@@ -61,11 +62,11 @@ fn by_name<R, T>(
     path: &Path,
     list: &str,
     raw: impl Iterator<Item = (String, R)>,
-    understand: impl Fn(&str, R) -> Result<T, Error>,
+    resolve: impl Fn(&str, R) -> Result<T, Error>,
 ) -> Result<BTreeMap<String, T>, Error> {
     let mut entries = BTreeMap::new();
     for (name, entry) in raw {
-        let understood = understand(&name, entry)?;
+        let understood = resolve(&name, entry)?;
         if entries.contains_key(&name) {
             return Err(Error::File {
                 path: path.to_owned(),
@@ -82,43 +83,43 @@ fn by_name<R, T>(
 struct RawConfig {
     #[serde(default)]
     current_context: Option<String>,
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     contexts: Vec<NamedContext>,
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     clusters: Vec<NamedCluster>,
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     users: Vec<NamedUser>,
 }
 
 #[derive(Deserialize)]
 struct NamedContext {
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     name: String,
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     context: RawContext,
 }
 
 #[derive(Deserialize)]
 struct NamedCluster {
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     name: String,
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     cluster: RawCluster,
 }
 
 #[derive(Deserialize)]
 struct NamedUser {
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     name: String,
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     user: RawUser,
 }
 
 #[derive(Deserialize, Default)]
 struct RawContext {
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     cluster: String,
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     user: String,
     #[serde(default)]
     namespace: Option<String>,
@@ -127,11 +128,11 @@ struct RawContext {
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "kebab-case")]
 struct RawCluster {
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     server: String,
     #[serde(default)]
     tls_server_name: Option<String>,
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     insecure_skip_tls_verify: bool,
     #[serde(default)]
     certificate_authority: Option<String>,
@@ -139,13 +140,13 @@ struct RawCluster {
     certificate_authority_data: Option<String>,
     #[serde(default)]
     proxy_url: Option<String>,
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     extensions: Vec<RawExtension>,
 }
 
 #[derive(Deserialize)]
 struct RawExtension {
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     name: String,
     #[serde(default)]
     extension: Option<serde_json::Value>,
@@ -178,46 +179,46 @@ struct RawUser {
     as_user: Option<String>,
     #[serde(default)]
     as_uid: Option<String>,
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     as_groups: Vec<String>,
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     as_user_extra: BTreeMap<String, Vec<String>>,
 }
 
 #[derive(Deserialize)]
 struct RawProvider {
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     name: String,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RawExec {
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     command: String,
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     args: Vec<String>,
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     env: Vec<RawVariable>,
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     api_version: String,
     #[serde(default)]
     install_hint: Option<String>,
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     provide_cluster_info: bool,
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     interactive_mode: String,
 }
 
 #[derive(Deserialize)]
 struct RawVariable {
     name: String,
-    #[serde(default, deserialize_with = "nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     value: String,
 }
 
 /// `null` is what is not there.
-fn nothing<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
     T: Default + Deserialize<'de>,
@@ -226,31 +227,31 @@ where
 }
 
 impl RawContext {
-    fn understand(self) -> Context {
+    fn resolve(self) -> Context {
         Context {
             cluster: self.cluster,
             user: self.user,
-            namespace: given(self.namespace),
+            namespace: non_empty(self.namespace),
         }
     }
 }
 
 impl RawCluster {
-    fn understand(self, name: &str, beside: &Path) -> Result<Cluster, Error> {
+    fn resolve(self, name: &str, base_dir: &Path) -> Result<Cluster, Error> {
         const EXEC: &str = "client.authentication.k8s.io/exec";
         let mut extensions = self.extensions.into_iter();
         Ok(Cluster {
             server: self.server,
-            tls_server_name: given(self.tls_server_name),
+            tls_server_name: non_empty(self.tls_server_name),
             insecure_skip_tls_verify: self.insecure_skip_tls_verify,
-            certificate_authority: material(
+            certificate_authority: pem_source(
                 (Entry::Cluster, name),
                 "certificate-authority-data",
                 self.certificate_authority_data,
                 self.certificate_authority,
-                beside,
+                base_dir,
             )?,
-            proxy_url: given(self.proxy_url).map(Secret::new),
+            proxy_url: non_empty(self.proxy_url).map(Secret::new),
             exec_config: extensions
                 .find(|extension| extension.name == EXEC)
                 .and_then(|extension| extension.extension),
@@ -259,9 +260,9 @@ impl RawCluster {
 }
 
 impl RawUser {
-    fn understand(self, name: &str, beside: &Path) -> Result<User, Error> {
+    fn resolve(self, name: &str, base_dir: &Path) -> Result<User, Error> {
         let of = (Entry::User, name);
-        let (exec, problem) = match self.exec.map(|exec| exec.understand(beside)) {
+        let (exec, problem) = match self.exec.map(|exec| exec.resolve(base_dir)) {
             None => (None, None),
             Some(Ok(exec)) => (Some(exec), None),
             Some(Err(problem)) => (None, Some(problem)),
@@ -271,29 +272,29 @@ impl RawUser {
             format!("auth-provider {name:?} is not known any more, to kubectl neither; use exec")
         });
         Ok(User {
-            client_certificate: material(
+            client_certificate: pem_source(
                 of,
                 "client-certificate-data",
                 self.client_certificate_data,
                 self.client_certificate,
-                beside,
+                base_dir,
             )?,
-            client_key: material(
+            client_key: pem_source(
                 of,
                 "client-key-data",
                 self.client_key_data,
                 self.client_key,
-                beside,
+                base_dir,
             )?,
-            token: given(self.token).map(Secret::new),
-            token_file: given(self.token_file).map(|path| beside.join(path)),
-            username: given(self.username),
-            password: given(self.password).map(Secret::new),
+            token: non_empty(self.token).map(Secret::new),
+            token_file: non_empty(self.token_file).map(|path| base_dir.join(path)),
+            username: non_empty(self.username),
+            password: non_empty(self.password).map(Secret::new),
             exec,
             problem: problem.or(provider),
             impersonate: Impersonation {
-                user: given(self.as_user),
-                uid: given(self.as_uid),
+                user: non_empty(self.as_user),
+                uid: non_empty(self.as_uid),
                 groups: self.as_groups,
                 extra: self.as_user_extra,
             },
@@ -302,7 +303,7 @@ impl RawUser {
 }
 
 impl RawExec {
-    fn understand(self, beside: &Path) -> Result<Exec, String> {
+    fn resolve(self, base_dir: &Path) -> Result<Exec, String> {
         if self.command.is_empty() {
             return Err("exec has no command".to_owned());
         }
@@ -336,7 +337,7 @@ impl RawExec {
         };
         // A name is looked for in $PATH, a path is relative to the file.
         let command = if self.command.contains('/') {
-            beside.join(&self.command)
+            base_dir.join(&self.command)
         } else {
             PathBuf::from(&self.command)
         };
@@ -349,7 +350,7 @@ impl RawExec {
                 .map(|variable| (variable.name, Secret::new(variable.value)))
                 .collect(),
             api_version,
-            install_hint: given(self.install_hint),
+            install_hint: non_empty(self.install_hint),
             provide_cluster_info: self.provide_cluster_info,
             interactive_mode,
         })
@@ -357,22 +358,22 @@ impl RawExec {
 }
 
 /// What is empty is not given.
-fn given(text: Option<String>) -> Option<String> {
+fn non_empty(text: Option<String>) -> Option<String> {
     text.filter(|text| !text.is_empty())
 }
 
 /// Data counts before a file, as with kubectl.
-fn material(
+fn pem_source(
     (entry, name): (Entry, &str),
     field: &str,
     data: Option<String>,
     file: Option<String>,
-    beside: &Path,
-) -> Result<Option<Material>, Error> {
-    if let Some(mut data) = given(data).map(Zeroizing::new) {
+    base_dir: &Path,
+) -> Result<Option<PemSource>, Error> {
+    if let Some(mut data) = non_empty(data).map(Zeroizing::new) {
         data.retain(|letter| !letter.is_ascii_whitespace());
         return match STANDARD.decode(&*data) {
-            Ok(bytes) => Ok(Some(Material::Data(Secret::new(bytes)))),
+            Ok(bytes) => Ok(Some(PemSource::Data(Secret::new(bytes)))),
             Err(_) => Err(Error::Invalid {
                 entry,
                 name: name.to_owned(),
@@ -380,7 +381,7 @@ fn material(
             }),
         };
     }
-    Ok(given(file).map(|path| Material::File(beside.join(path))))
+    Ok(non_empty(file).map(|path| PemSource::File(base_dir.join(path))))
 }
 
 #[cfg(test)]

@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
 
-use super::{Cluster, Context, Kubeconfig, Material, User};
+use super::{Cluster, Context, Kubeconfig, PemSource, User};
 use crate::error::Error;
 
 /// The largest file that is read: thousands of clusters fit, a wrong path (a
 /// device, a log) does not.
-const MAX_FILE: u64 = 16 * 1024 * 1024;
+const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
 
 /// Where a pod finds its service account.
-const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// The name of the context that a pod has.
-const IN_CLUSTER: &str = "in-cluster";
+const IN_CLUSTER_NAME: &str = "in-cluster";
 
 impl Kubeconfig {
     /// The file that is given; without one those in `$KUBECONFIG`, else
@@ -47,16 +47,16 @@ impl Kubeconfig {
         let port = variable("KUBERNETES_SERVICE_PORT");
         if let (Some(host), Some(port)) = (host, port) {
             let (host, port) = (host.to_string_lossy(), port.to_string_lossy());
-            if let Some(config) = Self::in_cluster(&host, &port, Path::new(SERVICE_ACCOUNT)) {
+            if let Some(config) = Self::in_cluster(&host, &port, Path::new(SERVICE_ACCOUNT_DIR)) {
                 return Ok(config);
             }
         }
-        let looked: Vec<_> = paths.iter().map(|it| it.display().to_string()).collect();
+        let searched: Vec<_> = paths.iter().map(|it| it.display().to_string()).collect();
         Err(Error::NoConfiguration {
-            looked: if looked.is_empty() {
+            searched: if searched.is_empty() {
                 "$KUBECONFIG and no $HOME".to_owned()
             } else {
-                looked.join(", ")
+                searched.join(", ")
             },
         })
     }
@@ -67,7 +67,7 @@ impl Kubeconfig {
         let mut config = Self::default();
         for path in paths.iter().filter(|path| !path.as_os_str().is_empty()) {
             if let Some(text) = read(path)? {
-                config = config.merged_with(Self::parse(&text, path)?);
+                config = config.merge(Self::parse(&text, path)?);
             }
         }
         Ok(config)
@@ -86,7 +86,7 @@ impl Kubeconfig {
         };
         let cluster = Cluster {
             server: format!("https://{host}:{port}"),
-            certificate_authority: Some(Material::File(account.join("ca.crt"))),
+            certificate_authority: Some(PemSource::File(account.join("ca.crt"))),
             ..Cluster::default()
         };
         let user = User {
@@ -94,15 +94,15 @@ impl Kubeconfig {
             ..User::default()
         };
         let context = Context {
-            cluster: IN_CLUSTER.to_owned(),
-            user: IN_CLUSTER.to_owned(),
+            cluster: IN_CLUSTER_NAME.to_owned(),
+            user: IN_CLUSTER_NAME.to_owned(),
             namespace: read(&account.join("namespace"))
                 .ok()
                 .flatten()
                 .map(|text| text.trim().to_owned())
                 .filter(|name| !name.is_empty()),
         };
-        let name = || IN_CLUSTER.to_owned();
+        let name = || IN_CLUSTER_NAME.to_owned();
         Some(Self {
             current_context: Some(name()),
             contexts: BTreeMap::from([(name(), context)]),
@@ -122,7 +122,7 @@ impl Kubeconfig {
 
 /// The text of a file, if there is one.
 fn read(path: &Path) -> Result<Option<Zeroizing<String>>, Error> {
-    let wrong = |cause: String| {
+    let invalid = |cause: String| {
         Err(Error::File {
             path: path.to_owned(),
             cause,
@@ -130,22 +130,22 @@ fn read(path: &Path) -> Result<Option<Zeroizing<String>>, Error> {
     };
     let mut text = Zeroizing::new(String::new());
     let read = File::open(path).and_then(|file| {
-        let length = file.metadata().map_or(0, |it| it.len()).min(MAX_FILE);
+        let length = file.metadata().map_or(0, |it| it.len()).min(MAX_FILE_BYTES);
         // Room for all of it: a buffer that grows leaves copies behind.
         text.reserve_exact(usize::try_from(length).unwrap_or_default() + 1);
-        file.take(MAX_FILE + 1).read_to_string(&mut text)
+        file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)
     });
     match read {
-        Ok(_) if text.len() as u64 > MAX_FILE => wrong(format!(
+        Ok(_) if text.len() as u64 > MAX_FILE_BYTES => invalid(format!(
             "is larger than {} MiB; correct the path",
-            MAX_FILE >> 20
+            MAX_FILE_BYTES >> 20
         )),
         Ok(_) => Ok(Some(text)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) if error.kind() == ErrorKind::InvalidData => {
-            wrong("is not a kubeconfig: it is not text".to_owned())
+            invalid("is not a kubeconfig: it is not text".to_owned())
         }
-        Err(error) => wrong(format!("cannot be read: {error}")),
+        Err(error) => invalid(format!("cannot be read: {error}")),
     }
 }
 
@@ -205,7 +205,7 @@ mod tests {
     async fn a_pod_is_known_to_its_server_by_its_service_account() {
         let ca = Ca::new("cluster");
         let options = Options::new(ca.server(&["127.0.0.1"]));
-        let server = ApiServer::start(options, |seen| Reply::json(seen.target)).await;
+        let server = ApiServer::start(options, |requests| Reply::json(requests.target)).await;
         let account = ScratchDir::new();
         account.write("token", "first\n");
         account.write("ca.crt", ca.pem());
@@ -219,9 +219,12 @@ mod tests {
         account.write("token", "second\n");
         let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await.unwrap();
         endpoint.send(&Request::get("/api")).await.unwrap();
-        let seen = server.requests();
-        let shown: Vec<_> = seen.iter().map(|it| it.header("authorization")).collect();
-        assert_eq!(shown, [Some("Bearer first"), Some("Bearer second")]);
+        let requests = server.requests();
+        let debug_text: Vec<_> = requests
+            .iter()
+            .map(|it| it.header("authorization"))
+            .collect();
+        assert_eq!(debug_text, [Some("Bearer first"), Some("Bearer second")]);
         // Another CA is not that of the cluster.
         account.write("ca.crt", Ca::new("other").pem());
         let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await.unwrap();

@@ -49,7 +49,7 @@ pub struct Cluster {
     /// Whether its certificate does not matter.
     pub insecure_skip_tls_verify: bool,
     /// CAs in PEM that sign its certificate; without, those of the system.
-    pub certificate_authority: Option<Material>,
+    pub certificate_authority: Option<PemSource>,
     /// The proxy on the way. Kept secret, as it may have a password.
     pub proxy_url: Option<Secret>,
     /// What the cluster has for credential plugins (the extension
@@ -61,9 +61,9 @@ pub struct Cluster {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct User {
     /// A certificate in PEM, with its chain.
-    pub client_certificate: Option<Material>,
+    pub client_certificate: Option<PemSource>,
     /// Its key.
-    pub client_key: Option<Material>,
+    pub client_key: Option<PemSource>,
     /// A bearer token.
     pub token: Option<Secret>,
     /// A file that holds one, and counts before [`User::token`].
@@ -125,7 +125,7 @@ pub enum InteractiveMode {
 
 /// Something in PEM: as it is, or in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Material {
+pub enum PemSource {
     /// Here.
     Data(Secret),
     /// There.
@@ -158,7 +158,7 @@ impl Kubeconfig {
             (None, None) => {
                 return Err(Error::NoCurrentContext {
                     files: self.files(),
-                    known: self.contexts.keys().cloned().collect(),
+                    available: self.contexts.keys().cloned().collect(),
                 });
             }
         };
@@ -187,17 +187,17 @@ impl Kubeconfig {
 
     /// Adds a further file: what is there already, counts.
     #[must_use]
-    pub fn merged_with(mut self, later: Self) -> Self {
-        fn fill<T>(known: &mut BTreeMap<String, T>, later: BTreeMap<String, T>) {
-            for (name, entry) in later {
-                known.entry(name).or_insert(entry);
+    pub fn merge(mut self, other: Self) -> Self {
+        fn fill<T>(available: &mut BTreeMap<String, T>, other: BTreeMap<String, T>) {
+            for (name, entry) in other {
+                available.entry(name).or_insert(entry);
             }
         }
-        self.current_context = self.current_context.or(later.current_context);
-        fill(&mut self.contexts, later.contexts);
-        fill(&mut self.clusters, later.clusters);
-        fill(&mut self.users, later.users);
-        self.files.extend(later.files);
+        self.current_context = self.current_context.or(other.current_context);
+        fill(&mut self.contexts, other.contexts);
+        fill(&mut self.clusters, other.clusters);
+        fill(&mut self.users, other.users);
+        self.files.extend(other.files);
         self
     }
 
@@ -211,7 +211,7 @@ impl Kubeconfig {
             entry,
             name: name.to_owned(),
             files: self.files(),
-            known: entries.keys().cloned().collect(),
+            available: entries.keys().cloned().collect(),
         })
     }
 
@@ -240,7 +240,7 @@ impl fmt::Debug for Cluster {
 
 /// A URL without its user and password.
 fn without_password(url: &str) -> String {
-    let (scheme, rest) = url.split_at(url.find("://").map_or(0, |at| at + 3));
+    let (scheme, rest) = url.split_at(url.find("://").map_or(0, |with_server| with_server + 3));
     let rest = rest.rsplit_once('@').map_or(rest, |(_, rest)| rest);
     format!("{scheme}{rest}")
 }
@@ -254,7 +254,7 @@ impl Target {
     /// The same user at another server: of the same cluster, so by the same CAs.
     /// The name in its certificate is its own, unless it is given.
     #[must_use]
-    pub fn at(mut self, server: &str, tls_server_name: Option<&str>) -> Self {
+    pub fn with_server(mut self, server: &str, tls_server_name: Option<&str>) -> Self {
         server.clone_into(&mut self.cluster.server);
         self.cluster.tls_server_name = tls_server_name.map(str::to_owned);
         self

@@ -9,30 +9,30 @@ use skewbridge_wire::Node;
 
 use super::keep_alive::KeepAlive;
 use super::process::{RemoteProcess, Transport};
-use super::request::{AttachRequest, ExecRequest, Opening};
-use super::shared::Shared;
-use super::upgrade::{Repeat, Upgraded};
-use super::{by_spdy, by_websocket, upgrade};
+use super::request::{AttachRequest, ExecRequest, StreamRequest};
+use super::stream_buffers::StreamBuffers;
+use super::upgrade::{RetrySafety, Upgraded};
+use super::{spdy, upgrade, websocket};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 
 /// A command that is being started.
-pub type Starting<'a> = Pin<Box<dyn Future<Output = Result<RemoteProcess, Error>> + Send + 'a>>;
+pub type StartFuture<'a> = Pin<Box<dyn Future<Output = Result<RemoteProcess, Error>> + Send + 'a>>;
 
 /// Starts commands in pods.
 pub trait Executor: Send + Sync {
     /// Opens the streams of a command: what [`Executor::start`] and
     /// [`Executor::attach`] stand on.
-    fn open(&self, opening: Opening) -> Starting<'_>;
+    fn open(&self, request: StreamRequest) -> StartFuture<'_>;
 
     /// Starts a command. When this is ready, the server has agreed to; whether the
     /// command could be started is told by [`RemoteProcess::wait`].
-    fn start<'a>(&'a self, request: &ExecRequest) -> Starting<'a> {
+    fn start<'a>(&'a self, request: &ExecRequest) -> StartFuture<'a> {
         self.open(request.into())
     }
 
     /// Joins a process that already runs.
-    fn attach<'a>(&'a self, request: &AttachRequest) -> Starting<'a> {
+    fn attach<'a>(&'a self, request: &AttachRequest) -> StartFuture<'a> {
         self.open(request.into())
     }
 }
@@ -56,8 +56,8 @@ pub struct SpdyExecutor {
 /// command runs twice.
 #[derive(Debug, Clone)]
 pub struct FallbackExecutor {
-    first: WebSocketExecutor,
-    second: SpdyExecutor,
+    websocket: WebSocketExecutor,
+    spdy: SpdyExecutor,
 }
 
 impl WebSocketExecutor {
@@ -98,8 +98,8 @@ impl FallbackExecutor {
     /// At this server.
     pub fn new(endpoint: Endpoint) -> Self {
         Self {
-            first: WebSocketExecutor::new(endpoint.clone()),
-            second: SpdyExecutor::new(endpoint),
+            websocket: WebSocketExecutor::new(endpoint.clone()),
+            spdy: SpdyExecutor::new(endpoint),
         }
     }
 
@@ -107,24 +107,24 @@ impl FallbackExecutor {
     #[must_use]
     pub fn keep_alive(self, keep_alive: KeepAlive) -> Self {
         Self {
-            first: self.first.keep_alive(keep_alive),
-            second: self.second.keep_alive(keep_alive),
+            websocket: self.websocket.keep_alive(keep_alive),
+            spdy: self.spdy.keep_alive(keep_alive),
         }
     }
 }
 
 impl Executor for WebSocketExecutor {
-    fn open(&self, opening: Opening) -> Starting<'_> {
+    fn open(&self, request: StreamRequest) -> StartFuture<'_> {
         Box::pin(async move {
-            let Opening { path, options } = opening;
+            let StreamRequest { path, options } = request;
             let offer = Protocol::V5.name();
             let upgraded = upgrade::websocket(&self.endpoint, &path, offer).await?;
-            let shared = Arc::new(Shared::new());
-            let driver = by_websocket::drive(upgraded, shared.clone(), self.keep_alive);
+            let buffers = Arc::new(StreamBuffers::new());
+            let driver = websocket::drive(upgraded, buffers.clone(), self.keep_alive);
             let task = tokio::spawn(driver);
             let transport = Transport::WebSocket;
             Ok(RemoteProcess::new(
-                shared,
+                buffers,
                 channels(options),
                 transport,
                 task,
@@ -136,33 +136,41 @@ impl Executor for WebSocketExecutor {
 /// KEP-4006, "Client-side fallback": SPDY v4. Of those before it the end of a connection
 /// is the end of a command, so a cut could not be told from a success; servers have
 /// known this one since 1.4.
-const OFFERED: SpdyProtocol = SpdyProtocol::V4;
+const OFFERED_PROTOCOL: SpdyProtocol = SpdyProtocol::V4;
 
 impl Executor for SpdyExecutor {
-    fn open(&self, opening: Opening) -> Starting<'_> {
+    fn open(&self, request: StreamRequest) -> StartFuture<'_> {
         Box::pin(async move {
-            let Opening { path, options } = opening;
-            let upgraded = upgrade::spdy(&self.endpoint, &path, [OFFERED.name()]).await?;
-            let unswitched = |cause: String| Error::Unswitched {
+            let StreamRequest { path, options } = request;
+            let upgraded = upgrade::spdy(&self.endpoint, &path, [OFFERED_PROTOCOL.name()]).await?;
+            let upgrade_mismatch = |cause: String| Error::UpgradeMismatch {
                 server: self.endpoint.server(),
                 cause,
             };
             let protocol = upgraded.protocol.as_deref();
-            if agreed_spdy(protocol) != Some(OFFERED) {
+            if agreed_spdy(protocol) != Some(OFFERED_PROTOCOL) {
                 let protocol = protocol.unwrap_or("no version of its own");
-                return Err(unswitched(format!(
+                return Err(upgrade_mismatch(format!(
                     "to {protocol:?}, which was not offered"
                 )));
             }
             let Upgraded { io, input, .. } = upgraded;
-            let node = Node::open(io, input, options, OFFERED, self.keep_alive.pace());
-            let node = node.map_err(|error| unswitched(error.to_string()))?;
-            let shared = Arc::new(Shared::new());
-            let driver = by_spdy::drive(node, shared.clone());
+            let node = Node::open(
+                io,
+                input,
+                options,
+                OFFERED_PROTOCOL,
+                self.keep_alive.spdy_keepalive(),
+            );
+            let node = node.map_err(|error| upgrade_mismatch(error.to_string()))?;
+            let buffers = Arc::new(StreamBuffers::new());
+            let driver = spdy::drive(node, buffers.clone());
             let task = tokio::spawn(driver);
-            let transport = Transport::Spdy { instead: None };
+            let transport = Transport::Spdy {
+                fallback_reason: None,
+            };
             Ok(RemoteProcess::new(
-                shared,
+                buffers,
                 channels(options),
                 transport,
                 task,
@@ -172,24 +180,25 @@ impl Executor for SpdyExecutor {
 }
 
 impl Executor for FallbackExecutor {
-    fn open(&self, opening: Opening) -> Starting<'_> {
+    fn open(&self, request: StreamRequest) -> StartFuture<'_> {
         Box::pin(async move {
-            let error = match self.first.open(opening.clone()).await {
+            let error = match self.websocket.open(request.clone()).await {
                 Ok(process) => return Ok(process),
                 Err(error) => error,
             };
-            let endpoint = &self.first.endpoint;
+            let endpoint = &self.websocket.endpoint;
             let behind_https_proxy = endpoint.is_behind_https_proxy();
-            let reason = upgrade::instead(&error, behind_https_proxy, Repeat::Harmful);
+            let reason =
+                upgrade::fallback_reason(&error, behind_https_proxy, RetrySafety::NotIdempotent);
             let Some(reason) = reason else {
                 return Err(error);
             };
-            match self.second.open(opening).await {
+            match self.spdy.open(request).await {
                 Ok(process) => {
-                    let instead = Some(reason);
-                    Ok(process.with_transport(Transport::Spdy { instead }))
+                    let fallback_reason = Some(reason);
+                    Ok(process.with_transport(Transport::Spdy { fallback_reason }))
                 }
-                Err(error) => Err(Error::neither(reason, error)),
+                Err(error) => Err(Error::all_transports_failed(reason, error)),
             }
         })
     }

@@ -7,7 +7,7 @@ use skewbridge_wire::{Pace, Pulse};
 use tokio::time::Instant;
 
 /// As long as anybody waits for.
-const NEVER: Duration = Duration::from_hours(10 * 365 * 24);
+const DISABLED_INTERVAL: Duration = Duration::from_hours(10 * 365 * 24);
 
 /// How the other end of a stream is looked after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,32 +18,32 @@ pub struct KeepAlive {
     /// How long the other end may leave pings unanswered. One that may be busy with what
     /// it was sent is given all the time that it needs. A local program may keep other
     /// connections to a pod waiting for as long.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for KeepAlive {
     fn default() -> Self {
         Self {
             interval: Duration::from_secs(10),
-            patience: Duration::from_secs(30),
+            timeout: Duration::from_secs(30),
         }
     }
 }
 
 impl KeepAlive {
-    pub(crate) fn pace(self) -> Pace {
+    pub(crate) fn spdy_keepalive(self) -> Pace {
         Pace {
             interval: if self.interval.is_zero() {
-                NEVER
+                DISABLED_INTERVAL
             } else {
                 self.interval
             },
-            patience: self.patience,
+            patience: self.timeout,
         }
     }
 
-    pub(crate) fn pulse(self) -> Pulse {
-        let Pace { interval, patience } = self.pace();
+    pub(crate) fn websocket_keepalive(self) -> Pulse {
+        let Pace { interval, patience } = self.spdy_keepalive();
         Pulse::new(Instant::now(), interval, patience)
     }
 }
@@ -58,9 +58,9 @@ mod tests {
             interval: Duration::ZERO,
             ..KeepAlive::default()
         };
-        assert_eq!(keep_alive.pace().interval, NEVER);
-        assert!(keep_alive.pulse().next() > Instant::now() + NEVER / 2);
+        assert_eq!(keep_alive.spdy_keepalive().interval, DISABLED_INTERVAL);
+        assert!(keep_alive.websocket_keepalive().next() > Instant::now() + DISABLED_INTERVAL / 2);
         let default = KeepAlive::default();
-        assert_eq!(default.pace().interval, default.interval);
+        assert_eq!(default.spdy_keepalive().interval, default.interval);
     }
 }

@@ -5,24 +5,26 @@
 //! [`SpdyExecutor`] the fourth by SPDY, and [`FallbackExecutor`] the one where it can
 //! and the other where it must. None of them needs a bridge on the way.
 
-mod by_spdy;
-mod by_websocket;
-mod clock;
+mod disconnect_message;
 mod executor;
 mod keep_alive;
-mod lost;
 mod port_forward;
 mod process;
 mod request;
-mod shared;
+mod spdy;
+mod stream_buffers;
+mod timer;
 mod upgrade;
+mod websocket;
 
-pub use executor::{Executor, FallbackExecutor, SpdyExecutor, Starting, WebSocketExecutor};
+pub use executor::{Executor, FallbackExecutor, SpdyExecutor, StartFuture, WebSocketExecutor};
 pub use keep_alive::KeepAlive;
-pub use port_forward::{By, Closing, Local, Manner, PortForwarder, PortStream};
-pub use process::{
-    Cut, ExitStatus, ProcessOutput, ProcessStdin, RemoteProcess, Resizer, Transport,
+pub use port_forward::{
+    CloseMode, LocalStream, PortForwardOptions, PortForwarder, PortStream, TransportPreference,
 };
-pub use request::{AttachRequest, ExecRequest, Opening, escaped};
+pub use process::{
+    Disconnected, ExitStatus, ProcessOutput, ProcessStdin, RemoteProcess, Resizer, Transport,
+};
+pub use request::{AttachRequest, ExecRequest, StreamRequest, escape_component};
 pub use skewbridge_channels::port_forward::Port;
 pub use skewbridge_channels::{ExitCode, Failure, TerminalSize};

@@ -11,7 +11,7 @@ use skewbridge_channels::{ExitCode, Failure, Outcome, TerminalSize};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::task::JoinHandle;
 
-use super::shared::{MOST_INPUT, Shared, Which};
+use super::stream_buffers::{MAX_STDIN_BYTES, OutputStream, StreamBuffers};
 
 /// A command that runs in a container. When this is dropped, the connection ends, and
 /// the command with it if it reads or writes.
@@ -27,7 +27,7 @@ pub struct RemoteProcess {
     pub stdout: Option<ProcessOutput>,
     /// The same for stderr; none with a terminal.
     pub stderr: Option<ProcessOutput>,
-    shared: Arc<Shared>,
+    buffers: Arc<StreamBuffers>,
     transport: Transport,
     task: JoinHandle<()>,
 }
@@ -40,7 +40,7 @@ pub enum Transport {
     /// As was asked for, or because a WebSocket was refused: then with the reason.
     Spdy {
         /// Why it is not a WebSocket.
-        instead: Option<String>,
+        fallback_reason: Option<String>,
     },
 }
 
@@ -54,12 +54,12 @@ pub enum ExitStatus {
     /// The server says why there is no exit code.
     Failed(Failure),
     /// Nobody knows: the connection was lost before.
-    Cut(Cut),
+    Disconnected(Disconnected),
 }
 
 /// How far a command had come when the connection was lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cut {
+pub struct Disconnected {
     /// In words.
     pub cause: String,
     /// How many bytes of stdin had been handed to the connection. The command may
@@ -75,7 +75,7 @@ pub struct Cut {
 /// was written.
 #[derive(Debug)]
 pub struct ProcessStdin {
-    shared: Arc<Shared>,
+    buffers: Arc<StreamBuffers>,
 }
 
 /// What a command writes. It ends when the command has, and fails with
@@ -83,39 +83,39 @@ pub struct ProcessStdin {
 /// throws away what still comes.
 #[derive(Debug)]
 pub struct ProcessOutput {
-    shared: Arc<Shared>,
-    which: Which,
+    buffers: Arc<StreamBuffers>,
+    stream: OutputStream,
     /// Taken, and not read.
-    piece: Bytes,
+    chunk: Bytes,
 }
 
 /// Tells a command how large its terminal is.
 #[derive(Debug, Clone)]
 pub struct Resizer {
-    shared: Arc<Shared>,
+    buffers: Arc<StreamBuffers>,
 }
 
 impl RemoteProcess {
-    /// A driver moves what is in `shared` until the command has ended.
+    /// A driver moves what is in `buffers` until the command has ended.
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        buffers: Arc<StreamBuffers>,
         channels: [bool; 3],
         transport: Transport,
         task: JoinHandle<()>,
     ) -> Self {
         let [stdin, stdout, stderr] = channels;
-        let output = |which| ProcessOutput {
-            shared: shared.clone(),
-            which,
-            piece: Bytes::new(),
+        let output = |stream| ProcessOutput {
+            buffers: buffers.clone(),
+            stream,
+            chunk: Bytes::new(),
         };
         Self {
             stdin: stdin.then(|| ProcessStdin {
-                shared: shared.clone(),
+                buffers: buffers.clone(),
             }),
-            stdout: stdout.then(|| output(Which::Stdout)),
-            stderr: stderr.then(|| output(Which::Stderr)),
-            shared,
+            stdout: stdout.then(|| output(OutputStream::Stdout)),
+            stderr: stderr.then(|| output(OutputStream::Stderr)),
+            buffers,
             transport,
             task,
         }
@@ -134,7 +134,7 @@ impl RemoteProcess {
     /// For telling the size of the terminal, at any time and as often as it changes.
     pub fn resizer(&self) -> Resizer {
         Resizer {
-            shared: self.shared.clone(),
+            buffers: self.buffers.clone(),
         }
     }
 
@@ -146,14 +146,14 @@ impl RemoteProcess {
         self.stdin = None;
         self.stdout = None;
         self.stderr = None;
-        poll_fn(|cx| self.shared.poll_ended(cx)).await
+        poll_fn(|cx| self.buffers.poll_ended(cx)).await
     }
 }
 
 impl Drop for RemoteProcess {
     fn drop(&mut self) {
         self.task.abort();
-        self.shared.end(ExitStatus::Cut(Cut {
+        self.buffers.end(ExitStatus::Disconnected(Disconnected {
             cause: "it was left".to_owned(),
             sent: 0,
             unsent: 0,
@@ -164,29 +164,29 @@ impl Drop for RemoteProcess {
 
 impl ProcessStdin {
     /// How many bytes are best given at once.
-    pub const BEST: usize = MOST_INPUT;
+    pub const PREFERRED_WRITE_BYTES: usize = MAX_STDIN_BYTES;
 
-    /// Writes all of these bytes; up to [`ProcessStdin::BEST`] without a copy.
+    /// Writes all of these bytes; up to [`ProcessStdin::PREFERRED_WRITE_BYTES`] without a copy.
     ///
     /// Cancelled, it may have written some of them.
-    pub async fn give(&mut self, mut bytes: Vec<u8>) -> io::Result<()> {
+    pub async fn write_owned(&mut self, mut bytes: Vec<u8>) -> io::Result<()> {
         // More would be one long message, and pings would wait behind it.
-        if bytes.len() > MOST_INPUT {
+        if bytes.len() > MAX_STDIN_BYTES {
             return self.write_all(&bytes).await;
         }
-        poll_fn(|cx| self.shared.poll_give(&mut bytes, cx)).await
+        poll_fn(|cx| self.buffers.poll_write_owned(&mut bytes, cx)).await
     }
 
     /// Waits until the connection has taken what was given, so that there is room for
-    /// [`ProcessStdin::BEST`] bytes, or nobody takes any more: of who reads only then what to
+    /// [`ProcessStdin::PREFERRED_WRITE_BYTES`] bytes, or nobody takes any more: of who reads only then what to
     /// write, no more is kept than that.
     pub async fn ready(&mut self) {
-        poll_fn(|cx| self.shared.poll_input_ready(cx)).await;
+        poll_fn(|cx| self.buffers.poll_stdin_ready(cx)).await;
     }
 
     /// Whether the command, or the way to it, takes no more.
     pub fn is_closed(&self) -> bool {
-        self.shared.takes_no_input()
+        self.buffers.is_stdin_closed()
     }
 }
 
@@ -196,23 +196,23 @@ impl AsyncWrite for ProcessStdin {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.shared.poll_input(bytes, cx)
+        self.buffers.poll_write_stdin(bytes, cx)
     }
 
     /// Waits until all has been handed to the connection.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.shared.poll_input_taken(cx)
+        self.buffers.poll_stdin_flushed(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.shared.end_input();
-        self.shared.poll_input_taken(cx)
+        self.buffers.end_stdin();
+        self.buffers.poll_stdin_flushed(cx)
     }
 }
 
 impl Drop for ProcessStdin {
     fn drop(&mut self) {
-        self.shared.end_input();
+        self.buffers.end_stdin();
     }
 }
 
@@ -220,11 +220,11 @@ impl ProcessOutput {
     /// The next bytes, as they came and without a copy; `None` at the end.
     ///
     /// Cancelled, it has taken nothing.
-    pub async fn piece(&mut self) -> io::Result<Option<Bytes>> {
-        if !self.piece.is_empty() {
-            return Ok(Some(std::mem::take(&mut self.piece)));
+    pub async fn next_chunk(&mut self) -> io::Result<Option<Bytes>> {
+        if !self.chunk.is_empty() {
+            return Ok(Some(std::mem::take(&mut self.chunk)));
         }
-        poll_fn(|cx| self.shared.poll_output(self.which, cx)).await
+        poll_fn(|cx| self.buffers.poll_output(self.stream, cx)).await
     }
 }
 
@@ -235,29 +235,29 @@ impl AsyncRead for ProcessOutput {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if this.piece.is_empty() {
-            match ready!(this.shared.poll_output(this.which, cx))? {
-                Some(piece) => this.piece = piece,
+        if this.chunk.is_empty() {
+            match ready!(this.buffers.poll_output(this.stream, cx))? {
+                Some(chunk) => this.chunk = chunk,
                 None => return Poll::Ready(Ok(())),
             }
         }
-        let length = this.piece.len().min(buf.remaining());
-        buf.put_slice(&this.piece[..length]);
-        this.piece.advance(length);
+        let length = this.chunk.len().min(buf.remaining());
+        buf.put_slice(&this.chunk[..length]);
+        this.chunk.advance(length);
         Poll::Ready(Ok(()))
     }
 }
 
 impl Drop for ProcessOutput {
     fn drop(&mut self) {
-        self.shared.drop_output(self.which);
+        self.buffers.drop_output(self.stream);
     }
 }
 
 impl Resizer {
     /// If many are told at once, not all but always the last one reaches the command.
     pub fn resize(&self, size: TerminalSize) {
-        self.shared.resize(size);
+        self.buffers.resize(size);
     }
 }
 
@@ -267,12 +267,15 @@ impl ExitStatus {
         matches!(self, Self::Success)
     }
 
-    pub(crate) fn of(outcome: Outcome, cut: impl FnOnce() -> Cut) -> Self {
+    pub(crate) fn from_outcome(
+        outcome: Outcome,
+        disconnected: impl FnOnce() -> Disconnected,
+    ) -> Self {
         match outcome {
             Outcome::Success => Self::Success,
             Outcome::Exited(code) => Self::Code(code),
             Outcome::Failed(failure) => Self::Failed(failure),
-            Outcome::CutOff => Self::Cut(cut()),
+            Outcome::CutOff => Self::Disconnected(disconnected()),
         }
     }
 }

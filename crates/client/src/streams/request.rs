@@ -4,7 +4,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use skewbridge_channels::{Options, Words};
 
 /// What may stand in a path or a query as it is (RFC 3986, 2.3).
-const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
+const UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
     .remove(b'_')
@@ -54,17 +54,19 @@ pub struct AttachRequest {
 
 /// Where a stream begins: a path with its query, and which channels it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Opening {
+pub struct StreamRequest {
     pub(crate) path: String,
     pub(crate) options: Options,
 }
 
-impl From<&ExecRequest> for Opening {
+impl From<&ExecRequest> for StreamRequest {
     fn from(request: &ExecRequest) -> Self {
-        let words = request.command.iter();
-        let mut query: Vec<_> = words.map(|word| ("command", escaped(word))).collect();
+        let arguments = request.command.iter();
+        let mut query: Vec<_> = arguments
+            .map(|argument| ("command", escape_component(argument)))
+            .collect();
         if let Some(container) = &request.container {
-            query.push(("container", escaped(container)));
+            query.push(("container", escape_component(container)));
         }
         let flags = [
             ("stdin", request.stdin),
@@ -76,10 +78,10 @@ impl From<&ExecRequest> for Opening {
     }
 }
 
-impl From<&AttachRequest> for Opening {
+impl From<&AttachRequest> for StreamRequest {
     fn from(request: &AttachRequest) -> Self {
         let container = request.container.iter();
-        let query = container.map(|name| ("container", escaped(name)));
+        let query = container.map(|name| ("container", escape_component(name)));
         let flags = [
             ("stdin", request.stdin),
             ("stdout", request.stdout),
@@ -96,7 +98,7 @@ impl From<&AttachRequest> for Opening {
     }
 }
 
-impl Opening {
+impl StreamRequest {
     fn new(
         namespace: &str,
         pod: &str,
@@ -104,8 +106,8 @@ impl Opening {
         mut query: Vec<(&str, String)>,
         flags: [(&'static str, bool); 4],
     ) -> Self {
-        let on = flags.into_iter().filter(|(_, is_on)| *is_on);
-        query.extend(on.map(|(name, _)| (name, "true".to_owned())));
+        let enabled = flags.into_iter().filter(|(_, is_enabled)| *is_enabled);
+        query.extend(enabled.map(|(name, _)| (name, "true".to_owned())));
         let query: Vec<_> = query
             .iter()
             .map(|(key, value)| format!("{key}={value}"))
@@ -121,13 +123,13 @@ impl Opening {
 
 /// The path of a subresource of a pod.
 pub(crate) fn pod_path(namespace: &str, pod: &str, subresource: &str) -> String {
-    let (namespace, pod) = (escaped(namespace), escaped(pod));
+    let (namespace, pod) = (escape_component(namespace), escape_component(pod));
     format!("/api/v1/namespaces/{namespace}/pods/{pod}/{subresource}")
 }
 
 /// Text, escaped for a path or a query.
-pub fn escaped(text: &str) -> String {
-    utf8_percent_encode(text, PLAIN).to_string()
+pub fn escape_component(text: &str) -> String {
+    utf8_percent_encode(text, UNRESERVED).to_string()
 }
 
 #[cfg(test)]
@@ -148,13 +150,13 @@ mod tests {
             stderr: true,
             tty: false,
         };
-        let opening = Opening::from(&request);
+        let request = StreamRequest::from(&request);
         assert_eq!(
-            opening.path,
+            request.path,
             "/api/v1/namespaces/default/pods/web/exec?command=sh&command=-c&command=echo%20%27%C3%A4%26b%27%20%3E%20%2Ftmp%2Fx\
              &container=app&stdin=true&stdout=true&stderr=true"
         );
-        assert!(!opening.options.tty());
+        assert!(!request.options.tty());
     }
 
     #[test]
@@ -167,11 +169,11 @@ mod tests {
             tty: true,
             ..AttachRequest::default()
         };
-        let opening = Opening::from(&request);
+        let request = StreamRequest::from(&request);
         assert_eq!(
-            opening.path,
+            request.path,
             "/api/v1/namespaces/a%2Fb/pods/web/attach?stdout=true&tty=true"
         );
-        assert!(opening.options.tty());
+        assert!(request.options.tty());
     }
 }

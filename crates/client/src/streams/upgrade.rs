@@ -8,15 +8,15 @@ use skewbridge_websocket::{Key, Rejection, asking_headers, check_response};
 
 use crate::connection::{Request, Stream};
 use crate::endpoint::Endpoint;
-use crate::error::{Error, Refusal};
+use crate::error::{Error, ErrorResponse};
 
 /// The protocols that a client of SPDY offers, and the one that a server takes.
-const STREAM_PROTOCOL: &str = "x-stream-protocol-version";
+const STREAM_PROTOCOL_HEADER: &str = "x-stream-protocol-version";
 
 const SPDY: &str = "SPDY/3.1";
 
 /// The longest answer that is read of a refusal.
-const LONGEST_REFUSAL: usize = 64 * 1024;
+const MAX_ERROR_BODY_BYTES: usize = 64 * 1024;
 
 /// A connection after 101.
 pub(crate) struct Upgraded {
@@ -39,24 +39,26 @@ pub(crate) async fn websocket(
     let _ = asking_headers(&key, [offer], &mut headers);
     let request = with_headers(Request::new(Method::GET, path), &headers);
     let mut connection = endpoint.connection().await?;
-    let response = connection.send(&request.limit(LONGEST_REFUSAL)).await?;
+    let response = connection
+        .send(&request.limit(MAX_ERROR_BODY_BYTES))
+        .await?;
     let server = connection.server().to_owned();
     match check_response(response.status, &response.headers, &key, &[offer]) {
-        Ok(Some(taken)) => {
+        Ok(Some(selected)) => {
             let (io, input) = connection.into_buffered();
-            let protocol = Some(taken.to_owned());
+            let protocol = Some(selected.to_owned());
             Ok(Upgraded {
                 io,
                 input,
                 protocol,
             })
         }
-        Ok(None) => Err(Error::Unswitched {
+        Ok(None) => Err(Error::UpgradeMismatch {
             server,
             cause: format!("named no subprotocol; {offer} was asked for"),
         }),
-        Err(Rejection::Status(status)) => Err(refused(server, status, &response.body)),
-        Err(rejection) => Err(Error::Unswitched {
+        Err(Rejection::Status(status)) => Err(api_error(server, status, &response.body)),
+        Err(rejection) => Err(Error::UpgradeMismatch {
             server,
             cause: rejection.to_string(),
         }),
@@ -72,24 +74,24 @@ pub(crate) async fn spdy(
     let mut request = Request::new(Method::POST, path)
         .header(CONNECTION.as_str(), "Upgrade")
         .header(UPGRADE.as_str(), SPDY)
-        .limit(LONGEST_REFUSAL);
+        .limit(MAX_ERROR_BODY_BYTES);
     for offer in offers {
-        request = request.header(STREAM_PROTOCOL, offer);
+        request = request.header(STREAM_PROTOCOL_HEADER, offer);
     }
     let mut connection = endpoint.connection().await?;
     let response = connection.send(&request).await?;
     let server = connection.server().to_owned();
     if response.status != StatusCode::SWITCHING_PROTOCOLS {
-        return Err(refused(server, response.status, &response.body));
+        return Err(api_error(server, response.status, &response.body));
     }
     let upgrade = response.header(&UPGRADE).unwrap_or("nothing");
     if !upgrade.eq_ignore_ascii_case(SPDY) {
-        return Err(Error::Unswitched {
+        return Err(Error::UpgradeMismatch {
             server,
             cause: format!("to {upgrade:?}; {SPDY} was asked for"),
         });
     }
-    let protocol = response.headers.get(STREAM_PROTOCOL);
+    let protocol = response.headers.get(STREAM_PROTOCOL_HEADER);
     let protocol = protocol
         .and_then(|value| value.to_str().ok())
         .map(str::to_owned);
@@ -103,11 +105,11 @@ pub(crate) async fn spdy(
 
 /// What comes of asking a server again that may have heard it the first time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Repeat {
+pub(crate) enum RetrySafety {
     /// Nothing: ports are connected to later.
-    Harmless,
+    Idempotent,
     /// A command would run twice.
-    Harmful,
+    NotIdempotent,
 }
 
 /// Why SPDY is to be tried when a WebSocket has failed so; `None` if it is not.
@@ -118,13 +120,19 @@ pub(crate) enum Repeat {
 /// what becomes of a request that has been sent and is not answered nobody knows. Then
 /// only what is harmless is asked for again, and only if there is an HTTPS proxy on the
 /// way, which may be what broke it.
-pub(crate) fn instead(error: &Error, behind_https_proxy: bool, repeat: Repeat) -> Option<String> {
+pub(crate) fn fallback_reason(
+    error: &Error,
+    behind_https_proxy: bool,
+    retry_safety: RetrySafety,
+) -> Option<String> {
     match error {
-        Error::Refused { refusal, .. } => Some(refusal.to_string()),
+        Error::Api { response, .. } => Some(response.to_string()),
         Error::Proxy { .. } if behind_https_proxy => Some(error.to_string()),
-        Error::Unswitched { cause, .. } if repeat == Repeat::Harmless => Some(cause.clone()),
-        Error::BrokeOff { .. } | Error::NotHttp { .. }
-            if behind_https_proxy && repeat == Repeat::Harmless =>
+        Error::UpgradeMismatch { cause, .. } if retry_safety == RetrySafety::Idempotent => {
+            Some(cause.clone())
+        }
+        Error::ConnectionLost { .. } | Error::NotHttp { .. }
+            if behind_https_proxy && retry_safety == RetrySafety::Idempotent =>
         {
             Some(format!("{error} (behind an HTTPS proxy)"))
         }
@@ -132,9 +140,9 @@ pub(crate) fn instead(error: &Error, behind_https_proxy: bool, repeat: Repeat) -
     }
 }
 
-fn refused(server: String, status: StatusCode, body: &[u8]) -> Error {
-    let refusal = Box::new(Refusal::read(status.as_u16(), body));
-    Error::Refused { server, refusal }
+fn api_error(server: String, status: StatusCode, body: &[u8]) -> Error {
+    let response = Box::new(ErrorResponse::parse(status.as_u16(), body));
+    Error::Api { server, response }
 }
 
 fn with_headers(mut request: Request, headers: &HeaderMap) -> Request {
@@ -149,10 +157,10 @@ fn with_headers(mut request: Request, headers: &HeaderMap) -> Request {
 mod tests {
     use super::*;
 
-    fn refusal(code: u16, body: &str) -> Error {
-        Error::Refused {
+    fn response(code: u16, body: &str) -> Error {
+        Error::Api {
             server: "k:6443".to_owned(),
-            refusal: Box::new(Refusal::read(code, body.as_bytes())),
+            response: Box::new(ErrorResponse::parse(code, body.as_bytes())),
         }
     }
 
@@ -160,7 +168,7 @@ mod tests {
     fn the_second_way_is_tried_only_if_nothing_can_run_twice() {
         let server = || "k:6443".to_owned();
         let cause = || "x".to_owned();
-        let broke_off = Error::BrokeOff {
+        let connection_lost = Error::ConnectionLost {
             server: server(),
             cause: cause(),
         };
@@ -168,7 +176,7 @@ mod tests {
             server: server(),
             cause: cause(),
         };
-        let unswitched = Error::Unswitched {
+        let upgrade_mismatch = Error::UpgradeMismatch {
             server: server(),
             cause: cause(),
         };
@@ -183,42 +191,43 @@ mod tests {
         };
         let status =
             r#"{"kind":"Status","reason":"Forbidden","message":"pods \"a\" is forbidden"}"#;
-        let broken = "the server k:6443 ended the connection before it had answered: x (behind an \
+        let lost_message = "the server k:6443 ended the connection before it had answered: x (behind an \
                       HTTPS proxy)";
-        let other = "the server k:6443 does not answer in HTTP/1.1: x (behind an HTTPS proxy)";
-        let barred = "the proxy p:3128 on the way to k:6443 x";
+        let not_http_message =
+            "the server k:6443 does not answer in HTTP/1.1: x (behind an HTTPS proxy)";
+        let proxy_message = "the proxy p:3128 on the way to k:6443 x";
         // The error; of a command: straight, behind an HTTPS proxy; of ports: the same.
         let no = None;
         let rows = [
             (
-                refusal(400, "upgrade please"),
+                response(400, "upgrade please"),
                 [Some("upgrade please (400)"); 4],
             ),
             (
-                refusal(403, status),
+                response(403, status),
                 [Some("pods \"a\" is forbidden (Forbidden)"); 4],
             ),
-            (refusal(502, ""), [Some("502 Bad Gateway"); 4]),
-            (proxy, [no, Some(barred), no, Some(barred)]),
-            (unswitched, [no, no, Some("x"), Some("x")]),
-            (broke_off, [no, no, no, Some(broken)]),
-            (not_http, [no, no, no, Some(other)]),
+            (response(502, ""), [Some("502 Bad Gateway"); 4]),
+            (proxy, [no, Some(proxy_message), no, Some(proxy_message)]),
+            (upgrade_mismatch, [no, no, Some("x"), Some("x")]),
+            (connection_lost, [no, no, no, Some(lost_message)]),
+            (not_http, [no, no, no, Some(not_http_message)]),
             (tls, [no; 4]),
-            (Error::Unsendable(cause()), [no; 4]),
+            (Error::InvalidRequest(cause()), [no; 4]),
         ];
         let cases = [
-            (false, Repeat::Harmful),
-            (true, Repeat::Harmful),
-            (false, Repeat::Harmless),
-            (true, Repeat::Harmless),
+            (false, RetrySafety::NotIdempotent),
+            (true, RetrySafety::NotIdempotent),
+            (false, RetrySafety::Idempotent),
+            (true, RetrySafety::Idempotent),
         ];
         for (error, expected) in rows {
-            for ((behind_https_proxy, repeat), expected) in cases.into_iter().zip(expected) {
-                let found = instead(&error, behind_https_proxy, repeat);
+            for ((behind_https_proxy, retry_safety), expected) in cases.into_iter().zip(expected) {
+                let found = fallback_reason(&error, behind_https_proxy, retry_safety);
                 assert_eq!(
                     found.as_deref(),
                     expected,
-                    "{error} {behind_https_proxy} {repeat:?}"
+                    "{error} {behind_https_proxy} {retry_safety:?}"
                 );
             }
         }

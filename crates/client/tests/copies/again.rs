@@ -6,12 +6,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use skewbridge_client::copy::{Again, Error, Notice, Options, copy_between, copy_from, copy_to};
+use skewbridge_client::copy::{
+    CopyEvent, Error, Options, ResumePoint, copy_between, copy_from, copy_to,
+};
 use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
 
 use crate::machine::{Loss, Machine, is_busybox};
 use crate::tree::{Shape, listing, noise, plant};
-use crate::{download, no_leftovers, options, tally, upload};
+use crate::{download, no_leftovers, options, progress, upload};
 
 /// Programs of a container without tar.
 const WITHOUT_TAR: [&str; 6] = ["cat", "wc", "sh", "mv", "chmod", "rm"];
@@ -23,9 +25,9 @@ fn set_time(path: &Path, seconds: u64) {
 }
 
 /// From where it went on each time.
-fn restarts(notices: &[Notice]) -> Vec<Again> {
-    let again = notices.iter().filter_map(|notice| match notice {
-        Notice::Again { from, .. } => Some(*from),
+fn restarts(on_event: &[CopyEvent]) -> Vec<ResumePoint> {
+    let again = on_event.iter().filter_map(|notice| match notice {
+        CopyEvent::Retrying { from, .. } => Some(*from),
         _ => None,
     });
     again.collect()
@@ -58,23 +60,23 @@ async fn what_is_there_with_its_contents_is_not_sent_again() {
     }
     std::fs::create_dir(machine.root().join("there")).unwrap();
     machine.lose(&[None, Some(Loss::Input(250_000))]);
-    let (options, notices) = options(1);
-    let tally = tally();
+    let (options, on_event) = options(1);
+    let progress = progress();
     let contents = from.join(".");
-    copy_to(&machine, &contents, "there", &options, &tally)
+    copy_to(&machine, &contents, "there", &options, &progress)
         .await
         .unwrap();
     assert_eq!(listing(&machine.root().join("there")), listing(&from));
-    assert_eq!((tally.bytes(), tally.entries()), (300_000, 3));
+    assert_eq!((progress.bytes(), progress.entries()), (300_000, 3));
     if is_busybox() {
         return;
     }
-    let notices = notices.lock().unwrap();
-    let from = Again::Without(3);
+    let on_event = on_event.lock().unwrap();
+    let from = ResumePoint::SkippingFiles(3);
     // Two are whole, and the third is there in part.
     assert!(
-        matches!(&notices[..], [Notice::Again { from: again, .. }] if *again == from),
-        "{notices:?}"
+        matches!(&on_event[..], [CopyEvent::Retrying { from: again, .. }] if *again == from),
+        "{on_event:?}"
     );
 }
 
@@ -133,10 +135,10 @@ async fn nothing_that_changes_later_hides_what_has_no_permissions() {
     machine.lose(&[None, Some(Loss::Input((5 << 20) + 250_000))]);
     let (mut options, _) = options(1);
     let grows = log.clone();
-    options.notices = Some(Arc::new(move |_| {
+    options.on_event = Some(Arc::new(move |_| {
         std::fs::write(&grows, noise((5 << 20) + 10)).unwrap();
     }));
-    copy_to(&machine, &from, "new", &options, &tally())
+    copy_to(&machine, &from, "new", &options, &progress())
         .await
         .unwrap();
     assert_eq!(listing(&machine.root().join("new")), listing(&from));
@@ -145,19 +147,19 @@ async fn nothing_that_changes_later_hides_what_has_no_permissions() {
     let (machine, scratch) = (undressing(0, ".skewbridge-*/it"), ScratchDir::new());
     let from = scratch.path().join("from");
     plant_dressed(&from);
-    let tries = Some(Loss::Input(60_000));
+    let attempts = Some(Loss::Input(60_000));
     machine.lose(&[None, Some(Loss::Input(250_000))]);
-    machine.lose(&[None, None, None, None, tries]);
-    let (mut options, notices) = crate::options(2);
-    let (changes, kept) = (from.join("a"), notices.clone());
-    options.notices = Some(Arc::new(move |notice| {
+    machine.lose(&[None, None, None, None, attempts]);
+    let (mut options, on_event) = crate::options(2);
+    let (changes, kept) = (from.join("a"), on_event.clone());
+    options.on_event = Some(Arc::new(move |notice| {
         std::fs::write(&changes, noise(100_001)).unwrap();
         kept.lock().unwrap().push(notice);
     }));
-    copy_to(&machine, &from, "new", &options, &tally())
+    copy_to(&machine, &from, "new", &options, &progress())
         .await
         .unwrap();
-    assert_eq!(restarts(&notices.lock().unwrap()).len(), 2);
+    assert_eq!(restarts(&on_event.lock().unwrap()).len(), 2);
     let listed = listing(&machine.root().join("new"));
     assert_eq!(listed[1..], listing(&from)[1..]);
 }
@@ -206,18 +208,18 @@ async fn permissions_that_nobody_keeps_hold_up_nothing() {
         let other = "find .skewbridge-* -type f -exec chmod 600 {} +";
         machine.pretend("tar", &format!("{tar} \"$@\"; c=$?; {other}; exit $c"));
         machine.pretend("id", &format!("echo {user}"));
-        let (options, notices) = options(6);
+        let (options, on_event) = options(6);
         let mut losses = vec![None];
         for _ in 0..3 {
             losses.extend([Some(Loss::Input(510_000)), None, None, None, None]);
         }
         machine.lose(&losses);
-        copy_to(&machine, &from, "new", &options, &tally())
+        copy_to(&machine, &from, "new", &options, &progress())
             .await
             .unwrap();
         // Of each the last one is there in part.
-        let further = restarts(&notices.lock().unwrap());
-        let expected = [6, 11, 16].map(Again::Without);
+        let further = restarts(&on_event.lock().unwrap());
+        let expected = [6, 11, 16].map(ResumePoint::SkippingFiles);
         assert_eq!(further, expected, "{user}");
     }
 }
@@ -316,12 +318,12 @@ async fn nobody_is_left_who_writes_when_another_one_does() {
         let source = Machine::new();
         plant(&source.root().join("tree"), Shape::Small);
         machine.lose(&[None, Some(Loss::Unnoticed(200_000))]);
-        let (options, notices) = options(1);
+        let (options, on_event) = options(1);
         let places = ((&source as _, "tree"), (&machine as _, "there"));
-        copy_between(places.0, places.1, &options, &tally())
+        copy_between(places.0, places.1, &options, &progress())
             .await
             .unwrap();
-        assert_eq!(restarts(&notices.lock().unwrap()), [Again::Beginning]);
+        assert_eq!(restarts(&on_event.lock().unwrap()), [ResumePoint::Start]);
         assert_eq!(machine.unaware(), 0, "{to}");
     }
 }
@@ -360,15 +362,15 @@ async fn entries_that_are_left_out_are_counted_once() {
     symlink("/etc/passwd", tree.join("link")).unwrap();
     // All four headers and contents, and not the end.
     machine.lose(&[Some(Loss::Output(4 * 512))]);
-    let (options, notices) = options(3);
-    let tally = tally();
+    let (options, on_event) = options(3);
+    let progress = progress();
     let to = scratch.path().join("to");
-    let copied = copy_from(&machine, "tree", &to, &options, &tally).await;
+    let copied = copy_from(&machine, "tree", &to, &options, &progress).await;
     let error = copied.unwrap_err();
     assert_eq!(error.to_string(), "one entry was not copied");
-    assert_eq!((tally.bytes(), tally.entries()), (8, 3));
-    let notices = notices.lock().unwrap();
-    assert_eq!(restarts(&notices).pop(), Some(Again::Beginning));
+    assert_eq!((progress.bytes(), progress.entries()), (8, 3));
+    let on_event = on_event.lock().unwrap();
+    assert_eq!(restarts(&on_event).pop(), Some(ResumePoint::Start));
 }
 
 /// A container in which a file is written anew before the given run of tar, with the time
@@ -413,10 +415,10 @@ async fn no_file_is_put_together_from_two_versions() {
             move || std::fs::read(&file).is_ok_and(|found| found == old || found == new)
         };
         let looked = is_one.clone();
-        options.notices = Some(Arc::new(move |_| {
+        options.on_event = Some(Arc::new(move |_| {
             assert!(looked() || !file.exists());
         }));
-        copy_from(&machine, "tree", &to, &options, &tally())
+        copy_from(&machine, "tree", &to, &options, &progress())
             .await
             .unwrap();
         assert!(is_one(), "{} bytes before run {before}", new.len());
@@ -437,16 +439,16 @@ async fn without_tar_a_download_goes_on_where_it_was_cut() {
     // tar, wc, cat; then twice cksum and tail. The last one loses nothing but its end.
     let parts = [100_000, 50_000, 150_000].map(|bytes| Some(Loss::Output(bytes)));
     machine.lose(&[None, None, parts[0], None, parts[1], None, parts[2]]);
-    let (options, notices) = options(3);
-    let (to, tally) = (scratch.path().join("to"), tally());
-    copy_from(&machine, "file", &to, &options, &tally)
+    let (options, on_event) = options(3);
+    let (to, progress) = (scratch.path().join("to"), progress());
+    copy_from(&machine, "file", &to, &options, &progress)
         .await
         .unwrap();
     assert!(std::fs::read(to).unwrap() == contents);
-    assert_eq!((tally.bytes(), tally.retries()), (300_000, 3));
-    let notices = notices.lock().unwrap();
-    let expected = [100_000, 150_000, 300_000].map(Again::At);
-    assert_eq!(restarts(&notices), expected);
+    assert_eq!((progress.bytes(), progress.retries()), (300_000, 3));
+    let on_event = on_event.lock().unwrap();
+    let expected = [100_000, 150_000, 300_000].map(ResumePoint::Byte);
+    assert_eq!(restarts(&on_event), expected);
 }
 
 #[tokio::test]
@@ -465,13 +467,13 @@ async fn without_tar_no_file_is_put_together_from_two_versions() {
         machine.lose(&[None, None, Some(Loss::Output(100_000))]);
         let (mut options, _) = options(1);
         let contents = new.clone();
-        options.notices = Some(Arc::new(move |notice| {
-            if matches!(notice, Notice::Again { .. }) {
+        options.on_event = Some(Arc::new(move |notice| {
+            if matches!(notice, CopyEvent::Retrying { .. }) {
                 std::fs::write(&path, &contents).unwrap();
             }
         }));
         let to = scratch.path().join("to");
-        copy_from(&machine, "file", &to, &options, &tally())
+        copy_from(&machine, "file", &to, &options, &progress())
             .await
             .unwrap();
         assert!(std::fs::read(to).unwrap() == new, "{more:?}");
@@ -487,20 +489,20 @@ async fn without_tar_an_upload_begins_again_and_is_whole() {
     let from = scratch.write("file", &contents);
     let loss = Some(Loss::Input(100_000));
     machine.lose(&[None, loss, loss]);
-    let (options, notices) = options(2);
-    let tally = tally();
-    copy_to(&machine, &from, "file", &options, &tally)
+    let (options, on_event) = options(2);
+    let progress = progress();
+    copy_to(&machine, &from, "file", &options, &progress)
         .await
         .unwrap();
     assert!(std::fs::read(machine.root().join("file")).unwrap() == contents);
-    assert_eq!((tally.bytes(), tally.retries()), (300_000, 2));
-    assert_eq!(notices.lock().unwrap().len(), 3);
+    assert_eq!((progress.bytes(), progress.retries()), (300_000, 2));
+    assert_eq!(on_event.lock().unwrap().len(), 3);
     no_leftovers(&machine);
     // And without retries a cut is told as one.
     machine.lose(&[None, None, Some(Loss::Output(100_000))]);
     let to = scratch.path().join("to");
     let error = download(&machine, "file", &to, 0).await.unwrap_err();
-    assert!(matches!(error, Error::Cut { .. }), "{error}");
+    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
     assert!(!to.exists());
 }
 
@@ -531,20 +533,20 @@ async fn stopped_it_leaves_nothing_in_the_container() {
         plant(&from, Shape::Small);
         machine.lose(&[None, Some(Loss::Stall(1 << 20))]);
         let (options, _) = options(retries);
-        let (stop, tally) = (options.stop.clone(), tally());
+        let (stop, progress) = (options.cancel.clone(), progress());
         let copying = tokio::spawn({
             let (machine, options) = (machine.clone(), Options::clone(&options));
-            let (from, tally) = (from.clone(), tally.clone());
-            async move { copy_to(&*machine, &from, "new", &options, &tally).await }
+            let (from, progress) = (from.clone(), progress.clone());
+            async move { copy_to(&*machine, &from, "new", &options, &progress).await }
         });
         let is_begun = || {
             let names = listing(&machine.root());
             names.iter().any(|(name, _)| name.ends_with("/it/large"))
         };
         eventually("something in a stage", PATIENCE, async || is_begun()).await;
-        stop.now();
+        stop.cancel();
         let error = copying.await.unwrap().unwrap_err();
-        assert!(matches!(error, Error::Stopped), "{error}");
+        assert!(matches!(error, Error::Cancelled), "{error}");
         // The tar that was left alone may take a moment to end.
         eventually("nothing there", PATIENCE, async || {
             listing(&machine.root()).is_empty()
@@ -559,12 +561,12 @@ async fn stopped_between_two_pods_it_leaves_nothing_in_the_second() {
     plant(&source.root().join("tree"), Shape::Small);
     target.lose(&[None, Some(Loss::Stall(1 << 20))]);
     let (options, _) = options(3);
-    let stop = options.stop.clone();
+    let stop = options.cancel.clone();
     let copying = tokio::spawn({
         let target = target.clone();
         async move {
             let places = ((&source as _, "tree"), (&*target as _, "new"));
-            copy_between(places.0, places.1, &options, &tally()).await
+            copy_between(places.0, places.1, &options, &progress()).await
         }
     });
     eventually("something in a stage", PATIENCE, async || {
@@ -572,9 +574,9 @@ async fn stopped_between_two_pods_it_leaves_nothing_in_the_second() {
         names.iter().any(|(name, _)| name.ends_with("/it"))
     })
     .await;
-    stop.now();
+    stop.cancel();
     let error = copying.await.unwrap().unwrap_err();
-    assert!(matches!(error, Error::Stopped), "{error}");
+    assert!(matches!(error, Error::Cancelled), "{error}");
     eventually("nothing there", PATIENCE, async || {
         listing(&target.root()).is_empty()
     })

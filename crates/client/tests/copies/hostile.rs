@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use skewbridge_client::copy::tar::{Entry, Kind, padding, write_end, write_entry};
-use skewbridge_client::copy::{Error, Options, Tally, copy_between, copy_from};
+use skewbridge_client::copy::{Error, Options, Progress, copy_between, copy_from};
 use skewbridge_testkit::ScratchDir;
 
 use crate::machine::Machine;
@@ -99,8 +99,8 @@ async fn whatever_an_archive_says_nothing_is_written_outside() {
         let scratch = ScratchDir::new();
         let to = scratch.path().join("a/b/target");
         let machine = liar(&archive, "");
-        let tally = Arc::new(Tally::default());
-        let result = copy_from(&machine, "top", &to, &Options::default(), &tally).await;
+        let progress = Arc::new(Progress::default());
+        let result = copy_from(&machine, "top", &to, &Options::default(), &progress).await;
         let error = result.expect_err(what).to_string();
         assert!(error.contains(expected), "{what}: {error}");
         for (name, _) in listing(scratch.path()) {
@@ -117,8 +117,8 @@ async fn another_pod_is_not_given_what_we_would_not_take() {
     for (what, archive, expected) in archives(outside.path()) {
         let other = Machine::new();
         let machine = liar(&archive, "");
-        let (options, tally) = (Options::default(), Arc::new(Tally::default()));
-        let result = copy_between((&machine, "top"), (&other, "new"), &options, &tally).await;
+        let (options, progress) = (Options::default(), Arc::new(Progress::default()));
+        let result = copy_between((&machine, "top"), (&other, "new"), &options, &progress).await;
         let error = result.expect_err(what).to_string();
         assert!(error.contains(expected), "{what}: {error}");
         for (name, _) in listing(&other.root()) {
@@ -140,8 +140,8 @@ async fn contents_are_never_headers_to_the_tar_of_another_pod() {
     // What is filled has no entry of its own.
     std::fs::create_dir_all(other.root().join("dir/top")).unwrap();
     let machine = liar(&archive, "");
-    let (options, tally) = (Options::default(), Arc::new(Tally::default()));
-    let result = copy_between((&machine, "top"), (&other, "dir"), &options, &tally).await;
+    let (options, progress) = (Options::default(), Arc::new(Progress::default()));
+    let result = copy_between((&machine, "top"), (&other, "dir"), &options, &progress).await;
     let error = result.unwrap_err().to_string();
     assert!(error.contains("is a directory in the container"), "{error}");
     for (name, _) in listing(&other.root()) {
@@ -163,13 +163,13 @@ async fn zeros_without_end_are_refused_before_the_disk_is_full() {
         max_bytes: Some(1 << 20),
         ..Options::default()
     };
-    let tally = Arc::new(Tally::default());
+    let progress = Arc::new(Progress::default());
     let to = scratch.path().join("zeros");
-    let error = copy_from(&machine, "top", &to, &options, &tally)
+    let error = copy_from(&machine, "top", &to, &options, &progress)
         .await
         .unwrap_err();
-    assert!(matches!(error, Error::NoRoom { .. }), "{error}");
-    assert_eq!(tally.bytes(), 0);
+    assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+    assert_eq!(progress.bytes(), 0);
     assert!(listing(scratch.path()).is_empty());
 }
 
@@ -179,9 +179,9 @@ async fn an_archive_that_ends_well_without_its_end_is_no_success() {
     file(&mut archive, "top", b"contents");
     let machine = liar(&archive, "exit 0");
     let scratch = ScratchDir::new();
-    let (options, tally) = (Options::default(), Arc::new(Tally::default()));
+    let (options, progress) = (Options::default(), Arc::new(Progress::default()));
     let to = scratch.path().join("to");
-    let error = copy_from(&machine, "top", &to, &options, &tally)
+    let error = copy_from(&machine, "top", &to, &options, &progress)
         .await
         .unwrap_err();
     assert!(error.to_string().contains("has no end"), "{error}");
@@ -191,7 +191,7 @@ async fn an_archive_that_ends_well_without_its_end_is_no_success() {
         &archive,
         "echo 'tar: top: file changed as we read it' >&2; exit 1",
     );
-    let error = copy_from(&machine, "top", &to, &options, &tally)
+    let error = copy_from(&machine, "top", &to, &options, &progress)
         .await
         .unwrap_err();
     let expected =

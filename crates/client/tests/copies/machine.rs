@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 
 use skewbridge_channels::{ExitCode, Failure};
-use skewbridge_client::copy::{Container, Process, Running, Stdin};
-use skewbridge_client::streams::{Cut, ExitStatus};
+use skewbridge_client::copy::{Container, Process, RunFuture, Stdin};
+use skewbridge_client::streams::{Disconnected, ExitStatus};
 use skewbridge_testkit::ScratchDir;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::process::Command;
@@ -204,7 +204,7 @@ impl Machine {
             stdin: stdin.map(|stdin| Box::new(stdin) as _),
             stdout,
             stderr,
-            ended: Box::pin(async move {
+            exit: Box::pin(async move {
                 // What was lost is lost, however soon the process has ended.
                 let waited = async {
                     if matches!(loss, Some(Loss::Output(_))) {
@@ -260,13 +260,13 @@ fn found(program: &str) -> PathBuf {
 }
 
 impl Container for Machine {
-    fn run(&self, command: Vec<String>, stdin: Stdin) -> Running<'_> {
+    fn run(&self, command: Vec<String>, stdin: Stdin) -> RunFuture<'_> {
         Box::pin(async move { Ok(self.start(&command, stdin)) })
     }
 }
 
 fn cut() -> ExitStatus {
-    ExitStatus::Cut(Cut {
+    ExitStatus::Disconnected(Disconnected {
         cause: "connection reset by peer".to_owned(),
         sent: 0,
         unsent: 0,
@@ -282,7 +282,7 @@ fn into_nowhere(stdin: Stdin) -> Process {
         },
         stdout: Box::new(tokio::io::empty()),
         stderr: Box::new(tokio::io::empty()),
-        ended: Box::pin(async { cut() }),
+        exit: Box::pin(async { cut() }),
     }
 }
 
@@ -298,7 +298,7 @@ fn failed(message: String) -> Process {
         stdin: None,
         stdout: Box::new(tokio::io::empty()),
         stderr: Box::new(tokio::io::empty()),
-        ended: Box::pin(async move {
+        exit: Box::pin(async move {
             ExitStatus::Failed(Failure {
                 code: Some(500),
                 reason: "InternalError".to_owned(),

@@ -14,33 +14,34 @@ use std::sync::{Arc, Mutex};
 
 use machine::{Loss, Machine, is_busybox};
 use skewbridge_client::copy::{
-    Again, Error, Notice, Options, Preserve, Retries, Tally, copy_between, copy_from, copy_to,
+    CopyEvent, Error, Options, Preserve, Progress, ResumePoint, Retries, copy_between, copy_from,
+    copy_to,
 };
 use skewbridge_testkit::ScratchDir;
 use tree::{Shape, listing, plant};
 
 /// Options that keep what they are told.
-fn options(retries: u32) -> (Options, Arc<Mutex<Vec<Notice>>>) {
-    let notices = Arc::new(Mutex::new(Vec::new()));
-    let kept = notices.clone();
+fn options(retries: u32) -> (Options, Arc<Mutex<Vec<CopyEvent>>>) {
+    let on_event = Arc::new(Mutex::new(Vec::new()));
+    let kept = on_event.clone();
     let options = Options {
         retries: Retries::AtMost(retries),
-        notices: Some(Arc::new(move |notice| kept.lock().unwrap().push(notice))),
+        on_event: Some(Arc::new(move |notice| kept.lock().unwrap().push(notice))),
         ..Options::default()
     };
-    (options, notices)
+    (options, on_event)
 }
 
-fn tally() -> Arc<Tally> {
-    Arc::new(Tally::default())
+fn progress() -> Arc<Progress> {
+    Arc::new(Progress::default())
 }
 
 async fn download(machine: &Machine, from: &str, to: &Path, retries: u32) -> Result<(), Error> {
-    copy_from(machine, from, to, &options(retries).0, &tally()).await
+    copy_from(machine, from, to, &options(retries).0, &progress()).await
 }
 
 async fn upload(machine: &Machine, from: &Path, to: &str, retries: u32) -> Result<(), Error> {
-    copy_to(machine, from, to, &options(retries).0, &tally()).await
+    copy_to(machine, from, to, &options(retries).0, &progress()).await
 }
 
 /// What people see of a container: no names of ours.
@@ -134,7 +135,7 @@ async fn permissions_and_times_go_both_ways() {
         preserve: Preserve::No,
         ..Options::default()
     };
-    copy_to(&machine, &from, "plain", &plain, &tally())
+    copy_to(&machine, &from, "plain", &plain, &progress())
         .await
         .unwrap();
     let status = machine.root().join("plain").metadata().unwrap();
@@ -152,7 +153,10 @@ async fn a_cut_at_any_byte_is_never_a_success() {
         let to = scratch.path().join("to");
         machine.lose(&[Some(Loss::Output(bytes))]);
         let error = download(&machine, "tree", &to, 0).await.unwrap_err();
-        assert!(matches!(error, Error::Cut { .. }), "{bytes}: {error}");
+        assert!(
+            matches!(error, Error::Disconnected { .. }),
+            "{bytes}: {error}"
+        );
         assert!(error.to_string().contains("--retries"), "{error}");
         // What has its name is whole.
         for (name, contents) in listing(&to) {
@@ -164,7 +168,10 @@ async fn a_cut_at_any_byte_is_never_a_success() {
         // The first command is a probe.
         machine.lose(&[None, Some(Loss::Input(bytes))]);
         let error = upload(&machine, &from, "new", 0).await.unwrap_err();
-        assert!(matches!(error, Error::Cut { .. }), "{bytes}: {error}");
+        assert!(
+            matches!(error, Error::Disconnected { .. }),
+            "{bytes}: {error}"
+        );
         no_leftovers(&machine);
         // Either nothing has its name, or everything came and only the answer did not.
         let new = machine.root().join("new");
@@ -190,7 +197,10 @@ async fn what_was_sent_is_not_there_until_the_container_says_so() {
             // The first command is a probe.
             machine.lose(&[None, Some(loss)]);
             let error = upload(&machine, from, name, 0).await.unwrap_err();
-            assert!(matches!(error, Error::Cut { .. }), "{loss:?}: {error}");
+            assert!(
+                matches!(error, Error::Disconnected { .. }),
+                "{loss:?}: {error}"
+            );
             no_leftovers(&machine);
             let to = machine.root().join(name);
             let _ = std::fs::remove_dir_all(&to);
@@ -213,7 +223,7 @@ async fn what_another_pod_was_sent_is_in_its_place_once() {
         plant(&source.root().join("tree"), Shape::Tiny);
         target.lose(&[None, Some(loss)]);
         let (options, _) = options(1);
-        copy_between((&source, "tree"), (&target, "new"), &options, &tally())
+        copy_between((&source, "tree"), (&target, "new"), &options, &progress())
             .await
             .unwrap();
         let (new, tree) = (target.root().join("new"), source.root().join("tree"));
@@ -229,8 +239,8 @@ async fn downloads_go_on_where_they_were_cut() {
         plant(&machine.root().join("tree"), Shape::Tiny);
         let to = scratch.path().join("to");
         machine.lose(&[Some(Loss::Output(bytes)), Some(Loss::Output(1200))]);
-        let (options, notices) = options(5);
-        copy_from(&machine, "tree", &to, &options, &tally())
+        let (options, on_event) = options(5);
+        copy_from(&machine, "tree", &to, &options, &progress())
             .await
             .unwrap();
         assert_eq!(
@@ -238,18 +248,18 @@ async fn downloads_go_on_where_they_were_cut() {
             listing(&machine.root().join("tree")),
             "{bytes}"
         );
-        let notices = notices.lock().unwrap();
-        assert!(!notices.is_empty(), "{bytes}");
-        let first = &notices[0];
+        let on_event = on_event.lock().unwrap();
+        assert!(!on_event.is_empty(), "{bytes}");
+        let first = &on_event[0];
         let goes_on = matches!(
             first,
-            Notice::Again {
-                from: Again::At(_),
+            CopyEvent::Retrying {
+                from: ResumePoint::Byte(_),
                 ..
             }
         );
         assert_eq!(goes_on, bytes >= 512, "{first}");
-        assert!(notices.len() <= 2 || is_busybox(), "{notices:?}");
+        assert!(on_event.len() <= 2 || is_busybox(), "{on_event:?}");
     }
 }
 
@@ -259,8 +269,8 @@ async fn a_large_file_goes_on_in_its_middle_both_ways() {
     let contents = tree::noise(12 << 20);
     let from = scratch.write("large", &contents);
     machine.lose(&[None, Some(Loss::Input(6 << 20))]);
-    let (options, notices) = options(1);
-    copy_to(&machine, &from, "large", &options, &tally())
+    let (options, on_event) = options(1);
+    copy_to(&machine, &from, "large", &options, &progress())
         .await
         .unwrap();
     assert!(std::fs::read(machine.root().join("large")).unwrap() == contents);
@@ -272,27 +282,27 @@ async fn a_large_file_goes_on_in_its_middle_both_ways() {
         .commands()
         .into_iter()
         .any(|it| it[2].contains("cat >>"));
-    assert!(appended || is_busybox(), "{:?}", notices.lock().unwrap());
+    assert!(appended || is_busybox(), "{:?}", on_event.lock().unwrap());
     no_leftovers(&machine);
 
     let to = scratch.path().join("back");
     machine.lose(&[Some(Loss::Output(6 << 20))]);
-    notices.lock().unwrap().clear();
-    copy_from(&machine, "large", &to, &options, &tally())
+    on_event.lock().unwrap().clear();
+    copy_from(&machine, "large", &to, &options, &progress())
         .await
         .unwrap();
     assert!(std::fs::read(&to).unwrap() == contents);
-    let notices = notices.lock().unwrap();
-    let Some(Notice::Again {
-        from: Again::At(at),
+    let on_event = on_event.lock().unwrap();
+    let Some(CopyEvent::Retrying {
+        from: ResumePoint::Byte(at),
         ..
-    }) = notices.first()
+    }) = on_event.first()
     else {
-        panic!("{notices:?}");
+        panic!("{on_event:?}");
     };
     assert_eq!(*at, 6 << 20);
     // And it did go on.
-    assert!(notices.len() == 1 || is_busybox(), "{notices:?}");
+    assert!(on_event.len() == 1 || is_busybox(), "{on_event:?}");
 }
 
 #[tokio::test]
@@ -306,9 +316,9 @@ async fn a_source_that_changed_between_two_tries_is_copied_from_its_beginning() 
     let (mut options, _) = options(1);
     let changed = contents.iter().map(|byte| !byte).collect::<Vec<_>>();
     let (path, bytes) = (large.clone(), changed.clone());
-    let notices = Arc::new(Mutex::new(Vec::new()));
-    let kept = notices.clone();
-    options.notices = Some(Arc::new(move |notice| {
+    let on_event = Arc::new(Mutex::new(Vec::new()));
+    let kept = on_event.clone();
+    options.on_event = Some(Arc::new(move |notice| {
         // It is the same size, and has another time.
         std::fs::write(&path, &bytes).unwrap();
         let later = std::time::SystemTime::now() + std::time::Duration::from_mins(1);
@@ -316,11 +326,11 @@ async fn a_source_that_changed_between_two_tries_is_copied_from_its_beginning() 
         file.set_modified(later).unwrap();
         kept.lock().unwrap().push(notice);
     }));
-    copy_from(&machine, "large", &to, &options, &tally())
+    copy_from(&machine, "large", &to, &options, &progress())
         .await
         .unwrap();
     assert!(std::fs::read(to).unwrap() == changed);
-    let last = notices.lock().unwrap().last().unwrap().to_string();
+    let last = on_event.lock().unwrap().last().unwrap().to_string();
     assert!(last.ends_with("beginning again"), "{last}");
 }
 
@@ -333,26 +343,26 @@ async fn ten_thousand_files_cut_half_way_come_and_go() {
     assert!(whole.len() > 10_000);
     let half = 8 << 20;
     machine.lose(&[None, Some(Loss::Input(half))]);
-    let (options, notices) = options(1);
-    copy_to(&machine, &from, "many", &options, &tally())
+    let (options, on_event) = options(1);
+    copy_to(&machine, &from, "many", &options, &progress())
         .await
         .unwrap();
     assert!(listing(&machine.root().join("many")) == whole);
     {
-        let notices = notices.lock().unwrap();
-        let Some(Notice::Again {
-            from: Again::Without(there),
+        let on_event = on_event.lock().unwrap();
+        let Some(CopyEvent::Retrying {
+            from: ResumePoint::SkippingFiles(there),
             ..
-        }) = notices.first()
+        }) = on_event.first()
         else {
-            panic!("{notices:?}");
+            panic!("{on_event:?}");
         };
         assert!(*there > 1000, "{there}");
     }
     no_leftovers(&machine);
     let to = scratch.path().join("back");
     machine.lose(&[Some(Loss::Output(half))]);
-    copy_from(&machine, "many", &to, &options, &tally())
+    copy_from(&machine, "many", &to, &options, &progress())
         .await
         .unwrap();
     assert!(listing(&to) == whole);
@@ -366,7 +376,7 @@ async fn pods_are_copied_between() {
     let (options, _) = options(1);
     for (to, found) in [("new", "new"), ("dir", "dir/tree"), ("dir", "dir/tree")] {
         other.lose(&[None, Some(Loss::Input(2000))]);
-        copy_between((&one, "tree"), (&other, to), &options, &tally())
+        copy_between((&one, "tree"), (&other, to), &options, &progress())
             .await
             .unwrap();
         assert_eq!(
@@ -390,7 +400,7 @@ async fn without_tar_single_files_are_copied_by_cat() {
     // A cut is no end of a file.
     machine.lose(&[None, Some(Loss::Input(3))]);
     let error = upload(&machine, &from, "cut", 0).await.unwrap_err();
-    assert!(matches!(error, Error::Cut { .. }), "{error}");
+    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
     assert!(!machine.root().join("cut").exists());
     no_leftovers(&machine);
     if is_busybox() {

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use skewbridge_client::copy::{Error, Pod, Tally, copy_from, copy_to};
+use skewbridge_client::copy::{Error, Pod, Progress, copy_from, copy_to};
 use skewbridge_client::streams::{Executor, FallbackExecutor, SpdyExecutor, WebSocketExecutor};
 use skewbridge_client::{Endpoint, Kubeconfig};
 use skewbridge_testkit::{Pods, ScratchDir};
 
 use crate::tree::{Shape, listing, plant};
-use crate::{options, tally};
+use crate::{options, progress};
 
 /// The example of the documentation.
 #[path = "../../examples/copy_a_file.rs"]
@@ -48,12 +48,12 @@ async fn trees_go_in_and_come_out_by_both_protocols() {
         let there = scratch.path().join("there");
         let (options, _) = options(0);
         let place = there.display().to_string();
-        copy_to(&pod, &from, &place, &options, &tally())
+        copy_to(&pod, &from, &place, &options, &progress())
             .await
             .unwrap();
         assert_eq!(listing(&there), listing(&from));
         let back = scratch.path().join("back");
-        copy_from(&pod, &place, &back, &options, &tally())
+        copy_from(&pod, &place, &back, &options, &progress())
             .await
             .unwrap();
         assert_eq!(listing(&back), listing(&from));
@@ -72,19 +72,22 @@ async fn a_download_survives_connections_that_are_cut_again_and_again() {
         let to = scratch.path().join("to");
         // Each connection carries less than a third of it.
         pods.cut_after(Some(1 << 20));
-        let (patient, notices) = options(20);
-        let tally = Arc::new(Tally::default());
-        copy_from(&pod, &place, &to, &patient, &tally)
+        let (patient, on_event) = options(20);
+        let progress = Arc::new(Progress::default());
+        copy_from(&pod, &place, &to, &patient, &progress)
             .await
             .unwrap();
         assert_eq!(listing(&to), listing(&from));
-        assert!(notices.lock().unwrap().len() >= 3);
-        assert!(tally.retries() >= 3);
+        assert!(on_event.lock().unwrap().len() >= 3);
+        assert!(progress.retries() >= 3);
         std::fs::remove_dir_all(&to).unwrap();
         // Without a retry it is no success.
         let (impatient, _) = options(0);
-        let error = copy_from(&pod, &place, &to, &impatient, &tally).await;
-        assert!(matches!(error, Err(Error::Cut { .. })), "{error:?}");
+        let error = copy_from(&pod, &place, &to, &impatient, &progress).await;
+        assert!(
+            matches!(error, Err(Error::Disconnected { .. })),
+            "{error:?}"
+        );
         std::fs::remove_dir_all(&to).unwrap();
         pods.cut_after(None);
     }

@@ -83,10 +83,16 @@ async fn what_is_larger_than_what_is_free_is_refused_and_the_rest_stays() {
     for name in ["zeros", "small"] {
         let to = disk.path("other");
         let error = download(&machine, name, &to, 0).await.unwrap_err();
-        let Error::NoRoom { room, limit, .. } = &error else {
+        let Error::NoSpace {
+            available, limit, ..
+        } = &error
+        else {
             panic!("{error}");
         };
-        assert!(*limit == "what is free" && *room <= MIB as u64, "{error}");
+        assert!(
+            *limit == "what is free" && *available <= MIB as u64,
+            "{error}"
+        );
         assert!(error.to_string().contains("nothing of it was written"));
         let names = listing(disk.scratch.path());
         assert_eq!(names.len(), 1, "{names:?}");

@@ -5,8 +5,8 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use skewbridge_client::kubeconfig::Material;
-use skewbridge_client::{Endpoint, Limits};
+use skewbridge_client::kubeconfig::PemSource;
+use skewbridge_client::{Endpoint, Timeouts};
 use skewbridge_testkit::{Ca, PATIENCE, eventually};
 
 use crate::stage::{Kind, LIMITS, NAME, Stage, ask, is_gone};
@@ -19,7 +19,9 @@ async fn fifty_clients_at_once_are_one_exec() {
             .map(|number| {
                 let target = stage.target();
                 tokio::spawn(async move {
-                    let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+                    let endpoint = Endpoint::prepare_with_timeouts(&target, LIMITS)
+                        .await
+                        .unwrap();
                     let answer = ask(&endpoint, &format!("/{number}")).await.unwrap();
                     // Kept, so that nobody finds the plugin let go.
                     (endpoint, answer)
@@ -53,7 +55,7 @@ async fn all_who_waited_for_a_plugin_that_failed_are_told_so_by_one_exec() {
             let target = stage.target_of("u", &plugin);
             let waiting = waiting.clone();
             tokio::spawn(async move {
-                let preparing = Endpoint::prepare_within(&target, LIMITS);
+                let preparing = Endpoint::prepare_with_timeouts(&target, LIMITS);
                 tokio::pin!(preparing);
                 // It has asked for its turn when it was polled once.
                 tokio::select! {
@@ -88,7 +90,9 @@ async fn however_often_a_plugin_has_to_run_it_runs_once_at_a_time() {
     );
     let mut target = stage.target_of("u", &Stage::script(&script));
     target.cluster.proxy_url = None;
-    let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    let endpoint = Endpoint::prepare_with_timeouts(&target, LIMITS)
+        .await
+        .unwrap();
     let mut all = tokio::task::JoinSet::new();
     for _ in 0..20 {
         let endpoint = endpoint.clone();
@@ -116,8 +120,8 @@ async fn who_leaves_while_the_plugin_runs_takes_nothing_from_those_who_wait() {
         let noted = std::fs::read_to_string(&count).unwrap_or_default();
         noted.lines().count()
     };
-    let mut first = Box::pin(Endpoint::prepare_within(&target, LIMITS));
-    let mut second = Box::pin(Endpoint::prepare_within(&target, LIMITS));
+    let mut first = Box::pin(Endpoint::prepare_with_timeouts(&target, LIMITS));
+    let mut second = Box::pin(Endpoint::prepare_with_timeouts(&target, LIMITS));
     // Each has asked for it when it was polled once, the first one first.
     for asking in [&mut first, &mut second] {
         tokio::select! {
@@ -135,11 +139,11 @@ async fn who_leaves_while_the_plugin_runs_takes_nothing_from_those_who_wait() {
 
 #[tokio::test]
 async fn each_waits_no_longer_than_its_own_limit_and_the_plugin_runs_for_the_others() {
-    let hasty = Limits {
+    let hasty = Timeouts {
         plugin: Duration::from_millis(300),
         ..LIMITS
     };
-    for limits in [[LIMITS, hasty], [hasty, LIMITS]] {
+    for timeouts in [[LIMITS, hasty], [hasty, LIMITS]] {
         let stage = Stage::new(Kind::Itself).await;
         let (count, go) = (stage.dir.path().join("count"), stage.dir.path().join("go"));
         let good = r#"{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{"token":"t"}}"#;
@@ -150,7 +154,8 @@ async fn each_waits_no_longer_than_its_own_limit_and_the_plugin_runs_for_the_oth
         );
         let target = stage.target_of("alice", &Stage::script(&script));
         // In this order.
-        let mut asking = limits.map(|limits| Box::pin(Endpoint::prepare_within(&target, limits)));
+        let mut asking =
+            timeouts.map(|timeouts| Box::pin(Endpoint::prepare_with_timeouts(&target, timeouts)));
         for asking in &mut asking {
             tokio::select! {
                 biased;
@@ -159,7 +164,7 @@ async fn each_waits_no_longer_than_its_own_limit_and_the_plugin_runs_for_the_oth
             }
         }
         let [first, second] = asking;
-        let (patient, in_a_hurry) = if limits[0] == LIMITS {
+        let (patient, in_a_hurry) = if timeouts[0] == LIMITS {
             (first, second)
         } else {
             (second, first)
@@ -180,7 +185,8 @@ async fn a_plugin_that_nobody_wants_any_more_is_ended() {
     let pid = stage.dir.path().join("waiting");
     let script = format!("echo $$ > {}; exec sleep 300", pid.display());
     let target = stage.target_of("u", &Stage::script(&script));
-    let asking = tokio::spawn(async move { Endpoint::prepare_within(&target, LIMITS).await });
+    let asking =
+        tokio::spawn(async move { Endpoint::prepare_with_timeouts(&target, LIMITS).await });
     let read = || std::fs::read_to_string(&pid).unwrap_or_default();
     eventually("the plugin", PATIENCE, async || read().ends_with('\n')).await;
     asking.abort();
@@ -195,11 +201,13 @@ async fn the_same_cluster_and_user_share_a_proxy_and_others_do_not() {
     let _same = stage.endpoint().await;
     assert_eq!(stage.execs(), 1);
     let other_user = stage.target_of("somebody-else", &stage.plugin());
-    let _other = Endpoint::prepare_within(&other_user, LIMITS).await.unwrap();
+    let _other = Endpoint::prepare_with_timeouts(&other_user, LIMITS)
+        .await
+        .unwrap();
     assert_eq!(stage.execs(), 2);
     let mut other_cluster = stage.target();
     other_cluster.cluster.tls_server_name = Some("another".to_owned());
-    let _other = Endpoint::prepare_within(&other_cluster, LIMITS)
+    let _other = Endpoint::prepare_with_timeouts(&other_cluster, LIMITS)
         .await
         .unwrap();
     assert_eq!(stage.execs(), 3);
@@ -211,8 +219,10 @@ async fn a_rotated_ca_counts_for_the_plugins_proxy() {
     let stage = Stage::new(Kind::Itself).await;
     let path = stage.dir.write("told-ca.crt", stage.cluster_ca.pem());
     let mut target = stage.target();
-    target.cluster.certificate_authority = Some(Material::File(path));
-    let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    target.cluster.certificate_authority = Some(PemSource::File(path));
+    let endpoint = Endpoint::prepare_with_timeouts(&target, LIMITS)
+        .await
+        .unwrap();
     let _same = endpoint.renewed().await.unwrap();
     assert_eq!(stage.execs(), 1);
     let rotated = Ca::new("cluster").pem();
@@ -238,8 +248,10 @@ async fn a_rotated_ca_counts_for_what_goes_straight_to_the_cluster() {
     let script = format!("cat {}", document.display());
     let mut target = stage.target_of("u", &Stage::script(&script));
     target.cluster.proxy_url = None;
-    target.cluster.certificate_authority = Some(Material::File(path));
-    let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    target.cluster.certificate_authority = Some(PemSource::File(path));
+    let endpoint = Endpoint::prepare_with_timeouts(&target, LIMITS)
+        .await
+        .unwrap();
     let error = ask(&endpoint, "/x").await.unwrap_err().to_string();
     assert!(error.contains("unknown authority"), "{error}");
     stage.dir.write("told-ca.crt", stage.cluster_ca.pem());

@@ -25,7 +25,7 @@ fn a_client() {
     runtime.block_on(async {
         let config = Kubeconfig::load(Some(Path::new(&config))).unwrap();
         let target = config.target(None).unwrap();
-        let said = match Endpoint::prepare_within(&target, LIMITS).await {
+        let said = match Endpoint::prepare_with_timeouts(&target, LIMITS).await {
             Err(error) => error.to_string(),
             Ok(endpoint) => {
                 let answer = ask(&endpoint, "/from-the-client").await;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use skewbridge_client::{Endpoint, Limits};
+use skewbridge_client::{Endpoint, Timeouts};
 use skewbridge_testkit::{
     ApiServer, Ca, Options, PATIENCE, Reply, SilentPort, Stopwatch, eventually,
 };
@@ -22,15 +22,15 @@ use crate::stage::{Kind, LIMITS, NAME, Socket, Stage, ask};
 /// What comes on top of a limit: a process to end, and its last words.
 const ON_TOP: Duration = Duration::from_secs(2);
 
-async fn error_of(stage: &Stage, plugin: &Value, limits: Limits) -> String {
+async fn error_of(stage: &Stage, plugin: &Value, timeouts: Timeouts) -> String {
     let target = stage.target_of("alice", plugin);
     let watch = Stopwatch::start();
     let asked = async {
-        let endpoint = Endpoint::prepare_within(&target, limits).await?;
+        let endpoint = Endpoint::prepare_with_timeouts(&target, timeouts).await?;
         ask(&endpoint, "/").await
     };
     let error = asked.await.unwrap_err().to_string();
-    let limit = limits.plugin + limits.request.unwrap_or_default() + ON_TOP;
+    let limit = timeouts.plugin + timeouts.request.unwrap_or_default() + ON_TOP;
     watch.within(limit, "an error", async || true).await;
     let named = format!(
         "getting credentials: exec: {} (user \"alice\"): ",
@@ -105,7 +105,7 @@ async fn a_plugin_that_gives_nothing_is_named_with_its_user() {
 #[tokio::test]
 async fn a_plugin_that_hangs_is_ended_at_its_time_limit() {
     let stage = Stage::new(Kind::Itself).await;
-    let hasty = Limits {
+    let hasty = Timeouts {
         request: Some(Duration::ZERO),
         plugin: Duration::from_millis(300),
     };

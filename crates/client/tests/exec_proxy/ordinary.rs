@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use skewbridge_api::media::Format;
 use skewbridge_api::status::Status;
-use skewbridge_client::exec::{CallStatus, ExecCall, calls_with_proxy};
+use skewbridge_client::exec::{CallStatus, ExecCallLabels, proxy_call_counter};
 use skewbridge_client::{Endpoint, Request};
 use skewbridge_testkit::{ApiServer, Ca, Options, Reply};
 
@@ -30,11 +30,13 @@ async fn a_plugin_is_told_about_the_cluster_and_gives_a_token() {
     let mut target = stage.target_of("u", &plugin);
     target.cluster.server = format!("https://{}", server.addr());
     target.cluster.proxy_url = None;
-    target.cluster.certificate_authority = Some(skewbridge_client::kubeconfig::Material::Data(
+    target.cluster.certificate_authority = Some(skewbridge_client::kubeconfig::PemSource::Data(
         skewbridge_client::Secret::new(ca.pem()),
     ));
     target.cluster.exec_config = Some(json!({"audience": "x"}));
-    let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    let endpoint = Endpoint::prepare_with_timeouts(&target, LIMITS)
+        .await
+        .unwrap();
     assert!(!format!("{endpoint:?}").contains("secret"));
     assert_eq!(ask(&endpoint, "/").await.unwrap(), "Bearer secret-token");
     let told = std::fs::read_to_string(told).unwrap();
@@ -58,7 +60,9 @@ async fn a_certificate_with_its_intermediates_is_for_the_cluster_if_there_is_no_
     let script = format!("cat {}", file.display());
     let mut target = stage.target_of("u", &Stage::script(&script));
     target.cluster.proxy_url = None;
-    let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    let endpoint = Endpoint::prepare_with_timeouts(&target, LIMITS)
+        .await
+        .unwrap();
     assert_eq!(ask(&endpoint, "/x").await.unwrap(), "jane /x");
 }
 
@@ -72,7 +76,9 @@ async fn without_provide_cluster_info_the_cluster_is_not_told() {
         told.display()
     );
     let target = stage.target_of("u", &Stage::script(&script));
-    Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    Endpoint::prepare_with_timeouts(&target, LIMITS)
+        .await
+        .unwrap();
     let told = std::fs::read_to_string(told).unwrap();
     let info: Value = serde_json::from_str(&told).unwrap();
     assert_eq!(info["spec"]["interactive"], false);
@@ -82,8 +88,10 @@ async fn without_provide_cluster_info_the_cluster_is_not_told() {
 #[tokio::test]
 async fn calls_are_counted_if_they_may_have_given_a_proxy() {
     let call = |code, call_status| {
-        let calls = calls_with_proxy();
-        calls.get_or_create(&ExecCall { code, call_status }).get()
+        let calls = proxy_call_counter();
+        calls
+            .get_or_create(&ExecCallLabels { code, call_status })
+            .get()
     };
     let stage = Stage::new(Kind::Itself).await;
     let before = call(0, CallStatus::NoError);
@@ -91,7 +99,9 @@ async fn calls_are_counted_if_they_may_have_given_a_proxy() {
     // Other tests count, too.
     assert!(call(0, CallStatus::NoError) > before);
     let target = stage.target_of("u", &Stage::script("exit 77"));
-    Endpoint::prepare_within(&target, LIMITS).await.unwrap_err();
+    Endpoint::prepare_with_timeouts(&target, LIMITS)
+        .await
+        .unwrap_err();
     assert_eq!(call(77, CallStatus::PluginExecutionError), 1);
     let mut absent = Stage::script("");
     absent["command"] = json!("/nonexistent/login");
@@ -104,7 +114,9 @@ async fn calls_are_counted_if_they_may_have_given_a_proxy() {
     ] {
         let before = call(1, status);
         let target = stage.target_of("u", &plugin);
-        Endpoint::prepare_within(&target, LIMITS).await.unwrap_err();
+        Endpoint::prepare_with_timeouts(&target, LIMITS)
+            .await
+            .unwrap_err();
         assert!(call(1, status) > before, "{status:?}");
     }
 }
@@ -118,7 +130,9 @@ async fn a_plugin_of_the_older_version_works_with_and_without_a_proxy() {
     // It need not say so in this version.
     plugin.as_object_mut().unwrap().remove("interactiveMode");
     let target = stage.target_of("u", &plugin);
-    let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    let endpoint = Endpoint::prepare_with_timeouts(&target, LIMITS)
+        .await
+        .unwrap();
     assert_eq!(ask(&endpoint, "/x").await.unwrap(), format!("{NAME} /x"));
     let question: Value = serde_json::from_str(&stage.told("question")).unwrap();
     assert_eq!(question["apiVersion"], OLDER);
@@ -134,12 +148,16 @@ async fn a_plugin_of_the_older_version_works_with_and_without_a_proxy() {
     plugin["apiVersion"] = json!(OLDER);
     let mut target = stage.target_of("u", &plugin);
     target.cluster.proxy_url = None;
-    let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    let endpoint = Endpoint::prepare_with_timeouts(&target, LIMITS)
+        .await
+        .unwrap();
     assert_eq!(ask(&endpoint, "/y").await.unwrap(), "jane /y");
     // Another version than it was asked in.
     plugin["apiVersion"] = json!("client.authentication.k8s.io/v1");
     let target = stage.target_of("u", &plugin);
-    let error = Endpoint::prepare_within(&target, LIMITS).await.unwrap_err();
+    let error = Endpoint::prepare_with_timeouts(&target, LIMITS)
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains(OLDER), "{error}");
 }
 
@@ -184,10 +202,13 @@ impl Tokens {
         let mut target = stage.target_of("u", &Stage::script(&script));
         target.cluster.server = format!("https://{}", server.addr());
         target.cluster.proxy_url = None;
-        target.cluster.certificate_authority = Some(skewbridge_client::kubeconfig::Material::Data(
-            skewbridge_client::Secret::new(ca.pem()),
-        ));
-        let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+        target.cluster.certificate_authority =
+            Some(skewbridge_client::kubeconfig::PemSource::Data(
+                skewbridge_client::Secret::new(ca.pem()),
+            ));
+        let endpoint = Endpoint::prepare_with_timeouts(&target, LIMITS)
+            .await
+            .unwrap();
         Self {
             stage,
             _server: server,

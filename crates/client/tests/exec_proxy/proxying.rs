@@ -13,7 +13,9 @@ async fn the_plugin_is_executed_by_the_client_on_first_use() {
     let stage = Stage::new(Kind::Itself).await;
     let target = stage.target();
     assert_eq!(stage.execs(), 0);
-    let endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    let endpoint = Endpoint::prepare_with_timeouts(&target, LIMITS)
+        .await
+        .unwrap();
     assert_eq!(stage.execs(), 1);
     for path in ["/one", "/two"] {
         let answer = ask(&endpoint, path).await.unwrap();
@@ -73,7 +75,9 @@ async fn the_plugin_is_told_the_cluster_and_finds_the_existing_proxy_configurati
     let variables = plugin["env"].as_array_mut().unwrap();
     variables.push(json!({"name": "HTTPS_PROXY", "value": "http://p.invalid:1"}));
     let target = stage.target_of("u", &plugin);
-    let _endpoint = Endpoint::prepare_within(&target, LIMITS).await.unwrap();
+    let _endpoint = Endpoint::prepare_with_timeouts(&target, LIMITS)
+        .await
+        .unwrap();
     let question: Value = serde_json::from_str(&stage.told("question")).unwrap();
     let server = format!("https://{}", stage.server.addr());
     assert_eq!(question["kind"], "ExecCredential");

@@ -7,11 +7,11 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
-use skewbridge_client::{Endpoint, Error, Kubeconfig, Limits, Request, Target};
+use skewbridge_client::{Endpoint, Error, Kubeconfig, Request, Target, Timeouts};
 use skewbridge_testkit::{ApiServer, Ca, ClientAuth, Options, Reply, ScratchDir, Seen};
 
 /// How long a plugin may take that is to answer: a machine may be slow.
-pub(crate) const LIMITS: Limits = Limits {
+pub(crate) const LIMITS: Timeouts = Timeouts {
     request: Some(Duration::from_secs(30)),
     plugin: Duration::from_mins(1),
 };
@@ -162,7 +162,7 @@ impl Stage {
     }
 
     pub(crate) async fn endpoint(&self) -> Endpoint {
-        Endpoint::prepare_within(&self.target(), LIMITS)
+        Endpoint::prepare_with_timeouts(&self.target(), LIMITS)
             .await
             .unwrap()
     }

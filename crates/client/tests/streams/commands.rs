@@ -79,7 +79,7 @@ async fn output_that_nobody_reads_makes_the_command_wait() {
         let mut process = executor.start(&shell(&script)).await.unwrap();
         let mut stdout = process.stdout.take().unwrap();
         // It has begun, and cannot end.
-        assert!(stdout.piece().await.unwrap().is_some());
+        assert!(stdout.next_chunk().await.unwrap().is_some());
         let waiting = timeout(Duration::from_millis(200), process.wait()).await;
         assert!(waiting.is_err(), "{waiting:?}");
         let mut came = Vec::new();
@@ -164,7 +164,10 @@ async fn a_process_that_runs_already_is_joined() {
         let carried = process.transport().clone();
         assert!(matches!(
             carried,
-            Transport::WebSocket | Transport::Spdy { instead: None }
+            Transport::WebSocket
+                | Transport::Spdy {
+                    fallback_reason: None
+                }
         ));
     }
 }
@@ -188,7 +191,7 @@ async fn a_silent_stream_is_kept_by_pings() {
     let endpoint = endpoint(&pods).await;
     let keep_alive = KeepAlive {
         interval: Duration::from_millis(20),
-        patience: PATIENCE,
+        timeout: PATIENCE,
     };
     let executors: [Box<dyn Executor>; 2] = [
         Box::new(WebSocketExecutor::new(endpoint.clone()).keep_alive(keep_alive)),

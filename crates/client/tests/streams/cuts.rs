@@ -35,7 +35,7 @@ async fn judge(pods: &Pods, executor: &dyn Executor) {
                 assert!(clean, "cut after {cut}");
                 successes.push(cut);
             }
-            ExitStatus::Cut(told) => {
+            ExitStatus::Disconnected(told) => {
                 assert!(!clean, "cut after {cut}");
                 assert_eq!(told.received, out.len() as u64, "cut after {cut}");
                 assert!(b"hello\n".starts_with(&out), "cut after {cut}");
@@ -81,7 +81,7 @@ async fn a_server_that_dies_is_told_with_what_was_delivered() {
         stdout.read_exact(&mut came).await.unwrap();
         pods.cut_all();
         let status = timeout(PATIENCE, process.wait()).await.unwrap();
-        let ExitStatus::Cut(cut) = status else {
+        let ExitStatus::Disconnected(cut) = status else {
             panic!("{status:?}")
         };
         assert_eq!((cut.sent, cut.unsent, cut.received), (5, 0, 5), "{cut:?}");
@@ -140,7 +140,7 @@ async fn a_server_that_does_not_answer_any_more_is_noticed() {
     let endpoint = endpoint_at(addr).await;
     let keep_alive = KeepAlive {
         interval: Duration::from_millis(50),
-        patience: Duration::from_millis(100),
+        timeout: Duration::from_millis(100),
     };
     let executors: [Box<dyn Executor>; 2] = [
         Box::new(WebSocketExecutor::new(endpoint.clone()).keep_alive(keep_alive)),
@@ -150,7 +150,7 @@ async fn a_server_that_does_not_answer_any_more_is_noticed() {
         let mut process = executor.start(&shell("cat")).await.unwrap();
         let _stdin = process.stdin.take();
         let status = timeout(PATIENCE, process.wait()).await.unwrap();
-        let ExitStatus::Cut(cut) = status else {
+        let ExitStatus::Disconnected(cut) = status else {
             panic!("{status:?}")
         };
         assert_eq!(cut.cause, "the server does not answer any more");
@@ -171,7 +171,7 @@ async fn a_server_that_talks_nonsense_is_cut_off() {
         let mut process = executor.start(&shell("cat")).await.unwrap();
         let _stdin = process.stdin.take();
         let status = timeout(PATIENCE, process.wait()).await.unwrap();
-        assert!(matches!(status, ExitStatus::Cut(_)), "{status:?}");
+        assert!(matches!(status, ExitStatus::Disconnected(_)), "{status:?}");
     }
     task.abort();
 }

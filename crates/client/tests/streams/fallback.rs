@@ -32,8 +32,8 @@ async fn any_answer_but_101_leads_to_spdy_and_the_reason_is_kept() {
         (404, NOT_FOUND, "pods \"web\" not found (NotFound)"),
     ] {
         pods.websocket(Grant::No(status, body.to_owned()));
-        let instead = Some(reason.to_owned());
-        let expected = Transport::Spdy { instead };
+        let fallback_reason = Some(reason.to_owned());
+        let expected = Transport::Spdy { fallback_reason };
         assert_eq!(transport(&pods).await.unwrap(), expected);
     }
 }
@@ -46,24 +46,24 @@ async fn what_both_refuse_is_told_of_both() {
     let forwarding = PortForwarder::connect(&endpoint(&pods).await, "default", "web").await;
     for error in [transport(&pods).await.unwrap_err(), forwarding.unwrap_err()] {
         let text = error.to_string();
-        let Error::Neither { websocket, spdy } = error else {
+        let Error::AllTransportsFailed { websocket, spdy } = error else {
             panic!("{text}")
         };
         assert_eq!(websocket, "no WebSockets (400)");
-        let Error::Refused { refusal, .. } = *spdy else {
+        let Error::Api { response, .. } = *spdy else {
             panic!("{spdy}")
         };
-        assert_eq!((refusal.code, &*refusal.reason), (404, "NotFound"));
-        assert_eq!(refusal.message, "pods \"web\" not found");
+        assert_eq!((response.code, &*response.reason), (404, "NotFound"));
+        assert_eq!(response.message, "pods \"web\" not found");
         assert!(
-            text.contains(&refusal.message) && text.contains(&websocket),
+            text.contains(&response.message) && text.contains(&websocket),
             "{text}"
         );
     }
     // What is the same is told once.
     pods.websocket(Grant::No(404, NOT_FOUND.to_owned()));
     let error = transport(&pods).await.unwrap_err();
-    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    assert!(matches!(error, Error::Api { .. }), "{error:?}");
 }
 
 #[tokio::test]
@@ -71,7 +71,7 @@ async fn what_is_no_answer_is_not_tried_again() {
     let pods = Pods::start().await;
     pods.websocket(Grant::Hangup);
     let error = transport(&pods).await.unwrap_err();
-    assert!(matches!(error, Error::BrokeOff { .. }), "{error:?}");
+    assert!(matches!(error, Error::ConnectionLost { .. }), "{error:?}");
     assert_eq!(pods.seen().len(), 1);
 }
 
@@ -82,6 +82,6 @@ async fn a_stream_that_has_begun_is_never_begun_again() {
     let executor = FallbackExecutor::new(endpoint(&pods).await);
     let mut process = executor.start(&shell("echo once")).await.unwrap();
     let status = process.wait().await;
-    assert!(matches!(status, ExitStatus::Cut(_)), "{status:?}");
+    assert!(matches!(status, ExitStatus::Disconnected(_)), "{status:?}");
     assert_eq!(pods.seen().len(), 1);
 }

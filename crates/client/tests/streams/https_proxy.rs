@@ -59,8 +59,8 @@ async fn serve(mut conn: RawConn, does: Does, to: SocketAddr) {
         return;
     }
     if does == Does::Refuses {
-        let refusal = "HTTP/1.1 502 X\r\nContent-Length: 13\r\n\r\nno WebSockets";
-        return conn.write(refusal).await;
+        let response = "HTTP/1.1 502 X\r\nContent-Length: 13\r\n\r\nno WebSockets";
+        return conn.write(response).await;
     }
     // The server has heard it, and has begun.
     {
@@ -120,8 +120,8 @@ async fn an_answer_of_the_proxy_leads_to_spdy() {
     let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
     let proxy = proxy(&ca, Does::Refuses, pods.addr()).await;
     let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
-    let instead = Some("no WebSockets (502)".to_owned());
-    let by_spdy = Transport::Spdy { instead };
+    let fallback_reason = Some("no WebSockets (502)".to_owned());
+    let by_spdy = Transport::Spdy { fallback_reason };
     assert_eq!(run(&endpoint).await.unwrap(), by_spdy);
     let forwarder = PortForwarder::connect(&endpoint, "default", "web").await;
     assert_eq!(*forwarder.unwrap().transport(), by_spdy);
@@ -134,7 +134,10 @@ async fn a_proxy_that_lets_nobody_through_leads_to_spdy() {
     let proxy = proxy(&ca, Does::BarsTheFirst, pods.addr()).await;
     let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
     let transport = run(&endpoint).await.unwrap();
-    let Transport::Spdy { instead: Some(why) } = transport else {
+    let Transport::Spdy {
+        fallback_reason: Some(why),
+    } = transport
+    else {
         panic!("{transport:?}")
     };
     assert!(why.ends_with("answered 503 to CONNECT"), "{why}");
@@ -149,14 +152,17 @@ async fn no_command_is_asked_for_twice_when_the_answer_was_lost() {
         let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
         let error = run(&endpoint).await.unwrap_err();
         assert!(
-            matches!(error, Error::BrokeOff { .. } | Error::NotHttp { .. }),
+            matches!(error, Error::ConnectionLost { .. } | Error::NotHttp { .. }),
             "{does:?}: {error:?}"
         );
         assert_eq!(asked(&pods, "/exec"), 1, "{does:?}");
         // Ports are no commands: nothing happens by asking for them once more.
         let forwarder = PortForwarder::connect(&endpoint, "default", "web").await;
         let transport = forwarder.unwrap().transport().clone();
-        let Transport::Spdy { instead: Some(why) } = transport else {
+        let Transport::Spdy {
+            fallback_reason: Some(why),
+        } = transport
+        else {
             panic!("{does:?}: {transport:?}")
         };
         assert!(why.ends_with("(behind an HTTPS proxy)"), "{why}");

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 
 use skewbridge_client::PortForwarder;
-use skewbridge_client::streams::{By, Manner, Port, Transport};
+use skewbridge_client::streams::{Port, PortForwardOptions, Transport, TransportPreference};
 use skewbridge_testkit::{Grant, PATIENCE, Pods, SilentPort};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -28,20 +28,20 @@ async fn echo() -> (Port, JoinHandle<()>) {
     (Port::new(port).unwrap(), task)
 }
 
-async fn connect(pods: &Pods, by: By) -> PortForwarder {
-    let manner = Manner {
-        by,
-        ..Manner::default()
+async fn connect(pods: &Pods, transport: TransportPreference) -> PortForwarder {
+    let options = PortForwardOptions {
+        transport,
+        ..PortForwardOptions::default()
     };
-    PortForwarder::connect_in(&endpoint(pods).await, "default", "web", manner)
+    PortForwarder::connect_with(&endpoint(pods).await, "default", "web", options)
         .await
         .unwrap()
 }
 
 async fn both(pods: &Pods) -> [PortForwarder; 2] {
     [
-        connect(pods, By::WebSocket).await,
-        connect(pods, By::Spdy).await,
+        connect(pods, TransportPreference::WebSocket).await,
+        connect(pods, TransportPreference::Spdy).await,
     ]
 }
 
@@ -121,7 +121,7 @@ async fn a_local_connection_is_carried_with_its_half_close() {
             program.read_to_end(&mut came).await.unwrap();
             assert_eq!(came, b"hello");
         };
-        let both = async { tokio::join!(stream.carry(ours), using) };
+        let both = async { tokio::join!(stream.forward(ours), using) };
         let (carried, ()) = timeout(PATIENCE, both).await.unwrap();
         carried.unwrap();
     }
@@ -134,25 +134,25 @@ async fn what_is_cut_off_is_no_end_to_the_local_program() {
     let (port, task) = echo().await;
     // The connection to the cluster is cut, or we are ended.
     for (by, left) in [
-        (By::WebSocket, false),
-        (By::WebSocket, true),
-        (By::Spdy, false),
-        (By::Spdy, true),
+        (TransportPreference::WebSocket, false),
+        (TransportPreference::WebSocket, true),
+        (TransportPreference::Spdy, false),
+        (TransportPreference::Spdy, true),
     ] {
         let forwarder = connect(&pods, by).await;
         let (mut program, ours) = local().await;
-        let carrying = tokio::spawn(forwarder.open(port).unwrap().carry(ours));
+        let forwarding = tokio::spawn(forwarder.open(port).unwrap().forward(ours));
         let mut came = [0; 5];
         program.write_all(b"hello").await.unwrap();
         program.read_exact(&mut came).await.unwrap();
         if left {
-            carrying.abort();
+            forwarding.abort();
         } else {
             pods.cut_all();
         }
         let ended = timeout(PATIENCE, program.read(&mut came)).await.unwrap();
         assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset);
-        assert!(!matches!(carrying.await, Ok(Ok(()))));
+        assert!(!matches!(forwarding.await, Ok(Ok(()))));
     }
     task.abort();
 }
@@ -164,10 +164,10 @@ async fn a_port_where_nobody_listens_resets_the_local_connection() {
     let closed = Port::new(nobody.addr().port()).unwrap();
     for forwarder in both(&pods).await {
         let (mut program, ours) = local().await;
-        let carrying = tokio::spawn(forwarder.open(closed).unwrap().carry(ours));
+        let forwarding = tokio::spawn(forwarder.open(closed).unwrap().forward(ours));
         let ended = timeout(PATIENCE, program.read(&mut [0; 1])).await.unwrap();
         assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset);
-        assert!(carrying.await.unwrap().is_err());
+        assert!(forwarding.await.unwrap().is_err());
     }
 }
 
@@ -201,6 +201,6 @@ async fn ports_fall_back_to_spdy_too() {
     let forwarder = PortForwarder::connect(&endpoint(&pods).await, "default", "web")
         .await
         .unwrap();
-    let instead = Some("no (400)".to_owned());
-    assert_eq!(*forwarder.transport(), Transport::Spdy { instead });
+    let fallback_reason = Some("no (400)".to_owned());
+    assert_eq!(*forwarder.transport(), Transport::Spdy { fallback_reason });
 }

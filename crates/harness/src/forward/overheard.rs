@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use bytes::BytesMut;
 use http::{HeaderMap, StatusCode};
-use skewbridge_client::Refusal;
+use skewbridge_client::ErrorResponse;
 
 use super::body::{AnyBody, Body, Frame, PollFrame};
 use super::dial::Standing;
@@ -41,7 +41,8 @@ impl Overheard {
 
     fn judge(&mut self) {
         if let Some(listening) = self.listening.take()
-            && Refusal::read(StatusCode::UNAUTHORIZED.as_u16(), &listening.heard).is_unauthorized()
+            && ErrorResponse::parse(StatusCode::UNAUTHORIZED.as_u16(), &listening.heard)
+                .is_unauthorized()
         {
             listening.standing.refused(&listening.headers);
         }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use skewbridge_client::copy::{Error, Place, Pod};
-use skewbridge_client::streams::{Executor, Opening, Starting};
+use skewbridge_client::copy::{CopySpec, Error, Pod};
+use skewbridge_client::streams::{Executor, StartFuture, StreamRequest};
 
 use super::flags::{Flags, Journey};
 use crate::client_command::{Failure, say};
@@ -86,10 +86,10 @@ struct Lookup<'a> {
 }
 
 impl Lookup<'_> {
-    async fn spot(&self, place: &Place) -> Result<Spot, Failure> {
+    async fn spot(&self, place: &CopySpec) -> Result<Spot, Failure> {
         let (namespace, pod, path) = match place {
-            Place::Local(path) => return Ok(Spot::Local(path.clone())),
-            Place::Pod {
+            CopySpec::Local(path) => return Ok(Spot::Local(path.clone())),
+            CopySpec::Pod {
                 namespace,
                 pod,
                 path,
@@ -157,9 +157,9 @@ struct Telling {
 }
 
 impl Executor for Telling {
-    fn open(&self, opening: Opening) -> Starting<'_> {
+    fn open(&self, request: StreamRequest) -> StartFuture<'_> {
         Box::pin(async move {
-            let opened = self.inner.open(opening).await;
+            let opened = self.inner.open(request).await;
             if opened.is_err() {
                 self.refused.note(&self.namespace);
             }

@@ -1,7 +1,7 @@
 //! The flags of `cp`: kubectl's names, and a few more.
 
 use clap::{ArgAction, Args};
-use skewbridge_client::copy::{Options, Place, Preserve, Retries};
+use skewbridge_client::copy::{CopySpec, Options, Preserve, Retries};
 
 use crate::cluster_flags::ClusterFlags;
 
@@ -73,16 +73,16 @@ pub(crate) struct Flags {
 /// From where to where.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Journey {
-    pub(super) source: Place,
-    pub(super) target: Place,
+    pub(super) source: CopySpec,
+    pub(super) target: CopySpec,
 }
 
 impl Flags {
     /// The two places, or kubectl's words for what is wrong with them.
     pub(super) fn journey(&self) -> Result<Journey, String> {
-        let place = |text: &str| Place::parse(text).map_err(|error| error.to_string());
+        let place = |text: &str| CopySpec::parse(text).map_err(|error| error.to_string());
         let (source, target) = (place(&self.source)?, place(&self.target)?);
-        if let (Place::Local(_), Place::Local(_)) = (&source, &target) {
+        if let (CopySpec::Local(_), CopySpec::Local(_)) = (&source, &target) {
             return Err("one of src or dest must be a remote file specification".to_owned());
         }
         Ok(Journey { source, target })

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use skewbridge_client::copy::{
-    Error, Options, Place, Stop, Tally, copy_between, copy_from, copy_to,
+    CancellationToken, CopySpec, Error, Options, Progress, copy_between, copy_from, copy_to,
 };
 
 use tokio::runtime::Runtime;
@@ -43,7 +43,7 @@ pub(crate) fn run(flags: &Flags) -> ExitCode {
 
 fn carry_out(flags: &Flags, journey: &Journey) -> Result<(), Failure> {
     let runtime = runtime()?;
-    let (stop, mut hurry) = (Stop::default(), None);
+    let (stop, mut hurry) = (CancellationToken::default(), None);
     let ended = runtime.block_on(async {
         let mut signals = Signals::listen().map_err(Failure::new)?;
         let ended = until_signal(copy(flags, journey, &stop), &stop, &mut signals).await;
@@ -85,7 +85,7 @@ fn wait_for_the_disk(copied: Runtime, mut signals: Signals) {
 /// who sends a second one does not want to wait for that.
 async fn until_signal(
     copy: impl Future<Output = Result<(), Failure>>,
-    stop: &Stop,
+    stop: &CancellationToken,
     signals: &mut Signals,
 ) -> Result<(), Failure> {
     tokio::pin!(copy);
@@ -93,7 +93,7 @@ async fn until_signal(
         ended = &mut copy => return ended,
         code = signals.next() => code,
     };
-    stop.now();
+    stop.cancel();
     tokio::select! {
         ended = tokio::time::timeout(TIDYING, copy) => match ended {
             // It was just done.
@@ -104,24 +104,24 @@ async fn until_signal(
     }
 }
 
-async fn copy(flags: &Flags, journey: &Journey, stop: &Stop) -> Result<(), Failure> {
+async fn copy(flags: &Flags, journey: &Journey, stop: &CancellationToken) -> Result<(), Failure> {
     // Before anybody is asked.
-    if let Place::Local(path) = &journey.source
+    if let CopySpec::Local(path) = &journey.source
         && path.symlink_metadata().is_err()
     {
         return Err(Failure::new(Error::NoSource(path.clone())));
     }
     let ends = tokio::select! {
         ends = Ends::find(flags, journey) => ends?,
-        () = stop.told() => return Err(Failure::new(Error::Stopped)),
+        () = stop.cancelled() => return Err(Failure::new(Error::Cancelled)),
     };
     let screen = Screen::new(Manner::choose(flags.quiet));
-    let tally = Arc::new(Tally::default());
+    let progress = Arc::new(Progress::default());
     let options = Options {
-        stop: stop.clone(),
-        notices: Some({
+        cancel: stop.clone(),
+        on_event: Some({
             let screen = screen.clone();
-            Arc::new(move |notice| screen.tell(&notice))
+            Arc::new(move |event| screen.tell(&event))
         }),
         ..flags.options()
     };
@@ -129,26 +129,26 @@ async fn copy(flags: &Flags, journey: &Journey, stop: &Stop) -> Result<(), Failu
     let copying = async {
         match (&ends.source, &ends.target) {
             (Spot::Pod(from), Spot::Local(to)) => {
-                copy_from(&from.pod, &from.path, to, &options, &tally).await
+                copy_from(&from.pod, &from.path, to, &options, &progress).await
             }
             (Spot::Local(from), Spot::Pod(to)) => {
                 if screen.is_live() {
-                    measure(from, &tally);
+                    measure(from, &progress);
                 }
-                copy_to(&to.pod, from, &to.path, &options, &tally).await
+                copy_to(&to.pod, from, &to.path, &options, &progress).await
             }
             (Spot::Pod(from), Spot::Pod(to)) => {
                 let (source, target) = ((&from.pod as _, &*from.path), (&to.pod as _, &*to.path));
-                copy_between(source, target, &options, &tally).await
+                copy_between(source, target, &options, &progress).await
             }
             (Spot::Local(_), Spot::Local(_)) => Ok(()),
         }
     };
     let ended = tokio::select! {
         ended = copying => ended,
-        () = screen.watch(&tally) => Ok(()),
+        () = screen.watch(&progress) => Ok(()),
     };
-    screen.finish(&tally, started.elapsed(), ended.is_ok());
+    screen.finish(&progress, started.elapsed(), ended.is_ok());
     ended.map_err(|error| ends.explain(error))
 }
 
@@ -156,14 +156,14 @@ async fn copy(flags: &Flags, journey: &Journey, stop: &Stop) -> Result<(), Failu
 const MEASURED: usize = 10_000;
 
 /// Adds up what is to be copied, beside the copy, for a bar that knows its end.
-fn measure(from: &Path, tally: &Arc<Tally>) {
-    let (from, tally) = (from.to_path_buf(), tally.clone());
+fn measure(from: &Path, progress: &Arc<Progress>) {
+    let (from, progress) = (from.to_path_buf(), progress.clone());
     tokio::task::spawn_blocking(move || {
         let Ok(status) = from.symlink_metadata() else {
             return;
         };
         if status.is_file() {
-            tally.expect(status.len());
+            progress.expect(status.len());
             return;
         }
         let (mut total, mut looked) = (0, 0);
@@ -181,6 +181,6 @@ fn measure(from: &Path, tally: &Arc<Tally>) {
                 }
             }
         }
-        tally.expect(total);
+        progress.expect(total);
     });
 }

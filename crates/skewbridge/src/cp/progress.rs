@@ -4,7 +4,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use skewbridge_client::copy::{Notice, Tally};
+use skewbridge_client::copy::{CopyEvent, Progress};
 
 use crate::skew::plain;
 
@@ -57,7 +57,7 @@ impl Screen {
     }
 
     /// A line that stays.
-    pub(super) fn tell(&self, notice: &Notice) {
+    pub(super) fn tell(&self, notice: &CopyEvent) {
         if self.manner == Manner::Quiet {
             return;
         }
@@ -81,7 +81,7 @@ impl Screen {
     }
 
     /// Draws until it is dropped.
-    pub(super) async fn watch(&self, tally: &Tally) {
+    pub(super) async fn watch(&self, progress: &Progress) {
         if self.manner != Manner::Live {
             return std::future::pending().await;
         }
@@ -90,7 +90,7 @@ impl Screen {
         loop {
             ticks.tick().await;
             let now = Instant::now();
-            let line = describe(tally, rate.at(now, tally.bytes()));
+            let line = describe(progress, rate.at(now, progress.bytes()));
             let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
             *drawn = true;
             let mut stderr = std::io::stderr().lock();
@@ -100,16 +100,16 @@ impl Screen {
     }
 
     /// Takes the line away, and says what it came to.
-    pub(super) fn finish(&self, tally: &Tally, took: Duration, done: bool) {
+    pub(super) fn finish(&self, progress: &Progress, took: Duration, done: bool) {
         if self.manner != Manner::Live {
             return;
         }
         if done {
-            let bytes = tally.bytes();
+            let bytes = progress.bytes();
             self.line(&format!(
                 "copied {} in {}, {} ({}/s)",
                 size(bytes),
-                entries(tally.entries()),
+                entries(progress.entries()),
                 time(took),
                 size(per_second(bytes, took))
             ));
@@ -154,13 +154,13 @@ fn per_second(bytes: u64, took: Duration) -> u64 {
     u64::try_from(u128::from(bytes) * 1000 / millis).unwrap_or(u64::MAX)
 }
 
-fn describe(tally: &Tally, rate: u64) -> String {
-    let (bytes, name) = (tally.bytes(), shortened(&tally.name()));
-    let head = match tally.total() {
+fn describe(progress: &Progress, rate: u64) -> String {
+    let (bytes, name) = (progress.bytes(), shortened(&progress.name()));
+    let head = match progress.total() {
         Some(total) => format!("{} {}", bar(bytes, total), size(bytes)),
-        None => format!("{}, {}", entries(tally.entries()), size(bytes)),
+        None => format!("{}, {}", entries(progress.entries()), size(bytes)),
     };
-    let left = match tally.total() {
+    let left = match progress.total() {
         Some(total) if rate > 0 => {
             let seconds = total.saturating_sub(bytes) / rate;
             format!(", {} left", time(Duration::from_secs(seconds)))
@@ -256,11 +256,11 @@ mod tests {
 
     #[test]
     fn a_line_fits_and_moves_no_cursor() {
-        let tally = Tally::default();
-        tally.expect(1000);
+        let progress = Progress::default();
+        progress.expect(1000);
         assert_eq!(bar(500, 1000), "[============            ]  50%");
         assert_eq!(bar(2000, 1000), format!("[{}] 100%", "=".repeat(24)));
-        let line = describe(&tally, 0);
+        let line = describe(&progress, 0);
         assert!(line.len() < 80, "{line}");
         assert_eq!(shortened("a\x1b[2J\nb/"), "a?[2J?b");
         let long = shortened(&"x".repeat(100));

@@ -37,7 +37,9 @@ pub(super) async fn exec(endpoint: Endpoint, pod: &str, words: &[&str]) -> Resul
         let mut process = FallbackExecutor::new(endpoint).start(&request).await?;
         let fallback = match process.transport() {
             Transport::WebSocket => None,
-            Transport::Spdy { instead } => Some(instead.clone().unwrap_or_default()),
+            Transport::Spdy { fallback_reason } => {
+                Some(fallback_reason.clone().unwrap_or_default())
+            }
         };
         let stdout = match process.stdout.take() {
             Some(stdout) => read(stdout).await?,
@@ -56,7 +58,7 @@ pub(super) async fn exec(endpoint: Endpoint, pod: &str, words: &[&str]) -> Resul
 
 async fn read(mut stdout: ProcessOutput) -> Result<String> {
     let mut bytes = Vec::new();
-    while let Some(piece) = stdout.piece().await? {
+    while let Some(piece) = stdout.next_chunk().await? {
         let room = MAX_OUTPUT_BYTES.saturating_sub(bytes.len());
         bytes.extend_from_slice(&piece[..piece.len().min(room)]);
     }
@@ -74,7 +76,7 @@ impl fmt::Display for Ran {
             ExitStatus::Success => f.write_str(" (exit code 0)"),
             ExitStatus::Code(code) => write!(f, " (exit code {})", code.number()),
             ExitStatus::Failed(failure) => write!(f, " ({})", failure.message),
-            ExitStatus::Cut(cut) => write!(f, " (cut off: {})", cut.cause),
+            ExitStatus::Disconnected(cut) => write!(f, " (cut off: {})", cut.cause),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
-use skewbridge_client::{Endpoint, Error, Refusal, Request};
+use skewbridge_client::{Endpoint, Error, ErrorResponse, Request};
 use tokio::time::{Instant, sleep};
 
 use super::near::near;
@@ -101,8 +101,8 @@ impl Pods {
     /// have been meant.
     async fn explain_missing(&self, error: Error, kind: Kind, name: &str) -> Failure {
         match error {
-            Error::Refused { refusal, .. } if refusal.code == 404 => {
-                self.suggest(Failure::refused(&refusal), kind, name).await
+            Error::Api { response, .. } if response.code == 404 => {
+                self.suggest(Failure::refused(&response), kind, name).await
             }
             error => self.explain(error, "get", kind),
         }
@@ -137,8 +137,8 @@ impl Pods {
 
     fn explain(&self, error: Error, verb: &str, kind: Kind) -> Failure {
         match error {
-            Error::Refused { refusal, .. } => {
-                explain_refusal(&refusal, verb, kind.plural(), &self.namespace)
+            Error::Api { response, .. } => {
+                explain_refusal(&response, verb, kind.plural(), &self.namespace)
             }
             error => error.into(),
         }
@@ -150,23 +150,23 @@ impl Pods {
         if answer.status.as_u16() == 200 {
             return Ok(answer.body);
         }
-        let refusal = Box::new(Refusal::read(answer.status.as_u16(), &answer.body));
+        let response = Box::new(ErrorResponse::parse(answer.status.as_u16(), &answer.body));
         let server = self.endpoint.server();
-        Err(Error::Refused { server, refusal })
+        Err(Error::Api { server, response })
     }
 }
 
 /// A refusal, and what is to be done where that is known.
 pub(crate) fn explain_refusal(
-    refusal: &Refusal,
+    response: &ErrorResponse,
     verb: &str,
     resource: &str,
     namespace: &str,
 ) -> Failure {
-    let failure = Failure::refused(refusal);
-    match refusal.code {
+    let failure = Failure::refused(response);
+    match response.code {
         401 => failure.hint("the server does not know who you are: log in again, or give --token"),
-        403 if refusal.is_status() => failure.hint(format!(
+        403 if response.is_status() => failure.hint(format!(
             "it needs the verb {verb} on {resource} in namespace {namespace:?}; \
              see kubectl auth can-i {verb} {resource} -n {namespace}"
         )),
@@ -183,5 +183,5 @@ fn read<T: DeserializeOwned>(body: &[u8], path: &str) -> Result<T, Failure> {
 }
 
 fn escaped(text: &str) -> String {
-    skewbridge_client::streams::escaped(text)
+    skewbridge_client::streams::escape_component(text)
 }

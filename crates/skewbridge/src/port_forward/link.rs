@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use skewbridge_client::PortForwarder;
-use skewbridge_client::streams::{By, Manner, Port};
+use skewbridge_client::streams::{Port, PortForwardOptions, TransportPreference};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
@@ -63,17 +63,17 @@ impl Linker {
             .map(|remote| resolve(remote, &pod, service));
         let ports = ports.collect::<Result<_, _>>()?;
         let (namespace, name) = (&self.pods.namespace, &pod.metadata.name);
-        let by = if is_off(BY_WEBSOCKET) {
-            By::Spdy
+        let transport = if is_off(BY_WEBSOCKET) {
+            TransportPreference::Spdy
         } else {
-            By::Either
+            TransportPreference::Auto
         };
-        let manner = Manner {
-            by,
-            ..Manner::default()
+        let options = PortForwardOptions {
+            transport,
+            ..PortForwardOptions::default()
         };
         let endpoint = &self.pods.endpoint;
-        let forwarder = PortForwarder::connect_in(endpoint, namespace, name, manner).await;
+        let forwarder = PortForwarder::connect_with(endpoint, namespace, name, options).await;
         let forwarder =
             forwarder.map_err(|error| explain(error, "pods/portforward", namespace, None))?;
         if self.verbosity > 0 {
@@ -102,7 +102,7 @@ impl Linker {
             say(format_args!("{lost}; connecting again"));
             let lived = Lived {
                 time: made.elapsed(),
-                served: link.forwarder.has_served(),
+                served: link.forwarder.has_received_data(),
             };
             drop(link);
             retries.lost(lived, Instant::now());

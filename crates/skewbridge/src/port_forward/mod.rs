@@ -213,5 +213,5 @@ async fn carry(local: Box<dyn Local>, at: usize, mut links: Links) -> Result<(),
         cause: error.to_string(),
     };
     let stream = link.forwarder.open(port).map_err(|error| failed(&error))?;
-    stream.carry(local).await.map_err(|error| failed(&error))
+    stream.forward(local).await.map_err(|error| failed(&error))
 }

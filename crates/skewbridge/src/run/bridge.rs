@@ -8,7 +8,7 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use http::uri::Authority as HostAndPort;
 use skewbridge_client::Endpoint;
-use skewbridge_client::exec::Shown;
+use skewbridge_client::exec::ConnectionCredential;
 use skewbridge_harness::forward::{
     Apart, BoxFuture, Dial, DialError, Dialled, Forwarder, Listener, Offer, Protocol, Standing,
 };
@@ -81,7 +81,9 @@ impl Dial for Upstream {
         Box::pin(async move {
             let opened = self.0.open(&offer.alpn()).await;
             let opened = opened.map_err(|error| DialError::new(error.to_string()))?;
-            let standing = opened.shown.map(|shown| Arc::new(ByPlugin(shown)) as _);
+            let standing = opened
+                .credential
+                .map(|credential| Arc::new(ByPlugin(credential)) as _);
             Ok(Dialled {
                 stream: opened.stream,
                 protocol: Protocol::from_alpn(opened.protocol.as_deref()),
@@ -92,11 +94,11 @@ impl Dial for Upstream {
 }
 
 /// What the plugin gave counts for as long as it says, and until the cluster says 401.
-struct ByPlugin(Shown);
+struct ByPlugin(ConnectionCredential);
 
 impl Standing for ByPlugin {
     fn is_good(&self) -> bool {
-        self.0.is_good()
+        self.0.is_valid()
     }
 
     fn is_passed_on(&self, path: &str) -> bool {
@@ -104,7 +106,7 @@ impl Standing for ByPlugin {
     }
 
     fn refused(&self, request: &HeaderMap) {
-        self.0.refused(request);
+        self.0.mark_unauthorized(request);
     }
 }
 

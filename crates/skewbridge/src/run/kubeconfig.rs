@@ -118,7 +118,7 @@ mod tests {
     use std::path::Path;
 
     use skewbridge_client::Kubeconfig;
-    use skewbridge_client::kubeconfig::{Material, User};
+    use skewbridge_client::kubeconfig::{PemSource, User};
 
     use super::*;
 
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(found.namespace.as_deref(), Some("shop"));
         assert_eq!(found.cluster.server, access.server);
         assert_eq!(found.cluster.proxy_url, None);
-        let data = |text: &str| Some(Material::Data(skewbridge_client::Secret::new(text)));
+        let data = |text: &str| Some(PemSource::Data(skewbridge_client::Secret::new(text)));
         assert_eq!(found.cluster.certificate_authority, data("ca"));
         let user = User {
             client_certificate: data("cert"),

@@ -12,7 +12,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use skewbridge_client::{Endpoint, Kubeconfig, Limits, Target, exec};
+use skewbridge_client::{Endpoint, Kubeconfig, Target, Timeouts, exec};
 
 use bridge::Bridge;
 use child::{Ended, Signals};
@@ -71,7 +71,7 @@ async fn session(wish: &Wish) -> Result<Ended, String> {
     let target = config
         .target(wish.context.as_deref())
         .map_err(|error| error.to_string())?;
-    let limits = Limits {
+    let timeouts = Timeouts {
         request: None,
         plugin: wish.plugin_timeout,
     };
@@ -79,7 +79,7 @@ async fn session(wish: &Wish) -> Result<Ended, String> {
     let mut signals =
         Signals::listen().map_err(|error| format!("cannot listen to signals: {error}"))?;
     let endpoint = tokio::select! {
-        endpoint = Endpoint::prepare_within(&target, limits) => endpoint,
+        endpoint = Endpoint::prepare_with_timeouts(&target, timeouts) => endpoint,
         // There is no command yet: it means us. The plugin goes with who waits for it.
         signal = signals.next() => return Ok(Ended::by(signal)),
     };
@@ -113,7 +113,7 @@ async fn behind(
         std::env::var_os(name)
     });
     // From here on the terminal is the command's.
-    exec::stdin_is_taken("the command that skewbridge run has started reads it");
+    exec::reserve_stdin("the command that skewbridge run has started reads it");
     Ok(child::run(command, signals).await)
 }
 

@@ -110,7 +110,7 @@ impl Asking {
                 }
                 // It may have ended between two requests, as servers and balancers do;
                 // a GET may be sent again.
-                Err(Error::BrokeOff { .. }) => {}
+                Err(Error::ConnectionLost { .. }) => {}
                 Err(error) => return Err(error.to_string()),
             }
         }

@@ -49,7 +49,7 @@ pub(crate) async fn gather(wish: &Wish) -> Result<Report, String> {
 
 fn moved(target: Target, at: Option<&At>) -> Target {
     match at {
-        Some(at) => target.at(&at.server, at.tls_server_name.as_deref()),
+        Some(at) => target.with_server(&at.server, at.tls_server_name.as_deref()),
         None => target,
     }
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, ServerName};
-use skewbridge_client::kubeconfig::Material;
+use skewbridge_client::kubeconfig::PemSource;
 use skewbridge_client::{Endpoint, Kubeconfig, Request};
 use skewbridge_testkit::{Ca, PATIENCE, eventually};
 
@@ -41,7 +41,7 @@ async fn only_the_command_has_what_the_listener_asks_for() {
     let stranger = Ca::new("client").client("client", &[]);
     let data = |text: &str| {
         let secret = skewbridge_client::Secret::new(text);
-        Some(Material::Data(secret))
+        Some(PemSource::Data(secret))
     };
     target.user.client_certificate = data(&stranger.cert_pem);
     target.user.client_key = data(&stranger.key_pem);
@@ -58,8 +58,8 @@ async fn only_the_command_has_what_the_listener_asks_for() {
 /// Python's clients, and others on OpenSSL, take a certificate whose issuer is called as
 /// its owner for one that is signed by itself, and refuse it.
 async fn openssl_would_not_take_it_for_self_signed(target: &skewbridge_client::Target) {
-    let pem = |material: &Option<Material>| match material {
-        Some(Material::Data(pem)) => pem.expose().to_vec(),
+    let pem = |material: &Option<PemSource>| match material {
+        Some(PemSource::Data(pem)) => pem.expose().to_vec(),
         other => panic!("{other:?}"),
     };
     let authority = pem(&target.cluster.certificate_authority);

@@ -47,27 +47,27 @@ impl Archive {
 
 struct Outcome {
     result: Result<(), Error>,
-    notices: Vec<Notice>,
+    on_event: Vec<CopyEvent>,
 }
 
 fn extract(target: &Path, archive: &[u8], options: &Options) -> Outcome {
-    let notices = Arc::new(Mutex::new(Vec::new()));
-    let kept = notices.clone();
+    let on_event = Arc::new(Mutex::new(Vec::new()));
+    let kept = on_event.clone();
     let options = Options {
-        notices: Some(Arc::new(move |notice| kept.lock().unwrap().push(notice))),
+        on_event: Some(Arc::new(move |notice| kept.lock().unwrap().push(notice))),
         ..options.clone()
     };
-    let top = Top::Named(b"top".to_vec());
-    let tally = Arc::new(Tally::default());
-    let mut extractor = Extractor::new(top, Landing::new(target), options, tally);
+    let top = RequestedRoot::Named(b"top".to_vec());
+    let progress = Arc::new(Progress::default());
+    let mut extractor = Extractor::new(top, Destination::new(target), options, progress);
     let mut reader = Reader::new();
-    let taken = extractor.take(&mut reader, archive);
+    let taken = extractor.push(&mut reader, archive);
     let result = taken.and_then(|whole| {
         assert!(whole);
         extractor.finish()
     });
-    let notices = notices.lock().unwrap().clone();
-    Outcome { result, notices }
+    let on_event = on_event.lock().unwrap().clone();
+    Outcome { result, on_event }
 }
 
 /// Everything below a directory: names, and contents or targets.
@@ -295,8 +295,8 @@ fn symlinks_that_lead_out_and_devices_are_left_out_and_told() {
     let outcome = extract(&target, &archive, &Options::default());
     let error = outcome.result.unwrap_err();
     assert!(matches!(error, Error::Skipped(Skipped(7))), "{error}");
-    assert_eq!(outcome.notices.len(), 7);
-    let first = outcome.notices[0].to_string();
+    assert_eq!(outcome.on_event.len(), 7);
+    let first = outcome.on_event[0].to_string();
     assert!(first.starts_with("warning: skipping symlink: "), "{first}");
     expect(&target, &[("rest", "is there")]);
 }
@@ -392,7 +392,7 @@ fn more_than_there_is_room_for_is_refused_before_it_is_written() {
         ..Options::default()
     };
     let error = extract(&target, &zeros, &options).result.unwrap_err();
-    let Error::NoRoom { size, limit, .. } = &error else {
+    let Error::NoSpace { size, limit, .. } = &error else {
         panic!("{error}");
     };
     assert_eq!((*size, *limit), (10 << 30, "--max-bytes"));

@@ -47,7 +47,7 @@ pub const MAX_PAX: usize = 1 << 20;
 /// What an archive says of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Entry {
-    /// As written, with whatever it tries: see [`super::contained`].
+    /// As written, with whatever it tries: see [`super::path_containment`].
     pub name: Vec<u8>,
     /// What it is.
     pub kind: Kind,

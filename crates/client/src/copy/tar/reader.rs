@@ -137,7 +137,7 @@ impl Reader {
 
     /// Whether the end has been seen. Whatever came before it, an archive without
     /// it is cut off.
-    pub fn is_whole(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.state == State::Ended
     }
 

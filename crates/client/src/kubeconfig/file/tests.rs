@@ -1,6 +1,6 @@
 use super::*;
 
-const WHOLE: &str = r#"
+const FULL_CONFIG: &str = r#"
 apiVersion: v1
 kind: Config
 preferences: {}
@@ -65,10 +65,10 @@ fn parse(text: &str) -> Result<Kubeconfig, Error> {
 
 #[test]
 fn everything_is_read_and_paths_are_relative_to_the_file() {
-    let target = parse(WHOLE).unwrap().target(None).unwrap();
+    let target = parse(FULL_CONFIG).unwrap().target(None).unwrap();
     assert_eq!(target.context, "dev");
     assert_eq!(target.namespace.as_deref(), Some("shop"));
-    let ca = Material::File("/home/me/.kube/pki/ca.crt".into());
+    let ca = PemSource::File("/home/me/.kube/pki/ca.crt".into());
     assert_eq!(target.cluster.certificate_authority, Some(ca));
     assert_eq!(
         target.cluster.tls_server_name.as_deref(),
@@ -79,11 +79,11 @@ fn everything_is_read_and_paths_are_relative_to_the_file() {
         Some(serde_json::json!({"audience": "x"}))
     );
     let user = target.user;
-    let certificate = Material::File("/home/me/.kube/../me.crt".into());
+    let certificate = PemSource::File("/home/me/.kube/../me.crt".into());
     assert_eq!(user.client_certificate, Some(certificate));
     assert_eq!(
         user.client_key,
-        Some(Material::Data(Secret::new("secret-key")))
+        Some(PemSource::Data(Secret::new("secret-key")))
     );
     assert_eq!(user.token_file, Some("/run/token".into()));
     assert_eq!(user.impersonate.user.as_deref(), Some("you"));
@@ -100,8 +100,8 @@ fn everything_is_read_and_paths_are_relative_to_the_file() {
 
 #[test]
 fn data_counts_before_a_file_and_a_context_need_not_have_a_user() {
-    let target = parse(WHOLE).unwrap().target(Some("nobody")).unwrap();
-    let ca = Material::Data(Secret::new("hello"));
+    let target = parse(FULL_CONFIG).unwrap().target(Some("nobody")).unwrap();
+    let ca = PemSource::Data(Secret::new("hello"));
     assert_eq!(target.cluster.certificate_authority, Some(ca));
     assert!(target.cluster.insecure_skip_tls_verify);
     assert_eq!(target.server(), "https://there");
@@ -110,7 +110,7 @@ fn data_counts_before_a_file_and_a_context_need_not_have_a_user() {
 
 #[test]
 fn what_is_not_there_is_named() {
-    let config = parse(WHOLE).unwrap();
+    let config = parse(FULL_CONFIG).unwrap();
     let rows = [
         (
             "prod",
@@ -129,24 +129,24 @@ fn what_is_not_there_is_named() {
         let error = config.target(Some(context)).unwrap_err();
         assert_eq!(error.to_string(), expected);
     }
-    let nothing = parse("contexts: [{name: a}]").unwrap();
+    let null_as_default = parse("contexts: [{name: a}]").unwrap();
     assert_eq!(
-        nothing.target(None).unwrap_err().to_string(),
+        null_as_default.target(None).unwrap_err().to_string(),
         "current-context is not set in /home/me/.kube/config; give --context; there is: a"
     );
 }
 
 #[test]
 fn no_secret_is_shown() {
-    let config = parse(WHOLE).unwrap();
-    let shown = format!("{config:?} {:#?}", config.target(None).unwrap());
+    let config = parse(FULL_CONFIG).unwrap();
+    let debug_text = format!("{config:?} {:#?}", config.target(None).unwrap());
     let base64 = ["c2VjcmV0LWtleQ", "aGVs"];
     for secret in ["secret", "hunter2"].into_iter().chain(base64) {
-        assert!(!shown.contains(secret), "{secret} in {shown}");
+        assert!(!debug_text.contains(secret), "{secret} in {debug_text}");
     }
     // Not as bytes either.
-    assert!(!shown.contains("115, 101, 99"), "{shown}");
-    assert!(shown.contains("[redacted]"));
+    assert!(!debug_text.contains("115, 101, 99"), "{debug_text}");
+    assert!(debug_text.contains("[redacted]"));
 }
 
 #[test]
@@ -184,8 +184,8 @@ fn what_cannot_be_understood_is_told_by_its_place_and_not_repeated() {
     ];
     for text in rows {
         let error = parse(text).unwrap_err();
-        let told = format!("{error} {error:?}");
-        assert!(!told.contains("hunter2"), "{told}");
+        let message = format!("{error} {error:?}");
+        assert!(!message.contains("hunter2"), "{message}");
     }
     let error = parse("users: [{name: u}, {name: u}]").unwrap_err();
     assert_eq!(
@@ -252,7 +252,7 @@ proptest::proptest! {
             }
             config
         };
-        let merged = config(&one, "one").merged_with(config(&two, "two"));
+        let merged = config(&one, "one").merge(config(&two, "two"));
         for (name, cluster) in &merged.clusters {
             let first = one.contains(name.as_str());
             assert_eq!(cluster.server, if first { "one" } else { "two" });

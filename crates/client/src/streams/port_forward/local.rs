@@ -6,24 +6,24 @@ use tokio::net::{TcpStream, UnixStream};
 
 /// How the program at the other end sees that a connection is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Closing {
+pub enum CloseMode {
     /// As an end: there is no more.
-    Cleanly,
+    Graceful,
     /// As an error: there may have been more. What it has not taken yet is thrown away.
-    ByReset,
+    Reset,
 }
 
 /// A connection of this machine.
-pub trait Local: AsyncRead + AsyncWrite + Send + Unpin {
+pub trait LocalStream: AsyncRead + AsyncWrite + Send + Unpin {
     /// From now on it closes so, whoever closes it: a process that is killed, too.
-    fn closes(&self, how: Closing);
+    fn set_close_mode(&self, mode: CloseMode);
 }
 
-impl Local for TcpStream {
-    fn closes(&self, how: Closing) {
-        let linger = match how {
-            Closing::Cleanly => None,
-            Closing::ByReset => Some(std::time::Duration::ZERO),
+impl LocalStream for TcpStream {
+    fn set_close_mode(&self, mode: CloseMode) {
+        let linger = match mode {
+            CloseMode::Graceful => None,
+            CloseMode::Reset => Some(std::time::Duration::ZERO),
         };
         // A socket that refuses the option is one that has been closed.
         let _ = set_socket_linger(self, linger);
@@ -31,17 +31,17 @@ impl Local for TcpStream {
 }
 
 /// Sockets in the file system know no reset.
-impl Local for UnixStream {
-    fn closes(&self, _: Closing) {}
+impl LocalStream for UnixStream {
+    fn set_close_mode(&self, _: CloseMode) {}
 }
 
 /// Nor do those in memory.
-impl Local for DuplexStream {
-    fn closes(&self, _: Closing) {}
+impl LocalStream for DuplexStream {
+    fn set_close_mode(&self, _: CloseMode) {}
 }
 
-impl<T: Local + ?Sized> Local for Box<T> {
-    fn closes(&self, how: Closing) {
-        (**self).closes(how);
+impl<T: LocalStream + ?Sized> LocalStream for Box<T> {
+    fn set_close_mode(&self, mode: CloseMode) {
+        (**self).set_close_mode(mode);
     }
 }

@@ -1,6 +1,6 @@
 //! Connections to ports of a pod.
 
-mod carry;
+mod forward;
 mod local;
 mod stream;
 
@@ -21,18 +21,18 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::clock::Clock;
+use super::disconnect_message;
 use super::keep_alive::KeepAlive;
-use super::lost;
 use super::process::Transport;
 use super::request::pod_path;
-use super::upgrade::{self, Repeat, Upgraded};
+use super::timer::Timer;
+use super::upgrade::{self, RetrySafety, Upgraded};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 
-pub use local::{Closing, Local};
+pub use local::{CloseMode, LocalStream};
 pub use stream::PortStream;
-use stream::{Company, Everybody};
+use stream::{StreamGuard, StreamSet};
 
 /// One connection to a pod, that carries any number of connections to its ports. When
 /// this is dropped, all of them end.
@@ -42,30 +42,30 @@ pub struct PortForwarder {
     server: String,
     transport: Transport,
     /// What joins the two streams of a connection.
-    next: AtomicU64,
+    next_request_id: AtomicU64,
     keep_alive: KeepAlive,
     /// The connections that there are.
-    open: Arc<Everybody>,
+    open: Arc<StreamSet>,
     /// Why it is over, when it is.
-    over: watch::Receiver<Option<String>>,
+    close_reason: watch::Receiver<Option<String>>,
     task: JoinHandle<()>,
 }
 
 /// How a connection to a pod is made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Manner {
+pub struct PortForwardOptions {
     /// By what.
-    pub by: By,
+    pub transport: TransportPreference,
     /// How it is looked after.
     pub keep_alive: KeepAlive,
 }
 
 /// What connections to ports are carried by.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum By {
+pub enum TransportPreference {
     /// A WebSocket, or SPDY where that is refused.
     #[default]
-    Either,
+    Auto,
     /// SPDY inside a WebSocket (KEP-4006).
     WebSocket,
     /// Plain SPDY.
@@ -75,99 +75,112 @@ pub enum By {
 impl PortForwarder {
     /// Connects to a pod: by WebSocket, or by SPDY where that is refused.
     pub async fn connect(endpoint: &Endpoint, namespace: &str, pod: &str) -> Result<Self, Error> {
-        Self::connect_in(endpoint, namespace, pod, Manner::default()).await
+        Self::connect_with(endpoint, namespace, pod, PortForwardOptions::default()).await
     }
 
     /// Connects to a pod in a certain manner.
-    pub async fn connect_in(
+    pub async fn connect_with(
         endpoint: &Endpoint,
         namespace: &str,
         pod: &str,
-        manner: Manner,
+        options: PortForwardOptions,
     ) -> Result<Self, Error> {
         let path = pod_path(namespace, pod, "portforward");
-        let Manner { by, keep_alive } = manner;
-        let error = match by {
-            By::Spdy => return Self::by_spdy(endpoint, &path, keep_alive).await,
-            By::WebSocket => return Self::by_websocket(endpoint, &path, keep_alive).await,
-            By::Either => match Self::by_websocket(endpoint, &path, keep_alive).await {
-                Ok(forwarder) => return Ok(forwarder),
-                Err(error) => error,
-            },
+        let PortForwardOptions {
+            transport,
+            keep_alive,
+        } = options;
+        let error = match transport {
+            TransportPreference::Spdy => {
+                return Self::connect_spdy(endpoint, &path, keep_alive).await;
+            }
+            TransportPreference::WebSocket => {
+                return Self::connect_websocket(endpoint, &path, keep_alive).await;
+            }
+            TransportPreference::Auto => {
+                match Self::connect_websocket(endpoint, &path, keep_alive).await {
+                    Ok(forwarder) => return Ok(forwarder),
+                    Err(error) => error,
+                }
+            }
         };
         let behind_https_proxy = endpoint.is_behind_https_proxy();
-        let Some(reason) = upgrade::instead(&error, behind_https_proxy, Repeat::Harmless) else {
+        let Some(reason) =
+            upgrade::fallback_reason(&error, behind_https_proxy, RetrySafety::Idempotent)
+        else {
             return Err(error);
         };
-        match Self::by_spdy(endpoint, &path, keep_alive).await {
+        match Self::connect_spdy(endpoint, &path, keep_alive).await {
             Ok(mut forwarder) => {
-                let instead = Some(reason);
-                forwarder.transport = Transport::Spdy { instead };
+                let fallback_reason = Some(reason);
+                forwarder.transport = Transport::Spdy { fallback_reason };
                 Ok(forwarder)
             }
-            Err(error) => Err(Error::neither(reason, error)),
+            Err(error) => Err(Error::all_transports_failed(reason, error)),
         }
     }
 
-    async fn by_websocket(
+    async fn connect_websocket(
         endpoint: &Endpoint,
         path: &str,
         keep_alive: KeepAlive,
     ) -> Result<Self, Error> {
         let upgraded = upgrade::websocket(endpoint, path, TUNNELLED_PORT_FORWARD).await?;
         let Upgraded { io, input, .. } = upgraded;
-        let socket = Socket::new(io, input, Role::Client, keep_alive.pulse());
+        let socket = Socket::new(io, input, Role::Client, keep_alive.websocket_keepalive());
         let io = Tunnel::new(socket);
         let transport = Transport::WebSocket;
-        Ok(Self::over(io, endpoint.server(), transport, keep_alive))
+        Ok(Self::start(io, endpoint.server(), transport, keep_alive))
     }
 
-    async fn by_spdy(
+    async fn connect_spdy(
         endpoint: &Endpoint,
         path: &str,
         keep_alive: KeepAlive,
     ) -> Result<Self, Error> {
         let upgraded = upgrade::spdy(endpoint, path, [PORT_FORWARD]).await?;
         if upgraded.protocol.as_deref() != Some(PORT_FORWARD) {
-            return Err(Error::Unswitched {
+            return Err(Error::UpgradeMismatch {
                 server: endpoint.server(),
                 cause: format!("not to {PORT_FORWARD}"),
             });
         }
         let (prefix, io) = (upgraded.input, upgraded.io);
         let io = Prefixed { prefix, io };
-        let transport = Transport::Spdy { instead: None };
-        Ok(Self::over(io, endpoint.server(), transport, keep_alive))
+        let transport = Transport::Spdy {
+            fallback_reason: None,
+        };
+        Ok(Self::start(io, endpoint.server(), transport, keep_alive))
     }
 
-    fn over<T>(io: T, server: String, transport: Transport, keep_alive: KeepAlive) -> Self
+    fn start<T>(io: T, server: String, transport: Transport, keep_alive: KeepAlive) -> Self
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let io = Tapped::new(
             io,
             skewbridge_spdy::Role::Client,
-            keep_alive.pace(),
+            keep_alive.spdy_keepalive(),
             Asked::Plainly,
         );
         let tap = io.tap();
         let (handle, incoming, driver) = connection::client(io, Config::default());
         // Pods open none.
         drop(incoming);
-        let (tell, over) = watch::channel(None);
+        let (close_sender, close_reason) = watch::channel(None);
         let pings = Pings::new(handle.clone(), tap);
         let task = tokio::spawn(async move {
             let cause = drive(driver, pings).await;
-            tell.send_replace(Some(cause));
+            close_sender.send_replace(Some(cause));
         });
         Self {
             handle,
             server,
             transport,
-            next: AtomicU64::new(0),
+            next_request_id: AtomicU64::new(0),
             keep_alive,
             open: Arc::default(),
-            over,
+            close_reason,
             task,
         }
     }
@@ -179,27 +192,30 @@ impl PortForwarder {
 
     /// Waits until the connection to the pod is over, and tells why.
     pub async fn closed(&self) -> String {
-        let mut over = self.over.clone();
-        let cause = over.wait_for(Option::is_some).await;
+        let mut close_reason = self.close_reason.clone();
+        let cause = close_reason.wait_for(Option::is_some).await;
         let cause = cause.ok().and_then(|cause| cause.clone());
         cause.unwrap_or_else(|| "it was left".to_owned())
     }
 
     /// Whether the connection to the pod is over.
     pub fn is_closed(&self) -> bool {
-        self.over.borrow().is_some()
+        self.close_reason.borrow().is_some()
     }
 
     /// Whether anything has come from a port by this connection to the pod.
-    pub fn has_served(&self) -> bool {
-        self.open.was_served()
+    pub fn has_received_data(&self) -> bool {
+        self.open.has_received_data()
     }
 
     /// Opens a connection to a port. Nothing is waited for: that nobody listens there is
     /// told when it is read from.
     pub fn open(&self, port: Port) -> Result<PortStream, Error> {
-        let request = self.next.fetch_add(1, Ordering::Relaxed).to_string();
-        let broke_off = |cause: String| Error::BrokeOff {
+        let request = self
+            .next_request_id
+            .fetch_add(1, Ordering::Relaxed)
+            .to_string();
+        let connection_lost = |cause: String| Error::ConnectionLost {
             server: self.server.clone(),
             cause,
         };
@@ -214,20 +230,20 @@ impl PortForwarder {
             let headers = fields.fold(Headers::new(), |all, (name, value)| all.with(name, &value));
             self.handle
                 .open(headers)
-                .map_err(|error| broke_off(error.to_string()))
+                .map_err(|error| connection_lost(error.to_string()))
         };
         // The error stream first, and its own side of it is closed at once.
         let mut error = open(Kind::Error)?;
         error
             .sender
             .finish()
-            .map_err(|error| broke_off(error.to_string()))?;
+            .map_err(|error| connection_lost(error.to_string()))?;
         let data = open(Kind::Data)?;
         Ok(PortStream::new(
             data,
             error.receiver,
-            Company::join(&self.open),
-            self.keep_alive.patience,
+            StreamGuard::join(&self.open),
+            self.keep_alive.timeout,
         ))
     }
 }
@@ -247,21 +263,21 @@ where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let mut driver = pin!(driver);
-    let mut clock = Clock::new();
+    let mut timer = Timer::new();
     poll_fn(|cx| {
         pings.before();
         if let Poll::Ready(ended) = driver.as_mut().poll(cx) {
             return Poll::Ready(match ended {
                 Ok(()) => "the other side ended the connection".to_owned(),
-                Err(error) => lost::of_spdy(&error),
+                Err(error) => disconnect_message::of_spdy(&error),
             });
         }
-        clock.hurry(pings.next(), cx);
-        while clock.poll_due(cx).is_ready() {
+        timer.bring_forward(pings.next(), cx);
+        while timer.poll_expired(cx).is_ready() {
             if !pings.look(Instant::now()) {
                 return Poll::Ready("the other side does not answer any more".to_owned());
             }
-            clock.set(pings.next(), cx);
+            timer.set(pings.next(), cx);
             cx.waker().wake_by_ref();
         }
         Poll::Pending

@@ -15,13 +15,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
 /// The longest reason why there is no connection to a port.
-const LONGEST_ERROR: usize = 4 * 1024;
+const MAX_ERROR_BYTES: usize = 4 * 1024;
 
 /// What is written at once.
-pub(super) const CHUNK: usize = 32 * 1024;
+pub(super) const WRITE_CHUNK_BYTES: usize = 32 * 1024;
 
 /// How long it may take to be told why a connection was reset: the two go out together.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const ERROR_STREAM_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One connection to a port. Ended (shut down) it takes no more, and still gives what
 /// comes; dropped, it is reset unless it was ended.
@@ -34,24 +34,24 @@ pub struct PortStream {
     pub(super) sender: Sender,
     pub(super) incoming: Incoming,
     /// Come, and not read.
-    piece: Bytes,
-    pub(super) company: Company,
+    chunk: Bytes,
+    pub(super) guard: StreamGuard,
     /// How long a local program may keep the others waiting.
-    pub(super) patience: Duration,
+    pub(super) timeout: Duration,
 }
 
 /// What comes from the pod.
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) data: Receiver,
-    pub(super) error: PortError,
+    pub(super) error: ErrorStream,
     /// The data were reset; the error stream is waited for.
-    cancelled: Option<Pin<Box<Sleep>>>,
+    reset_timer: Option<Pin<Box<Sleep>>>,
 }
 
 /// What the other side has to say of a connection, beside its data.
 #[derive(Debug)]
-pub(super) struct PortError {
+pub(super) struct ErrorStream {
     receiver: Receiver,
     text: Vec<u8>,
     end: Option<ErrorEnd>,
@@ -70,63 +70,68 @@ pub(super) enum ErrorEnd {
 
 /// All connections that share the one to the pod.
 #[derive(Debug, Default)]
-pub(super) struct Everybody {
+pub(super) struct StreamSet {
     open: AtomicUsize,
     /// One of them has been given something.
-    served: AtomicBool,
+    received: AtomicBool,
 }
 
-impl Everybody {
+impl StreamSet {
     /// Whether anything has come for any of them.
-    pub(super) fn was_served(&self) -> bool {
-        self.served.load(Ordering::Relaxed)
+    pub(super) fn has_received_data(&self) -> bool {
+        self.received.load(Ordering::Relaxed)
     }
 }
 
 /// One of the connections that share the one to the pod, and how many they are.
 #[derive(Debug)]
-pub(super) struct Company(Arc<Everybody>);
+pub(super) struct StreamGuard(Arc<StreamSet>);
 
-impl Company {
+impl StreamGuard {
     /// One more, until it is dropped.
-    pub(super) fn join(all: &Arc<Everybody>) -> Self {
-        all.open.fetch_add(1, Ordering::Relaxed);
-        Self(all.clone())
+    pub(super) fn join(set: &Arc<StreamSet>) -> Self {
+        set.open.fetch_add(1, Ordering::Relaxed);
+        Self(set.clone())
     }
 
     /// Whether there are others.
-    pub(super) fn is_any(&self) -> bool {
+    pub(super) fn has_others(&self) -> bool {
         self.0.open.load(Ordering::Relaxed) > 1
     }
 
     /// Something has come for this one.
-    pub(super) fn served(&self) {
-        self.0.served.store(true, Ordering::Relaxed);
+    pub(super) fn mark_received(&self) {
+        self.0.received.store(true, Ordering::Relaxed);
     }
 }
 
-impl Drop for Company {
+impl Drop for StreamGuard {
     fn drop(&mut self) {
         self.0.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl PortStream {
-    pub(super) fn new(data: Stream, error: Receiver, company: Company, patience: Duration) -> Self {
+    pub(super) fn new(
+        data: Stream,
+        error: Receiver,
+        guard: StreamGuard,
+        timeout: Duration,
+    ) -> Self {
         Self {
             sender: data.sender,
             incoming: Incoming {
                 data: data.receiver,
-                error: PortError {
+                error: ErrorStream {
                     receiver: error,
                     text: Vec::new(),
                     end: None,
                 },
-                cancelled: None,
+                reset_timer: None,
             },
-            piece: Bytes::new(),
-            company,
-            patience,
+            chunk: Bytes::new(),
+            guard,
+            timeout,
         }
     }
 }
@@ -137,39 +142,42 @@ impl Incoming {
     /// Servers end the data of a connection that is over, or reset them when they have
     /// told on the stream for errors how it went. One that is reset while nobody says
     /// that all is well was cut.
-    pub(super) fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+    pub(super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         let reset = match ready!(self.data.poll_read(cx)) {
-            Ok(Some(piece)) => return Poll::Ready(Ok(Some(piece))),
+            Ok(Some(chunk)) => return Poll::Ready(Ok(Some(chunk))),
             Ok(None) => {
                 // It is written before the data end, so nothing is waited for.
                 let _ = self.error.poll_end(cx);
-                return Poll::Ready(self.error.told().map_or(Ok(None), Err));
+                return Poll::Ready(self.error.error().map_or(Ok(None), Err));
             }
             Err(reset @ StreamError::ResetByPeer(ResetStatus::Cancel)) => reset,
             Err(error) => {
                 let _ = self.error.poll_end(cx);
-                return Poll::Ready(Err(self.error.told().unwrap_or_else(|| failed(error))));
+                return Poll::Ready(Err(self
+                    .error
+                    .error()
+                    .unwrap_or_else(|| stream_error(error))));
             }
         };
-        let late = self
-            .cancelled
-            .get_or_insert_with(|| Box::pin(sleep(LAST_WORDS)));
+        let timer = self
+            .reset_timer
+            .get_or_insert_with(|| Box::pin(sleep(ERROR_STREAM_TIMEOUT)));
         let end = match self.error.poll_end(cx) {
             Poll::Ready(end) => end,
             Poll::Pending => {
-                ready!(late.as_mut().poll(cx));
+                ready!(timer.as_mut().poll(cx));
                 ErrorEnd::Reset
             }
         };
-        Poll::Ready(match (self.error.told(), end) {
-            (Some(told), _) => Err(told),
+        Poll::Ready(match (self.error.error(), end) {
+            (Some(error), _) => Err(error),
             (None, ErrorEnd::Clean) => Ok(None),
-            (None, ErrorEnd::Reset | ErrorEnd::Lost) => Err(failed(reset)),
+            (None, ErrorEnd::Reset | ErrorEnd::Lost) => Err(stream_error(reset)),
         })
     }
 }
 
-impl PortError {
+impl ErrorStream {
     /// Takes what has come; ready at its end.
     pub(super) fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<ErrorEnd> {
         loop {
@@ -177,9 +185,9 @@ impl PortError {
                 return Poll::Ready(end);
             }
             match ready!(self.receiver.poll_read(cx)) {
-                Ok(Some(piece)) => {
-                    let room = LONGEST_ERROR - self.text.len();
-                    self.text.extend_from_slice(&piece[..piece.len().min(room)]);
+                Ok(Some(chunk)) => {
+                    let room = MAX_ERROR_BYTES - self.text.len();
+                    self.text.extend_from_slice(&chunk[..chunk.len().min(room)]);
                 }
                 Ok(None) => self.end = Some(ErrorEnd::Clean),
                 Err(StreamError::Closed(_)) => self.end = Some(ErrorEnd::Lost),
@@ -189,7 +197,7 @@ impl PortError {
     }
 
     /// What was said, if anything was.
-    pub(super) fn told(&self) -> Option<io::Error> {
+    pub(super) fn error(&self) -> Option<io::Error> {
         if self.text.is_empty() {
             return None;
         }
@@ -208,18 +216,18 @@ impl AsyncRead for PortStream {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        while this.piece.is_empty() {
-            match ready!(this.incoming.poll_piece(cx))? {
-                Some(piece) => {
-                    this.company.served();
-                    this.piece = piece;
+        while this.chunk.is_empty() {
+            match ready!(this.incoming.poll_chunk(cx))? {
+                Some(chunk) => {
+                    this.guard.mark_received();
+                    this.chunk = chunk;
                 }
                 None => return Poll::Ready(Ok(())),
             }
         }
-        let length = this.piece.len().min(buf.remaining());
-        buf.put_slice(&this.piece[..length]);
-        this.piece.advance(length);
+        let length = this.chunk.len().min(buf.remaining());
+        buf.put_slice(&this.chunk[..length]);
+        this.chunk.advance(length);
         Poll::Ready(Ok(()))
     }
 }
@@ -231,11 +239,11 @@ impl AsyncWrite for PortStream {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        ready!(this.sender.poll_ready(cx)).map_err(failed)?;
-        let length = bytes.len().min(CHUNK);
+        ready!(this.sender.poll_ready(cx)).map_err(stream_error)?;
+        let length = bytes.len().min(WRITE_CHUNK_BYTES);
         this.sender
             .send(Bytes::copy_from_slice(&bytes[..length]))
-            .map_err(failed)?;
+            .map_err(stream_error)?;
         Poll::Ready(Ok(length))
     }
 
@@ -252,6 +260,6 @@ impl AsyncWrite for PortStream {
 }
 
 #[allow(clippy::needless_pass_by_value)] // as it is used
-pub(super) fn failed(error: StreamError) -> io::Error {
+pub(super) fn stream_error(error: StreamError) -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, error.to_string())
 }

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use super::*;
 
 /// Much more than all that waits on the way.
-const MUCH: usize = 4 << 20;
+const FLOOD_BYTES: usize = 4 << 20;
 
 const HOUR: Duration = Duration::from_hours(1);
 
@@ -33,12 +33,12 @@ struct Pair {
 }
 
 fn pod() -> (PortForwarder, Pod) {
-    let (here, there) = duplex(64 * 1024);
+    let (client_end, pod_end) = duplex(64 * 1024);
     let config = Config {
         flow_control: FlowControl::Never,
         ..Config::default()
     };
-    let (handle, incoming, driver) = connection::server(there, config);
+    let (handle, incoming, driver) = connection::server(pod_end, config);
     let (freeze, frozen) = oneshot::channel::<()>();
     let task = tokio::spawn(async move {
         let mut driver = pin!(driver);
@@ -49,7 +49,7 @@ fn pod() -> (PortForwarder, Pod) {
     });
     let server = "k:6443".to_owned();
     let keep_alive = KeepAlive::default();
-    let forwarder = PortForwarder::over(here, server, Transport::WebSocket, keep_alive);
+    let forwarder = PortForwarder::start(client_end, server, Transport::WebSocket, keep_alive);
     let freeze = Some(freeze);
     let pod = Pod {
         incoming,
@@ -78,21 +78,21 @@ impl Pod {
 }
 
 /// A connection that is carried; its local end, with little room, and how it ends.
-async fn carried(
+async fn open_forwarded(
     forwarder: &PortForwarder,
     pod: &mut Pod,
 ) -> (DuplexStream, Pair, JoinHandle<std::io::Result<()>>) {
     let stream = forwarder.open(Port::new(80).unwrap()).unwrap();
     let (local, inner) = duplex(1024);
-    let carrying = tokio::spawn(stream.carry(inner));
-    (local, pod.accept().await, carrying)
+    let forwarding = tokio::spawn(stream.forward(inner));
+    (local, pod.accept().await, forwarding)
 }
 
 /// Sends much, and ends.
 fn flood(mut pair: Pair) -> JoinHandle<()> {
     tokio::spawn(async move {
         let piece = Bytes::from(vec![7; 64 * 1024]);
-        for _ in 0..MUCH / piece.len() {
+        for _ in 0..FLOOD_BYTES / piece.len() {
             if pair.data.sender.write(piece.clone()).await.is_err() {
                 return;
             }
@@ -106,25 +106,25 @@ fn flood(mut pair: Pair) -> JoinHandle<()> {
 #[tokio::test(start_paused = true)]
 async fn a_local_program_that_does_not_read_is_waited_for() {
     let (forwarder, mut pod) = pod();
-    let (mut local, pair, carrying) = carried(&forwarder, &mut pod).await;
+    let (mut local, pair, forwarding) = open_forwarded(&forwarder, &mut pod).await;
     let flooding = flood(pair);
     sleep(HOUR).await;
     assert!(!forwarder.is_closed());
     assert!(forwarder.handle.is_held(), "nothing kept it waiting");
-    let mut came = Vec::new();
-    local.read_to_end(&mut came).await.unwrap();
-    assert_eq!(came.len(), MUCH);
+    let mut received = Vec::new();
+    local.read_to_end(&mut received).await.unwrap();
+    assert_eq!(received.len(), FLOOD_BYTES);
     drop(local);
-    carrying.await.unwrap().unwrap();
+    forwarding.await.unwrap().unwrap();
     flooding.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_that_keeps_others_waiting_is_given_up_and_they_go_on() {
     let (forwarder, mut pod) = pod();
-    let (_local, pair, stalled) = carried(&forwarder, &mut pod).await;
+    let (_local, pair, stalled) = open_forwarded(&forwarder, &mut pod).await;
     let flooding = flood(pair);
-    let (mut local, mut pair, carrying) = carried(&forwarder, &mut pod).await;
+    let (mut local, mut pair, forwarding) = open_forwarded(&forwarder, &mut pod).await;
     local.write_all(b"?").await.unwrap();
     assert_eq!(pair.data.receiver.read().await.unwrap().unwrap(), "?");
     pair.data.sender.write(Bytes::from("!")).await.unwrap();
@@ -133,33 +133,33 @@ async fn one_that_keeps_others_waiting_is_given_up_and_they_go_on() {
     let error = stalled.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{error}");
     assert!(!forwarder.is_closed());
-    assert!(!carrying.is_finished());
+    assert!(!forwarding.is_finished());
     flooding.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_does_not_answer_is_noticed() {
     let (forwarder, mut pod) = pod();
-    let (_local, _pair, carrying) = carried(&forwarder, &mut pod).await;
+    let (_local, _pair, forwarding) = open_forwarded(&forwarder, &mut pod).await;
     sleep(HOUR).await;
     assert!(!forwarder.is_closed(), "an idle one is kept");
     pod.freeze();
     let cause = timeout(HOUR, forwarder.closed()).await.expect("an end");
     assert_eq!(cause, "the other side does not answer any more");
-    assert!(carrying.await.unwrap().is_err());
+    assert!(forwarding.await.unwrap().is_err());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_is_busy_with_what_it_was_sent_is_waited_for() {
     let (forwarder, mut pod) = pod();
-    let (mut local, _pair, _carrying) = carried(&forwarder, &mut pod).await;
+    let (mut local, _pair, _carrying) = open_forwarded(&forwarder, &mut pod).await;
     // The answer to the stream has come: from here on data are sent.
     local.write_all(b"?").await.unwrap();
     let seen = pod.handle.ping().await;
     seen.unwrap();
     pod.freeze();
     tokio::spawn(async move {
-        let _ = local.write_all(&vec![7; MUCH]).await;
+        let _ = local.write_all(&vec![7; FLOOD_BYTES]).await;
         std::future::pending::<()>().await;
     });
     sleep(HOUR).await;
@@ -170,14 +170,14 @@ async fn a_pod_that_is_busy_with_what_it_was_sent_is_waited_for() {
 async fn the_end_of_one_direction_is_none_of_the_other() {
     let (forwarder, mut pod) = pod();
     // The pod ends first.
-    let (mut local, mut pair, carrying) = carried(&forwarder, &mut pod).await;
+    let (mut local, mut pair, forwarding) = open_forwarded(&forwarder, &mut pod).await;
     pair.data.sender.write(Bytes::from("bye")).await.unwrap();
     pair.data.sender.finish().unwrap();
-    let mut came = Vec::new();
-    local.read_to_end(&mut came).await.unwrap();
-    assert_eq!(came, b"bye");
+    let mut received = Vec::new();
+    local.read_to_end(&mut received).await.unwrap();
+    assert_eq!(received, b"bye");
     sleep(HOUR).await;
-    let sent = vec![7; MUCH];
+    let sent = vec![7; FLOOD_BYTES];
     let sending = tokio::spawn(async move {
         local.write_all(&sent).await.unwrap();
         local.shutdown().await.unwrap();
@@ -187,40 +187,40 @@ async fn the_end_of_one_direction_is_none_of_the_other() {
     while let Some(piece) = pair.data.receiver.read().await.unwrap() {
         length += piece.len();
     }
-    assert_eq!(length, MUCH);
-    carrying.await.unwrap().unwrap();
+    assert_eq!(length, FLOOD_BYTES);
+    forwarding.await.unwrap().unwrap();
     drop(sending.await.unwrap());
     // The local side ends first.
-    let (mut local, mut pair, carrying) = carried(&forwarder, &mut pod).await;
+    let (mut local, mut pair, forwarding) = open_forwarded(&forwarder, &mut pod).await;
     local.shutdown().await.unwrap();
     assert_eq!(pair.data.receiver.read().await.unwrap(), None);
     sleep(HOUR).await;
     let flooding = flood(pair);
-    let mut came = Vec::new();
-    local.read_to_end(&mut came).await.unwrap();
-    assert_eq!(came.len(), MUCH);
-    carrying.await.unwrap().unwrap();
+    let mut received = Vec::new();
+    local.read_to_end(&mut received).await.unwrap();
+    assert_eq!(received.len(), FLOOD_BYTES);
+    forwarding.await.unwrap().unwrap();
     flooding.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_is_done_takes_no_more() {
     let (forwarder, mut pod) = pod();
-    let (mut local, mut pair, carrying) = carried(&forwarder, &mut pod).await;
+    let (mut local, mut pair, forwarding) = open_forwarded(&forwarder, &mut pod).await;
     // As a kubelet does when the program in the pod has closed its connection.
     pair.data.sender.write(Bytes::from("bye")).await.unwrap();
     pair.error.sender.finish().unwrap();
     pair.data.sender.finish().unwrap();
-    let mut came = Vec::new();
-    local.read_to_end(&mut came).await.unwrap();
-    assert_eq!(came, b"bye");
-    carrying.await.unwrap().unwrap();
+    let mut received = Vec::new();
+    local.read_to_end(&mut received).await.unwrap();
+    assert_eq!(received, b"bye");
+    forwarding.await.unwrap().unwrap();
 }
 
 /// What the pod says of a connection that it resets.
-enum Words {
-    None,
-    AllIsWell,
+enum ErrorStreamContent {
+    Open,
+    CleanEnd,
     Error,
 }
 
@@ -228,30 +228,38 @@ enum Words {
 async fn what_came_before_a_reset_is_delivered() {
     let (forwarder, mut pod) = pod();
     let rows = [
-        (ResetStatus::Cancel, Words::AllIsWell, None),
-        (ResetStatus::Cancel, Words::Error, Some("no such port")),
-        (ResetStatus::Cancel, Words::None, Some("reset the stream")),
+        (ResetStatus::Cancel, ErrorStreamContent::CleanEnd, None),
         (
-            ResetStatus::InternalError,
-            Words::AllIsWell,
+            ResetStatus::Cancel,
+            ErrorStreamContent::Error,
+            Some("no such port"),
+        ),
+        (
+            ResetStatus::Cancel,
+            ErrorStreamContent::Open,
             Some("reset the stream"),
         ),
         (
             ResetStatus::InternalError,
-            Words::Error,
+            ErrorStreamContent::CleanEnd,
+            Some("reset the stream"),
+        ),
+        (
+            ResetStatus::InternalError,
+            ErrorStreamContent::Error,
             Some("no such port"),
         ),
     ];
-    for (status, words, expected) in rows {
-        let (mut local, mut pair, carrying) = carried(&forwarder, &mut pod).await;
+    for (status, error_stream, expected) in rows {
+        let (mut local, mut pair, forwarding) = open_forwarded(&forwarder, &mut pod).await;
         let last = Bytes::from(vec![7; 100_000]);
         pair.data.sender.write(last.clone()).await.unwrap();
         pair.data.sender.sent().await;
-        if matches!(words, Words::Error) {
-            let told = Bytes::from("no such port\n");
-            pair.error.sender.write(told).await.unwrap();
+        if matches!(error_stream, ErrorStreamContent::Error) {
+            let message = Bytes::from("no such port\n");
+            pair.error.sender.write(message).await.unwrap();
         }
-        if !matches!(words, Words::None) {
+        if !matches!(error_stream, ErrorStreamContent::Open) {
             pair.error.sender.finish().unwrap();
         }
         pair.error.sender.sent().await;
@@ -259,11 +267,11 @@ async fn what_came_before_a_reset_is_delivered() {
         // It is known here that the pod takes no more before all has been read.
         pod.handle.ping().await.unwrap();
         let _ = local.write_all(b"too late").await;
-        let mut came = Vec::new();
-        local.read_to_end(&mut came).await.unwrap();
-        assert!(came == last, "{} bytes, {expected:?}", came.len());
+        let mut received = Vec::new();
+        local.read_to_end(&mut received).await.unwrap();
+        assert!(received == last, "{} bytes, {expected:?}", received.len());
         drop(local);
-        let ended = carrying.await.unwrap();
+        let ended = forwarding.await.unwrap();
         match expected {
             None => ended.unwrap(),
             Some(expected) => {

@@ -38,7 +38,7 @@ fn read(archive: &[u8], cuts: &[usize]) -> Vec<Said> {
         }
         assert!(piece.is_empty());
     }
-    assert_eq!(reader.is_whole(), said.last() == Some(&Said::End));
+    assert_eq!(reader.is_complete(), said.last() == Some(&Said::End));
     said
 }
 
@@ -141,7 +141,7 @@ proptest! {
             }
         };
         feed(&mut reader, &archive[..cut]);
-        let from = if reader.is_whole() {
+        let from = if reader.is_complete() {
             cut
         } else {
             match reader.rewind() {
@@ -158,7 +158,7 @@ proptest! {
         };
         prop_assert!(from <= cut);
         feed(&mut reader, &archive[from..]);
-        prop_assert!(reader.is_whole());
+        prop_assert!(reader.is_complete());
         prop_assert_eq!(reader.offset(), archive.len() as u64);
         let expected: Vec<_> = entries.iter().map(|(entry, _)| entry.name.clone()).collect();
         prop_assert_eq!(names, expected);
@@ -321,6 +321,6 @@ fn an_archive_without_its_end_is_not_whole() {
         let mut reader = Reader::new();
         let mut piece = &whole[..cut];
         while reader.next(&mut piece).unwrap().is_some() {}
-        assert_eq!(reader.is_whole(), cut >= 3 * BLOCK, "{cut}");
+        assert_eq!(reader.is_complete(), cut >= 3 * BLOCK, "{cut}");
     }
 }

@@ -1,0 +1,57 @@
+//! When to try again, and how long to wait before.
+
+use std::time::Duration;
+
+use super::container;
+use super::error::{Attempts, Error};
+use super::options::{Options, Retries};
+
+/// After a first broken connection; twice as long after each further one.
+const INITIAL_DELAY: Duration = Duration::from_millis(100);
+
+/// A server that restarts is back within seconds.
+const MAX_DELAY: Duration = Duration::from_secs(5);
+
+/// Counts tries.
+#[derive(Debug)]
+pub(super) struct Backoff {
+    retries: Retries,
+    attempts: u32,
+    delay: Duration,
+}
+
+impl Backoff {
+    pub(super) fn new(options: &Options) -> Self {
+        Self {
+            retries: options.retries,
+            attempts: 0,
+            delay: INITIAL_DELAY,
+        }
+    }
+
+    /// Waits before another try, or says that there is none.
+    pub(super) async fn wait(&mut self, cause: &str, bytes: u64) -> Result<(), Error> {
+        self.attempts = self.attempts.saturating_add(1);
+        if !self.retries.allow(self.attempts) {
+            return Err(Error::Disconnected {
+                bytes,
+                attempts: Attempts(self.attempts),
+                cause: cause.to_owned(),
+                retry_available: self.retries == Retries::AtMost(0),
+            });
+        }
+        tokio::time::sleep(self.delay).await;
+        self.delay = (self.delay * 2).min(MAX_DELAY);
+        Ok(())
+    }
+
+    /// For a server that could not be reached: the cause, if that may pass.
+    pub(super) fn transient_cause(&self, error: Error) -> Result<String, Error> {
+        match error {
+            Error::Client(error) if container::is_transient(&error) && self.retries.allow(1) => {
+                Ok(error.to_string())
+            }
+            error => Err(error),
+        }
+    }
+}

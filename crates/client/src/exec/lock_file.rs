@@ -1,0 +1,272 @@
+//! The file that says whether we live (KEP-2718, "Proxy Shutdown"): locked by us until
+//! we end, however that comes, so that a plugin which gets the lock knows that it is
+//! alone.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::OFlags;
+
+use super::runtime_dir::runtime_directories;
+
+/// How our directories begin; then come our process and a number.
+const DIR_PREFIX: &str = "skewbridge-exec-";
+
+/// The file in each.
+const FILE_NAME: &str = "lock";
+
+/// How many names are tried: they are taken by dead processes of our number at most.
+const MAX_ATTEMPTS: usize = 64;
+
+/// How many directories of dead processes are looked at: enough to keep up with
+/// crashes, and bounded on a machine where somebody else makes them.
+const MAX_SWEPT_DIRS: usize = 256;
+
+/// A locked file in a directory that only we can enter. Both go when it is dropped.
+#[derive(Debug)]
+pub(super) struct LockFile {
+    path: PathBuf,
+    /// The lock goes with it, by the kernel's hand if need be.
+    _file: File,
+}
+
+/// How a lock is tried.
+type TryLock = fn(&File) -> Result<(), TryLockError>;
+
+/// Why there is no locked file.
+#[derive(Debug)]
+enum CreateError {
+    /// Another name may be free.
+    NameTaken(io::Error),
+    /// Any other name would fare alike.
+    Other(io::Error),
+}
+
+impl LockFile {
+    /// Makes a directory and takes a lock in it, where runtime files of this user
+    /// are.
+    pub(super) fn create() -> io::Result<Self> {
+        Self::create_in_any(runtime_directories(), File::try_lock)
+    }
+
+    /// In the first of them where files can be locked: not all filesystems know how.
+    fn create_in_any(
+        directories: impl IntoIterator<Item = PathBuf>,
+        lock: TryLock,
+    ) -> io::Result<Self> {
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        for parent in directories {
+            match Self::create_in(&parent, lock) {
+                Ok(created) => return Ok(created),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn create_in(parent: &Path, lock: TryLock) -> io::Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        sweep(parent);
+        let mut last = io::Error::from(io::ErrorKind::AlreadyExists);
+        for _ in 0..MAX_ATTEMPTS {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("{DIR_PREFIX}{}-{number}", std::process::id());
+            match Self::create_locked(&parent.join(name), lock) {
+                Ok(created) => return Ok(created),
+                Err(CreateError::NameTaken(error)) => last = error,
+                Err(CreateError::Other(error)) => return Err(error),
+            }
+        }
+        Err(last)
+    }
+
+    fn create_locked(directory: &Path, lock: TryLock) -> Result<Self, CreateError> {
+        (DirBuilder::new().mode(0o700).create(directory)).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => CreateError::NameTaken(error),
+            _ => CreateError::Other(error),
+        })?;
+        let path = directory.join(FILE_NAME);
+        Self::create_and_lock(&path, lock).inspect_err(|error| {
+            // Whoever cannot lock it has made it nevertheless. What was taken for a dead
+            // one's is removed by whoever did so.
+            if matches!(error, CreateError::Other(_)) {
+                remove(&path);
+            }
+        })
+    }
+
+    fn create_and_lock(path: &Path, lock: TryLock) -> Result<Self, CreateError> {
+        let opened = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path);
+        let file = opened.map_err(|error| match error.kind() {
+            // Somebody has taken our directory for a dead one's.
+            io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists => CreateError::NameTaken(error),
+            _ => CreateError::Other(error),
+        })?;
+        lock(&file).map_err(|error| match error {
+            TryLockError::WouldBlock => CreateError::NameTaken(io::ErrorKind::WouldBlock.into()),
+            TryLockError::Error(error) => CreateError::Other(error),
+        })?;
+        // Or our file, between the two.
+        let ours = file.metadata().map_err(CreateError::Other)?;
+        let is_ours =
+            |current: fs::Metadata| (current.dev(), current.ino()) == (ours.dev(), ours.ino());
+        if !fs::symlink_metadata(path).is_ok_and(is_ours) {
+            return Err(CreateError::NameTaken(io::ErrorKind::AlreadyExists.into()));
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            _file: file,
+        })
+    }
+
+    /// What the plugin is told.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        remove(&self.path);
+    }
+}
+
+fn remove(path: &Path) {
+    let _ = fs::remove_file(path);
+    if let Some(directory) = path.parent() {
+        let _ = fs::remove_dir(directory);
+    }
+}
+
+/// Removes what clients left that were killed, if their plugins have not: locks of
+/// ours that nobody holds.
+fn sweep(parent: &Path) {
+    let Ok(entries) = fs::read_dir(parent) else {
+        return;
+    };
+    let ours = entries.filter_map(Result::ok).filter(|entry| {
+        let name = entry.file_name();
+        name.to_str()
+            .is_some_and(|name| name.starts_with(DIR_PREFIX))
+    });
+    let uid = rustix::process::geteuid().as_raw();
+    for entry in ours.take(MAX_SWEPT_DIRS) {
+        let path = entry.path().join(FILE_NAME);
+        // What is another user's is not touched, and a link is none of ours.
+        let is_ours = |it: fs::Metadata| it.is_dir() && it.uid() == uid;
+        if !entry.metadata().is_ok_and(is_ours) {
+            continue;
+        }
+        match open_to_lock(&path) {
+            Ok(file) => match file.try_lock() {
+                Ok(()) => remove(&path),
+                Err(TryLockError::WouldBlock | TryLockError::Error(_)) => {}
+            },
+            // Killed between two steps, or about to take the second: then it tries
+            // another name.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let _ = fs::remove_dir(entry.path());
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// Opens it without waiting for anybody, whatever it is.
+fn open_to_lock(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use skewbridge_testkit::ScratchDir;
+
+    use super::*;
+
+    #[test]
+    fn the_lock_is_held_in_a_private_directory_and_both_go_with_it() {
+        let dir = ScratchDir::new();
+        let lock = LockFile::create_in(dir.path(), File::try_lock).unwrap();
+        let path = lock.path().to_owned();
+        let directory = path.parent().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(directory), mode(&path)), (0o700, 0o600));
+        let other = File::open(&path).unwrap();
+        assert!(matches!(other.try_lock(), Err(TryLockError::WouldBlock)));
+        drop(lock);
+        other.try_lock().unwrap();
+        assert!(!directory.exists());
+    }
+
+    #[test]
+    fn where_nothing_can_be_locked_nothing_is_left() {
+        fn unsupported_lock(_: &File) -> Result<(), TryLockError> {
+            Err(TryLockError::Error(io::ErrorKind::Unsupported.into()))
+        }
+        let dir = ScratchDir::new();
+        let error = LockFile::create_in(dir.path(), unsupported_lock).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn another_directory_is_tried_where_nothing_can_be_locked() {
+        static LOCK_CALLS: AtomicU64 = AtomicU64::new(0);
+        fn lock_from_second_call_on(file: &File) -> Result<(), TryLockError> {
+            match LOCK_CALLS.fetch_add(1, Ordering::Relaxed) {
+                0 => Err(TryLockError::Error(io::ErrorKind::Unsupported.into())),
+                _ => file.try_lock(),
+            }
+        }
+        let (first, second) = (ScratchDir::new(), ScratchDir::new());
+        let directories = [first.path().to_owned(), second.path().to_owned()];
+        let lock = LockFile::create_in_any(directories, lock_from_second_call_on).unwrap();
+        assert!(lock.path().starts_with(second.path()));
+        assert_eq!(fs::read_dir(first.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn nobody_is_waited_for_by_sweeping() {
+        use rustix::fs::{CWD, FileType, Mode};
+        let dir = ScratchDir::new();
+        let fifo_dir = dir.path().join(format!("{DIR_PREFIX}1-0"));
+        fs::create_dir(&fifo_dir).unwrap();
+        let (pipe, mode) = (fifo_dir.join(FILE_NAME), Mode::RUSR | Mode::WUSR);
+        rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, mode, 0).unwrap();
+        let outside = dir.path().join("away");
+        fs::write(&outside, "").unwrap();
+        let linked = dir.path().join(format!("{DIR_PREFIX}1-1"));
+        fs::create_dir(&linked).unwrap();
+        std::os::unix::fs::symlink(&outside, linked.join(FILE_NAME)).unwrap();
+        LockFile::create_in(dir.path(), File::try_lock).unwrap();
+        assert!(linked.exists() && outside.exists());
+    }
+
+    #[test]
+    fn what_the_dead_left_is_swept_and_what_lives_is_not() {
+        let dir = ScratchDir::new();
+        let live = LockFile::create_in(dir.path(), File::try_lock).unwrap();
+        let dead = dir.path().join(format!("{DIR_PREFIX}1-0"));
+        fs::create_dir(&dead).unwrap();
+        fs::write(dead.join(FILE_NAME), "").unwrap();
+        let foreign = dir.path().join("somebody-else");
+        fs::create_dir(&foreign).unwrap();
+        let second = LockFile::create_in(dir.path(), File::try_lock).unwrap();
+        assert!(!dead.exists());
+        assert!(foreign.exists() && live.path().exists() && second.path().exists());
+        assert_ne!(live.path(), second.path());
+    }
+}

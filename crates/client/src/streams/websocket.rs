@@ -1,0 +1,240 @@
+//! A command whose streams are the channels of a WebSocket, in the fifth version of the
+//! protocol.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use skewbridge_channels::{
+    End, ErrorChannel, FromServer, Input, Output, Protocol, Said, ToServer, Version,
+};
+use skewbridge_websocket::{Close, CloseCode, Role};
+use skewbridge_wire::{Asked, Left, Socket};
+use tokio::time::{Instant, timeout};
+
+use super::disconnect_message;
+use super::keep_alive::KeepAlive;
+use super::process::ExitStatus;
+use super::stream_buffers::{OutputStream, StdinEvent, StreamBuffers};
+use super::timer::Timer;
+use super::upgrade::Upgraded;
+use crate::connection::Stream;
+
+/// How long a server may take to close the connection when it has told how the command
+/// ended.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long our own last word may take.
+const CLOSE_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Carries a command to its end.
+pub(crate) async fn drive(upgraded: Upgraded, buffers: Arc<StreamBuffers>, keep_alive: KeepAlive) {
+    let Upgraded { io, input, .. } = upgraded;
+    let mut session = Session {
+        socket: Socket::new(
+            io,
+            input,
+            Role::Client,
+            keep_alive.websocket_keepalive().asked(Asked::Gently),
+        ),
+        reader: FromServer::new(Protocol::V5),
+        writer: ToServer::new(Protocol::V5),
+        pending: None,
+        write_error: None,
+        error_channel: ErrorChannel::new(Version::V5),
+        close_deadline: None,
+        timer: Timer::new(),
+        buffers: &buffers,
+    };
+    let session_end = poll_fn(|cx| session.poll(cx)).await;
+    let Session {
+        mut socket,
+        error_channel,
+        write_error,
+        ..
+    } = session;
+    let end = match &session_end {
+        SessionEnd::Left(Left::Closed(Some(close))) if close.code() == CloseCode::NORMAL => {
+            End::Clean
+        }
+        _ => End::Cut,
+    };
+    // What is known is told before goodbye is said.
+    let cause = || match write_error {
+        Some(error) => format!(
+            "{}; nothing more could be sent: {error}",
+            session_end.cause()
+        ),
+        None => session_end.cause(),
+    };
+    buffers.end(ExitStatus::from_outcome(error_channel.end(end), || {
+        buffers.disconnected(cause())
+    }));
+    if let SessionEnd::Left(Left::Closed(close)) = session_end {
+        // RFC 6455, 5.5.1: with the same code.
+        socket.close(close.unwrap_or_else(|| Close::new(CloseCode::NORMAL, "")));
+        let _ = timeout(CLOSE_FLUSH_TIMEOUT, poll_fn(|cx| socket.poll_flush(cx))).await;
+    }
+}
+
+/// Why it is over.
+enum SessionEnd {
+    Left(Left),
+    /// The server has told how the command ended, and then nothing.
+    StatusThenSilence,
+    /// Nobody answers.
+    Unresponsive,
+    /// It said what it may not.
+    ProtocolError(String),
+}
+
+impl SessionEnd {
+    fn cause(&self) -> String {
+        match self {
+            Self::Left(Left::Closed(None)) => "the server closed the stream".to_owned(),
+            Self::Left(Left::Closed(Some(close))) => {
+                let (code, reason) = (close.code().number(), close.reason());
+                let colon = if reason.is_empty() { "" } else { ": " };
+                format!("the server closed the stream ({code}{colon}{reason})")
+            }
+            Self::Left(Left::Cut(error)) => disconnect_message::of_io(error),
+            Self::Left(Left::Broke(violation)) => violation.to_string(),
+            Self::StatusThenSilence => {
+                "the server told only half of how the command ended".to_owned()
+            }
+            Self::Unresponsive => "the server does not answer any more".to_owned(),
+            Self::ProtocolError(message) => message.clone(),
+        }
+    }
+}
+
+struct Session<'a> {
+    socket: Socket<Stream>,
+    reader: FromServer,
+    writer: ToServer,
+    /// What came and there is no room for.
+    pending: Option<Said<Output>>,
+    /// Why the server takes nothing any more. It may have said its last before, which is
+    /// still to be read.
+    write_error: Option<std::io::Error>,
+    error_channel: ErrorChannel,
+    /// When the server is to have closed.
+    close_deadline: Option<Instant>,
+    timer: Timer,
+    buffers: &'a StreamBuffers,
+}
+
+impl Session<'_> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<SessionEnd> {
+        self.buffers.register_driver(cx);
+        if let Poll::Ready(session_end) = self.poll_incoming(cx) {
+            return Poll::Ready(session_end);
+        }
+        self.poll_outgoing(cx);
+        if let Poll::Ready(session_end) = self.poll_timer(cx) {
+            return Poll::Ready(session_end);
+        }
+        if self.write_error.is_some() {
+            // What the server said before it went is to be read.
+            return self.poll_incoming(cx);
+        }
+        Poll::Pending
+    }
+
+    /// From the server to those who read.
+    fn poll_incoming(&mut self, cx: &mut Context<'_>) -> Poll<SessionEnd> {
+        loop {
+            match self.pending.take() {
+                Some(Said::Data(Output::Error, data)) => {
+                    self.error_channel.push(&data);
+                    if !data.is_empty() {
+                        let deadline = Instant::now() + CLOSE_TIMEOUT;
+                        self.close_deadline = Some(deadline);
+                        self.timer.set(deadline.min(self.socket.next_look()), cx);
+                    }
+                }
+                Some(Said::Data(output, data)) => {
+                    let output_stream = output_stream(output);
+                    if !self.buffers.has_room(output_stream) {
+                        self.pending = Some(Said::Data(output, data));
+                        return Poll::Pending;
+                    }
+                    self.buffers.push_output(output_stream, data);
+                }
+                Some(Said::Closed(_)) | None => {}
+            }
+            let piece = match ready!(self.socket.poll_piece(cx)) {
+                Ok(piece) => piece,
+                Err(left) => return Poll::Ready(SessionEnd::Left(left)),
+            };
+            match self.reader.piece(piece) {
+                Ok(said) => self.pending = said,
+                Err(error) => return Poll::Ready(SessionEnd::ProtocolError(error.to_string())),
+            }
+        }
+    }
+
+    /// From those who write to the server: as much as it takes.
+    fn poll_outgoing(&mut self, cx: &mut Context<'_>) {
+        while self.write_error.is_none() {
+            let (writer, socket) = (&mut self.writer, &mut self.socket);
+            while let Some(size) = self.buffers.take_resize() {
+                socket.write(|out| writer.frame(Input::Resize, size.encode(), out));
+            }
+            let mut has_more = true;
+            while has_more && socket.has_room() {
+                match self.buffers.take_stdin() {
+                    Some(StdinEvent::Data(data)) => {
+                        socket.write(|out| writer.frame_in_place(Input::Stdin, data, out));
+                    }
+                    Some(StdinEvent::End) => socket.write(|out| {
+                        // The fifth version has a signal for it.
+                        let _ = writer.close(Input::Stdin, out);
+                        None
+                    }),
+                    None => has_more = false,
+                }
+            }
+            let flushed = socket.poll_flush(cx);
+            self.buffers.set_write_pending(flushed.is_pending());
+            match flushed {
+                Poll::Pending => return,
+                Poll::Ready(Ok(())) if !has_more => return,
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => {
+                    self.write_error = Some(error);
+                    self.buffers.close_stdin();
+                }
+            }
+        }
+    }
+
+    fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<SessionEnd> {
+        self.timer.bring_forward(self.socket.next_look(), cx);
+        ready!(self.timer.poll_expired(cx));
+        let now = Instant::now();
+        if self.close_deadline.is_some_and(|deadline| deadline <= now) {
+            return Poll::Ready(SessionEnd::StatusThenSilence);
+        }
+        if !self.socket.look(now, self.pending.is_none()) {
+            return Poll::Ready(SessionEnd::Unresponsive);
+        }
+        self.poll_outgoing(cx);
+        let next = self.socket.next_look();
+        self.timer.set(
+            self.close_deadline
+                .map_or(next, |deadline| deadline.min(next)),
+            cx,
+        );
+        Poll::Pending
+    }
+}
+
+/// What is told of errors has no reader.
+fn output_stream(output: Output) -> OutputStream {
+    match output {
+        Output::Stderr => OutputStream::Stderr,
+        Output::Stdout | Output::Error => OutputStream::Stdout,
+    }
+}
