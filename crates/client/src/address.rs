@@ -1,22 +1,22 @@
-//! Where a server is: the URL in a kubeconfig, taken apart.
+//! Parsing of server URLs.
 
 use http::Uri;
 use rustls_pki_types::ServerName;
 
-/// A server's URL.
+/// A parsed server URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) scheme: Scheme,
     /// Without the brackets of an IPv6 address.
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// What stands before every path: empty, or `/k8s/clusters/c-1`.
+    /// Path prefix of every request: empty, or like `/k8s/clusters/c-1`.
     pub(crate) prefix: String,
-    /// As it stands in the URL, for `Host`.
+    /// As written in the URL, for the `Host` header.
     pub(crate) authority: String,
 }
 
-/// How to speak.
+/// The URL scheme.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scheme {
     Http,
@@ -24,12 +24,11 @@ pub(crate) enum Scheme {
 }
 
 impl Address {
-    /// Reads `http[s]://HOST[:PORT][/PATH]`. What has no scheme is taken to be
-    /// `default_scheme`.
+    /// Parses `http[s]://HOST[:PORT][/PATH]`. A URL without a scheme gets `default_scheme`.
     pub(crate) fn parse(text: &str, default_scheme: Scheme) -> Result<Self, String> {
-        // A URL may hold a password: it is never repeated.
+        // A URL may contain a password: errors never repeat it.
         if text.contains('@') {
-            return Err("a user or password has no place in the server's URL".to_owned());
+            return Err("the server's URL must not contain a user or a password".to_owned());
         }
         let invalid = |what: &str| {
             Err(format!(
@@ -80,7 +79,7 @@ impl Address {
         })
     }
 
-    /// `HOST:PORT`, with brackets where they are needed.
+    /// `HOST:PORT`, with brackets around an IPv6 address.
     pub(crate) fn host_and_port(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)
@@ -111,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_are_taken_apart() {
+    fn urls_are_parsed_into_their_parts() {
         let rows = [
             ("https://10.0.0.1:6443", Scheme::Https, "10.0.0.1", 6443, ""),
             ("https://k.example", Scheme::Https, "k.example", 443, ""),
@@ -150,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_url_is_told_and_a_password_is_not() {
+    fn an_invalid_url_is_reported_without_its_password() {
         for text in [
             "",
             "https://",

@@ -1,20 +1,20 @@
-//! Who may vouch for a cluster's server, and for a proxy before it.
+//! The CA roots for a cluster's server, and for a proxy in front of it.
 
 use crate::tls::ServerTrust;
 
-/// Whose certificates are believed on the way to a cluster.
+/// Which certificates are trusted on connections to a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CaRoots {
-    /// Those of these CAs, in PEM.
+    /// Certificates signed by these CAs, in PEM.
     Pem(Vec<u8>),
-    /// Those of the CAs of this system.
+    /// Certificates signed by the system's CAs.
     System,
-    /// Anybody's.
+    /// All certificates: nothing is verified.
     SkipVerification,
 }
 
 impl CaRoots {
-    /// As a kubeconfig has it: `certificate-authority`, if there is one, and
+    /// From the kubeconfig fields `certificate-authority`, if set, and
     /// `insecure-skip-tls-verify`.
     pub fn from_kubeconfig(pem: Option<&[u8]>, skip_verification: bool) -> Result<Self, String> {
         match (pem, skip_verification) {
@@ -28,7 +28,7 @@ impl CaRoots {
         }
     }
 
-    /// Whom to believe as the cluster.
+    /// The trust policy for the cluster's server.
     pub(crate) fn for_cluster(&self) -> ServerTrust<'_> {
         match self {
             Self::Pem(pem) => ServerTrust::Pem(pem),
@@ -37,10 +37,10 @@ impl CaRoots {
         }
     }
 
-    /// Whom to believe as an HTTPS proxy. client-go has one set of rules for both the
-    /// cluster and the proxy before it: the cluster's CA, or anybody if the cluster is not
-    /// verified. Those of the system are believed beside the cluster's, for proxies that
-    /// others go through too; what is inside the tunnel is verified by the cluster's alone.
+    /// The trust policy for an HTTPS proxy. client-go uses the same rules for the cluster and
+    /// its proxy: the cluster's CA, or no verification if the cluster is not verified. Here the
+    /// system's CAs are trusted as well, for proxies that are shared with other traffic. The
+    /// TLS connection inside the tunnel is verified with the cluster's CA alone.
     pub(crate) fn for_proxy(&self) -> ServerTrust<'_> {
         match self {
             Self::Pem(pem) => ServerTrust::SystemAndPem(pem),
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_proxy_is_believed_by_the_clusters_rules_and_by_the_systems() {
+    fn a_proxy_is_trusted_by_the_clusters_and_the_systems_cas() {
         let from_kubeconfig =
             |pem: Option<&str>, skip| CaRoots::from_kubeconfig(pem.map(str::as_bytes), skip);
         let pem_roots = from_kubeconfig(Some("x"), false).unwrap();

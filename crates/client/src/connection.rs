@@ -1,5 +1,5 @@
-//! One connection: a request, its answer, and so on; or a raw stream after an
-//! upgrade.
+//! An HTTP/1.1 connection that carries one request after the other, or becomes a raw stream
+//! after an upgrade.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -17,25 +17,24 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Re
 use crate::error::{Error, ErrorResponse};
 use crate::exec::ConnectionCredential;
 
-/// How long an answer may be unless the request says otherwise: more than any
-/// discovery document.
+/// Default limit of a response body: more than any discovery document.
 const DEFAULT_MAX_RESPONSE_BYTES: usize = 32 * 1024 * 1024;
 
-/// How much is asked of the socket at once.
+/// How much is read from the socket at once.
 const READ_CHUNK_BYTES: usize = 16 * 1024;
 
-/// How many answers may come before the answer (100 Continue and the like).
+/// How many interim responses (such as 100 Continue) may precede the final one.
 const MAX_INTERIM_RESPONSES: usize = 16;
 
-/// The bytes below: TCP or TLS, straight or through a proxy.
+/// The byte stream below HTTP: TCP or TLS, direct or through a proxy.
 pub type Stream = Box<dyn Io>;
 
-/// What can be read and written.
+/// A bidirectional byte stream.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// A stream that keeps something alive which it needs.
+/// A stream that keeps a guard alive which it depends on.
 pub(crate) struct StreamWithGuard<T> {
     stream: Stream,
     _guard: T,
@@ -97,7 +96,7 @@ pub struct Connection {
     server: String,
     prefix: String,
     headers: HeaderMap,
-    /// By a plugin.
+    /// The credential that a plugin issued for this connection.
     credential: Option<ConnectionCredential>,
     timeout: Option<Duration>,
     state: State,
@@ -105,9 +104,9 @@ pub struct Connection {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// It can take a request.
+    /// Ready for a request.
     Ready,
-    /// A request is under way, or was broken off, or there will be no other.
+    /// A request is in progress or was aborted, or the server allows no further request.
     Finished,
 }
 
@@ -121,25 +120,24 @@ pub struct Request {
     limit: usize,
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug, Clone)]
 pub struct Response {
-    /// 101 if the connection is now something else: see
-    /// [`Connection::into_parts`].
+    /// The status; after 101 the connection is a raw stream: see [`Connection::into_parts`].
     pub status: StatusCode,
-    /// All fields.
+    /// All header fields.
     pub headers: HeaderMap,
-    /// Whole.
+    /// The complete body.
     pub body: Bytes,
 }
 
 impl Request {
-    /// A GET.
+    /// A GET request.
     pub fn get(path: &str) -> Self {
         Self::new(Method::GET, path)
     }
 
-    /// Any other.
+    /// A request with any method.
     pub fn new(method: Method, path: &str) -> Self {
         Self {
             method,
@@ -150,21 +148,21 @@ impl Request {
         }
     }
 
-    /// With a further header.
+    /// Adds a header.
     #[must_use]
     pub fn header(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// With a body.
+    /// Sets the body.
     #[must_use]
     pub fn body(mut self, body: impl Into<Bytes>) -> Self {
         self.body = body.into();
         self
     }
 
-    /// With an answer of at most as many bytes.
+    /// Limits the response body to this many bytes.
     #[must_use]
     pub fn limit(mut self, limit: usize) -> Self {
         self.limit = limit;
@@ -178,7 +176,7 @@ impl Response {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
-    /// What kind of body it is.
+    /// The `Content-Type`, or an empty string.
     pub fn content_type(&self) -> &str {
         self.header(&CONTENT_TYPE).unwrap_or_default()
     }
@@ -206,23 +204,23 @@ impl Connection {
         }
     }
 
-    /// Whether it can take another request.
+    /// Whether it is ready for another request.
     pub fn is_ready(&self) -> bool {
         self.state == State::Ready
     }
 
-    /// Whether what it was opened with still counts, as far as is known here.
+    /// Whether the credential it was opened with is still valid, as far as the client knows.
     pub(crate) fn has_valid_credential(&self) -> bool {
         self.credential
             .as_ref()
             .is_none_or(ConnectionCredential::is_valid)
     }
 
-    /// Sends a request and reads its answer. A connection on which this was
-    /// given up half-way takes no other.
+    /// Sends a request and reads the response. If this is cancelled, the connection accepts no
+    /// further request.
     pub async fn send(&mut self, request: &Request) -> Result<Response, Error> {
         if self.state != State::Ready {
-            return Err(self.connection_lost("it takes no further request"));
+            return Err(self.connection_lost("the connection accepts no further request"));
         }
         self.state = State::Finished;
         let Some(timeout) = self.timeout else {
@@ -238,12 +236,12 @@ impl Connection {
         }
     }
 
-    /// After 101: the stream, and what of it has been read already.
+    /// After 101: the stream, and the bytes of it that have been read already.
     pub fn into_parts(self) -> (Stream, Bytes) {
         (self.stream, self.buffer.freeze())
     }
 
-    /// The same, for a reader that goes on with the buffer.
+    /// Like [`Connection::into_parts`], for a reader that continues with the buffer.
     pub(crate) fn into_buffered(self) -> (Stream, BytesMut) {
         (self.stream, self.buffer)
     }
@@ -255,8 +253,8 @@ impl Connection {
 
     async fn exchange(&mut self, request: &Request) -> Result<Response, Error> {
         let head = self.encode_head(request)?;
-        // A server that answers and closes before it has read everything may
-        // still be heard.
+        // A server may respond and close before it has read the whole request: its response is
+        // still read.
         let written = async {
             self.stream.write_all(&head).await?;
             self.stream.write_all(&request.body).await?;
@@ -298,14 +296,14 @@ impl Connection {
         })
     }
 
-    /// The cluster does not take what we have shown.
+    /// Records that the cluster rejected the credential.
     fn mark_unauthorized(&self) {
         if let Some(credential) = &self.credential {
             credential.mark_unauthorized(&self.headers);
         }
     }
 
-    /// Whether somebody else than the API server may answer.
+    /// Whether a workload or a node, not the API server, may answer this request.
     fn reaches_workload(&self, request: &Request) -> bool {
         let path = request.path.split('?').next().unwrap_or_default();
         let path = format!("{}{path}", self.prefix);
@@ -360,7 +358,7 @@ impl Connection {
                         if interim > MAX_INTERIM_RESPONSES {
                             return Err(Error::NotHttp {
                                 server: self.server.clone(),
-                                cause: "it never comes to an answer".to_owned(),
+                                cause: "too many interim responses".to_owned(),
                             });
                         }
                         continue;
@@ -369,8 +367,7 @@ impl Connection {
                     None => {}
                 }
             }
-            // Something else than HTTP is noticed at once, and not when there is
-            // no blank line in it.
+            // Anything but HTTP is detected at once, even if no blank line ever comes.
             let prefix_pairs = b"HTTP/1.".iter().zip(&self.buffer);
             if !prefix_pairs
                 .into_iter()
@@ -378,11 +375,11 @@ impl Connection {
             {
                 return Err(Error::NotHttp {
                     server: self.server.clone(),
-                    cause: "it does not begin with HTTP/1.".to_owned(),
+                    cause: "the response does not begin with HTTP/1.".to_owned(),
                 });
             }
             if self.fill().await? == 0 {
-                return Err(self.connection_lost("no answer came"));
+                return Err(self.connection_lost("no response came"));
             }
         }
     }
@@ -435,7 +432,7 @@ impl Connection {
     }
 }
 
-/// Headers hold credentials, so nothing but the server is shown.
+/// Headers contain credentials, so only the server and the state are shown.
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Connection")

@@ -1,4 +1,4 @@
-//! What a user shows to a server: headers, and a certificate.
+//! A user's credential: request headers and a client certificate.
 
 use std::path::Path;
 
@@ -12,11 +12,10 @@ use crate::error::{Entry, Error};
 use crate::kubeconfig::{Exec, Impersonation, PemSource, Target, User};
 use crate::secret::Secret;
 
-/// The largest certificate, key or token that is read from a file.
+/// The largest certificate, key or token file.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
-/// What may stand in the name of a header; the rest is escaped, as client-go
-/// does.
+/// The characters that are not escaped in a header name; all others are, as in client-go.
 const EXTRA_KEY_ESCAPES: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'!')
     .remove(b'#')
@@ -33,21 +32,21 @@ const EXTRA_KEY_ESCAPES: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'|')
     .remove(b'~');
 
-/// What a user shows.
+/// A user's credential.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Credential {
-    /// On every request, without what is secret.
+    /// Headers of every request, without secrets.
     pub(crate) headers: HeaderMap,
-    /// What `Authorization` is on every request. Kept so that it is overwritten: a header is
-    /// made of it for each connection.
+    /// The value of `Authorization`. Stored as a secret so that it is zeroed; the header is
+    /// made for each connection.
     pub(crate) authorization: Option<Secret>,
-    /// In the handshake.
+    /// The client certificate for the TLS handshake.
     pub(crate) certificate: Option<Certificate>,
-    /// The program that knows the rest, if nothing here says who the user is.
+    /// The credential plugin, if no other credential is configured.
     pub(crate) plugin: Option<Exec>,
 }
 
-/// A certificate with its key, both in PEM.
+/// A certificate chain with its key, both in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Certificate {
     pub(crate) chain: Secret,
@@ -55,7 +54,7 @@ pub(crate) struct Certificate {
 }
 
 impl Credential {
-    /// Reads what is in files.
+    /// Loads the credential of a target's user, reading its files.
     pub(crate) fn load(target: &Target) -> Result<Self, Error> {
         let user = &target.user;
         let invalid = |cause: &str| Error::Invalid {
@@ -86,7 +85,9 @@ impl Credential {
             }
             (None, token) => token.clone(),
         };
-        let unusable = || invalid("the token, or the password, has a line break or the like in it");
+        let unusable = || {
+            invalid("the token or the password contains a line break or another control character")
+        };
         match (token, &user.username, &user.exec) {
             (Some(_), Some(_), _) => {
                 return Err(invalid(
@@ -111,16 +112,16 @@ impl Credential {
     }
 }
 
-/// The token of a user who has it in a file, as it is there now: kubelets write a new
-/// one before the old one runs out. None if it cannot be read, or is of no use.
+/// The bearer header from the user's token file, as the file is now: kubelets replace the token
+/// before it expires. `None` if the file is unreadable or its content unusable.
 pub(crate) fn token_from_file(user: &User) -> Option<HeaderValue> {
     let path = user.token_file.as_ref()?;
     bearer_header(&trimmed(&read_file(path).ok()?))
 }
 
-/// What is in a file, or here.
-pub(crate) fn read(material: &PemSource) -> Result<Secret, Error> {
-    match material {
+/// The content: inline, or read from the file.
+pub(crate) fn read(source: &PemSource) -> Result<Secret, Error> {
+    match source {
         PemSource::Data(data) => Ok(data.clone()),
         PemSource::File(path) => read_file(path),
     }
@@ -136,7 +137,7 @@ fn read_file(path: &Path) -> Result<Secret, Error> {
     let mut read = || {
         let file = std::fs::File::open(path)?;
         let length = file.metadata().map_or(0, |it| it.len()).min(MAX_FILE_BYTES);
-        // Room for all of it: a buffer that grows leaves copies behind.
+        // Reserves the whole size: a buffer that grows leaves copies of secrets behind.
         bytes.reserve_exact(usize::try_from(length).unwrap_or_default() + 1);
         file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)
     };
@@ -151,13 +152,13 @@ fn trimmed(secret: &Secret) -> Secret {
     Secret::new(secret.expose().trim_ascii())
 }
 
-/// Whether the value of a header can hold this (RFC 9110, 5.5).
+/// Whether this is a valid header value (RFC 9110, 5.5).
 pub(crate) fn is_valid_header_value(token: &Secret) -> bool {
     let is_allowed = |byte: &u8| *byte == b'\t' || (*byte >= b' ' && *byte != 0x7f);
     token.expose().iter().all(is_allowed)
 }
 
-/// The header for a token.
+/// The `Authorization` header for a bearer token.
 pub(crate) fn bearer_header(token: &Secret) -> Option<HeaderValue> {
     secret_header(&bearer_value(token))
 }
@@ -166,14 +167,14 @@ fn bearer_value(token: &Secret) -> Secret {
     Secret::new([b"Bearer ", token.expose()].concat())
 }
 
-/// What the header for a name and a password is.
+/// The `Authorization` value for basic authentication.
 pub(crate) fn basic_value(name: &str, password: &[u8]) -> Secret {
     let pair = Zeroizing::new([name.as_bytes(), b":", password].concat());
     let pair = Zeroizing::new(STANDARD.encode(&*pair));
     Secret::new(["Basic ", &pair].concat())
 }
 
-/// A header with this value, which is not shown.
+/// A header that is marked as sensitive.
 pub(crate) fn secret_header(value: &Secret) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_bytes(value.expose()).ok()?;
     value.set_sensitive(true);
@@ -182,7 +183,7 @@ pub(crate) fn secret_header(value: &Secret) -> Option<HeaderValue> {
 
 fn impersonate(impersonation: &Impersonation, headers: &mut HeaderMap) -> Result<(), &'static str> {
     const NOT_A_HEADER_VALUE: &str =
-        "as, as-uid, as-groups or as-user-extra cannot stand in a header";
+        "as, as-uid, as-groups or as-user-extra is not a valid header value";
     let value = |text: &str| HeaderValue::from_str(text).map_err(|_| NOT_A_HEADER_VALUE);
     let Some(user) = &impersonation.user else {
         let has_other_fields = impersonation.uid.is_some()
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_file_counts_before_the_token_if_it_can_be_read() {
+    fn a_readable_token_file_takes_precedence_over_the_token() {
         let dir = ScratchDir::new();
         let file = dir.write("token", "secret-in-file\n");
         let user = |token: Option<&str>, file: Option<&Path>| User {
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_what_a_header_can_hold() {
+    fn a_token_must_be_a_valid_header_value() {
         for byte in 0..=u8::MAX {
             let token = Secret::new([b'x', byte, b'x']);
             assert_eq!(
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_goes_with_its_name_and_never_with_a_token() {
+    fn basic_authentication_excludes_a_bearer_token() {
         let mut user = User {
             username: Some("me".to_owned()),
             password: Some(Secret::new("secret")),
@@ -313,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_certificate_is_refused() {
+    fn a_client_key_without_a_certificate_is_rejected() {
         let user = User {
             client_key: Some(PemSource::Data(Secret::new("secret"))),
             ..User::default()
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_else_is_asserted_by_headers() {
+    fn impersonation_is_sent_in_headers() {
         let mut user = User::default();
         user.impersonate.groups = vec!["a".to_owned(), "b".to_owned()];
         user.impersonate.extra = [("Acme.com/x y".to_owned(), vec!["1".to_owned()])].into();

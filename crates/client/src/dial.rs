@@ -1,5 +1,4 @@
-//! A server for whoever brings a TLS key and a protocol of their own: the way to it
-//! and whom to believe there.
+//! Dials a server for callers with their own TLS key and their own protocol.
 
 use std::sync::Arc;
 
@@ -16,12 +15,12 @@ use crate::proxy_route::ProxyRoute;
 use crate::tcp;
 use crate::tls;
 
-/// A server that is reached by HTTPS, straight or through a proxy.
+/// A server that is reached by HTTPS, directly or through a proxy.
 ///
 /// ```
-/// use skewbridge_client::{Authorities, Dialer};
+/// use skewbridge_client::{CaRoots, Dialer};
 ///
-/// let dialer = Dialer::new("https://k.example:6443", None, Authorities::Anybody).unwrap();
+/// let dialer = Dialer::new("https://k.example:6443", None, CaRoots::SkipVerification).unwrap();
 /// assert_eq!(dialer.authority(), "k.example:6443");
 /// ```
 #[derive(Debug, Clone)]
@@ -32,15 +31,14 @@ pub struct Dialer {
 }
 
 impl Dialer {
-    /// To the server of this URL: through the proxy of that URL, or the one that
-    /// `HTTPS_PROXY` and `NO_PROXY` lead to. Either has to be vouched for by one of
-    /// `ca_roots`, a proxy perhaps by one of the system's. An error does not repeat a
-    /// password.
+    /// A dialer for the server URL, through the proxy URL or the proxy that `HTTPS_PROXY` and
+    /// `NO_PROXY` select. `ca_roots` verifies both; the system's CAs are trusted for the proxy
+    /// as well. Errors do not repeat a password.
     pub fn new(server: &str, proxy_url: Option<&str>, ca_roots: CaRoots) -> Result<Self, String> {
         let address = Address::parse(server, Scheme::Https)?;
         if address.scheme != Scheme::Https {
             return Err(format!(
-                "server {server:?} is not https; nobody shows a credential to all the world"
+                "server {server:?} is not https; credentials are sent only over TLS"
             ));
         }
         let proxy = match proxy_url {
@@ -58,7 +56,7 @@ impl Dialer {
         })
     }
 
-    /// `HOST[:PORT]` as it stands in the URL.
+    /// `HOST[:PORT]` as written in the URL.
     pub fn authority(&self) -> &str {
         &self.address.authority
     }
@@ -73,8 +71,7 @@ impl Dialer {
         self.address.host_and_port()
     }
 
-    /// Opens a byte stream on which the server waits for TLS. Whoever asks sets a
-    /// time limit.
+    /// Opens a byte stream on which the server expects TLS. The caller sets a timeout.
     pub async fn dial(&self) -> Result<Stream, Error> {
         let server = self.server();
         let Some(route) = &self.proxy else {
@@ -92,13 +89,13 @@ impl Dialer {
             (stream, leftover) if leftover.is_empty() => Ok(stream),
             _ => Err(Error::NotHttp {
                 server,
-                cause: "it speaks before it is asked".to_owned(),
+                cause: "it sends data before the first request".to_owned(),
             }),
         }
     }
 
-    /// What a handshake in one of these versions needs. What is shown is `certificate`'s to
-    /// say; without ALPN.
+    /// A TLS configuration for these versions, without ALPN. `certificate` selects the client
+    /// certificate.
     pub fn tls_config(
         &self,
         versions: &[&'static SupportedProtocolVersion],
@@ -111,15 +108,14 @@ impl Dialer {
         })
     }
 
-    /// The name that the server's certificate has to be for: this one, or the
-    /// host's.
+    /// The name that the server's certificate must match: `name`, or the URL's host.
     pub fn server_name(&self, name: Option<&str>) -> Result<ServerName<'static>, String> {
         let name = name.unwrap_or(&self.address.host);
         ServerName::try_from(name.to_owned())
             .map_err(|_| format!("tls-server-name {name:?} is not a name"))
     }
 
-    /// What a failed handshake means, in the words that Go has for it.
+    /// Describes a failed handshake in Go's words.
     pub fn handshake_error(&self, error: &std::io::Error) -> Error {
         Error::Tls {
             server: self.server(),

@@ -1,4 +1,4 @@
-//! A server and all that a connection to it needs.
+//! A server with everything that a connection to it needs.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,55 +25,55 @@ use crate::secret::Secret;
 use crate::tcp;
 use crate::tls;
 
-/// TCP, proxy and TLS together; Go's dialer has the same patience.
+/// For TCP, proxy and TLS together, like Go's dialer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Who we are in a server's log.
+/// The `User-Agent` of our requests.
 const USER_AGENT_VALUE: &str = concat!("skewbridge/", env!("CARGO_PKG_VERSION"));
 
-/// A server with everything that a connection needs. Files have been read, and
-/// the credential plugin has run.
+/// A server with everything that a connection needs: files have been read, and the credential
+/// plugin has run.
 #[derive(Debug, Clone)]
 pub struct Endpoint {
     address: Address,
     security: Security,
     proxy: Option<ProxyRoute>,
-    /// On every request, without what is secret.
+    /// Headers of every request, without secrets.
     headers: HeaderMap,
-    /// What `Authorization` is on every request.
+    /// The value of `Authorization`.
     authorization: Option<Secret>,
     timeouts: Timeouts,
-    /// What it was made of.
+    /// What the endpoint was prepared from.
     target: Arc<Target>,
-    /// The connection of the last request, until the next one. Clones share it.
+    /// The connection of the last request, for the next one. Clones share it.
     idle: Arc<Mutex<Option<Idle>>>,
 }
 
-/// How long things may take.
+/// Timeouts of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// A request with its answer; none is for ever.
+    /// For a request with its response; `None` waits forever.
     pub request: Option<Duration>,
-    /// A credential plugin, until it has given a credential.
+    /// For a credential plugin, until it has printed a credential.
     pub plugin: Duration,
 }
 
-/// How we prove who we are, and the server who it is.
+/// How the client and the server authenticate.
 #[derive(Debug, Clone)]
 enum Security {
-    /// Not at all: plain HTTP.
+    /// Plain HTTP: neither does.
     None,
-    /// Always in the same way.
+    /// With a fixed TLS configuration.
     Fixed(TlsTarget),
-    /// As a plugin says.
+    /// With a plugin's credential.
     Plugin(Box<PluginAuth>),
 }
 
-/// What is known beside what a plugin knows.
+/// The configuration beside a plugin's credential.
 #[derive(Debug, Clone)]
 struct PluginAuth {
     plugin: Arc<Plugin>,
-    /// For a plugin that gives a token alone.
+    /// For a plugin that issues only a token.
     certificate: Option<Certificate>,
     ca_roots: CaRoots,
     name: ServerName<'static>,
@@ -81,7 +81,7 @@ struct PluginAuth {
     user: String,
 }
 
-/// A connection that nobody uses just now.
+/// An idle connection.
 struct Idle {
     connection: Connection,
     since: Instant,
@@ -99,13 +99,13 @@ impl fmt::Debug for Idle {
     }
 }
 
-/// How long a connection is kept: a server, or what is on the way, ends it some time,
-/// and of a request that meets that nobody can say what became of it.
+/// How long an idle connection is kept. The server or a middlebox closes idle connections, and
+/// the outcome of a request that is sent meanwhile is unknown.
 const MAX_IDLE: Duration = Duration::from_secs(3);
 
 impl Endpoint {
-    /// Reads what the target names, and runs its credential plugin. A request
-    /// that takes longer than `timeout` fails; none is for ever.
+    /// Reads the target's files and runs its credential plugin. Requests fail after `timeout`;
+    /// `None` waits forever.
     pub async fn prepare(target: &Target, timeout: Option<Duration>) -> Result<Self, Error> {
         let timeouts = Timeouts {
             request: timeout,
@@ -114,7 +114,7 @@ impl Endpoint {
         Self::prepare_with_timeouts(target, timeouts).await
     }
 
-    /// As [`Endpoint::prepare`], with all limits.
+    /// Like [`Endpoint::prepare`], with all timeouts.
     pub async fn prepare_with_timeouts(target: &Target, timeouts: Timeouts) -> Result<Self, Error> {
         let cluster = &target.cluster;
         let invalid = |cause: String| Error::Invalid {
@@ -137,7 +137,7 @@ impl Endpoint {
         let mut headers = HeaderMap::new();
         let mut authorization = None;
         let security = match address.scheme {
-            // As kubectl: nobody shows a credential to all the world.
+            // Like kubectl: no credential is sent over plain HTTP.
             Scheme::Http => Security::None,
             Scheme::Https => {
                 let mut credential = Credential::load(target)?;
@@ -152,7 +152,7 @@ impl Endpoint {
         };
         let proxy = match proxy {
             Some(url) => {
-                // Our own certificate is for the cluster, and is not shown.
+                // The client certificate is for the cluster, and is not sent to the proxy.
                 let route = ProxyRoute::via(&url, &load_ca_roots(target)?.for_proxy());
                 Some(route.map_err(|cause| invalid(format!("proxy-url: {cause}")))?)
             }
@@ -160,7 +160,7 @@ impl Endpoint {
         };
         headers.insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
         let host = HeaderValue::try_from(&*address.authority)
-            .map_err(|_| invalid("its host cannot stand in a header".to_owned()))?;
+            .map_err(|_| invalid("its host is not a valid header value".to_owned()))?;
         headers.insert(HOST, host);
         let endpoint = Self {
             address,
@@ -172,7 +172,7 @@ impl Endpoint {
             target: Arc::new(target.clone()),
             idle: Arc::default(),
         };
-        // KEP-2718, "Proxy Proposal": executed the first time it is needed, on
+        // KEP-2718, "Proxy Proposal": the plugin is executed the first time it is needed, on
         // transport set-up.
         if let Security::Plugin(auth) = &endpoint.security {
             let issued = auth.plugin.current(timeouts.plugin).await?;
@@ -183,16 +183,15 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// The same with everything read again: for a server that has answered 401, or
-    /// after a long time. Its plugin is run once if what it gave has expired or was
-    /// answered with 401, or if the cluster has other CAs by now, and not otherwise.
+    /// Prepares the endpoint again, with all files read again: after a 401, or after a long
+    /// time. The plugin runs once if its credential has expired or was answered with 401, or if
+    /// the cluster's CAs have changed, and not otherwise.
     pub async fn renewed(&self) -> Result<Self, Error> {
-        // Our own plugin is found again, for we hold it, and knows what was refused.
+        // We hold our plugin, so the cache returns it, with its record of rejected credentials.
         Self::prepare_with_timeouts(&self.target, self.timeouts).await
     }
 
-    /// Sends a request, on the connection of the last one if that is fresh, and reads
-    /// its answer.
+    /// Sends a request and reads the response. Reuses the last connection if it is not too old.
     pub async fn send(&self, request: &Request) -> Result<Response, Error> {
         let mut connection = self.connection().await?;
         let response = connection.send(request).await?;
@@ -203,7 +202,7 @@ impl Endpoint {
         Ok(response)
     }
 
-    /// A connection that can take a request.
+    /// A connection that is ready for a request.
     pub(crate) async fn connection(&self) -> Result<Connection, Error> {
         let idle = self.lock_idle().take();
         match idle.filter(Idle::is_reusable) {
@@ -216,12 +215,12 @@ impl Endpoint {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there is a proxy on the way that is spoken to by TLS.
+    /// Whether connections go through an HTTPS proxy.
     pub(crate) fn is_behind_https_proxy(&self) -> bool {
         self.proxy.as_ref().is_some_and(ProxyRoute::uses_tls)
     }
 
-    /// The headers of a request, with the token as it is in its file now.
+    /// The headers of a request, with the current content of the token file.
     fn current_headers(&self) -> HeaderMap {
         let mut headers = self.headers.clone();
         let from_file = match self.security {
@@ -240,9 +239,9 @@ impl Endpoint {
         self.address.host_and_port()
     }
 
-    /// Opens a connection: to the server, or to the proxy of the credential plugin.
-    /// The plugin is run again if what it gave has expired or was answered with 401, or
-    /// if nobody listens where it said.
+    /// Opens a connection to the server or to the plugin's proxy. The plugin runs again if its
+    /// credential has expired or was answered with 401, or if its proxy does not listen any
+    /// more.
     pub async fn connect(&self) -> Result<Connection, Error> {
         let opened = self.open_with_alpn(&tls::ALPN_HTTP1).await?;
         let mut headers = self.current_headers();
@@ -260,9 +259,9 @@ impl Endpoint {
         ))
     }
 
-    /// Opens a stream for whoever speaks on it themselves, in one of these protocols
-    /// of ALPN, and says which the other end has chosen. It leads where
-    /// [`Endpoint::connect`] does.
+    /// Opens a stream for a caller that speaks its own protocol, offering these ALPN protocols,
+    /// and returns the selected one. It connects to the same destination as
+    /// [`Endpoint::connect`].
     pub async fn open(&self, alpn: &[Vec<u8>]) -> Result<OpenedStream, Error> {
         let opened = self.open_with_alpn(alpn).await?;
         if opened.leftover.is_empty() {
@@ -274,13 +273,13 @@ impl Endpoint {
         } else {
             Err(Error::NotHttp {
                 server: opened.server,
-                cause: "it speaks before it is asked".to_owned(),
+                cause: "it sends data before the first request".to_owned(),
             })
         }
     }
 
-    /// What goes along with each request on such a stream and says who sends it. The
-    /// plugin is run again if what it gave has expired.
+    /// The credential headers of each request on such a stream. The plugin runs again if its
+    /// credential has expired.
     pub async fn credential_headers(&self) -> Result<HeaderMap, Error> {
         let mut headers = self.current_headers();
         headers.remove(HOST);
@@ -294,12 +293,12 @@ impl Endpoint {
         Ok(headers)
     }
 
-    /// `HOST[:PORT]` as the kubeconfig has it.
+    /// `HOST[:PORT]` as written in the kubeconfig.
     pub fn authority(&self) -> &str {
         &self.address.authority
     }
 
-    /// What stands before every path, as the kubeconfig has it: empty, or
+    /// The path prefix of every request, as written in the kubeconfig: empty, or like
     /// `/k8s/clusters/c-1`.
     pub fn path_prefix(&self) -> &str {
         &self.address.prefix
@@ -326,7 +325,7 @@ impl Endpoint {
             let connector = match issued.route() {
                 exec::Route::Direct(direct) => {
                     let tls = auth.tls_target(direct)?;
-                    // Whatever comes of it: once is once.
+                    // Counts as used even if the connection fails.
                     issued.mark_used();
                     let mut opened = self.open_direct(Some(&tls), alpn).await?;
                     opened.authorization = issued.authorization();
@@ -354,8 +353,8 @@ impl Endpoint {
                         leftover: BytesMut::new(),
                     });
                 }
-                // KEP-2718, "Proxy Proposal": if no one is listening, the plugin is
-                // executed again. Once: what it gives then is not there either.
+                // KEP-2718, "Proxy Proposal": if no one is listening, the plugin is executed
+                // again. Only once: a second proxy that does not listen is an error.
                 Err(ProxyConnectError::Gone(_)) if !is_retry => {
                     is_retry = true;
                     issued = plugin.replace(&issued, timeout).await?;
@@ -418,7 +417,7 @@ impl Endpoint {
             Some(_) if !leftover.is_empty() => {
                 return Err(Error::NotHttp {
                     server,
-                    cause: "it speaks before it is asked".to_owned(),
+                    cause: "it sends data before the first request".to_owned(),
                 });
             }
             Some(tls) => match tls.handshake(stream, alpn).await {
@@ -446,16 +445,16 @@ impl Default for Timeouts {
     }
 }
 
-/// A way to the cluster, ready for requests.
+/// An open transport to the cluster, ready for requests.
 struct OpenedTransport {
     stream: Stream,
     leftover: BytesMut,
-    /// By ALPN.
+    /// The protocol selected by ALPN.
     alpn_protocol: Option<Vec<u8>>,
-    /// For errors.
+    /// The server's name, for errors.
     server: String,
     authorization: Option<HeaderValue>,
-    /// By a plugin.
+    /// The credential that a plugin issued.
     credential: Option<ConnectionCredential>,
 }
 
@@ -504,7 +503,7 @@ impl PluginAuth {
     }
 }
 
-/// Whom to believe on the way to a cluster, as its files say now.
+/// The CA roots of a target's cluster, from its files as they are now.
 fn load_ca_roots(target: &Target) -> Result<CaRoots, Error> {
     let cluster = &target.cluster;
     let ca = cluster.certificate_authority.as_ref();
@@ -519,7 +518,7 @@ fn load_ca_roots(target: &Target) -> Result<CaRoots, Error> {
     })
 }
 
-/// What is wrong with a client's certificate is the user's, the rest the cluster's.
+/// Errors of the client certificate concern the user entry, all others the cluster entry.
 fn tls_config_error(cluster: &str, user: &str, cause: String) -> Error {
     let (entry, name) = if cause.starts_with("client-") {
         (Entry::User, user)

@@ -1,5 +1,5 @@
-//! What can go wrong between a kubeconfig and an answer, and what to do about
-//! it. None of it repeats a token, a password or a key.
+//! Errors between a kubeconfig and a response, with advice. No error repeats a token, a
+//! password or a key.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,44 +7,43 @@ use std::time::Duration;
 
 use skewbridge_api::protobuf::{Field, Fields};
 
-/// Why there is no connection, or no answer. In kubectl's words where people
-/// know them.
+/// Why there is no connection or no response. Uses kubectl's words where they are well known.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no kubeconfig at all.
+    /// No kubeconfig was found.
     #[error(
-        "no configuration has been provided: there is no {searched}, and this is no pod; give \
+        "no configuration has been provided: {searched} does not exist, and this is not a pod; give \
          --kubeconfig, or set $KUBECONFIG"
     )]
     NoConfiguration {
-        /// Where one was looked for.
+        /// Where it was searched.
         searched: String,
     },
     /// A file cannot be used.
     #[error("{}: {cause}", path.display())]
     File {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// In words, with what to do.
+        /// The cause, with advice.
         cause: String,
     },
-    /// Something that a kubeconfig names is not in it.
+    /// A name that the kubeconfig refers to does not exist in it.
     #[error(
         "{entry} {name:?} does not exist in {files}{}",
         available_suffix(available)
     )]
     Missing {
-        /// What it would be.
+        /// The kind of entry.
         entry: Entry,
-        /// How it is called.
+        /// Its name.
         name: String,
         /// The files that were read.
         files: String,
-        /// What is there instead.
+        /// The names that exist.
         available: Vec<String>,
     },
-    /// No context was asked for, and the kubeconfig has none by default.
+    /// No context was given, and the kubeconfig has no current one.
     #[error(
         "current-context is not set in {files}; give --context{}",
         available_suffix(available)
@@ -52,130 +51,130 @@ pub enum Error {
     NoCurrentContext {
         /// The files that were read.
         files: String,
-        /// The contexts that are there.
+        /// The contexts that exist.
         available: Vec<String>,
     },
     /// An entry of a kubeconfig cannot be used.
     #[error("{entry} {name:?}: {cause}")]
     Invalid {
-        /// What it is.
+        /// The kind of entry.
         entry: Entry,
-        /// How it is called.
+        /// Its name.
         name: String,
-        /// In words, with what to do.
+        /// The cause, with advice.
         cause: String,
     },
-    /// A credential plugin did not give a credential, or its proxy cannot be used.
+    /// A credential plugin failed, or its proxy cannot be used.
     #[error(
         "getting credentials: exec: {command} (user {user:?}): {cause}{}",
         hint_suffix(hint.as_ref())
     )]
     Exec {
-        /// The program.
+        /// The plugin's program.
         command: String,
-        /// The kubeconfig's user who has it.
+        /// The kubeconfig user of the plugin.
         user: String,
-        /// In words.
+        /// The cause.
         cause: String,
-        /// What the kubeconfig advises.
+        /// The kubeconfig's install hint.
         hint: Option<String>,
     },
-    /// No connection.
+    /// The server could not be reached.
     #[error("{}", unreachable_message(server, cause))]
     Unreachable {
-        /// Which one: `HOST:PORT`.
+        /// The server's `HOST:PORT`.
         server: String,
-        /// What the system said.
+        /// The system's error.
         cause: std::io::Error,
     },
-    /// The proxy on the way does not do what it is there for.
+    /// The proxy did not open a tunnel.
     #[error("the proxy {proxy} on the way to {server} {cause}")]
     Proxy {
-        /// Which one, without its password.
+        /// The proxy, without its password.
         proxy: String,
-        /// Where to.
+        /// The destination.
         server: String,
-        /// In words.
+        /// The cause.
         cause: String,
     },
-    /// The server, or we, did not prove to be who is expected.
+    /// The TLS handshake failed.
     #[error("unable to connect to the server {server}: {cause}")]
     Tls {
-        /// Which one.
+        /// The server.
         server: String,
-        /// In words, with what to do.
+        /// The cause, with advice.
         cause: String,
     },
-    /// Nothing came in time.
+    /// The server did not react in time.
     #[error(
         "the server {server} did not {what} within {} s; is it reachable from here?",
         after.as_secs_f64()
     )]
     TimedOut {
-        /// Which one.
+        /// The server.
         server: String,
         /// What it did not do.
         what: &'static str,
-        /// How long it was waited for.
+        /// The timeout.
         after: Duration,
     },
-    /// The connection ended before the answer did.
+    /// The connection ended before the response was complete.
     #[error("the server {server} ended the connection before it had answered: {cause}")]
     ConnectionLost {
-        /// Which one.
+        /// The server.
         server: String,
-        /// In words.
+        /// The cause.
         cause: String,
     },
-    /// The answer is not HTTP/1.1.
+    /// The response is not HTTP/1.1.
     #[error("the server {server} does not answer in HTTP/1.1: {cause}")]
     NotHttp {
-        /// Which one.
+        /// The server.
         server: String,
-        /// In words.
+        /// The cause.
         cause: String,
     },
-    /// The answer is longer than anything that was asked for.
+    /// The response is larger than the request's limit.
     #[error("the server {server} answers {path} with more than {limit} bytes")]
     TooLarge {
-        /// Which one.
+        /// The server.
         server: String,
-        /// What was asked for.
+        /// The requested path.
         path: String,
-        /// What would have been read.
+        /// The limit in bytes.
         limit: usize,
     },
-    /// The server answered, and not with what was asked for.
+    /// The server answered with an error.
     #[error("the server {server} refused: {response}")]
     Api {
-        /// Which one.
+        /// The server.
         server: String,
-        /// What it said.
+        /// The error response.
         response: Box<ErrorResponse>,
     },
-    /// The server switched to another protocol, and not to the one that was asked for.
+    /// The server switched to another protocol than the requested one.
     #[error("the server {server} switched protocols, but {cause}")]
     UpgradeMismatch {
-        /// Which one.
+        /// The server.
         server: String,
-        /// In words.
+        /// The cause.
         cause: String,
     },
-    /// A stream was granted neither by WebSocket nor by SPDY.
+    /// The stream could be opened neither over WebSocket nor over SPDY.
     #[error("{spdy}; a WebSocket had been refused before: {websocket}")]
     AllTransportsFailed {
-        /// Why not by WebSocket, in words.
+        /// Why WebSocket failed.
         websocket: String,
-        /// Why not by SPDY.
+        /// Why SPDY failed.
         spdy: Box<Error>,
     },
-    /// The request cannot be written: a path or a header that is none.
+    /// The request cannot be encoded: its path or a header is invalid.
     #[error("{0} cannot be sent in a request")]
     InvalidRequest(String),
 }
 
 impl Error {
-    /// Both ways have failed; what both say alike is told once.
+    /// Both transports failed. If both causes are the same, it is reported once.
     pub(crate) fn all_transports_failed(websocket: String, spdy: Self) -> Self {
         if spdy.to_string().contains(&websocket) {
             return spdy;
@@ -185,21 +184,21 @@ impl Error {
     }
 }
 
-/// An answer that is a refusal.
+/// An error response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ErrorResponse {
     /// The HTTP status code.
     pub code: u16,
-    /// Of the Status, for programs; empty if the answer was none.
+    /// The reason of the Status; empty if the body is not a Status.
     pub reason: String,
-    /// For people.
+    /// The message, for people.
     pub message: String,
 }
 
-/// How an object begins that is in Protobuf.
+/// The prefix of objects in Protobuf.
 const PROTOBUF_MAGIC: &[u8] = b"k8s\0";
 
-/// Kind, reason and message of a Status in a `runtime.Unknown` (fields by number as in
+/// Kind, reason and message of a Status in a `runtime.Unknown` (field numbers as in
 /// apimachinery's `generated.proto`).
 fn status_from_protobuf(unknown: &[u8]) -> Option<(String, String, String)> {
     let field = |message, number| {
@@ -216,11 +215,11 @@ fn status_from_protobuf(unknown: &[u8]) -> Option<(String, String, String)> {
     Some((text(meta, 2), text(status, 4), text(status, 3)))
 }
 
-/// How much of an answer that is no Status is told.
+/// How much of a body that is not a Status is shown.
 const MAX_MESSAGE_BYTES: usize = 1024;
 
 impl ErrorResponse {
-    /// From an answer: a `metav1.Status`, or words.
+    /// Parses a response body: a `metav1.Status`, or plain text.
     pub fn parse(code: u16, body: &[u8]) -> Self {
         #[derive(serde::Deserialize)]
         struct Status {
@@ -257,12 +256,12 @@ impl ErrorResponse {
         }
     }
 
-    /// Whether it is the API server that does not know who asks.
+    /// Whether the API server rejected the request's credential.
     pub fn is_unauthorized(&self) -> bool {
         self.code == 401 && self.reason == "Unauthorized"
     }
 
-    /// Whether the server said so by a Status, and not somebody on the way.
+    /// Whether the body is a Status: the response comes from the API server, not from a proxy.
     pub fn is_status(&self) -> bool {
         !self.reason.is_empty()
     }
@@ -281,13 +280,13 @@ impl fmt::Display for ErrorResponse {
             (true, true) => {
                 let phrase = http::StatusCode::from_u16(*code).ok();
                 let phrase = phrase.and_then(|code| code.canonical_reason());
-                write!(f, "{code} {}", phrase.unwrap_or("without a word"))
+                write!(f, "{code} {}", phrase.unwrap_or("without a reason phrase"))
             }
         }
     }
 }
 
-/// What a kubeconfig is made of, in kubectl's words.
+/// The kinds of kubeconfig entries, in kubectl's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
     /// A context.
@@ -308,7 +307,7 @@ impl fmt::Display for Entry {
     }
 }
 
-/// How many names are told; a kubeconfig may have hundreds.
+/// How many names an error lists; a kubeconfig may have hundreds.
 const MAX_LISTED_NAMES: usize = 10;
 
 fn available_suffix(names: &[String]) -> String {
@@ -350,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_is_read_in_json_and_protobuf_and_nothing_else_is_one() {
+    fn a_status_is_parsed_from_json_and_protobuf_only() {
         for format in [Format::Json, Format::Protobuf] {
             let response = ErrorResponse::parse(401, &Status::unauthorized().encode(format));
             assert!(response.is_unauthorized(), "{format:?}");

@@ -1,9 +1,9 @@
-//! From a kubeconfig to a connection with a kube-apiserver.
+//! A client for kube-apiserver: kubeconfig, connections, commands in pods, copies.
 //!
-//! [`Kubeconfig`] is read as kubectl reads it, a [`Target`] is what one of its
-//! contexts comes to, an [`Endpoint`] has everything that a connection needs (files
-//! are read, credential plugins have run), and a [`Connection`] carries one
-//! request after the other in HTTP/1.1, or becomes a raw stream after an upgrade.
+//! A [`Kubeconfig`] is loaded as kubectl does it. A [`Target`] is one of its contexts with its
+//! cluster and user. An [`Endpoint`] has everything that a connection needs: files have been
+//! read, credential plugins have run. A [`Connection`] carries one HTTP/1.1 request after the
+//! other, or becomes a raw stream after an upgrade.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -20,10 +20,10 @@
 //! # }
 //! ```
 //!
-//! Above that, [`streams`] has commands in pods and connections to their ports: an
-//! [`Executor`] gives a [`RemoteProcess`], and a [`PortForwarder`] streams. [`copy`] has
-//! files and trees, to pods, from pods and between them. Three complete programs follow;
-//! they are in `examples`, and the tests run them.
+//! On top of that, [`streams`] runs commands in pods and forwards their ports: an [`Executor`]
+//! starts a [`RemoteProcess`], and a [`PortForwarder`] opens streams to ports. [`copy`] copies
+//! files and trees to pods, from pods and between pods. Three complete programs follow; they
+//! are in `examples`, and the tests run them.
 //!
 //! # Run a command
 //!

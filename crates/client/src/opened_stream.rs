@@ -1,4 +1,4 @@
-//! A stream for whoever speaks on it themselves.
+//! A raw stream for callers that speak their own protocol.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use crate::exec::ConnectionCredential;
 
 /// A stream to the cluster, or to the proxy of its credential plugin.
 pub struct OpenedStream {
-    /// Its bytes.
+    /// The byte stream.
     pub stream: Stream,
-    /// What the other end has chosen by ALPN.
+    /// The protocol selected by ALPN.
     pub protocol: Option<Vec<u8>>,
-    /// What a credential plugin gave for it.
+    /// The credential that a plugin issued for it.
     pub credential: Option<ConnectionCredential>,
 }
 

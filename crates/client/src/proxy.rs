@@ -1,5 +1,5 @@
-//! A proxy on the way to a server: `proxy-url` of the cluster, or the one that
-//! the environment names, as Go reads it.
+//! The proxy for a server: the cluster's `proxy-url`, or the one that the environment names,
+//! read as Go reads it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use crate::credential;
 use crate::secret::Secret;
 use crate::socks::{self, Login};
 
-/// The longest head of an answer to CONNECT.
+/// The longest response head to CONNECT.
 const MAX_RESPONSE_HEAD_BYTES: usize = 16 * 1024;
 
 /// A proxy.
@@ -26,7 +26,7 @@ pub(crate) struct Proxy {
     protocol: ProxyProtocol,
 }
 
-/// How it is asked for a tunnel.
+/// How the proxy is asked for a tunnel.
 #[derive(Debug, Clone)]
 enum ProxyProtocol {
     /// By CONNECT, with this `Proxy-Authorization`.
@@ -34,17 +34,17 @@ enum ProxyProtocol {
     Socks(Option<Login>),
 }
 
-/// Where SOCKS is spoken unless a URL says otherwise (RFC 1928, 3).
+/// The default port of SOCKS (RFC 1928, 3).
 const DEFAULT_SOCKS_PORT: u16 = 1080;
 
 impl Proxy {
-    /// Reads `http[s]://[USER:PASSWORD@]HOST[:PORT]`, or the same with `socks5`. An error
-    /// does not repeat it.
+    /// Parses `http[s]://[USER:PASSWORD@]HOST[:PORT]`, or the same with `socks5`. Errors do not
+    /// repeat it.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
         let (scheme, socks) = match scheme.to_ascii_lowercase().as_str() {
             "http" | "https" => (scheme, false),
-            // SOCKS itself is plain.
+            // SOCKS itself has no TLS.
             "socks5" | "socks5h" => ("http", true),
             _ => return Err("it is neither http, https nor socks5".to_owned()),
         };
@@ -79,8 +79,8 @@ impl Proxy {
         Ok(Self { address, protocol })
     }
 
-    /// The URL of the proxy that the environment has for a server, if any. Never
-    /// for this machine itself.
+    /// The URL of the environment's proxy for a server, if there is one. Loopback addresses
+    /// never use a proxy.
     pub(crate) fn from_environment(
         to: &Address,
         variable: impl Fn(&str) -> Option<String>,
@@ -100,7 +100,7 @@ impl Proxy {
         (!is_loopback && !is_excluded).then_some(url)
     }
 
-    /// Asks for a tunnel, and gives what came behind the answer.
+    /// Opens a tunnel, and returns the bytes that followed the proxy's response.
     pub(crate) async fn tunnel(
         &self,
         io: &mut (impl AsyncRead + AsyncWrite + Unpin),
@@ -113,7 +113,7 @@ impl Proxy {
                 let host = host.trim_start_matches('[').trim_end_matches(']');
                 let port = port
                     .parse()
-                    .map_err(|_| "was asked for no port".to_owned())?;
+                    .map_err(|_| "was given a destination without a port".to_owned())?;
                 socks::tunnel(io, host, port, login.as_ref()).await?;
                 return Ok(BytesMut::new());
             }
@@ -126,7 +126,7 @@ impl Proxy {
             request.extend_from_slice(b"\r\n");
         }
         request.extend_from_slice(b"\r\n");
-        let connection_lost = |error: std::io::Error| format!("broke off: {error}");
+        let connection_lost = |error: std::io::Error| format!("ended the connection: {error}");
         io.write_all(&request).await.map_err(connection_lost)?;
         io.flush().await.map_err(connection_lost)?;
         let mut response = BytesMut::new();
@@ -136,8 +136,8 @@ impl Proxy {
                 return Err("ended the connection instead of an answer to CONNECT".to_owned());
             }
             if end.reached(&response) {
-                // Behind 200 there is the tunnel, whatever length it claims (RFC
-                // 9110, 9.3.6), as with HEAD.
+                // A 200 is followed by the tunnel, whatever length it claims (RFC 9110, 9.3.6),
+                // so it is parsed like a response to HEAD.
                 let head = parse_response(&mut response, &Method::HEAD)
                     .map_err(|error| format!("does not answer in HTTP/1.1: {error}"))?;
                 if let Some(head) = head {
@@ -165,8 +165,8 @@ impl fmt::Display for Proxy {
     }
 }
 
-/// Go's rules for `NO_PROXY`: names and what is below them, addresses,
-/// networks, each perhaps with a port.
+/// Go's rules for `NO_PROXY`: domain names with their subdomains, addresses and networks, each
+/// with an optional port.
 fn matches_no_proxy(to: &Address, list: &str) -> bool {
     let ip = to.host.parse::<IpAddr>().ok();
     list.split(',').map(str::trim).any(|entry| {
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_proxy_is_read_and_its_password_is_not_shown() {
+    fn a_proxy_url_is_parsed_and_its_password_is_not_shown() {
         let proxy = Proxy::parse("https://me:hunter%32@proxy.example:3128").unwrap();
         assert_eq!(proxy.to_string(), "proxy.example:3128");
         assert!(!format!("{proxy:?}").contains("hunter"));
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_is_read_as_go_reads_it() {
+    fn proxy_variables_are_read_as_go_reads_them() {
         let rows = [
             ("https://k.example", "", true),
             ("http://k.example", "", false),

@@ -1,4 +1,4 @@
-//! The way to a server: through a proxy, and TLS on it.
+//! The route to a server through a proxy, and TLS handshakes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::proxy::Proxy;
 use crate::tcp;
 use crate::tls::{self, ServerTrust};
 
-/// What a handshake needs.
+/// What a TLS handshake needs.
 #[derive(Clone)]
 pub(crate) struct TlsTarget {
-    /// Holds our key.
+    /// Contains our client key.
     pub(crate) config: Arc<ClientConfig>,
     pub(crate) name: ServerName<'static>,
 }
@@ -28,7 +28,7 @@ impl fmt::Debug for TlsTarget {
     }
 }
 
-/// The way through a proxy.
+/// The route through a proxy.
 #[derive(Debug, Clone)]
 pub(crate) struct ProxyRoute {
     pub(crate) proxy: Proxy,
@@ -36,12 +36,12 @@ pub(crate) struct ProxyRoute {
 }
 
 impl ProxyRoute {
-    /// Whether the proxy is spoken to by TLS.
+    /// Whether the connection to the proxy uses TLS.
     pub(crate) fn uses_tls(&self) -> bool {
         self.tls.is_some()
     }
 
-    /// Through the proxy of this URL, whose certificate has to be of those in `trust`.
+    /// Through the proxy of this URL, whose certificate `trust` verifies.
     pub(crate) fn via(url: &str, trust: &ServerTrust<'_>) -> Result<Self, String> {
         let proxy = Proxy::parse(url)?;
         let tls = match proxy.address.scheme {
@@ -55,7 +55,7 @@ impl ProxyRoute {
         Ok(Self { proxy, tls })
     }
 
-    /// Opens a stream to `HOST:PORT`, and gives what came behind the proxy's answer.
+    /// Opens a stream to `HOST:PORT`, and returns the bytes that followed the proxy's response.
     pub(crate) async fn open(&self, to: &str) -> Result<(Stream, BytesMut), String> {
         let tcp = tcp::connect(&self.proxy.address).await;
         let tcp = tcp.map_err(|error| format!("cannot be reached: {error}"))?;
@@ -72,12 +72,12 @@ impl ProxyRoute {
     }
 }
 
-/// How much TLS takes before it sends: a whole message of a command's input, in one system
+/// How much TLS buffers before it sends: a whole message of a command's input, in one system
 /// call.
 const MAX_UNSENT_BYTES: usize = 128 * 1024;
 
 impl TlsTarget {
-    /// TLS on a stream, for these protocols of ALPN; gives the one that was chosen.
+    /// TLS over a stream, offering these ALPN protocols; returns the selected one.
     pub(crate) async fn handshake(
         &self,
         stream: Stream,

@@ -1,5 +1,5 @@
-//! SOCKS5 (RFC 1928), with a name and a password for a proxy that wants them (RFC 1929).
-//! Names are resolved by the proxy, as Go has it.
+//! SOCKS5 (RFC 1928) with username/password authentication (RFC 1929). The proxy resolves host
+//! names, as in Go.
 
 use std::net::IpAddr;
 
@@ -14,21 +14,21 @@ const METHOD_USERNAME_PASSWORD: u8 = 2;
 const USERNAME_PASSWORD_VERSION: u8 = 1;
 const NO_ACCEPTABLE_METHOD: u8 = 0xff;
 
-/// Who we are to a proxy.
+/// The login for a proxy.
 #[derive(Debug, Clone)]
 pub(crate) struct Login {
     pub(crate) name: Secret,
     pub(crate) password: Secret,
 }
 
-/// Asks for a tunnel to a host, by name or by address.
+/// Opens a tunnel to a host name or an address.
 pub(crate) async fn tunnel(
     io: &mut (impl AsyncRead + AsyncWrite + Unpin),
     host: &str,
     port: u16,
     login: Option<&Login>,
 ) -> Result<(), String> {
-    let connection_lost = |error: std::io::Error| format!("broke off: {error}");
+    let connection_lost = |error: std::io::Error| format!("ended the connection: {error}");
     let methods: &[u8] = match login {
         Some(_) => &[
             VERSION,
@@ -48,7 +48,9 @@ pub(crate) async fn tunnel(
             let mut request = vec![USERNAME_PASSWORD_VERSION];
             for part in [&login.name, &login.password] {
                 let length = u8::try_from(part.expose().len());
-                request.push(length.map_err(|_| "takes no user or password of that length")?);
+                request.push(
+                    length.map_err(|_| "does not support a user or password of that length")?,
+                );
                 request.extend_from_slice(part.expose());
             }
             io.write_all(&request).await.map_err(connection_lost)?;
@@ -60,9 +62,9 @@ pub(crate) async fn tunnel(
             }
         }
         ([VERSION, NO_ACCEPTABLE_METHOD], None) => {
-            return Err("wants a user and a password; put them into its URL".to_owned());
+            return Err("requires a user and a password; put them into its URL".to_owned());
         }
-        ([VERSION, _], _) => return Err("wants a login that is not known here".to_owned()),
+        ([VERSION, _], _) => return Err("requires an unsupported authentication method".to_owned()),
         _ => return Err("does not speak SOCKS5".to_owned()),
     }
     let mut request = vec![VERSION, CONNECT, 0];
@@ -76,7 +78,8 @@ pub(crate) async fn tunnel(
             request.extend_from_slice(&ip.octets());
         }
         Err(_) => {
-            let length = u8::try_from(host.len()).map_err(|_| "takes no host of that length")?;
+            let length = u8::try_from(host.len())
+                .map_err(|_| "does not support a host name of that length")?;
             request.extend_from_slice(&[3, length]);
             request.extend_from_slice(host.as_bytes());
         }
@@ -92,7 +95,7 @@ pub(crate) async fn tunnel(
     if reply[1] != 0 {
         return Err(reply_message(reply[1]));
     }
-    // Where it connects from: read, and of no use.
+    // The bound address is read and ignored.
     let length = match reply[3] {
         1 => 4,
         4 => 16,
@@ -107,11 +110,11 @@ pub(crate) async fn tunnel(
 fn reply_message(code: u8) -> String {
     let what = match code {
         2 => "does not allow it",
-        3 => "finds the network unreachable",
-        4 => "finds the host unreachable",
-        5 => "says that the connection was refused",
-        6 => "says that it took too long",
-        7 | 8 => "does not do that",
+        3 => "reports that the network is unreachable",
+        4 => "reports that the host is unreachable",
+        5 => "reports that the connection was refused",
+        6 => "reports a timeout",
+        7 | 8 => "does not support the request",
         _ => "failed",
     };
     format!("{what} (SOCKS5 code {code})")
@@ -121,7 +124,8 @@ fn reply_message(code: u8) -> String {
 mod tests {
     use super::*;
 
-    /// What a proxy hears, if it says this.
+    /// Runs [`tunnel`] against a proxy that sends these replies; returns what the proxy
+    /// received.
     async fn run_tunnel(
         host: &str,
         login: Option<Login>,
@@ -146,7 +150,7 @@ mod tests {
     const GRANTED: &[u8] = &[5, 0, 0, 1, 127, 0, 0, 1, 0, 80];
 
     #[tokio::test]
-    async fn names_are_left_to_the_proxy_and_addresses_are_not() {
+    async fn host_names_are_sent_unresolved() {
         let (received, result) = run_tunnel("k.example", None, &[&[5, 0], GRANTED]).await;
         assert_eq!(result, Ok(()));
         assert_eq!(
@@ -162,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_password_is_shown_to_who_wants_it() {
+    async fn the_password_is_sent_if_the_proxy_requests_it() {
         let login = || {
             Some(Login {
                 name: Secret::new("me"),
@@ -180,15 +184,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_proxy_refuses_is_told() {
+    async fn refusals_of_the_proxy_are_reported() {
         let rows: [(&'static [&'static [u8]], &str); 4] = [
-            (&[&[5, 0xff]], "wants a user and a password"),
+            (&[&[5, 0xff]], "requires a user and a password"),
             (&[b"HT"], "does not speak SOCKS5"),
             (
                 &[&[5, 0], &[5, 5, 0, 1]],
                 "the connection was refused (SOCKS5 code 5)",
             ),
-            (&[&[5]], "broke off"),
+            (&[&[5]], "ended the connection"),
         ];
         for (replies, expected) in rows {
             let (_, result) = run_tunnel("h", None, replies).await;

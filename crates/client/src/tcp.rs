@@ -1,4 +1,4 @@
-//! Connections by TCP that notice when nobody is there any more.
+//! TCP connections with keepalive.
 
 use std::io;
 use std::time::Duration;
@@ -10,26 +10,24 @@ use tokio::net::TcpStream;
 
 use crate::address::Address;
 
-/// Go's default: what says nothing for so long is asked whether it is there.
+/// Go's default: after this idle time keepalive probes are sent.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// How often it is asked in vain: a network that is gone is noticed within a minute.
+/// How many probes may stay unanswered: a lost network is detected within a minute.
 ///
-/// There is no `TCP_USER_TIMEOUT` beside it: Linux ends by that also what is not taken by
-/// a program that lives and does not read, and the input of a command may wait for hours.
-/// What was on its way when a network went is given up by the system, after a quarter of
-/// an hour.
+/// `TCP_USER_TIMEOUT` is not set: on Linux it also ends connections to a live program that does
+/// not read, and the input of a command may wait for hours. For data in flight when the network
+/// is lost, the system gives up after about a quarter of an hour.
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// Connects.
 pub(crate) async fn connect(address: &Address) -> io::Result<TcpStream> {
     let tcp = TcpStream::connect((address.host.as_str(), address.port)).await?;
     set_socket_options(&tcp);
     Ok(tcp)
 }
 
-/// Small writes leave at once, and a network that is gone is noticed. A socket that
-/// refuses an option still works.
+/// Disables Nagle's algorithm and enables keepalive. A socket that rejects an option still
+/// works.
 fn set_socket_options(tcp: &TcpStream) {
     let _ = tcp.set_nodelay(true);
     let _ = set_socket_keepalive(tcp, true);
@@ -49,7 +47,7 @@ mod tests {
     use crate::address::Scheme;
 
     #[tokio::test]
-    async fn a_connection_notices_a_network_that_is_gone() {
+    async fn a_connection_detects_a_lost_network() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let address = Address::parse(&url, Scheme::Http).unwrap();
@@ -59,7 +57,7 @@ mod tests {
         assert_eq!(tcp_keepidle(&tcp).unwrap(), KEEPALIVE_INTERVAL);
         assert_eq!(tcp_keepintvl(&tcp).unwrap(), KEEPALIVE_INTERVAL);
         assert_eq!(tcp_keepcnt(&tcp).unwrap(), KEEPALIVE_PROBES);
-        // Whoever lives and does not read is waited for.
+        // A live program that does not read is waited for.
         assert_eq!(tcp_user_timeout(&tcp).unwrap(), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Whom a connection believes, and what it shows.
+//! TLS configurations: server verification and client certificates.
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
@@ -18,7 +18,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::credential::Certificate;
 
-/// Where systems keep the CAs that they trust: Go's list.
+/// Where systems keep their trusted CAs: Go's list.
 const SYSTEM_BUNDLES: [&str; 7] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -29,22 +29,22 @@ const SYSTEM_BUNDLES: [&str; 7] = [
     "/usr/local/etc/ssl/cert.pem",
 ];
 
-/// Who may sign a server's certificate.
+/// How a server's certificate is verified.
 pub(crate) enum ServerTrust<'a> {
-    /// These, in PEM.
+    /// By these CAs, in PEM.
     Pem(&'a [u8]),
-    /// These, in PEM, for whatever name: they sign for one server alone.
+    /// By these CAs, in PEM, for any server name: they sign for one server only.
     PemForAnyName(&'a [u8]),
-    /// Those of the system.
+    /// By the system's CAs.
     System,
-    /// Those of the system, if it has any, and these, in PEM.
+    /// By these CAs, in PEM, and the system's CAs, if it has any.
     SystemAndPem(&'a [u8]),
-    /// Anybody at all.
+    /// Not at all.
     SkipVerification,
 }
 
-/// The beginning of a configuration: whom it believes, in which versions of TLS. An error
-/// says what to do.
+/// The start of a TLS configuration: server verification and TLS versions. Errors include
+/// advice.
 pub(crate) fn builder(
     trust: &ServerTrust<'_>,
     versions: &[&'static SupportedProtocolVersion],
@@ -80,11 +80,11 @@ pub(crate) fn builder(
 
 const UNUSABLE_CERTIFICATE: &str = "client-certificate or client-key cannot be used";
 
-/// What is in a record of TLS 1.3, with its 5 bytes of head, that is 16 KiB as a whole: with
-/// 22 bytes more, as rustls has it, four pages become five.
+/// The plaintext of a TLS 1.3 record that is 16 KiB in total with its 5-byte header. rustls's
+/// default makes it 22 bytes more, so that four pages become five.
 const MAX_FRAGMENT_BYTES: usize = 16 * 1024 - 17;
 
-/// What a handshake needs. An error says what to do.
+/// The TLS configuration of a connection. Errors include advice.
 pub(crate) fn config(
     trust: &ServerTrust<'_>,
     certificate: Option<&Certificate>,
@@ -117,21 +117,21 @@ pub(crate) fn config(
     Ok(Arc::new(config))
 }
 
-/// HTTP/1.1 alone, as ALPN has it.
+/// HTTP/1.1 alone, as an ALPN list.
 pub(crate) static ALPN_HTTP1: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| vec![b"http/1.1".to_vec()]);
 
-/// The same configuration, for these protocols of ALPN.
+/// The same configuration with these ALPN protocols.
 pub(crate) fn connector(config: &Arc<ClientConfig>, alpn: &[Vec<u8>]) -> TlsConnector {
     if config.alpn_protocols == alpn {
         return TlsConnector::from(config.clone());
     }
-    // Keys, trust and sessions are shared by the copy.
+    // The copy shares keys, trust and sessions.
     let mut config = ClientConfig::clone(config);
     config.alpn_protocols = alpn.to_vec();
     TlsConnector::from(Arc::new(config))
 }
 
-/// What a failed handshake means, in the words that Go has for it.
+/// Describes a failed handshake in Go's words.
 pub(crate) fn explain(error: &std::io::Error) -> String {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
     let Some(TlsError::InvalidCertificate(cause)) = inner else {
@@ -193,8 +193,7 @@ fn system_roots() -> Result<RootCertStore, String> {
     )
 }
 
-/// Believes every certificate (`insecure-skip-tls-verify`), if its owner has the
-/// key.
+/// Accepts every certificate (`insecure-skip-tls-verify`) if the server has its key.
 #[derive(Debug)]
 struct NoCertificateVerification(Arc<CryptoProvider>);
 
@@ -235,7 +234,7 @@ impl ServerCertVerifier for NoCertificateVerification {
     }
 }
 
-/// Believes those whom certain CAs vouch for, whatever they are called.
+/// Accepts certificates of certain CAs for any server name.
 #[derive(Debug)]
 struct AnyServerName(Arc<WebPkiServerVerifier>);
 
@@ -252,7 +251,7 @@ impl ServerCertVerifier for AnyServerName {
             self.0
                 .verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         match verified {
-            // Names are looked at when everything else has been found right.
+            // The name is checked after everything else has been verified.
             Err(TlsError::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) => Ok(ServerCertVerified::assertion()),

@@ -204,8 +204,8 @@ async fn answers_that_are_none_or_too_long_are_told_apart() {
             "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc",
             "before the body was complete",
         ),
-        ("HTTP/1.1 200 OK\r\nContent-Le", "no answer came"),
-        ("", "no answer came"),
+        ("HTTP/1.1 200 OK\r\nContent-Le", "no response came"),
+        ("", "no response came"),
         (&long, "answers / with more than 1000 bytes"),
     ];
     for (wire, expected) in rows {

@@ -1,4 +1,4 @@
-//! What a connection was opened with, as far as it can run out.
+//! The plugin credential that a connection was opened with.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use skewbridge_api::request_info::{DecodedPath, RequestInfo};
 
 use super::IssuedCredential;
 
-/// What a credential plugin gave, and a connection was opened with. The connection stays
-/// what it is when that has expired; further requests had better go over another one.
+/// The credential from a plugin that a connection was opened with. An open connection outlives
+/// the credential's expiry; further requests should use a new connection.
 #[derive(Debug, Clone)]
 pub struct ConnectionCredential {
     issued: Arc<IssuedCredential>,
-    /// Before every path.
+    /// Path prefix of the server's URL.
     prefix: Arc<str>,
 }
 
@@ -25,22 +25,22 @@ impl ConnectionCredential {
         }
     }
 
-    /// Whether further requests may be sent with it: it has not expired, and the cluster
-    /// has not refused it.
+    /// Whether further requests may use this credential: it has not expired, and the cluster
+    /// has not answered 401 to it.
     pub fn is_valid(&self) -> bool {
         self.issued.is_valid()
     }
 
-    /// Whether a request to this path, with what stands before every path, is answered by a
-    /// workload or a node. A 401 is then the cluster's own only if it is a
-    /// `metav1.Status`: somebody's login page is no reason to run the plugin.
+    /// Whether a workload or a node answers requests to this path (which includes the server's
+    /// path prefix). A 401 on such a path comes from the API server only if its body is a
+    /// `metav1.Status`; the login page of a workload is no reason to run the plugin again.
     pub fn reaches_workload(&self, path: &str) -> bool {
         reaches_workload(path.strip_prefix(&*self.prefix).unwrap_or(path))
     }
 
-    /// The cluster has answered 401 to a request with these headers. The plugin is run
-    /// again for the next request, as client-go does; but not if the request came with a
-    /// credential of its own.
+    /// Records that the cluster answered 401 to a request with these headers. As in client-go,
+    /// the plugin is run again for the next request, unless this request carried another
+    /// credential.
     pub fn mark_unauthorized(&self, request: &HeaderMap) {
         if request.get(AUTHORIZATION) == self.issued.authorization().as_ref() {
             self.issued.mark_unauthorized();
@@ -49,7 +49,7 @@ impl ConnectionCredential {
 }
 
 fn reaches_workload(path: &str) -> bool {
-    // What kube-apiserver cannot read it answers itself.
+    // kube-apiserver itself answers paths that it cannot decode.
     DecodedPath::new(path)
         .is_ok_and(|path| RequestInfo::parse(&Method::GET, &path, None).reaches_workload())
 }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workloads_answer_what_is_below_proxy_and_nothing_else() {
+    fn only_paths_below_proxy_reach_workloads() {
         let rows = [
             ("/api/v1/namespaces/x/services/web/proxy/login", true),
             ("/api/v1/namespaces/x/services/https:web:443/proxy", true),

@@ -1,29 +1,29 @@
-//! Until when somebody waits for a call.
+//! The deadline of a plugin call that several callers share.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-/// As good as never, where a limit is beyond all clocks.
+/// Stands for "never" when adding the timeout overflows the clock.
 const FAR_FUTURE: Duration = Duration::from_hours(24 * 365);
 
-/// The limit of a call: as long after its beginning as the most patient of those wait who
-/// wait for it. Who comes later moves no end that is longer than that away, or a plugin that
-/// hangs would never be ended where requests keep coming.
+/// The deadline of a shared call: its start plus the longest timeout of all callers. A caller
+/// that joins later extends the timeout but not the start; otherwise steady requests would keep
+/// a hanging plugin alive forever.
 #[derive(Debug)]
 pub(super) struct Deadline {
     started: Instant,
     timeout: Mutex<Duration>,
 }
 
-/// When somebody has waited so long.
+/// `started + timeout`, without overflow.
 pub(super) fn deadline_after(started: Instant, timeout: Duration) -> Instant {
     started.checked_add(timeout).unwrap_or(started + FAR_FUTURE)
 }
 
 impl Deadline {
-    /// For who begins the call then, and waits so long.
+    /// The deadline of a call that starts now, with its first caller's timeout.
     pub(super) fn new(started: Instant, timeout: Duration) -> Self {
         Self {
             started,
@@ -31,21 +31,21 @@ impl Deadline {
         }
     }
 
-    /// Somebody else waits, so long.
+    /// Adds a caller with this timeout.
     pub(super) fn extend(&self, timeout: Duration) {
         let mut current = self.lock();
         *current = timeout.max(*current);
     }
 
-    /// Whether nobody waits for it any more.
+    /// Whether no caller waits any more.
     pub(super) fn has_expired(&self) -> bool {
         self.instant() <= Instant::now()
     }
 
-    /// Returns when nobody waits for it any more.
+    /// Resolves when the deadline has passed.
     pub(super) async fn expired(&self) {
         while !self.has_expired() {
-            // Meanwhile somebody may have come who waits longer.
+            // A caller with a longer timeout may have joined meanwhile.
             sleep_until(self.instant()).await;
         }
     }
@@ -58,10 +58,10 @@ impl Deadline {
         self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All of it, in seconds, for an error.
+    /// The whole timeout in seconds, for error messages.
     pub(super) fn total_seconds(&self) -> f64 {
         let total = self.instant() - self.started;
-        // Nobody wants to know more exactly.
+        // Milliseconds are precise enough.
         (total.as_secs_f64() * 1000.0).round() / 1000.0
     }
 }
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_may_take_as_long_as_the_most_patient_waits() {
+    async fn a_call_may_take_as_long_as_its_longest_timeout() {
         let started = Instant::now();
         let second = Duration::from_secs(1);
         let deadline = Arc::new(Deadline::new(started, 10 * second));
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_ends_however_many_come_while_it_hangs() {
+    async fn new_callers_do_not_keep_a_hanging_call_alive() {
         let started = Instant::now();
         let second = Duration::from_secs(1);
         let deadline = Deadline::new(started, 10 * second);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_has_all_the_patience_there_is_waits() {
+    async fn the_maximum_timeout_does_not_overflow() {
         let deadline = Deadline::new(Instant::now(), Duration::MAX);
         assert!(!deadline.has_expired());
     }

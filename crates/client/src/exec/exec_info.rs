@@ -1,4 +1,4 @@
-//! What a plugin is asked.
+//! The `KUBERNETES_EXEC_INFO` input of a plugin.
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
@@ -10,29 +10,29 @@ use crate::credential;
 use crate::error::Error;
 use crate::kubeconfig::{Cluster, Exec, InteractiveMode};
 
-/// By whom standard input is read, if not by plugins.
+/// What reads standard input instead of plugins, if anything does.
 static STDIN_RESERVED_BY: OnceLock<&'static str> = OnceLock::new();
 
-/// From now on standard input is somebody else's, and no plugin may read it: `by` says
-/// whose, for those that insist on it.
+/// Reserves standard input: no plugin may read it from now on. `by` names the reader, for the
+/// error of plugins with `interactiveMode: Always`.
 pub fn reserve_stdin(by: &'static str) {
-    // Whoever was first is as good a reason.
+    // The first reservation stays: its reason is as good.
     let _ = STDIN_RESERVED_BY.set(by);
 }
 
-/// What standard input is good for.
+/// What standard input is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stdin {
-    /// Somebody sits there.
+    /// A terminal.
     Terminal,
-    /// Nobody does.
+    /// Not a terminal.
     NoTerminal,
-    /// It has another reader.
+    /// Reserved for another reader.
     Reserved(&'static str),
 }
 
 impl Stdin {
-    /// As it is now.
+    /// The state of standard input now.
     pub(super) fn current() -> Self {
         match STDIN_RESERVED_BY.get() {
             Some(by) => Self::Reserved(by),
@@ -58,7 +58,7 @@ pub(super) fn is_interactive(mode: InteractiveMode, stdin: Stdin) -> Result<bool
     }
 }
 
-/// What stands in the plugin's environment.
+/// The value of `KUBERNETES_EXEC_INFO` for a plugin.
 pub(super) fn exec_info(
     plugin: &Exec,
     cluster: &Cluster,
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plugin_reads_from_the_terminal_if_its_mode_and_ours_let_it() {
+    fn a_plugin_reads_the_terminal_only_if_its_mode_and_ours_allow_it() {
         use InteractiveMode::{Always, IfAvailable, Never};
         let reserved = Stdin::Reserved("kubectl reads it");
         let rows = [

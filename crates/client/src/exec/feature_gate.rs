@@ -1,23 +1,23 @@
-//! Whether plugins may proxy our requests.
+//! The feature gate for plugins that proxy requests.
 
-/// The environment variable that turns it off, named as client-go names them.
+/// The environment variable that turns the feature off, named as in client-go.
 const ENV_VARIABLE: &str = "KUBE_FEATURE_ClientExecProxy";
 
-/// The feature `ClientExecProxy`.
+/// The feature gate `ClientExecProxy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FeatureGate {
-    /// Plugins are told a lock file, and may answer with a proxy.
+    /// Plugins get a lock file path and may return a proxy.
     On,
-    /// They are not, and may not.
+    /// Plugins get no lock file path and must not return a proxy.
     Off,
 }
 
 impl FeatureGate {
-    /// As the environment says; on, if it says nothing.
+    /// Reads the environment variable; unset means on.
     pub(crate) fn from_environment(
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, String> {
-        // What Go's ParseBool takes.
+        // The values that Go's ParseBool accepts.
         match variable(ENV_VARIABLE).as_deref() {
             None | Some("" | "1" | "t" | "T" | "true" | "TRUE" | "True") => Ok(Self::On),
             Some("0" | "f" | "F" | "false" | "FALSE" | "False") => Ok(Self::Off),

@@ -1,6 +1,6 @@
-//! The file that says whether we live (KEP-2718, "Proxy Shutdown"): locked by us until
-//! we end, however that comes, so that a plugin which gets the lock knows that it is
-//! alone.
+//! The client's lock file (KEP-2718, "Proxy Shutdown"). The client holds the lock until its
+//! process ends, even if it is killed; a plugin that acquires the lock knows that its client is
+//! gone.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
@@ -12,47 +12,48 @@ use rustix::fs::OFlags;
 
 use super::runtime_dir::runtime_directories;
 
-/// How our directories begin; then come our process and a number.
+/// Prefix of the lock directories; our process ID and a counter follow.
 const DIR_PREFIX: &str = "skewbridge-exec-";
 
-/// The file in each.
+/// Name of the lock file in each directory.
 const FILE_NAME: &str = "lock";
 
-/// How many names are tried: they are taken by dead processes of our number at most.
+/// How many directory names are tried. At most dead processes with the same process ID have
+/// taken names.
 const MAX_ATTEMPTS: usize = 64;
 
-/// How many directories of dead processes are looked at: enough to keep up with
-/// crashes, and bounded on a machine where somebody else makes them.
+/// How many stale directories are examined per sweep: enough to keep up with crashes, and
+/// bounded if another user creates many.
 const MAX_SWEPT_DIRS: usize = 256;
 
-/// A locked file in a directory that only we can enter. Both go when it is dropped.
+/// A locked file in a directory that only this user can enter. Dropping it removes both.
 #[derive(Debug)]
 pub(super) struct LockFile {
     path: PathBuf,
-    /// The lock goes with it, by the kernel's hand if need be.
+    /// The kernel releases the lock when this file is closed.
     _file: File,
 }
 
-/// How a lock is tried.
+/// How the lock is acquired.
 type TryLock = fn(&File) -> Result<(), TryLockError>;
 
-/// Why there is no locked file.
+/// Why no lock file could be created.
 #[derive(Debug)]
 enum CreateError {
-    /// Another name may be free.
+    /// The name is in use; another one may be free.
     NameTaken(io::Error),
-    /// Any other name would fare alike.
+    /// Every other name would fail in the same way.
     Other(io::Error),
 }
 
 impl LockFile {
-    /// Makes a directory and takes a lock in it, where runtime files of this user
-    /// are.
+    /// Creates a directory below one of this user's runtime directories, and a locked file in
+    /// it.
     pub(super) fn create() -> io::Result<Self> {
         Self::create_in_any(runtime_directories(), File::try_lock)
     }
 
-    /// In the first of them where files can be locked: not all filesystems know how.
+    /// Uses the first directory where files can be locked: not all file systems support locks.
     fn create_in_any(
         directories: impl IntoIterator<Item = PathBuf>,
         lock: TryLock,
@@ -90,8 +91,8 @@ impl LockFile {
         })?;
         let path = directory.join(FILE_NAME);
         Self::create_and_lock(&path, lock).inspect_err(|error| {
-            // Whoever cannot lock it has made it nevertheless. What was taken for a dead
-            // one's is removed by whoever did so.
+            // The file exists although it could not be locked. If another process swept it as
+            // stale, that process removes it.
             if matches!(error, CreateError::Other(_)) {
                 remove(&path);
             }
@@ -105,7 +106,7 @@ impl LockFile {
             .mode(0o600)
             .open(path);
         let file = opened.map_err(|error| match error.kind() {
-            // Somebody has taken our directory for a dead one's.
+            // Another process swept our directory as stale.
             io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists => CreateError::NameTaken(error),
             _ => CreateError::Other(error),
         })?;
@@ -113,7 +114,7 @@ impl LockFile {
             TryLockError::WouldBlock => CreateError::NameTaken(io::ErrorKind::WouldBlock.into()),
             TryLockError::Error(error) => CreateError::Other(error),
         })?;
-        // Or our file, between the two.
+        // Another process may have swept our file between creation and locking.
         let ours = file.metadata().map_err(CreateError::Other)?;
         let is_ours =
             |current: fs::Metadata| (current.dev(), current.ino()) == (ours.dev(), ours.ino());
@@ -126,7 +127,7 @@ impl LockFile {
         })
     }
 
-    /// What the plugin is told.
+    /// The path that the plugin gets.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -145,8 +146,8 @@ fn remove(path: &Path) {
     }
 }
 
-/// Removes what clients left that were killed, if their plugins have not: locks of
-/// ours that nobody holds.
+/// Removes lock directories of killed clients that their plugins did not remove: those whose
+/// lock nobody holds.
 fn sweep(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else {
         return;
@@ -159,7 +160,7 @@ fn sweep(parent: &Path) {
     let uid = rustix::process::geteuid().as_raw();
     for entry in ours.take(MAX_SWEPT_DIRS) {
         let path = entry.path().join(FILE_NAME);
-        // What is another user's is not touched, and a link is none of ours.
+        // Directories of other users and symlinks are left alone.
         let is_ours = |it: fs::Metadata| it.is_dir() && it.uid() == uid;
         if !entry.metadata().is_ok_and(is_ours) {
             continue;
@@ -169,8 +170,8 @@ fn sweep(parent: &Path) {
                 Ok(()) => remove(&path),
                 Err(TryLockError::WouldBlock | TryLockError::Error(_)) => {}
             },
-            // Killed between two steps, or about to take the second: then it tries
-            // another name.
+            // Its owner was killed before it created the file, or is about to create it: then
+            // it retries with another name.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let _ = fs::remove_dir(entry.path());
             }
@@ -179,7 +180,7 @@ fn sweep(parent: &Path) {
     }
 }
 
-/// Opens it without waiting for anybody, whatever it is.
+/// Opens without blocking, also if it is a FIFO, and without following a symlink.
 fn open_to_lock(path: &Path) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     OpenOptions::new()
@@ -197,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lock_is_held_in_a_private_directory_and_both_go_with_it() {
+    fn the_lock_is_in_a_private_directory_and_both_are_removed_on_drop() {
         let dir = ScratchDir::new();
         let lock = LockFile::create_in(dir.path(), File::try_lock).unwrap();
         let path = lock.path().to_owned();
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_can_be_locked_nothing_is_left() {
+    fn nothing_is_left_where_locks_are_unsupported() {
         fn unsupported_lock(_: &File) -> Result<(), TryLockError> {
             Err(TryLockError::Error(io::ErrorKind::Unsupported.into()))
         }
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn another_directory_is_tried_where_nothing_can_be_locked() {
+    fn another_directory_is_tried_where_locks_are_unsupported() {
         static LOCK_CALLS: AtomicU64 = AtomicU64::new(0);
         fn lock_from_second_call_on(file: &File) -> Result<(), TryLockError> {
             match LOCK_CALLS.fetch_add(1, Ordering::Relaxed) {
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_waited_for_by_sweeping() {
+    fn sweeping_does_not_block_on_a_fifo_or_follow_a_symlink() {
         use rustix::fs::{CWD, FileType, Mode};
         let dir = ScratchDir::new();
         let fifo_dir = dir.path().join(format!("{DIR_PREFIX}1-0"));
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_dead_left_is_swept_and_what_lives_is_not() {
+    fn stale_lock_directories_are_swept_and_live_ones_are_kept() {
         let dir = ScratchDir::new();
         let live = LockFile::create_in(dir.path(), File::try_lock).unwrap();
         let dead = dir.path().join(format!("{DIR_PREFIX}1-0"));

@@ -1,4 +1,4 @@
-//! How often plugins have been called, as KEP-2718 names the metric.
+//! The metric for plugin calls, named as in KEP-2718.
 
 use std::sync::LazyLock;
 
@@ -14,16 +14,16 @@ const METRIC_HELP: &str = "Number of calls to an exec plugin that may proxy requ
                     and how the call ended; calls that gave a credential without a proxy are not \
                     counted";
 
-/// The labels of a call, as those of client-go's `rest_client_exec_plugin_call_total`.
+/// The labels of a call, as in client-go's `rest_client_exec_plugin_call_total`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ExecCallLabels {
-    /// The plugin's exit code; 0 of one that runs on, 1 if there is none.
+    /// The plugin's exit code: 0 if it keeps running, 1 if there is none.
     pub code: i32,
-    /// How it ended.
+    /// How the call ended.
     pub call_status: CallStatus,
 }
 
-/// How a call ended, in client-go's words.
+/// How a call ended, with client-go's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CallStatus {
     /// `no_error`
@@ -32,7 +32,7 @@ pub enum CallStatus {
     PluginExecutionError,
     /// `plugin_not_found_error`
     PluginNotFoundError,
-    /// `client_internal_error`: what it gave cannot be used, or came too late.
+    /// `client_internal_error`: the output is unusable, or came too late.
     ClientInternalError,
 }
 
@@ -52,7 +52,7 @@ impl EncodeLabelValue for CallStatus {
 
 static PROXY_CALLS: LazyLock<Family<ExecCallLabels, Counter>> = LazyLock::new(Family::default);
 
-/// The counter of this process; a clone of it counts on.
+/// The counter of this process. Clones share it.
 pub fn proxy_calls() -> Family<ExecCallLabels, Counter> {
     PROXY_CALLS.clone()
 }
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_metric_is_named_as_in_the_kep_and_labelled_as_in_client_go() {
+    fn the_metric_has_the_keps_name_and_client_gos_labels() {
         let mut registry = Registry::default();
         register(&mut registry);
         record_call(3, CallStatus::PluginExecutionError);

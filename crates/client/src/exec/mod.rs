@@ -1,10 +1,10 @@
 //! Credential plugins: programs that print an `ExecCredential`
-//! (`client.authentication.k8s.io`), and those that proxy our requests (KEP-2718).
+//! (`client.authentication.k8s.io`), including those that proxy our requests (KEP-2718).
 //!
-//! A plugin is one program for one user at one cluster. It is run when it is
-//! needed first, once for all who need it at that moment, and again when what it gave
-//! has expired, was refused, or nobody listens where it said. What it gave is a credential
-//! for the cluster, or the way to a proxy that has one.
+//! A plugin is one program for one user at one cluster. It runs when a credential is first
+//! needed, once for all concurrent callers. It runs again when its credential has expired or
+//! was answered with 401, or when its proxy does not listen any more. Its output is a
+//! credential for the cluster, or the address of a proxy that has one.
 
 mod connection_credential;
 mod deadline;

@@ -1,4 +1,4 @@
-//! One plugin for one user at one cluster: when it is run, and what it has given.
+//! One plugin for one user at one cluster: when it runs, and the credential it issued.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,23 +24,23 @@ use crate::kubeconfig::{Cluster, Exec};
 use crate::secret::Secret;
 use crate::tls;
 
-/// Those that may ask the user come one at a time: there is one terminal.
+/// Interactive plugins run one at a time: there is one terminal.
 static TERMINAL_LOCK: AsyncMutex<()> = AsyncMutex::const_new(());
 
-/// How often a call is begun again that was broken off with the runtime in which it ran.
+/// How often a call is restarted that was aborted together with its runtime.
 const MAX_ATTEMPTS: usize = 3;
 
-/// How long a call that has ended with the time of whoever waits may take to tell why.
+/// How long a call that ended at its deadline may take to report why.
 const RESULT_GRACE: Duration = Duration::from_secs(2);
 
-/// A plugin, and what it gave last. A call that is under way ends with it.
+/// A plugin with the credential it issued last. Dropping it aborts a pending call.
 #[derive(Debug)]
 pub(crate) struct Plugin {
     inner: Arc<PluginInner>,
 }
 
-/// What a call needs, which is a task of its own: whoever has begun it may leave, and
-/// others wait for it.
+/// Shared with the call's task: the caller that started the call may leave while others wait
+/// for it.
 #[derive(Debug)]
 struct PluginInner {
     exec: Exec,
@@ -53,13 +53,14 @@ struct PluginInner {
 #[derive(Debug, Default)]
 struct State {
     issued: Option<Arc<IssuedCredential>>,
-    /// At most one at a time, whoever waits for it.
+    /// At most one at a time, shared by all callers.
     pending_call: Option<PendingCall>,
-    /// Taken before the first call, and held for life (KEP-2718, "Proxy Shutdown").
+    /// Created before the first call, and held until the plugin is dropped (KEP-2718, "Proxy
+    /// Shutdown").
     lock: Option<LockFile>,
 }
 
-/// A call that is under way.
+/// A call in progress.
 #[derive(Debug)]
 struct PendingCall {
     outcome: watch::Receiver<Option<Outcome>>,
@@ -67,10 +68,10 @@ struct PendingCall {
     task: AbortHandle,
 }
 
-/// What came of a call, for all who wait for it.
+/// The result of a call, for all callers.
 type Outcome = Result<Arc<IssuedCredential>, CallError>;
 
-/// Why nothing came of it.
+/// Why a call failed.
 #[derive(Debug, Clone)]
 struct CallError {
     cause: String,
@@ -86,38 +87,39 @@ impl CallError {
     }
 }
 
-/// What a plugin gave, and the process that stands behind it.
+/// A credential that a plugin issued, and the process behind it.
 #[derive(Debug)]
 pub(crate) struct IssuedCredential {
-    /// Kept so that it is overwritten: a header is made of it for each connection.
+    /// Stored as a secret so that it is zeroed; the header is made for each connection.
     token: Option<Secret>,
     expires: Option<SystemTime>,
-    /// It had expired when it came, and nobody has used it yet. As client-go does, we use
-    /// it once: a clock may be wrong, and some plugins mean that it is not to be kept.
+    /// The credential had already expired when it was issued, and is unused so far. As in
+    /// client-go, it is used once: a clock may be wrong, and some plugins mark credentials as
+    /// not cacheable this way.
     usable_once: AtomicBool,
-    /// The cluster does not take it: as client-go, we ask the plugin for another.
+    /// The cluster answered 401. As in client-go, the plugin is then run again.
     unauthorized: AtomicBool,
     route: Route,
-    /// The process that is the proxy, or has started one, or has found one.
+    /// The process that is the proxy, started one or found a running one.
     running: Option<Arc<RunningPlugin>>,
 }
 
-/// How to get to the cluster.
+/// How connections reach the cluster.
 #[derive(Debug)]
 pub(crate) enum Route {
-    /// Straight, with this certificate.
+    /// Directly, with this client certificate.
     Direct(Direct),
     /// Through the plugin's proxy.
     Proxy(Arc<ProxyConnector>),
 }
 
-/// A credential for the cluster itself.
+/// A credential for direct connections to the cluster.
 pub(crate) struct Direct {
     certificate: Option<Certificate>,
     tls_config: Mutex<Option<CachedTlsConfig>>,
 }
 
-/// What handshakes need, made when it is needed first, and of what.
+/// A TLS configuration, made on first use, and its inputs.
 struct CachedTlsConfig {
     ca_roots: CaRoots,
     certificate: Option<Certificate>,
@@ -137,17 +139,18 @@ impl Plugin {
         }
     }
 
-    /// What it has given, unless that has expired or was refused: then it is run again.
+    /// The issued credential. The plugin runs again if the credential has expired or was
+    /// answered with 401.
     pub(crate) async fn current(&self, timeout: Duration) -> Result<Arc<IssuedCredential>, Error> {
         let obtained = self.obtain(timeout, IssuedCredential::is_valid).await;
         let Err(error) = obtained else {
             return obtained;
         };
-        // As client-go: what was refused may have been refused for another reason, and
-        // there is nothing better.
+        // As in client-go: the 401 may have had another reason, and there is no better
+        // credential.
         match self.unexpired() {
             Some(issued) => {
-                // All who waited come here; the first has said it for them.
+                // All waiting callers get here; only the first one prints the note.
                 if issued.unauthorized.swap(false, Ordering::Relaxed) {
                     stderr_capture::print_note(&format!("refreshing credentials: {error}"));
                 }
@@ -157,7 +160,7 @@ impl Plugin {
         }
     }
 
-    /// What it gives instead of this, which is of no use any more.
+    /// Gets a replacement for a credential that does not work any more.
     pub(crate) async fn replace(
         &self,
         unusable: &Arc<IssuedCredential>,
@@ -169,7 +172,7 @@ impl Plugin {
         .await
     }
 
-    /// An error that names the plugin and whose it is.
+    /// An error that names the plugin and its user.
     pub(crate) fn error(&self, cause: String) -> Error {
         self.inner.error(CallError { cause, hint: None })
     }
@@ -207,7 +210,7 @@ impl Plugin {
                     let waiting_suffix = if has_expired {
                         ""
                     } else {
-                        "; others wait for it still"
+                        "; other requests still wait for it"
                     };
                     return Err(self.error(format!(
                         "did not give a credential within {} s{waiting_suffix}",
@@ -216,10 +219,10 @@ impl Plugin {
                 }
             }
         }
-        Err(self.error("its call was broken off".to_owned()))
+        Err(self.error("its call was aborted".to_owned()))
     }
 
-    /// What is there and has not expired, be it that it was refused.
+    /// The issued credential if it has not expired, even if it was answered with 401.
     fn unexpired(&self) -> Option<Arc<IssuedCredential>> {
         let now = SystemTime::now();
         let issued = self.inner.lock().issued.clone();
@@ -235,14 +238,14 @@ impl Drop for Plugin {
     }
 }
 
-/// What comes of a call; nothing if it was broken off.
+/// Waits for the result of a call; `None` if it was aborted.
 async fn wait_for_result(mut outcome: watch::Receiver<Option<Outcome>>) -> Option<Outcome> {
     let result = outcome.wait_for(Option::is_some).await.ok()?;
     result.clone()
 }
 
 impl PendingCall {
-    /// Broken off, with the runtime in which it ran.
+    /// Whether the call was aborted together with its runtime.
     fn is_aborted(&self) -> bool {
         self.outcome.has_changed().is_err()
     }
@@ -250,7 +253,7 @@ impl PendingCall {
 
 impl PluginInner {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing that panics is done under this lock.
+        // No code that can panic runs under this lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -263,7 +266,7 @@ impl PluginInner {
         }
     }
 
-    /// Begins a call. It is ended by whoever drops the [`Plugin`].
+    /// Starts a call. Dropping the [`Plugin`] aborts it.
     fn begin(self: Arc<Self>, now: Instant, timeout: Duration) -> PendingCall {
         let (sender, outcome) = watch::channel(None);
         let deadline = Arc::new(Deadline::new(now, timeout));
@@ -273,7 +276,7 @@ impl PluginInner {
             let mut state = self.lock();
             state.pending_call = None;
             if let Ok(issued) = &result {
-                // The one before goes when its last connection does.
+                // The previous credential is dropped with its last connection.
                 state.issued = Some(issued.clone());
             }
             drop(state);
@@ -349,7 +352,8 @@ impl PluginInner {
         }
     }
 
-    /// What a plugin's answer is good for, if it is, after what it gave before.
+    /// Turns a plugin's output into a credential; a proxy connection to the same address is
+    /// kept.
     fn issue(
         &self,
         output: CallOutput,
@@ -403,17 +407,17 @@ impl PluginInner {
 }
 
 impl IssuedCredential {
-    /// The header for each request, if there is one.
+    /// The `Authorization` header, if the credential has a token.
     pub(crate) fn authorization(&self) -> Option<HeaderValue> {
         self.token.as_ref().and_then(credential::bearer_header)
     }
 
-    /// How to get to the cluster.
+    /// How connections reach the cluster.
     pub(crate) fn route(&self) -> &Route {
         &self.route
     }
 
-    /// What the process behind a proxy has said, for an error.
+    /// The stderr of the proxy's process, as a suffix of an error message.
     pub(crate) fn stderr_suffix(&self) -> String {
         let running = self.running.as_deref();
         running
@@ -428,19 +432,19 @@ impl IssuedCredential {
         }
     }
 
-    /// Whether requests may still be sent with it.
+    /// Whether requests may still use this credential.
     pub(crate) fn is_valid(&self) -> bool {
         let is_unexpired =
             || self.usable_once.load(Ordering::Relaxed) || !self.has_expired(SystemTime::now());
         !self.unauthorized.load(Ordering::Relaxed) && is_unexpired()
     }
 
-    /// A connection is opened with it.
+    /// Records that a connection was opened with this credential.
     pub(crate) fn mark_used(&self) {
         self.usable_once.store(false, Ordering::Relaxed);
     }
 
-    /// The cluster has answered 401 to a request that was sent with it.
+    /// Records that the cluster answered 401 to a request with this credential.
     pub(crate) fn mark_unauthorized(&self) {
         self.unauthorized.store(true, Ordering::Relaxed);
     }
@@ -451,9 +455,9 @@ impl IssuedCredential {
 }
 
 impl Direct {
-    /// What a handshake with the cluster needs, for those who believe these authorities, and
-    /// show this certificate where the plugin gave none. It is made once for as long as
-    /// they are the same: sessions are remembered in it.
+    /// The TLS configuration for the cluster, with these CA roots, and with the `fallback`
+    /// certificate if the plugin gave none. It is cached while these inputs stay the same,
+    /// because TLS sessions are remembered in it.
     pub(crate) fn config(
         &self,
         ca_roots: &CaRoots,

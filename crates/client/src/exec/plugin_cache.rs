@@ -1,4 +1,4 @@
-//! The plugins of this process: one for all who would run it for the same.
+//! The plugins of this process, shared by all callers with the same configuration.
 
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -8,7 +8,7 @@ use crate::ca_roots::CaRoots;
 use crate::kubeconfig::{Cluster, Exec, PemSource, Target, User};
 use crate::secret::Secret;
 
-/// What a plugin, or its proxy, goes by beside what we tell it.
+/// Environment variables that a plugin or its proxy may use beside our input.
 const PROXY_VARIABLES: [&str; 8] = [
     "HTTP_PROXY",
     "http_proxy",
@@ -20,13 +20,13 @@ const PROXY_VARIABLES: [&str; 8] = [
     "no_proxy",
 ];
 
-/// What makes two wishes the same (KEP-2718, "Caching"): the cluster, whose plugin it
-/// is, and the proxies of the environment. The URL of the plugin's proxy and its
-/// certificates are known later: [`Plugin`] compares them.
+/// The cache key (KEP-2718, "Caching"): the cluster, the user, and the proxy variables of the
+/// environment. The URL of the plugin's proxy and its certificates are known only later:
+/// [`Plugin`] compares them.
 #[derive(PartialEq)]
 struct CacheKey {
-    /// With its CAs themselves, as in client-go, and not with the path to them: they may be
-    /// others tomorrow, and a proxy believes those that it was told.
+    /// Holds the CA certificates themselves, as in client-go, not their path: the file may
+    /// change, and a plugin's proxy keeps the CAs it was started with.
     cluster: Cluster,
     user_name: String,
     user: User,
@@ -34,11 +34,10 @@ struct CacheKey {
     gate: FeatureGate,
 }
 
-/// As long as somebody uses them. Those that nobody does are let go by the next who
-/// asks.
+/// Holds plugins while they are in use. Unused ones are removed at the next lookup.
 static PLUGIN_CACHE: Mutex<Vec<(CacheKey, Weak<Plugin>)>> = Mutex::new(Vec::new());
 
-/// The plugin of a user, shared with all who asked for the same and still use it.
+/// The plugin of a user, shared with all users of the same configuration.
 pub(crate) fn shared_plugin(
     target: &Target,
     exec: &Exec,
@@ -52,7 +51,7 @@ pub(crate) fn shared_plugin(
     shared_plugin_in_env(target, cluster, exec, gate, |name| std::env::var_os(name))
 }
 
-/// The same, in an environment with these variables.
+/// Like [`shared_plugin`], with a given environment.
 fn shared_plugin_in_env(
     target: &Target,
     cluster: Cluster,
@@ -91,7 +90,7 @@ mod tests {
     use crate::kubeconfig::Kubeconfig;
 
     #[test]
-    fn another_proxy_environment_is_another_plugin() {
+    fn a_different_proxy_environment_uses_a_different_plugin() {
         let config = r#"{"current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "known-by-proxy"}}],
             "clusters": [{"name": "k", "cluster": {"server": "https://k.invalid"}}],

@@ -1,4 +1,4 @@
-//! What a plugin's answer comes to. It is never repeated.
+//! Validation of a plugin's output. Error messages never repeat the output.
 
 use std::time::SystemTime;
 
@@ -8,20 +8,20 @@ use super::feature_gate::FeatureGate;
 use crate::credential::Certificate;
 use crate::secret::Secret;
 
-/// What a plugin gives.
+/// The validated output of a plugin.
 #[derive(Debug)]
 pub(super) struct PluginOutput {
-    /// For the cluster.
+    /// Bearer token for the cluster.
     pub(super) token: Option<Secret>,
-    /// For the cluster, or for the proxy if there is one.
+    /// Client certificate for the cluster, or for the proxy if there is one.
     pub(super) certificate: Option<Certificate>,
-    /// Where it proxies our requests.
+    /// The plugin's proxy.
     pub(super) proxy: Option<ProxyConfig>,
-    /// Until when all of it counts.
+    /// When all of it expires.
     pub(super) expires: Option<SystemTime>,
 }
 
-/// What counts of an answer. The errors are kubectl's where it has them.
+/// Validates a plugin's output. The errors are kubectl's where it has them.
 pub(super) fn validate_output(
     credential: ExecCredential,
     version: Version,
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_needs_a_token_or_a_pair_and_a_proxy_needs_a_pair_and_a_ca() {
+    fn a_credential_needs_a_token_or_certificate_and_a_proxy_needs_a_certificate_and_ca() {
         let proxy = json!({"url": "unix:///s", "certificate-authority-data": "aGVsbG8="});
         let rows = [
             (Value::Null, "plugin didn't return a status field"),
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_is_refused_when_the_feature_is_off() {
+    fn a_proxy_is_rejected_when_the_feature_is_off() {
         let pair = json!({"clientCertificateData": "c", "clientKeyData": "k",
             "proxyConfig": {"url": "unix:///s", "certificate-authority-data": "aGVsbG8="}});
         let error = read(&pair, FeatureGate::Off).unwrap_err();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_answers_in_the_version_that_it_is_configured_for() {
+    fn a_plugin_must_answer_in_its_configured_api_version() {
         let document = json!({"kind": "ExecCredential", "apiVersion": Version::V1Beta1.as_str(),
             "status": {"token": "t"}});
         let credential = ExecCredential::parse(document.to_string().as_bytes()).unwrap();

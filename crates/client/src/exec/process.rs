@@ -1,5 +1,4 @@
-//! A call of a plugin: from its start to what it prints, and on for as long as it is a
-//! proxy.
+//! One run of a plugin: from its start to its output, and on while it serves as a proxy.
 
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,35 +19,35 @@ use super::terminal_guard::TerminalGuard;
 use crate::kubeconfig::Exec;
 use crate::secret::Secret;
 
-/// How long a plugin may take: some have the user log in with a browser.
+/// How long a plugin may take: some wait for the user to log in with a browser.
 pub const PLUGIN_TIMEOUT: Duration = Duration::from_mins(5);
 
-/// More than any credential; a plugin that prints more is not one.
+/// More than any credential takes; a plugin that prints more is broken.
 const MAX_OUTPUT_BYTES: usize = 1024 * 1024;
 
-/// More than most credentials.
+/// Enough for most credentials.
 const OUTPUT_CAPACITY: usize = 64 * 1024;
 
-/// What is asked of a pipe at once.
+/// How much is read from a pipe at once.
 const READ_CHUNK_BYTES: usize = 8 * 1024;
 
-/// After this what a plugin says is shown at once: it may be asking for something.
+/// After this delay a plugin's stderr is shown as it comes: the plugin may be prompting the
+/// user.
 const STDERR_DISPLAY_DELAY: Duration = Duration::from_secs(2);
 
-/// How long what a plugin has printed may take to arrive when it has ended, while a
-/// process that it left behind keeps the pipe open; and how long a plugin that prints
-/// no credential has to tell by its exit code what is wrong.
+/// How long to read a plugin's output after it has exited, while a child process keeps the pipe
+/// open; and how long a plugin that printed no credential has to exit with an error code.
 const EXIT_GRACE: Duration = Duration::from_secs(1);
 
-/// How often pipes and process are looked at when that time is over, for what is there
-/// already: on a busy machine we may be later than they. Two full pipes are 16 chunks.
+/// How often the pipes and the process are polled after that, for output that is already there:
+/// on a busy machine our timer may fire first. Two full pipes are 16 chunks.
 const FINAL_POLLS: usize = 24;
 
-/// A plugin that still runs so long after it has answered with the URL of the one before
-/// has taken its place. Until then it may be about to end, for it has found that one.
+/// A plugin that returned its predecessor's URL and still runs after this time has replaced it.
+/// Until then it may be about to exit because it found the predecessor running.
 const TAKEOVER_DELAY: Duration = Duration::from_mins(1);
 
-/// A plugin and what it is asked.
+/// A plugin and its input.
 pub(super) struct Call<'a> {
     pub(super) plugin: &'a Exec,
     pub(super) exec_info: &'a Sensitive,
@@ -56,26 +55,26 @@ pub(super) struct Call<'a> {
     pub(super) deadline: &'a Deadline,
 }
 
-/// What came of it.
+/// The result of a call.
 pub(super) struct CallOutput {
     pub(super) credential: ExecCredential,
-    /// Of a plugin that answered with a proxy, which it may be itself.
+    /// The process of a plugin that returned a proxy: it may be the proxy itself.
     pub(super) running: Option<RunningPlugin>,
 }
 
-/// Why nothing came of it.
+/// Why a call failed.
 #[derive(Debug)]
 pub(super) struct CallFailure {
-    /// In words.
+    /// The cause, for people.
     pub(super) cause: String,
-    /// For the metric.
+    /// The exit code, for the metric.
     pub(super) code: i32,
-    /// For the metric.
+    /// The status, for the metric.
     pub(super) status: CallStatus,
 }
 
 impl CallFailure {
-    /// Whatever is wrong with what a plugin gave.
+    /// The plugin's output is unusable.
     pub(super) fn bad_output(cause: String) -> Self {
         Self {
             cause,
@@ -84,17 +83,17 @@ impl CallFailure {
         }
     }
 
-    /// Whether the plugin itself could not be run to its end: then the kubeconfig's
-    /// hint may help.
+    /// Whether the plugin could not be run successfully: then the kubeconfig's install hint may
+    /// help.
     pub(super) fn is_plugin_failure(&self) -> bool {
         self.status != CallStatus::ClientInternalError
     }
 }
 
 impl Call<'_> {
-    /// Starts the plugin and waits for its answer.
+    /// Starts the plugin and waits for its output.
     pub(super) async fn run(&self) -> Result<CallOutput, CallFailure> {
-        // Dropped last: a plugin that is killed cannot do it itself.
+        // Dropped last: a killed plugin cannot restore the terminal itself.
         let _terminal = self.interactive.then(TerminalGuard::save);
         let mut process = self.start()?;
         let result = tokio::select! {
@@ -135,11 +134,11 @@ impl Call<'_> {
             .env(EXEC_INFO, self.exec_info.expose())
             .stdout(Stdio::piped());
         if self.interactive {
-            // The user's terminal, as if it had been started by hand.
+            // The plugin uses the user's terminal, as if started by hand.
             command.stdin(Stdio::inherit()).stderr(Stdio::inherit());
         } else {
-            // In a group of its own: the keys that interrupt a command in the
-            // foreground do not take its proxy away.
+            // The plugin gets a process group of its own: Ctrl-C for a foreground command must
+            // not end its proxy.
             command.stdin(Stdio::null()).stderr(Stdio::piped());
             command.process_group(0);
         }
@@ -166,7 +165,8 @@ impl Call<'_> {
                 },
                 signal: Signal::KILL,
             },
-            // Room for most of what is printed: a buffer that grows leaves copies behind.
+            // Large enough for most outputs: a buffer that grows leaves copies of secrets
+            // behind.
             stdout_bytes: Zeroizing::new(Vec::with_capacity(OUTPUT_CAPACITY)),
             credential: None,
             stderr_capture: StderrCapture::default(),
@@ -174,7 +174,7 @@ impl Call<'_> {
     }
 }
 
-/// A process that is ended when nobody needs it any more.
+/// Kills the process on drop.
 struct ProcessGuard {
     child: Child,
     kill_target: KillTarget,
@@ -183,16 +183,15 @@ struct ProcessGuard {
 
 #[derive(Clone, Copy)]
 enum KillTarget {
-    /// It alone.
+    /// The process alone.
     Process,
-    /// What it has started, too.
+    /// The process and its children.
     Group,
 }
 
 impl Drop for ProcessGuard {
     fn drop(&mut self) {
-        // Without a number it has ended and been waited for, and the number may be
-        // another's.
+        // Without an ID the process has been reaped, and its ID may have been reused.
         let pid = self.child.id().and_then(|id| i32::try_from(id).ok());
         if let Some(pid) = pid.and_then(Pid::from_raw) {
             let _ = match self.kill_target {
@@ -207,15 +206,15 @@ struct PluginProcess {
     guard: ProcessGuard,
     stdout: Option<ChildStdout>,
     stderr: Option<ChildStderr>,
-    /// There may be a key in it.
+    /// May contain a private key.
     stdout_bytes: Zeroizing<Vec<u8>>,
-    /// The first document, when it is whole.
+    /// The first document, once it is complete.
     credential: Option<ExecCredential>,
     stderr_capture: StderrCapture,
 }
 
 impl PluginProcess {
-    /// Until there is a proxy, or the process has ended.
+    /// Reads until the plugin returns a proxy or exits.
     async fn read_credential(&mut self) -> Result<ExecCredential, CallFailure> {
         let display_timer = tokio::time::sleep(STDERR_DISPLAY_DELAY);
         tokio::pin!(display_timer);
@@ -230,8 +229,8 @@ impl PluginProcess {
             polls_left = polls_left.map(|left| left - 1);
             tokio::select! {
                 biased;
-                // First, for a plugin that never stops printing; then comes what is
-                // there already.
+                // The deadline comes first, for a plugin that never stops printing. Then
+                // pending output is read.
                 () = sleep_until(give_up_at), if polls_left.is_none() => polls_left = Some(FINAL_POLLS),
                 read = read(&mut self.stdout, &mut self.stdout_bytes), if self.stdout.is_some() => {
                     if read == 0 {
@@ -290,7 +289,7 @@ impl PluginProcess {
         }
     }
 
-    /// Lets the process go on if it is a proxy, or has started one.
+    /// Keeps the process running if it is a proxy or has started one.
     fn finish(mut self, credential: &ExecCredential) -> Option<RunningPlugin> {
         self.stderr_capture.suppress();
         offers_proxy(credential).then(|| RunningPlugin::new(self))
@@ -309,7 +308,7 @@ fn offers_proxy(credential: &ExecCredential) -> bool {
     status.is_some_and(|status| status.proxy_config.is_some())
 }
 
-/// How much came; nothing more will after 0, or after an error.
+/// How many bytes came. No more follow after 0 or an error.
 async fn read(from: &mut Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) -> usize {
     match from {
         Some(pipe) => {
@@ -327,8 +326,7 @@ async fn sleep_until(deadline: Option<Instant>) {
     }
 }
 
-/// A plugin that has answered with a proxy. It is asked to end when this is dropped, if
-/// it has not ended by itself.
+/// A plugin that returned a proxy. Dropping it sends SIGTERM unless it has exited.
 #[derive(Debug)]
 pub(super) struct RunningPlugin {
     task: JoinHandle<()>,
@@ -336,7 +334,7 @@ pub(super) struct RunningPlugin {
     predecessor: Predecessor,
 }
 
-/// The one before that answered with the same, and may be the proxy of both.
+/// The plugin process that returned the same proxy before, and may be the proxy of both.
 type Predecessor = Arc<Mutex<Option<Arc<RunningPlugin>>>>;
 
 impl RunningPlugin {
@@ -352,7 +350,7 @@ impl RunningPlugin {
         let stderr_sink = stderr_capture.clone();
         let predecessor = Predecessor::default();
         let replaced = predecessor.clone();
-        // It has sockets to remove.
+        // SIGTERM lets the proxy remove its sockets.
         guard.signal = Signal::TERM;
         let task = tokio::spawn(async move {
             let mut stderr_chunk = Vec::new();
@@ -362,7 +360,7 @@ impl RunningPlugin {
             tokio::pin!(takeover);
             while !has_ended || stdout.is_some() || stderr.is_some() {
                 tokio::select! {
-                    // A pipe that nobody reads would hold up a plugin that logs.
+                    // An unread pipe would block a plugin that logs.
                     read = read(&mut stdout, &mut ignored), if stdout.is_some() => {
                         if read == 0 {
                             stdout = None;
@@ -390,14 +388,14 @@ impl RunningPlugin {
         }
     }
 
-    /// The one before has answered with the same: it stays, too, unless it is of no use.
+    /// Keeps the previous process, which returned the same proxy, unless it has exited.
     pub(super) fn set_predecessor(&self, previous: Arc<Self>) {
-        // No chain of those that have only told of another.
+        // Skips processes that have exited, so that the chain stays short.
         previous.replace_predecessor(Self::first_running(previous.predecessor()));
         self.replace_predecessor(Self::first_running(Some(previous)));
     }
 
-    /// The first, from this one backwards, that has not ended.
+    /// The first process of the chain that has not exited.
     fn first_running(mut predecessor: Option<Arc<Self>>) -> Option<Arc<Self>> {
         while let Some(exit_status) = predecessor.take_if(|it| it.task.is_finished()) {
             predecessor = exit_status.predecessor();
@@ -417,7 +415,7 @@ impl RunningPlugin {
         predecessor.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What it has said since it is a proxy, for an error.
+    /// The process's stderr since it became a proxy, as a suffix of an error message.
     pub(super) fn stderr_suffix(&self) -> String {
         let stderr_capture = self
             .stderr_capture
@@ -442,7 +440,7 @@ impl Drop for RunningPlugin {
 mod tests {
     use super::*;
 
-    /// A process that has answered and goes on, with its number.
+    /// A running plugin process and its ID.
     fn running() -> (Arc<RunningPlugin>, u32) {
         let child = Command::new("sleep")
             .arg("300")
@@ -471,23 +469,23 @@ mod tests {
         stat.is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") X "))
     }
 
-    /// The clock of the runtime stands still while processes end in their own time.
+    /// Uses the system clock: tokio's clock is paused while the processes exit.
     async fn wait_for_exit(process: u32) {
         let deadline = std::time::Instant::now() + skewbridge_testkit::PATIENCE;
         while is_running(process) {
-            assert!(std::time::Instant::now() < deadline, "{process} goes on");
+            assert!(std::time::Instant::now() < deadline, "{process} still runs");
             tokio::task::yield_now().await;
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_stays_for_a_while_with_the_same_url_has_taken_the_place_of_the_one_before() {
+    async fn a_plugin_that_keeps_running_with_the_same_url_replaces_its_predecessor() {
         let (previous, first) = running();
         let (now, second) = running();
         now.set_predecessor(previous);
         tokio::time::sleep(TAKEOVER_DELAY / 2).await;
-        assert!(is_running(first), "the later one may have found it");
+        assert!(is_running(first), "the later one may be using it");
         tokio::time::sleep(TAKEOVER_DELAY).await;
         wait_for_exit(first).await;
         assert!(is_running(second));

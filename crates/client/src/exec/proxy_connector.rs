@@ -1,5 +1,5 @@
-//! The way to a plugin's proxy: a socket of this machine, and TLS by which both prove
-//! that they belong together (KEP-2718, "Authentication to Proxy", option 1).
+//! Connections to a plugin's proxy: a local socket with mutual TLS (KEP-2718, "Authentication
+//! to Proxy", option 1).
 
 use std::ffi::OsString;
 use std::fmt;
@@ -22,10 +22,10 @@ use crate::connection::Stream;
 use crate::credential::Certificate;
 use crate::tls::{self, ServerTrust};
 
-/// The name that is asked for on a Unix socket, which has none.
+/// The SNI for Unix sockets, which have no host name.
 const UNIX_SERVER_NAME: &str = "localhost";
 
-/// How soon a socket is tried again that has no room: the kernel tells nobody.
+/// How soon a connection to a full listen backlog is retried: the kernel does not notify.
 const BACKLOG_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Where a proxy listens.
@@ -35,8 +35,8 @@ enum ListenAddress {
     Tcp { host: String, port: u16 },
 }
 
-/// A proxy with all that a connection to it needs. TLS sessions are remembered in it,
-/// so it is kept for as long as the plugin gives the same.
+/// A proxy with everything that a connection needs. It remembers TLS sessions, so it is kept
+/// while the plugin returns the same proxy.
 pub(crate) struct ProxyConnector {
     proxy: ProxyConfig,
     certificate: Certificate,
@@ -48,15 +48,15 @@ pub(crate) struct ProxyConnector {
 /// Why there is no connection.
 #[derive(Debug)]
 pub(crate) enum ProxyConnectError {
-    /// Nobody listens, or who did has just gone, or somebody else has taken its port: the
-    /// plugin has to be run again. In words.
+    /// Nothing listens, the proxy is just exiting, or another program has taken its port: the
+    /// plugin has to run again.
     Gone(String),
-    /// That would not help. In words.
+    /// Running the plugin again would not help.
     Unusable(String),
 }
 
 impl ProxyConnector {
-    /// Reads what a plugin has given.
+    /// Reads a plugin's output.
     pub(super) fn new(proxy: ProxyConfig, certificate: Certificate) -> Result<Self, String> {
         let address = ListenAddress::parse(&proxy.url)?;
         let authority = &proxy.certificate_authority_data;
@@ -67,7 +67,7 @@ impl ProxyConnector {
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| "its host is not a name".to_owned())?;
         let config = tls::config(&trust, Some(&certificate)).map_err(|cause| {
-            // In the words of the kubeconfig there, and of the plugin here.
+            // The kubeconfig's field names are replaced by those of the plugin's output.
             let cause = cause.replace("certificate-authority ", "certificate-authority-data ");
             let cause = cause.replace("client-certificate", "clientCertificateData");
             cause.replace("client-key", "clientKeyData")
@@ -81,18 +81,18 @@ impl ProxyConnector {
         })
     }
 
-    /// Whether it leads where this would, by the same means.
+    /// Whether the proxy has the same address and certificates.
     pub(super) fn matches(&self, proxy: &ProxyConfig, certificate: &Certificate) -> bool {
         self.proxy == *proxy && self.certificate == *certificate
     }
 
-    /// Where the proxy listens, as the plugin said it.
+    /// The proxy's URL as the plugin returned it.
     pub(crate) fn url(&self) -> &str {
         &self.proxy.url
     }
 
-    /// How much of this time a try to open a connection may take. On a port of loopback
-    /// silence has the plugin executed again, too, and then there is a second try.
+    /// How much of the total time one attempt may take. On a loopback port a timeout makes the
+    /// plugin run again, and a second attempt follows.
     pub(crate) fn attempt_timeout(&self, total: Duration) -> Duration {
         match self.address {
             ListenAddress::Tcp { .. } => total / 2,
@@ -100,8 +100,8 @@ impl ProxyConnector {
         }
     }
 
-    /// Opens a connection within so much time, and says which of the protocols the proxy
-    /// has chosen.
+    /// Opens a connection within the timeout, and returns the ALPN protocol that the proxy
+    /// selected.
     pub(crate) async fn open(
         &self,
         alpn: &[Vec<u8>],
@@ -116,9 +116,9 @@ impl ProxyConnector {
         })
     }
 
-    /// Whatever a handshake fails by. A port of loopback is anybody's when the proxy has
-    /// gone, and then it fails before anything of ours has been shown. A Unix socket is in a
-    /// directory of its own, and nobody else's.
+    /// Classifies a failed handshake. After the proxy has exited, any program may listen on its
+    /// loopback port; the handshake then fails before our certificate is sent. A Unix socket is
+    /// in a private directory, so no other program can listen there.
     fn handshake_error(&self, cause: String) -> ProxyConnectError {
         match self.address {
             ListenAddress::Tcp { .. } => ProxyConnectError::Gone(cause),
@@ -155,8 +155,8 @@ impl ProxyConnector {
                 Ok((Box::new(stream), alpn_protocol))
             }
             Err(error) => Err(match error.kind() {
-                // Whoever is killed lets go of its sockets a moment after it has
-                // ceased to read from them. No request has been sent yet.
+                // A killed process closes its sockets shortly after it stops reading from them.
+                // No request has been sent yet.
                 io::ErrorKind::UnexpectedEof
                 | io::ErrorKind::ConnectionReset
                 | io::ErrorKind::BrokenPipe => {
@@ -168,23 +168,23 @@ impl ProxyConnector {
     }
 }
 
-/// Why nobody has been connected to.
+/// Classifies a failed connect.
 fn connect_error(error: &io::Error) -> ProxyConnectError {
     match error.kind() {
-        // A socket that is gone, that its owner has left, or that its owner leaves just now,
-        // with us in the queue.
+        // The socket does not exist, its process has exited, or its process is just exiting
+        // with our connection in the backlog.
         io::ErrorKind::NotFound
         | io::ErrorKind::ConnectionRefused
         | io::ErrorKind::ConnectionReset
         | io::ErrorKind::BrokenPipe => {
-            ProxyConnectError::Gone(format!("is not there: nobody listens ({error})"))
+            ProxyConnectError::Gone(format!("is not listening ({error})"))
         }
         _ => ProxyConnectError::Unusable(format!("cannot be reached: {error}")),
     }
 }
 
-/// Waits for as long as whoever listens has no room for one more, which is an error on
-/// this kind of socket. The caller has a time limit.
+/// Retries while the listen backlog is full, which is an error for this kind of socket. The
+/// caller sets a timeout.
 async fn connect_unix(path: &Path) -> io::Result<UnixStream> {
     loop {
         match UnixStream::connect(path).await {
@@ -212,13 +212,13 @@ fn tls_error_message(error: &io::Error) -> String {
 }
 
 impl ListenAddress {
-    /// Reads `unix:///PATH` or `https://LOOPBACK:PORT`.
+    /// Parses `unix:///PATH` or `https://LOOPBACK:PORT`.
     fn parse(url: &str) -> Result<Self, String> {
         let invalid = |what: &str| {
             Err(format!(
                 "plugin returned the proxy URL {:?}, which {what}; it is like unix:///PATH or \
                  https://127.0.0.1:PORT",
-                // A wrong one may hold anything.
+                // An invalid URL may contain anything.
                 redact_userinfo(url)
             ))
         };
@@ -275,7 +275,7 @@ mod tests {
     use crate::secret::Secret;
 
     #[test]
-    fn a_wire_is_kept_for_the_same_url_and_certificates() {
+    fn a_connector_matches_only_the_same_url_and_certificates() {
         let ca = Ca::new("plugin");
         let pair = |name: &str| {
             let leaf = ca.client(name, &[]);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_plugin_gives_is_called_by_the_plugins_names() {
+    fn errors_name_the_fields_of_the_plugins_output() {
         let ca = Ca::new("plugin");
         let (one, two) = (ca.client("one", &[]), ca.client("two", &[]));
         let certificate = |chain: &str, key: &str| Certificate {
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_just_leaving_does_not_listen_either() {
+    fn an_exiting_proxy_counts_as_gone() {
         use io::ErrorKind::{
             BrokenPipe, ConnectionRefused, ConnectionReset, NotFound, PermissionDenied,
         };
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_says_nothing_on_a_port_of_loopback_may_be_a_stranger() {
+    async fn a_silent_listener_on_a_loopback_port_may_be_another_program() {
         let ca = Ca::new("plugin");
         let leaf = ca.client("client", &[]);
         let certificate = Certificate {
@@ -368,7 +368,7 @@ mod tests {
         };
         let dir = ScratchDir::new();
         let path = dir.path().join("s");
-        // Neither ever accepts.
+        // Neither socket ever accepts.
         let _unix = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let urls = [
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_without_room_is_waited_for() {
+    async fn a_full_listen_backlog_is_retried() {
         let dir = ScratchDir::new();
         let path = dir.path().join("s");
         let socket = UnixSocket::new_stream().unwrap();
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_listens_on_this_machine() {
+    fn a_proxy_must_listen_on_this_machine() {
         let tcp = |host: &str, port| {
             Ok(ListenAddress::Tcp {
                 host: host.to_owned(),

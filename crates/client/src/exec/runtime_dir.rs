@@ -1,12 +1,11 @@
-//! Where files of this user alone may be made.
+//! Directories for this user's private runtime files.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// Directories in which something private may be made, the user's own first:
-/// `$XDG_RUNTIME_DIR`, `$TMPDIR` and `/tmp`. A variable that leads where somebody else
-/// could put something else in its place is passed over.
+/// Directories for private files, in order of preference: `$XDG_RUNTIME_DIR`, `$TMPDIR` and
+/// `/tmp`. A variable is ignored if another user could replace files in its directory.
 pub fn runtime_directories() -> impl Iterator<Item = PathBuf> {
     let from_env = ["XDG_RUNTIME_DIR", "TMPDIR"].map(std::env::var_os);
     from_env
@@ -14,17 +13,17 @@ pub fn runtime_directories() -> impl Iterator<Item = PathBuf> {
         .flatten()
         .map(PathBuf::from)
         .filter(|path| path.is_absolute() && is_safe(path))
-        // The system's to keep, and there is nothing after it.
+        // The last resort: the system protects it.
         .chain([PathBuf::from("/tmp")])
 }
 
 fn is_safe(path: &Path) -> bool {
     let uid = rustix::process::geteuid().as_raw();
-    // With links followed: what they lead to counts.
+    // Symlinks are followed: what matters is the directory they lead to.
     fs::metadata(path).is_ok_and(|it| it.is_dir() && is_tamper_proof(it.uid(), it.mode(), uid))
 }
 
-/// Whether what we make in a directory stays what it is.
+/// Whether no other user can replace our files in a directory with this owner and mode.
 fn is_tamper_proof(owner: u32, mode: u32, uid: u32) -> bool {
     const WRITABLE_BY_OTHERS: u32 = 0o022;
     const STICKY: u32 = 0o1000;
@@ -37,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_where_nobody_else_can_rename_is_safe() {
+    fn a_directory_is_safe_only_if_no_other_user_can_rename_files_in_it() {
         let rows = [
             (1000, 0o700, true),
             (1000, 0o755, true),

@@ -1,12 +1,11 @@
-//! What a plugin writes to standard error: for the user to see, and for the error that
-//! says why it failed.
+//! A plugin's stderr: shown to the user, and repeated in the error if the plugin fails.
 
 use std::io::Write as _;
 
-/// How much of it an error repeats: the last lines, where causes are.
+/// How much of it an error repeats: the last lines, where the cause is.
 const MAX_TAIL_BYTES: usize = 4096;
 
-/// The end of what a plugin has said, and whether the user has seen it.
+/// The tail of a plugin's stderr, and whether the user has seen it.
 #[derive(Debug, Default)]
 pub(super) struct StderrCapture {
     /// At most [`MAX_TAIL_BYTES`].
@@ -16,17 +15,17 @@ pub(super) struct StderrCapture {
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum DisplayMode {
-    /// It waits, in case the plugin fails soon: then the error tells it.
+    /// Held back in case the plugin fails soon: then the error repeats it.
     #[default]
     Deferred,
-    /// As it comes: a plugin that takes its time may be asking for something.
+    /// Shown as it comes: a slow plugin may be prompting the user.
     Immediate,
-    /// Never: the plugin has become a proxy, and the terminal is somebody else's.
+    /// Not shown: the plugin has become a proxy, and the terminal belongs to another program.
     Suppressed,
 }
 
 impl StderrCapture {
-    /// Takes what has come.
+    /// Adds output of the plugin.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         if self.display == DisplayMode::Immediate {
             write_stderr(bytes);
@@ -36,7 +35,7 @@ impl StderrCapture {
         self.tail.drain(..surplus);
     }
 
-    /// Shows what has come, and what will.
+    /// Shows the output so far and all further output.
     pub(super) fn show_immediately(&mut self) {
         if self.display == DisplayMode::Deferred {
             write_stderr(&self.tail);
@@ -44,17 +43,17 @@ impl StderrCapture {
         self.display = DisplayMode::Immediate;
     }
 
-    /// Shows what has come, and nothing that will. From here on a new tail begins.
+    /// Shows the output so far and no further output. A new tail begins.
     pub(super) fn suppress(&mut self) {
         self.show_immediately();
         self.display = DisplayMode::Suppressed;
         self.tail.clear();
     }
 
-    /// What an error adds: nothing if the user has seen it.
+    /// The suffix of an error message: empty if the user has seen the output.
     pub(super) fn for_error(&self) -> String {
         let text = String::from_utf8_lossy(&self.tail);
-        // A terminal must not be written to by whoever fails.
+        // A failing plugin must not control the terminal.
         let plain: String = text
             .trim()
             .chars()
@@ -73,13 +72,13 @@ impl StderrCapture {
     }
 }
 
-/// Tells the user something of ours, where there is nobody to return it to.
+/// Prints a note for the user, where no caller can return it.
 pub(super) fn print_note(text: &str) {
     write_stderr(format!("{text}\n").as_bytes());
 }
 
 fn write_stderr(bytes: &[u8]) {
-    // Whoever closed it does not want to know.
+    // A closed stderr is ignored.
     let _ = std::io::stderr().write_all(bytes);
 }
 
@@ -88,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_repeats_the_end_without_what_moves_a_cursor() {
+    fn an_error_repeats_the_tail_without_control_characters() {
         let mut capture = StderrCapture::default();
         assert_eq!(capture.for_error(), "");
         capture.push(&[b'x'; 2 * MAX_TAIL_BYTES]);
@@ -99,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_has_seen_is_not_said_twice() {
+    fn output_that_the_user_has_seen_is_not_repeated() {
         let mut capture = StderrCapture::default();
         capture.show_immediately();
         capture.push(b"");

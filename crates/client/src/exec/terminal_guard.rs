@@ -1,18 +1,18 @@
-//! The user's terminal while a plugin may ask at it.
+//! Saves the user's terminal settings while a plugin may use the terminal.
 
 use std::io::stdin;
 
 use rustix::process::getpgrp;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 
-/// A terminal that is lent to a plugin. However that ends, by us perhaps in the midst of a
-/// question, the terminal is as before when this is dropped.
+/// Restores the terminal settings on drop, however the plugin ends: it may be killed in the
+/// middle of a prompt.
 pub(super) struct TerminalGuard {
     saved: Option<Termios>,
 }
 
 impl TerminalGuard {
-    /// Lends that of our standard input.
+    /// Saves the settings of our standard input.
     pub(super) fn save() -> Self {
         Self {
             saved: tcgetattr(stdin()).ok(),
@@ -29,7 +29,8 @@ impl Drop for TerminalGuard {
                 || now.output_modes != saved.output_modes
                 || now.control_modes != saved.control_modes
         };
-        // In the background it is somebody else's, and we would be stopped for it.
+        // In the background the terminal belongs to another process group, and changing it
+        // would stop us.
         let is_ours = tcgetpgrp(stdin()).is_ok_and(|group| group == getpgrp());
         if is_ours && tcgetattr(stdin()).is_ok_and(is_changed) {
             let _ = tcsetattr(stdin(), OptionalActions::Now, saved);

@@ -1,4 +1,4 @@
-//! One kubeconfig file.
+//! Parsing of one kubeconfig file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,8 +16,8 @@ use crate::error::{Entry, Error};
 use crate::secret::Secret;
 
 impl Kubeconfig {
-    /// Reads the text of a file. Paths in it are relative to the file. Unknown
-    /// fields are passed over, and `null` is nothing.
+    /// Parses the text of a file. Paths in it are relative to the file. Unknown fields are
+    /// ignored, and `null` means absent.
     pub fn parse(text: &str, path: &Path) -> Result<Self, Error> {
         let raw: RawConfig = if text.trim().is_empty() {
             RawConfig::default()
@@ -42,11 +42,11 @@ impl Kubeconfig {
     }
 }
 
-/// Says where, and not what stands there: that may be a token.
+/// Reports the position but not the text there, which may be a token.
 fn parse_error(error: &serde_saphyr::Error, path: &Path) -> Error {
     let cause = match error.location() {
         Some(with_server) => format!(
-            "is not a kubeconfig: line {}, column {} cannot be understood",
+            "is not a kubeconfig: line {}, column {} cannot be parsed",
             with_server.line(),
             with_server.column()
         ),
@@ -217,7 +217,7 @@ struct RawVariable {
     value: String,
 }
 
-/// `null` is what is not there.
+/// Deserializes `null` as the default value.
 fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -269,7 +269,7 @@ impl RawUser {
         };
         let provider = self.auth_provider.map(|provider| {
             let name = provider.name;
-            format!("auth-provider {name:?} is not known any more, to kubectl neither; use exec")
+            format!("auth-provider {name:?} is no longer supported, by kubectl neither; use exec")
         });
         Ok(User {
             client_certificate: pem_source(
@@ -335,7 +335,7 @@ impl RawExec {
                 ));
             }
         };
-        // A name is looked for in $PATH, a path is relative to the file.
+        // A bare name is searched in $PATH, a path is relative to the file.
         let command = if self.command.contains('/') {
             base_dir.join(&self.command)
         } else {
@@ -357,12 +357,12 @@ impl RawExec {
     }
 }
 
-/// What is empty is not given.
+/// Treats an empty text as absent.
 fn non_empty(text: Option<String>) -> Option<String> {
     text.filter(|text| !text.is_empty())
 }
 
-/// Data counts before a file, as with kubectl.
+/// Inline data takes precedence over a file, as in kubectl.
 fn pem_source(
     (entry, name): (Entry, &str),
     field: &str,

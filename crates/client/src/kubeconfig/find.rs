@@ -1,4 +1,4 @@
-//! Where the kubeconfig is.
+//! Finding the kubeconfig.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,19 +10,19 @@ use zeroize::Zeroizing;
 use super::{Cluster, Context, Kubeconfig, PemSource, User};
 use crate::error::Error;
 
-/// The largest file that is read: thousands of clusters fit, a wrong path (a
-/// device, a log) does not.
+/// The largest file that is read: enough for thousands of clusters, too small for a wrong path
+/// (a device, a log).
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
 
-/// Where a pod finds its service account.
+/// Where a pod's service account is mounted.
 const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// The name of the context that a pod has.
+/// The name of the in-cluster context.
 const IN_CLUSTER_NAME: &str = "in-cluster";
 
 impl Kubeconfig {
-    /// The file that is given; without one those in `$KUBECONFIG`, else
-    /// `~/.kube/config`, else the service account of this pod.
+    /// Loads the given file; otherwise the files of `$KUBECONFIG`, else `~/.kube/config`, else
+    /// the service account of this pod.
     pub fn load(explicit: Option<&Path>) -> Result<Self, Error> {
         let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         if let Some(path) = explicit {
@@ -54,15 +54,14 @@ impl Kubeconfig {
         let searched: Vec<_> = paths.iter().map(|it| it.display().to_string()).collect();
         Err(Error::NoConfiguration {
             searched: if searched.is_empty() {
-                "$KUBECONFIG and no $HOME".to_owned()
+                "$KUBECONFIG or $HOME".to_owned()
             } else {
                 searched.join(", ")
             },
         })
     }
 
-    /// Several files as one, the first one first. Those that are not there are
-    /// passed over.
+    /// Merges several files; earlier files take precedence. Missing files are skipped.
     pub fn read_all(paths: &[PathBuf]) -> Result<Self, Error> {
         let mut config = Self::default();
         for path in paths.iter().filter(|path| !path.as_os_str().is_empty()) {
@@ -73,7 +72,7 @@ impl Kubeconfig {
         Ok(config)
     }
 
-    /// What a pod has, if it has a service account.
+    /// The configuration of a pod with a service account.
     fn in_cluster(host: &str, port: &str, account: &Path) -> Option<Self> {
         let token = account.join("token");
         if !token.exists() {
@@ -120,7 +119,7 @@ impl Kubeconfig {
     }
 }
 
-/// The text of a file, if there is one.
+/// The text of a file; `None` if it does not exist.
 fn read(path: &Path) -> Result<Option<Zeroizing<String>>, Error> {
     let invalid = |cause: String| {
         Err(Error::File {
@@ -131,7 +130,7 @@ fn read(path: &Path) -> Result<Option<Zeroizing<String>>, Error> {
     let mut text = Zeroizing::new(String::new());
     let read = File::open(path).and_then(|file| {
         let length = file.metadata().map_or(0, |it| it.len()).min(MAX_FILE_BYTES);
-        // Room for all of it: a buffer that grows leaves copies behind.
+        // Reserves the whole size: a buffer that grows leaves copies of secrets behind.
         text.reserve_exact(usize::try_from(length).unwrap_or_default() + 1);
         file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)
     });
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_file_to_say_something_counts() {
+    fn the_first_file_with_an_entry_takes_precedence() {
         let dir = ScratchDir::new();
         let first = dir.write("first", config("https://first", "one"));
         let second = dir.write("second", config("https://second", "two"));
@@ -189,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_has_its_service_account() {
+    fn a_pod_uses_its_service_account() {
         let dir = ScratchDir::new();
         assert_eq!(Kubeconfig::in_cluster("10.0.0.1", "443", dir.path()), None);
         dir.write("token", "t");
@@ -202,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_is_known_to_its_server_by_its_service_account() {
+    async fn a_pod_authenticates_with_its_service_account() {
         let ca = Ca::new("cluster");
         let options = Options::new(ca.server(&["127.0.0.1"]));
         let server = ApiServer::start(options, |requests| Reply::json(requests.target)).await;
@@ -215,7 +214,7 @@ mod tests {
         let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await.unwrap();
         let answer = endpoint.send(&Request::get("/api")).await.unwrap();
         assert_eq!(answer.body, "/api");
-        // Tokens of pods are replaced while they run.
+        // Pod tokens are replaced while the pod runs.
         account.write("token", "second\n");
         let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await.unwrap();
         endpoint.send(&Request::get("/api")).await.unwrap();
@@ -225,14 +224,14 @@ mod tests {
             .map(|it| it.header("authorization"))
             .collect();
         assert_eq!(debug_text, [Some("Bearer first"), Some("Bearer second")]);
-        // Another CA is not that of the cluster.
+        // A different CA is not trusted.
         account.write("ca.crt", Ca::new("other").pem());
         let endpoint = Endpoint::prepare(&target, Some(PATIENCE)).await.unwrap();
         assert!(endpoint.send(&Request::get("/api")).await.is_err());
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_named() {
+    fn an_error_names_the_unreadable_file() {
         let dir = ScratchDir::new();
         let binary = dir.write("binary", [0xff, 0xfe]);
         for path in [dir.path().to_owned(), binary] {

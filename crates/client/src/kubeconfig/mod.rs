@@ -1,5 +1,5 @@
-//! Kubeconfig files, as kubectl reads them: several of them merged, paths in
-//! them relative to the file, and the context that is used.
+//! Kubeconfig files, read as kubectl reads them: several files are merged, paths are relative
+//! to their file.
 
 mod file;
 mod find;
@@ -13,126 +13,126 @@ pub use skewbridge_api::exec_credential::Version as ExecVersion;
 use crate::error::{Entry, Error};
 use crate::secret::Secret;
 
-/// All kubeconfig files together.
+/// The merged kubeconfig files.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Kubeconfig {
-    /// The context that is used unless another one is asked for.
+    /// The context that is used by default.
     pub current_context: Option<String>,
-    /// By name.
+    /// Contexts by name.
     pub contexts: BTreeMap<String, Context>,
-    /// By name.
+    /// Clusters by name.
     pub clusters: BTreeMap<String, Cluster>,
-    /// By name.
+    /// Users by name.
     pub users: BTreeMap<String, User>,
-    /// What was read, for messages.
+    /// The files that were read, for messages.
     files: Vec<PathBuf>,
 }
 
-/// Who talks to which cluster.
+/// A cluster, a user and a namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Context {
     /// The name of a cluster.
     pub cluster: String,
-    /// The name of a user; empty for nobody in particular.
+    /// The name of a user; empty for anonymous access.
     pub user: String,
     /// The namespace of requests that name none.
     pub namespace: Option<String>,
 }
 
-/// Where a cluster is, and how it proves to be it.
+/// A cluster's server and how it is verified.
 #[derive(Clone, Default, PartialEq)]
 pub struct Cluster {
     /// `https://HOST:PORT`
     pub server: String,
-    /// The name that its certificate has to be for, if not the host.
+    /// The name that the certificate must match, if not the host.
     pub tls_server_name: Option<String>,
-    /// Whether its certificate does not matter.
+    /// Whether the certificate is not verified.
     pub insecure_skip_tls_verify: bool,
-    /// CAs in PEM that sign its certificate; without, those of the system.
+    /// CAs in PEM that sign the certificate; by default the system's.
     pub certificate_authority: Option<PemSource>,
-    /// The proxy on the way. Kept secret, as it may have a password.
+    /// The URL of a proxy. Kept secret, as it may contain a password.
     pub proxy_url: Option<Secret>,
-    /// What the cluster has for credential plugins (the extension
+    /// The cluster's configuration for credential plugins (the extension
     /// `client.authentication.k8s.io/exec`).
     pub exec_config: Option<serde_json::Value>,
 }
 
-/// How a user proves to be one.
+/// A user's credentials.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct User {
-    /// A certificate in PEM, with its chain.
+    /// A client certificate chain in PEM.
     pub client_certificate: Option<PemSource>,
-    /// Its key.
+    /// The certificate's key.
     pub client_key: Option<PemSource>,
     /// A bearer token.
     pub token: Option<Secret>,
-    /// A file that holds one, and counts before [`User::token`].
+    /// A file that contains a bearer token; takes precedence over [`User::token`].
     pub token_file: Option<PathBuf>,
-    /// With a password.
+    /// For basic authentication.
     pub username: Option<String>,
-    /// With a name.
+    /// For basic authentication.
     pub password: Option<Secret>,
-    /// A program that knows.
+    /// A credential plugin.
     pub exec: Option<Exec>,
-    /// Whose role to take.
+    /// The user to impersonate.
     pub impersonate: Impersonation,
-    /// Why this user cannot be used, if so. Others in the same file can.
+    /// Why this user cannot be used. Other users of the same file still can.
     pub problem: Option<String>,
 }
 
-/// Somebody else, whom a user may act as.
+/// The user to impersonate.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Impersonation {
-    /// The name.
+    /// The user name.
     pub user: Option<String>,
     /// The UID.
     pub uid: Option<String>,
     /// The groups.
     pub groups: Vec<String>,
-    /// The rest.
+    /// Extra fields.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
 /// A credential plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exec {
-    /// The program: a path, or a name to be found in `$PATH`.
+    /// The program: a path, or a name to be searched in `$PATH`.
     pub command: PathBuf,
-    /// Its arguments. Some take passwords so.
+    /// Its arguments. They may contain passwords.
     pub args: Vec<Secret>,
-    /// What it finds in its environment, beside ours. May hold passwords.
+    /// Environment variables beside our own. They may contain passwords.
     pub env: Vec<(String, Secret)>,
-    /// The version in which it speaks.
+    /// The API version of its input and output.
     pub api_version: ExecVersion,
-    /// How to get it.
+    /// How to install it.
     pub install_hint: Option<String>,
-    /// Whether it is told about the cluster.
+    /// Whether its input includes the cluster.
     pub provide_cluster_info: bool,
-    /// Whether it may ask the user.
+    /// Whether it may prompt the user.
     pub interactive_mode: InteractiveMode,
 }
 
 /// Whether a credential plugin reads from the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InteractiveMode {
-    /// It does not.
+    /// Never.
     Never,
-    /// If there is one.
+    /// If there is a terminal.
     IfAvailable,
-    /// There has to be one.
+    /// Always: there has to be a terminal.
     Always,
 }
 
-/// Something in PEM: as it is, or in a file.
+/// PEM data: inline, or in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PemSource {
-    /// Here.
+    /// Inline.
     Data(Secret),
-    /// There.
+    /// In a file.
     File(PathBuf),
 }
 
-/// A context with what it names.
+/// A context with its cluster and user.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Target {
     /// The name of the context.
@@ -150,7 +150,7 @@ pub struct Target {
 }
 
 impl Kubeconfig {
-    /// The context of this name, or the current one, with its cluster and user.
+    /// The named context, or the current one, with its cluster and user.
     pub fn target(&self, context: Option<&str>) -> Result<Target, Error> {
         let name = match (context, &self.current_context) {
             (Some(name), _) => name,
@@ -185,7 +185,7 @@ impl Kubeconfig {
         })
     }
 
-    /// Adds a further file: what is there already, counts.
+    /// Merges another file; existing entries take precedence.
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
         fn fill<T>(available: &mut BTreeMap<String, T>, other: BTreeMap<String, T>) {
@@ -225,7 +225,7 @@ impl Kubeconfig {
     }
 }
 
-/// Without what may be a password in a URL.
+/// Leaves out a password in a URL.
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cluster")
@@ -246,13 +246,13 @@ fn without_password(url: &str) -> String {
 }
 
 impl Target {
-    /// Where the server is, as it can be shown: without a password.
+    /// The server's URL without a password, for display.
     pub fn server(&self) -> String {
         without_password(&self.cluster.server)
     }
 
-    /// The same user at another server: of the same cluster, so by the same CAs.
-    /// The name in its certificate is its own, unless it is given.
+    /// The same user at another server of the same cluster, with the same CAs. The server's
+    /// certificate must match its own host name, unless a name is given.
     #[must_use]
     pub fn with_server(mut self, server: &str, tls_server_name: Option<&str>) -> Self {
         server.clone_into(&mut self.cluster.server);

@@ -1,18 +1,18 @@
-//! Why a connection is over, in words for people.
+//! Messages that say why a connection ended.
 
 use std::io;
 
 use skewbridge_spdy::{Closed, Error};
 
-/// Of what carries a stream. That TLS was not closed in form is no news to anybody.
+/// For the transport of a stream. A missing TLS close_notify is not worth mentioning.
 pub(crate) fn of_io(error: &io::Error) -> String {
     match error.kind() {
-        io::ErrorKind::UnexpectedEof => "the server ended the connection without a word".to_owned(),
+        io::ErrorKind::UnexpectedEof => "the server closed the connection abruptly".to_owned(),
         _ => error.to_string(),
     }
 }
 
-/// Of an SPDY connection.
+/// For an SPDY connection.
 pub(crate) fn of_spdy(error: &Error) -> String {
     match error {
         Error::Io(error) => of_io(error),
@@ -20,7 +20,7 @@ pub(crate) fn of_spdy(error: &Error) -> String {
     }
 }
 
-/// Of an SPDY connection, as its streams see it.
+/// For an SPDY connection, as its streams see it.
 pub(crate) fn of_closed(closed: &Closed) -> String {
     match closed {
         Closed::Failed(error) => of_spdy(error),
@@ -33,8 +33,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_without_a_word_is_told_in_plain_words() {
-        let plain = "the server ended the connection without a word";
+    fn an_abrupt_end_is_described_in_plain_words() {
+        let plain = "the server closed the connection abruptly";
         let eof = || io::Error::new(io::ErrorKind::UnexpectedEof, "close_notify: see https://x");
         assert_eq!(of_io(&eof()), plain);
         assert_eq!(of_closed(&Closed::Failed(eof().into())), plain);

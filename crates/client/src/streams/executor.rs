@@ -1,4 +1,4 @@
-//! Who starts commands.
+//! Starting commands in pods.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,44 +16,44 @@ use super::{spdy, upgrade, websocket};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 
-/// A command that is being started.
+/// The future of a command that is being started.
 pub type StartFuture<'a> = Pin<Box<dyn Future<Output = Result<RemoteProcess, Error>> + Send + 'a>>;
 
 /// Starts commands in pods.
 pub trait Executor: Send + Sync {
-    /// Opens the streams of a command: what [`Executor::start`] and
-    /// [`Executor::attach`] stand on.
+    /// Opens the streams of a command: the base of [`Executor::start`] and
+    /// [`Executor::attach`].
     fn open(&self, request: StreamRequest) -> StartFuture<'_>;
 
-    /// Starts a command. When this is ready, the server has agreed to; whether the
-    /// command could be started is told by [`RemoteProcess::wait`].
+    /// Starts a command. When the future resolves, the server has accepted the request;
+    /// [`RemoteProcess::wait`] reports whether the command could be started.
     fn start<'a>(&'a self, request: &ExecRequest) -> StartFuture<'a> {
         self.open(request.into())
     }
 
-    /// Joins a process that already runs.
+    /// Attaches to a running process.
     fn attach<'a>(&'a self, request: &AttachRequest) -> StartFuture<'a> {
         self.open(request.into())
     }
 }
 
-/// By WebSocket, in the fifth version of the protocol (KEP-4006).
+/// Over WebSocket, with version 5 of the protocol (KEP-4006).
 #[derive(Debug, Clone)]
 pub struct WebSocketExecutor {
     endpoint: Endpoint,
     keep_alive: KeepAlive,
 }
 
-/// By SPDY, in the fourth version or an older one.
+/// Over SPDY, with version 4 of the protocol.
 #[derive(Debug, Clone)]
 pub struct SpdyExecutor {
     endpoint: Endpoint,
     keep_alive: KeepAlive,
 }
 
-/// By WebSocket, or by SPDY where a WebSocket is refused: then
-/// [`RemoteProcess::transport`] tells why. What may have begun is never begun again: no
-/// command runs twice.
+/// Over WebSocket, or over SPDY if a WebSocket is refused: then [`RemoteProcess::transport`]
+/// has the reason. A request that may have started a command is never repeated: no command runs
+/// twice.
 #[derive(Debug, Clone)]
 pub struct FallbackExecutor {
     websocket: WebSocketExecutor,
@@ -61,7 +61,7 @@ pub struct FallbackExecutor {
 }
 
 impl WebSocketExecutor {
-    /// At this server.
+    /// An executor for this server.
     pub fn new(endpoint: Endpoint) -> Self {
         let keep_alive = KeepAlive::default();
         Self {
@@ -70,7 +70,7 @@ impl WebSocketExecutor {
         }
     }
 
-    /// With pings of another kind.
+    /// Sets the ping policy.
     #[must_use]
     pub fn keep_alive(self, keep_alive: KeepAlive) -> Self {
         Self { keep_alive, ..self }
@@ -78,7 +78,7 @@ impl WebSocketExecutor {
 }
 
 impl SpdyExecutor {
-    /// At this server.
+    /// An executor for this server.
     pub fn new(endpoint: Endpoint) -> Self {
         let keep_alive = KeepAlive::default();
         Self {
@@ -87,7 +87,7 @@ impl SpdyExecutor {
         }
     }
 
-    /// With pings of another kind.
+    /// Sets the ping policy.
     #[must_use]
     pub fn keep_alive(self, keep_alive: KeepAlive) -> Self {
         Self { keep_alive, ..self }
@@ -95,7 +95,7 @@ impl SpdyExecutor {
 }
 
 impl FallbackExecutor {
-    /// At this server.
+    /// An executor for this server.
     pub fn new(endpoint: Endpoint) -> Self {
         Self {
             websocket: WebSocketExecutor::new(endpoint.clone()),
@@ -103,7 +103,7 @@ impl FallbackExecutor {
         }
     }
 
-    /// With pings of another kind.
+    /// Sets the ping policy.
     #[must_use]
     pub fn keep_alive(self, keep_alive: KeepAlive) -> Self {
         Self {
@@ -133,9 +133,9 @@ impl Executor for WebSocketExecutor {
     }
 }
 
-/// KEP-4006, "Client-side fallback": SPDY v4. Of those before it the end of a connection
-/// is the end of a command, so a cut could not be told from a success; servers have
-/// known this one since 1.4.
+/// KEP-4006, "Client-side fallback": SPDY v4. Before v4 the end of the connection was the end
+/// of the command, so a lost connection was indistinguishable from success. Servers have
+/// supported v4 since 1.4.
 const OFFERED_PROTOCOL: SpdyProtocol = SpdyProtocol::V4;
 
 impl Executor for SpdyExecutor {
@@ -149,7 +149,7 @@ impl Executor for SpdyExecutor {
             };
             let protocol = upgraded.protocol.as_deref();
             if agreed_spdy(protocol) != Some(OFFERED_PROTOCOL) {
-                let protocol = protocol.unwrap_or("no version of its own");
+                let protocol = protocol.unwrap_or("no protocol version");
                 return Err(upgrade_mismatch(format!(
                     "to {protocol:?}, which was not offered"
                 )));
@@ -204,7 +204,7 @@ impl Executor for FallbackExecutor {
     }
 }
 
-/// Which of stdin, stdout and stderr there are.
+/// Whether there are stdin, stdout and stderr.
 fn channels(options: Options) -> [bool; 3] {
     [Channel::Stdin, Channel::Stdout, Channel::Stderr].map(|channel| options.has(channel))
 }

@@ -1,23 +1,22 @@
-//! How a stream that carries nothing is kept, and how it is noticed that nobody is at
-//! its other end.
+//! Keepalive policy: pings on idle streams, and detection of a dead remote end.
 
 use std::time::Duration;
 
 use skewbridge_wire::{Pace, Pulse};
 use tokio::time::Instant;
 
-/// As long as anybody waits for.
+/// Stands for "never".
 const DISABLED_INTERVAL: Duration = Duration::from_hours(10 * 365 * 24);
 
-/// How the other end of a stream is looked after.
+/// When a stream is pinged, and when its remote end counts as dead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeepAlive {
-    /// How long a stream may be silent before a ping. Balancers cut what is silent for
-    /// a minute, some earlier. Zero is for ever.
+    /// How long a stream may be idle before a ping is sent. Load balancers close streams after
+    /// a minute of silence, some earlier. Zero disables pings.
     pub interval: Duration,
-    /// How long the other end may leave pings unanswered. One that may be busy with what
-    /// it was sent is given all the time that it needs. A local program may keep other
-    /// connections to a pod waiting for as long.
+    /// How long pings may stay unanswered. A remote end that may be busy with data it was sent
+    /// gets more time. It is also how long a local program may block other connections to a
+    /// pod.
     pub timeout: Duration,
 }
 
@@ -53,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_no_interval() {
+    fn a_zero_interval_disables_pings() {
         let keep_alive = KeepAlive {
             interval: Duration::ZERO,
             ..KeepAlive::default()

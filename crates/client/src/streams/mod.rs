@@ -1,9 +1,9 @@
-//! Commands in pods, and their ports: the client half of KEP-4006.
+//! Commands in pods and port forwarding: the client side of KEP-4006.
 //!
-//! An [`Executor`] starts a command and gives a [`RemoteProcess`]. There are three:
-//! [`WebSocketExecutor`] speaks the fifth version of the protocol by WebSocket,
-//! [`SpdyExecutor`] the fourth by SPDY, and [`FallbackExecutor`] the one where it can
-//! and the other where it must. None of them needs a bridge on the way.
+//! An [`Executor`] starts a command and returns a [`RemoteProcess`]. There are three:
+//! [`WebSocketExecutor`] uses version 5 of the protocol over WebSocket, [`SpdyExecutor`]
+//! version 4 over SPDY, and [`FallbackExecutor`] the first where possible and the second
+//! otherwise. None of them needs a bridge in front of the server.
 
 mod disconnect_message;
 mod executor;

@@ -1,4 +1,4 @@
-//! A command that runs somewhere else.
+//! A command that runs in a container.
 
 use std::future::poll_fn;
 use std::io;
@@ -13,31 +13,31 @@ use tokio::task::JoinHandle;
 
 use super::stream_buffers::{MAX_STDIN_BYTES, OutputStream, StreamBuffers};
 
-/// A command that runs in a container. When this is dropped, the connection ends, and
-/// the command with it if it reads or writes.
+/// A command that runs in a container. Dropping this closes the connection, which ends the
+/// command if it reads or writes.
 ///
-/// What it reads and writes can be taken out and go separate ways; what stays in here
-/// is ended, or thrown away, by [`RemoteProcess::wait`]. Nobody reads ahead: a command
-/// whose output is not read waits until it is, as with a pipe.
+/// Its streams can be taken out and moved elsewhere; [`RemoteProcess::wait`] closes or discards
+/// those that remain. Nothing reads ahead: a command whose output is not read blocks, as with a
+/// pipe.
 #[derive(Debug)]
 pub struct RemoteProcess {
-    /// What the command reads, if it was asked for.
+    /// The command's stdin, if requested.
     pub stdin: Option<ProcessStdin>,
-    /// What it writes, if it was asked for.
+    /// The command's stdout, if requested.
     pub stdout: Option<ProcessOutput>,
-    /// The same for stderr; none with a terminal.
+    /// The command's stderr, if requested; `None` with a terminal.
     pub stderr: Option<ProcessOutput>,
     buffers: Arc<StreamBuffers>,
     transport: Transport,
     task: JoinHandle<()>,
 }
 
-/// How the streams of a command are carried.
+/// The transport of a command's streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Transport {
-    /// As was asked for.
+    /// WebSocket, as requested.
     WebSocket,
-    /// As was asked for, or because a WebSocket was refused: then with the reason.
+    /// SPDY, as requested, or because a WebSocket was refused.
     Spdy {
         /// Why it is not a WebSocket.
         fallback_reason: Option<String>,
@@ -47,56 +47,56 @@ pub enum Transport {
 /// How a command ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExitStatus {
-    /// With exit code 0; or an attachment ended.
+    /// With exit code 0; or an attached session ended.
     Success,
-    /// With another one.
+    /// With another exit code.
     Code(ExitCode),
-    /// The server says why there is no exit code.
+    /// Without an exit code, for the reason that the server gave.
     Failed(Failure),
-    /// Nobody knows: the connection was lost before.
+    /// Unknown: the connection was lost first.
     Disconnected(Disconnected),
 }
 
-/// How far a command had come when the connection was lost.
+/// The state of a command when its connection was lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disconnected {
-    /// In words.
+    /// The cause.
     pub cause: String,
-    /// How many bytes of stdin had been handed to the connection. The command may
-    /// have read them, or fewer.
+    /// How many bytes of stdin had been handed to the connection. The command may have read
+    /// fewer.
     pub sent: u64,
-    /// How many bytes of stdin had not.
+    /// How many bytes of stdin had not been handed to the connection.
     pub unsent: u64,
-    /// How many bytes the command was heard to write.
+    /// How many bytes of the command's output had been received.
     pub received: u64,
 }
 
-/// What a command reads. Shut down or dropped, it has come to its end, after all that
-/// was written.
+/// The stdin of a command. Shutting it down or dropping it sends end-of-file after all written
+/// bytes.
 #[derive(Debug)]
 pub struct ProcessStdin {
     buffers: Arc<StreamBuffers>,
 }
 
-/// What a command writes. It ends when the command has, and fails with
-/// [`io::ErrorKind::UnexpectedEof`] if the connection was lost before. Dropped, it
-/// throws away what still comes.
+/// An output of a command. It ends when the command has ended, and fails with
+/// [`io::ErrorKind::UnexpectedEof`] if the connection was lost before. Dropping it discards
+/// further output.
 #[derive(Debug)]
 pub struct ProcessOutput {
     buffers: Arc<StreamBuffers>,
     stream: OutputStream,
-    /// Taken, and not read.
+    /// Received but not read.
     chunk: Bytes,
 }
 
-/// Tells a command how large its terminal is.
+/// Sets the terminal size of a command.
 #[derive(Debug, Clone)]
 pub struct Resizer {
     buffers: Arc<StreamBuffers>,
 }
 
 impl RemoteProcess {
-    /// A driver moves what is in `buffers` until the command has ended.
+    /// A driver moves the bytes in `buffers` until the command has ended.
     pub(crate) fn new(
         buffers: Arc<StreamBuffers>,
         channels: [bool; 3],
@@ -121,7 +121,7 @@ impl RemoteProcess {
         }
     }
 
-    /// How the streams are carried.
+    /// The transport of the streams.
     pub fn transport(&self) -> &Transport {
         &self.transport
     }
@@ -131,17 +131,17 @@ impl RemoteProcess {
         self
     }
 
-    /// For telling the size of the terminal, at any time and as often as it changes.
+    /// A handle that sets the terminal size, at any time and as often as it changes.
     pub fn resizer(&self) -> Resizer {
         Resizer {
             buffers: self.buffers.clone(),
         }
     }
 
-    /// Waits for the command to end. What has not been taken out is ended, or thrown
-    /// away; what has been is to be read by somebody, or the command may wait for that.
+    /// Waits for the command to end. Streams that have not been taken out are closed or
+    /// discarded; those that have been must be read, or the command may block.
     ///
-    /// Cancelled, it can be asked again.
+    /// Cancel-safe: it can be called again.
     pub async fn wait(&mut self) -> ExitStatus {
         self.stdin = None;
         self.stdout = None;
@@ -154,7 +154,7 @@ impl Drop for RemoteProcess {
     fn drop(&mut self) {
         self.task.abort();
         self.buffers.end(ExitStatus::Disconnected(Disconnected {
-            cause: "it was left".to_owned(),
+            cause: "it was dropped".to_owned(),
             sent: 0,
             unsent: 0,
             received: 0,
@@ -163,28 +163,28 @@ impl Drop for RemoteProcess {
 }
 
 impl ProcessStdin {
-    /// How many bytes are best given at once.
+    /// The best size of a write.
     pub const PREFERRED_WRITE_BYTES: usize = MAX_STDIN_BYTES;
 
     /// Writes all of these bytes; up to [`ProcessStdin::PREFERRED_WRITE_BYTES`] without a copy.
     ///
-    /// Cancelled, it may have written some of them.
+    /// If cancelled, some of the bytes may have been written.
     pub async fn write_owned(&mut self, mut bytes: Vec<u8>) -> io::Result<()> {
-        // More would be one long message, and pings would wait behind it.
+        // A longer message would delay pings.
         if bytes.len() > MAX_STDIN_BYTES {
             return self.write_all(&bytes).await;
         }
         poll_fn(|cx| self.buffers.poll_write_owned(&mut bytes, cx)).await
     }
 
-    /// Waits until the connection has taken what was given, so that there is room for
-    /// [`ProcessStdin::PREFERRED_WRITE_BYTES`] bytes, or nobody takes any more: of who reads only then what to
-    /// write, no more is kept than that.
+    /// Waits until the connection has taken all written bytes, so that
+    /// [`ProcessStdin::PREFERRED_WRITE_BYTES`] fit, or until the stream is closed. A caller
+    /// that reads its input only after this buffers no more than that.
     pub async fn ready(&mut self) {
         poll_fn(|cx| self.buffers.poll_stdin_ready(cx)).await;
     }
 
-    /// Whether the command, or the way to it, takes no more.
+    /// Whether the command or the connection accepts no more input.
     pub fn is_closed(&self) -> bool {
         self.buffers.is_stdin_closed()
     }
@@ -199,7 +199,7 @@ impl AsyncWrite for ProcessStdin {
         self.buffers.poll_write_stdin(bytes, cx)
     }
 
-    /// Waits until all has been handed to the connection.
+    /// Waits until all bytes have been handed to the connection.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.buffers.poll_stdin_flushed(cx)
     }
@@ -217,9 +217,9 @@ impl Drop for ProcessStdin {
 }
 
 impl ProcessOutput {
-    /// The next bytes, as they came and without a copy; `None` at the end.
+    /// The next bytes, without a copy; `None` at the end.
     ///
-    /// Cancelled, it has taken nothing.
+    /// Cancel-safe: no bytes are lost.
     pub async fn next_chunk(&mut self) -> io::Result<Option<Bytes>> {
         if !self.chunk.is_empty() {
             return Ok(Some(std::mem::take(&mut self.chunk)));
@@ -255,7 +255,8 @@ impl Drop for ProcessOutput {
 }
 
 impl Resizer {
-    /// If many are told at once, not all but always the last one reaches the command.
+    /// Of several sizes set in quick succession, only the last one is sure to reach the
+    /// command.
     pub fn resize(&self, size: TerminalSize) {
         self.buffers.resize(size);
     }

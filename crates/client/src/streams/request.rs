@@ -1,9 +1,9 @@
-//! What is asked for.
+//! Requests for command streams.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use skewbridge_channels::{Options, Words};
 
-/// What may stand in a path or a query as it is (RFC 3986, 2.3).
+/// The characters that need no escaping in a path or a query (RFC 3986, 2.3).
 const UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -14,45 +14,45 @@ const UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)] // as the API has them
 pub struct ExecRequest {
-    /// Of the pod.
+    /// The pod's namespace.
     pub namespace: String,
     /// The pod.
     pub pod: String,
-    /// The container; none is the server's choice: the only one that there is.
+    /// The container; without one the server uses the pod's only container.
     pub container: Option<String>,
     /// The program and its arguments.
     pub command: Vec<String>,
-    /// Whether it reads from here.
+    /// Whether to attach to its stdin.
     pub stdin: bool,
-    /// Whether what it writes comes here.
+    /// Whether to attach to its stdout.
     pub stdout: bool,
-    /// The same for stderr. With a terminal all comes by stdout.
+    /// Whether to attach to its stderr. With a terminal all output comes on stdout.
     pub stderr: bool,
-    /// Whether it has a terminal.
+    /// Whether to allocate a terminal.
     pub tty: bool,
 }
 
-/// The process of a container that already runs, to be joined.
+/// A running container process to attach to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools)] // as the API has them
 pub struct AttachRequest {
-    /// Of the pod.
+    /// The pod's namespace.
     pub namespace: String,
     /// The pod.
     pub pod: String,
-    /// The container; none is the server's choice: the only one that there is.
+    /// The container; without one the server uses the pod's only container.
     pub container: Option<String>,
-    /// Whether it reads from here.
+    /// Whether to attach to its stdin.
     pub stdin: bool,
-    /// Whether what it writes comes here.
+    /// Whether to attach to its stdout.
     pub stdout: bool,
-    /// The same for stderr. With a terminal all comes by stdout.
+    /// Whether to attach to its stderr. With a terminal all output comes on stdout.
     pub stderr: bool,
     /// Whether it has a terminal.
     pub tty: bool,
 }
 
-/// Where a stream begins: a path with its query, and which channels it has.
+/// A request for the streams of a command: the path with its query, and the channels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamRequest {
     pub(crate) path: String,
@@ -121,13 +121,13 @@ impl StreamRequest {
     }
 }
 
-/// The path of a subresource of a pod.
+/// The path of a pod's subresource.
 pub(crate) fn pod_path(namespace: &str, pod: &str, subresource: &str) -> String {
     let (namespace, pod) = (escape_component(namespace), escape_component(pod));
     format!("/api/v1/namespaces/{namespace}/pods/{pod}/{subresource}")
 }
 
-/// Text, escaped for a path or a query.
+/// Escapes text for a path segment or a query value.
 pub fn escape_component(text: &str) -> String {
     utf8_percent_encode(text, UNRESERVED).to_string()
 }
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_asked_for_word_by_word() {
+    fn a_command_is_sent_as_separate_arguments() {
         let request = ExecRequest {
             namespace: "default".to_owned(),
             pod: "web".to_owned(),

@@ -1,4 +1,4 @@
-//! A command whose streams are those of an SPDY connection.
+//! A command's streams over an SPDY connection.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use super::stream_buffers::{OutputStream, StdinEvent, StreamBuffers};
 use super::timer::Timer;
 use crate::connection::Stream;
 
-/// How long our own last word may take.
+/// How long the final flush may take.
 const CLOSE_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Carries a command to its end.
+/// Drives a command until it has ended.
 pub(crate) async fn drive(node: Node<Stream>, buffers: Arc<StreamBuffers>) {
     let mut session = Session {
         node,
@@ -31,7 +31,7 @@ pub(crate) async fn drive(node: Node<Stream>, buffers: Arc<StreamBuffers>) {
         SessionEnd::Ended(verdict) => {
             let cause = || match node.handle.closed() {
                 Some(closed) => disconnect_message::of_closed(&closed),
-                None => "the streams ended, but nobody said how the command did".to_owned(),
+                None => "the streams ended without an exit status".to_owned(),
             };
             buffers.end(ExitStatus::from_outcome(verdict.outcome, || {
                 buffers.disconnected(cause())
@@ -46,10 +46,10 @@ pub(crate) async fn drive(node: Node<Stream>, buffers: Arc<StreamBuffers>) {
     }
 }
 
-/// Why it is over.
+/// Why the session ended.
 enum SessionEnd {
     Ended(Verdict),
-    /// Nobody answers.
+    /// The server does not answer pings.
     Unresponsive,
 }
 
@@ -68,14 +68,14 @@ impl Session<'_> {
         }
         self.poll_outgoing(cx);
         self.node.drive(cx);
-        // What the connection has brought meanwhile.
+        // The connection may have received more meanwhile.
         if let Poll::Ready(verdict) = self.poll_incoming(cx) {
             return Poll::Ready(SessionEnd::Ended(verdict));
         }
         self.poll_timer(cx)
     }
 
-    /// From the node to those who read.
+    /// Moves output from the connection to its readers.
     fn poll_incoming(&mut self, cx: &mut Context<'_>) -> Poll<Verdict> {
         loop {
             let streams = [OutputStream::Stdout, OutputStream::Stderr];
@@ -100,7 +100,7 @@ impl Session<'_> {
         }
     }
 
-    /// From those who write to the node: as much as it takes.
+    /// Moves input from its writer to the connection, as much as it accepts.
     fn poll_outgoing(&mut self, cx: &mut Context<'_>) {
         while self.node.poll_ready(Input::Resize, cx).is_ready()
             && let Some(size) = self.buffers.take_resize()

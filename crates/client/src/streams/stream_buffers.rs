@@ -1,5 +1,5 @@
-//! What is between a command's driver and those who read and write: a buffer for each
-//! direction, under one lock that is never held for longer than a copy.
+//! The buffers between a command's driver and its readers and writers: one per direction, under
+//! one lock that is never held for longer than a copy.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,33 +11,33 @@ use skewbridge_channels::TerminalSize;
 
 use super::process::{Disconnected, ExitStatus};
 
-/// How much of stdin waits for the driver, and is one message of a WebSocket: whole pages
-/// that, in TLS records, still are two packets of 64 KiB to the kernel (GSO). What is over
-/// would be a packet of its own.
+/// How much of stdin is buffered for the driver, and the largest WebSocket message: whole pages
+/// that, in TLS records, fit into two packets of 64 KiB for the kernel (GSO). More would need
+/// an extra packet.
 pub(super) const MAX_STDIN_BYTES: usize = 120 * 1024;
 
-/// So many bytes are copied behind those that wait; more would take longer than to
-/// send them by themselves.
+/// How many bytes are copied to the end of a non-empty buffer; copying more would take longer
+/// than sending them separately.
 const MAX_APPENDED_BYTES: usize = 4 * 1024;
 
-/// How much of an output waits for its reader.
+/// How much of an output is buffered for its reader.
 const MAX_OUTPUT_BYTES: usize = 64 * 1024;
 
-/// In how many pieces: a command that writes byte by byte must not fill our memory
-/// with what surrounds each.
+/// In how many chunks: a command that writes byte by byte must not fill our memory with
+/// per-chunk overhead.
 const MAX_OUTPUT_CHUNKS: usize = 256;
 
-/// How many sizes of the terminal wait to be told; of more, the last one counts.
+/// How many terminal sizes are queued; further ones replace the last.
 const MAX_PENDING_RESIZES: usize = 4;
 
-/// Which output.
+/// An output stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OutputStream {
     Stdout,
     Stderr,
 }
 
-/// Between the driver and the rest.
+/// The state shared by the driver and the streams.
 #[derive(Debug)]
 pub(crate) struct StreamBuffers(Mutex<State>);
 
@@ -54,12 +54,12 @@ struct State {
 #[derive(Debug, Default)]
 struct StdinBuffer {
     buffer: Vec<u8>,
-    /// Nothing follows.
+    /// End-of-file was sent, or is to be sent.
     ended: bool,
-    /// Nobody takes any.
+    /// No more input is accepted.
     closed: bool,
     writer: Option<Waker>,
-    /// The connection has not taken all that the driver has.
+    /// The connection has not accepted all that the driver took.
     write_pending: bool,
     sent: u64,
 }
@@ -68,13 +68,13 @@ struct StdinBuffer {
 struct OutputBuffer {
     chunks: VecDeque<Bytes>,
     bytes: usize,
-    /// Nobody reads it.
+    /// The reader was dropped.
     dropped: bool,
     reader: Option<Waker>,
     received: u64,
 }
 
-/// What the driver is to write.
+/// What the driver has to send.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum StdinEvent {
     /// These bytes of stdin.
@@ -89,11 +89,11 @@ impl StreamBuffers {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing in here is half done when something panics.
+        // No update is left half done by a panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    // Those who read and write.
+    // For readers and writers.
 
     pub(crate) fn poll_write_stdin(
         &self,
@@ -115,8 +115,8 @@ impl StreamBuffers {
         Poll::Ready(Ok(length))
     }
 
-    /// Takes these bytes from where they are, as soon as there is room for them: for a
-    /// few there often is, for many when nothing else waits.
+    /// Moves these bytes into the buffer as soon as there is room: a few are appended, many
+    /// wait until the buffer is empty.
     pub(crate) fn poll_write_owned(
         &self,
         bytes: &mut Vec<u8>,
@@ -141,7 +141,7 @@ impl StreamBuffers {
         Poll::Ready(Ok(()))
     }
 
-    /// Whether what was given before is gone, or nobody takes any more.
+    /// Ready when all written bytes have left, or no more are accepted.
     pub(crate) fn poll_stdin_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.lock();
         let is_empty = state.stdin.buffer.is_empty() && !state.stdin.write_pending;
@@ -152,7 +152,7 @@ impl StreamBuffers {
         Poll::Pending
     }
 
-    /// Whether the driver has taken all input.
+    /// Ready when the driver has taken all input.
     pub(crate) fn poll_stdin_flushed(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut state = self.lock();
         if state.stdin.buffer.is_empty() {
@@ -195,7 +195,7 @@ impl StreamBuffers {
         match &state.ended {
             Some(ExitStatus::Disconnected(disconnected)) => Poll::Ready(Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
-                format!("the stream was cut off: {}", disconnected.cause),
+                format!("the connection was lost: {}", disconnected.cause),
             ))),
             Some(_) => Poll::Ready(Ok(None)),
             None => {
@@ -233,9 +233,9 @@ impl StreamBuffers {
     }
 }
 
-/// The driver's side.
+/// For the driver.
 impl StreamBuffers {
-    /// To be woken when there is something to do.
+    /// Registers the driver's waker.
     pub(crate) fn register_driver(&self, cx: &mut Context<'_>) {
         register_waker(&mut self.lock().driver, cx);
     }
@@ -252,7 +252,7 @@ impl StreamBuffers {
         (stdin.ended && !std::mem::replace(&mut stdin.closed, true)).then_some(StdinEvent::End)
     }
 
-    /// Whether the connection has yet to take what the driver has.
+    /// Sets whether the connection has yet to accept what the driver took.
     pub(crate) fn set_write_pending(&self, write_pending: bool) {
         let mut state = self.lock();
         state.stdin.write_pending = write_pending;
@@ -261,24 +261,24 @@ impl StreamBuffers {
         }
     }
 
-    /// Nobody takes input any more.
+    /// Accepts no more input.
     pub(crate) fn close_stdin(&self) {
         let mut state = self.lock();
         state.stdin.closed = true;
         wake(state.stdin.writer.take());
     }
 
-    /// The next size to be told.
+    /// The next terminal size to send.
     pub(crate) fn take_resize(&self) -> Option<TerminalSize> {
         self.lock().resizes.pop_front()
     }
 
-    /// Whether an output has room; who has none is woken when it has.
+    /// Whether an output has room. If not, the driver is woken when it has.
     pub(crate) fn has_room(&self, stream: OutputStream) -> bool {
         !self.lock().outputs[stream as usize].is_full()
     }
 
-    /// What the command has written.
+    /// Adds output of the command.
     pub(crate) fn push_output(&self, stream: OutputStream, chunk: Bytes) {
         let mut state = self.lock();
         let output = &mut state.outputs[stream as usize];
@@ -291,7 +291,7 @@ impl StreamBuffers {
         wake(output.reader.take());
     }
 
-    /// How far it has come.
+    /// The state of the command at a lost connection.
     pub(crate) fn disconnected(&self, cause: impl Into<String>) -> Disconnected {
         let state = self.lock();
         Disconnected {
@@ -302,7 +302,7 @@ impl StreamBuffers {
         }
     }
 
-    /// It is over: the first one to say so is right.
+    /// Ends the command; only the first call counts.
     pub(crate) fn end(&self, status: ExitStatus) {
         let mut state = self.lock();
         state.ended.get_or_insert(status);
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_is_not_copied_and_waits_for_room() {
+    fn owned_writes_are_moved_and_wait_for_room() {
         let buffers = StreamBuffers::new();
         let data = vec![1; MAX_STDIN_BYTES];
         let address = data.as_ptr();

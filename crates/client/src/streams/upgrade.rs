@@ -1,5 +1,4 @@
-//! From a request to a stream: the two ways to ask for one, and when the second is to be
-//! tried.
+//! Upgrades a request to a stream, over WebSocket or SPDY, and decides when to fall back.
 
 use bytes::BytesMut;
 use http::header::{CONNECTION, UPGRADE};
@@ -10,24 +9,24 @@ use crate::connection::{Request, Stream};
 use crate::endpoint::Endpoint;
 use crate::error::{Error, ErrorResponse};
 
-/// The protocols that a client of SPDY offers, and the one that a server takes.
+/// The protocols that an SPDY client offers, and the one that the server selects.
 const STREAM_PROTOCOL_HEADER: &str = "x-stream-protocol-version";
 
 const SPDY: &str = "SPDY/3.1";
 
-/// The longest answer that is read of a refusal.
+/// How much of an error response is read.
 const MAX_ERROR_BODY_BYTES: usize = 64 * 1024;
 
 /// A connection after 101.
 pub(crate) struct Upgraded {
     pub(crate) io: Stream,
-    /// What the server sent right behind its 101.
+    /// Bytes that the server sent directly after its 101.
     pub(crate) input: BytesMut,
-    /// What the server has agreed to.
+    /// The protocol that the server selected.
     pub(crate) protocol: Option<String>,
 }
 
-/// Asks for a WebSocket in which a subprotocol is spoken.
+/// Requests a WebSocket with a subprotocol.
 pub(crate) async fn websocket(
     endpoint: &Endpoint,
     path: &str,
@@ -35,7 +34,7 @@ pub(crate) async fn websocket(
 ) -> Result<Upgraded, Error> {
     let key = Key::random();
     let mut headers = HeaderMap::new();
-    // A name of ours is a header.
+    // Our subprotocol names are valid header values.
     let _ = asking_headers(&key, [offer], &mut headers);
     let request = with_headers(Request::new(Method::GET, path), &headers);
     let mut connection = endpoint.connection().await?;
@@ -55,7 +54,7 @@ pub(crate) async fn websocket(
         }
         Ok(None) => Err(Error::UpgradeMismatch {
             server,
-            cause: format!("named no subprotocol; {offer} was asked for"),
+            cause: format!("named no subprotocol; {offer} was requested"),
         }),
         Err(Rejection::Status(status)) => Err(api_error(server, status, &response.body)),
         Err(rejection) => Err(Error::UpgradeMismatch {
@@ -65,7 +64,7 @@ pub(crate) async fn websocket(
     }
 }
 
-/// Asks for SPDY.
+/// Requests SPDY.
 pub(crate) async fn spdy(
     endpoint: &Endpoint,
     path: &str,
@@ -88,7 +87,7 @@ pub(crate) async fn spdy(
     if !upgrade.eq_ignore_ascii_case(SPDY) {
         return Err(Error::UpgradeMismatch {
             server,
-            cause: format!("to {upgrade:?}; {SPDY} was asked for"),
+            cause: format!("to {upgrade:?}; {SPDY} was requested"),
         });
     }
     let protocol = response.headers.get(STREAM_PROTOCOL_HEADER);
@@ -103,23 +102,23 @@ pub(crate) async fn spdy(
     })
 }
 
-/// What comes of asking a server again that may have heard it the first time.
+/// Whether a request may be repeated that the server may have received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RetrySafety {
-    /// Nothing: ports are connected to later.
+    /// Yes: connections to ports are opened later.
     Idempotent,
-    /// A command would run twice.
+    /// No: a command would run twice.
     NotIdempotent,
 }
 
-/// Why SPDY is to be tried when a WebSocket has failed so; `None` if it is not.
+/// Why to fall back to SPDY after this WebSocket error; `None` if not.
 ///
-/// As client-go has it (`IsUpgradeFailure`, `IsHTTPSProxyError`): after an answer that
-/// is no 101, and where an HTTPS proxy lets nobody through, so that nothing can have
-/// been heard of the request. A 101 begins a stream, whatever else is wrong with it; and
-/// what becomes of a request that has been sent and is not answered nobody knows. Then
-/// only what is harmless is asked for again, and only if there is an HTTPS proxy on the
-/// way, which may be what broke it.
+/// As in client-go (`IsUpgradeFailure`, `IsHTTPSProxyError`), the client falls back after any
+/// response but 101, and if an HTTPS proxy opens no tunnel, so that the server cannot have
+/// received the request. After a 101 the stream has begun, whatever else is wrong with it; and
+/// the outcome of a request that was sent but not answered is unknown. In these cases only
+/// idempotent requests are repeated, and unanswered ones only if an HTTPS proxy is in use,
+/// which may have broken the connection.
 pub(crate) fn fallback_reason(
     error: &Error,
     behind_https_proxy: bool,
@@ -147,7 +146,7 @@ fn api_error(server: String, status: StatusCode, body: &[u8]) -> Error {
 
 fn with_headers(mut request: Request, headers: &HeaderMap) -> Request {
     for (name, value) in headers {
-        // They are ours, and ASCII.
+        // Our own headers are ASCII.
         request = request.header(name.as_str(), value.to_str().unwrap_or_default());
     }
     request
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_way_is_tried_only_if_nothing_can_run_twice() {
+    fn the_fallback_is_used_only_if_no_command_can_run_twice() {
         let server = || "k:6443".to_owned();
         let cause = || "x".to_owned();
         let connection_lost = Error::ConnectionLost {
@@ -196,7 +195,7 @@ mod tests {
         let not_http_message =
             "the server k:6443 does not answer in HTTP/1.1: x (behind an HTTPS proxy)";
         let proxy_message = "the proxy p:3128 on the way to k:6443 x";
-        // The error; of a command: straight, behind an HTTPS proxy; of ports: the same.
+        // The error; for a command: direct, behind an HTTPS proxy; for ports: the same.
         let no = None;
         let rows = [
             (

@@ -1,5 +1,4 @@
-//! A command whose streams are the channels of a WebSocket, in the fifth version of the
-//! protocol.
+//! A command's streams over a WebSocket, with version 5 of the protocol.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -21,14 +20,13 @@ use super::timer::Timer;
 use super::upgrade::Upgraded;
 use crate::connection::Stream;
 
-/// How long a server may take to close the connection when it has told how the command
-/// ended.
+/// How long the server may take to close the connection after it has sent the exit status.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long our own last word may take.
+/// How long the final flush may take.
 const CLOSE_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Carries a command to its end.
+/// Drives a command until it has ended.
 pub(crate) async fn drive(upgraded: Upgraded, buffers: Arc<StreamBuffers>, keep_alive: KeepAlive) {
     let Upgraded { io, input, .. } = upgraded;
     let mut session = Session {
@@ -60,7 +58,7 @@ pub(crate) async fn drive(upgraded: Upgraded, buffers: Arc<StreamBuffers>, keep_
         }
         _ => End::Cut,
     };
-    // What is known is told before goodbye is said.
+    // The exit status is published before the close handshake.
     let cause = || match write_error {
         Some(error) => format!(
             "{}; nothing more could be sent: {error}",
@@ -78,14 +76,14 @@ pub(crate) async fn drive(upgraded: Upgraded, buffers: Arc<StreamBuffers>, keep_
     }
 }
 
-/// Why it is over.
+/// Why the session ended.
 enum SessionEnd {
     Left(Left),
-    /// The server has told how the command ended, and then nothing.
+    /// The server sent a partial exit status, and did not close the connection in time.
     StatusThenSilence,
-    /// Nobody answers.
+    /// The server does not answer pings.
     Unresponsive,
-    /// It said what it may not.
+    /// The server violated the protocol.
     ProtocolError(String),
 }
 
@@ -100,9 +98,7 @@ impl SessionEnd {
             }
             Self::Left(Left::Cut(error)) => disconnect_message::of_io(error),
             Self::Left(Left::Broke(violation)) => violation.to_string(),
-            Self::StatusThenSilence => {
-                "the server told only half of how the command ended".to_owned()
-            }
+            Self::StatusThenSilence => "the server sent an incomplete exit status".to_owned(),
             Self::Unresponsive => "the server does not answer any more".to_owned(),
             Self::ProtocolError(message) => message.clone(),
         }
@@ -113,13 +109,12 @@ struct Session<'a> {
     socket: Socket<Stream>,
     reader: FromServer,
     writer: ToServer,
-    /// What came and there is no room for.
+    /// Received output that does not fit into its buffer.
     pending: Option<Said<Output>>,
-    /// Why the server takes nothing any more. It may have said its last before, which is
-    /// still to be read.
+    /// Why writing failed. Output that the server sent before is still read.
     write_error: Option<std::io::Error>,
     error_channel: ErrorChannel,
-    /// When the server is to have closed.
+    /// When the server must have closed the connection.
     close_deadline: Option<Instant>,
     timer: Timer,
     buffers: &'a StreamBuffers,
@@ -136,13 +131,13 @@ impl Session<'_> {
             return Poll::Ready(session_end);
         }
         if self.write_error.is_some() {
-            // What the server said before it went is to be read.
+            // Output that the server sent before it closed is still read.
             return self.poll_incoming(cx);
         }
         Poll::Pending
     }
 
-    /// From the server to those who read.
+    /// Moves output from the connection to its readers.
     fn poll_incoming(&mut self, cx: &mut Context<'_>) -> Poll<SessionEnd> {
         loop {
             match self.pending.take() {
@@ -175,7 +170,7 @@ impl Session<'_> {
         }
     }
 
-    /// From those who write to the server: as much as it takes.
+    /// Moves input from its writer to the connection, as much as it accepts.
     fn poll_outgoing(&mut self, cx: &mut Context<'_>) {
         while self.write_error.is_none() {
             let (writer, socket) = (&mut self.writer, &mut self.socket);
@@ -189,7 +184,7 @@ impl Session<'_> {
                         socket.write(|out| writer.frame_in_place(Input::Stdin, data, out));
                     }
                     Some(StdinEvent::End) => socket.write(|out| {
-                        // The fifth version has a signal for it.
+                        // Version 5 has a close signal for it.
                         let _ = writer.close(Input::Stdin, out);
                         None
                     }),
@@ -231,7 +226,7 @@ impl Session<'_> {
     }
 }
 
-/// What is told of errors has no reader.
+/// The error channel has no reader.
 fn output_stream(output: Output) -> OutputStream {
     match output {
         Output::Stderr => OutputStream::Stderr,

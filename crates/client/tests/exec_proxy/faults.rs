@@ -160,7 +160,7 @@ async fn a_proxy_where_nobody_listens_is_looked_for_twice_and_then_told() {
             file.display()
         );
         let error = error_of(&stage, &Stage::script(&script), LIMITS).await;
-        let expected = format!("its proxy at {url} is not there: nobody listens");
+        let expected = format!("its proxy at {url} is not listening");
         assert!(error.contains(&expected), "{error}");
         let count = std::fs::read_to_string(count).unwrap();
         assert_eq!(count.lines().count(), 2);

@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _}
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use skewbridge_client::streams::{Closing, Local};
+use skewbridge_client::streams::{CloseMode, LocalStream};
 use socket2::{Domain, SockAddr, Type};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::time::{sleep, timeout};
@@ -146,12 +146,12 @@ impl Listener {
     }
 
     /// The next connection. Until it is carried to a clean end it closes by a reset.
-    pub(crate) async fn accept(&self) -> io::Result<Box<dyn Local>> {
+    pub(crate) async fn accept(&self) -> io::Result<Box<dyn LocalStream>> {
         match self {
             Self::Tcp(listener, _) => {
                 let (tcp, _) = listener.accept().await?;
                 let _ = tcp.set_nodelay(true);
-                tcp.closes(Closing::ByReset);
+                tcp.set_close_mode(CloseMode::Reset);
                 Ok(Box::new(tcp))
             }
             Self::Unix(listener, _) => Ok(Box::new(listener.accept().await?.0)),

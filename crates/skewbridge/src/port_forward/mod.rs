@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use skewbridge_client::streams::Local;
+use skewbridge_client::streams::LocalStream;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -196,7 +196,7 @@ struct Problem {
 }
 
 /// Carries one connection to its end.
-async fn carry(local: Box<dyn Local>, at: usize, mut links: Links) -> Result<(), Problem> {
+async fn carry(local: Box<dyn LocalStream>, at: usize, mut links: Links) -> Result<(), Problem> {
     let nowhere = |cause: &str| Problem {
         remote: None,
         cause: cause.to_owned(),

@@ -64,7 +64,7 @@ fn parse(text: &str) -> Result<Kubeconfig, Error> {
 }
 
 #[test]
-fn everything_is_read_and_paths_are_relative_to_the_file() {
+fn all_fields_are_read_and_paths_are_relative_to_the_file() {
     let target = parse(FULL_CONFIG).unwrap().target(None).unwrap();
     assert_eq!(target.context, "dev");
     assert_eq!(target.namespace.as_deref(), Some("shop"));
@@ -99,7 +99,7 @@ fn everything_is_read_and_paths_are_relative_to_the_file() {
 }
 
 #[test]
-fn data_counts_before_a_file_and_a_context_need_not_have_a_user() {
+fn inline_data_takes_precedence_and_a_context_needs_no_user() {
     let target = parse(FULL_CONFIG).unwrap().target(Some("nobody")).unwrap();
     let ca = PemSource::Data(Secret::new("hello"));
     assert_eq!(target.cluster.certificate_authority, Some(ca));
@@ -109,7 +109,7 @@ fn data_counts_before_a_file_and_a_context_need_not_have_a_user() {
 }
 
 #[test]
-fn what_is_not_there_is_named() {
+fn missing_entries_are_named() {
     let config = parse(FULL_CONFIG).unwrap();
     let rows = [
         (
@@ -144,13 +144,13 @@ fn no_secret_is_shown() {
     for secret in ["secret", "hunter2"].into_iter().chain(base64) {
         assert!(!debug_text.contains(secret), "{secret} in {debug_text}");
     }
-    // Not as bytes either.
+    // Not as a list of bytes either.
     assert!(!debug_text.contains("115, 101, 99"), "{debug_text}");
     assert!(debug_text.contains("[redacted]"));
 }
 
 #[test]
-fn gaps_are_nothing() {
+fn empty_and_null_fields_are_absent() {
     for text in [
         "",
         "\n",
@@ -161,7 +161,7 @@ fn gaps_are_nothing() {
         assert!(config.contexts.is_empty(), "{text}");
         assert_eq!(config.current_context, None, "{text}");
     }
-    // What looks like a number is a name or a token all the same.
+    // Values that look like numbers are names or tokens all the same.
     let numbers = "users: [{name: 1, user: {token: 0123, as-uid: 7, username: true}}]";
     let user = &parse(numbers).unwrap().users["1"];
     assert_eq!(user.token, Some(Secret::new("0123")));
@@ -174,7 +174,7 @@ fn gaps_are_nothing() {
 }
 
 #[test]
-fn what_cannot_be_understood_is_told_by_its_place_and_not_repeated() {
+fn parse_errors_give_the_position_and_not_the_text() {
     let rows = [
         "users: [{name: u, user: {token: [hunter2]}}]",
         "users: {hunter2: 1}",
@@ -195,7 +195,7 @@ fn what_cannot_be_understood_is_told_by_its_place_and_not_repeated() {
 }
 
 #[test]
-fn plugins_are_checked_as_kubectl_checks_them() {
+fn plugins_are_validated_as_kubectl_does() {
     let rows = [
         ("{command: x}", "exec has no apiVersion"),
         (
@@ -221,7 +221,7 @@ fn plugins_are_checked_as_kubectl_checks_them() {
              contexts: [{{name: a, context: {{cluster: c, user: u}}}}, {{name: b, context: {{cluster: c}}}}]"
         );
         let config = parse(&text).unwrap();
-        // Whom it does not concern is not kept from working.
+        // Other users are not affected.
         assert!(config.target(Some("b")).is_ok());
         let error = config.target(Some("a")).unwrap_err().to_string();
         assert!(error.starts_with("user \"u\": "), "{error}");
@@ -238,12 +238,12 @@ fn plugins_are_checked_as_kubectl_checks_them() {
 
 proptest::proptest! {
     #[test]
-    fn no_text_makes_it_panic(text in ".{0,200}") {
+    fn no_text_causes_a_panic(text in ".{0,200}") {
         let _ = parse(&text);
     }
 
     #[test]
-    fn merging_keeps_what_was_there(one in "[a-c]{1,3}", two in "[a-c]{1,3}") {
+    fn merging_keeps_existing_entries(one in "[a-c]{1,3}", two in "[a-c]{1,3}") {
         let config = |names: &str, server: &str| {
             let mut config = Kubeconfig::default();
             for name in names.chars() {

@@ -1,4 +1,4 @@
-//! From a local connection to a port and back.
+//! Forwards a local connection to a port.
 
 use std::future::{Future as _, poll_fn};
 use std::io;
@@ -15,20 +15,20 @@ use tokio::time;
 use super::local::{CloseMode, LocalStream};
 use super::stream::{ErrorEnd, Incoming, PortStream, StreamGuard, WRITE_CHUNK_BYTES};
 
-/// How long the local program has for reading the last bytes and ending, too: what it
-/// still sends nobody takes, and a socket that is closed with something unread in it
-/// resets, which may overtake them.
+/// How long the local program has to read the last bytes and close. Its further data is
+/// discarded: closing a socket with unread data sends a reset, which may overtake the last
+/// bytes.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl PortStream {
-    /// Carries a local connection to the port and back until both have ended, or one
-    /// has failed. Each direction ends by itself, after its last byte: the end of one is
-    /// none of the other. What was cut off, or left by dropping this, ends by a reset
-    /// here ([`LocalStream`]), and never as if it were whole.
+    /// Forwards a local connection to the port until both directions have ended, or one has
+    /// failed. Each direction ends on its own, after its last byte. If the connection is lost,
+    /// or this future is dropped, the local connection is reset ([`LocalStream`]): truncated
+    /// data never looks complete.
     ///
-    /// A local program that takes nothing for as long as the pod may take to answer a
-    /// ping ([`KeepAlive`](crate::streams::KeepAlive)) and keeps other connections waiting by that is
-    /// given up.
+    /// A local program that reads nothing for the keepalive timeout
+    /// ([`KeepAlive`](crate::streams::KeepAlive)) and thereby blocks other connections is
+    /// disconnected.
     pub async fn forward<T: LocalStream>(mut self, local: T) -> io::Result<()> {
         local.set_close_mode(CloseMode::Reset);
         let (mut read, mut write) = tokio::io::split(local);
@@ -44,10 +44,10 @@ impl PortStream {
             let mut to_pod = pin!(copy_to_pod(sender, &mut read));
             let mut to_local = pin!(async {
                 copy_to_local(incoming, &mut write, guard, *timeout).await?;
-                // Whoever waits for more is told that there is none.
+                // Sends end-of-file to the local program.
                 write.shutdown().await?;
                 delivered_all.store(true, Ordering::Relaxed);
-                // Nobody takes anything any more when the pod is done with it.
+                // When the pod is done, no further data is accepted.
                 match poll_fn(|cx| incoming.error.poll_end(cx)).await {
                     ErrorEnd::Clean | ErrorEnd::Reset => Ok(()),
                     ErrorEnd::Lost => Err(io::Error::new(
@@ -86,16 +86,16 @@ impl PortStream {
     }
 }
 
-/// What became of the direction to the pod.
+/// How the direction to the pod ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SendEnd {
-    /// The local side has sent its last, and it is on its way.
+    /// The local side has sent its last byte, which is on its way.
     LocalEof,
-    /// The pod takes no more. What it still has to say comes the other way.
+    /// The pod accepts no more data. Its reason comes in the other direction.
     RemoteClosed,
 }
 
-/// From the local side to the pod. Only the local side can fail here.
+/// Copies from the local side to the pod. Only the local side can fail here.
 async fn copy_to_pod(
     sender: &mut Sender,
     from: &mut (impl AsyncRead + Unpin),
@@ -107,7 +107,7 @@ async fn copy_to_pod(
         }
         buffer.reserve(WRITE_CHUNK_BYTES);
         if from.read_buf(&mut buffer).await? == 0 {
-            // One that the other side has ended needs no end.
+            // A stream that the remote end has closed needs no end.
             let _ = sender.finish();
             return Ok(SendEnd::LocalEof);
         }
@@ -117,7 +117,7 @@ async fn copy_to_pod(
     }
 }
 
-/// From the pod to the local side, to a clean end.
+/// Copies from the pod to the local side, up to a clean end.
 async fn copy_to_local(
     incoming: &mut Incoming,
     to: &mut (impl AsyncWrite + Unpin),
@@ -132,7 +132,7 @@ async fn copy_to_local(
                 Err(_) if incoming.data.is_overfull() && guard.has_others() => {
                     return Err(io::Error::new(
                         io::ErrorKind::TimedOut,
-                        "the local side reads nothing, and other connections wait for that",
+                        "the local side reads nothing and blocks other connections",
                     ));
                 }
                 Err(_) => {}

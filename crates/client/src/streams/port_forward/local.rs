@@ -1,21 +1,21 @@
-//! The connections of this machine that are carried to ports of a pod.
+//! Local connections that are forwarded to ports of a pod.
 
 use rustix::net::sockopt::set_socket_linger;
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 use tokio::net::{TcpStream, UnixStream};
 
-/// How the program at the other end sees that a connection is closed.
+/// How a local program sees the end of its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CloseMode {
-    /// As an end: there is no more.
+    /// As end-of-file.
     Graceful,
-    /// As an error: there may have been more. What it has not taken yet is thrown away.
+    /// As an error: data may be missing. Data that the program has not read yet is discarded.
     Reset,
 }
 
-/// A connection of this machine.
+/// A local connection.
 pub trait LocalStream: AsyncRead + AsyncWrite + Send + Unpin {
-    /// From now on it closes so, whoever closes it: a process that is killed, too.
+    /// Sets how the connection closes from now on, even if our process is killed.
     fn set_close_mode(&self, mode: CloseMode);
 }
 
@@ -25,17 +25,17 @@ impl LocalStream for TcpStream {
             CloseMode::Graceful => None,
             CloseMode::Reset => Some(std::time::Duration::ZERO),
         };
-        // A socket that refuses the option is one that has been closed.
+        // A socket that rejects the option has been closed already.
         let _ = set_socket_linger(self, linger);
     }
 }
 
-/// Sockets in the file system know no reset.
+/// Unix sockets have no reset.
 impl LocalStream for UnixStream {
     fn set_close_mode(&self, _: CloseMode) {}
 }
 
-/// Nor do those in memory.
+/// In-memory streams have no reset.
 impl LocalStream for DuplexStream {
     fn set_close_mode(&self, _: CloseMode) {}
 }

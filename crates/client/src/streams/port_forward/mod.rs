@@ -1,4 +1,4 @@
-//! Connections to ports of a pod.
+//! Port forwarding to pods.
 
 mod forward;
 mod local;
@@ -34,36 +34,36 @@ pub use local::{CloseMode, LocalStream};
 pub use stream::PortStream;
 use stream::{StreamGuard, StreamSet};
 
-/// One connection to a pod, that carries any number of connections to its ports. When
-/// this is dropped, all of them end.
+/// A connection to a pod that carries any number of streams to its ports. Dropping it ends all
+/// of them.
 #[derive(Debug)]
 pub struct PortForwarder {
     handle: Handle,
     server: String,
     transport: Transport,
-    /// What joins the two streams of a connection.
+    /// The request ID that pairs the data and error streams of a connection.
     next_request_id: AtomicU64,
     keep_alive: KeepAlive,
-    /// The connections that there are.
+    /// The open streams.
     open: Arc<StreamSet>,
-    /// Why it is over, when it is.
+    /// Why the connection ended, once it has.
     close_reason: watch::Receiver<Option<String>>,
     task: JoinHandle<()>,
 }
 
-/// How a connection to a pod is made.
+/// Options of a connection to a pod.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PortForwardOptions {
-    /// By what.
+    /// The transport to use.
     pub transport: TransportPreference,
-    /// How it is looked after.
+    /// The ping policy.
     pub keep_alive: KeepAlive,
 }
 
-/// What connections to ports are carried by.
+/// Which transport to use for port forwarding.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TransportPreference {
-    /// A WebSocket, or SPDY where that is refused.
+    /// A WebSocket, or SPDY if that is refused.
     #[default]
     Auto,
     /// SPDY inside a WebSocket (KEP-4006).
@@ -73,12 +73,12 @@ pub enum TransportPreference {
 }
 
 impl PortForwarder {
-    /// Connects to a pod: by WebSocket, or by SPDY where that is refused.
+    /// Connects to a pod: over WebSocket, or over SPDY if that is refused.
     pub async fn connect(endpoint: &Endpoint, namespace: &str, pod: &str) -> Result<Self, Error> {
         Self::connect_with(endpoint, namespace, pod, PortForwardOptions::default()).await
     }
 
-    /// Connects to a pod in a certain manner.
+    /// Connects to a pod with these options.
     pub async fn connect_with(
         endpoint: &Endpoint,
         namespace: &str,
@@ -165,7 +165,7 @@ impl PortForwarder {
         );
         let tap = io.tap();
         let (handle, incoming, driver) = connection::client(io, Config::default());
-        // Pods open none.
+        // Pods open no streams.
         drop(incoming);
         let (close_sender, close_reason) = watch::channel(None);
         let pings = Pings::new(handle.clone(), tap);
@@ -185,31 +185,31 @@ impl PortForwarder {
         }
     }
 
-    /// How it is carried.
+    /// The transport in use.
     pub fn transport(&self) -> &Transport {
         &self.transport
     }
 
-    /// Waits until the connection to the pod is over, and tells why.
+    /// Waits until the connection to the pod has ended, and returns the reason.
     pub async fn closed(&self) -> String {
         let mut close_reason = self.close_reason.clone();
         let cause = close_reason.wait_for(Option::is_some).await;
         let cause = cause.ok().and_then(|cause| cause.clone());
-        cause.unwrap_or_else(|| "it was left".to_owned())
+        cause.unwrap_or_else(|| "it was dropped".to_owned())
     }
 
-    /// Whether the connection to the pod is over.
+    /// Whether the connection to the pod has ended.
     pub fn is_closed(&self) -> bool {
         self.close_reason.borrow().is_some()
     }
 
-    /// Whether anything has come from a port by this connection to the pod.
+    /// Whether data from any port has come over this connection.
     pub fn has_received_data(&self) -> bool {
         self.open.has_received_data()
     }
 
-    /// Opens a connection to a port. Nothing is waited for: that nobody listens there is
-    /// told when it is read from.
+    /// Opens a stream to a port without waiting. If nothing listens there, reading from the
+    /// stream reports it.
     pub fn open(&self, port: Port) -> Result<PortStream, Error> {
         let request = self
             .next_request_id
@@ -232,7 +232,7 @@ impl PortForwarder {
                 .open(headers)
                 .map_err(|error| connection_lost(error.to_string()))
         };
-        // The error stream first, and its own side of it is closed at once.
+        // The error stream comes first, and its sending side is closed at once.
         let mut error = open(Kind::Error)?;
         error
             .sender
@@ -254,10 +254,11 @@ impl Drop for PortForwarder {
     }
 }
 
-/// Moves the bytes of all connections; gives why it is over.
+/// Drives all streams of the connection; returns why it ended.
 ///
-/// A local program that does not read keeps us from reading the connection where the pod
-/// heeds no windows: its answers are not heard then, and that is no silence of its own.
+/// If the pod ignores flow-control windows, a local program that does not read keeps us from
+/// reading the connection. Answers to pings are not read then, so their absence does not count
+/// as silence of the pod.
 async fn drive<T>(driver: Driver<T>, pings: Pings) -> String
 where
     T: AsyncRead + AsyncWrite + Unpin,

@@ -1,4 +1,4 @@
-//! One connection to a port.
+//! One stream to a port.
 
 use std::io;
 use std::pin::Pin;
@@ -14,42 +14,41 @@ use skewbridge_spdy::frame::ResetStatus;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// The longest reason why there is no connection to a port.
+/// The longest error message from the pod.
 const MAX_ERROR_BYTES: usize = 4 * 1024;
 
-/// What is written at once.
+/// The largest single write.
 pub(super) const WRITE_CHUNK_BYTES: usize = 32 * 1024;
 
-/// How long it may take to be told why a connection was reset: the two go out together.
+/// How long to wait for the error message of a reset stream: the pod sends the two together.
 const ERROR_STREAM_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// One connection to a port. Ended (shut down) it takes no more, and still gives what
-/// comes; dropped, it is reset unless it was ended.
+/// A stream to a port. After shutdown it accepts no more data but can still be read. Dropping
+/// it resets it unless it was shut down.
 ///
-/// It is to be read, or to be dropped: where the pod heeds no windows (that is, with
-/// every kubelet), what waits here for its reader keeps all connections to the pod
-/// waiting. [`PortStream::carry`] sees to that.
+/// It must be read or dropped: if the pod ignores flow-control windows (as every kubelet does),
+/// unread data blocks all streams to the pod. [`PortStream::forward`] takes care of that.
 #[derive(Debug)]
 pub struct PortStream {
     pub(super) sender: Sender,
     pub(super) incoming: Incoming,
-    /// Come, and not read.
+    /// Received but not read.
     chunk: Bytes,
     pub(super) guard: StreamGuard,
-    /// How long a local program may keep the others waiting.
+    /// How long a local program may block other streams.
     pub(super) timeout: Duration,
 }
 
-/// What comes from the pod.
+/// The receiving side of a stream.
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) data: Receiver,
     pub(super) error: ErrorStream,
-    /// The data were reset; the error stream is waited for.
+    /// Set when the data stream was reset: how long to wait for the error stream.
     reset_timer: Option<Pin<Box<Sleep>>>,
 }
 
-/// What the other side has to say of a connection, beside its data.
+/// The error stream of a connection.
 #[derive(Debug)]
 pub(super) struct ErrorStream {
     receiver: Receiver,
@@ -57,49 +56,49 @@ pub(super) struct ErrorStream {
     end: Option<ErrorEnd>,
 }
 
-/// How the stream for errors ended.
+/// How the error stream ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ErrorEnd {
-    /// All has been said: nothing, if nothing was.
+    /// Cleanly: its message, if any, is complete.
     Clean,
-    /// The other side wants to say no more.
+    /// With a reset: there is no further message.
     Reset,
-    /// The connection to the pod is over.
+    /// With the connection to the pod.
     Lost,
 }
 
-/// All connections that share the one to the pod.
+/// All streams that share a connection to a pod.
 #[derive(Debug, Default)]
 pub(super) struct StreamSet {
     open: AtomicUsize,
-    /// One of them has been given something.
+    /// Whether data has come for any of them.
     received: AtomicBool,
 }
 
 impl StreamSet {
-    /// Whether anything has come for any of them.
+    /// Whether data has come for any stream.
     pub(super) fn has_received_data(&self) -> bool {
         self.received.load(Ordering::Relaxed)
     }
 }
 
-/// One of the connections that share the one to the pod, and how many they are.
+/// Counts a stream while it is open.
 #[derive(Debug)]
 pub(super) struct StreamGuard(Arc<StreamSet>);
 
 impl StreamGuard {
-    /// One more, until it is dropped.
+    /// Adds a stream, until the guard is dropped.
     pub(super) fn join(set: &Arc<StreamSet>) -> Self {
         set.open.fetch_add(1, Ordering::Relaxed);
         Self(set.clone())
     }
 
-    /// Whether there are others.
+    /// Whether there are other streams.
     pub(super) fn has_others(&self) -> bool {
         self.0.open.load(Ordering::Relaxed) > 1
     }
 
-    /// Something has come for this one.
+    /// Records that data has come.
     pub(super) fn mark_received(&self) {
         self.0.received.store(true, Ordering::Relaxed);
     }
@@ -139,14 +138,15 @@ impl PortStream {
 impl Incoming {
     /// The next bytes; `None` at a clean end.
     ///
-    /// Servers end the data of a connection that is over, or reset them when they have
-    /// told on the stream for errors how it went. One that is reset while nobody says
-    /// that all is well was cut.
+    /// Servers end the data stream of a finished connection, or reset it after they have
+    /// reported the outcome on the error stream. A reset without a clean end of the error
+    /// stream means that data was lost.
     pub(super) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         let reset = match ready!(self.data.poll_read(cx)) {
             Ok(Some(chunk)) => return Poll::Ready(Ok(Some(chunk))),
             Ok(None) => {
-                // It is written before the data end, so nothing is waited for.
+                // The error message is sent before the data ends, so there is nothing to wait
+                // for.
                 let _ = self.error.poll_end(cx);
                 return Poll::Ready(self.error.error().map_or(Ok(None), Err));
             }
@@ -178,7 +178,7 @@ impl Incoming {
 }
 
 impl ErrorStream {
-    /// Takes what has come; ready at its end.
+    /// Reads the error message; ready at its end.
     pub(super) fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<ErrorEnd> {
         loop {
             if let Some(end) = self.end {
@@ -196,7 +196,7 @@ impl ErrorStream {
         }
     }
 
-    /// What was said, if anything was.
+    /// The error message, if there is one.
     pub(super) fn error(&self) -> Option<io::Error> {
         if self.text.is_empty() {
             return None;
@@ -248,12 +248,12 @@ impl AsyncWrite for PortStream {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // The driver sends what there is.
+        // The driver sends all queued data.
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // One that the other side has ended needs no end, and none a second time.
+        // A stream that the remote end has closed, or that was finished before, needs no end.
         let _ = self.get_mut().sender.finish();
         Poll::Ready(Ok(()))
     }

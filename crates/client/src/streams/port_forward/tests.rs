@@ -1,4 +1,4 @@
-//! In memory, and with a clock that passes when nothing else happens: hours are no matter.
+//! Tests in memory with a paused clock: hours of waiting take no time.
 
 use std::time::Duration;
 
@@ -12,21 +12,21 @@ use tokio::time::{sleep, timeout};
 
 use super::*;
 
-/// Much more than all that waits on the way.
+/// Much more than all buffers on the path hold.
 const FLOOD_BYTES: usize = 4 << 20;
 
 const HOUR: Duration = Duration::from_hours(1);
 
-/// A pod that heeds no windows, like every real one.
+/// A pod that ignores flow-control windows, like every real one.
 struct Pod {
     incoming: Incoming,
     handle: Handle,
-    /// Sent, it does nothing more, and stays.
+    /// Makes the pod stop without closing the connection.
     freeze: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
 
-/// One connection, as the pod sees it.
+/// The two streams of a connection, as the pod sees them.
 struct Pair {
     data: Stream,
     error: Stream,
@@ -77,7 +77,8 @@ impl Pod {
     }
 }
 
-/// A connection that is carried; its local end, with little room, and how it ends.
+/// A forwarded connection: its local end with a small buffer, the pod's streams, and the
+/// result.
 async fn open_forwarded(
     forwarder: &PortForwarder,
     pod: &mut Pod,
@@ -88,7 +89,7 @@ async fn open_forwarded(
     (local, pod.accept().await, forwarding)
 }
 
-/// Sends much, and ends.
+/// Sends many bytes, then ends.
 fn flood(mut pair: Pair) -> JoinHandle<()> {
     tokio::spawn(async move {
         let piece = Bytes::from(vec![7; 64 * 1024]);
@@ -120,7 +121,7 @@ async fn a_local_program_that_does_not_read_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_keeps_others_waiting_is_given_up_and_they_go_on() {
+async fn a_local_program_that_blocks_others_is_disconnected_and_the_others_continue() {
     let (forwarder, mut pod) = pod();
     let (_local, pair, stalled) = open_forwarded(&forwarder, &mut pod).await;
     let flooding = flood(pair);
@@ -138,7 +139,7 @@ async fn one_that_keeps_others_waiting_is_given_up_and_they_go_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_does_not_answer_is_noticed() {
+async fn an_unresponsive_pod_is_detected() {
     let (forwarder, mut pod) = pod();
     let (_local, _pair, forwarding) = open_forwarded(&forwarder, &mut pod).await;
     sleep(HOUR).await;
@@ -150,10 +151,10 @@ async fn a_pod_that_does_not_answer_is_noticed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_is_busy_with_what_it_was_sent_is_waited_for() {
+async fn a_pod_that_is_busy_with_sent_data_is_waited_for() {
     let (forwarder, mut pod) = pod();
     let (mut local, _pair, _carrying) = open_forwarded(&forwarder, &mut pod).await;
-    // The answer to the stream has come: from here on data are sent.
+    // The pod has accepted the stream: from here on data is sent.
     local.write_all(b"?").await.unwrap();
     let seen = pod.handle.ping().await;
     seen.unwrap();
@@ -167,7 +168,7 @@ async fn a_pod_that_is_busy_with_what_it_was_sent_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_one_direction_is_none_of_the_other() {
+async fn one_direction_can_end_before_the_other() {
     let (forwarder, mut pod) = pod();
     // The pod ends first.
     let (mut local, mut pair, forwarding) = open_forwarded(&forwarder, &mut pod).await;
@@ -204,7 +205,7 @@ async fn the_end_of_one_direction_is_none_of_the_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_is_done_takes_no_more() {
+async fn the_connection_closes_when_the_pod_is_done() {
     let (forwarder, mut pod) = pod();
     let (mut local, mut pair, forwarding) = open_forwarded(&forwarder, &mut pod).await;
     // As a kubelet does when the program in the pod has closed its connection.
@@ -217,7 +218,7 @@ async fn a_pod_that_is_done_takes_no_more() {
     forwarding.await.unwrap().unwrap();
 }
 
-/// What the pod says of a connection that it resets.
+/// What the error stream of a reset connection contains.
 enum ErrorStreamContent {
     Open,
     CleanEnd,
@@ -225,7 +226,7 @@ enum ErrorStreamContent {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_came_before_a_reset_is_delivered() {
+async fn data_received_before_a_reset_is_delivered() {
     let (forwarder, mut pod) = pod();
     let rows = [
         (ResetStatus::Cancel, ErrorStreamContent::CleanEnd, None),
@@ -264,7 +265,7 @@ async fn what_came_before_a_reset_is_delivered() {
         }
         pair.error.sender.sent().await;
         pair.data.sender.reset(status);
-        // It is known here that the pod takes no more before all has been read.
+        // The client learns that the pod accepts no more before all data has been read.
         pod.handle.ping().await.unwrap();
         let _ = local.write_all(b"too late").await;
         let mut received = Vec::new();
