@@ -1,4 +1,4 @@
-//! A tree of this machine as an archive, in pieces.
+//! Builds a tar archive of a local tree, in chunks.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
@@ -16,37 +16,37 @@ use super::options::{CopyEvent, Options};
 use super::progress::Progress;
 use super::tar::{self, Entry, Kind};
 
-/// In what pieces an archive is made: few calls for large files, many small files
-/// in one.
+/// The size of a chunk: few calls for large files, many small files in one chunk.
 pub(super) const CHUNK_BYTES: usize = 64 << 10;
 
-/// How full a piece is made, so that the padding behind a file still fits: a piece that
-/// had to grow would take twice as much.
+/// When a chunk is flushed, so that the padding of a file still fits: growing a chunk would
+/// double its memory.
 const FLUSH_THRESHOLD: usize = CHUNK_BYTES - tar::BLOCK;
 
-/// Whoever takes the pieces wants no more.
+/// The receiver of the chunks was closed.
 #[derive(Debug)]
 pub(super) struct SinkClosed;
 
-/// Makes an archive.
+/// Builds an archive.
 pub(super) struct ArchiveBuilder<'a, S> {
     sink: S,
     chunk: Vec<u8>,
     options: &'a Options,
     progress: &'a Arc<Progress>,
-    /// Says which files are there already, by their names in the archive.
+    /// Tells which files the container already has, by their names in the archive.
     is_present: &'a IsPresent<'a>,
     skipped: u64,
 }
 
-/// Whether a file is there already: by its name in the archive, and as it is here.
+/// Whether the container already has a file: by its name in the archive, and its local
+/// metadata.
 pub(super) type IsPresent<'a> = dyn Fn(&[u8], &File, &Metadata) -> bool + Send + Sync + 'a;
 
-/// How it went.
+/// How the build ended.
 pub(super) enum BuildResult {
-    /// All has been handed over, but for so many entries.
+    /// Everything was sent, except for so many skipped entries.
     All { skipped: u64 },
-    /// Nobody wants it.
+    /// The receiver was closed.
     SinkClosed,
 }
 
@@ -84,8 +84,8 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
         }
     }
 
-    /// Archives a path under a name, between entries of one's own, and hands over all
-    /// but the end.
+    /// Archives a path under a name, with extra entries before and after, and sends everything
+    /// but the end-of-archive marker.
     pub(super) fn build(
         mut self,
         source: &Path,
@@ -124,9 +124,9 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
         Ok((self.sink)(chunk)?)
     }
 
-    /// A tree without recursion: it may be deeper than our stack.
+    /// Walks a tree without recursion: it may be deeper than our stack.
     fn walk(&mut self, source: &Path, name: &[u8]) -> Result<(), BuildError> {
-        // A slash at the end, or a dot, is followed.
+        // A trailing slash or dot follows a symlink.
         let status = source.symlink_metadata();
         let status = status.map_err(|_| Error::NoSource(source.to_path_buf()))?;
         let kind = status.file_type();
@@ -134,7 +134,7 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
             return self.add_non_directory(source, name, kind.into());
         }
         let mut stack = DirStack::default();
-        // The way to where we are: here, and in the archive.
+        // The current position: the local path, and the name in the archive.
         let (mut path, mut name) = (source.to_path_buf(), name.to_vec());
         self.add_directory(&path, &name, &mut stack)?;
         loop {
@@ -163,7 +163,7 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
         }
     }
 
-    /// What is removed while a tree is copied is left out, and told.
+    /// Files that vanish during the copy are skipped and reported.
     fn skip_vanished(&mut self, error: Error) -> Result<(), Error> {
         match error {
             Error::Local { path, cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
@@ -179,7 +179,7 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
         self.options.emit(notice);
     }
 
-    /// Its entry, and its names onto the levels.
+    /// Adds a directory's entry, and pushes its names onto the stack.
     fn add_directory(
         &mut self,
         path: &Path,
@@ -198,7 +198,8 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
             stack.leave();
             return Err(error.into());
         }
-        // What is there already stays as it is: /tmp is not to be ours.
+        // The existing target directory keeps its metadata: copying into /tmp must not change
+        // its owner.
         if name != b"." {
             self.progress.begin_entry(name);
             self.begin_entry(&new_entry([name, b"/"].concat(), Kind::Directory, &status))?;
@@ -241,7 +242,7 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
             return self.add_file(path, name);
         }
         if kind != FileKind::Symlink {
-            // Nobody can read a device or a pipe to its end.
+            // Devices and pipes have no end.
             self.skip(CopyEvent::NotRegularFile(path.to_path_buf()));
             return Ok(());
         }
@@ -264,15 +265,15 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
             path: path.to_path_buf(),
             cause,
         };
-        let mut add_file = open_file(path).map_err(local_error)?;
-        let status = add_file.metadata().map_err(local_error)?;
+        let mut file = open_file(path).map_err(local_error)?;
+        let status = file.metadata().map_err(local_error)?;
         if !status.is_file() {
             self.skip(CopyEvent::NotRegularFile(path.to_path_buf()));
             return Ok(());
         }
         let size = status.len();
         self.progress.begin_entry(name);
-        if (self.is_present)(name, &add_file, &status) {
+        if (self.is_present)(name, &file, &status) {
             self.progress
                 .add_bytes(usize::try_from(size).unwrap_or(usize::MAX));
             return Ok(());
@@ -283,11 +284,11 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
             if self.chunk.len() >= FLUSH_THRESHOLD {
                 self.flush()?;
             }
-            let disk_budget = (FLUSH_THRESHOLD - self.chunk.len()) as u64;
-            // Asked for a byte more than there should be, a small file says by the same
-            // call that it has ended.
-            let wanted = usize::try_from(disk_budget.min(left + 1)).unwrap_or(FLUSH_THRESHOLD);
-            let read = read_once(&mut add_file, &mut self.chunk, wanted).map_err(local_error)?;
+            let room = (FLUSH_THRESHOLD - self.chunk.len()) as u64;
+            // Reading one byte more than expected detects the end of a small file with the same
+            // call.
+            let wanted = usize::try_from(room.min(left + 1)).unwrap_or(FLUSH_THRESHOLD);
+            let read = read_once(&mut file, &mut self.chunk, wanted).map_err(local_error)?;
             if read == 0 && left > 0 {
                 return Err(BuildError::Error(Error::FileShrank {
                     path: path.to_path_buf(),
@@ -307,8 +308,8 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
             }
         };
         self.chunk.extend_from_slice(tar::padding(size));
-        // Like tar, we send what it was when it was opened.
-        if !is_eof && add_file.metadata().is_ok_and(|now| now.len() > size) {
+        // Like tar, we send the size that the file had when it was opened.
+        if !is_eof && file.metadata().is_ok_and(|now| now.len() > size) {
             self.options.emit(CopyEvent::Grew(path.to_path_buf()));
         }
         Ok(())
@@ -325,19 +326,19 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
     }
 }
 
-/// From something in a directory to the directory.
+/// Removes the last component of both paths.
 fn pop_component(path: &mut PathBuf, name: &mut Vec<u8>) {
     path.pop();
     let slash = name.iter().rposition(|&byte| byte == b'/');
     name.truncate(slash.unwrap_or(name.len()));
 }
 
-/// Reads once, behind what is there.
-fn read_once(add_file: &mut File, chunk: &mut Vec<u8>, wanted: usize) -> io::Result<usize> {
+/// Reads once, appending to the chunk.
+fn read_once(file: &mut File, chunk: &mut Vec<u8>, wanted: usize) -> io::Result<usize> {
     let before = chunk.len();
     chunk.resize(before + wanted, 0);
     let read = loop {
-        match add_file.read(&mut chunk[before..]) {
+        match file.read(&mut chunk[before..]) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             read => break read,
         }
@@ -346,7 +347,8 @@ fn read_once(add_file: &mut File, chunk: &mut Vec<u8>, wanted: usize) -> io::Res
     read
 }
 
-/// What was a file when it was listed may be a symlink now, or a pipe without an end.
+/// Opens a file that may have become a symlink or a FIFO since it was listed, without following
+/// or blocking.
 pub(super) fn open_file(path: &Path) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     File::options()
@@ -377,7 +379,7 @@ mod tests {
 
     use super::*;
 
-    /// Gathers a directory, and does something when its first piece is handed over.
+    /// Archives a directory, and calls a function when the first chunk is sent.
     fn build(
         source: &Path,
         on_first_chunk: impl Fn(),
@@ -423,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_grows_is_copied_as_it_was_and_told() {
+    fn a_file_that_grows_is_copied_with_its_old_size_and_reported() {
         let scratch = ScratchDir::new();
         let path = scratch.write("file", vec![1; 4 * CHUNK_BYTES]);
         let grow = || {
@@ -439,23 +441,23 @@ mod tests {
     }
 
     #[test]
-    fn what_vanishes_is_left_out_and_told() {
+    fn vanished_files_are_skipped_and_reported() {
         let scratch = ScratchDir::new();
         scratch.write("a", vec![1; 2 * CHUNK_BYTES]);
         let vanishing = scratch.write("b", "x");
-        let add_directory = scratch.path().join("c");
-        std::fs::create_dir(&add_directory).unwrap();
+        let directory = scratch.path().join("c");
+        std::fs::create_dir(&directory).unwrap();
         let (built, on_event) = build(scratch.path(), || {
             std::fs::remove_file(&vanishing).unwrap();
-            std::fs::remove_dir(&add_directory).unwrap();
+            std::fs::remove_dir(&directory).unwrap();
         });
         assert!(matches!(built, Ok(BuildResult::All { skipped: 2 })));
-        let expected = [vanishing.clone(), add_directory.clone()].map(CopyEvent::Vanished);
+        let expected = [vanishing.clone(), directory.clone()].map(CopyEvent::Vanished);
         assert_eq!(on_event, expected);
     }
 
     #[test]
-    fn nobody_is_waited_for_at_a_pipe() {
+    fn reading_does_not_block_on_a_fifo() {
         let scratch = ScratchDir::new();
         let pipe = scratch.path().join("pipe");
         rustix::fs::mknodat(

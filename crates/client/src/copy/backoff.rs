@@ -1,4 +1,4 @@
-//! When to try again, and how long to wait before.
+//! Retries with exponential backoff.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use super::container;
 use super::error::{Attempts, Error};
 use super::options::{Options, Retries};
 
-/// After a first broken connection; twice as long after each further one.
+/// The delay after the first lost connection; it doubles after each further one.
 const INITIAL_DELAY: Duration = Duration::from_millis(100);
 
-/// A server that restarts is back within seconds.
+/// A restarting server is back within seconds.
 const MAX_DELAY: Duration = Duration::from_secs(5);
 
-/// Counts tries.
+/// Counts attempts, and delays them.
 #[derive(Debug)]
 pub(super) struct Backoff {
     retries: Retries,
@@ -29,7 +29,7 @@ impl Backoff {
         }
     }
 
-    /// Waits before another try, or says that there is none.
+    /// Waits before the next attempt, or returns an error if there is none left.
     pub(super) async fn wait(&mut self, cause: &str, bytes: u64) -> Result<(), Error> {
         self.attempts = self.attempts.saturating_add(1);
         if !self.retries.allow(self.attempts) {
@@ -45,7 +45,7 @@ impl Backoff {
         Ok(())
     }
 
-    /// For a server that could not be reached: the cause, if that may pass.
+    /// For a server that could not be reached: the cause, if it is transient.
     pub(super) fn transient_cause(&self, error: Error) -> Result<String, Error> {
         match error {
             Error::Client(error) if container::is_transient(&error) && self.retries.allow(1) => {

@@ -1,4 +1,4 @@
-//! A word that ends copies in order.
+//! Cancellation of copies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,37 +10,38 @@ use super::container::Container;
 use super::error::Error;
 use super::upload_plan::UploadPlan;
 
-/// How long a container is asked to remove what is not whole. Whoever stops a copy is in
-/// a hurry, and the connection may be what is broken.
+/// How long a container may take to remove incomplete files. The user who cancels is in a
+/// hurry, and the connection may be broken.
 const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Ends copies whose [`super::Options`] have it: what is not whole is removed, in the
-/// container too, and they end with [`Error::Cancelled`]. A copy that is dropped removes only
-/// what is here.
+/// Cancels copies whose [`super::Options`] contain it: incomplete files are removed, in the
+/// container too, and the copy ends with [`Error::Cancelled`]. Dropping a copy's future removes
+/// only local files.
 #[derive(Debug, Clone, Default)]
 pub struct CancellationToken {
     sender: Arc<watch::Sender<bool>>,
 }
 
 impl CancellationToken {
-    /// Says so, for ever.
+    /// Cancels, permanently.
     pub fn cancel(&self) {
         self.sender.send_replace(true);
     }
 
-    /// Waits until it is said.
+    /// Waits until it is cancelled.
     pub async fn cancelled(&self) {
         let mut sender = self.sender.subscribe();
-        // An error is that nobody can say it any more; but we hold who can.
+        // The channel cannot close: we hold its sender.
         let _ = sender.wait_for(|sender| *sender).await;
     }
 
-    /// Whether it has been said.
+    /// Whether it is cancelled.
     pub(super) fn is_cancelled(&self) -> bool {
         *self.sender.borrow()
     }
 
-    /// Carries to its end what ends soon by itself when it is said, or is left then.
+    /// Runs a copy; after cancellation it gets a grace period to end by itself, and is dropped
+    /// then.
     pub(super) async fn run_with_grace<T>(
         &self,
         copy: impl Future<Output = Result<T, Error>>,
@@ -56,7 +57,7 @@ impl CancellationToken {
         }
     }
 
-    /// Carries something to its end, or until it is said.
+    /// Runs a copy until it ends or is cancelled.
     pub(super) async fn run_until_cancelled<T>(
         &self,
         copy: impl Future<Output = Result<T, Error>>,
@@ -68,11 +69,11 @@ impl CancellationToken {
     }
 }
 
-/// How long a copy that has been told may take to end by itself: then the program there
-/// has ended too, and makes nothing any more behind the back of who removes it.
+/// The grace period of a cancelled copy. If the copy ends by itself, the program in the
+/// container has ended too, and creates no files behind the clean-up.
 const CANCEL_GRACE: Duration = Duration::from_secs(3);
 
-/// Removes what nobody needs any more from a container, as far as that can be done.
+/// Removes leftovers from a container, as far as possible.
 pub(super) async fn clean_up(container: &dyn Container, plan: &UploadPlan) {
     let _ = timeout(CLEAN_UP_TIMEOUT, plan.clean_up(container)).await;
 }
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn it_ends_what_waits_and_what_comes_later() {
+    async fn cancelling_ends_running_and_later_copies() {
         let stop = CancellationToken::default();
         assert!(stop.run_until_cancelled(async { Ok(()) }).await.is_ok());
         let waiting = tokio::spawn({

@@ -1,9 +1,8 @@
-//! One file out of a container without tar: by its `cat`, and its `tail` after a lost
-//! connection.
+//! Downloads one file without tar: with `cat`, and with `tail` after a lost connection.
 //!
-//! A file has no header by which it would be known again, so what is put together from
-//! two tries has to have the checksum that `cksum` there says, before it has its name.
-//! Without those programs a lost connection means to begin again.
+//! A file has no header that identifies it, so a file assembled from two attempts must match
+//! the checksum that `cksum` in the container prints before it gets its final name. Without
+//! these programs the copy restarts after a lost connection.
 
 use std::io;
 use std::pin::Pin;
@@ -28,10 +27,10 @@ use super::resume::parse_cksum_output;
 use super::tar::{self, Entry, Kind};
 use super::upload_plan::disconnected;
 
-/// How long the answer of a program that counts bytes may be: it repeats the name.
+/// The longest output of a program that counts bytes: it repeats the name.
 const MAX_COUNT_OUTPUT_BYTES: u64 = 64 << 10;
 
-/// Copies one file, by as many tries as it takes.
+/// Copies one file, in as many attempts as it takes.
 pub(super) async fn download(
     container: &dyn Container,
     path: &RemotePath,
@@ -64,7 +63,7 @@ pub(super) async fn download(
                 received = Some(partial).filter(|_| can_resume);
                 cause
             }
-            // These two come once after each connection that was lost.
+            // Each of these two results occurs at most once after each lost connection.
             Ok(AttemptResult::Changed) => {
                 received = None;
                 "the file has changed".to_owned()
@@ -74,7 +73,7 @@ pub(super) async fn download(
                 can_resume = false;
                 format!("there is no {program} to go on with it")
             }
-            // It could not even be started.
+            // The command could not be started.
             Err(error) => {
                 disconnected = true;
                 backoff.transient_cause(error)?
@@ -109,29 +108,29 @@ struct RemoteFile<'a> {
     name: &'a str,
 }
 
-/// What has come of it.
+/// What has been received so far.
 #[derive(Debug, Clone, Copy)]
 struct Received {
     cksum: Cksum,
-    /// How large it was.
+    /// The file's size.
     size: u64,
 }
 
 enum AttemptResult {
     Complete,
     Disconnected(String, Received),
-    /// It is another file now.
+    /// The file has changed.
     Changed,
-    /// This one is missing, without which it cannot be gone on with.
+    /// This program is missing, without which the download cannot be resumed.
     NoProgram(&'static str),
 }
 
-/// What the container says before a byte of it is asked for.
+/// What the container reports before any content is requested.
 enum SourceCheck {
     New {
         size: u64,
     },
-    /// It may be the one that has been begun, if this is its checksum.
+    /// The size is unchanged; the file is the same if this is its checksum.
     MatchesSize {
         cksum: u32,
     },
@@ -140,7 +139,7 @@ enum SourceCheck {
 }
 
 impl RemoteFile<'_> {
-    /// One try: from the beginning, or after what has come.
+    /// One attempt: from the start, or after the received part.
     async fn attempt(
         &self,
         state: Box<State>,
@@ -170,7 +169,7 @@ impl RemoteFile<'_> {
         if received.cksum.length() == received.size
             && expected_cksum == Some(received.cksum.finish())
         {
-            // Only how it ended was lost.
+            // Only the exit status was lost.
             return (state, Ok(AttemptResult::Complete));
         }
         let command = match expected_cksum {
@@ -204,7 +203,8 @@ impl RemoteFile<'_> {
         let reading = async move {
             let mut end = tar::padding(size).to_vec();
             tar::write_end(&mut end);
-            // The file as an archive of one: neither less nor more than it is said to be.
+            // The file as an archive with one entry, so that neither less nor more than the
+            // announced size is accepted.
             let archive = io::Cursor::new(header)
                 .chain(&mut contents)
                 .chain(io::Cursor::new(end));
@@ -215,7 +215,7 @@ impl RemoteFile<'_> {
         tokio::pin!(ending);
         let ((state, outcome, cksum, mismatch), exit) =
             run_alongside(reading, ending.as_mut()).await;
-        // Who sends what nobody wants is left, not waited for.
+        // A command whose output is not wanted any more is dropped, not waited for.
         let result = match outcome {
             _ if mismatch => Ok(AttemptResult::Changed),
             ExtractOutcome::Failed(error @ (Error::Local { .. } | Error::NoSpace { .. })) => {
@@ -273,7 +273,7 @@ impl RemoteFile<'_> {
         header
     }
 
-    /// How large it is, so that a cut is seen.
+    /// The file's size, so that truncation is detected.
     async fn count(&self) -> Result<SourceCheck, Error> {
         let output = capture_output(
             self.container,
@@ -308,7 +308,7 @@ impl RemoteFile<'_> {
         }
     }
 
-    /// Whether what has come can be the beginning of what is there now.
+    /// Whether the received part can be a prefix of the current file.
     async fn check_unchanged(&self, received: Received) -> Result<SourceCheck, Error> {
         let output = capture_output(
             self.container,
@@ -327,11 +327,12 @@ impl RemoteFile<'_> {
     }
 }
 
-/// Adds up what passes, and holds back the last of it if the sum is wrong.
+/// Computes the checksum of what is read, and withholds the last bytes if the checksum is
+/// wrong.
 struct CksumReader<R> {
     inner: R,
     cksum: Cksum,
-    /// What it has to come to, and when.
+    /// The expected size and checksum.
     expected: Option<(u64, u32)>,
     mismatch: bool,
 }

@@ -1,4 +1,4 @@
-//! One file into a container without tar: by its shell.
+//! Uploads one file without tar: with the container's shell.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::Read as _;
@@ -20,16 +20,16 @@ use super::options::{CopyEvent, Options, Preserve, ResumePoint};
 use super::progress::Progress;
 use super::upload_plan::UploadPlan;
 
-/// How many pieces wait for the connection, beside one that is read and one that is sent.
+/// How many chunks wait for the connection, beside one being read and one being sent.
 const MAX_QUEUED_CHUNKS: usize = 1;
 
-/// A name that nobody else has.
+/// A unique temporary name.
 pub(super) fn temporary_name() -> String {
     let number = RandomState::new().hash_one(std::process::id());
     format!(".skewbridge-{number:016x}")
 }
 
-/// A lost connection means to begin again.
+/// Uploads a file. A lost connection restarts the upload.
 pub(super) async fn upload(
     container: &dyn Container,
     from: &Path,
@@ -49,9 +49,9 @@ pub(super) async fn upload(
         Preserve::No => 0o644,
     };
     loop {
-        // Another one each time: who was left alone removes what it has made.
-        let copy_spec = format!("{}/{}", directory.trim_end_matches('/'), temporary_name());
-        let command = commands::unpack_cat(&copy_spec, target, status.len(), mode);
+        // A new name for each attempt: a disconnected shell removes its own file.
+        let temporary_path = format!("{}/{}", directory.trim_end_matches('/'), temporary_name());
+        let command = commands::unpack_cat(&temporary_path, target, status.len(), mode);
         let range = FileRange {
             path: from,
             from: 0,
@@ -97,7 +97,7 @@ pub(super) async fn upload(
     }
 }
 
-/// A part of a file that is sent, and added to a checksum.
+/// A range of a file to send, and the checksum to update.
 pub(super) struct FileRange<'a> {
     pub(super) path: &'a Path,
     pub(super) from: u64,
@@ -105,8 +105,8 @@ pub(super) struct FileRange<'a> {
     pub(super) cksum: &'a mut Cksum,
 }
 
-/// Runs a command with a part of a file as its input. If it says who it is, it is known to
-/// that way.
+/// Runs a command with a range of a file as its input. With a plan, the command's announcement
+/// is recorded there.
 pub(super) async fn send(
     container: &dyn Container,
     plan: Option<&UploadPlan>,
@@ -161,12 +161,12 @@ async fn feed(
     let (chunks, mut waiting) = mpsc::channel::<Vec<u8>>(MAX_QUEUED_CHUNKS);
     let (path, start, end) = (range.path.to_path_buf(), range.from, range.to);
     let reading = tokio::task::spawn_blocking(move || {
-        each_piece(&path, start, end, |chunk| {
+        for_each_chunk(&path, start, end, |chunk| {
             chunks.blocking_send(chunk).is_ok()
         })
     });
     while let Some(chunk) = waiting.recv().await {
-        // How the command ended says why.
+        // The command's exit status tells why.
         if stdin.write_all(&chunk).await.is_err() {
             break;
         }
@@ -182,8 +182,8 @@ async fn feed(
     Ok(())
 }
 
-/// Reads a part of a file, as long as somebody wants it.
-fn each_piece(
+/// Reads a range of a file, while the callback returns `true`.
+fn for_each_chunk(
     path: &Path,
     start: u64,
     end: u64,

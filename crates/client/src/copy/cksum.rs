@@ -1,14 +1,14 @@
-//! The checksum of POSIX's `cksum`, which every container has that can do more than run
-//! its own program.
+//! The checksum of POSIX's `cksum`, which every container has that can do more than run its own
+//! program.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
-/// In what pieces a file is read for its checksum.
+/// How much of a file is read at once.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// CRC-32 with the highest bit first, of the bytes and then of their number.
+/// CRC-32 with the most significant bit first, over the bytes and then their number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Cksum {
     crc: u32,
@@ -17,8 +17,8 @@ pub(super) struct Cksum {
 
 const POLYNOMIAL: u32 = 0x04c1_1db7;
 
-/// Of each byte, and of each byte with up to seven zeros behind it: eight bytes are
-/// taken at a time.
+/// The CRC of each byte, followed by up to seven zero bytes: eight bytes are processed at a
+/// time.
 static TABLES: [[u32; 256]; 8] = tables();
 
 const fn tables() -> [[u32; 256]; 8] {
@@ -54,14 +54,16 @@ const fn tables() -> [[u32; 256]; 8] {
 }
 
 impl Cksum {
-    /// Of the beginning of a file, if it is so long. Its position is left alone.
+    /// The checksum of a file's prefix, if the file is long enough. Does not move the file
+    /// position.
     pub(super) fn of(file: &File, length: u64) -> io::Result<Option<Self>> {
         let mut sum = Self::default();
         let is_long_enough = sum.add_file(file, length, || false)?;
         Ok(is_long_enough.then_some(sum))
     }
 
-    /// Adds the beginning of a file. `false` is that it is not so long, or that it was left.
+    /// Adds a file's prefix. Returns `false` if the file is too short, or if `should_stop`
+    /// returned `true`.
     pub(super) fn add_file(
         &mut self,
         file: &File,
@@ -83,7 +85,7 @@ impl Cksum {
         Ok(true)
     }
 
-    /// How many bytes it is of.
+    /// How many bytes were added.
     pub(super) fn length(&self) -> u64 {
         self.length
     }
@@ -128,8 +130,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_are_those_of_cksum() {
-        // As `cksum` of coreutils says.
+    fn checksums_are_those_of_cksum() {
+        // As printed by `cksum` of coreutils.
         let rows: [(&[u8], u32); 4] = [
             (b"", 4_294_967_295),
             (b"123456789", 930_766_865),
@@ -141,7 +143,7 @@ mod tests {
             sum.add(bytes);
             assert_eq!(sum.finish(), *expected, "{bytes:?}");
         }
-        // In any pieces.
+        // Independent of the chunks.
         let (mut whole, mut split) = (Cksum::default(), Cksum::default());
         let bytes: Vec<u8> = (0..1000_u32).map(|it| (it * 7 % 251) as u8).collect();
         whole.add(&bytes);

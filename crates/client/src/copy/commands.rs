@@ -1,32 +1,32 @@
-//! The commands of a copy, word by word. Names are arguments, never text of a script,
-//! and never look like flags. `tar` is all that is needed; where there is a shell too,
-//! broken copies go on where they stopped, and what is not whole has no name.
+//! The commands that copies run in containers. Names are arguments, never part of a script, and
+//! never look like flags. `tar` is all that is needed; with a shell, interrupted copies can be
+//! resumed, and incomplete files never have their final name.
 
 use super::copy_spec::RemotePath;
 use super::options::{Options, Preserve, Retries};
 use super::remote_writer::RemoteWriter;
 
-/// What everything that goes into a pod is below until it is whole.
+/// The name of the copied tree inside the staging directory, until it is complete.
 pub(super) const STAGED_NAME: &str = "it";
 
-/// The last entry of such an archive. A tar that is cut off between two entries takes
-/// that for the end; what comes without this is not put in place.
+/// The last entry of a staged archive. A tar that is cut off between two entries takes that for
+/// the end of the archive; without this entry nothing is moved into place.
 pub(super) const COMPLETE_MARKER: &str = "whole";
 
-/// What is in the stage when everything has been put in place.
+/// Exists in the staging directory once everything has been moved into place.
 pub(super) const DONE_MARKER: &str = "done";
 
-/// The words that [`PROBE`] and [`STOP_WRITER`] answer.
+/// The words that [`PROBE`] and [`STOP_WRITER`] print.
 pub(super) mod reply {
-    /// There is a tar.
+    /// tar exists.
     pub(in super::super) const TAR: &str = "tar";
-    /// What is whole can be renamed.
+    /// Files can be staged and renamed.
     pub(in super::super) const STAGE: &str = "stage";
     /// The first path is a directory.
     pub(in super::super) const DIRECTORY: &str = "directory";
-    /// What would be in it is one too.
+    /// The second path is a directory.
     pub(in super::super) const INNER: &str = "inner";
-    /// Who was to be ended is still at work.
+    /// The writer could not be stopped.
     pub(in super::super) const BUSY: &str = "busy";
 }
 
@@ -37,12 +37,12 @@ command -v mv >/dev/null 2>&1 && command -v rm >/dev/null 2>&1 && echo stage
 [ -d \"$2\" ] && echo inner
 exit 0";
 
-/// An archive from a byte on, behind a line with the checksum of what it is known by. Both
-/// are of one run of tar: what two of them say may be of two versions of a file.
+/// Prints a line with the checksum of an archive's prefix, then the archive from an offset on.
+/// Both come from one run of tar: two runs may see two versions of a file.
 ///
-/// A pipe has to be left where the sum ends. Of all programs only dd does so: a head may
-/// read further than it says. What tar ended with is what counts, not what the others did:
-/// hence the third and fourth handles.
+/// The pipe must be left exactly where the checksum ends. Only dd guarantees that: head may
+/// read ahead. The exit status must be tar's, not that of the other programs: hence file
+/// descriptors 3 and 4.
 const RESUME_PACK: &str = "\
 exec 4>&1
 s=$({ { tar -c -f - -C \"$1\" \"$2\" 4>&-; echo $? >&3; } | tail -c +\"$3\" | {
@@ -51,11 +51,12 @@ tail -c +\"$7\"
 } >&4; } 3>&1)
 exit \"${s:-1}\"";
 
-/// In what blocks it is summed up: a call for each, and one for each byte of the rest.
+/// The block size for the checksum: one call for each block, and one for each remaining byte.
 const CKSUM_BLOCK_BYTES: u64 = 16 << 10;
 
-/// When a process began, unless it has ended: `/proc` says so in its 22nd word, and no name
-/// of ours has a space in it. With its number that is itself, whose number is given again.
+/// The start time of a process, unless it has ended: field 22 of its `/proc` stat, which none
+/// of our program names shifts with a space. Together with the process ID it identifies the
+/// process although IDs are reused.
 macro_rules! start_time {
     () => {
         "born() { read -r l </proc/\"$1\"/stat && set -- $l && [ \"$3\" != Z ] && echo \"${22}\"; } \
@@ -63,8 +64,8 @@ macro_rules! start_time {
     };
 }
 
-/// Says who writes, which shell that is of, and whose both are, with a dash for what cannot
-/// be known there. What a shell has said before is a line of its own.
+/// Announces the writer, its shell and their user, with a dash for unknown values. The empty
+/// line ends a line that the shell may have printed before.
 macro_rules! announce {
     ($writer:literal) => {
         concat!(
@@ -77,17 +78,18 @@ macro_rules! announce {
     };
 }
 
-/// What that line begins with.
+/// The prefix of the announcement.
 pub(super) const ANNOUNCEMENT_PREFIX: &str = "skewbridge ";
 
-/// Extracts into a directory that is there, and says who does.
+/// Extracts into an existing directory, and announces the writer.
 const UNPACK_ANNOUNCED: &str = concat!(start_time!(), announce!("$$"), "exec tar \"$@\"");
 
-/// Extracts beside the target, says who does, and renames when all is there. What is not
-/// whole is removed there, if nobody will go on with it: who has lost the connection cannot.
+/// Extracts beside the target, announces the writer, and renames when everything has come. The
+/// script itself removes an incomplete copy if it will not be resumed: a client that has lost
+/// its connection cannot.
 ///
-/// That it is in its place is said by a file, if somebody may ask: that the stage is gone
-/// says nothing, it may never have been there.
+/// A marker file tells a resuming client that everything is in place. That the staging
+/// directory is missing would prove nothing: it may never have existed.
 const UNPACK_STAGED: &str = concat!(
     start_time!(),
     "\
@@ -108,8 +110,8 @@ if [ $k = keep ]; then : >\"$d/$s/done\"; else rm -rf \"$d/$s\"; fi
 exit 0"
 );
 
-/// Ends who writes for a lost connection, and waits for that and for its shell: they may be
-/// at work still, and would go on making what is looked at, made anew or removed.
+/// Kills the writer of a lost connection, and waits for it and its shell to end: otherwise they
+/// would keep creating files while these are inspected, replaced or removed.
 const STOP_WRITER: &str = concat!(
     start_time!(),
     "\
@@ -124,7 +126,8 @@ done
 exit 0"
 );
 
-/// One file without a tar: a shell cannot tell a cut from an end, so it is counted.
+/// One file without tar: a shell cannot distinguish truncation from the end, so the bytes are
+/// counted.
 const UNPACK_CAT: &str = "\
 t=$1
 end() { c=$?; rm -f \"$t\"; exit $c; }
@@ -135,7 +138,7 @@ chmod \"$4\" \"$t\" 2>/dev/null
 if [ -d \"$2\" ]; then echo \"$2 is a directory now\" >&2; false; fi || end
 mv -f \"$t\" \"$2\" || end";
 
-/// Goes on with a file, and says who does.
+/// Appends to a file, and announces the writer.
 const APPEND: &str = concat!(
     start_time!(),
     "\
@@ -152,7 +155,7 @@ if [ \"$n\" -ne \"$2\" ]; then echo \"$n instead of $2 bytes are there\" >&2; ex
 exit 0"
 );
 
-/// What a file that was gone on with should have had from its archive.
+/// Sets the metadata that the archive would have set on a resumed file.
 const SET_METADATA: &str = "\
 chown \"$2\" \"$1\" 2>/dev/null
 chmod \"$3\" \"$1\" 2>/dev/null
@@ -169,7 +172,7 @@ fn shell<const N: usize>(shell: &str, arguments: [&str; N]) -> Vec<String> {
     command
 }
 
-/// An archive of a path.
+/// Creates an archive of a path.
 pub(super) fn pack(path: &RemotePath) -> Vec<String> {
     to_strings([
         "tar",
@@ -182,8 +185,8 @@ pub(super) fn pack(path: &RemotePath) -> Vec<String> {
     ])
 }
 
-/// The same from a byte on, behind the checksum of so many bytes from another one on.
-/// Bytes are counted from zero.
+/// The archive from `offset` on, preceded by the checksum of `prefix_length` bytes from
+/// `prefix_start` on. Offsets start at zero.
 pub(super) fn resume_pack(
     path: &RemotePath,
     prefix_start: u64,
@@ -205,37 +208,37 @@ pub(super) fn resume_pack(
     )
 }
 
-/// What is at a path, and at one inside it.
+/// Inspects a path, and one inside it.
 pub(super) fn probe(path: &str, inner: &str) -> Vec<String> {
     shell(PROBE, [path, inner])
 }
 
-/// The same without a shell.
+/// Inspects a path without a shell.
 pub(super) fn is_directory(path: &str) -> Vec<String> {
     to_strings(["test", "-d", path])
 }
 
-/// Whether there is a file.
+/// Whether a file exists.
 pub(super) fn is_file(path: &str) -> Vec<String> {
     to_strings(["test", "-f", path])
 }
 
-/// Extracts into a directory, and says who does.
+/// Extracts into a directory, and announces the writer.
 pub(super) fn unpack_announced(directory: &str, preserve: Preserve) -> Vec<String> {
     let mut command = shell(UNPACK_ANNOUNCED, ["-x", "-f", "-", "-C", directory]);
     command.extend(preserve_flags(preserve));
     command
 }
 
-/// The same without a shell, and without a word.
+/// Extracts into a directory without a shell, so without an announcement.
 pub(super) fn unpack(directory: &str, preserve: Preserve) -> Vec<String> {
     let mut command = to_strings(["tar", "-x", "-f", "-", "-C", directory]);
     command.extend(preserve_flags(preserve));
     command
 }
 
-/// Extracts into a directory below a name, says who does, and renames what is there when it
-/// is whole.
+/// Extracts into a staging directory, announces the writer, and renames the result when it is
+/// complete.
 pub(super) fn unpack_staged(
     directory: &str,
     stage: &str,
@@ -251,7 +254,7 @@ pub(super) fn unpack_staged(
     command
 }
 
-/// As kubectl asks for it. The times are kept otherwise, which kubectl does not.
+/// kubectl's flags. Unlike kubectl, times are kept by default.
 fn preserve_flags(preserve: Preserve) -> Vec<String> {
     match preserve {
         Preserve::Yes => Vec::new(),
@@ -259,7 +262,7 @@ fn preserve_flags(preserve: Preserve) -> Vec<String> {
     }
 }
 
-/// Writes a file, and renames it when it is whole.
+/// Writes a file, and renames it when it is complete.
 pub(super) fn unpack_cat(temporary: &str, target: &str, size: u64, mode: u32) -> Vec<String> {
     shell(
         UNPACK_CAT,
@@ -272,12 +275,12 @@ pub(super) fn cksum_files(paths: &[String]) -> Vec<String> {
     find_exec(paths, ["cksum"])
 }
 
-/// Their sizes, times, permissions, owners and groups.
+/// The sizes, times, permissions, owners and groups of all files of trees.
 pub(super) fn stat_files(paths: &[String]) -> Vec<String> {
     find_exec(paths, ["stat", "-c", "%s %Y %a %u %g %n"])
 }
 
-/// Runs a program with all files of trees, but for what is mounted in them.
+/// Runs a program on all files of trees, except on mounted file systems.
 fn find_exec<const N: usize>(paths: &[String], program: [&str; N]) -> Vec<String> {
     let mut command = to_strings(["find"]);
     command.extend_from_slice(paths);
@@ -287,18 +290,17 @@ fn find_exec<const N: usize>(paths: &[String], program: [&str; N]) -> Vec<String
     command
 }
 
-/// The checksum of a file, as POSIX has it.
+/// The POSIX checksum of a file.
 pub(super) fn checksum(path: &str) -> Vec<String> {
     shell("cksum <\"$1\"", [path])
 }
 
-/// Goes on with a file that is to be so large, and says who does.
-pub(super) fn resume(path: &str, size: u64) -> Vec<String> {
+/// Appends to a file up to this size, and announces the writer.
+pub(super) fn append(path: &str, size: u64) -> Vec<String> {
     shell(APPEND, [path, &size.to_string()])
 }
 
-/// Gives a file its owner, permissions and time where that can be done, and says its
-/// checksum.
+/// Sets a file's owner, permissions and time where possible, and prints its checksum.
 pub(super) fn set_metadata(path: &str, owner: (u64, u64), mode: u32, time: i64) -> Vec<String> {
     shell(
         SET_METADATA,
@@ -311,8 +313,7 @@ pub(super) fn set_metadata(path: &str, owner: (u64, u64), mode: u32, time: i64) 
     )
 }
 
-/// Lets somebody write no more, though its connection was lost; and removes a stage that
-/// nobody needs any more, if there is one.
+/// Stops a writer whose connection was lost, and removes a staging directory, if there is one.
 pub(super) fn stop_writer(writer: &RemoteWriter, stage: Option<&str>) -> Vec<String> {
     let [writer_pid, writer_started, shell_pid, shell_started] = writer.fields();
     let stage = stage.unwrap_or_default();
@@ -322,7 +323,7 @@ pub(super) fn stop_writer(writer: &RemoteWriter, stage: Option<&str>) -> Vec<Str
     )
 }
 
-/// The same where nobody can be at work there.
+/// Removes a staging directory that has no writer.
 pub(super) fn remove(stage: &str) -> Vec<String> {
     to_strings(["rm", "-rf", stage])
 }
@@ -332,17 +333,17 @@ pub(super) fn cksum(path: &str) -> Vec<String> {
     to_strings(["cksum", path])
 }
 
-/// One file from a byte on (counted from zero).
+/// A file from an offset on (starting at zero).
 pub(super) fn tail(path: &str, offset: u64) -> Vec<String> {
     to_strings(["tail", "-c", &format!("+{}", offset + 1), path])
 }
 
-/// One file.
+/// A whole file.
 pub(super) fn cat(path: &str) -> Vec<String> {
     to_strings(["cat", path])
 }
 
-/// How large it is.
+/// The size of a file.
 pub(super) fn count_bytes(path: &str) -> Vec<String> {
     to_strings(["wc", "-c", path])
 }
@@ -360,14 +361,14 @@ mod tests {
     type Replace = dyn Fn(&std::path::Path);
     type Put = fn(&ScratchDir) -> bool;
 
-    /// Puts an empty file at `dir/target` without a tar, by the real programs.
+    /// Uploads an empty file to `dir/target` without tar, with real programs.
     fn upload_cat(scratch: &ScratchDir) -> bool {
         let directory = scratch.path().join("dir").display().to_string();
         let (stage, target) = (format!("{directory}/stage"), format!("{directory}/target"));
         run(&unpack_cat(&stage, &target, 0, 0o600), &[])
     }
 
-    /// Puts an archive of an empty file at `dir/target`, by the real programs.
+    /// Uploads an archive of an empty file to `dir/target`, with real programs.
     fn upload_tar(scratch: &ScratchDir) -> bool {
         let directory = scratch.path().join("dir").display().to_string();
         let options = Options::default();
@@ -391,13 +392,13 @@ mod tests {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        // tar may leave before it has read all of the end.
+        // tar may exit before it has read all of the end marker.
         let _ = child.stdin.take().unwrap().write_all(input);
         child.wait().unwrap().success()
     }
 
     #[test]
-    fn nothing_is_moved_into_what_has_become_a_directory() {
+    fn nothing_is_moved_into_a_target_that_has_become_a_directory() {
         // What the target has become meanwhile, and whether it is replaced.
         let rows: [(&str, &Replace, bool); 4] = [
             ("nothing", &|_| {}, true),

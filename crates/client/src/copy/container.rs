@@ -1,4 +1,4 @@
-//! Where the commands of a copy run, and what they say.
+//! Running the commands of a copy in a container.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,52 +9,52 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 use super::error::Error;
 use crate::streams::{ExecRequest, Executor, ExitStatus};
 
-/// How much of what a command complains of is kept, and told.
+/// How much of a command's stderr is kept for errors.
 const MAX_STDERR_BYTES: u64 = 8 << 10;
 
-/// In what pieces lines are read.
+/// How much is read at once.
 const READ_CHUNK_BYTES: usize = 16 << 10;
 
-/// A command that is being started.
+/// The future of a command that is being started.
 pub type RunFuture<'a> = Pin<Box<dyn Future<Output = Result<Process, crate::Error>> + Send + 'a>>;
 
-/// Runs commands: a container of a pod, or something that behaves like one.
+/// Runs commands: a container of a pod, or anything that behaves like one.
 pub trait Container: Send + Sync {
-    /// Starts a command. Without stdin, it reads nothing.
+    /// Starts a command. Without stdin, its input is empty.
     fn run(&self, command: Vec<String>, stdin: Stdin) -> RunFuture<'_>;
 }
 
-/// Whether a command reads from here.
+/// Whether a command has stdin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stdin {
-    /// It does.
+    /// It has.
     Piped,
-    /// It reads nothing.
+    /// Its input is empty.
     Null,
 }
 
-/// A command that runs. Dropped, it is left alone.
+/// A running command. Dropping it disconnects from the command.
 pub struct Process {
-    /// What it reads.
+    /// Its stdin.
     pub stdin: Option<Box<dyn AsyncWrite + Send + Unpin>>,
-    /// What it writes.
+    /// Its stdout.
     pub stdout: Box<dyn AsyncRead + Send + Unpin>,
-    /// What it complains of.
+    /// Its stderr.
     pub stderr: Box<dyn AsyncRead + Send + Unpin>,
-    /// Ready when it has ended.
+    /// Resolves when it has ended.
     pub exit: Pin<Box<dyn Future<Output = ExitStatus> + Send>>,
 }
 
 /// A container of a pod.
 #[derive(Clone)]
 pub struct Pod {
-    /// By whom commands are started.
+    /// Starts the commands.
     pub executor: Arc<dyn Executor>,
     /// The namespace.
     pub namespace: String,
     /// The pod.
     pub pod: String,
-    /// The container; none is the server's choice: the only one that there is.
+    /// The container; without one the server uses the pod's only container.
     pub container: Option<String>,
 }
 
@@ -88,17 +88,17 @@ fn empty_stream() -> Box<dyn AsyncRead + Send + Unpin> {
     Box::new(tokio::io::empty())
 }
 
-/// How a command ended, as a copy sees it.
+/// How a command ended, as far as a copy is concerned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum CommandEnd {
     Success,
-    /// There is no such program.
+    /// The program does not exist.
     NotFound,
-    /// In words.
+    /// It failed; the text says how.
     Failed(String),
-    /// The server says why it was not run to its end: that is not about the program.
+    /// The server reports why it was not run: not the program's fault.
     NotRun(String),
-    /// Nobody knows.
+    /// Unknown: the connection was lost.
     Disconnected(String),
 }
 
@@ -106,7 +106,7 @@ impl CommandEnd {
     pub(super) fn new(status: &ExitStatus, stderr: &str) -> Self {
         match status {
             ExitStatus::Success => Self::Success,
-            // By a shell, or by a runtime that is one.
+            // From a shell, or a runtime that behaves like one.
             ExitStatus::Code(code) if matches!(code.number(), 126 | 127) => {
                 if mentions_not_found(stderr) || stderr.trim().is_empty() {
                     Self::NotFound
@@ -124,7 +124,7 @@ impl CommandEnd {
     }
 }
 
-/// The words of shells: which program is missing, they have said by their exit code.
+/// The messages of shells; their exit code already says that the program is missing.
 fn mentions_not_found(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     ["no such file or directory", "not found"]
@@ -132,8 +132,8 @@ fn mentions_not_found(text: &str) -> bool {
         .any(|words| text.contains(words))
 }
 
-/// The words of Go and of container runtimes for a program that is not there. Pods,
-/// containers and directories can be not found, too.
+/// The messages of Go and of container runtimes for a missing program. Pods, containers and
+/// directories can be "not found", too.
 fn is_missing_program(message: &str) -> bool {
     let text = message.to_ascii_lowercase();
     let program_phrases = ["executable file", "finding executable", "exec: \""];
@@ -142,7 +142,7 @@ fn is_missing_program(message: &str) -> bool {
         && program_phrases.iter().any(|words| text.contains(words))
 }
 
-/// Whether a server that did not answer may do so soon.
+/// Whether an error may go away soon.
 pub(super) fn is_transient(error: &crate::Error) -> bool {
     use crate::Error::{Api, ConnectionLost, NotHttp, Proxy, TimedOut, Tls, Unreachable};
     match error {
@@ -158,7 +158,7 @@ pub(super) fn is_transient(error: &crate::Error) -> bool {
     }
 }
 
-/// What a short command said.
+/// The output of a short command.
 #[derive(Debug)]
 pub(super) struct CommandOutput {
     pub(super) exit: CommandEnd,
@@ -166,7 +166,7 @@ pub(super) struct CommandOutput {
     pub(super) stderr: String,
 }
 
-/// Runs a command that says little, and no more than a limit of it is heard.
+/// Runs a command and captures its stdout, up to a limit.
 pub(super) async fn capture_output(
     container: &dyn Container,
     command: Vec<String>,
@@ -176,9 +176,9 @@ pub(super) async fn capture_output(
     let mut stdout = Vec::new();
     let reading = async {
         let mut limited = process.stdout.take(limit);
-        // What was cut is known by how it ended.
+        // The exit status reports a lost connection.
         let _ = limited.read_to_end(&mut stdout).await;
-        // A command that says more must not wait for us.
+        // A command that prints more must not block.
         let _ = tokio::io::copy(&mut limited.into_inner(), &mut tokio::io::sink()).await;
     };
     let ((), stderr, status) = tokio::join!(reading, read_stderr(process.stderr), process.exit);
@@ -189,8 +189,8 @@ pub(super) async fn capture_output(
     })
 }
 
-/// Runs a command that speaks in lines, and tells each. One that is longer than a limit, or
-/// has no end, is not told.
+/// Runs a command and calls `on_line` for each line of its stdout. Lines that are too long or
+/// unterminated are skipped.
 pub(super) async fn for_each_line(
     container: &dyn Container,
     command: Vec<String>,
@@ -201,7 +201,7 @@ pub(super) async fn for_each_line(
     let reading = async {
         let mut splitter = LineSplitter::new(max_line_bytes);
         let mut chunk = Vec::with_capacity(READ_CHUNK_BYTES);
-        // What was cut is known by how it ended.
+        // The exit status reports a lost connection.
         while let Ok(1..) = process.stdout.read_buf(&mut chunk).await {
             splitter.push(&chunk, &mut on_line);
             chunk.clear();
@@ -211,11 +211,11 @@ pub(super) async fn for_each_line(
     Ok(CommandEnd::new(&status, &stderr))
 }
 
-/// Pieces to lines.
+/// Splits chunks into lines.
 struct LineSplitter {
     max_line_bytes: usize,
     partial_line: Vec<u8>,
-    /// It is too long.
+    /// The current line is too long.
     is_skipping: bool,
 }
 
@@ -251,8 +251,8 @@ impl LineSplitter {
     }
 }
 
-/// Carries something to its end beside a command that may end before it, or later: then
-/// it is still to be waited for, or left.
+/// Runs a future to its end while a command is running. The command may end before or after it;
+/// in the latter case the caller waits for it or drops it.
 pub(super) async fn run_alongside<T, E>(
     reading: impl Future<Output = T>,
     mut ending: Pin<&mut impl Future<Output = E>>,
@@ -267,7 +267,7 @@ pub(super) async fn run_alongside<T, E>(
     }
 }
 
-/// What a command complains of: the first of it.
+/// The beginning of a command's stderr.
 pub(super) async fn read_stderr(mut stderr: impl AsyncRead + Unpin) -> String {
     let mut kept = Vec::new();
     let _ = (&mut stderr)
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_program_is_told_from_one_that_fails() {
+    fn a_missing_program_is_distinguished_from_a_failing_one() {
         let code = |code| ExitStatus::Code(ExitCode::new(code).unwrap());
         let server_error = |message: &str| {
             ExitStatus::Failed(Failure {
@@ -333,9 +333,9 @@ mod tests {
             assert_eq!(CommandEnd::new(&status, stderr), expected, "{status:?}");
         }
     }
-    /// Words of kubelets and container runtimes.
+    /// Messages of kubelets and container runtimes.
     #[test]
-    fn other_things_that_are_not_found_are_no_missing_programs() {
+    fn other_missing_objects_are_not_missing_programs() {
         let messages = [
             "unable to upgrade connection: container not found (\"app\")",
             "container not found (\"executable file\")",
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_told_whole_and_not_too_long_ones() {
+    fn complete_lines_are_returned_and_long_ones_skipped() {
         let text = b"one\n\nlonger than that\ntwo\nhalf";
         for size in 1..text.len() {
             let (mut splitter, mut lines) = (LineSplitter::new(5), Vec::new());

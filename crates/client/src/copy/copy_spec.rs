@@ -1,4 +1,4 @@
-//! Places as people write them, and what things are called where they go.
+//! Parsing of copy sources and targets, and the names of files at their destination.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -7,41 +7,41 @@ use std::path::{Component, Path, PathBuf};
 use super::error::Error;
 use super::path_containment::RequestedRoot;
 
-/// Here, or in a pod.
+/// A local path, or a path in a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CopySpec {
-    /// A path of this machine.
+    /// A local path.
     Local(PathBuf),
     /// A path in a pod.
     Pod {
-        /// The namespace, if it is told.
+        /// The namespace, if given.
         namespace: Option<String>,
         /// The pod.
         pod: String,
-        /// The path, absolute or from where the container's commands begin.
+        /// The path, absolute or relative to the container's working directory.
         path: String,
     },
 }
 
-/// A path in a container, as two words for its tar: where to go, and what is there.
+/// A path in a container, as two arguments for tar: the directory, and the name in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RemotePath {
-    /// Where to go first.
+    /// The directory.
     pub(super) directory: String,
-    /// What is there; `None` is all that is in it.
+    /// The name in it; `None` means all of its contents.
     pub(super) base: Option<String>,
 }
 
-/// Where what comes from a pod goes.
+/// Where a download goes.
 #[derive(Debug, Clone)]
 pub(super) struct Destination {
     path: PathBuf,
-    /// Whether it is a directory, or is said to be by a slash at its end.
+    /// Whether the path is a directory, or has a trailing slash.
     is_directory_target: bool,
 }
 
 impl CopySpec {
-    /// Reads `[[namespace/]pod:]path`. What begins with `/`, `./` or `../` is here,
+    /// Parses `[[namespace/]pod:]path`. A path that begins with `/`, `./` or `../` is local,
     /// whatever follows.
     pub fn parse(text: &str) -> Result<Self, Error> {
         const INVALID_FORMAT: Error = Error::InvalidSpec(
@@ -75,7 +75,7 @@ impl CopySpec {
 }
 
 impl RemotePath {
-    /// Without a shell, and so that nothing looks like a flag.
+    /// Splits a path so that no argument looks like a flag.
     pub(super) fn new(path: &str) -> Self {
         let trimmed = path.trim_end_matches('/');
         let is_directory = trimmed.len() < path.len();
@@ -102,7 +102,7 @@ impl RemotePath {
         }
     }
 
-    /// What tar is asked for.
+    /// The argument for tar.
     pub(super) fn tar_argument(&self) -> String {
         match &self.base {
             Some(base) => format!("./{base}"),
@@ -110,7 +110,7 @@ impl RemotePath {
         }
     }
 
-    /// The whole, as a word that is no flag.
+    /// The full path, as an argument that does not look like a flag.
     pub(super) fn full_path(&self) -> String {
         match &self.base {
             Some(base) if self.directory == "/" => format!("/{base}"),
@@ -147,12 +147,12 @@ impl Destination {
         }
     }
 
-    /// A directory's contents go into this one, as kubectl has it.
+    /// The directory for a directory's contents, as in kubectl.
     pub(super) fn directory(&self) -> &Path {
         &self.path
     }
 
-    /// Where a file goes, and how it is called there.
+    /// Where a file goes: its directory and its name.
     pub(super) fn file(&self, root: &RequestedRoot) -> Result<(PathBuf, Vec<u8>), Error> {
         if self.is_directory_target {
             return match root {
@@ -171,11 +171,11 @@ impl Destination {
     }
 }
 
-/// What a local file or directory is called; `None` is that only what is in it is
-/// copied: `.`, `..` and `/` have no name that would make sense elsewhere.
+/// The name of a local file or directory. `None` means that only its contents are copied: `.`,
+/// `..` and `/` have no name that makes sense elsewhere.
 pub(super) fn local_name(path: &Path) -> Option<Vec<u8>> {
     match path.components().next_back() {
-        // `dir/.` is `dir` to this iterator, and means what is in it.
+        // `dir/.` is `dir` to this iterator, and means its contents.
         _ if path.as_os_str().as_bytes().ends_with(b"/.") => None,
         Some(Component::Normal(name)) => Some(name.to_os_string().into_vec()),
         _ => None,
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_read_as_kubectl_reads_them() {
+    fn copy_specs_are_parsed_as_kubectl_does() {
         let local = |path: &str| Ok(CopySpec::Local(path.into()));
         let pod = |namespace: Option<&str>, pod: &str, path: &str| {
             Ok(CopySpec::Pod {
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_remote_path_is_two_words_that_are_no_flags() {
+    fn a_remote_path_is_split_into_arguments_that_are_not_flags() {
         let rows = [
             ("/tmp/a", "/tmp", Some("a")),
             ("/a", "/", Some("a")),
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn local_names_are_those_of_their_last_part() {
+    fn the_name_of_a_local_path_is_its_last_component() {
         let rows = [
             ("a", Some("a")),
             ("a/b", Some("b")),

@@ -1,13 +1,12 @@
-//! The names in directories that are being gone through, from the outermost to the
-//! innermost, one behind the other in memory.
+//! The stack of directories on a walk: the names of all open directories, stored contiguously.
 
 use super::error::Error;
 
-/// How much they may take together. A tree of any size is gone through with the names of
-/// one way down; a directory would need a million entries.
+/// How much memory the names may take. A tree of any size needs only the names of the
+/// directories on the current path; one directory would need a million entries to exceed this.
 const MAX_NAME_BYTES: usize = 32 << 20;
 
-/// What something in a directory is.
+/// The kind of a directory entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileKind {
     File,
@@ -30,7 +29,7 @@ impl From<std::fs::FileType> for FileKind {
     }
 }
 
-/// The names, in order.
+/// The stack.
 #[derive(Debug)]
 pub(super) struct DirStack {
     bytes: Vec<u8>,
@@ -53,14 +52,14 @@ struct Frame {
     next: usize,
 }
 
-/// Where one is.
+/// The next step of a walk.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step<'a> {
-    /// At this one of the innermost directory.
+    /// An entry of the innermost directory.
     Entry(&'a [u8], FileKind),
-    /// Behind the last of a directory, which has been left.
+    /// The innermost directory has been left.
     Left,
-    /// Behind the last of all.
+    /// The walk is complete.
     End,
 }
 
@@ -80,7 +79,7 @@ impl DirStack {
         }
     }
 
-    /// Goes into a directory, whose names follow.
+    /// Enters a directory; its names follow.
     pub(super) fn enter(&mut self) {
         self.frames.push(Frame {
             bytes: self.bytes.len(),
@@ -89,7 +88,7 @@ impl DirStack {
         });
     }
 
-    /// One of its names.
+    /// Adds a name of the innermost directory.
     pub(super) fn add(&mut self, name: &[u8], sort: FileKind) -> Result<(), Error> {
         let taken =
             self.bytes.len() + name.len() + (self.names.len() + 1) * size_of::<StoredName>();
@@ -109,7 +108,7 @@ impl DirStack {
         Ok(())
     }
 
-    /// All names are known: puts them in order.
+    /// Sorts the names of the innermost directory.
     pub(super) fn sort(&mut self) {
         if let Some(frame) = self.frames.last() {
             let bytes = &self.bytes;
@@ -120,7 +119,7 @@ impl DirStack {
         }
     }
 
-    /// Goes on.
+    /// Advances the walk.
     pub(super) fn next(&mut self) -> Step<'_> {
         let Some(frame) = self.frames.last_mut() else {
             return Step::End;
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn names_come_in_order_and_directories_are_left() {
+    fn names_are_sorted_and_directories_are_left() {
         let mut stack = DirStack::default();
         enter(
             &mut stack,
@@ -183,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_is_kept_is_an_error_and_what_was_left_is_not_counted() {
+    fn exceeding_the_limit_is_an_error_and_left_directories_do_not_count() {
         let mut stack = DirStack::with_limit(4096);
         for _ in 0..100 {
             enter(&mut stack, &[(&"x".repeat(2000), FileKind::File)]);

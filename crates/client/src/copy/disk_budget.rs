@@ -1,31 +1,31 @@
-//! How much may be written here: who sends an archive may say that a file has any size.
+//! Limits what is written to the local disk: an archive may announce files of any size.
 
-/// What stays free on a disk, so that whoever else writes there can go on.
+/// Stays free on the disk, so that other programs can go on writing.
 const RESERVED_FREE_BYTES: u64 = 16 << 20;
 
-/// What a file takes of a disk, at least.
+/// The minimum disk space of a file.
 const DISK_BLOCK_BYTES: u64 = 4096;
 
-/// How much is written before the disk is asked again. It is no more than what stays free
-/// anyway, should somebody else have taken the rest meanwhile; and on a disk of another
-/// machine a question for each small file would take longer than the file.
+/// How much is written before the free space is checked again. It is no more than the reserve,
+/// in case another program takes the rest meanwhile. On a remote file system, a check for each
+/// small file would take longer than the file.
 const RECHECK_BYTES: u64 = RESERVED_FREE_BYTES;
 
-/// The room for files, which come one after the other.
+/// The budget for files, which come one after the other.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DiskBudget {
-    /// What somebody gave is one of bytes, not of what they take of a disk.
+    /// The user's limit, in bytes of content, not of disk space.
     max_bytes: Option<u64>,
-    /// What is left of the last answer of the disk.
+    /// What is left of the last check.
     unchecked_bytes: u64,
 }
 
-/// Why there is none.
+/// Why a file does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DiskFull {
-    /// How much there would be.
+    /// How much space is available.
     pub(super) available: u64,
-    /// Whose limit that is.
+    /// Which limit applies.
     pub(super) limit: &'static str,
 }
 
@@ -37,9 +37,9 @@ impl DiskBudget {
         }
     }
 
-    /// Takes the room of a file. What is free is asked for at this moment: a file that was
-    /// replaced has given back its own room by then, and others may have taken some. A disk
-    /// that does not know (`None`) has no limit.
+    /// Reserves space for a file. The free space is checked now: a replaced file has released
+    /// its space by then, and other programs may have taken some. `None` means unknown, so
+    /// without a limit.
     pub(super) fn reserve(
         &mut self,
         size: u64,
@@ -88,15 +88,15 @@ mod tests {
     }
 
     #[test]
-    fn each_large_file_is_judged_by_what_is_free_when_it_comes() {
-        // Size, free at that moment, and what becomes of it.
+    fn each_large_file_is_checked_against_the_current_free_space() {
+        // Size, free space at that moment, and the result.
         let rows = [
             (40 * MIB, 66 * MIB, Ok(())),
-            // It has replaced one as large: all of them may come, one after the other.
+            // It replaced a file of the same size: all of them fit, one after the other.
             (40 * MIB, 66 * MIB, Ok(())),
             (50 * MIB, 66 * MIB, Ok(())),
             (50 * MIB + 1, 66 * MIB, disk_full(50 * MIB)),
-            // Somebody else has written.
+            // Another program has written.
             (40 * MIB, 50 * MIB, disk_full(34 * MIB)),
             (17 * MIB, 16 * MIB, disk_full(0)),
             (10 << 30, 66 * MIB, disk_full(50 * MIB)),
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn small_files_ask_now_and_then_and_never_take_what_stays_free() {
+    fn small_files_check_occasionally_and_never_use_the_reserve() {
         for free in [
             RESERVED_FREE_BYTES,
             RESERVED_FREE_BYTES + MIB,
@@ -122,7 +122,7 @@ mod tests {
         ] {
             let mut available = DiskBudget::new(None);
             let (mut written, mut checks) = (0, 0);
-            // Empty ones take room too.
+            // Empty files take space too.
             while available
                 .reserve(0, || {
                     checks += 1;
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_allows_is_counted_in_bytes_over_all_files() {
+    fn the_users_limit_counts_content_bytes_over_all_files() {
         let max_bytes_exceeded = |available| {
             Err(DiskFull {
                 available,
@@ -158,13 +158,13 @@ mod tests {
                 "{size}"
             );
         }
-        // It makes no room where there is none.
+        // The user's limit does not override the free space.
         let mut available = DiskBudget::new(Some(100 * MIB));
         assert_eq!(
             available.reserve(50 * MIB, || Some(26 * MIB)),
             disk_full(10 * MIB)
         );
-        // Who does not know of a disk is not asked twice what is allowed.
+        // With unknown free space only the user's limit counts.
         assert_eq!(available.reserve(100 * MIB, || None), Ok(()));
         assert_eq!(available.reserve(1, || None), max_bytes_exceeded(0));
     }

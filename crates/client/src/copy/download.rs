@@ -1,4 +1,4 @@
-//! From a pod to here.
+//! Copies from a pod to the local machine.
 
 use std::io;
 use std::path::Path;
@@ -22,22 +22,21 @@ use super::progress::Progress;
 use super::resume::parse_cksum_output;
 use super::tar::Reader;
 
-/// In what pieces it is read: a call for each costs less than the copy of it.
+/// How much is read at once.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// How many pieces wait for the disk.
+/// How many chunks wait for the disk.
 const MAX_QUEUED_CHUNKS: usize = 4;
 
-/// How long the line of `cksum` may be: two numbers, of 10 and of 20 digits.
+/// The longest line of `cksum`: two numbers of 10 and 20 digits.
 const MAX_CKSUM_LINE_BYTES: usize = 64;
 
-/// Copies a file, or what is in a directory, from a container.
+/// Copies a file, or the contents of a directory, from a container.
 ///
-/// A directory's contents go into `to`, which is made if it is not there; a file goes
-/// to `to`, or into it if that is a directory, or ends with a slash.
+/// A directory's contents go into `to`, which is created if it does not exist. A file goes to
+/// `to`, or into it if that is a directory or ends with a slash.
 ///
-/// It has succeeded only if the archive came to its end, and the container's `tar`
-/// did so without a complaint.
+/// It succeeds only if the archive is complete and the container's `tar` succeeded.
 pub async fn copy_from(
     container: &dyn Container,
     from: &str,
@@ -83,7 +82,7 @@ async fn download(
         let cause = match result {
             AttemptResult::Complete => return state.extractor.finish(),
             AttemptResult::Failed(error) => {
-                // What came is there, with its times.
+                // Files that have come stay, with their times.
                 let _ = state.extractor.finish();
                 return Err(error);
             }
@@ -91,8 +90,8 @@ async fn download(
                 return cat_download::download(container, path, state, options, backoff, progress)
                     .await;
             }
-            // No connection was lost, so it counts as no try. It comes once after each that
-            // was: what begins again is not gone on with.
+            // No connection was lost, so it does not count as an attempt. It occurs once after
+            // each lost connection: a restarted copy is not resumed.
             AttemptResult::CannotResume => {
                 plan = DownloadPlan::Whole;
                 "it cannot be gone on with".to_owned()
@@ -115,18 +114,19 @@ async fn download(
     }
 }
 
-/// What goes to the thread that writes, and comes back.
+/// The state that moves to the writing thread and back.
 pub(super) struct State {
     pub(super) reader: Reader,
     pub(super) extractor: Extractor,
 }
 
-/// What is asked for.
+/// What to request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DownloadPlan {
     Whole,
     From {
-        /// The last header, and what has come of the file that it begins.
+        /// Where the last header begins, the checksum of what has come from there on, and where
+        /// to continue.
         prefix_start: u64,
         prefix_cksum: Cksum,
         offset: u64,
@@ -136,22 +136,22 @@ enum DownloadPlan {
 enum AttemptResult {
     Complete,
     Disconnected(String),
-    /// The source is another one now, or the container has no programs for it.
+    /// The source has changed, or the container lacks the programs.
     CannotResume,
     NoTar,
     Failed(Error),
 }
 
 impl State {
-    /// What is not whole is thrown away, and everything counted anew.
+    /// Discards incomplete files, and resets the counters.
     pub(super) fn restart(&mut self, progress: &Progress) {
         self.reader = Reader::new();
         self.extractor.restart();
         progress.restart();
     }
 
-    /// What to ask for after a cut. It reads what has come of a file, on a thread that may
-    /// wait for the disk.
+    /// What to request after a lost connection. Reads the partial file, on a thread that may
+    /// block on the disk.
     async fn plan(mut state: Box<Self>) -> (Box<Self>, DownloadPlan) {
         let planning = tokio::task::spawn_blocking(move || {
             let State { reader, extractor } = &mut *state;
@@ -212,7 +212,7 @@ async fn attempt(
     };
     let ending = async { tokio::join!(read_stderr(stderr), exit) };
     tokio::pin!(ending);
-    // A command whose output nobody wants any more is left, not waited for.
+    // A command whose output is not wanted any more is dropped, not waited for.
     let ((state, outcome), exit) = run_alongside(reading, ending.as_mut()).await;
     let result = match outcome {
         ExtractOutcome::Failed(error) => AttemptResult::Failed(error),
@@ -254,24 +254,23 @@ async fn attempt(
     Ok((state, result))
 }
 
-/// What came of an archive.
+/// The result of extracting an archive.
 pub(super) enum ExtractOutcome {
     Eof,
     ReadError,
-    /// Not what was there before.
+    /// The archive's prefix has changed.
     PrefixChanged,
     Failed(Error),
 }
 
-/// Whether the archive still has what came of it before. Not a byte more is taken than
-/// the line that says so.
+/// Whether the archive's prefix is unchanged. Reads exactly the line that says so.
 async fn prefix_matches(
     stdout: &mut (impl AsyncRead + Unpin),
     prefix_cksum: Cksum,
 ) -> io::Result<bool> {
     let mut line = Vec::new();
     loop {
-        // At its end there is no program to sum it up.
+        // End-of-file means that there is no program to compute the checksum.
         if (&mut *stdout).take(1).read_buf(&mut line).await? == 0
             || line.len() > MAX_CKSUM_LINE_BYTES
         {
@@ -285,7 +284,7 @@ async fn prefix_matches(
     }
 }
 
-/// Reads here, and writes on a thread that may wait for the disk.
+/// Reads here, and writes on a thread that may block on the disk.
 pub(super) async fn extract(
     mut stdout: impl AsyncRead + Unpin,
     state: Box<State>,
@@ -307,12 +306,12 @@ pub(super) async fn extract(
         match read_available(&mut stdout, &mut buffer).await {
             Ok(ReadResult::Data) => {
                 if chunks.send(buffer.split().freeze()).await.is_err() {
-                    // It will say why.
+                    // The writing thread returns the error.
                     break ExtractOutcome::Eof;
                 }
             }
             Ok(ReadResult::Eof) => break ExtractOutcome::Eof,
-            // How the command ended says why.
+            // The command's exit status tells why.
             Err(_) => break ExtractOutcome::ReadError,
         }
     };
@@ -329,7 +328,7 @@ enum ReadResult {
     Eof,
 }
 
-/// Waits for something, and takes all that is there with it.
+/// Waits for data, and takes all that is available.
 async fn read_available(
     stdout: &mut (impl AsyncRead + Unpin),
     buffer: &mut BytesMut,
@@ -341,7 +340,7 @@ async fn read_available(
     while buffer.len() < CHUNK_BYTES {
         let more = stdout.read_buf(buffer);
         tokio::pin!(more);
-        // Polled once: what is not there yet is not waited for.
+        // Polled once: data that is not there yet is not waited for.
         let once = std::future::poll_fn(|cx| {
             use std::future::Future as _;
             std::task::Poll::Ready(more.as_mut().poll(cx))

@@ -1,4 +1,4 @@
-//! Why something was not copied, and what to do about it.
+//! Errors of a copy, with advice.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
@@ -7,17 +7,17 @@ use std::path::{Path, PathBuf};
 use super::path_containment::{self, PathEscape};
 use super::tar::Violation;
 
-/// Why something was not copied. In kubectl's words where people know them.
+/// Why something was not copied. Uses kubectl's words where they are well known.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A word of the command line is no place.
+    /// A source or target on the command line is invalid.
     #[error("{0}")]
     InvalidSpec(&'static str),
-    /// There is nothing to copy.
+    /// The source does not exist.
     #[error("{} doesn't exist in local filesystem", printable_path(.0))]
     NoSource(PathBuf),
-    /// Something here cannot be read, written or made.
+    /// A local file cannot be read, written or created.
     #[error(
         "cannot {doing} {}: {cause}{}",
         printable_path(path),
@@ -26,76 +26,76 @@ pub enum Error {
     Local {
         /// What was tried.
         doing: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
-    /// A file became smaller while it was read.
+    /// A file shrank while it was read.
     #[error(
         "{} shrank while it was read: {read} of {size} bytes were there; copy it again when \
          nothing writes to it",
         printable_path(path)
     )]
     FileShrank {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// How large it was.
+        /// Its size when it was opened.
         size: u64,
-        /// How much there was.
+        /// How many bytes were read.
         read: u64,
     },
     /// The archive cannot be read.
     #[error("tar contents corrupted: {0}")]
     Corrupted(#[from] Violation),
-    /// The archive names a place that was not asked for.
+    /// The archive contains a name outside of the requested path.
     #[error("tar contents corrupted: the entry {name:?} {}; nothing was written there", escape_message(*why))]
     PathEscape {
-        /// As it is written there.
+        /// The name in the archive.
         name: String,
-        /// In which way.
+        /// How it escapes.
         why: PathEscape,
     },
-    /// The archive has another kind of thing than can be there.
+    /// The archive contains an unexpected kind of entry.
     #[error("tar contents corrupted: {0}")]
     Unexpected(String),
-    /// On the way there is a symlink, or something else that is no directory.
+    /// A symlink, or something else that is not a directory, is in the path.
     #[error(
         "{} is a symlink or a file where a directory has to be: it is not followed, and nothing \
          was written through it",
         printable_path(.0)
     )]
     SymlinkInPath(PathBuf),
-    /// There is no room for it.
+    /// There is not enough space.
     #[error(
         "{name} has {size} bytes, but there is room for {available} in {} ({limit}); nothing of it was \
          written",
         printable_path(target)
     )]
     NoSpace {
-        /// Which entry.
+        /// The entry.
         name: String,
-        /// How large it is.
+        /// Its size.
         size: u64,
         /// How much may still be written.
         available: u64,
-        /// Whose limit that is.
+        /// Which limit applies.
         limit: &'static str,
-        /// Where to.
+        /// The target.
         target: PathBuf,
     },
-    /// More than is kept in memory.
+    /// A memory limit was exceeded.
     #[error("there are more {what} than are kept in memory ({limit} bytes); copy it in parts")]
     MemoryLimit {
         /// Of what.
         what: &'static str,
-        /// How much of it would be kept.
+        /// The limit.
         limit: usize,
     },
-    /// Not everything was copied; what was not has been told one by one.
+    /// Some entries were skipped; each was reported.
     #[error("{0} not copied")]
     Skipped(Skipped),
-    /// The connection ended before all had come, or gone.
+    /// The connection was lost before the copy was complete.
     #[error(
         "the connection was lost after {bytes} bytes and {attempts}: {}; what is there is \
          incomplete{}",
@@ -103,62 +103,62 @@ pub enum Error {
         if *retry_available { ". --retries=N tries again" } else { "" }
     )]
     Disconnected {
-        /// How much had come, or had been sent.
+        /// How many bytes had been received or sent.
         bytes: u64,
-        /// How often it was tried.
+        /// How many attempts were made.
         attempts: Attempts,
-        /// In words.
+        /// The cause.
         cause: String,
-        /// Whether nobody asked for a retry.
+        /// Whether retries were possible but not requested.
         retry_available: bool,
     },
     /// A program in the container failed.
     #[error("{program} in the container {how}{}", stderr_suffix(stderr))]
     CommandFailed {
-        /// Which one.
+        /// The program.
         program: &'static str,
-        /// In words.
+        /// How it failed.
         how: String,
-        /// What it complained of.
+        /// Its stderr.
         stderr: String,
     },
-    /// A program is not in the container.
+    /// A program does not exist in the container.
     #[error("there is no {program} in the container{needed}")]
     MissingProgram {
-        /// Which one.
+        /// The program.
         program: &'static str,
-        /// What for, and what can be done without it.
+        /// What it is needed for, and what can be done without it.
         needed: &'static str,
     },
-    /// The server says why a program was not run to its end.
+    /// The server reports why a program was not run.
     #[error(
-        "{program} was not run to its end in the container: {}",
+        "{program} was not run in the container: {}",
         path_containment::printable_lines(message.as_bytes())
     )]
     NotRun {
-        /// Which one.
+        /// The program.
         program: &'static str,
-        /// The server's words.
+        /// The server's message.
         message: String,
     },
-    /// Somebody wants no more of it ([`super::CancellationToken`]).
+    /// The copy was cancelled ([`super::CancellationToken`]).
     #[error("stopped; what is there is incomplete")]
     Cancelled,
-    /// No command could be started there.
+    /// A command could not be started.
     #[error(transparent)]
     Client(#[from] crate::Error),
 }
 
-/// How many entries were left out.
+/// How many entries were skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Skipped(pub u64);
 
-/// How often something was tried.
+/// How many attempts were made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attempts(pub u32);
 
 impl Skipped {
-    /// An error, unless it is none.
+    /// An error, unless the count is zero.
     pub(super) fn result(count: u64) -> Result<(), Error> {
         match count {
             0 => Ok(()),
@@ -185,7 +185,7 @@ impl std::fmt::Display for Attempts {
     }
 }
 
-/// A name may come from an archive, and must do nothing to a terminal.
+/// A name may come from an archive, and must not control the terminal.
 fn printable_path(path: &Path) -> String {
     path_containment::printable(path.as_os_str().as_bytes())
 }

@@ -1,5 +1,6 @@
-//! An archive onto the disk. A file has another name until it is whole, so what has
-//! its name is complete; what came before a cut is kept, and gone on with.
+//! Extracts an archive to the disk. A file has a temporary name until it is complete, so a file
+//! with its final name is complete. A partial file is kept after a lost connection, to be
+//! resumed.
 
 use std::fs::File;
 use std::hash::{BuildHasher as _, RandomState};
@@ -21,7 +22,7 @@ use super::progress::Progress;
 use super::tar::{Entry, Event, Kind, Reader};
 use super::target_tree::{self, FinalMetadata, TargetTree};
 
-/// Writes an archive below a target.
+/// Extracts an archive below a target.
 pub(super) struct Extractor {
     top: RequestedRoot,
     destination: Destination,
@@ -34,14 +35,14 @@ pub(super) struct Extractor {
     token: u64,
 }
 
-/// Where it goes, once the first entry has said what it is.
+/// What is extracted, known from the first entry.
 enum ExtractTarget {
     Directory(TargetTree),
-    /// One file of this name.
+    /// One file with this name.
     File(TargetTree, Vec<u8>),
 }
 
-/// A file that is not whole.
+/// A file that is not complete.
 struct PartialFile {
     directory: Arc<OwnedFd>,
     temporary_name: Vec<u8>,
@@ -68,13 +69,13 @@ impl Extractor {
             file: None,
             budget: DiskBudget::new(options.max_bytes),
             skipped: 0,
-            // Nobody else may guess it, and make something of that name.
+            // Unpredictable, so that no other program can create a file with that name.
             token: RandomState::new().hash_one(std::process::id()),
             options,
         }
     }
 
-    /// Takes a piece of an archive. `true` is that its end has come.
+    /// Processes a chunk of an archive. Returns `true` at the end of the archive.
     pub(super) fn push(&mut self, reader: &mut Reader, mut input: &[u8]) -> Result<bool, Error> {
         while let Some(event) = reader.next(&mut input)? {
             match event {
@@ -86,15 +87,15 @@ impl Extractor {
         Ok(reader.is_complete())
     }
 
-    /// The archive begins again: what is not whole is thrown away.
+    /// Restarts with a new archive: discards a partial file.
     pub(super) fn restart(&mut self) {
         self.file = None;
         self.skipped = 0;
         self.budget = DiskBudget::new(self.options.max_bytes);
     }
 
-    /// Adds what has come of the file that is not whole, if there is one. `false` is that
-    /// it cannot be read, or that nobody wants it any more.
+    /// Adds the content of the partial file, if there is one. Returns `false` if it cannot be
+    /// read, or if the copy is cancelled.
     pub(super) fn add_partial_file(&self, sum: &mut Cksum) -> bool {
         let Some(partial) = &self.file else {
             return true;
@@ -104,7 +105,7 @@ impl Extractor {
         added.unwrap_or(false)
     }
 
-    /// Everything has come, and the container's tar says so too.
+    /// Finishes, after everything has come and the container's tar has succeeded.
     pub(super) fn finish(mut self) -> Result<(), Error> {
         match &mut self.target {
             None => return Err(Error::Unexpected("there is nothing in it".to_owned())),
@@ -116,8 +117,11 @@ impl Extractor {
 
     fn entry(&mut self, entry: &Entry) -> Result<(), Error> {
         if let Some(file) = self.file.take() {
-            // A file's contents come before the next entry, or never.
-            return Err(Error::Unexpected(format!("{} is cut", file.path.display())));
+            // A file's content must be complete before the next entry.
+            return Err(Error::Unexpected(format!(
+                "{} is truncated",
+                file.path.display()
+            )));
         }
         self.progress.begin_entry(&entry.name);
         let parts = self.relative_parts(&entry.name)?;
@@ -147,7 +151,7 @@ impl Extractor {
                     target_tree.enter(&parts, final_metadata)?;
                     Ok(())
                 }
-                // The first entry has said that it is a directory.
+                // The first entry was a directory.
                 (None, kind) => Err(Error::Unexpected(format!(
                     "{} is a directory and a {kind}",
                     target_tree.display_path(&[]).display()
@@ -175,7 +179,7 @@ impl Extractor {
         })
     }
 
-    /// The first entry says whether it is a file or a tree.
+    /// The first entry decides whether it is a file or a tree.
     fn resolve_target(&mut self, entry: &Entry, parts: &[&[u8]]) -> Result<ExtractTarget, Error> {
         let is_top = parts.is_empty();
         let target = match entry.kind {
@@ -219,7 +223,7 @@ impl Extractor {
         name: &[u8],
         path: PathBuf,
     ) -> Result<(), Error> {
-        // Before a byte of it is written: a disk that is full is everybody's problem.
+        // Checked before anything is written: a full disk affects all programs.
         let budget = self.budget.reserve(entry.size, || free_bytes(&directory));
         budget.map_err(|disk_full| Error::NoSpace {
             name: path_containment::printable(&entry.name),
@@ -229,10 +233,10 @@ impl Extractor {
             target: self.destination.directory().to_path_buf(),
         })?;
         let temporary_name = self.temporary_name();
-        // It is read again if it has to be gone on with.
+        // It is read again if the copy is resumed.
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        // The umask applies; setuid, setgid and sticky bits are never taken over.
+        // The umask applies; setuid, setgid and sticky bits are never set.
         let mode = match self.options.preserve {
             Preserve::Yes => entry.mode & 0o777,
             Preserve::No => 0o666,
@@ -335,7 +339,7 @@ impl Extractor {
         let directory = target_tree.enter(to_above, None)?;
         let status = fs::statat(&source, *from, AtFlags::SYMLINK_NOFOLLOW);
         if matches!(status, Err(Errno::NOENT)) {
-            // To a pipe that was left out, for example.
+            // For example, to a skipped FIFO.
             let path = target_tree.display_path(parts);
             self.skip(CopyEvent::HardLink {
                 path,
@@ -344,7 +348,7 @@ impl Extractor {
             return Ok(());
         }
         let make = || -> io::Result<()> {
-            // A file, and not a symlink that another program could follow.
+            // Only to a regular file, not to a symlink that another program could follow.
             if !fs::FileType::from_raw_mode(status?.st_mode).is_file() {
                 return Err(io::Error::other("what it links to is no file"));
             }
@@ -365,7 +369,7 @@ impl Extractor {
         self.options.emit(notice);
     }
 
-    /// A name that nobody else has.
+    /// A unique temporary name.
     fn temporary_name(&mut self) -> Vec<u8> {
         self.token = self.token.wrapping_add(1);
         format!(".skewbridge-{:016x}.part", self.token).into_bytes()
@@ -374,7 +378,7 @@ impl Extractor {
 
 impl PartialFile {
     fn put_in_place(&mut self) -> Result<(), Error> {
-        let copy_spec = || -> io::Result<()> {
+        let rename = || -> io::Result<()> {
             if let Some(mtime) = self.mtime {
                 fs::futimens(&self.file, &target_tree::timestamps(mtime))?;
             }
@@ -382,12 +386,12 @@ impl PartialFile {
             fs::renameat(directory, &self.temporary_name[..], directory, name)?;
             Ok(())
         };
-        copy_spec().map_err(|cause| Error::Local {
+        rename().map_err(|cause| Error::Local {
             doing: "write to",
             path: self.path.clone(),
             cause,
         })?;
-        // Nothing to remove any more.
+        // There is nothing to remove any more.
         self.temporary_name.clear();
         Ok(())
     }
@@ -401,8 +405,8 @@ impl Drop for PartialFile {
     }
 }
 
-/// A file of one's own wish may replace a file or a symlink, but no device: who
-/// copies to /dev/null does not want it to be a file from now on.
+/// An explicit target may replace a file or a symlink, but not a device: a copy to /dev/null
+/// must not turn it into a file.
 fn refuse_special_file(directory: &OwnedFd, name: &[u8], path: &Path) -> Result<(), Error> {
     let existing = match fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(status) => fs::FileType::from_raw_mode(status.st_mode),
@@ -425,7 +429,7 @@ fn refuse_special_file(directory: &OwnedFd, name: &[u8], path: &Path) -> Result<
     })
 }
 
-/// How much may be written to the disk of a directory, if that says so.
+/// The free space of a directory's file system, if it is known.
 fn free_bytes(directory: &OwnedFd) -> Option<u64> {
     let disk = fs::fstatvfs(directory).ok()?;
     Some(disk.f_bavail.saturating_mul(disk.f_frsize))

@@ -1,9 +1,9 @@
-//! Files and trees into pods and out of them, by the container's own `tar`.
+//! Copies files and trees to and from pods, with the container's own `tar`.
 //!
-//! [`copy_to`], [`copy_from`] and [`copy_between`] run commands in a [`Container`], which
-//! is a [`Pod`] with an executor. What comes from a container is not trusted: whatever
-//! its archive says, nothing is written outside of the target ([`path_containment`]).
-//! `docs/copy.md` has the rules.
+//! [`copy_to`], [`copy_from`] and [`copy_between`] run commands in a [`Container`], usually a
+//! [`Pod`] with an executor. Archives from a container are not trusted: whatever their names,
+//! nothing is written outside of the target ([`path_containment`]). `docs/copy.md` has the
+//! rules.
 //!
 //! ```no_run
 //! use std::path::Path;

@@ -1,4 +1,4 @@
-//! What a copy can be told, and what it tells on its way.
+//! Options and events of a copy.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,90 +8,90 @@ use super::cancellation::CancellationToken;
 use super::path_containment;
 use super::tar::Kind;
 
-/// How to copy.
+/// Options of a copy.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// Whether permissions and times are those of the source, and owners in a pod.
+    /// Whether permissions and times are preserved, and owners in a pod.
     pub preserve: Preserve,
-    /// How often a broken connection is replaced, and the copy gone on with.
+    /// How often a copy is resumed after a lost connection.
     pub retries: Retries,
-    /// Refuses, before it is written, what would be more than this. Without it,
-    /// more than is free.
+    /// Refuses files that would exceed this size in total, before they are written. The default
+    /// limit is the free space.
     pub max_bytes: Option<u64>,
-    /// Ends it in order.
+    /// Cancels the copy and cleans up.
     pub cancel: CancellationToken,
-    /// Is told what people should know of.
+    /// Receives events that the user should know of.
     pub on_event: Option<Arc<dyn Fn(CopyEvent) + Send + Sync>>,
 }
 
-/// Whether permissions and times are kept.
+/// Whether permissions and times are preserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Preserve {
-    /// As the source has them.
+    /// Those of the source.
     #[default]
     Yes,
-    /// As new files have them.
+    /// Those of new files.
     No,
 }
 
-/// How often to try again.
+/// How often to retry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retries {
-    /// This often.
+    /// At most so often.
     AtMost(u32),
-    /// Until it is done.
+    /// Until it succeeds.
     Forever,
 }
 
-/// What people should know of.
+/// An event that the user should know of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CopyEvent {
-    /// A symlink that leads out of the target was left out.
+    /// A symlink that leads out of the target was skipped.
     Symlink {
         /// Where it would have been.
         path: PathBuf,
         /// What it points to.
         target: String,
     },
-    /// A hard link to something that was left out, or is not there, was left out too.
+    /// A hard link to a skipped or missing file was skipped.
     HardLink {
         /// Where it would have been.
         path: PathBuf,
         /// What it links to.
         target: String,
     },
-    /// A device or a pipe was left out.
+    /// A device or a pipe was skipped.
     Special {
         /// Where it would have been.
         path: PathBuf,
         /// What it is.
         kind: Kind,
     },
-    /// Something here that is neither file, directory nor symlink.
+    /// A local path that is not a file, directory or symlink was skipped.
     NotRegularFile(PathBuf),
-    /// Something here was removed before it was read.
+    /// A local file was removed before it was read.
     Vanished(PathBuf),
-    /// A file here grew while it was read; what it was before has been copied.
+    /// A local file grew while it was read; its old size was copied.
     Grew(PathBuf),
-    /// The connection was lost, and the copy goes on.
+    /// The connection was lost, and the copy continues.
     Retrying {
-        /// Why.
+        /// The cause.
         cause: String,
-        /// From where.
+        /// Where it continues.
         from: ResumePoint,
     },
-    /// Something is done in another way, for lack of a program in the container.
+    /// A fallback is used because the container lacks a program.
     Fallback(&'static str),
 }
 
-/// Where a copy is gone on with.
+/// Where a copy continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResumePoint {
-    /// From this byte of the archive.
+    /// At this byte of the archive.
     Byte(u64),
-    /// After this many entries that are there.
+    /// Without this many files that are complete.
     SkippingFiles(u64),
-    /// From its beginning.
+    /// From the start.
     Start,
 }
 
@@ -102,7 +102,7 @@ impl Default for Retries {
 }
 
 impl Retries {
-    /// kubectl's number: zero is none, and less than that is for ever.
+    /// From kubectl's number: zero means none, a negative number forever.
     pub fn from_number(number: i64) -> Self {
         match u32::try_from(number) {
             Ok(number) => Self::AtMost(number),
@@ -111,7 +111,7 @@ impl Retries {
         }
     }
 
-    /// Whether another try is allowed after this many.
+    /// Whether another attempt is allowed after this many.
     pub(super) fn allow(self, attempts: u32) -> bool {
         match self {
             Self::AtMost(max_attempts) => attempts <= max_attempts,
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_say_does_nothing_to_a_terminal() {
+    fn events_do_not_control_the_terminal() {
         let on_event = [
             CopyEvent::Retrying {
                 cause: "\u{1b}[2Jgone".to_owned(),

@@ -1,34 +1,33 @@
-//! Which names of an archive stay inside the target, whatever the archive says.
+//! Keeps the names of an archive inside the target.
 //!
-//! Two rules, and one of the rim. A name has no `..`, does not begin with `/`, and is
-//! below what was asked for ([`relative_parts`]). A symlink is made only if what it points to
-//! begins with as many `..` as there are directories above it inside the target, at
-//! most, and has none after that ([`symlink_stays_inside`]): `a/b/../../..` stays inside as text but
-//! not as a walk, if `b` is a symlink itself. And nothing is ever opened through a
-//! symlink (`target_tree`), so that what the archive has just made, or somebody else
-//! makes at this moment, leads nowhere.
+//! There are three rules. A name has no `..`, does not begin with `/`, and is below the
+//! requested path ([`relative_parts`]). A symlink is created only if its target begins with at
+//! most as many `..` as there are directories above it inside the target, and has none after
+//! that ([`symlink_stays_inside`]): `a/b/../../..` stays inside as text, but not if `b` is
+//! itself a symlink. And nothing is ever opened through a symlink (`target_tree`), whether the
+//! archive or another program has created it.
 
-/// What was asked for: the first part of every name of the archive.
+/// What was requested: the first component of every name in the archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestedRoot {
     /// This file or directory.
     Named(Vec<u8>),
-    /// All that is in a directory, by `.`.
+    /// The contents of a directory, by `.`.
     Contents,
 }
 
-/// Why a name is no place inside the target.
+/// How a name escapes from the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathEscape {
     /// It begins with `/`.
     Absolute,
-    /// It has `..` in it.
+    /// It contains `..`.
     Parent,
-    /// It is not below what was asked for.
+    /// It is not below the requested path.
     OutsideRequested,
 }
 
-/// The parts of a name below the top; none is the top itself.
+/// The components of a name below the root; none for the root itself.
 pub fn relative_parts<'a>(
     top: &RequestedRoot,
     name: &'a [u8],
@@ -56,8 +55,8 @@ pub fn relative_parts<'a>(
     }
 }
 
-/// Whether a symlink that is this many directories below the target, and points
-/// there, leads to nothing outside of it, however other such symlinks are walked.
+/// Whether a symlink at this depth below the target leads to nothing outside of it, whatever
+/// other such symlinks its target passes through.
 pub fn symlink_stays_inside(depth: usize, target: &[u8]) -> bool {
     if target.is_empty() || target.starts_with(b"/") {
         return false;
@@ -74,7 +73,7 @@ pub fn symlink_stays_inside(depth: usize, target: &[u8]) -> bool {
     parents <= depth
 }
 
-/// A name as it is told to people: an archive must not write to their terminal.
+/// A name for display: an archive must not control the terminal.
 pub fn printable(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(name);
     if text.chars().any(is_control_or_bidi) {
@@ -84,7 +83,7 @@ pub fn printable(name: &[u8]) -> String {
     }
 }
 
-/// What moves a cursor, changes colours, or turns the direction of what follows.
+/// Characters that move the cursor, change colours, or change the text direction.
 fn is_control_or_bidi(letter: char) -> bool {
     letter.is_control()
         || matches!(letter, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -103,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stay_below_what_was_asked_for() {
+    fn names_stay_below_the_requested_root() {
         use PathEscape::{Absolute, OutsideRequested, Parent};
         type Row<'a> = (
             &'a RequestedRoot,
@@ -143,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn symlinks_lead_nowhere_outside() {
+    fn symlinks_do_not_lead_outside() {
         let rows = [
             (0, "a", true),
             (0, "./a/b", true),
@@ -155,7 +154,7 @@ mod tests {
             (1, "../../a", false),
             (2, "../../a", true),
             (2, "./.././../a", true),
-            // As text it is inside; if b is a symlink, it is not.
+            // Inside as text, but not if b is a symlink.
             (2, "b/..", false),
             (2, "a/../b", false),
             (9, "/", false),
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn names_do_not_write_to_terminals() {
+    fn names_do_not_control_terminals() {
         assert_eq!(printable("grüße/a".as_bytes()), "grüße/a");
         assert_eq!(printable(b"a\x1b[2Jb"), "a\\u{1b}[2Jb");
         assert_eq!(printable("a\u{202e}b".as_bytes()), "a\\u{202e}b");
@@ -183,7 +182,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_part_of_any_name_leads_up(name in "[./a]{0,12}") {
+        fn no_component_of_a_name_leads_up(name in "[./a]{0,12}") {
             if let Ok(parts) = relative_parts(&RequestedRoot::Contents, name.as_bytes()) {
                 prop_assert!(!name.starts_with('/'));
                 for part in parts {
@@ -193,8 +192,8 @@ mod tests {
             }
         }
 
-        /// Links that are allowed, walked in a made-up tree where every directory
-        /// may be another link that is allowed: the walk never leaves.
+        /// Allowed symlinks, followed in a random tree where every directory may be another
+        /// allowed symlink: the walk never leaves.
         #[test]
         fn no_walk_over_symlinks_leaves(
             links in prop::collection::vec((0_usize..4, "(\\.\\./){0,4}([ab]/){0,3}[ab]?"), 1..6),
@@ -205,8 +204,8 @@ mod tests {
                 .filter(|(depth, target)| symlink_stays_inside(*depth, target.as_bytes()))
                 .collect();
             prop_assume!(!links.is_empty());
-            // Only the depth of a place matters. Each name may be a directory, or any
-            // of the links at this depth; all of them are followed, a few at a time.
+            // Only the depth matters. Each name may be a directory, or any of the symlinks at
+            // this depth; all of them are followed, up to a limit.
             let mut places = vec![(links[start.index(links.len())].clone(), 4)];
             while let Some(((depth, target), fuel)) = places.pop() {
                 let mut depths = vec![depth];

@@ -1,5 +1,5 @@
-//! From a pod to a pod, through here. What comes from the one is checked by the same
-//! rules as if it were written here, before the other one is given it.
+//! Copies from pod to pod, through the local machine. The source's archive is checked by the
+//! same rules as a download before it is forwarded.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, RandomState};
@@ -20,15 +20,15 @@ use super::progress::Progress;
 use super::tar::{self, Entry, Event, Kind, Reader};
 use super::upload_plan::UploadPlan;
 
-/// In what pieces it is moved.
+/// How much is read at once.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// How many symlinks are kept in mind, so that nothing goes through them: by numbers of
-/// 64 bits, whatever their names, which are about 16 MiB then.
+/// How many symlinks are remembered, so that nothing goes through them: as 64-bit hashes, about
+/// 16 MiB.
 const MAX_SYMLINKS: usize = 1 << 20;
 
-/// Copies a file, or what is in a directory, from a container into another one, or
-/// within one. A broken connection means to begin again.
+/// Copies a file, or the contents of a directory, from one container to another, or within one.
+/// A lost connection restarts the copy.
 pub async fn copy_between(
     source: (&dyn Container, &str),
     target: (&dyn Container, &str),
@@ -37,7 +37,7 @@ pub async fn copy_between(
 ) -> Result<(), Error> {
     let path = RemotePath::new(source.1);
     let mut backoff = Backoff::new(options);
-    // Once: what the first try has put in place is no place for the second to go into.
+    // Only once: a second probe would find the result of the first attempt, and copy into it.
     let probing = probe(target.0, &path, target.1, &mut backoff);
     let plan = options.cancel.run_until_cancelled(probing).await?;
     let mut copy = PodToPod {
@@ -50,7 +50,7 @@ pub async fn copy_between(
         symlinks: Symlinks::default(),
     };
     let result = options.cancel.run_with_grace(copy.run(&mut backoff)).await;
-    // What a try without retries leaves is removed by its own shell.
+    // Without retries the remote shell removes its own leftovers.
     if result.is_err() || options.retries != Retries::AtMost(0) {
         clean_up(target.0, &plan).await;
     }
@@ -74,7 +74,7 @@ async fn probe(
     }
 }
 
-/// One copy, by as many tries as it takes.
+/// One copy, in as many attempts as it takes.
 struct PodToPod<'a> {
     source: &'a dyn Container,
     path: &'a RemotePath,
@@ -82,8 +82,7 @@ struct PodToPod<'a> {
     plan: &'a UploadPlan,
     options: &'a Options,
     progress: &'a Arc<Progress>,
-    /// Of all tries: in a directory that is filled, what a try has made stays there when
-    /// it is cut.
+    /// Of all attempts: in an existing target directory, files of an interrupted attempt stay.
     symlinks: Symlinks,
 }
 
@@ -91,7 +90,7 @@ enum AttemptResult {
     Complete {
         skipped: u64,
     },
-    /// With what was left out, if everything had been passed on.
+    /// With the number of skipped entries, if everything had been forwarded.
     Disconnected {
         cause: String,
         forwarded: Option<u64>,
@@ -99,7 +98,7 @@ enum AttemptResult {
 }
 
 impl PodToPod<'_> {
-    /// How many entries were left out.
+    /// Returns the number of skipped entries.
     async fn run(&mut self, backoff: &mut Backoff) -> Result<u64, Error> {
         loop {
             let (mut cause, forwarded) = match self.attempt().await {
@@ -122,10 +121,10 @@ impl PodToPod<'_> {
         }
     }
 
-    /// Makes room for another try; says whether there needs to be one no more.
+    /// Prepares another attempt; returns `true` if none is needed.
     async fn prepare_retry(&self) -> Result<bool, Error> {
         self.plan.stop_writer(self.target).await?;
-        // Perhaps only the answer was lost.
+        // Perhaps only the exit status was lost.
         if self.plan.is_done(self.target).await? {
             return Ok(true);
         }
@@ -172,7 +171,7 @@ impl PodToPod<'_> {
                 let _ = is_announced.await;
                 rewriter.run(source_process.stdout, stdin).await
             };
-            // Then the input of the tar there has come to its end, and so does it.
+            // When cancelled, closing stdin ends the remote tar.
             tokio::select! {
                 forwarded = forwarding => forwarded,
                 () = self.options.cancel.cancelled() => Ok(false),
@@ -232,7 +231,7 @@ impl PodToPod<'_> {
     }
 }
 
-/// An archive that is given other names on its way.
+/// Rewrites the names of an archive.
 struct ArchiveRewriter<'a> {
     top: RequestedRoot,
     name: String,
@@ -241,13 +240,13 @@ struct ArchiveRewriter<'a> {
     progress: &'a Arc<Progress>,
     symlinks: &'a mut Symlinks,
     skipped: u64,
-    /// How much padding the current file needs.
+    /// The padding of the current file.
     padding: &'static [u8],
     remaining: u64,
 }
 
 impl ArchiveRewriter<'_> {
-    /// Whether all has been passed on.
+    /// Whether everything was forwarded.
     async fn run(
         &mut self,
         mut source_process: impl AsyncRead + Unpin,
@@ -256,8 +255,8 @@ impl ArchiveRewriter<'_> {
         let mut reader = Reader::new();
         let mut input = Vec::with_capacity(CHUNK_BYTES);
         let mut output = Vec::with_capacity(2 * CHUNK_BYTES);
-        for rewrite_entry in &self.wrapper_entries.0 {
-            tar::write_entry(rewrite_entry, &mut output);
+        for entry in &self.wrapper_entries.0 {
+            tar::write_entry(entry, &mut output);
         }
         loop {
             input.clear();
@@ -273,15 +272,15 @@ impl ArchiveRewriter<'_> {
             }
             output.clear();
             if is_complete {
-                for rewrite_entry in &self.wrapper_entries.1 {
-                    tar::write_entry(rewrite_entry, &mut output);
+                for entry in &self.wrapper_entries.1 {
+                    tar::write_entry(entry, &mut output);
                 }
                 if target_process.write_all(&output).await.is_err() {
                     return Ok(false);
                 }
                 output.clear();
                 tar::write_end(&mut output);
-                // tar may leave as soon as it has seen the first of it.
+                // tar may exit as soon as it has seen the beginning of the end marker.
                 let _ = target_process.write_all(&output).await;
                 let _ = target_process.shutdown().await;
                 output.clear();
@@ -297,7 +296,7 @@ impl ArchiveRewriter<'_> {
     ) -> Result<(), Error> {
         while let Some(event) = reader.next(&mut input)? {
             match event {
-                Event::Entry(rewrite_entry) => self.rewrite_entry(rewrite_entry, output)?,
+                Event::Entry(entry) => self.rewrite_entry(entry, output)?,
                 Event::Data(data) => {
                     let remaining = self.remaining.checked_sub(data.len() as u64);
                     self.remaining = remaining.ok_or_else(|| {
@@ -315,76 +314,70 @@ impl ArchiveRewriter<'_> {
         Ok(())
     }
 
-    fn rewrite_entry(
-        &mut self,
-        mut rewrite_entry: Entry,
-        output: &mut Vec<u8>,
-    ) -> Result<(), Error> {
-        self.progress.begin_entry(&rewrite_entry.name);
-        let parts = self.relative_parts(&rewrite_entry.name)?;
+    fn rewrite_entry(&mut self, mut entry: Entry, output: &mut Vec<u8>) -> Result<(), Error> {
+        self.progress.begin_entry(&entry.name);
+        let parts = self.relative_parts(&entry.name)?;
         let depth = parts.len();
         let name = self.renamed(&parts);
         if (1..depth).any(|end| self.symlinks.contains(&parts[..end])) {
             return Err(Error::SymlinkInPath(
-                path_containment::printable(&rewrite_entry.name).into(),
+                path_containment::printable(&entry.name).into(),
             ));
         }
-        match rewrite_entry.kind {
+        match entry.kind {
             Kind::Character | Kind::Block | Kind::Fifo => {
                 self.skip(CopyEvent::Special {
-                    path: path_containment::printable(&rewrite_entry.name).into(),
-                    kind: rewrite_entry.kind,
+                    path: path_containment::printable(&entry.name).into(),
+                    kind: entry.kind,
                 });
                 return Ok(());
             }
             Kind::Symlink => {
-                if depth == 0
-                    || !path_containment::symlink_stays_inside(depth - 1, &rewrite_entry.link)
-                {
+                if depth == 0 || !path_containment::symlink_stays_inside(depth - 1, &entry.link) {
                     self.skip(CopyEvent::Symlink {
-                        path: path_containment::printable(&rewrite_entry.name).into(),
-                        target: path_containment::printable(&rewrite_entry.link),
+                        path: path_containment::printable(&entry.name).into(),
+                        target: path_containment::printable(&entry.link),
                     });
                     return Ok(());
                 }
                 self.symlinks.add(&parts)?;
             }
             Kind::HardLink => {
-                let target = self.relative_parts(&rewrite_entry.link)?;
+                let target = self.relative_parts(&entry.link)?;
                 let renamed = self.renamed(&target);
                 if (1..=target.len()).any(|end| self.symlinks.contains(&target[..end])) {
                     return Err(Error::SymlinkInPath(
-                        path_containment::printable(&rewrite_entry.link).into(),
+                        path_containment::printable(&entry.link).into(),
                     ));
                 }
-                rewrite_entry.link = renamed;
+                entry.link = renamed;
             }
             // Some programs would take it for the directory that it leads to.
             Kind::Directory if self.symlinks.contains(&parts) => {
                 return Err(Error::SymlinkInPath(
-                    path_containment::printable(&rewrite_entry.name).into(),
+                    path_containment::printable(&entry.name).into(),
                 ));
             }
-            // It takes the place of a symlink of its name. That is known on for one: who
-            // knows whether a tar whose connection was lost has come to this.
+            // It replaces a symlink of the same name. The symlink is still remembered: a tar
+            // whose connection was lost may not have come to this entry.
             Kind::Directory | Kind::File => {}
         }
         if name == b"." {
-            // What is filled stays as it is. Contents without a header of ours would be
-            // headers to the tar there.
-            return match rewrite_entry.kind {
+            // The existing target directory keeps its metadata. Content without a header would
+            // be read as headers by the remote tar.
+            return match entry.kind {
                 Kind::Directory => Ok(()),
                 _ => Err(Error::Unexpected(format!(
                     "{} is a directory in the container, and {} is none",
                     self.name,
-                    path_containment::printable(&rewrite_entry.name)
+                    path_containment::printable(&entry.name)
                 ))),
             };
         }
-        rewrite_entry.name = name;
-        rewrite_entry.mode &= 0o777;
-        (self.remaining, self.padding) = (rewrite_entry.size, tar::padding(rewrite_entry.size));
-        tar::write_entry(&rewrite_entry, output);
+        entry.name = name;
+        entry.mode &= 0o777;
+        (self.remaining, self.padding) = (entry.size, tar::padding(entry.size));
+        tar::write_entry(&entry, output);
         Ok(())
     }
 
@@ -410,29 +403,29 @@ impl ArchiveRewriter<'_> {
     }
 }
 
-/// Where there are symlinks, or were, by numbers: two names with the same one mean that
-/// something is refused that need not be, and nobody outside can make them.
+/// Where symlinks are or were, as hashes: a collision only rejects a valid name, and cannot be
+/// provoked from outside.
 #[derive(Debug, Default)]
 struct Symlinks {
     hasher: RandomState,
-    announced: HashSet<u64>,
+    hashes: HashSet<u64>,
 }
 
 impl Symlinks {
     fn contains(&self, parts: &[&[u8]]) -> bool {
-        !self.announced.is_empty() && self.announced.contains(&self.hasher.hash_one(parts))
+        !self.hashes.is_empty() && self.hashes.contains(&self.hasher.hash_one(parts))
     }
 
     fn add(&mut self, parts: &[&[u8]]) -> Result<(), Error> {
         let key = self.hasher.hash_one(parts);
-        // Each try has most of those of the one before.
-        if self.announced.len() == MAX_SYMLINKS && !self.announced.contains(&key) {
+        // Each attempt repeats most symlinks of the previous one.
+        if self.hashes.len() == MAX_SYMLINKS && !self.hashes.contains(&key) {
             return Err(Error::MemoryLimit {
                 what: "symlinks",
                 limit: MAX_SYMLINKS * size_of::<u64>(),
             });
         }
-        self.announced.insert(key);
+        self.hashes.insert(key);
         Ok(())
     }
 }
@@ -445,7 +438,7 @@ mod tests {
     use crate::copy::container::RunFuture;
     use crate::streams::{Disconnected, ExitStatus};
 
-    /// Answers each command with the next of these, and is cut off after it.
+    /// Answers each command with the next of these outputs, and loses the connection where set.
     struct ScriptedContainer {
         answers: Mutex<Vec<(Vec<u8>, bool)>>,
         received: Arc<Mutex<Vec<u8>>>,
@@ -497,23 +490,23 @@ mod tests {
     fn archive(entries: &[(&str, Kind, &str)]) -> Vec<u8> {
         let mut archive = Vec::new();
         for (name, kind, link) in entries {
-            let rewrite_entry = Entry {
+            let entry = Entry {
                 link: link.as_bytes().to_vec(),
                 ..Entry::new(*name, *kind)
             };
-            tar::write_entry(&rewrite_entry, &mut archive);
+            tar::write_entry(&entry, &mut archive);
         }
         archive
     }
 
     #[tokio::test]
-    async fn no_try_goes_through_a_symlink_of_an_earlier_one() {
+    async fn no_attempt_goes_through_a_symlink_of_an_earlier_one() {
         let parent_link = ("top/a/b/c", Kind::Symlink, "../..");
         let through_link = ("top/a/b/c/evil", Kind::Symlink, "../../../etc");
-        // What the first try says, and what the second.
+        // The archives of the first and the second attempt.
         let rows: [(&[_], &[_]); 4] = [
             (&[parent_link], &[through_link]),
-            // Whether the file took the place of the symlink, nobody knows.
+            // Whether the file replaced the symlink is unknown.
             (
                 &[parent_link, ("top/a/b/c", Kind::File, "")],
                 &[through_link],

@@ -1,10 +1,9 @@
-//! How far a copy is: counted by who copies, read by who shows it.
+//! The progress of a copy: updated by the copy, read by its display.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Numbers that only grow while something is copied (a retry that has to begin again
-/// sets bytes and entries back).
+/// Counters that only grow during a copy, except that a restart resets bytes and entries.
 #[derive(Debug, Default)]
 pub struct Progress {
     bytes: AtomicU64,
@@ -15,32 +14,32 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Contents that have been written, or sent.
+    /// Bytes of content written or sent.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Files, directories and links that have been begun.
+    /// Files, directories and links begun.
     pub fn entries(&self) -> u64 {
         self.entries.load(Ordering::Relaxed)
     }
 
-    /// How many bytes it will be, where that is known.
+    /// The total number of bytes, if it is known.
     pub fn total(&self) -> Option<u64> {
         Some(self.total.load(Ordering::Relaxed)).filter(|total| *total > 0)
     }
 
-    /// Says how many bytes it will be.
+    /// Sets the total number of bytes.
     pub fn expect(&self, total: u64) {
         self.total.store(total, Ordering::Relaxed);
     }
 
-    /// How often a broken connection was replaced.
+    /// How often a lost connection was replaced.
     pub fn retries(&self) -> u64 {
         self.retries.load(Ordering::Relaxed)
     }
 
-    /// What is being copied.
+    /// The name of the current file.
     pub fn name(&self) -> String {
         let name = self.name.lock().unwrap_or_else(PoisonError::into_inner);
         name.clone()
@@ -57,12 +56,12 @@ impl Progress {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Another try, which goes on.
+    /// Counts a retry.
     pub(super) fn add_retry(&self) {
         self.retries.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// From here on everything is counted anew.
+    /// Resets bytes and entries.
     pub(super) fn restart(&self) {
         self.bytes.store(0, Ordering::Relaxed);
         self.entries.store(0, Ordering::Relaxed);

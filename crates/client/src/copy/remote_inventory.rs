@@ -1,12 +1,13 @@
-//! What of a copy that was cut is in the container already, so that only the rest is sent.
+//! Which files of an interrupted upload are already in the container, so that only the rest is
+//! sent.
 //!
-//! A file counts as there if its name, size, time and checksum are those of the file here.
-//! Sizes and times alone would keep what somebody else has put there, or what a file here
-//! was before it changed.
+//! A file counts as present if its name, size, time and checksum equal those of the local file.
+//! Sizes and times alone would keep files of another origin, or an older version of a local
+//! file.
 //!
-//! The one that tar was at when it was ended may have all that, and not its owner and its
-//! permissions: GNU tar sets them last, if it is root. So these count as well, unless none of
-//! many files has them that are all of ours: some volumes keep none.
+//! A file at which tar was interrupted may match in all that but lack its owner and
+//! permissions: GNU tar sets these last, if it is root. So they count as well, unless none of
+//! many files has them although all are ours: some volumes do not store them.
 
 use std::collections::HashSet;
 use std::fs::{File, Metadata};
@@ -25,43 +26,42 @@ use super::resume::{self, PartialFile};
 use super::tar::MAX_NAME;
 use super::upload_plan::{self, CURRENT_DIR, UploadPlan};
 
-/// Of how many files it is known that they are there. A number of 64 bits is kept of each,
-/// whatever its name: about 40 MiB for two sets of so many, and half of that more if none is
-/// dressed as here. Further ones are sent again.
+/// How many files are tracked, as 64-bit hashes whatever their names: about 40 MiB for two
+/// sets, and half of that more if no file has the local metadata. Further files are sent again.
 const MAX_TRACKED_FILES: usize = 1 << 20;
 
 /// A name, and up to five numbers before it.
 const MAX_LINE_BYTES: usize = MAX_NAME + 128;
 
-/// As many files may be there of which tar was ended at each.
+/// How many files may exist at which a tar was interrupted.
 const MAX_INTERRUPTED_FILES: usize = 2;
 
-/// How many bytes of names a command is given: they are a part of its URL, for which some
-/// proxies have no more than 8 KiB.
+/// How many bytes of names one command gets: they are part of its URL, which some proxies limit
+/// to 8 KiB.
 const MAX_COMMAND_BYTES: usize = 4 << 10;
 
-/// By how many commands it is asked for what is in a directory that is filled; what has
-/// further names is sent again.
+/// How many commands inspect an existing target directory; files with further names are sent
+/// again.
 const MAX_COMMANDS: usize = 64;
 
-/// What is there, by numbers that nobody else can make.
+/// The files in the container, as keyed hashes that cannot be forged.
 #[derive(Debug, Default)]
 pub(super) struct RemoteInventory {
     hasher: RandomState,
-    /// Names, sizes and times; without times where they are not kept.
+    /// Names, sizes and times; without times where they are not preserved.
     candidates: HashSet<u64>,
     /// Names, sizes and checksums.
     verified: HashSet<u64>,
     with_times: bool,
-    /// How many of those that are like those here are dressed like them, and which are not.
+    /// How many matching files have the local owner and permissions, and which have not.
     metadata_matches: u64,
     metadata_mismatches: HashSet<u64>,
-    /// Files that have just been proven to be there, as they were here then.
+    /// Files that have just been completed, with their local identity at that time.
     resumed: Vec<(Vec<u8>, Identity)>,
     count: u64,
 }
 
-/// What changes with a file.
+/// What changes when a file changes.
 type Identity = (u64, u64, u64, (i64, i64), (i64, i64));
 
 fn file_identity(status: &Metadata) -> Identity {
@@ -75,7 +75,7 @@ fn file_identity(status: &Metadata) -> Identity {
 }
 
 impl RemoteInventory {
-    /// Looks, and goes on with large files of which a part is there. An error is that the
+    /// Inspects the container, and completes large partial files. An error means that the
     /// connection was lost.
     pub(super) async fn query(
         container: &dyn Container,
@@ -88,7 +88,7 @@ impl RemoteInventory {
             with_times: options.preserve == Preserve::Yes,
             ..Self::default()
         };
-        let (container_paths, prefix) = (container_paths(from, plan), plan.copy_spec(""));
+        let (container_paths, prefix) = (container_paths(from, plan), plan.container_path(""));
         let mut partial_files = Vec::new();
         for paths in &container_paths {
             let summing = for_each_line(
@@ -140,12 +140,12 @@ impl RemoteInventory {
         Ok(inventory)
     }
 
-    /// How many files are, more or less: of some, only a part may be.
+    /// Approximately how many files are present: some may be partial.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
 
-    /// Whether this file is, as it is here.
+    /// Whether the container has this file in its current local state.
     pub(super) fn contains(&self, name: &[u8], file: &File, status: &Metadata) -> bool {
         let mut resumed = self.resumed.iter().filter(|(known, _)| known == name);
         if resumed.any(|(_, known)| *known == file_identity(status)) {
@@ -186,7 +186,7 @@ impl RemoteInventory {
         }
     }
 
-    /// Where nothing was before, they are all of ours.
+    /// In a staging directory, all files are ours.
     fn drop_metadata_mismatches(&mut self, is_staged: bool) {
         if !is_staged
             || self.metadata_matches > 0
@@ -207,34 +207,33 @@ impl RemoteInventory {
     }
 }
 
-/// What is to be looked at, in as many commands as that takes. Of a directory that is
-/// filled that is only what has a name of the source: it may be the root of a container,
-/// and all the rest of it is none of ours.
+/// The paths to inspect, split into commands. In an existing target directory only names of the
+/// source are inspected: it may be the root of a container, whose other files are not ours.
 fn container_paths(from: &Path, plan: &UploadPlan) -> Vec<Vec<String>> {
     let top = plan.name();
     if top != CURRENT_DIR {
-        return vec![vec![plan.copy_spec(&top)]];
+        return vec![vec![plan.container_path(&top)]];
     }
     let names = std::fs::read_dir(from).into_iter().flatten().flatten();
-    // What cannot be a word of a command is sent again.
+    // Names that cannot be command arguments are sent again.
     let names = names.filter_map(|entry| entry.file_name().into_string().ok());
-    split_into_commands(names.map(|name| plan.copy_spec(&format!("{CURRENT_DIR}/{name}"))))
+    split_into_commands(names.map(|name| plan.container_path(&format!("{CURRENT_DIR}/{name}"))))
 }
 
 fn split_into_commands(container_paths: impl Iterator<Item = String>) -> Vec<Vec<String>> {
     let (mut commands, mut length) = (Vec::<Vec<String>>::new(), 0);
-    for copy_spec in container_paths {
-        let fits = length + copy_spec.len() <= MAX_COMMAND_BYTES;
+    for path in container_paths {
+        let fits = length + path.len() <= MAX_COMMAND_BYTES;
         let is_last = commands.len() == MAX_COMMANDS;
         match commands.last_mut() {
             Some(last) if fits => {
-                length += copy_spec.len();
-                last.push(copy_spec);
+                length += path.len();
+                last.push(path);
             }
             _ if is_last => break,
             _ => {
-                length = copy_spec.len();
-                commands.push(vec![copy_spec]);
+                length = path.len();
+                commands.push(vec![path]);
             }
         }
     }
@@ -247,7 +246,7 @@ fn record(set: &mut HashSet<u64>, key: u64) {
     }
 }
 
-/// What a file has beside its contents and its time.
+/// A file's metadata beside its size and time.
 #[derive(Debug, PartialEq, Eq)]
 struct FileMetadata {
     mode: u32,
@@ -263,7 +262,7 @@ impl FileMetadata {
     }
 }
 
-/// What `stat` says of a file.
+/// The `stat` output for a file.
 #[derive(Debug, PartialEq, Eq)]
 struct Status {
     size: u64,
@@ -272,7 +271,7 @@ struct Status {
 }
 
 impl Status {
-    /// Also its name, without what all names begin with.
+    /// Parses a line, and returns the name without the common prefix as well.
     fn parse_line<'a>(line: &'a [u8], prefix: &[u8]) -> Option<(Self, &'a [u8])> {
         let mut fields = line.splitn(6, |&byte| byte == b' ');
         let mut field = || str::from_utf8(fields.next()?).ok();
@@ -289,8 +288,7 @@ impl Status {
     }
 }
 
-/// A program that is missing, or complains, says less; a connection that was lost says
-/// nothing at all.
+/// A missing or failing program prints less; only a lost connection is an error.
 fn check_connection(exit: CommandEnd) -> Result<(), Error> {
     match exit {
         CommandEnd::Disconnected(cause) => Err(upload_plan::disconnected(cause)),
@@ -298,7 +296,7 @@ fn check_connection(exit: CommandEnd) -> Result<(), Error> {
     }
 }
 
-/// Two numbers and a name, without what all names begin with.
+/// Parses two numbers and a name; the name is returned without the common prefix.
 fn parse_cksum_line<'a>(line: &'a [u8], prefix: &[u8]) -> Option<(i64, i64, &'a [u8])> {
     let mut fields = line.splitn(3, |&byte| byte == b' ');
     let mut number = || str::from_utf8(fields.next()?).ok()?.parse::<i64>().ok();
@@ -314,7 +312,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_two_numbers_and_a_name() {
+    fn cksum_lines_are_two_numbers_and_a_name() {
         let rows = [
             (
                 "12 1700000000 /tmp/s/a b",
@@ -337,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_five_numbers_and_a_name() {
+    fn stat_lines_are_five_numbers_and_a_name() {
         let status = Status {
             size: 12,
             time: -5,
@@ -361,11 +359,11 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_a_name_of_the_source_is_looked_at() {
+    fn only_names_of_the_source_are_inspected() {
         let scratch = ScratchDir::new();
         scratch.write("a b", "");
         scratch.write("-c", "");
-        // Where to, whether that is filled, and what is looked at.
+        // The target, whether it exists, and the inspected paths.
         let rows: [(&str, bool, &[&str]); 4] = [
             ("/", true, &["/./-c", "/./a b"]),
             ("/srv", true, &["/srv/./-c", "/srv/./a b"]),
@@ -385,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn many_names_are_several_commands_and_no_more_than_there_may_be() {
+    fn many_names_are_split_into_a_limited_number_of_commands() {
         let name = || "n".repeat(MAX_COMMAND_BYTES / 4);
         for (names, expected) in [(0, 0), (1, 1), (4, 1), (5, 2), (4 * MAX_COMMANDS + 1, 64)] {
             let commands = split_into_commands(std::iter::repeat_with(name).take(names));
@@ -393,12 +391,12 @@ mod tests {
             let total: usize = commands.iter().map(Vec::len).sum();
             assert_eq!(total, names.min(4 * MAX_COMMANDS));
         }
-        // One that is longer than all that is allowed has a command of its own.
+        // A name longer than the limit gets a command of its own.
         let long = ["n".repeat(2 * MAX_COMMAND_BYTES), "m".to_owned()];
         assert_eq!(split_into_commands(long.into_iter()).len(), 2);
     }
 
-    /// As a file is here, but for its time and its permissions.
+    /// The local metadata with another time and other permissions.
     fn remote_status(status: &Metadata, time: i64, other: u32) -> Status {
         let mut metadata = FileMetadata::of(status);
         metadata.mode ^= other;
@@ -410,14 +408,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_there_only_with_its_size_time_and_contents() {
+    fn a_file_is_present_only_with_its_size_time_and_content() {
         let scratch = ScratchDir::new();
         let path = scratch.write("file", "contents");
         let (file, status) = (File::open(&path).unwrap(), path.metadata().unwrap());
         let (size, time) = (status.len(), status.mtime());
         let sum = Cksum::of(&file, size).unwrap().unwrap();
         let sum = i64::from(sum.finish());
-        // With times or not; which sum and time are there; whether it is.
+        // With times or not; the remote checksum and time; whether it is present.
         let rows = [
             (true, sum, time, true),
             (true, sum + 1, time, false),
@@ -438,8 +436,8 @@ mod tests {
             assert_eq!(inventory.contains(b"it/file", &file, &status), expected);
             assert!(!inventory.contains(b"it/other", &file, &status));
         }
-        // Whether all are ours; how many others are dressed as here, and are not; whether it
-        // is, and is there.
+        // Whether all files are ours; how many others have the local metadata and how many have
+        // not; whether this one has it, and is present.
         let rows = [
             (true, 0, 0, true, true),
             (true, 0, 0, false, false),
@@ -478,7 +476,7 @@ mod tests {
             assert_eq!(contains, expected, "{row:?}");
         }
         assert!(!RemoteInventory::default().contains(b"it/file", &file, &status));
-        // What was proven is there as long as it is not touched here.
+        // A completed file is present until it changes locally.
         let mut inventory = RemoteInventory::default();
         inventory
             .resumed

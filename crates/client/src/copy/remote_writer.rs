@@ -1,5 +1,5 @@
-//! Who writes in a container: tar, or cat. It may do so after its connection was lost, and who
-//! tries again must not meet it there.
+//! The process that writes in a container: tar or cat. It may go on writing after its
+//! connection was lost, and must be stopped before a retry.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,33 +7,33 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use super::commands::ANNOUNCEMENT_PREFIX;
 
-/// How much is listened to before it has said who it is: a shell may say something first.
+/// How much is read before the announcement: a shell may print something first.
 const MAX_ANNOUNCEMENT_BYTES: usize = 4 << 10;
 
-/// A writer and its shell, each by its number in the container and when it began: numbers are
-/// given again.
+/// A writer and its shell, each by its process ID in the container and its start time: IDs are
+/// reused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RemoteWriter {
     fields: [String; 4],
 }
 
 impl RemoteWriter {
-    /// As [`super::commands::settle`] has them.
+    /// The arguments of [`super::commands::stop_writer`].
     pub(super) fn fields(&self) -> [&str; 4] {
         self.fields.each_ref().map(String::as_str)
     }
 
-    /// For people: its number.
+    /// The writer's process ID, for messages.
     pub(super) fn pid(&self) -> &str {
         &self.fields[0]
     }
 }
 
-/// How somebody introduces itself. Where there is no `/proc`, nobody knows when it began.
+/// A writer's announcement. Without `/proc` the start times are unknown.
 #[derive(Debug, PartialEq, Eq)]
 struct Announcement {
     writer: Option<RemoteWriter>,
-    /// Whose it is, if that can be said there.
+    /// The user ID, if it is known.
     uid: Option<u32>,
 }
 
@@ -63,7 +63,7 @@ impl Announcement {
     }
 }
 
-/// The last one that was heard of.
+/// The last announced writer.
 #[derive(Debug, Default)]
 pub(super) struct LastWriter(Mutex<WriterState>);
 
@@ -74,7 +74,7 @@ struct WriterState {
 }
 
 impl LastWriter {
-    /// Hears of it by a line that it says.
+    /// Reads the announcement from a command's output.
     pub(super) async fn read_announcement(&self, stdout: &mut (impl AsyncRead + Unpin)) {
         let mut line = Vec::new();
         let mut announcement = None;
@@ -103,7 +103,7 @@ impl LastWriter {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It has ended.
+    /// Records that the writer has ended.
     pub(super) fn clear(&self) {
         self.state().writer = None;
     }
@@ -112,8 +112,8 @@ impl LastWriter {
         self.state().writer.clone()
     }
 
-    /// Whether it may give files away: then a tar has been asked to, and does so after it has
-    /// written them. So it may be where nobody knows.
+    /// Whether the writer may be root, or unknown: then tar changes the owner of files, after
+    /// it has written them.
     pub(super) fn is_root(&self) -> bool {
         self.state().uid.is_none_or(|uid| uid == 0)
     }
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn somebody_is_known_by_four_numbers_and_its_user() {
+    async fn a_writer_is_identified_by_four_numbers_and_its_user() {
         let writer = RemoteWriter {
             fields: ["17", "4711", "16", "4710"].map(str::to_owned),
         };
@@ -133,7 +133,7 @@ mod tests {
             "{}skewbridge 17 4711 16 4710 0\n",
             " \n".repeat(MAX_ANNOUNCEMENT_BYTES / 2)
         );
-        // What is said, who it is, and whether it may be root.
+        // The output, the writer, and whether it may be root.
         let rows = [
             ("skewbridge 17 4711 16 4710 0\n", state.clone(), true),
             ("skewbridge 17 4711 16 4710 1000\n", state.clone(), false),
@@ -161,9 +161,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_waits_behind_an_introduction() {
+    async fn reading_stops_after_the_announcement() {
         for stdout in ["skewbridge 1 2 3 4 5\n", "\nskewbridge 1 - 3 - -\n"] {
-            // It says no more, and does not end.
+            // The writer prints no more, and does not end.
             let (reader, mut writer_end) = tokio::io::duplex(100);
             tokio::io::AsyncWriteExt::write_all(&mut writer_end, stdout.as_bytes())
                 .await
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whose_it_was_is_known_when_it_has_ended() {
+    async fn the_user_is_remembered_after_the_writer_has_ended() {
         let last_writer = LastWriter::default();
         last_writer
             .read_announcement(&mut &b"skewbridge 1 2 3 4 5\n"[..])

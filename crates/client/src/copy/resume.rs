@@ -1,5 +1,5 @@
-//! A large file of which a part is already in the container: the rest is sent, after
-//! the part is known to be right by its checksum, and so is the whole afterwards.
+//! Completes a large file of which the container has a part. The part's checksum is verified
+//! first, and the whole file's checksum afterwards.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
@@ -16,31 +16,31 @@ use super::options::{Options, Preserve};
 use super::progress::Progress;
 use super::upload_plan::{self, UploadPlan};
 
-/// What is there of a file has to be worth two more commands.
+/// A part must be worth two more commands.
 const MIN_RESUME_BYTES: u64 = 4 << 20;
 
-/// How many files are gone on with: a tar that was cut leaves one. Further ones, of
-/// somebody else, are sent as a whole.
+/// How many files are completed: an interrupted tar leaves one. Further ones, of another
+/// origin, are sent as a whole.
 const MAX_RESUMED_FILES: usize = 16;
 
-/// How long the answer of `cksum` may be.
+/// The longest output of `cksum`.
 const MAX_CKSUM_OUTPUT_BYTES: u64 = 1 << 10;
 
-/// A part that is there.
+/// A part of a file in the container.
 #[derive(Debug)]
 pub(super) struct PartialFile {
-    /// In the archive.
+    /// The name in the archive.
     pub(super) name: Vec<u8>,
-    /// In the container.
-    copy_spec: String,
-    /// Here.
+    /// The path in the container.
+    container_path: String,
+    /// The local path.
     path: PathBuf,
     size: u64,
     cksum: i64,
 }
 
 impl PartialFile {
-    /// Keeps what may be the beginning of a file that is larger here.
+    /// Adds a file that may be a prefix of a larger local file.
     pub(super) fn add_candidate(
         partial_files: &mut Vec<Self>,
         from: &Path,
@@ -55,10 +55,10 @@ impl PartialFile {
                 .filter(|size| *size >= MIN_RESUME_BYTES)?;
             let path = upload_plan::local_path(from, plan, name)?;
             let status = path.symlink_metadata().ok()?;
-            let copy_spec = plan.copy_spec(str::from_utf8(name).ok()?);
+            let container_path = plan.container_path(str::from_utf8(name).ok()?);
             (status.is_file() && size < status.len()).then(|| Self {
                 name: name.to_vec(),
-                copy_spec,
+                container_path,
                 path,
                 size,
                 cksum,
@@ -72,8 +72,8 @@ impl PartialFile {
     }
 }
 
-/// Sends the rest of a file. `None` is that it is not as it is here, for whatever reason,
-/// and has to be sent again; an error is that the connection was lost.
+/// Sends the rest of a file. `None` means that the result differs from the local file, for
+/// whatever reason, and has to be sent again. An error means that the connection was lost.
 pub(super) async fn resume_file(
     container: &dyn Container,
     plan: &UploadPlan,
@@ -97,7 +97,7 @@ pub(super) async fn resume_file(
         to: size,
         cksum: &mut cksum,
     };
-    let command = commands::resume(&partial.copy_spec, size);
+    let command = commands::append(&partial.container_path, size);
     match cat_upload::send(container, Some(plan), command, range, progress).await {
         Ok((CommandEnd::Success, _)) => {}
         Ok((CommandEnd::Disconnected(cause), _)) => return Err(upload_plan::disconnected(cause)),
@@ -108,13 +108,13 @@ pub(super) async fn resume_file(
         Preserve::Yes => {
             let owner = (status.uid().into(), status.gid().into());
             commands::set_metadata(
-                &partial.copy_spec,
+                &partial.container_path,
                 owner,
                 status.mode() & 0o7777,
                 status.mtime(),
             )
         }
-        Preserve::No => commands::checksum(&partial.copy_spec),
+        Preserve::No => commands::checksum(&partial.container_path),
     };
     let output = capture_output(container, command, MAX_CKSUM_OUTPUT_BYTES).await?;
     if let CommandEnd::Disconnected(cause) = output.exit {
@@ -125,7 +125,7 @@ pub(super) async fn resume_file(
     Ok((reported == Some((cksum.finish(), size))).then_some(status))
 }
 
-/// What `cksum` says of one file.
+/// Parses the `cksum` output for one file.
 pub(super) fn parse_cksum_output(reported: &[u8]) -> Option<(u32, u64)> {
     let text = str::from_utf8(reported).ok()?;
     let mut fields = text.split_whitespace();

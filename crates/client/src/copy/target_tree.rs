@@ -1,6 +1,6 @@
-//! Directories below a target by their handles. No symlink is ever followed, neither
-//! one that was there nor one that appears at this moment: each step is one `openat`
-//! with `O_NOFOLLOW` from the handle before it.
+//! Directories below a target, by their file descriptors. No symlink is ever followed, even one
+//! that another program creates at this moment: each step is one `openat` with `O_NOFOLLOW`
+//! from the previous descriptor.
 
 use std::ffi::OsStr;
 use std::io;
@@ -14,12 +14,12 @@ use rustix::io::Errno;
 
 use super::error::Error;
 
-/// How deep a tree may be: a handle is open for each directory on the way, and a
-/// process has 1024 of them by default.
+/// How deep a tree may be: a descriptor is open for each directory on the path, and a process
+/// has 1024 of them by default.
 const MAX_DEPTH: usize = 512;
 
-/// How much is kept of the directories that were made, so that they have their times and
-/// permissions in the end: enough for several hundred thousand.
+/// How much memory is used for the created directories, whose times and permissions are set at
+/// the end: enough for several hundred thousand.
 const MAX_CREATED_BYTES: usize = 32 << 20;
 
 const OPEN_DIRECTORY: OFlags = OFlags::RDONLY
@@ -32,14 +32,14 @@ const OPEN_DIRECTORY: OFlags = OFlags::RDONLY
 pub(super) struct TargetTree {
     path: PathBuf,
     root: Arc<OwnedFd>,
-    /// Where we are: names and handles, from the root.
+    /// The current path: names and descriptors, from the root.
     open_dirs: Vec<(Vec<u8>, Arc<OwnedFd>)>,
-    /// Those that we have made, and how they are to be in the end.
+    /// The created directories, with their final metadata.
     created: Vec<(Box<[u8]>, FinalMetadata)>,
     created_bytes: usize,
 }
 
-/// How a directory is to be when everything is in it.
+/// The metadata of a directory once it is filled.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FinalMetadata {
     pub(super) mode: u32,
@@ -47,8 +47,8 @@ pub(super) struct FinalMetadata {
 }
 
 impl TargetTree {
-    /// Below this directory, which is the user's word: symlinks to it are followed.
-    /// It is made if it is not there. Also whether it was.
+    /// Opens this directory, which the user named: symlinks to it are followed. It is created
+    /// if it does not exist. Also returns whether it existed.
     pub(super) fn open(path: &Path) -> Result<(Self, bool), Error> {
         let local_error = |doing, cause| Error::Local {
             doing,
@@ -73,20 +73,20 @@ impl TargetTree {
         Ok((tree, existed))
     }
 
-    /// Where a name below the target is, for people.
+    /// The path of a name below the target, for display.
     pub(super) fn display_path(&self, parts: &[&[u8]]) -> PathBuf {
         let mut path = self.path.clone();
         path.extend(parts.iter().map(|part| OsStr::from_bytes(part)));
         path
     }
 
-    /// The handle of the target.
+    /// The descriptor of the target.
     pub(super) fn root(&self) -> &Arc<OwnedFd> {
         &self.root
     }
 
-    /// The handle of a directory, made with those above it where there is none. With
-    /// a finish it is the archive's word, and kept if the directory is new.
+    /// The descriptor of a directory, created with its parents where they do not exist.
+    /// `metadata` comes from the archive, and is recorded if the directory is new.
     pub(super) fn enter(
         &mut self,
         parts: &[&[u8]],
@@ -114,7 +114,7 @@ impl TargetTree {
             .map_or_else(|| self.root.clone(), |(_, handle)| handle.clone())
     }
 
-    /// One directory further.
+    /// Opens or creates the last directory of a path.
     fn open_or_create(
         &mut self,
         parts: &[&[u8]],
@@ -128,7 +128,7 @@ impl TargetTree {
             Err(Errno::NOENT) => {}
             Err(errno) => return Err(self.not_a_directory(parts, errno)),
         }
-        // While we fill it we have to be able to.
+        // We need access while we fill it.
         let mode = metadata.map_or(0o777, |metadata| metadata.mode) | 0o700;
         match fs::mkdirat(&parent, name, Mode::from_raw_mode(mode)) {
             Ok(()) => {
@@ -158,12 +158,12 @@ impl TargetTree {
         Ok(())
     }
 
-    /// The same for the target itself.
+    /// Records the metadata of the target itself.
     pub(super) fn record_root(&mut self, metadata: FinalMetadata) -> Result<(), Error> {
         self.record_created(&[], metadata)
     }
 
-    /// Sets times and permissions of what was made, the deepest first: writing into a
+    /// Sets times and permissions of the created directories, the deepest first: writing into a
     /// directory changes its time.
     pub(super) fn apply_final_metadata(&mut self) -> Result<(), Error> {
         self.created_bytes = 0;
@@ -174,7 +174,7 @@ impl TargetTree {
                 .collect();
             let handle = self.enter(&parts, None)?;
             let set = || -> io::Result<()> {
-                // What it has now went through the umask.
+                // The current mode went through the umask.
                 let now = fs::fstat(&handle)?.st_mode & 0o777;
                 if now & metadata.mode != now {
                     fs::fchmod(&handle, Mode::from_raw_mode(now & metadata.mode))?;
@@ -186,10 +186,11 @@ impl TargetTree {
         Ok(())
     }
 
-    /// Something that is no directory, where one has to be.
+    /// The error for something that is not a directory.
     fn not_a_directory(&self, parts: &[&[u8]], errno: Errno) -> Error {
         match errno {
-            // Linux says the one of a symlink to a directory, others the other.
+            // For a symlink to a directory, Linux returns the first of these, other systems
+            // another one.
             Errno::NOTDIR | Errno::LOOP | Errno::MLINK => {
                 Error::SymlinkInPath(self.display_path(parts))
             }
@@ -211,7 +212,7 @@ impl TargetTree {
     }
 }
 
-/// Changed then, and not read since.
+/// Sets the modification time, and keeps the access time.
 pub(super) fn timestamps(mtime: Timespec) -> Timestamps {
     Timestamps {
         last_access: Timespec {
@@ -222,7 +223,7 @@ pub(super) fn timestamps(mtime: Timespec) -> Timestamps {
     }
 }
 
-/// Removes a name, if it is there and no directory.
+/// Removes a name, if it exists and is not a directory.
 pub(super) fn remove_if_present(directory: &OwnedFd, name: &[u8]) -> io::Result<()> {
     match fs::unlinkat(directory, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -237,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directories_are_kept_in_mind_by_their_bytes() {
+    fn created_directories_are_limited_by_their_memory() {
         let scratch = ScratchDir::new();
         let (mut tree, _) = TargetTree::open(scratch.path()).unwrap();
         let (name, metadata) = (

@@ -1,4 +1,4 @@
-//! From here to a pod.
+//! Copies from the local machine to a pod.
 
 use std::fs::{File, Metadata};
 use std::path::Path;
@@ -19,14 +19,14 @@ use super::remote_inventory::RemoteInventory;
 use super::tar;
 use super::upload_plan::UploadPlan;
 
-/// How many pieces of [`super::archive_builder::CHUNK_BYTES`] wait for the connection, beside one that
-/// is made and one that is sent.
+/// How many chunks of [`super::archive_builder::CHUNK_BYTES`] wait for the connection, beside
+/// one being built and one being sent.
 const MAX_QUEUED_CHUNKS: usize = 1;
 
-/// Copies a file or a tree into a container.
+/// Copies a file or a tree to a container.
 ///
-/// It goes to `to`, or into it if that is a directory. What is new there has a name of
-/// ours until it is whole, if the container has a shell.
+/// It goes to `to`, or into it if that is a directory. If the container has a shell, new files
+/// have a temporary name until they are complete.
 pub async fn copy_to(
     container: &dyn Container,
     from: &Path,
@@ -70,7 +70,7 @@ pub async fn copy_to(
         .cancel
         .run_with_grace(upload.run(&mut backoff))
         .await;
-    // What a try without retries leaves is removed by its own shell.
+    // Without retries the remote shell removes its own leftovers.
     if result.is_err() || options.retries != Retries::AtMost(0) {
         clean_up(container, &plan).await;
     }
@@ -94,7 +94,7 @@ async fn probe(
     }
 }
 
-/// One copy, by as many tries as it takes.
+/// One copy, in as many attempts as it takes.
 struct Upload<'a> {
     container: &'a dyn Container,
     from: &'a Path,
@@ -103,16 +103,16 @@ struct Upload<'a> {
     progress: &'a Arc<Progress>,
 }
 
-/// What is to be done after a lost connection.
+/// What to do after a lost connection.
 enum AfterDisconnect {
-    /// Nothing: everything is in its place.
+    /// Nothing: everything is in place.
     AlreadyComplete,
-    /// Send what is not there.
+    /// Send what is missing.
     Resume(Arc<RemoteInventory>),
 }
 
 impl Upload<'_> {
-    /// How many entries were left out.
+    /// Returns the number of skipped entries.
     async fn run(&self, backoff: &mut Backoff) -> Result<u64, Error> {
         let mut inventory = Arc::new(RemoteInventory::default());
         loop {
@@ -142,7 +142,7 @@ impl Upload<'_> {
         }
     }
 
-    /// Asks the container how far it has come.
+    /// Asks the container how far the copy has come.
     async fn query_state(&self) -> Result<AfterDisconnect, Error> {
         self.plan.stop_writer(self.container).await?;
         if self.plan.is_done(self.container).await? {
@@ -190,12 +190,12 @@ impl Upload<'_> {
                 }
                 true
             };
-            // What comes after the end of its input, tar there does not wait for.
+            // When cancelled, closing stdin ends the remote tar.
             let is_sent = tokio::select! {
                 is_sent = range => is_sent,
                 () = self.options.cancel.cancelled() => false,
             };
-            // Whoever gathers stops when nobody listens.
+            // The builder stops when its receiver is closed.
             drop(queue);
             let built = match building.await {
                 Ok(built) => built?,
@@ -209,7 +209,7 @@ impl Upload<'_> {
             }
             let mut end = Vec::new();
             tar::write_end(&mut end);
-            // tar may leave as soon as it has seen the first of it.
+            // tar may exit as soon as it has seen the beginning of the end marker.
             let _ = stdin.write_all(&end).await;
             let _ = stdin.shutdown().await;
             Ok::<_, Error>(Some(skipped))
@@ -261,7 +261,7 @@ enum AttemptResult {
     Complete {
         skipped: u64,
     },
-    /// With what was left out, if everything had been sent.
+    /// With the number of skipped entries, if everything had been sent.
     Disconnected {
         cause: String,
         sent: Option<u64>,

@@ -1,5 +1,5 @@
-//! How something goes into a container: where to, under which name until it is whole, and
-//! with which programs.
+//! How an upload proceeds in a container: the target, the staging directory, and the available
+//! programs.
 
 use std::path::{Path, PathBuf};
 
@@ -15,33 +15,33 @@ use super::options::Options;
 use super::remote_writer;
 use super::tar::{Entry, Kind};
 
-/// How long the answer of a probe may be.
+/// The longest output of a probe.
 const MAX_PROBE_OUTPUT_BYTES: u64 = 4 << 10;
 
-/// What a directory that is filled is called in the archive.
+/// The name of an existing target directory in the archive.
 pub(super) const CURRENT_DIR: &str = ".";
 
-/// How it is done in this container.
+/// How to upload to this container.
 #[derive(Debug)]
 pub(super) struct UploadPlan {
     has_tar: bool,
-    /// Where it will be.
+    /// The final path.
     target: String,
-    /// Where tar is to go.
+    /// The directory for tar's `-C`.
     directory: String,
-    /// What it is called in the archive.
+    /// The name in the archive.
     name: String,
-    /// Where it is until it is whole.
+    /// The staging directory, until the upload is complete.
     stage: Option<String>,
-    /// Whether it goes into a directory that is there.
+    /// Whether it goes into an existing directory.
     into_existing: bool,
-    /// Whether there is a shell, by which one hears who writes.
+    /// Whether there is a shell, which announces the writer.
     has_shell: bool,
     writer: remote_writer::LastWriter,
 }
 
 impl UploadPlan {
-    /// For what is here.
+    /// The plan for a local source.
     pub(super) async fn for_local(
         container: &dyn Container,
         from: &Path,
@@ -61,7 +61,7 @@ impl UploadPlan {
         Ok(plan)
     }
 
-    /// For what comes from another container: what it is, its archive will say.
+    /// The plan for a source in another container: its archive will tell what it is.
     pub(super) async fn for_remote(
         container: &dyn Container,
         from: &RemotePath,
@@ -106,7 +106,7 @@ impl UploadPlan {
                     message,
                 });
             }
-            // There is no shell: as kubectl asks.
+            // Without a shell, asks as kubectl does.
             CommandOutput {
                 exit: CommandEnd::NotFound | CommandEnd::Failed(_),
                 ..
@@ -142,8 +142,7 @@ impl UploadPlan {
         ))
     }
 
-    /// A directory that is there is filled where it is; else everything new is made
-    /// beside its place.
+    /// An existing directory is filled in place; a new target is staged beside its final path.
     pub(super) fn new(target: &str, into_existing: bool, can_stage: bool, has_tar: bool) -> Self {
         let path = RemotePath::new(target);
         let (directory, name) = match (&path.base, into_existing) {
@@ -168,7 +167,7 @@ impl UploadPlan {
         self.has_tar
     }
 
-    /// Where it will be.
+    /// The final path.
     pub(super) fn target(&self) -> &str {
         &self.target
     }
@@ -181,7 +180,7 @@ impl UploadPlan {
         }
     }
 
-    /// Listens to who runs this command. It is to be given nothing before it is known.
+    /// Reads the writer's announcement. No input may be sent before.
     pub(super) async fn read_announcement(
         &self,
         mut stdout: impl AsyncRead + Unpin,
@@ -190,12 +189,12 @@ impl UploadPlan {
         if self.has_shell {
             self.writer.read_announcement(&mut stdout).await;
         }
-        // Nobody waits for it any more.
+        // The receiver may be gone.
         let _ = announced.send(());
         let _ = tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await;
     }
 
-    /// What the source is called in the archive.
+    /// The name of the source in the archive.
     pub(super) fn name(&self) -> String {
         match &self.stage {
             None => self.name.clone(),
@@ -203,8 +202,8 @@ impl UploadPlan {
         }
     }
 
-    /// Where a name of the archive is in the container.
-    pub(super) fn copy_spec(&self, name: &str) -> String {
+    /// The path of an archive name in the container.
+    pub(super) fn container_path(&self, name: &str) -> String {
         match self.directory.trim_end_matches('/') {
             "" => format!("/{name}"),
             directory => format!("{directory}/{name}"),
@@ -215,7 +214,7 @@ impl UploadPlan {
         let Some(stage) = &self.stage else {
             return (Vec::new(), Vec::new());
         };
-        // Nobody else is to look at what is not whole.
+        // Other users must not see incomplete files.
         let before = Entry {
             mode: 0o700,
             ..Entry::new(format!("{stage}/"), Kind::Directory)
@@ -224,13 +223,13 @@ impl UploadPlan {
         (vec![before], vec![after])
     }
 
-    /// Whether everything was put in place and only the answer was lost: the container
-    /// has to say so.
+    /// Whether everything is in place and only the exit status was lost: the container has to
+    /// confirm it.
     pub(super) async fn is_done(&self, container: &dyn Container) -> Result<bool, Error> {
         let Some(stage) = &self.stage else {
             return Ok(false);
         };
-        let done = format!("{}/{}", self.copy_spec(stage), commands::DONE_MARKER);
+        let done = format!("{}/{}", self.container_path(stage), commands::DONE_MARKER);
         match capture_output(container, commands::is_file(&done), MAX_PROBE_OUTPUT_BYTES)
             .await?
             .exit
@@ -240,10 +239,10 @@ impl UploadPlan {
         }
     }
 
-    /// What is not whole, or was, is of no use, and nobody is to go on with it. Best effort:
-    /// the connection may be gone.
+    /// Stops the writer, and removes the staging directory. Best effort: the connection may be
+    /// lost.
     pub(super) async fn clean_up(&self, container: &dyn Container) {
-        let stage = self.stage.as_ref().map(|stage| self.copy_spec(stage));
+        let stage = self.stage.as_ref().map(|stage| self.container_path(stage));
         let command = match (self.writer.get(), stage) {
             (Some(writer), stage) => commands::stop_writer(&writer, stage.as_deref()),
             (None, Some(stage)) => commands::remove(&stage),
@@ -252,7 +251,7 @@ impl UploadPlan {
         let _ = capture_output(container, command, MAX_PROBE_OUTPUT_BYTES).await;
     }
 
-    /// Before somebody looks at what is there, or writes to it.
+    /// Stops the writer of a lost connection, before its files are inspected or written.
     pub(super) async fn stop_writer(&self, container: &dyn Container) -> Result<(), Error> {
         let Some(writer) = self.writer.get() else {
             return Ok(());
@@ -266,22 +265,22 @@ impl UploadPlan {
         let output = String::from_utf8_lossy(&stopped.stdout);
         match stopped.exit {
             CommandEnd::Disconnected(cause) => Err(disconnected(cause)),
-            // Another try may find it gone.
+            // The next attempt may find it gone.
             CommandEnd::Success if output.split_whitespace().any(|it| it == reply::BUSY) => {
                 let number = writer.pid();
                 Err(disconnected(format!(
                     "process {number} of it is still at work there"
                 )))
             }
-            // If nothing can be run there, whoever looks will say so.
+            // If no command can be run there, the next one reports it.
             _ => Ok(()),
         }
     }
 
-    /// Before it is begun anew.
+    /// Removes the staging directory before a restart.
     pub(super) async fn discard_staged(&self, container: &dyn Container) -> Result<(), Error> {
         if let Some(stage) = &self.stage {
-            let command = commands::remove(&self.copy_spec(stage));
+            let command = commands::remove(&self.container_path(stage));
             if let CommandEnd::Disconnected(cause) =
                 capture_output(container, command, MAX_PROBE_OUTPUT_BYTES)
                     .await?
@@ -293,17 +292,17 @@ impl UploadPlan {
         Ok(())
     }
 
-    /// Who wrote has ended, by its own word.
+    /// Records that the writer has ended.
     pub(super) fn writer_ended(&self) {
         self.writer.clear();
     }
 
-    /// Whether it goes where nothing of it was before.
+    /// Whether it goes to a new directory, which contains nothing else.
     pub(super) fn is_staged(&self) -> bool {
         self.stage.is_some()
     }
 
-    /// Whether a file is given its owner and permissions after its contents and its time.
+    /// Whether tar sets the owner and permissions of a file after its content and time.
     pub(super) fn sets_metadata_last(&self) -> bool {
         self.writer.is_root()
     }
@@ -316,7 +315,7 @@ pub(super) fn disconnected(cause: String) -> Error {
     })
 }
 
-/// Where a file of the archive is here.
+/// The local path of an archive name.
 pub(super) fn local_path(from: &Path, plan: &UploadPlan, name: &[u8]) -> Option<PathBuf> {
     use std::os::unix::ffi::OsStrExt as _;
     let archive_name = plan.name();
@@ -332,8 +331,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn new_things_are_staged_and_directories_that_are_there_are_filled() {
-        // Target, fills, shell: directory, name, staged.
+    fn new_targets_are_staged_and_existing_directories_are_filled() {
+        // Target, existing, shell: directory, name, staged.
         let rows = [
             ("/tmp/a", false, true, "/tmp", "a", true),
             ("/tmp/a", false, false, "/tmp", "a", false),

@@ -6,12 +6,12 @@ use skewbridge_testkit::ScratchDir;
 use super::super::tar::{padding, write_end, write_entry};
 use super::*;
 
-/// An archive by hand.
+/// A hand-made archive.
 #[derive(Default)]
 struct Archive(Vec<u8>);
 
 impl Archive {
-    /// That begins with the directory `top`.
+    /// An archive that begins with the directory `top`.
     fn of_top() -> Self {
         Self::default().add(&Entry::new("top/", Kind::Directory))
     }
@@ -70,7 +70,7 @@ fn extract(target: &Path, archive: &[u8], options: &Options) -> Outcome {
     Outcome { result, on_event }
 }
 
-/// Everything below a directory: names, and contents or targets.
+/// Everything below a directory: names, and contents or link targets.
 fn listing(directory: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut waiting = vec![directory.to_path_buf()];
@@ -104,7 +104,7 @@ fn expect(directory: &Path, expected: &[(&str, &str)]) {
 }
 
 #[test]
-fn a_tree_comes_with_its_permissions_times_and_links() {
+fn a_tree_is_extracted_with_permissions_times_and_links() {
     let scratch = ScratchDir::new();
     let target = scratch.path().join("new/target");
     let archive = Archive::default()
@@ -156,7 +156,7 @@ fn a_tree_comes_with_its_permissions_times_and_links() {
 }
 
 #[test]
-fn without_preserving_files_are_as_new_ones() {
+fn without_preserve_files_get_default_metadata() {
     let scratch = ScratchDir::new();
     let target = scratch.path().join("target");
     let archive = Archive::of_top()
@@ -176,7 +176,7 @@ fn without_preserving_files_are_as_new_ones() {
 }
 
 #[test]
-fn what_leads_out_is_refused_and_nothing_is_written_there() {
+fn escaping_names_are_rejected_and_nothing_is_written_outside() {
     let rows: [(&str, Archive, &str); 14] = [
         (
             "parent",
@@ -269,7 +269,7 @@ fn what_leads_out_is_refused_and_nothing_is_written_there() {
             ["area", "area/target", "outside", "outside/secret"],
             "{what}"
         );
-        // Nothing unfinished stays either.
+        // No temporary file stays either.
         let inside = listing(&target);
         assert!(
             inside.iter().all(|it| !it.0.contains(".part")),
@@ -279,7 +279,7 @@ fn what_leads_out_is_refused_and_nothing_is_written_there() {
 }
 
 #[test]
-fn symlinks_that_lead_out_and_devices_are_left_out_and_told() {
+fn escaping_symlinks_and_devices_are_skipped_and_reported() {
     let scratch = ScratchDir::new();
     let target = scratch.path().join("target");
     let archive = Archive::of_top()
@@ -302,7 +302,7 @@ fn symlinks_that_lead_out_and_devices_are_left_out_and_told() {
 }
 
 #[test]
-fn the_last_of_several_entries_counts_and_links_are_replaced_not_followed() {
+fn the_last_duplicate_counts_and_links_are_replaced_not_followed() {
     let scratch = ScratchDir::new();
     let target = scratch.path().join("target");
     std::fs::create_dir(&target).unwrap();
@@ -343,7 +343,7 @@ fn a_file_goes_where_kubectl_puts_it() {
 }
 
 #[test]
-fn only_what_was_asked_for_comes() {
+fn only_the_requested_path_is_accepted() {
     let rows: [(&str, Archive, &str); 5] = [
         (
             "a second file",
@@ -377,7 +377,7 @@ fn only_what_was_asked_for_comes() {
 }
 
 #[test]
-fn more_than_there_is_room_for_is_refused_before_it_is_written() {
+fn files_larger_than_the_limit_are_rejected_before_they_are_written() {
     let scratch = ScratchDir::new();
     let target = scratch.path().join("target");
     let mut zeros = Archive::of_top().file("top/small", b"fits").0;
@@ -412,7 +412,7 @@ fn more_than_there_is_room_for_is_refused_before_it_is_written() {
 }
 
 #[test]
-fn a_device_here_is_not_replaced() {
+fn an_existing_device_is_not_replaced() {
     let scratch = ScratchDir::new();
     let pipe = scratch.path().join("pipe");
     rustix::fs::mknodat(

@@ -1,4 +1,4 @@
-//! One header: 512 bytes with fields of fixed places.
+//! One header block: 512 bytes with fields at fixed offsets.
 
 use std::ops::Range;
 
@@ -16,12 +16,12 @@ pub(super) const LINK: Range<usize> = 157..257;
 pub(super) const MAGIC: Range<usize> = 257..265;
 pub(super) const PREFIX: Range<usize> = 345..500;
 
-/// GNU's, with which no field is a prefix of the name.
+/// GNU's magic, with which no field is a prefix of the name.
 pub(super) const GNU: &[u8; 8] = b"ustar  \0";
 
 pub(super) type Bytes = [u8; BLOCK];
 
-/// Whether the sum of its bytes is what it says. Some wrote it from signed bytes.
+/// Whether the checksum is right. Some programs compute it over signed bytes.
 pub(super) fn is_intact(block: &Bytes) -> bool {
     let Ok(told) = number(&block[CHECKSUM], "checksum") else {
         return false;
@@ -39,21 +39,21 @@ pub(super) fn is_intact(block: &Bytes) -> bool {
     told == unsigned || told == signed
 }
 
-/// Writes the sum, as the last of all fields.
+/// Writes the checksum, after all other fields.
 pub(super) fn seal(block: &mut Bytes) {
     block[CHECKSUM].fill(b' ');
     let sum: u32 = block.iter().map(|&byte| u32::from(byte)).sum();
-    // Six digits, NUL, space: as all have written it since 1979.
+    // Six digits, NUL, space: the format since 1979.
     octal(&mut block[CHECKSUM.start..CHECKSUM.start + 7], sum.into());
 }
 
-/// Up to the first NUL.
+/// The text up to the first NUL.
 pub(super) fn text(field: &[u8]) -> &[u8] {
     let end = field.iter().position(|&byte| byte == 0);
     &field[..end.unwrap_or(field.len())]
 }
 
-/// Octal digits between blanks, or GNU's binary form.
+/// Parses octal digits between blanks, or GNU's binary form.
 pub(super) fn number(field: &[u8], name: &'static str) -> Result<i64, Violation> {
     let wrong = Violation::Number { field: name };
     if field[0] & 0x80 != 0 {
@@ -77,7 +77,7 @@ pub(super) fn number(field: &[u8], name: &'static str) -> Result<i64, Violation>
     Ok(value)
 }
 
-/// Two's complement, big-endian; the highest bit says that it is one.
+/// Two's complement, big-endian; the highest bit marks this form.
 fn binary(field: &[u8]) -> Option<i64> {
     let negative = field[0] & 0x40 != 0;
     let first = if negative { field[0] } else { field[0] & 0x7f };
@@ -88,7 +88,7 @@ fn binary(field: &[u8]) -> Option<i64> {
     Some(value)
 }
 
-/// Writes a number as digits if there is room, else in GNU's form.
+/// Writes a number in octal if it fits, else in GNU's binary form.
 pub(super) fn write_number(field: &mut [u8], value: i64) {
     let digits = field.len() - 1;
     match u64::try_from(value) {
@@ -96,8 +96,8 @@ pub(super) fn write_number(field: &mut [u8], value: i64) {
         _ => {
             let bytes = value.to_be_bytes();
             let sign = if value < 0 { 0xff } else { 0 };
-            // Of a field of eight bytes the highest one is the mark alone; what we
-            // write there (owners) has 32 bits.
+            // In an 8-byte field the highest byte is only the mark; the values we write there
+            // (owners) have 32 bits.
             let extra = field.len().saturating_sub(bytes.len());
             field[..extra].fill(sign);
             let kept = field.len() - extra;
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_read_as_tar_programs_write_them() {
+    fn numbers_are_parsed_as_tar_programs_write_them() {
         let rows: [(&[u8], Option<i64>); 12] = [
             (b"0000644\0", Some(0o644)),
             (b"000644 \0", Some(0o644)),
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_numbers_are_read_back() {
         for value in [
             0,
             1,

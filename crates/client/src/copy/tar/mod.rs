@@ -1,10 +1,10 @@
-//! Archives of tar without I/O: bytes in, events out, and entries in, bytes out.
+//! A tar reader and writer without I/O: bytes in, events out; entries in, bytes out.
 //!
-//! Read is what tar programs of containers write: ustar (POSIX.1-1988), pax
-//! (POSIX.1-2001), and GNU's long names, long links and large numbers. Written is
-//! ustar with GNU's extensions where a name or a number does not fit, which
-//! busybox reads too (it passes over pax). Sparse files and volumes are refused by
-//! name: a reader that took their maps for contents would write wrong files.
+//! The reader supports what tar programs of containers write: ustar (POSIX.1-1988), pax
+//! (POSIX.1-2001), and GNU's long names, long links and large numbers. The writer uses ustar
+//! with GNU's extensions where a name or a number does not fit, which busybox reads too (it
+//! ignores pax). Sparse files and multi-volume archives are rejected explicitly: taking their
+//! maps for contents would write wrong files.
 //!
 //! ```
 //! use skewbridge_client::copy::tar::{self, Entry, Event, Kind, Reader};
@@ -33,42 +33,41 @@ use std::fmt;
 pub use reader::{Checkpoint, Event, Reader};
 pub use writer::{entry_length, padding, write_end, write_entry};
 
-/// What an archive is made of.
+/// The block size of an archive.
 pub const BLOCK: usize = 512;
 
-/// The longest name or target of a link. `PATH_MAX` is 4096; a tree that was made
-/// by relative calls can be deeper than that.
+/// The longest name or link target. `PATH_MAX` is 4096; a tree that was created with relative
+/// calls can be deeper than that.
 pub const MAX_NAME: usize = 64 << 10;
 
-/// The longest set of pax records: names, times, and extended attributes (64 KiB
-/// each) that are passed over.
+/// The longest set of pax records: names, times, and ignored extended attributes (64 KiB each).
 pub const MAX_PAX: usize = 1 << 20;
 
-/// What an archive says of one file.
+/// The header of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Entry {
-    /// As written, with whatever it tries: see [`super::path_containment`].
+    /// As written, not validated: see [`super::path_containment`].
     pub name: Vec<u8>,
-    /// What it is.
+    /// The kind of file.
     pub kind: Kind,
-    /// Permissions, with setuid, setgid and sticky.
+    /// Permissions, with setuid, setgid and sticky bits.
     pub mode: u32,
-    /// The owner's number.
+    /// The owner's ID.
     pub uid: u64,
-    /// The group's number.
+    /// The group's ID.
     pub gid: u64,
-    /// How many bytes follow; zero for anything but a file.
+    /// The size of the content; zero for anything but a file.
     pub size: u64,
-    /// When it was changed: seconds since 1970.
+    /// The modification time in seconds since 1970.
     pub mtime: i64,
-    /// And the nanoseconds, where pax tells them.
+    /// The nanoseconds of the modification time, if pax has them.
     pub mtime_nanos: u32,
-    /// What a link points to.
+    /// The target of a link.
     pub link: Vec<u8>,
 }
 
 impl Entry {
-    /// An empty one that everybody may read.
+    /// An empty entry with default permissions.
     pub fn new(name: impl Into<Vec<u8>>, kind: Kind) -> Self {
         Self {
             name: name.into(),
@@ -82,13 +81,13 @@ impl Entry {
     }
 }
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Kind {
     /// A regular file.
     #[default]
     File,
-    /// Another name of a file that came before.
+    /// Another name of an earlier file.
     HardLink,
     /// A symbolic link.
     Symlink,
@@ -116,42 +115,42 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Why something is no archive that can be read.
+/// Why an archive cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// Not the header of an entry.
-    #[error("at byte {at} there is no header of tar: its checksum is wrong")]
+    /// A header's checksum is wrong.
+    #[error("there is no tar header at byte {at}: the checksum is wrong")]
     Checksum {
-        /// Where in the archive.
+        /// The offset in the archive.
         at: u64,
     },
-    /// A field that is no number, or a number that cannot be.
-    #[error("the field {field} of a header of tar is no valid number")]
+    /// A field is not a number, or the number is invalid.
+    #[error("the field {field} of a tar header is not a valid number")]
     Number {
-        /// Which one.
+        /// The field.
         field: &'static str,
     },
-    /// Records of pax that are none.
+    /// Malformed pax records.
     #[error("a pax header of tar is malformed")]
     Pax,
-    /// More than anybody needs.
+    /// A limit was exceeded.
     #[error("a {what} in the archive is longer than {limit} bytes")]
     TooLong {
-        /// What it is.
+        /// What is too long.
         what: &'static str,
-        /// What would have been read.
+        /// The limit.
         limit: usize,
     },
-    /// An entry without a name, or with a NUL in it.
+    /// An entry has an empty name, or one with a NUL.
     #[error("an entry of the archive has a name that no file can have")]
     Name,
-    /// Contents where there can be none.
+    /// Content of an entry that can have none.
     #[error("the archive has contents for a {0}")]
     Contents(Kind),
-    /// Something of tar that we do not read.
+    /// A tar feature that is not supported.
     #[error("the archive has {0}, which cannot be copied; is there another tar in the container?")]
     Unsupported(&'static str),
-    /// A type of entry that nobody knows.
+    /// An unknown entry type.
     #[error("the archive has an entry of the unknown type {:?}", char::from(*.0))]
     Type(u8),
 }

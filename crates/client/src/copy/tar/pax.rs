@@ -1,8 +1,8 @@
-//! The records of pax: `LENGTH KEY=VALUE\n`, where the length is that of all of it.
+//! pax records: `LENGTH KEY=VALUE\n`, where the length includes the whole record.
 
 use super::Violation;
 
-/// What they say of the next entry.
+/// The records for the next entry.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Records {
     pub(super) path: Option<Vec<u8>>,
@@ -12,17 +12,17 @@ pub(super) struct Records {
 }
 
 impl Records {
-    /// Of one file. What else there is (owners' names, attributes) is passed over.
+    /// Parses the records of one file. Other keys (owner names, attributes) are ignored.
     pub(super) fn read(records: &[u8]) -> Result<Self, Violation> {
-        let mut said = Self::default();
+        let mut parsed = Self::default();
         each(records, |key, value| {
-            // An empty value takes back what was said.
-            let told = (!value.is_empty()).then_some(value);
+            // An empty value removes an earlier one.
+            let value = (!value.is_empty()).then_some(value);
             match key {
-                b"path" => said.path = told.map(<[u8]>::to_vec),
-                b"linkpath" => said.link = told.map(<[u8]>::to_vec),
-                b"size" => said.size = told.map(decimal).transpose()?,
-                b"mtime" => said.mtime = told.map(time).transpose()?,
+                b"path" => parsed.path = value.map(<[u8]>::to_vec),
+                b"linkpath" => parsed.link = value.map(<[u8]>::to_vec),
+                b"size" => parsed.size = value.map(decimal).transpose()?,
+                b"mtime" => parsed.mtime = value.map(time).transpose()?,
                 _ if key.starts_with(b"GNU.sparse.") => {
                     return Err(Violation::Unsupported("a sparse file"));
                 }
@@ -30,11 +30,11 @@ impl Records {
             }
             Ok(())
         })?;
-        Ok(said)
+        Ok(parsed)
     }
 
-    /// Of all files: comments. A name or a size for all of them makes no sense, and
-    /// who passed over it would read another archive than who did not.
+    /// Checks global records, which may only be comments. A name or a size for all files makes
+    /// no sense, and programs that ignore it would read another archive than those that do not.
     pub(super) fn read_global(records: &[u8]) -> Result<(), Violation> {
         each(records, |key, _| match key {
             b"path" | b"linkpath" | b"size" => {
@@ -47,7 +47,7 @@ impl Records {
 
 fn each(
     mut rest: &[u8],
-    mut tell: impl FnMut(&[u8], &[u8]) -> Result<(), Violation>,
+    mut on_record: impl FnMut(&[u8], &[u8]) -> Result<(), Violation>,
 ) -> Result<(), Violation> {
     while !rest.is_empty() {
         let space = rest.iter().position(|&byte| byte == b' ');
@@ -64,7 +64,7 @@ fn each(
         };
         let equals = record.iter().position(|&byte| byte == b'=');
         let equals = equals.ok_or(Violation::Pax)?;
-        tell(&record[..equals], &record[equals + 1..])?;
+        on_record(&record[..equals], &record[equals + 1..])?;
         rest = after;
     }
     Ok(())
@@ -74,7 +74,7 @@ fn decimal(digits: &[u8]) -> Result<u64, Violation> {
     let text = str::from_utf8(digits).map_err(|_| Violation::Pax)?;
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let value = text.parse().ok().filter(|_| is_number);
-    // As much as a file can be large.
+    // At most the largest possible file size.
     value
         .filter(|value| i64::try_from(*value).is_ok())
         .ok_or(Violation::Pax)
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_read_by_their_length() {
+    fn records_are_split_by_their_length() {
         let records = b"16 path=a\nb=c/d\n25 mtime=1700000000.0625\n13 size=1234\n9 uid=70\n";
         assert_eq!(
             Records::read(records),
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_records_are_refused() {
+    fn malformed_records_are_rejected() {
         let rows: [&[u8]; 9] = [
             b"path=a\n",
             b"99 path=a\n",
@@ -143,14 +143,14 @@ mod tests {
     }
 
     #[test]
-    fn times_before_1970_count_upwards() {
+    fn fractions_of_times_before_1970_count_upwards() {
         assert_eq!(time(b"-1"), Ok((-1, 0)));
         assert_eq!(time(b"-1.25"), Ok((-2, 750_000_000)));
         assert_eq!(time(b"0.1234567891"), Ok((0, 123_456_789)));
     }
 
     #[test]
-    fn what_applies_to_all_is_a_comment_or_refused() {
+    fn global_records_are_comments_or_rejected() {
         assert_eq!(Records::read_global(b"13 comment=x\n"), Ok(()));
         assert!(Records::read_global(b"9 size=1\n").is_err());
         assert!(Records::read(b"21 GNU.sparse.size=1\n").is_err());

@@ -1,29 +1,28 @@
-//! Bytes of an archive to events, whatever pieces they come in.
+//! Parses an archive into events, whatever chunks it comes in.
 
 use super::block::{self, Bytes};
 use super::pax::Records;
 use super::{BLOCK, Entry, Kind, MAX_NAME, MAX_PAX, Violation};
 
-/// What was read.
+/// An event of the reader.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// Another file begins. Its contents come next, if it has any.
+    /// A file begins. Its content follows, if it has any.
     Entry(Entry),
-    /// Some of its contents, never none and never more than it said.
+    /// Some of its content: never empty, never more than its size.
     Data(&'a [u8]),
-    /// The archive is whole.
+    /// The archive is complete.
     End,
 }
 
-/// Where a broken archive can be gone on with, and how to know it again.
+/// Where an interrupted archive can be resumed, and how to recognise it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Checkpoint<'a> {
     /// Where the header of the last entry begins.
     pub header_at: u64,
-    /// That header, with all that belongs to it. Another one at this place is
-    /// another archive.
+    /// That header with its extensions. Another header at this offset means another archive.
     pub header: &'a [u8],
-    /// The first byte that is missing.
+    /// The first missing byte.
     pub resume_at: u64,
 }
 
@@ -33,13 +32,13 @@ pub struct Reader {
     state: State,
     /// How many bytes of the archive have been consumed.
     offset: u64,
-    /// The blocks of the header that is being read, those that extend it first.
+    /// The blocks of the current header, its extensions first.
     header: Vec<u8>,
-    /// What the blocks so far say of the entry to come.
-    told: Told,
-    /// Whether the block before was one of the two that end an archive.
+    /// What the extensions say about the next entry.
+    extensions: Extensions,
+    /// Whether the previous block was the first of the two zero blocks that end an archive.
     zero: bool,
-    /// The header of the last entry, and where it began.
+    /// Where the header of the last entry began, and its bytes.
     last: Option<u64>,
     last_header: Vec<u8>,
 }
@@ -48,7 +47,7 @@ pub struct Reader {
 enum State {
     #[default]
     Header,
-    /// Up to here the header is what belongs to this type.
+    /// The header is read up to `until`, with the body of this extension.
     Extension {
         kind: u8,
         body: usize,
@@ -63,30 +62,30 @@ enum State {
     Ended,
 }
 
-/// What extends the next header.
+/// The extensions of the next header.
 #[derive(Debug, Default)]
-struct Told {
+struct Extensions {
     name: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     records: Records,
-    /// Whether there was anything.
+    /// Whether there was any.
     any: bool,
 }
 
 impl Reader {
-    /// At the beginning of an archive.
+    /// A reader at the beginning of an archive.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the next event's bytes from the front of the input. `None` is that all
-    /// of it has been taken, and more is needed.
+    /// Consumes the bytes of the next event from the input. `None` means that all input has
+    /// been consumed, and more is needed.
     pub fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Event<'a>>, Violation> {
         loop {
             match self.state {
                 State::Header => {
                     let until = self.header.len() / BLOCK * BLOCK + BLOCK;
-                    if !self.gather(until, input) {
+                    if !self.fill_header(until, input) {
                         return Ok(None);
                     }
                     if let Some(event) = self.header_block()? {
@@ -99,7 +98,7 @@ impl Reader {
                     until,
                     size,
                 } => {
-                    if !self.gather(until, input) {
+                    if !self.fill_header(until, input) {
                         return Ok(None);
                     }
                     self.extension(kind, body, size)?;
@@ -126,7 +125,7 @@ impl Reader {
                     self.state = State::Padding(left - taken);
                 }
                 State::Ended => {
-                    // Programs fill up the last of their records.
+                    // Programs fill up their last record.
                     self.offset += input.len() as u64;
                     *input = &[];
                     return Ok(None);
@@ -135,26 +134,25 @@ impl Reader {
         }
     }
 
-    /// Whether the end has been seen. Whatever came before it, an archive without
-    /// it is cut off.
+    /// Whether the end marker has been read. An archive without it is truncated.
     pub fn is_complete(&self) -> bool {
         self.state == State::Ended
     }
 
-    /// How many bytes have been read.
+    /// How many bytes have been consumed.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Goes back over a header that is not whole, to where the archive can be gone
-    /// on with. `None` is at its beginning.
+    /// Rewinds over an incomplete header, to where the archive can be resumed. `None` means
+    /// from the start.
     pub fn rewind(&mut self) -> Option<Checkpoint<'_>> {
         self.offset -= self.header.len() as u64;
         if std::mem::take(&mut self.zero) {
             self.offset -= BLOCK as u64;
         }
         self.header.clear();
-        self.told = Told::default();
+        self.extensions = Extensions::default();
         if let State::Extension { .. } = self.state {
             self.state = State::Header;
         }
@@ -165,8 +163,8 @@ impl Reader {
         })
     }
 
-    /// Takes what is missing up to a length of the header; whether it has come.
-    fn gather(&mut self, until: usize, input: &mut &[u8]) -> bool {
+    /// Reads the header up to a length; returns whether it is complete.
+    fn fill_header(&mut self, until: usize, input: &mut &[u8]) -> bool {
         let taken = take(input, (until - self.header.len()) as u64);
         self.header.extend_from_slice(taken);
         self.offset += taken.len() as u64;
@@ -180,7 +178,7 @@ impl Reader {
         let Ok(block) = Bytes::try_from(&self.header[at..]) else {
             return Err(wrong);
         };
-        if block == [0; BLOCK] && !self.told.any {
+        if block == [0; BLOCK] && !self.extensions.any {
             self.header.clear();
             if !std::mem::replace(&mut self.zero, true) {
                 return Ok(None);
@@ -197,14 +195,14 @@ impl Reader {
             let size = usize::try_from(size).ok().filter(|size| *size <= limit);
             let size = size.ok_or(Violation::TooLong { what, limit })?;
             let body = self.header.len();
-            // A name is told at most once in each way, so there are few of these.
+            // A name occurs at most once in each form, so there are few of these.
             if body > MAX_PAX {
                 return Err(Violation::TooLong {
                     what: "header",
                     limit: MAX_PAX,
                 });
             }
-            self.told.any = true;
+            self.extensions.any = true;
             self.state = State::Extension {
                 kind,
                 body,
@@ -226,24 +224,24 @@ impl Reader {
     }
 
     fn extension(&mut self, kind: u8, body: usize, size: usize) -> Result<(), Violation> {
-        let said = &self.header[body..body + size];
+        let body_bytes = &self.header[body..body + size];
         match kind {
-            b'L' => self.told.name = Some(block::text(said).to_vec()),
-            b'K' => self.told.link = Some(block::text(said).to_vec()),
-            b'x' => self.told.records = Records::read(said)?,
-            b'g' => Records::read_global(said)?,
-            // The label of a volume.
+            b'L' => self.extensions.name = Some(block::text(body_bytes).to_vec()),
+            b'K' => self.extensions.link = Some(block::text(body_bytes).to_vec()),
+            b'x' => self.extensions.records = Records::read(body_bytes)?,
+            b'g' => Records::read_global(body_bytes)?,
+            // A volume label.
             _ => {}
         }
         Ok(())
     }
 
     fn entry(&mut self, block: &Bytes) -> Result<Entry, Violation> {
-        let told = std::mem::take(&mut self.told);
-        let name = told.records.path.or(told.name);
+        let extensions = std::mem::take(&mut self.extensions);
+        let name = extensions.records.path.or(extensions.name);
         let name = name.unwrap_or_else(|| name_of(block));
         let kind = kind_of(block, &name)?;
-        let link = told.records.link.or(told.link);
+        let link = extensions.records.link.or(extensions.link);
         let link = link.unwrap_or_else(|| block::text(&block[block::LINK]).to_vec());
         for text in [&name, &link] {
             if text.len() > MAX_NAME {
@@ -257,18 +255,18 @@ impl Reader {
         if name.is_empty() || name.contains(&0) || link.contains(&0) || link.is_empty() && is_link {
             return Err(Violation::Name);
         }
-        let size = match told.records.size {
+        let size = match extensions.records.size {
             Some(size) => size,
             None => size_of(block)?,
         };
         let size = match kind {
             Kind::File => size,
-            // Some write what a directory takes on their disk.
+            // Some programs write the directory's size on disk.
             Kind::Directory => 0,
             _ if size == 0 => 0,
             kind => return Err(Violation::Contents(kind)),
         };
-        let (mtime, mtime_nanos) = match told.records.mtime {
+        let (mtime, mtime_nanos) = match extensions.records.mtime {
             Some(time) => time,
             None => (block::number(&block[block::MTIME], "mtime")?, 0),
         };
@@ -291,7 +289,7 @@ impl Reader {
     }
 }
 
-/// What is no entry but says something of the next, and how long it may be.
+/// Whether an entry type extends the next entry, and how long it may be.
 fn extends(kind: u8) -> Option<(&'static str, usize)> {
     match kind {
         b'L' | b'K' => Some(("name", MAX_NAME)),
@@ -303,9 +301,9 @@ fn extends(kind: u8) -> Option<(&'static str, usize)> {
 
 fn kind_of(block: &Bytes, name: &[u8]) -> Result<Kind, Violation> {
     Ok(match block[block::TYPE] {
-        // Before there were types, a slash at the end was one.
+        // In the oldest format a trailing slash marks a directory.
         b'0' | 0 if name.ends_with(b"/") => Kind::Directory,
-        // '7' is a file that a system may lay out in one piece.
+        // '7' is a contiguous file.
         b'0' | 0 | b'7' => Kind::File,
         b'1' => Kind::HardLink,
         b'2' => Kind::Symlink,
@@ -325,7 +323,7 @@ fn size_of(block: &Bytes) -> Result<u64, Violation> {
     u64::try_from(size).map_err(|_| Violation::Number { field: "size" })
 }
 
-/// In POSIX's headers, but not in GNU's, names can have a front part elsewhere.
+/// POSIX headers, but not GNU's, have a separate name prefix.
 fn name_of(block: &Bytes) -> Vec<u8> {
     let name = block::text(&block[block::NAME]);
     let prefix = block::text(&block[block::PREFIX]);

@@ -1,18 +1,18 @@
-//! Entries as bytes, so that every tar reads them: ustar, with GNU's long names and
-//! large numbers where they do not fit.
+//! Encodes entries so that every tar reads them: ustar, with GNU's long names and large numbers
+//! where they do not fit.
 
 use super::block::{self, Bytes};
 use super::{BLOCK, Entry, Kind};
 
-/// tar programs read twenty blocks at a time, and some complain of less.
+/// tar programs read twenty blocks at a time, and some complain about less.
 const RECORD: usize = 20 * BLOCK;
 
 static ZEROS: [u8; RECORD] = [0; RECORD];
 
-/// The name that GNU gives to what is only a longer name.
+/// GNU's name for an entry that holds a long name.
 const LONG: &[u8] = b"././@LongLink";
 
-/// Writes what comes before the contents. They follow, [`padding`] after them.
+/// Writes an entry's header. The content follows, then its [`padding`].
 pub fn write_entry(entry: &Entry, archive: &mut Vec<u8>) {
     if entry.name.len() > block::NAME.len() {
         write_long(b'L', &entry.name, archive);
@@ -52,7 +52,7 @@ pub fn write_entry(entry: &Entry, archive: &mut Vec<u8>) {
     archive.extend_from_slice(&header);
 }
 
-/// How long it is that [`write_entry`] writes.
+/// The length of what [`write_entry`] writes.
 pub fn entry_length(entry: &Entry) -> usize {
     let long = |text: &[u8], room: usize| {
         if text.len() > room {
@@ -64,18 +64,18 @@ pub fn entry_length(entry: &Entry) -> usize {
     BLOCK + long(&entry.name, block::NAME.len()) + long(&entry.link, block::LINK.len())
 }
 
-/// What comes after contents of this size.
+/// The padding after content of this size.
 pub fn padding(size: u64) -> &'static [u8] {
     let missing = size.wrapping_neg() % BLOCK as u64;
     &ZEROS[..usize::try_from(missing).unwrap_or_default()]
 }
 
-/// Writes the end, without which an archive is one that was cut off.
+/// Writes the end marker; an archive without it counts as truncated.
 pub fn write_end(archive: &mut Vec<u8>) {
     archive.extend_from_slice(&ZEROS);
 }
 
-/// Numbers of owners have 32 bits.
+/// Owner IDs have 32 bits.
 fn owner(number: u64) -> i64 {
     u32::try_from(number).unwrap_or(u32::MAX).into()
 }

@@ -4,15 +4,15 @@ use super::super::{padding, write_end, write_entry};
 use super::*;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Said {
+enum Parsed {
     Entry(Entry, Vec<u8>),
     End,
-    Wrong(Violation),
+    Error(Violation),
 }
 
-/// All that an archive says, cut into pieces of these lengths, round and round.
-fn read(archive: &[u8], cuts: &[usize]) -> Vec<Said> {
-    let (mut reader, mut said) = (Reader::new(), Vec::new());
+/// Parses an archive in chunks of these lengths, repeated cyclically.
+fn read(archive: &[u8], cuts: &[usize]) -> Vec<Parsed> {
+    let (mut reader, mut parsed) = (Reader::new(), Vec::new());
     let mut rest = archive;
     let mut cuts = cuts.iter().cycle();
     while !rest.is_empty() {
@@ -22,24 +22,24 @@ fn read(archive: &[u8], cuts: &[usize]) -> Vec<Said> {
         loop {
             match reader.next(&mut piece) {
                 Ok(None) => break,
-                Ok(Some(Event::Entry(entry))) => said.push(Said::Entry(entry, Vec::new())),
-                Ok(Some(Event::End)) => said.push(Said::End),
+                Ok(Some(Event::Entry(entry))) => parsed.push(Parsed::Entry(entry, Vec::new())),
+                Ok(Some(Event::End)) => parsed.push(Parsed::End),
                 Ok(Some(Event::Data(data))) => {
-                    let Some(Said::Entry(_, contents)) = said.last_mut() else {
+                    let Some(Parsed::Entry(_, contents)) = parsed.last_mut() else {
                         panic!("contents of nothing");
                     };
                     contents.extend_from_slice(data);
                 }
                 Err(violation) => {
-                    said.push(Said::Wrong(violation));
-                    return said;
+                    parsed.push(Parsed::Error(violation));
+                    return parsed;
                 }
             }
         }
         assert!(piece.is_empty());
     }
-    assert_eq!(reader.is_complete(), said.last() == Some(&Said::End));
-    said
+    assert_eq!(reader.is_complete(), parsed.last() == Some(&Parsed::End));
+    parsed
 }
 
 fn archive(entries: &[(Entry, Vec<u8>)]) -> Vec<u8> {
@@ -71,7 +71,7 @@ fn any_entry() -> impl Strategy<Value = (Entry, Vec<u8>)> {
             } else {
                 Vec::new()
             };
-            // In a file's name a slash at the end would make it a directory.
+            // A trailing slash would make a file a directory.
             name.push(b'n');
             let is_link = matches!(kind, Kind::Symlink | Kind::HardLink);
             let entry = Entry {
@@ -92,22 +92,22 @@ fn any_entry() -> impl Strategy<Value = (Entry, Vec<u8>)> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_in_any_pieces(
+    fn written_entries_are_read_back_in_any_chunks(
         entries in prop::collection::vec(any_entry(), 0..6),
         cuts in prop::collection::vec(1_usize..2000, 1..8),
     ) {
         let archive = archive(&entries);
         let mut expected: Vec<_> = entries
             .into_iter()
-            .map(|(entry, contents)| Said::Entry(entry, contents))
+            .map(|(entry, contents)| Parsed::Entry(entry, contents))
             .collect();
-        expected.push(Said::End);
+        expected.push(Parsed::End);
         prop_assert_eq!(read(&archive, &[usize::MAX]), expected.clone());
         prop_assert_eq!(read(&archive, &cuts), expected);
     }
 
     #[test]
-    fn damage_is_understood_the_same_in_any_pieces(
+    fn damaged_archives_are_parsed_the_same_in_any_chunks(
         entries in prop::collection::vec(any_entry(), 1..4),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
         cuts in prop::collection::vec(1_usize..700, 1..5),
@@ -120,10 +120,10 @@ proptest! {
         prop_assert_eq!(read(&archive, &[usize::MAX]), read(&archive, &cuts));
     }
 
-    /// Cut anywhere, rewound, and gone on with from where the checkpoint says: the
-    /// same is understood as without a cut.
+    /// Truncated anywhere, rewound and resumed at the checkpoint, an archive yields the same
+    /// entries.
     #[test]
-    fn a_cut_archive_goes_on_where_it_stopped(
+    fn a_truncated_archive_can_be_resumed(
         entries in prop::collection::vec(any_entry(), 1..5),
         cut in any::<prop::sample::Index>(),
     ) {
@@ -166,7 +166,7 @@ proptest! {
     }
 }
 
-/// A header by hand.
+/// A hand-made header.
 fn header(name: &[u8], kind: u8, size: i64, change: impl FnOnce(&mut Bytes)) -> Vec<u8> {
     let mut block = [0; BLOCK];
     block[..name.len()].copy_from_slice(name);
@@ -187,13 +187,13 @@ fn padded(bytes: &[u8]) -> Vec<u8> {
 
 fn entry(archive: &[u8]) -> Entry {
     match read(archive, &[usize::MAX]).remove(0) {
-        Said::Entry(entry, _) => entry,
+        Parsed::Entry(entry, _) => entry,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn posix_names_have_a_front_part_and_gnu_names_have_none() {
+fn posix_names_have_a_prefix_and_gnu_names_have_none() {
     let front = |magic: &'static [u8; 8]| {
         header(b"name", b'0', 0, |block| {
             block[block::MAGIC].copy_from_slice(magic);
@@ -206,7 +206,7 @@ fn posix_names_have_a_front_part_and_gnu_names_have_none() {
 }
 
 #[test]
-fn pax_tells_more_than_the_header() {
+fn pax_records_override_the_header() {
     let records = b"15 path=longer\n12 size=600\n22 mtime=1700000000.5\n";
     let archive = [
         plain(b"comment", b'g', 13),
@@ -218,9 +218,9 @@ fn pax_tells_more_than_the_header() {
         plain(b"next", b'0', 0),
     ]
     .concat();
-    let said = read(&archive, &[usize::MAX]);
-    let Said::Entry(first, contents) = &said[0] else {
-        panic!("{said:?}");
+    let parsed = read(&archive, &[usize::MAX]);
+    let Parsed::Entry(first, contents) = &parsed[0] else {
+        panic!("{parsed:?}");
     };
     assert_eq!((&first.name[..], first.size), (&b"longer"[..], 600));
     assert_eq!(
@@ -228,20 +228,20 @@ fn pax_tells_more_than_the_header() {
         (1_700_000_000, 500_000_000)
     );
     assert_eq!(contents, &[7; 600]);
-    // It was said of one entry alone.
-    assert!(matches!(&said[1], Said::Entry(entry, _) if entry.name == b"next"));
+    // The records apply to one entry only.
+    assert!(matches!(&parsed[1], Parsed::Entry(entry, _) if entry.name == b"next"));
 }
 
 #[test]
-fn older_directories_are_files_with_a_slash() {
+fn old_directories_are_files_with_a_trailing_slash() {
     assert_eq!(entry(&plain(b"old/", 0, 0)).kind, Kind::Directory);
     assert_eq!(entry(&plain(b"old", 0, 0)).kind, Kind::File);
-    // What it takes on a disk does not follow.
+    // The size on disk is not followed by content.
     assert_eq!(entry(&plain(b"old/", b'5', 4096)).size, 0);
 }
 
 #[test]
-fn what_cannot_be_read_is_refused_by_name() {
+fn unreadable_archives_are_rejected_with_the_reason() {
     let long = i64::try_from(MAX_NAME).unwrap() + 1;
     let records = i64::try_from(MAX_PAX).unwrap() + 1;
     let mut broken = plain(b"a", b'0', 0);
@@ -283,20 +283,20 @@ fn what_cannot_be_read_is_refused_by_name() {
             [plain(b"a", b'x', 4), padded(b"nope")].concat(),
             Violation::Pax,
         ),
-        // One block of zeros is no end.
+        // A single zero block is not the end.
         (
             [vec![0; BLOCK], plain(b"a", b'0', 0)].concat(),
             Violation::Checksum { at: 512 },
         ),
     ];
     for (archive, violation) in rows {
-        let said = read(&archive, &[usize::MAX]);
-        assert_eq!(said, [Said::Wrong(violation)]);
+        let parsed = read(&archive, &[usize::MAX]);
+        assert_eq!(parsed, [Parsed::Error(violation)]);
     }
 }
 
 #[test]
-fn headers_that_only_extend_each_other_end() {
+fn an_endless_chain_of_extension_headers_is_rejected() {
     let one = [
         plain(b"a", b'V', 0),
         plain(b"a", b'L', 600),
@@ -307,7 +307,7 @@ fn headers_that_only_extend_each_other_end() {
     let archive = one.repeat(MAX_PAX / one.len() + 2);
     assert_eq!(
         read(&archive, &[usize::MAX]),
-        [Said::Wrong(Violation::TooLong {
+        [Parsed::Error(Violation::TooLong {
             what: "header",
             limit: MAX_PAX,
         })]
@@ -315,7 +315,7 @@ fn headers_that_only_extend_each_other_end() {
 }
 
 #[test]
-fn an_archive_without_its_end_is_not_whole() {
+fn an_archive_without_its_end_marker_is_incomplete() {
     let whole = archive(&[(Entry::new("a", Kind::File), Vec::new())]);
     for cut in 0..whole.len() {
         let mut reader = Reader::new();
