@@ -1,5 +1,5 @@
-//! Copies a file or a directory out of a pod of the current context:
-//! `cargo run -p skewbridge-client --example copy_a_file -- web-0 /etc/hostname ./hostname`
+//! Copies a file or a directory out of a pod of the current context: `cargo run -p
+//! skewbridge-client --example copy_a_file -- web-0 /etc/hostname ./hostname`
 
 use std::error::Error;
 use std::path::Path;
@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Copies, and says how much.
+/// Copies, and prints how much.
 pub async fn copy(
     config: &Kubeconfig,
     pod: &str,
@@ -36,12 +36,12 @@ pub async fn copy(
         container: None,
     };
     let options = Options {
-        // A connection that is lost is replaced, and the copy goes on where it was.
+        // A lost connection is replaced, and the copy resumes.
         retries: Retries::AtMost(5),
         on_event: Some(Arc::new(|notice| eprintln!("{notice}"))),
         ..Options::default()
     };
-    // Another task could look at this, and draw a bar.
+    // Another task could read this, and draw a progress bar.
     let progress = Arc::new(Progress::default());
     copy_from(&pod, from, to, &options, &progress).await?;
     Ok(progress.bytes())

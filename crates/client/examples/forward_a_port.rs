@@ -1,5 +1,5 @@
-//! Has a port of this machine lead to one of a pod, until it is interrupted:
-//! `cargo run -p skewbridge-client --example forward_a_port -- POD PORT`
+//! Forwards a local port to a port of a pod, until it is interrupted: `cargo run -p
+//! skewbridge-client --example forward_a_port -- POD PORT`
 
 use skewbridge_client::streams::Port;
 use skewbridge_client::{Endpoint, Kubeconfig, PortForwarder};

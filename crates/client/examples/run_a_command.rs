@@ -1,5 +1,5 @@
-//! Runs a command in a pod, passes on what it writes, and ends with its exit code:
-//! `cargo run -p skewbridge-client --example run_a_command -- POD COMMAND [ARGUMENT]...`
+//! Runs a command in a pod, forwards its output, and exits with its exit code: `cargo run -p
+//! skewbridge-client --example run_a_command -- POD COMMAND [ARGUMENT]...`
 
 use std::process::ExitCode;
 

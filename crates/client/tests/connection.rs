@@ -1,4 +1,4 @@
-//! Connections over loopback, to servers that behave and to some that do not.
+//! Connections over loopback, to correct and to faulty servers.
 
 #![allow(clippy::unwrap_used)] // a test ends where it cannot go on
 
@@ -13,10 +13,10 @@ use skewbridge_testkit::{
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
-/// What a user is told when a server is slow; nothing waits for it to pass.
+/// The request timeout; no test waits for it to pass.
 const TIMEOUT: Option<Duration> = Some(PATIENCE);
 
-/// A kubeconfig of one context, with these fields of its cluster and user.
+/// A kubeconfig with one context, and these fields of its cluster and user.
 fn target(server: &str, cluster: &str, user: &str) -> Target {
     let text = format!(
         "current-context: c\n\
@@ -43,7 +43,7 @@ async fn send(target: &Target, request: &Request) -> Result<(u16, String), Error
 }
 
 #[tokio::test]
-async fn a_token_and_a_role_reach_the_server_and_requests_follow_each_other() {
+async fn requests_carry_the_token_and_impersonation_and_share_a_connection() {
     let ca = Ca::new("cluster");
     let options = Options::new(ca.server(&["127.0.0.1"]));
     let server = ApiServer::start(options, |seen| Reply::json(seen.target)).await;
@@ -73,7 +73,7 @@ async fn a_token_and_a_role_reach_the_server_and_requests_follow_each_other() {
 }
 
 #[tokio::test]
-async fn a_certificate_is_shown() {
+async fn the_client_certificate_is_sent() {
     let ca = Ca::new("cluster");
     let options = Options::new(ca.server(&["127.0.0.1"])).clients(ClientAuth::Require(&ca));
     let server = ApiServer::start(options, |seen| {
@@ -90,7 +90,7 @@ async fn a_certificate_is_shown() {
     let answer = send(&target(&url, &trusting(&ca), &pair), &Request::get("/")).await;
     assert_eq!(answer.unwrap(), (200, "alice".to_owned()));
 
-    // The same from a plugin.
+    // The same with a plugin's certificate.
     let credential = format!(
         "{{\"kind\":\"ExecCredential\",\"apiVersion\":\"client.authentication.k8s.io/v1\",\
          \"status\":{{\"clientCertificateData\":{:?},\"clientKeyData\":{:?}}}}}",
@@ -122,7 +122,7 @@ async fn a_certificate_is_shown() {
 }
 
 #[tokio::test]
-async fn who_cannot_prove_to_be_the_server_is_told_in_words_that_people_know() {
+async fn server_certificate_errors_use_gos_words() {
     let ca = Ca::new("cluster");
     let other = Ca::new("other");
     let get = Request::get("/");
@@ -170,7 +170,7 @@ async fn who_cannot_prove_to_be_the_server_is_told_in_words_that_people_know() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_or_says_nothing_is_named() {
+async fn unreachable_and_silent_servers_are_named_in_errors() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let url = format!("https://{address}");
@@ -194,7 +194,7 @@ async fn a_server_that_is_not_there_or_says_nothing_is_named() {
 }
 
 #[tokio::test]
-async fn answers_that_are_none_or_too_long_are_told_apart() {
+async fn invalid_and_oversized_responses_are_distinguished() {
     let ca = Ca::new("cluster");
     let long = "HTTP/1.1 200 OK\r\nContent-Length: 4096\r\n\r\n".to_owned() + &"x".repeat(4096);
     let rows = [
@@ -215,7 +215,7 @@ async fn answers_that_are_none_or_too_long_are_told_apart() {
             let wire = wire.clone();
             async move {
                 conn.read_head().await;
-                // The client may have had enough.
+                // The client may have closed the connection.
                 let _ = conn.io.write_all(wire.as_bytes()).await;
                 let _ = conn.io.flush().await;
                 let _ = conn.io.shutdown().await;
@@ -232,7 +232,7 @@ async fn answers_that_are_none_or_too_long_are_told_apart() {
 }
 
 #[tokio::test]
-async fn interim_answers_are_passed_over_and_a_body_may_end_with_the_connection() {
+async fn interim_responses_are_skipped_and_a_body_may_end_with_the_connection() {
     let ca = Ca::new("cluster");
     let leaf = ca.server(&["127.0.0.1"]);
     let server = RawServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
@@ -248,7 +248,7 @@ async fn interim_answers_are_passed_over_and_a_body_may_end_with_the_connection(
 }
 
 #[tokio::test]
-async fn after_an_upgrade_the_stream_is_handed_over_with_what_was_read() {
+async fn after_an_upgrade_the_stream_and_the_read_bytes_are_handed_over() {
     let ca = Ca::new("cluster");
     let leaf = ca.server(&["127.0.0.1"]);
     let server = RawServer::start(&leaf, None, &["http/1.1"], |mut conn| async move {
@@ -327,7 +327,7 @@ async fn a_proxy_is_asked_for_a_tunnel() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_sent_is_not() {
+async fn invalid_requests_are_not_sent() {
     let ca = Ca::new("cluster");
     let options = Options::new(ca.server(&["127.0.0.1"]));
     let server = ApiServer::start(options, |_| Reply::json("{}")).await;
@@ -346,7 +346,7 @@ async fn what_cannot_be_sent_is_not() {
 }
 
 #[tokio::test]
-async fn a_socks_proxy_is_asked_for_a_tunnel_by_name() {
+async fn a_socks_proxy_is_asked_for_a_tunnel_by_host_name() {
     let ca = Ca::new("cluster");
     let options = Options::new(ca.server(&["kubernetes.example"]));
     let server = ApiServer::start(options, |_| Reply::json("{}")).await;

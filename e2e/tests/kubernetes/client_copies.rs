@@ -215,7 +215,7 @@ async fn a_file_goes_both_ways_though_connections_are_cut(way: &Way<'_>, length:
         .cp(&["--retries=3", &remote, &back.display().to_string()])
         .await;
     assert_eq!(output.code, Some(0), "{output:?}");
-    assert!(output.stderr.contains("going on at byte"), "{output:?}");
+    assert!(output.stderr.contains("resuming at byte"), "{output:?}");
     assert!(same(&way.in_pod("large"), &back), "from the pod");
     assert_eq!(back.metadata().unwrap().mtime(), times[0]);
     way.empty();

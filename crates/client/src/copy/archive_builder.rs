@@ -174,9 +174,9 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
         }
     }
 
-    fn skip(&mut self, notice: CopyEvent) {
+    fn skip(&mut self, event: CopyEvent) {
         self.skipped += 1;
-        self.options.emit(notice);
+        self.options.emit(event);
     }
 
     /// Adds a directory's entry, and pushes its names onto the stack.
@@ -384,12 +384,10 @@ mod tests {
         source: &Path,
         on_first_chunk: impl Fn(),
     ) -> (Result<BuildResult, Error>, Vec<CopyEvent>) {
-        let on_event = Arc::new(Mutex::new(Vec::new()));
-        let captured = on_event.clone();
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let captured = events.clone();
         let options = Options {
-            on_event: Some(Arc::new(move |notice| {
-                captured.lock().unwrap().push(notice)
-            })),
+            on_event: Some(Arc::new(move |event| captured.lock().unwrap().push(event))),
             ..Options::default()
         };
         let mut first = true;
@@ -402,8 +400,8 @@ mod tests {
         let progress = Arc::new(Progress::default());
         let builder = ArchiveBuilder::new(&options, &progress, &|_, _, _| false, sink);
         let outcome = builder.build(source, b"top", &[], &[]);
-        let on_event = on_event.lock().unwrap().clone();
-        (outcome, on_event)
+        let events = events.lock().unwrap().clone();
+        (outcome, events)
     }
 
     #[test]
@@ -435,9 +433,9 @@ mod tests {
                 .unwrap()
                 .set_len(8 * CHUNK_BYTES as u64)
         };
-        let (built, on_event) = build(scratch.path(), || grow().unwrap());
+        let (built, events) = build(scratch.path(), || grow().unwrap());
         assert!(matches!(built, Ok(BuildResult::All { skipped: 0 })));
-        assert_eq!(on_event, [CopyEvent::Grew(path.clone())]);
+        assert_eq!(events, [CopyEvent::Grew(path.clone())]);
     }
 
     #[test]
@@ -447,13 +445,13 @@ mod tests {
         let vanishing = scratch.write("b", "x");
         let directory = scratch.path().join("c");
         std::fs::create_dir(&directory).unwrap();
-        let (built, on_event) = build(scratch.path(), || {
+        let (built, events) = build(scratch.path(), || {
             std::fs::remove_file(&vanishing).unwrap();
             std::fs::remove_dir(&directory).unwrap();
         });
         assert!(matches!(built, Ok(BuildResult::All { skipped: 2 })));
         let expected = [vanishing.clone(), directory.clone()].map(CopyEvent::Vanished);
-        assert_eq!(on_event, expected);
+        assert_eq!(events, expected);
     }
 
     #[test]
@@ -468,8 +466,8 @@ mod tests {
             0,
         )
         .unwrap();
-        let (built, on_event) = build(scratch.path(), || ());
+        let (built, events) = build(scratch.path(), || ());
         assert!(matches!(built, Ok(BuildResult::All { skipped: 1 })));
-        assert_eq!(on_event, [CopyEvent::NotRegularFile(pipe)]);
+        assert_eq!(events, [CopyEvent::NotRegularFile(pipe)]);
     }
 }

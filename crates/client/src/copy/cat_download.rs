@@ -71,7 +71,7 @@ pub(super) async fn download(
             Ok(AttemptResult::NoProgram(program)) => {
                 received = None;
                 can_resume = false;
-                format!("there is no {program} to go on with it")
+                format!("there is no {program} to resume it with")
             }
             // The command could not be started.
             Err(error) => {

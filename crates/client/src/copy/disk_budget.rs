@@ -63,7 +63,7 @@ impl DiskBudget {
             if needed > available {
                 return Err(DiskFull {
                     available,
-                    limit: "what is free",
+                    limit: "the free space",
                 });
             }
             self.unchecked_bytes = needed.saturating_add(RECHECK_BYTES).min(available);
@@ -83,7 +83,7 @@ mod tests {
     fn disk_full(available: u64) -> Result<(), DiskFull> {
         Err(DiskFull {
             available,
-            limit: "what is free",
+            limit: "the free space",
         })
     }
 

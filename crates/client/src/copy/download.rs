@@ -94,7 +94,7 @@ async fn download(
             // each lost connection: a restarted copy is not resumed.
             AttemptResult::CannotResume => {
                 plan = DownloadPlan::Whole;
-                "it cannot be gone on with".to_owned()
+                "it cannot be resumed".to_owned()
             }
             AttemptResult::Disconnected(cause) => {
                 backoff.wait(&cause, state.reader.offset()).await?;

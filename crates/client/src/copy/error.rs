@@ -97,7 +97,7 @@ pub enum Error {
     Skipped(Skipped),
     /// The connection was lost before the copy was complete.
     #[error(
-        "the connection was lost after {bytes} bytes and {attempts}: {}; what is there is \
+        "the connection was lost after {bytes} bytes and {attempts}: {}; the target is \
          incomplete{}",
         path_containment::printable(cause.as_bytes()),
         if *retry_available { ". --retries=N tries again" } else { "" }
@@ -142,7 +142,7 @@ pub enum Error {
         message: String,
     },
     /// The copy was cancelled ([`super::CancellationToken`]).
-    #[error("stopped; what is there is incomplete")]
+    #[error("cancelled; the target is incomplete")]
     Cancelled,
     /// A command could not be started.
     #[error(transparent)]
@@ -194,7 +194,7 @@ fn escape_message(why: PathEscape) -> &'static str {
     match why {
         PathEscape::Absolute => "is absolute",
         PathEscape::Parent => "leads out of the target",
-        PathEscape::OutsideRequested => "is not below what was asked for",
+        PathEscape::OutsideRequested => "is not below the requested path",
     }
 }
 

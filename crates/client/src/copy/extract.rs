@@ -108,7 +108,7 @@ impl Extractor {
     /// Finishes, after everything has come and the container's tar has succeeded.
     pub(super) fn finish(mut self) -> Result<(), Error> {
         match &mut self.target {
-            None => return Err(Error::Unexpected("there is nothing in it".to_owned())),
+            None => return Err(Error::Unexpected("the archive is empty".to_owned())),
             Some(ExtractTarget::Directory(target_tree)) => target_tree.apply_final_metadata()?,
             Some(ExtractTarget::File(..)) => {}
         }
@@ -135,7 +135,7 @@ impl Extractor {
             ExtractTarget::File(target_tree, name) => {
                 if !parts.is_empty() || entry.kind != Kind::File {
                     return Err(Error::Unexpected(format!(
-                        "the {} {:?} is not what was asked for",
+                        "the {} {:?} was not requested",
                         entry.kind,
                         path_containment::printable(&entry.name)
                     )));
@@ -202,14 +202,14 @@ impl Extractor {
             }
             Kind::Symlink if is_top => {
                 return Err(Error::Unexpected(format!(
-                    "what was asked for is a symlink to {:?}; ask for that, or for the directory \
+                    "the requested path is a symlink to {:?}; ask for that, or for the directory \
                      behind it by a / at the end",
                     path_containment::printable(&entry.link)
                 )));
             }
             kind => {
                 return Err(Error::Unexpected(format!(
-                    "what was asked for is a {kind}, which cannot be copied"
+                    "the requested path is a {kind}, which cannot be copied"
                 )));
             }
         };
@@ -277,7 +277,7 @@ impl Extractor {
 
     fn data(&mut self, data: &[u8]) -> Result<(), Error> {
         let Some(file) = &mut self.file else {
-            return Err(Error::Unexpected("contents of no file".to_owned()));
+            return Err(Error::Unexpected("content without a file".to_owned()));
         };
         file.file.write_all(data).map_err(|cause| Error::Local {
             doing: "write to",
@@ -364,9 +364,9 @@ impl Extractor {
         make().map_err(|cause| target_tree.local_error("make the hard link", parts, cause))
     }
 
-    fn skip(&mut self, notice: CopyEvent) {
+    fn skip(&mut self, event: CopyEvent) {
         self.skipped += 1;
-        self.options.emit(notice);
+        self.options.emit(event);
     }
 
     /// A unique temporary name.

@@ -121,9 +121,9 @@ impl Retries {
 }
 
 impl Options {
-    pub(super) fn emit(&self, notice: CopyEvent) {
+    pub(super) fn emit(&self, event: CopyEvent) {
         if let Some(on_event) = &self.on_event {
-            on_event(notice);
+            on_event(event);
         }
     }
 }
@@ -173,11 +173,11 @@ impl fmt::Display for CopyEvent {
                 let cause = path_containment::printable(cause.as_bytes());
                 write!(f, "the connection was lost ({cause}), ")?;
                 match from {
-                    ResumePoint::Byte(byte) => write!(f, "going on at byte {byte}"),
+                    ResumePoint::Byte(byte) => write!(f, "resuming at byte {byte}"),
                     ResumePoint::SkippingFiles(entries) => {
-                        write!(f, "going on without {entries} files that are there")
+                        write!(f, "resuming without {entries} files that are complete")
                     }
-                    ResumePoint::Start => f.write_str("beginning again"),
+                    ResumePoint::Start => f.write_str("restarting"),
                 }
             }
             Self::Fallback(text) => f.write_str(text),
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn events_do_not_control_the_terminal() {
-        let on_event = [
+        let events = [
             CopyEvent::Retrying {
                 cause: "\u{1b}[2Jgone".to_owned(),
                 from: ResumePoint::Start,
@@ -202,8 +202,8 @@ mod tests {
             },
             CopyEvent::Vanished("\r\u{1b}c".into()),
         ];
-        for notice in on_event {
-            let text = notice.to_string();
+        for event in events {
+            let text = event.to_string();
             assert!(!text.contains(char::is_control), "{text:?}");
         }
     }

@@ -300,7 +300,7 @@ impl ArchiveRewriter<'_> {
                 Event::Data(data) => {
                     let remaining = self.remaining.checked_sub(data.len() as u64);
                     self.remaining = remaining.ok_or_else(|| {
-                        Error::Unexpected("the archive has contents that belong to nothing".into())
+                        Error::Unexpected("the archive has content without a file".into())
                     })?;
                     output.extend_from_slice(data);
                     self.progress.add_bytes(data.len());
@@ -397,9 +397,9 @@ impl ArchiveRewriter<'_> {
         name
     }
 
-    fn skip(&mut self, notice: CopyEvent) {
+    fn skip(&mut self, event: CopyEvent) {
         self.skipped += 1;
-        self.options.emit(notice);
+        self.options.emit(event);
     }
 }
 

@@ -173,7 +173,7 @@ mod tests {
             let reading = last_writer.read_announcement(&mut reader);
             tokio::time::timeout(std::time::Duration::from_secs(20), reading)
                 .await
-                .expect("it is heard");
+                .expect("the announcement");
         }
     }
 

@@ -269,7 +269,7 @@ impl UploadPlan {
             CommandEnd::Success if output.split_whitespace().any(|it| it == reply::BUSY) => {
                 let number = writer.pid();
                 Err(disconnected(format!(
-                    "process {number} of it is still at work there"
+                    "process {number} is still writing there"
                 )))
             }
             // If no command can be run there, the next one reports it.

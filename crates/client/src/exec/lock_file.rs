@@ -146,8 +146,8 @@ fn remove(path: &Path) {
     }
 }
 
-/// Removes lock directories of killed clients that their plugins did not remove: those whose
-/// lock nobody holds.
+/// Removes lock directories of killed clients that their plugins did not remove: those
+/// with a free lock.
 fn sweep(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else {
         return;
@@ -263,7 +263,7 @@ mod tests {
         let dead = dir.path().join(format!("{DIR_PREFIX}1-0"));
         fs::create_dir(&dead).unwrap();
         fs::write(dead.join(FILE_NAME), "").unwrap();
-        let foreign = dir.path().join("somebody-else");
+        let foreign = dir.path().join("other-directory");
         fs::create_dir(&foreign).unwrap();
         let second = LockFile::create_in(dir.path(), File::try_lock).unwrap();
         assert!(!dead.exists());

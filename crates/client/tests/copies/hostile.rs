@@ -1,4 +1,4 @@
-//! A container whose tar says whatever it likes.
+//! Containers with a malicious tar.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use skewbridge_client::copy::tar::{Entry, Kind, padding, write_end, write_entry}
 use skewbridge_client::copy::{Error, Options, Progress, copy_between, copy_from};
 use skewbridge_testkit::ScratchDir;
 
-use crate::machine::Machine;
-use crate::tree::listing;
+use crate::fake_container::FakeContainer;
+use crate::test_tree::listing;
 
 fn entry(archive: &mut Vec<u8>, name: &str, kind: Kind, link: &str) {
     let entry = Entry {
@@ -29,15 +29,15 @@ fn file(archive: &mut Vec<u8>, name: &str, contents: &[u8]) {
     archive.extend_from_slice(padding(size));
 }
 
-/// A machine that sends this archive of `top`, and then what a script writes.
-fn liar(archive: &[u8], after: &str) -> Machine {
-    let machine = Machine::with(&["cat", "sh"]);
-    std::fs::write(machine.root().join("archive"), archive).unwrap();
-    machine.pretend("tar", &format!("cat archive\n{after}"));
-    machine
+/// A container that sends this archive of `top`, and then the output of a script.
+fn malicious_container(archive: &[u8], after: &str) -> FakeContainer {
+    let container = FakeContainer::with(&["cat", "sh"]);
+    std::fs::write(container.root().join("archive"), archive).unwrap();
+    container.add_script("tar", &format!("cat archive\n{after}"));
+    container
 }
 
-/// What attacks there are, in the eyes of who must not be written to.
+/// Attacks that try to write to `outside`.
 fn archives(outside: &Path) -> Vec<(&'static str, Vec<u8>, &'static str)> {
     let absolute = outside.join("evil").display().to_string();
     let attack = |act: &dyn Fn(&mut Vec<u8>)| {
@@ -93,14 +93,14 @@ fn archives(outside: &Path) -> Vec<(&'static str, Vec<u8>, &'static str)> {
 }
 
 #[tokio::test]
-async fn whatever_an_archive_says_nothing_is_written_outside() {
+async fn no_archive_can_write_outside_of_the_target() {
     let outside = ScratchDir::new();
     for (what, archive, expected) in archives(outside.path()) {
         let scratch = ScratchDir::new();
         let to = scratch.path().join("a/b/target");
-        let machine = liar(&archive, "");
+        let container = malicious_container(&archive, "");
         let progress = Arc::new(Progress::default());
-        let result = copy_from(&machine, "top", &to, &Options::default(), &progress).await;
+        let result = copy_from(&container, "top", &to, &Options::default(), &progress).await;
         let error = result.expect_err(what).to_string();
         assert!(error.contains(expected), "{what}: {error}");
         for (name, _) in listing(scratch.path()) {
@@ -112,13 +112,13 @@ async fn whatever_an_archive_says_nothing_is_written_outside() {
 }
 
 #[tokio::test]
-async fn another_pod_is_not_given_what_we_would_not_take() {
+async fn a_pod_to_pod_copy_rejects_the_same_archives() {
     let outside = ScratchDir::new();
     for (what, archive, expected) in archives(outside.path()) {
-        let other = Machine::new();
-        let machine = liar(&archive, "");
+        let other = FakeContainer::new();
+        let container = malicious_container(&archive, "");
         let (options, progress) = (Options::default(), Arc::new(Progress::default()));
-        let result = copy_between((&machine, "top"), (&other, "new"), &options, &progress).await;
+        let result = copy_between((&container, "top"), (&other, "new"), &options, &progress).await;
         let error = result.expect_err(what).to_string();
         assert!(error.contains(expected), "{what}: {error}");
         for (name, _) in listing(&other.root()) {
@@ -129,19 +129,19 @@ async fn another_pod_is_not_given_what_we_would_not_take() {
 }
 
 #[tokio::test]
-async fn contents_are_never_headers_to_the_tar_of_another_pod() {
+async fn file_contents_are_never_headers_for_the_tar_of_another_pod() {
     let mut inner = Vec::new();
     file(&mut inner, "../../evil", b"x");
     write_end(&mut inner);
     let mut archive = Vec::new();
     file(&mut archive, "top", &inner);
     write_end(&mut archive);
-    let other = Machine::new();
-    // What is filled has no entry of its own.
+    let other = FakeContainer::new();
+    // An existing target directory has no entry of its own.
     std::fs::create_dir_all(other.root().join("dir/top")).unwrap();
-    let machine = liar(&archive, "");
+    let container = malicious_container(&archive, "");
     let (options, progress) = (Options::default(), Arc::new(Progress::default()));
-    let result = copy_between((&machine, "top"), (&other, "dir"), &options, &progress).await;
+    let result = copy_between((&container, "top"), (&other, "dir"), &options, &progress).await;
     let error = result.unwrap_err().to_string();
     assert!(error.contains("is a directory in the container"), "{error}");
     for (name, _) in listing(&other.root()) {
@@ -150,7 +150,7 @@ async fn contents_are_never_headers_to_the_tar_of_another_pod() {
 }
 
 #[tokio::test]
-async fn zeros_without_end_are_refused_before_the_disk_is_full() {
+async fn an_endless_file_is_rejected_before_the_disk_is_full() {
     let mut archive = Vec::new();
     let zeros = Entry {
         size: 10 << 20,
@@ -158,14 +158,14 @@ async fn zeros_without_end_are_refused_before_the_disk_is_full() {
     };
     write_entry(&zeros, &mut archive);
     let scratch = ScratchDir::new();
-    let machine = liar(&archive, "exec cat /dev/zero");
+    let container = malicious_container(&archive, "exec cat /dev/zero");
     let options = Options {
         max_bytes: Some(1 << 20),
         ..Options::default()
     };
     let progress = Arc::new(Progress::default());
     let to = scratch.path().join("zeros");
-    let error = copy_from(&machine, "top", &to, &options, &progress)
+    let error = copy_from(&container, "top", &to, &options, &progress)
         .await
         .unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
@@ -174,24 +174,24 @@ async fn zeros_without_end_are_refused_before_the_disk_is_full() {
 }
 
 #[tokio::test]
-async fn an_archive_that_ends_well_without_its_end_is_no_success() {
+async fn an_archive_without_its_end_marker_is_not_a_success() {
     let mut archive = Vec::new();
     file(&mut archive, "top", b"contents");
-    let machine = liar(&archive, "exit 0");
+    let container = malicious_container(&archive, "exit 0");
     let scratch = ScratchDir::new();
     let (options, progress) = (Options::default(), Arc::new(Progress::default()));
     let to = scratch.path().join("to");
-    let error = copy_from(&machine, "top", &to, &options, &progress)
+    let error = copy_from(&container, "top", &to, &options, &progress)
         .await
         .unwrap_err();
     assert!(error.to_string().contains("has no end"), "{error}");
-    // And a tar that complains is heard, though everything seems to be there.
+    // A failing tar is reported although everything seems to be there.
     write_end(&mut archive);
-    let machine = liar(
+    let container = malicious_container(
         &archive,
         "echo 'tar: top: file changed as we read it' >&2; exit 1",
     );
-    let error = copy_from(&machine, "top", &to, &options, &progress)
+    let error = copy_from(&container, "top", &to, &options, &progress)
         .await
         .unwrap_err();
     let expected =

@@ -1,4 +1,4 @@
-//! A client that can be killed: this test program, as a process of its own.
+//! A client that can be killed: this test program, as a separate process.
 
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use skewbridge_client::{Endpoint, Kubeconfig};
 
-use crate::stage::{LIMITS, Stage, ask};
+use crate::fixture::{Fixture, TIMEOUTS, get};
 
-/// If nobody ends it.
-const LIFE: Duration = Duration::from_mins(5);
+/// The maximum lifetime of the process.
+const MAX_LIFETIME: Duration = Duration::from_mins(5);
 
 #[test]
 #[ignore = "it is executed by the other tests"]
@@ -25,35 +25,35 @@ fn a_client() {
     runtime.block_on(async {
         let config = Kubeconfig::load(Some(Path::new(&config))).unwrap();
         let target = config.target(None).unwrap();
-        let said = match Endpoint::prepare_with_timeouts(&target, LIMITS).await {
+        let said = match Endpoint::prepare_with_timeouts(&target, TIMEOUTS).await {
             Err(error) => error.to_string(),
             Ok(endpoint) => {
-                let answer = ask(&endpoint, "/from-the-client").await;
+                let answer = get(&endpoint, "/from-the-client").await;
                 let told = answer.unwrap_or_else(|error| error.to_string());
                 if std::env::var_os("CLIENT_LETS_GO").is_some() {
                     drop((endpoint, target, config));
                 }
                 let whole = format!("{told}\n");
-                std::fs::write(std::env::var("CLIENT_SAID").unwrap(), whole).unwrap();
-                tokio::time::sleep(LIFE).await;
+                std::fs::write(std::env::var("CLIENT_OUTPUT").unwrap(), whole).unwrap();
+                tokio::time::sleep(MAX_LIFETIME).await;
                 return;
             }
         };
-        std::fs::write(std::env::var("CLIENT_SAID").unwrap(), format!("{said}\n")).unwrap();
+        std::fs::write(std::env::var("CLIENT_OUTPUT").unwrap(), format!("{said}\n")).unwrap();
     });
 }
 
-/// Starts a client of the stage's plugin, which writes what it is answered to
-/// `client-said`, with a line break behind it.
-pub(crate) fn start(stage: &Stage, variables: &[(&str, &str)]) -> Child {
-    let config = stage.kubeconfig("u", &stage.plugin());
-    let config = stage.dir.write("kubeconfig", config);
-    let runtime = stage.dir.path().join("runtime");
+/// Starts a client of the fixture's plugin, which writes the response and a line break to
+/// `client-output`.
+pub(crate) fn start(fixture: &Fixture, variables: &[(&str, &str)]) -> Child {
+    let config = fixture.kubeconfig("u", &fixture.plugin());
+    let config = fixture.dir.write("kubeconfig", config);
+    let runtime = fixture.dir.path().join("runtime");
     let _ = std::fs::DirBuilder::new().mode(0o700).create(&runtime);
     Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "client_process::a_client"])
         .env("CLIENT_KUBECONFIG", config)
-        .env("CLIENT_SAID", stage.dir.path().join("client-said"))
+        .env("CLIENT_OUTPUT", fixture.dir.path().join("client-output"))
         .env("XDG_RUNTIME_DIR", runtime)
         .envs(variables.iter().copied())
         .stdin(Stdio::null())

@@ -1,5 +1,5 @@
-//! Plugins that do not do what they are there for: each is a clear error that names
-//! the plugin and the kubeconfig's user, within its time limit.
+//! Faulty plugins: each causes an error that names the plugin and the kubeconfig's user, within
+//! its timeout.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::client_process;
-use crate::stage::{Kind, LIMITS, NAME, Socket, Stage, ask};
+use crate::fixture::{Fixture, KEY_OWNER, PluginKind, Socket, TIMEOUTS, get};
 
-/// What comes on top of a limit: a process to end, and its last words.
-const ON_TOP: Duration = Duration::from_secs(2);
+/// Extra time beyond a timeout: for killing a process and reading its last output.
+const EXTRA_TIME: Duration = Duration::from_secs(2);
 
-async fn error_of(stage: &Stage, plugin: &Value, timeouts: Timeouts) -> String {
-    let target = stage.target_of("alice", plugin);
+async fn error_of(fixture: &Fixture, plugin: &Value, timeouts: Timeouts) -> String {
+    let target = fixture.target_of("alice", plugin);
     let watch = Stopwatch::start();
     let asked = async {
         let endpoint = Endpoint::prepare_with_timeouts(&target, timeouts).await?;
-        ask(&endpoint, "/").await
+        get(&endpoint, "/").await
     };
     let error = asked.await.unwrap_err().to_string();
-    let limit = timeouts.plugin + timeouts.request.unwrap_or_default() + ON_TOP;
+    let limit = timeouts.plugin + timeouts.request.unwrap_or_default() + EXTRA_TIME;
     watch.within(limit, "an error", async || true).await;
     let named = format!(
         "getting credentials: exec: {} (user \"alice\"): ",
@@ -51,8 +51,8 @@ fn document(status: &Value) -> String {
 }
 
 #[tokio::test]
-async fn a_plugin_that_gives_nothing_is_named_with_its_user() {
-    let stage = Stage::new(Kind::Itself).await;
+async fn a_plugin_without_output_is_named_with_its_user() {
+    let fixture = Fixture::new(PluginKind::Itself).await;
     let rows = [
         (
             "printf hunter2",
@@ -81,35 +81,35 @@ async fn a_plugin_that_gives_nothing_is_named_with_its_user() {
         ("kill -9 $$", "failed with signal: 9"),
     ];
     for (script, expected) in rows {
-        let error = error_of(&stage, &Stage::script(script), LIMITS).await;
+        let error = error_of(&fixture, &Fixture::script(script), TIMEOUTS).await;
         assert!(error.contains(expected), "{script}: {error}");
     }
-    // What is certain: that it fails in time to be asked how, is not.
-    let error = error_of(&stage, &Stage::script("echo oops; exit 2"), LIMITS).await;
+    // That it fails in time for its exit code to be read is not certain.
+    let error = error_of(&fixture, &Fixture::script("echo oops; exit 2"), TIMEOUTS).await;
     assert!(
         error.contains("failed with exit status: 2")
             || error.contains("does not print an ExecCredential"),
         "{error}"
     );
-    let mut absent = Stage::script("");
+    let mut absent = Fixture::script("");
     absent["command"] = json!("/nonexistent/login");
     absent["installHint"] = json!("ask somebody\n");
-    let error = error_of(&stage, &absent, LIMITS).await;
+    let error = error_of(&fixture, &absent, TIMEOUTS).await;
     assert!(
         error.ends_with("executable not found\nask somebody"),
         "{error}"
     );
-    assert!(stage.server.requests().is_empty());
+    assert!(fixture.server.requests().is_empty());
 }
 
 #[tokio::test]
-async fn a_plugin_that_hangs_is_ended_at_its_time_limit() {
-    let stage = Stage::new(Kind::Itself).await;
+async fn a_hanging_plugin_is_killed_at_its_timeout() {
+    let fixture = Fixture::new(PluginKind::Itself).await;
     let hasty = Timeouts {
         request: Some(Duration::ZERO),
         plugin: Duration::from_millis(300),
     };
-    let pid = stage.dir.path().join("hanging");
+    let pid = fixture.dir.path().join("hanging");
     let token = document(&json!({"token": "hunter2"}));
     let rows = [
         (String::new(), "did not give a credential within 0.3 s"),
@@ -120,46 +120,46 @@ async fn a_plugin_that_hangs_is_ended_at_its_time_limit() {
     ];
     for (first, expected) in rows {
         let script = format!("{first} echo $$ > {}; sleep 300", pid.display());
-        // Under load the limit may pass before the script has begun.
+        // Under load the timeout may pass before the script has started.
         let _ = std::fs::remove_file(&pid);
-        let error = error_of(&stage, &Stage::script(&script), hasty).await;
+        let error = error_of(&fixture, &Fixture::script(&script), hasty).await;
         assert!(
             error.contains(expected) || error.contains("did not give a credential"),
             "{error}"
         );
         if let Ok(pid) = std::fs::read_to_string(&pid) {
             let pid = pid.trim().parse().unwrap();
-            eventually("its end", PATIENCE, async || crate::stage::is_gone(pid)).await;
+            eventually("its end", PATIENCE, async || crate::fixture::is_gone(pid)).await;
         }
     }
 }
 
 #[tokio::test]
-async fn a_proxy_where_nobody_listens_is_looked_for_twice_and_then_told() {
-    let stage = Stage::new(Kind::Itself).await;
+async fn a_proxy_that_does_not_listen_causes_one_more_exec_and_then_an_error() {
+    let fixture = Fixture::new(PluginKind::Itself).await;
     let status = |url: &str| {
         json!({
-            "clientCertificateData": stage.told("client.crt"),
-            "clientKeyData": stage.told("client.key"),
+            "clientCertificateData": fixture.recorded("client.crt"),
+            "clientKeyData": fixture.recorded("client.key"),
             "proxyConfig": {
                 "url": url,
-                "certificate-authority-data": STANDARD.encode(stage.told("plugin-ca.crt")),
+                "certificate-authority-data": STANDARD.encode(fixture.recorded("plugin-ca.crt")),
             },
         })
     };
     let silent = SilentPort::new();
     for url in [
-        format!("unix://{}/nobody", stage.dir.path().display()),
+        format!("unix://{}/nobody", fixture.dir.path().display()),
         format!("https://{}", silent.addr()),
     ] {
-        let file = stage.dir.write("document", document(&status(&url)));
-        let count = stage.dir.write("count", "");
+        let file = fixture.dir.write("document", document(&status(&url)));
+        let count = fixture.dir.write("count", "");
         let script = format!(
             "echo x >> {}; cat {}; echo 'I am tired' >&2",
             count.display(),
             file.display()
         );
-        let error = error_of(&stage, &Stage::script(&script), LIMITS).await;
+        let error = error_of(&fixture, &Fixture::script(&script), TIMEOUTS).await;
         let expected = format!("its proxy at {url} is not listening");
         assert!(error.contains(&expected), "{error}");
         let count = std::fs::read_to_string(count).unwrap();
@@ -170,17 +170,17 @@ async fn a_proxy_where_nobody_listens_is_looked_for_twice_and_then_told() {
         ("http://127.0.0.1:1", "is not secured"),
         ("unix://relative", "has no absolute path"),
     ] {
-        let file = stage.dir.write("document", document(&status(url)));
+        let file = fixture.dir.write("document", document(&status(url)));
         let script = format!("cat {}", file.display());
-        let error = error_of(&stage, &Stage::script(&script), LIMITS).await;
+        let error = error_of(&fixture, &Fixture::script(&script), TIMEOUTS).await;
         assert!(error.contains(expected), "{error}");
     }
 }
 
 #[tokio::test]
-async fn a_proxy_that_goes_in_the_handshake_is_looked_for_twice_and_then_told() {
-    let stage = Stage::new(Kind::Itself).await;
-    let socket = stage.dir.path().join("closing");
+async fn a_proxy_that_exits_during_the_handshake_causes_one_more_exec_and_then_an_error() {
+    let fixture = Fixture::new(PluginKind::Itself).await;
+    let socket = fixture.dir.path().join("closing");
     let listener = tokio::net::UnixListener::bind(&socket).unwrap();
     let closing = tokio::spawn(async move {
         loop {
@@ -189,17 +189,17 @@ async fn a_proxy_that_goes_in_the_handshake_is_looked_for_twice_and_then_told() 
     });
     let url = format!("unix://{}", socket.display());
     let status = json!({
-        "clientCertificateData": stage.told("client.crt"),
-        "clientKeyData": stage.told("client.key"),
+        "clientCertificateData": fixture.recorded("client.crt"),
+        "clientKeyData": fixture.recorded("client.key"),
         "proxyConfig": {
             "url": url,
-            "certificate-authority-data": STANDARD.encode(stage.told("plugin-ca.crt")),
+            "certificate-authority-data": STANDARD.encode(fixture.recorded("plugin-ca.crt")),
         },
     });
-    let file = stage.dir.write("document", document(&status));
-    let count = stage.dir.path().join("count");
+    let file = fixture.dir.write("document", document(&status));
+    let count = fixture.dir.path().join("count");
     let script = format!("echo x >> {}; cat {}", count.display(), file.display());
-    let error = error_of(&stage, &Stage::script(&script), LIMITS).await;
+    let error = error_of(&fixture, &Fixture::script(&script), TIMEOUTS).await;
     let expected = format!("its proxy at {url} breaks off the handshake");
     assert!(error.contains(&expected), "{error}");
     let count = std::fs::read_to_string(count).unwrap();
@@ -207,7 +207,8 @@ async fn a_proxy_that_goes_in_the_handshake_is_looked_for_twice_and_then_told() 
     closing.abort();
 }
 
-/// A port that leads to the plugin's, but for as many connections as are a stranger's.
+/// A port that forwards to the plugin's port, except for a number of connections that another
+/// program answers.
 struct Port {
     address: std::net::SocketAddr,
     strangers: Arc<AtomicUsize>,
@@ -243,7 +244,7 @@ impl Port {
 }
 
 #[tokio::test]
-async fn a_port_that_somebody_else_has_taken_is_left_for_that_of_another_exec() {
+async fn a_port_taken_by_another_program_causes_another_exec() {
     let other = Ca::new("plugin");
     let of_another_ca = ApiServer::start(Options::new(other.server(&["127.0.0.1"])), |_| {
         Reply::json("stranger")
@@ -265,42 +266,48 @@ async fn a_port_that_somebody_else_has_taken_is_left_for_that_of_another_exec() 
         (without_tls, "does not speak TLS with us"),
     ];
     for (stranger, words) in rows {
-        let mut stage = Stage::new(Kind::Itself).await;
-        stage.socket = Socket::Tcp;
-        let port = Port::open(stage.dir.path().join("address"), stranger).await;
+        let mut fixture = Fixture::new(PluginKind::Itself).await;
+        fixture.socket = Socket::Tcp;
+        let port = Port::open(fixture.dir.path().join("address"), stranger).await;
         let url = format!("https://{}", port.address);
-        stage.extra = json!({"proxyConfig": {
+        fixture.extra = json!({"proxyConfig": {
             "url": url,
-            "certificate-authority-data": STANDARD.encode(stage.told("plugin-ca.crt")),
+            "certificate-authority-data": STANDARD.encode(fixture.recorded("plugin-ca.crt")),
         }});
-        let endpoint = stage.endpoint().await;
-        assert_eq!(ask(&endpoint, "/x").await.unwrap(), format!("{NAME} /x"));
-        assert_eq!(stage.execs(), 1);
+        let endpoint = fixture.endpoint().await;
+        assert_eq!(
+            get(&endpoint, "/x").await.unwrap(),
+            format!("{KEY_OWNER} /x")
+        );
+        assert_eq!(fixture.execs(), 1);
         port.strangers.store(1, Ordering::Relaxed);
-        assert_eq!(ask(&endpoint, "/y").await.unwrap(), format!("{NAME} /y"));
-        assert_eq!(stage.execs(), 2, "{words}");
-        // Who stays a stranger is told of, after one exec more.
+        assert_eq!(
+            get(&endpoint, "/y").await.unwrap(),
+            format!("{KEY_OWNER} /y")
+        );
+        assert_eq!(fixture.execs(), 2, "{words}");
+        // If the other program stays, an error is reported after one more exec.
         port.strangers.store(usize::MAX, Ordering::Relaxed);
-        let error = ask(&endpoint, "/z").await.unwrap_err().to_string();
+        let error = get(&endpoint, "/z").await.unwrap_err().to_string();
         assert!(
             error.contains(&format!("its proxy at {url} {words}")),
             "{error}"
         );
-        assert_eq!(stage.execs(), 3, "{words}");
+        assert_eq!(fixture.execs(), 3, "{words}");
     }
     assert!(of_another_ca.requests().is_empty());
 }
 
 #[tokio::test]
-async fn a_ca_that_does_not_match_is_told() {
-    let mut stage = Stage::new(Kind::Itself).await;
+async fn a_proxy_with_another_ca_is_an_error() {
+    let mut fixture = Fixture::new(PluginKind::Itself).await;
     let other = Ca::new("plugin");
-    let url = format!("unix://{}", stage.socket_path().display());
-    stage.extra = json!({"proxyConfig": {
+    let url = format!("unix://{}", fixture.socket_path().display());
+    fixture.extra = json!({"proxyConfig": {
         "url": url,
         "certificate-authority-data": STANDARD.encode(other.pem()),
     }});
-    let error = error_of(&stage, &stage.plugin(), LIMITS).await;
+    let error = error_of(&fixture, &fixture.plugin(), TIMEOUTS).await;
     let expected = format!(
         "its proxy at {url} cannot be trusted: its certificate is not signed by the plugin's \
          certificate-authority-data"
@@ -309,15 +316,15 @@ async fn a_ca_that_does_not_match_is_told() {
 }
 
 #[tokio::test]
-async fn a_proxy_is_refused_when_the_feature_is_off_and_the_plugin_is_told_no_lock() {
-    let stage = Stage::new(Kind::Itself).await;
+async fn with_the_feature_off_a_proxy_is_rejected_and_the_plugin_gets_no_lock_file() {
+    let fixture = Fixture::new(PluginKind::Itself).await;
     let off = [("KUBE_FEATURE_ClientExecProxy", "false")];
-    let mut client = client_process::start(&stage, &off);
+    let mut client = client_process::start(&fixture, &off);
     client.wait().unwrap();
-    let said = stage.told("client-said");
+    let said = fixture.recorded("client-output");
     assert!(
         said.contains("turned off by $KUBE_FEATURE_ClientExecProxy"),
         "{said}"
     );
-    assert!(!stage.told("question").contains("lockFilePath"));
+    assert!(!fixture.recorded("exec-info").contains("lockFilePath"));
 }

@@ -1,5 +1,5 @@
-//! The plugin: this test program, executed by the client. It hands on the bytes of
-//! its clients to the cluster, over TLS with a key that they do not have.
+//! The plugin: this test program, executed by the client. It forwards its clients' bytes to the
+//! cluster, over TLS with a key that the clients do not have.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io::Write as _;
@@ -22,8 +22,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// If nobody ends it.
-const LIFE: Duration = Duration::from_mins(5);
+/// The maximum lifetime of the process.
+const MAX_LIFETIME: Duration = Duration::from_mins(5);
 
 #[test]
 #[ignore = "it is executed by the other tests"]
@@ -74,8 +74,8 @@ impl Plugin {
 
     fn note_exec(&self) {
         self.note("execs", &format!("{}\n", std::process::id()));
-        let question = std::env::var("KUBERNETES_EXEC_INFO").unwrap();
-        fs::write(self.dir.join("question"), question).unwrap();
+        let exec_info = std::env::var("KUBERNETES_EXEC_INFO").unwrap();
+        fs::write(self.dir.join("exec-info"), exec_info).unwrap();
         fs::write(
             self.dir.join("https_proxy"),
             std::env::var("HTTPS_PROXY").unwrap_or_default(),
@@ -88,11 +88,13 @@ impl Plugin {
     }
 
     fn lock(&self) -> Option<PathBuf> {
-        let question: Value = serde_json::from_str(&self.read("question")).unwrap();
-        question["spec"]["lockFilePath"].as_str().map(PathBuf::from)
+        let exec_info: Value = serde_json::from_str(&self.read("exec-info")).unwrap();
+        exec_info["spec"]["lockFilePath"]
+            .as_str()
+            .map(PathBuf::from)
     }
 
-    /// The other kind: it ends when the proxy listens.
+    /// The other kind: it exits when the proxy listens.
     fn start_another(&self) {
         let mut pipe = self.answer_pipe();
         let _ = fs::remove_file(self.dir.join("answer"));
@@ -104,7 +106,7 @@ impl Plugin {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .process_group(0);
-        // It outlives us.
+        // The child outlives this process.
         drop(proxy.spawn().unwrap());
         let whole = (0..6000).find_map(|_| {
             std::thread::sleep(Duration::from_millis(10));
@@ -135,7 +137,7 @@ impl Plugin {
                         self.hand_on(&acceptor, stream);
                     }
                 };
-                let _: Result<(), _> = tokio::time::timeout(LIFE, serving).await;
+                let _: Result<(), _> = tokio::time::timeout(MAX_LIFETIME, serving).await;
             } else {
                 let run = self.dir.join("run");
                 let _ = DirBuilder::new().mode(0o700).create(&run);
@@ -150,7 +152,7 @@ impl Plugin {
                         self.hand_on(&acceptor, stream);
                     }
                 };
-                let _: Result<(), _> = tokio::time::timeout(LIFE, serving).await;
+                let _: Result<(), _> = tokio::time::timeout(MAX_LIFETIME, serving).await;
             }
         });
     }
@@ -168,13 +170,13 @@ impl Plugin {
         for (name, value) in extra.as_object().unwrap() {
             status[name] = value.clone();
         }
-        let question: Value = serde_json::from_str(&self.read("question")).unwrap();
+        let exec_info: Value = serde_json::from_str(&self.read("exec-info")).unwrap();
         let document = json!({
             "kind": "ExecCredential",
-            "apiVersion": question["apiVersion"],
+            "apiVersion": exec_info["apiVersion"],
             "status": status,
         });
-        // In two pieces: pipes promise nothing.
+        // In two writes: a pipe may deliver a document in parts.
         let document = format!("{document}\n");
         let (first, second) = document.split_at(document.len() / 2);
         answer.write_all(first.as_bytes()).unwrap();

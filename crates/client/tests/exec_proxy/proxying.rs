@@ -6,98 +6,110 @@ use skewbridge_client::{Endpoint, Request};
 use skewbridge_testkit::{PATIENCE, Reply, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::stage::{Kind, LIMITS, NAME, Socket, Stage, ask, is_gone};
+use crate::fixture::{Fixture, KEY_OWNER, PluginKind, Socket, TIMEOUTS, get, is_gone};
 
 #[tokio::test]
 async fn the_plugin_is_executed_by_the_client_on_first_use() {
-    let stage = Stage::new(Kind::Itself).await;
-    let target = stage.target();
-    assert_eq!(stage.execs(), 0);
-    let endpoint = Endpoint::prepare_with_timeouts(&target, LIMITS)
+    let fixture = Fixture::new(PluginKind::Itself).await;
+    let target = fixture.target();
+    assert_eq!(fixture.execs(), 0);
+    let endpoint = Endpoint::prepare_with_timeouts(&target, TIMEOUTS)
         .await
         .unwrap();
-    assert_eq!(stage.execs(), 1);
+    assert_eq!(fixture.execs(), 1);
     for path in ["/one", "/two"] {
-        let answer = ask(&endpoint, path).await.unwrap();
-        assert_eq!(answer, format!("{NAME} {path}"));
+        let answer = get(&endpoint, path).await.unwrap();
+        assert_eq!(answer, format!("{KEY_OWNER} {path}"));
     }
-    assert_eq!(stage.execs(), 1);
+    assert_eq!(fixture.execs(), 1);
 }
 
 #[tokio::test]
-async fn one_request_after_the_other_goes_over_one_connection_with_the_proxy() {
-    let stage = Stage::new(Kind::Itself).await;
-    let endpoint = stage.endpoint().await;
+async fn sequential_requests_share_one_connection_to_the_proxy() {
+    let fixture = Fixture::new(PluginKind::Itself).await;
+    let endpoint = fixture.endpoint().await;
     for path in ["/one", "/two", "/three"] {
         let answer = endpoint.send(&Request::get(path)).await.unwrap();
-        assert_eq!(answer.body, format!("{NAME} {path}"));
+        assert_eq!(answer.body, format!("{KEY_OWNER} {path}"));
     }
-    // The stand-in opens one for each that it accepts.
-    assert_eq!(stage.server.connections(), 1);
+    // The plugin opens one connection for each that it accepts.
+    assert_eq!(fixture.server.connections(), 1);
 }
 
 #[tokio::test]
 async fn a_plugin_binary_may_itself_be_the_proxy_process() {
-    let stage = Stage::new(Kind::Itself).await;
-    let endpoint = stage.endpoint().await;
-    assert_eq!(ask(&endpoint, "/x").await.unwrap(), format!("{NAME} /x"));
-    let executed = stage.told("execs");
-    assert_eq!(executed.trim(), stage.proxy().to_string());
+    let fixture = Fixture::new(PluginKind::Itself).await;
+    let endpoint = fixture.endpoint().await;
+    assert_eq!(
+        get(&endpoint, "/x").await.unwrap(),
+        format!("{KEY_OWNER} /x")
+    );
+    let executed = fixture.recorded("execs");
+    assert_eq!(executed.trim(), fixture.proxy().to_string());
 }
 
 #[tokio::test]
 async fn a_plugin_binary_may_complete_and_have_started_a_proxy_process() {
-    let stage = Stage::new(Kind::Starter).await;
-    let endpoint = stage.endpoint().await;
-    assert_eq!(ask(&endpoint, "/x").await.unwrap(), format!("{NAME} /x"));
-    let executed = stage.told("execs").trim().parse().unwrap();
-    assert_ne!(executed, stage.proxy());
+    let fixture = Fixture::new(PluginKind::Starter).await;
+    let endpoint = fixture.endpoint().await;
+    assert_eq!(
+        get(&endpoint, "/x").await.unwrap(),
+        format!("{KEY_OWNER} /x")
+    );
+    let executed = fixture.recorded("execs").trim().parse().unwrap();
+    assert_ne!(executed, fixture.proxy());
     eventually("the end of the plugin", PATIENCE, async || {
         is_gone(executed)
     })
     .await;
-    assert_eq!(ask(&endpoint, "/y").await.unwrap(), format!("{NAME} /y"));
-    assert_eq!(stage.execs(), 1);
+    assert_eq!(
+        get(&endpoint, "/y").await.unwrap(),
+        format!("{KEY_OWNER} /y")
+    );
+    assert_eq!(fixture.execs(), 1);
 }
 
 #[tokio::test]
 async fn a_proxy_may_listen_on_a_loopback_port() {
-    let mut stage = Stage::new(Kind::Itself).await;
-    stage.socket = Socket::Tcp;
-    let endpoint = stage.endpoint().await;
-    assert_eq!(ask(&endpoint, "/x").await.unwrap(), format!("{NAME} /x"));
+    let mut fixture = Fixture::new(PluginKind::Itself).await;
+    fixture.socket = Socket::Tcp;
+    let endpoint = fixture.endpoint().await;
+    assert_eq!(
+        get(&endpoint, "/x").await.unwrap(),
+        format!("{KEY_OWNER} /x")
+    );
 }
 
 #[tokio::test]
-async fn the_plugin_is_told_the_cluster_and_finds_the_existing_proxy_configuration() {
-    let stage = Stage::new(Kind::Itself).await;
-    let mut plugin = stage.plugin();
+async fn the_plugin_gets_the_cluster_and_the_existing_proxy_configuration() {
+    let fixture = Fixture::new(PluginKind::Itself).await;
+    let mut plugin = fixture.plugin();
     let variables = plugin["env"].as_array_mut().unwrap();
     variables.push(json!({"name": "HTTPS_PROXY", "value": "http://p.invalid:1"}));
-    let target = stage.target_of("u", &plugin);
-    let _endpoint = Endpoint::prepare_with_timeouts(&target, LIMITS)
+    let target = fixture.target_of("u", &plugin);
+    let _endpoint = Endpoint::prepare_with_timeouts(&target, TIMEOUTS)
         .await
         .unwrap();
-    let question: Value = serde_json::from_str(&stage.told("question")).unwrap();
-    let server = format!("https://{}", stage.server.addr());
-    assert_eq!(question["kind"], "ExecCredential");
-    assert_eq!(question["apiVersion"], "client.authentication.k8s.io/v1");
-    let cluster = &question["spec"]["cluster"];
+    let exec_info: Value = serde_json::from_str(&fixture.recorded("exec-info")).unwrap();
+    let server = format!("https://{}", fixture.server.addr());
+    assert_eq!(exec_info["kind"], "ExecCredential");
+    assert_eq!(exec_info["apiVersion"], "client.authentication.k8s.io/v1");
+    let cluster = &exec_info["spec"]["cluster"];
     assert_eq!(cluster["server"], *server);
     assert_eq!(cluster["proxy-url"], "http://proxy.invalid:3128");
     assert!(cluster["certificate-authority-data"].is_string());
-    assert_eq!(question["spec"]["interactive"], false);
-    assert_eq!(stage.told("https_proxy"), "http://p.invalid:1");
+    assert_eq!(exec_info["spec"]["interactive"], false);
+    assert_eq!(fixture.recorded("https_proxy"), "http://p.invalid:1");
 }
 
 #[tokio::test]
-async fn all_requests_go_over_the_proxy_watches_and_upgrades_too() {
+async fn all_requests_use_the_proxy_including_watches_and_upgrades() {
     let (watch, events) = Reply::stream();
     let (spdy, spdy_stream) = Reply::upgrade("SPDY/3.1");
     let (websocket, websocket_stream) = Reply::upgrade("websocket");
     let replies = std::sync::Mutex::new([Some(watch), Some(spdy), Some(websocket)]);
-    let stage = Stage::with(Kind::Itself, move |seen| {
-        assert_eq!(seen.client.as_ref().unwrap().common_name, NAME);
+    let fixture = Fixture::with(PluginKind::Itself, move |seen| {
+        assert_eq!(seen.client.as_ref().unwrap().common_name, KEY_OWNER);
         let place = match seen.path() {
             "/watch" => 0,
             "/spdy" => 1,
@@ -107,10 +119,10 @@ async fn all_requests_go_over_the_proxy_watches_and_upgrades_too() {
         replies.lock().unwrap()[place].take().unwrap()
     })
     .await;
-    let mut stage = stage;
-    stage.extra = json!({"token": "from-the-plugin"});
-    let endpoint = stage.endpoint().await;
-    assert_eq!(ask(&endpoint, "/").await.unwrap(), "Bearer from-the-plugin");
+    let mut fixture = fixture;
+    fixture.extra = json!({"token": "from-the-plugin"});
+    let endpoint = fixture.endpoint().await;
+    assert_eq!(get(&endpoint, "/").await.unwrap(), "Bearer from-the-plugin");
 
     let mut connection = endpoint.connect().await.unwrap();
     let watch = async {
@@ -147,31 +159,34 @@ async fn all_requests_go_over_the_proxy_watches_and_upgrades_too() {
         near.read_exact(&mut heard).await.unwrap();
         assert_eq!(&heard, b"pong");
     }
-    assert_eq!(stage.execs(), 1);
+    assert_eq!(fixture.execs(), 1);
 }
 
 #[tokio::test]
 async fn the_plugin_is_executed_again_when_no_one_is_listening() {
-    for kind in [Kind::Itself, Kind::Starter] {
-        let stage = Stage::new(kind).await;
-        let endpoint = stage.endpoint().await;
-        ask(&endpoint, "/").await.unwrap();
-        let first = stage.proxy();
+    for kind in [PluginKind::Itself, PluginKind::Starter] {
+        let fixture = Fixture::new(kind).await;
+        let endpoint = fixture.endpoint().await;
+        get(&endpoint, "/").await.unwrap();
+        let first = fixture.proxy();
         let pid = rustix::process::Pid::from_raw(first).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
         eventually("the end of the proxy", PATIENCE, async || is_gone(first)).await;
-        assert_eq!(ask(&endpoint, "/x").await.unwrap(), format!("{NAME} /x"));
-        assert_eq!(stage.execs(), 2, "{kind:?}");
-        assert_ne!(stage.proxy(), first);
+        assert_eq!(
+            get(&endpoint, "/x").await.unwrap(),
+            format!("{KEY_OWNER} /x")
+        );
+        assert_eq!(fixture.execs(), 2, "{kind:?}");
+        assert_ne!(fixture.proxy(), first);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn all_who_find_no_one_listening_wait_for_one_exec() {
-    for kind in [Kind::Itself, Kind::Starter] {
-        let stage = Stage::new(kind).await;
-        let endpoint = stage.endpoint().await;
-        let first = stage.proxy();
+async fn concurrent_callers_share_one_exec_when_no_one_is_listening() {
+    for kind in [PluginKind::Itself, PluginKind::Starter] {
+        let fixture = Fixture::new(kind).await;
+        let endpoint = fixture.endpoint().await;
+        let first = fixture.proxy();
         let pid = rustix::process::Pid::from_raw(first).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
         eventually("the end of the proxy", PATIENCE, async || is_gone(first)).await;
@@ -180,25 +195,25 @@ async fn all_who_find_no_one_listening_wait_for_one_exec() {
             let endpoint = endpoint.clone();
             all.spawn(async move {
                 let path = format!("/{number}");
-                let answer = ask(&endpoint, &path).await.unwrap();
-                assert_eq!(answer, format!("{NAME} {path}"));
+                let answer = get(&endpoint, &path).await.unwrap();
+                assert_eq!(answer, format!("{KEY_OWNER} {path}"));
             });
         }
         all.join_all().await;
-        assert_eq!(stage.execs(), 2, "{kind:?}");
+        assert_eq!(fixture.execs(), 2, "{kind:?}");
     }
 }
 
 #[tokio::test]
-async fn the_proxy_lets_in_nobody_without_the_certificate_that_it_gave() {
-    let stage = Stage::new(Kind::Itself).await;
-    let _endpoint = stage.endpoint().await;
-    let socket = tokio::net::UnixStream::connect(stage.socket_path())
+async fn the_proxy_rejects_clients_without_its_certificate() {
+    let fixture = Fixture::new(PluginKind::Itself).await;
+    let _endpoint = fixture.endpoint().await;
+    let socket = tokio::net::UnixStream::connect(fixture.socket_path())
         .await
         .unwrap();
     let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut roots = rustls::RootCertStore::empty();
-    let pem = stage.told("plugin-ca.crt");
+    let pem = fixture.recorded("plugin-ca.crt");
     let found = rustls_pki_types::pem::PemObject::from_pem_slice(pem.as_bytes());
     roots.add(found.unwrap()).unwrap();
     let config = rustls::ClientConfig::builder_with_provider(provider)
@@ -208,7 +223,7 @@ async fn the_proxy_lets_in_nobody_without_the_certificate_that_it_gave() {
         .with_no_client_auth();
     let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(config));
     let name = rustls_pki_types::ServerName::try_from("plugin.invalid").unwrap();
-    // In TLS 1.3 a client hears of it when it reads.
+    // In TLS 1.3 a client learns of it when it reads.
     let refused = async {
         let mut stream = connector.connect(name, socket).await?;
         stream
@@ -217,5 +232,5 @@ async fn the_proxy_lets_in_nobody_without_the_certificate_that_it_gave() {
         stream.read_u8().await
     };
     assert!(refused.await.is_err());
-    assert!(stage.server.requests().is_empty());
+    assert!(fixture.server.requests().is_empty());
 }

@@ -1,4 +1,4 @@
-//! KEP-2718, "Proxy Shutdown": the lock, and who goes when.
+//! KEP-2718, "Proxy Shutdown": the lock file, and when processes exit.
 
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,18 +9,18 @@ use std::time::Duration;
 use skewbridge_testkit::{PATIENCE, Stopwatch, eventually, second_user};
 
 use crate::client_process;
-use crate::stage::{Kind, NAME, Stage, ask, is_gone};
+use crate::fixture::{Fixture, KEY_OWNER, PluginKind, get, is_gone};
 
-/// Within so much of its client's death a proxy is gone.
-const LIMIT: Duration = Duration::from_secs(2);
+/// How soon a proxy must be gone after its client's death.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[tokio::test]
-async fn the_client_takes_the_lock_before_exec_and_tells_its_path() {
-    for kind in [Kind::Itself, Kind::Starter] {
-        let stage = Stage::new(kind).await;
-        let _endpoint = stage.endpoint().await;
-        assert_eq!(stage.told("lock-was-held").trim(), "true", "{kind:?}");
-        let lock = stage.lock();
+async fn the_client_takes_the_lock_before_exec_and_passes_its_path() {
+    for kind in [PluginKind::Itself, PluginKind::Starter] {
+        let fixture = Fixture::new(kind).await;
+        let _endpoint = fixture.endpoint().await;
+        assert_eq!(fixture.recorded("lock-was-held").trim(), "true", "{kind:?}");
+        let lock = fixture.lock();
         let mode =
             |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&lock), 0o600);
@@ -30,40 +30,42 @@ async fn the_client_takes_the_lock_before_exec_and_tells_its_path() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_killed_takes_its_proxy_along_and_leaves_nothing() {
-    for kind in [Kind::Itself, Kind::Starter] {
-        let stage = Stage::new(kind).await;
-        let mut client = client_process::start(&stage, &[]);
+async fn a_killed_client_ends_its_proxy_and_leaves_no_files() {
+    for kind in [PluginKind::Itself, PluginKind::Starter] {
+        let fixture = Fixture::new(kind).await;
+        let mut client = client_process::start(&fixture, &[]);
         eventually("an answer", PATIENCE * 2, async || {
-            stage.told("client-said").ends_with('\n')
+            fixture.recorded("client-output").ends_with('\n')
         })
         .await;
         assert_eq!(
-            stage.told("client-said"),
-            format!("{NAME} /from-the-client\n")
+            fixture.recorded("client-output"),
+            format!("{KEY_OWNER} /from-the-client\n")
         );
-        let (proxy, lock) = (stage.proxy(), stage.lock());
-        assert!(!is_gone(proxy) && lock.exists() && stage.socket_path().exists());
+        let (proxy, lock) = (fixture.proxy(), fixture.lock());
+        assert!(!is_gone(proxy) && lock.exists() && fixture.socket_path().exists());
         let watch = Stopwatch::start();
         client.kill().unwrap();
         client.wait().unwrap();
         let gone = async || is_gone(proxy) && !lock.parent().unwrap().exists();
-        watch.within(LIMIT, "the end of the proxy", gone).await;
-        assert!(!stage.socket_path().exists());
+        watch
+            .within(EXIT_TIMEOUT, "the end of the proxy", gone)
+            .await;
+        assert!(!fixture.socket_path().exists());
     }
 }
 
 #[tokio::test]
-async fn a_client_that_needs_its_proxy_no_more_lets_it_go() {
-    for kind in [Kind::Itself, Kind::Starter] {
-        let stage = Stage::new(kind).await;
-        let endpoint = stage.endpoint().await;
+async fn a_client_that_drops_its_plugin_ends_the_proxy() {
+    for kind in [PluginKind::Itself, PluginKind::Starter] {
+        let fixture = Fixture::new(kind).await;
+        let endpoint = fixture.endpoint().await;
         let mut connection = endpoint.connect().await.unwrap();
         drop(endpoint);
         let request = skewbridge_client::Request::get("/still");
         let answer = connection.send(&request).await.unwrap();
-        assert_eq!(answer.body, format!("{NAME} /still"));
-        let (proxy, lock) = (stage.proxy(), stage.lock());
+        assert_eq!(answer.body, format!("{KEY_OWNER} /still"));
+        let (proxy, lock) = (fixture.proxy(), fixture.lock());
         assert!(lock.exists());
         drop(connection);
         eventually("the end of the proxy", PATIENCE, async || is_gone(proxy)).await;
@@ -73,13 +75,13 @@ async fn a_client_that_needs_its_proxy_no_more_lets_it_go() {
 
 #[tokio::test]
 async fn another_user_can_neither_take_the_lock_nor_connect() {
-    let stage = Stage::new(Kind::Itself).await;
-    let endpoint = stage.endpoint().await;
-    ask(&endpoint, "/").await.unwrap();
+    let fixture = Fixture::new(PluginKind::Itself).await;
+    let endpoint = fixture.endpoint().await;
+    get(&endpoint, "/").await.unwrap();
     let Some(other) = second_user() else { return };
-    // All the world may come as far as the directories that matter.
+    // Other users can reach the directories under test.
     let scratch = std::fs::Permissions::from_mode(0o711);
-    std::fs::set_permissions(stage.dir.path(), scratch).unwrap();
+    std::fs::set_permissions(fixture.dir.path(), scratch).unwrap();
     let shell = |user: Option<u32>, script: &str, path: &std::path::Path| {
         let mut shell = Command::new("sh");
         shell.args(["-c", script, "sh"]).arg(path);
@@ -89,9 +91,13 @@ async fn another_user_can_neither_take_the_lock_nor_connect() {
         }
         shell.status().unwrap().success()
     };
-    let lock = stage.lock();
+    let lock = fixture.lock();
     assert!(shell(None, "exec 3<\"$1\"", &lock));
     assert!(!shell(Some(other), "exec 3<\"$1\"", &lock));
-    assert!(shell(None, "test -S \"$1\"", &stage.socket_path()));
-    assert!(!shell(Some(other), "test -S \"$1\"", &stage.socket_path()));
+    assert!(shell(None, "test -S \"$1\"", &fixture.socket_path()));
+    assert!(!shell(
+        Some(other),
+        "test -S \"$1\"",
+        &fixture.socket_path()
+    ));
 }

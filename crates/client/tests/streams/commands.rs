@@ -1,4 +1,4 @@
-//! What a command reads and writes, and how it ends.
+//! Commands: input, output and exit status.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use tokio::time::timeout;
 
 use super::{endpoint, shell};
 
-/// More than all buffers on the way.
-const MUCH: usize = 3 << 20;
+/// More than all buffers on the path.
+const PAYLOAD_BYTES: usize = 3 << 20;
 
-/// Both ways to the same stand-in.
+/// Both transports to the same fake server.
 async fn both(pods: &Pods) -> [Box<dyn Executor>; 2] {
     let endpoint = endpoint(pods).await;
     [
@@ -25,7 +25,7 @@ async fn both(pods: &Pods) -> [Box<dyn Executor>; 2] {
 }
 
 #[tokio::test]
-async fn a_command_is_heard_and_its_exit_code_told() {
+async fn output_and_exit_code_of_a_command_are_received() {
     let pods = Pods::start().await;
     for executor in both(&pods).await {
         let script = "echo out; echo err >&2; exit 7";
@@ -51,11 +51,11 @@ async fn a_command_is_heard_and_its_exit_code_told() {
 }
 
 #[tokio::test]
-async fn input_reaches_the_command_whole_and_its_end_too() {
+async fn input_and_its_end_reach_the_command() {
     let pods = Pods::start().await;
     for executor in both(&pods).await {
         let mut process = executor.start(&shell("cat")).await.unwrap();
-        let sent: Vec<u8> = (0..=250u8).cycle().take(MUCH).collect();
+        let sent: Vec<u8> = (0..=250u8).cycle().take(PAYLOAD_BYTES).collect();
         let mut stdin = process.stdin.take().unwrap();
         let mut stdout = process.stdout.take().unwrap();
         let mut came = Vec::new();
@@ -72,10 +72,10 @@ async fn input_reaches_the_command_whole_and_its_end_too() {
 }
 
 #[tokio::test]
-async fn output_that_nobody_reads_makes_the_command_wait() {
+async fn unread_output_blocks_the_command() {
     let pods = Pods::start().await;
     for executor in both(&pods).await {
-        let script = format!("head -c {} /dev/zero", 4 * MUCH);
+        let script = format!("head -c {} /dev/zero", 4 * PAYLOAD_BYTES);
         let mut process = executor.start(&shell(&script)).await.unwrap();
         let mut stdout = process.stdout.take().unwrap();
         // It has begun, and cannot end.
@@ -89,10 +89,10 @@ async fn output_that_nobody_reads_makes_the_command_wait() {
 }
 
 #[tokio::test]
-async fn what_is_not_taken_out_is_ended_or_thrown_away() {
+async fn streams_that_are_not_taken_are_closed_or_discarded() {
     let pods = Pods::start().await;
     for executor in both(&pods).await {
-        let script = format!("cat; head -c {MUCH} /dev/zero; exit 3");
+        let script = format!("cat; head -c {PAYLOAD_BYTES} /dev/zero; exit 3");
         let mut process = executor.start(&shell(&script)).await.unwrap();
         let status = timeout(PATIENCE, process.wait()).await.unwrap();
         assert!(matches!(status, ExitStatus::Code(code) if code.number() == 3));
@@ -100,7 +100,7 @@ async fn what_is_not_taken_out_is_ended_or_thrown_away() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_run_is_told_by_the_server() {
+async fn the_server_reports_why_a_command_cannot_run() {
     let pods = Pods::start().await;
     for executor in both(&pods).await {
         let request = ExecRequest {
@@ -117,7 +117,7 @@ async fn what_cannot_be_run_is_told_by_the_server() {
 }
 
 #[tokio::test]
-async fn a_terminal_is_told_its_size() {
+async fn the_terminal_size_reaches_the_command() {
     let pods = Pods::start().await;
     for executor in both(&pods).await {
         let request = ExecRequest {
@@ -141,7 +141,7 @@ async fn a_terminal_is_told_its_size() {
 }
 
 #[tokio::test]
-async fn a_process_that_runs_already_is_joined() {
+async fn attaching_to_a_running_process() {
     let pods = Pods::start().await;
     for executor in both(&pods).await {
         let request = AttachRequest {
@@ -173,7 +173,7 @@ async fn a_process_that_runs_already_is_joined() {
 }
 
 #[tokio::test]
-async fn a_command_that_takes_no_input_says_so_to_who_writes() {
+async fn writing_to_a_command_that_closed_its_input_fails() {
     let pods = Pods::start().await;
     for executor in both(&pods).await {
         let mut process = executor.start(&shell("exec <&-; echo done")).await.unwrap();
@@ -186,7 +186,7 @@ async fn a_command_that_takes_no_input_says_so_to_who_writes() {
 }
 
 #[tokio::test]
-async fn a_silent_stream_is_kept_by_pings() {
+async fn an_idle_stream_is_kept_alive_by_pings() {
     let pods = Pods::start().await;
     let endpoint = endpoint(&pods).await;
     let keep_alive = KeepAlive {

@@ -1,4 +1,4 @@
-//! The examples of the library, run as their readers would run them.
+//! The library's examples, run as programs.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// Cargo builds examples beside the tests, but does not say where.
+/// Cargo builds examples beside the tests, but does not tell where.
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let target = test.parent().unwrap().parent().unwrap();

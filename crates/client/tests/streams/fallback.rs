@@ -1,4 +1,4 @@
-//! SPDY where a WebSocket is refused, and only there.
+//! Fallback to SPDY after a refused WebSocket, and only then.
 
 use skewbridge_client::streams::Transport;
 use skewbridge_client::{Error, Executor, ExitStatus, FallbackExecutor, PortForwarder};
@@ -23,7 +23,7 @@ async fn a_websocket_is_tried_first() {
 }
 
 #[tokio::test]
-async fn any_answer_but_101_leads_to_spdy_and_the_reason_is_kept() {
+async fn any_response_but_101_causes_the_fallback_and_its_reason_is_kept() {
     let pods = Pods::start().await;
     for (status, body, reason) in [
         (400, "upgrade required", "upgrade required (400)"),
@@ -39,7 +39,7 @@ async fn any_answer_but_101_leads_to_spdy_and_the_reason_is_kept() {
 }
 
 #[tokio::test]
-async fn what_both_refuse_is_told_of_both() {
+async fn if_both_transports_are_refused_both_causes_are_reported() {
     let pods = Pods::start().await;
     pods.websocket(Grant::No(400, "no WebSockets".to_owned()));
     pods.spdy(Grant::No(404, NOT_FOUND.to_owned()));
@@ -60,14 +60,14 @@ async fn what_both_refuse_is_told_of_both() {
             "{text}"
         );
     }
-    // What is the same is told once.
+    // The same cause is reported once.
     pods.websocket(Grant::No(404, NOT_FOUND.to_owned()));
     let error = transport(&pods).await.unwrap_err();
     assert!(matches!(error, Error::Api { .. }), "{error:?}");
 }
 
 #[tokio::test]
-async fn what_is_no_answer_is_not_tried_again() {
+async fn an_invalid_response_does_not_cause_a_fallback() {
     let pods = Pods::start().await;
     pods.websocket(Grant::Hangup);
     let error = transport(&pods).await.unwrap_err();
@@ -76,7 +76,7 @@ async fn what_is_no_answer_is_not_tried_again() {
 }
 
 #[tokio::test]
-async fn a_stream_that_has_begun_is_never_begun_again() {
+async fn a_stream_that_has_begun_is_never_repeated() {
     let pods = Pods::start().await;
     pods.cut_after(Some(0));
     let executor = FallbackExecutor::new(endpoint(&pods).await);

@@ -1,5 +1,4 @@
-//! Through a proxy that is spoken to by TLS: one that lets streams through, and ones that
-//! break them. No command runs twice, whatever they do.
+//! HTTPS proxies: one that works, and faulty ones. No command runs twice, whatever they do.
 
 use std::net::SocketAddr;
 
@@ -15,18 +14,18 @@ use tokio::net::TcpStream;
 
 use super::shell;
 
-/// What a proxy does.
+/// What the proxy does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Does {
-    /// What it is for.
+    /// Opens tunnels.
     Tunnels,
-    /// It answers a request for a WebSocket itself.
+    /// Answers a WebSocket request itself.
     Refuses,
-    /// It passes a request for a WebSocket on, and keeps the answer.
+    /// Forwards a WebSocket request, and drops the response.
     HangsUpOnWebSocket,
-    /// It passes a request for a WebSocket on, and says something else.
+    /// Forwards a WebSocket request, and answers with something else.
     TalksNonsense,
-    /// It grants no tunnel for the first time, and then does.
+    /// Refuses the first tunnel, and opens later ones.
     BarsTheFirst,
 }
 
@@ -62,7 +61,7 @@ async fn serve(mut conn: RawConn, does: Does, to: SocketAddr) {
         let response = "HTTP/1.1 502 X\r\nContent-Length: 13\r\n\r\nno WebSockets";
         return conn.write(response).await;
     }
-    // The server has heard it, and has begun.
+    // The server has received the request, and has started the command.
     {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
         server.write_all(head.as_bytes()).await.unwrap();
@@ -98,14 +97,14 @@ async fn run(endpoint: &Endpoint) -> Result<Transport, Error> {
     Ok(process.transport().clone())
 }
 
-/// How often the stand-in was asked to run something, or to forward.
+/// How often the fake server received an exec or port-forward request.
 fn asked(pods: &Pods, what: &str) -> usize {
     let seen = pods.seen();
     seen.iter().filter(|it| it.contains(what)).count()
 }
 
 #[tokio::test]
-async fn a_proxy_that_does_what_it_is_for_carries_websockets() {
+async fn a_working_proxy_carries_websockets() {
     let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
     let proxy = proxy(&ca, Does::Tunnels, pods.addr()).await;
     let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
@@ -116,7 +115,7 @@ async fn a_proxy_that_does_what_it_is_for_carries_websockets() {
 }
 
 #[tokio::test]
-async fn an_answer_of_the_proxy_leads_to_spdy() {
+async fn a_response_of_the_proxy_causes_the_fallback() {
     let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
     let proxy = proxy(&ca, Does::Refuses, pods.addr()).await;
     let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
@@ -129,7 +128,7 @@ async fn an_answer_of_the_proxy_leads_to_spdy() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_lets_nobody_through_leads_to_spdy() {
+async fn a_proxy_that_refuses_a_tunnel_causes_the_fallback() {
     let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
     let proxy = proxy(&ca, Does::BarsTheFirst, pods.addr()).await;
     let endpoint = endpoint(&pods, proxy.addr(), &trusting(&ca)).await;
@@ -145,7 +144,7 @@ async fn a_proxy_that_lets_nobody_through_leads_to_spdy() {
 }
 
 #[tokio::test]
-async fn no_command_is_asked_for_twice_when_the_answer_was_lost() {
+async fn no_command_is_requested_twice_when_the_response_was_lost() {
     for does in [Does::HangsUpOnWebSocket, Does::TalksNonsense] {
         let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
         let proxy = proxy(&ca, does, pods.addr()).await;
@@ -156,7 +155,7 @@ async fn no_command_is_asked_for_twice_when_the_answer_was_lost() {
             "{does:?}: {error:?}"
         );
         assert_eq!(asked(&pods, "/exec"), 1, "{does:?}");
-        // Ports are no commands: nothing happens by asking for them once more.
+        // Port-forward requests are idempotent.
         let forwarder = PortForwarder::connect(&endpoint, "default", "web").await;
         let transport = forwarder.unwrap().transport().clone();
         let Transport::Spdy {
@@ -171,7 +170,7 @@ async fn no_command_is_asked_for_twice_when_the_answer_was_lost() {
 }
 
 #[tokio::test]
-async fn a_proxy_is_believed_as_the_cluster_is_and_by_its_own_name() {
+async fn a_proxy_is_verified_with_the_clusters_cas_and_its_own_name() {
     let (ca, pods) = (Ca::new("cluster"), Pods::start().await);
     let stranger = proxy(&Ca::new("stranger"), Does::Tunnels, pods.addr()).await;
     let leaf = ca.server(&["elsewhere.example"]);

@@ -1,10 +1,9 @@
-//! Commands and ports of pods, over loopback: with stand-ins that behave, and with some
-//! that do not.
+//! Commands and ports of pods, over loopback: with correct and with faulty fake servers.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // a test ends where it cannot go on
 
 mod commands;
-mod cuts;
+mod disconnects;
 mod examples;
 mod fallback;
 mod https_proxy;
@@ -15,12 +14,12 @@ use std::net::SocketAddr;
 use skewbridge_client::{Endpoint, ExecRequest, Kubeconfig};
 use skewbridge_testkit::Pods;
 
-/// How to reach a stand-in.
+/// An endpoint for a fake server.
 async fn endpoint(pods: &Pods) -> Endpoint {
     endpoint_at(pods.addr()).await
 }
 
-/// How to reach a server by plain HTTP.
+/// An endpoint for a plain HTTP server.
 async fn endpoint_at(addr: SocketAddr) -> Endpoint {
     let text = format!(
         "current-context: c\ncontexts: [{{name: c, context: {{cluster: k}}}}]\n\
@@ -31,7 +30,7 @@ async fn endpoint_at(addr: SocketAddr) -> Endpoint {
     Endpoint::prepare(&target, None).await.unwrap()
 }
 
-/// A command of a shell, that reads and writes.
+/// A shell command with all streams.
 fn shell(script: &str) -> ExecRequest {
     ExecRequest {
         namespace: "default".to_owned(),

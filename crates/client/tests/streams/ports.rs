@@ -1,4 +1,4 @@
-//! Connections to ports.
+//! Port forwarding.
 
 use std::io::ErrorKind;
 
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::endpoint;
 
-/// Sends back what comes, until that ends.
+/// An echo server.
 async fn echo() -> (Port, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -45,7 +45,7 @@ async fn both(pods: &Pods) -> [PortForwarder; 2] {
     ]
 }
 
-/// A local program's connection, and ours to be carried.
+/// A connection of a local program, and our end of it.
 async fn local() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -54,7 +54,7 @@ async fn local() -> (TcpStream, TcpStream) {
 }
 
 #[tokio::test]
-async fn many_connections_go_through_one_at_once() {
+async fn many_streams_share_one_connection() {
     let pods = Pods::start().await;
     let (port, task) = echo().await;
     for forwarder in both(&pods).await {
@@ -84,7 +84,7 @@ async fn many_connections_go_through_one_at_once() {
 }
 
 #[tokio::test]
-async fn a_port_where_nobody_listens_is_told_and_the_others_stay() {
+async fn a_port_without_a_listener_is_reported_and_other_streams_continue() {
     let pods = Pods::start().await;
     let (port, task) = echo().await;
     let nobody = SilentPort::new();
@@ -108,7 +108,7 @@ async fn a_port_where_nobody_listens_is_told_and_the_others_stay() {
 }
 
 #[tokio::test]
-async fn a_local_connection_is_carried_with_its_half_close() {
+async fn a_local_connection_is_forwarded_with_its_half_close() {
     let pods = Pods::start().await;
     let (port, task) = echo().await;
     for forwarder in both(&pods).await {
@@ -129,10 +129,10 @@ async fn a_local_connection_is_carried_with_its_half_close() {
 }
 
 #[tokio::test]
-async fn what_is_cut_off_is_no_end_to_the_local_program() {
+async fn a_lost_connection_resets_the_local_program() {
     let pods = Pods::start().await;
     let (port, task) = echo().await;
-    // The connection to the cluster is cut, or we are ended.
+    // The connection to the cluster is lost, or the forwarding task is dropped.
     for (by, left) in [
         (TransportPreference::WebSocket, false),
         (TransportPreference::WebSocket, true),
@@ -158,7 +158,7 @@ async fn what_is_cut_off_is_no_end_to_the_local_program() {
 }
 
 #[tokio::test]
-async fn a_port_where_nobody_listens_resets_the_local_connection() {
+async fn a_port_without_a_listener_resets_the_local_connection() {
     let pods = Pods::start().await;
     let nobody = SilentPort::new();
     let closed = Port::new(nobody.addr().port()).unwrap();
@@ -172,7 +172,7 @@ async fn a_port_where_nobody_listens_resets_the_local_connection() {
 }
 
 #[tokio::test]
-async fn a_lost_pod_is_noticed_by_all() {
+async fn all_streams_notice_a_lost_pod() {
     let pods = Pods::start().await;
     let (port, task) = echo().await;
     let mut streams = Vec::new();
@@ -195,7 +195,7 @@ async fn a_lost_pod_is_noticed_by_all() {
 }
 
 #[tokio::test]
-async fn ports_fall_back_to_spdy_too() {
+async fn port_forwarding_falls_back_to_spdy() {
     let pods = Pods::start().await;
     pods.websocket(Grant::No(400, "no".to_owned()));
     let forwarder = PortForwarder::connect(&endpoint(&pods).await, "default", "web")

@@ -141,7 +141,7 @@ async fn a_cut_is_gone_on_with_or_told() {
     assert!(!to.exists());
     let said = cluster.run(&["cp", "--retries=5", &remote, &local]).await;
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.stderr.contains("going on at byte"), "{said:?}");
+    assert!(said.stderr.contains("resuming at byte"), "{said:?}");
     assert!(fs::read(to).unwrap() == contents);
 }
 

@@ -87,7 +87,7 @@ impl Others {
         let words = ["--retries=3", &remote, &back.display().to_string()];
         let output = way.cp(&words).await;
         assert_eq!(output.code, Some(0), "{output:?}");
-        for expected in ["there is no tar in the container", "going on at byte"] {
+        for expected in ["there is no tar in the container", "resuming at byte"] {
             assert!(output.stderr.contains(expected), "{output:?}");
         }
         assert!(same(&there, &back), "from the pod");

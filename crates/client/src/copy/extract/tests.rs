@@ -47,14 +47,14 @@ impl Archive {
 
 struct Outcome {
     result: Result<(), Error>,
-    on_event: Vec<CopyEvent>,
+    events: Vec<CopyEvent>,
 }
 
 fn extract(target: &Path, archive: &[u8], options: &Options) -> Outcome {
-    let on_event = Arc::new(Mutex::new(Vec::new()));
-    let kept = on_event.clone();
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let kept = events.clone();
     let options = Options {
-        on_event: Some(Arc::new(move |notice| kept.lock().unwrap().push(notice))),
+        on_event: Some(Arc::new(move |event| kept.lock().unwrap().push(event))),
         ..options.clone()
     };
     let top = RequestedRoot::Named(b"top".to_vec());
@@ -66,8 +66,8 @@ fn extract(target: &Path, archive: &[u8], options: &Options) -> Outcome {
         assert!(whole);
         extractor.finish()
     });
-    let on_event = on_event.lock().unwrap().clone();
-    Outcome { result, on_event }
+    let events = events.lock().unwrap().clone();
+    Outcome { result, events }
 }
 
 /// Everything below a directory: names, and contents or link targets.
@@ -295,8 +295,8 @@ fn escaping_symlinks_and_devices_are_skipped_and_reported() {
     let outcome = extract(&target, &archive, &Options::default());
     let error = outcome.result.unwrap_err();
     assert!(matches!(error, Error::Skipped(Skipped(7))), "{error}");
-    assert_eq!(outcome.on_event.len(), 7);
-    let first = outcome.on_event[0].to_string();
+    assert_eq!(outcome.events.len(), 7);
+    let first = outcome.events[0].to_string();
     assert!(first.starts_with("warning: skipping symlink: "), "{first}");
     expect(&target, &[("rest", "is there")]);
 }
@@ -348,7 +348,7 @@ fn only_the_requested_path_is_accepted() {
         (
             "a second file",
             Archive::default().file("top", b"x").file("top/b", b"y"),
-            "is not what was asked for",
+            "was not requested",
         ),
         (
             "a symlink",
@@ -360,7 +360,7 @@ fn only_the_requested_path_is_accepted() {
             Archive::default().add(&Entry::new("top", Kind::Character)),
             "is a character device",
         ),
-        ("nothing", Archive::default(), "nothing in it"),
+        ("nothing", Archive::default(), "the archive is empty"),
         (
             "a file for a directory",
             Archive::of_top().file("top", b"x"),
@@ -408,7 +408,7 @@ fn files_larger_than_the_limit_are_rejected_before_they_are_written() {
     let error = extract(&target, &large, &Options::default())
         .result
         .unwrap_err();
-    assert!(error.to_string().contains("what is free"), "{error}");
+    assert!(error.to_string().contains("the free space"), "{error}");
 }
 
 #[test]

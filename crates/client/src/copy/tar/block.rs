@@ -23,7 +23,7 @@ pub(super) type Bytes = [u8; BLOCK];
 
 /// Whether the checksum is right. Some programs compute it over signed bytes.
 pub(super) fn is_intact(block: &Bytes) -> bool {
-    let Ok(told) = number(&block[CHECKSUM], "checksum") else {
+    let Ok(stored) = number(&block[CHECKSUM], "checksum") else {
         return false;
     };
     let (mut unsigned, mut signed) = (0_i64, 0_i64);
@@ -36,7 +36,7 @@ pub(super) fn is_intact(block: &Bytes) -> bool {
         unsigned += i64::from(byte);
         signed += i64::from(byte.cast_signed());
     }
-    told == unsigned || told == signed
+    stored == unsigned || stored == signed
 }
 
 /// Writes the checksum, after all other fields.

@@ -1,4 +1,4 @@
-//! What is told of a stream that was cut: never that it went well.
+//! Lost connections are never reported as success.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use tokio::time::timeout;
 
 use super::{endpoint, endpoint_at, shell};
 
-/// What the stand-in writes behind 101 for this command, at most.
-const ALL: usize = 400;
+/// At most what the fake server writes after 101 for this command.
+const MAX_RESPONSE_BYTES: usize = 400;
 
 async fn run(executor: &dyn Executor) -> (Vec<u8>, bool, ExitStatus) {
     let mut process = executor.start(&shell("echo hello; exit 0")).await.unwrap();
@@ -23,10 +23,10 @@ async fn run(executor: &dyn Executor) -> (Vec<u8>, bool, ExitStatus) {
     (out, clean, status)
 }
 
-/// For each number of bytes after which the connection is cut.
-async fn judge(pods: &Pods, executor: &dyn Executor) {
+/// Cuts the connection after each number of bytes.
+async fn assert_never_success(pods: &Pods, executor: &dyn Executor) {
     let mut successes = Vec::new();
-    for cut in 0..ALL {
+    for cut in 0..MAX_RESPONSE_BYTES {
         pods.cut_after(Some(cut));
         let (out, clean, status) = run(executor).await;
         match status {
@@ -43,7 +43,7 @@ async fn judge(pods: &Pods, executor: &dyn Executor) {
             other => panic!("cut after {cut}: {other:?}"),
         }
     }
-    // Only behind the Status is a cut no matter.
+    // Only after the Status a lost connection is harmless.
     assert!(
         successes.first().is_some_and(|first| *first > 40),
         "{successes:?}"
@@ -51,21 +51,21 @@ async fn judge(pods: &Pods, executor: &dyn Executor) {
 }
 
 #[tokio::test]
-async fn a_websocket_that_is_cut_anywhere_is_no_success_before_its_status() {
+async fn a_websocket_cut_anywhere_before_its_status_is_not_a_success() {
     let pods = Pods::start().await;
     let executor = WebSocketExecutor::new(endpoint(&pods).await);
-    judge(&pods, &executor).await;
+    assert_never_success(&pods, &executor).await;
 }
 
 #[tokio::test]
-async fn spdy_that_is_cut_anywhere_is_no_success_before_its_status() {
+async fn spdy_cut_anywhere_before_its_status_is_not_a_success() {
     let pods = Pods::start().await;
     let executor = SpdyExecutor::new(endpoint(&pods).await);
-    judge(&pods, &executor).await;
+    assert_never_success(&pods, &executor).await;
 }
 
 #[tokio::test]
-async fn a_server_that_dies_is_told_with_what_was_delivered() {
+async fn a_crashed_server_is_reported_with_the_delivered_bytes() {
     let pods = Pods::start().await;
     let endpoint = endpoint(&pods).await;
     let executors: [Box<dyn Executor>; 2] = [
@@ -93,8 +93,10 @@ async fn a_server_that_dies_is_told_with_what_was_delivered() {
     }
 }
 
-/// Grants everything, and says nothing more.
-async fn mute(grant: fn(&str) -> String) -> (std::net::SocketAddr, tokio::task::JoinHandle<()>) {
+/// Accepts every upgrade, and sends nothing more.
+async fn silent_server(
+    grant: fn(&str) -> String,
+) -> (std::net::SocketAddr, tokio::task::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let task = tokio::spawn(async move {
@@ -135,8 +137,8 @@ fn granted(head: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_answer_any_more_is_noticed() {
-    let (addr, task) = mute(granted).await;
+async fn an_unresponsive_server_is_detected() {
+    let (addr, task) = silent_server(granted).await;
     let endpoint = endpoint_at(addr).await;
     let keep_alive = KeepAlive {
         interval: Duration::from_millis(50),
@@ -159,9 +161,10 @@ async fn a_server_that_does_not_answer_any_more_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_server_that_talks_nonsense_is_cut_off() {
+async fn a_protocol_violation_ends_the_connection() {
     let (addr, task) =
-        mute(|head| granted(head) + "\u{80}nonsense and more of it, as long as a frame").await;
+        silent_server(|head| granted(head) + "\u{80}nonsense and more of it, as long as a frame")
+            .await;
     let endpoint = endpoint_at(addr).await;
     let executors: [Box<dyn Executor>; 2] = [
         Box::new(WebSocketExecutor::new(endpoint.clone())),

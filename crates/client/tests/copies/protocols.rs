@@ -1,4 +1,4 @@
-//! The same through the protocols of pods, with connections that are cut.
+//! Copies over the pods of pods, with lost connections.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use skewbridge_client::streams::{Executor, FallbackExecutor, SpdyExecutor, WebSo
 use skewbridge_client::{Endpoint, Kubeconfig};
 use skewbridge_testkit::{Pods, ScratchDir};
 
-use crate::tree::{Shape, listing, plant};
+use crate::test_tree::{TreeShape, create_tree, listing};
 use crate::{options, progress};
 
 /// The example of the documentation.
@@ -39,12 +39,12 @@ fn pod(executor: Arc<dyn Executor>) -> Pod {
 }
 
 #[tokio::test]
-async fn trees_go_in_and_come_out_by_both_protocols() {
+async fn trees_are_copied_over_both_protocols() {
     let pods = Pods::start().await;
     for executor in executors(&pods).await {
         let (pod, scratch) = (pod(executor), ScratchDir::new());
         let from = scratch.path().join("from");
-        plant(&from, Shape::Small);
+        create_tree(&from, TreeShape::Small);
         let there = scratch.path().join("there");
         let (options, _) = options(0);
         let place = there.display().to_string();
@@ -61,27 +61,27 @@ async fn trees_go_in_and_come_out_by_both_protocols() {
 }
 
 #[tokio::test]
-async fn a_download_survives_connections_that_are_cut_again_and_again() {
+async fn a_download_survives_repeatedly_lost_connections() {
     let pods = Pods::start().await;
     let scratch = ScratchDir::new();
     let from = scratch.path().join("from");
-    plant(&from, Shape::Small);
+    create_tree(&from, TreeShape::Small);
     let place = from.display().to_string();
     for executor in executors(&pods).await {
         let pod = pod(executor);
         let to = scratch.path().join("to");
         // Each connection carries less than a third of it.
         pods.cut_after(Some(1 << 20));
-        let (patient, on_event) = options(20);
+        let (patient, events) = options(20);
         let progress = Arc::new(Progress::default());
         copy_from(&pod, &place, &to, &patient, &progress)
             .await
             .unwrap();
         assert_eq!(listing(&to), listing(&from));
-        assert!(on_event.lock().unwrap().len() >= 3);
+        assert!(events.lock().unwrap().len() >= 3);
         assert!(progress.retries() >= 3);
         std::fs::remove_dir_all(&to).unwrap();
-        // Without a retry it is no success.
+        // Without retries it is not a success.
         let (impatient, _) = options(0);
         let error = copy_from(&pod, &place, &to, &impatient, &progress).await;
         assert!(

@@ -1,32 +1,32 @@
-//! Trees to copy, and what is in them.
+//! Test trees and their listings.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 
-/// What to plant.
+/// The shape of a test tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shape {
+pub(crate) enum TreeShape {
     /// A few files in a few blocks.
     Tiny,
-    /// Everything that can be copied.
+    /// Every kind of file that can be copied.
     Small,
     /// More than ten thousand files.
     Many,
 }
 
-pub(crate) fn plant(root: &Path, shape: Shape) {
+pub(crate) fn create_tree(root: &Path, shape: TreeShape) {
     let write = |name: &str, contents: &[u8]| {
         let path = root.join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, contents).unwrap();
     };
     match shape {
-        Shape::Tiny => {
+        TreeShape::Tiny => {
             write("a", b"one");
             write("b/c", &noise(1500));
             write("b/d", b"");
         }
-        Shape::Small => {
+        TreeShape::Small => {
             write("plain", b"contents");
             write("empty", b"");
             write("large", &noise(3 << 20));
@@ -41,7 +41,7 @@ pub(crate) fn plant(root: &Path, shape: Shape) {
             let program = std::fs::Permissions::from_mode(0o755);
             std::fs::set_permissions(root.join("plain"), program).unwrap();
         }
-        Shape::Many => {
+        TreeShape::Many => {
             for directory in 0..100 {
                 for file in 0..100 {
                     let name = format!("d{directory}/f{file}");
@@ -53,7 +53,7 @@ pub(crate) fn plant(root: &Path, shape: Shape) {
     }
 }
 
-/// Every name below a directory, with permissions and contents.
+/// All names below a directory, with permissions and contents.
 pub(crate) fn listing(root: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut waiting = vec![root.to_path_buf()];
@@ -90,7 +90,7 @@ fn digest(bytes: &[u8]) -> String {
     format!("{} {:016x}", bytes.len(), hasher.finish())
 }
 
-/// Bytes that do not repeat.
+/// Pseudo-random bytes.
 pub(crate) fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(length + 8);

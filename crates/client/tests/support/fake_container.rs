@@ -1,5 +1,5 @@
-//! A container that is a directory of this machine, with its real tar, behind a
-//! connection that can be cut at any byte.
+//! A fake container: a local directory with a real tar, behind a connection that can be lost at
+//! any byte.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,44 +19,42 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::process::Command;
 use tokio::sync::Notify;
 
-/// Where this is set, to a busybox, containers have its programs instead of those of
-/// this machine.
+/// If set to a busybox, containers use its programs instead of the system's.
 const BUSYBOX: &str = "SKEWBRIDGE_TEST_BUSYBOX";
 
-/// Its shell finds all of its programs, wherever they are, and some builds of it have
-/// no cksum.
+/// Its shell finds all of its programs, whatever $PATH is, and some builds have no cksum.
 pub(crate) fn is_busybox() -> bool {
     std::env::var_os(BUSYBOX).is_some()
 }
 
-/// After how many bytes a connection is lost.
+/// When and how a connection is lost.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Loss {
     Output(u64),
     Input(u64),
-    /// And the process there does not learn of it.
+    /// After this much input, without the process noticing.
     Unnoticed(u64),
-    /// All was sent, and the process goes on.
+    /// After all input was sent; the process keeps running.
     Sent,
-    /// No more than this is taken, for ever.
+    /// After this much input nothing more is accepted.
     Stall(u64),
-    /// Whatever is sent is on its way for ever: nothing has begun there.
+    /// Everything: the command is never started.
     Everything,
-    /// All is done there, and nobody hears of it.
+    /// Only the exit status: the command has completed.
     Answer,
 }
 
-pub(crate) struct Machine {
+pub(crate) struct FakeContainer {
     scratch: ScratchDir,
     losses: Mutex<VecDeque<Option<Loss>>>,
     commands: Mutex<Vec<Vec<String>>>,
     refusal: Mutex<Option<String>>,
-    /// Processes that have not learnt that their connections were lost.
-    unaware: Arc<AtomicUsize>,
+    /// How many processes run whose connections were lost.
+    detached: Arc<AtomicUsize>,
 }
 
-impl Machine {
-    /// With all the programs that copies know of.
+impl FakeContainer {
+    /// With all programs that copies use.
     pub(crate) fn new() -> Self {
         Self::with(&[
             "cat", "chmod", "chown", "cksum", "dd", "find", "id", "mv", "rm", "sh", "sleep",
@@ -64,33 +62,37 @@ impl Machine {
         ])
     }
 
-    /// With these programs alone.
+    /// With these programs only.
     pub(crate) fn with(programs: &[&str]) -> Self {
         let scratch = ScratchDir::new();
         for directory in ["bin", "root"] {
             std::fs::create_dir(scratch.path().join(directory)).unwrap();
         }
         for program in programs {
-            symlink(found(program), scratch.path().join("bin").join(program)).unwrap();
+            symlink(
+                system_program(program),
+                scratch.path().join("bin").join(program),
+            )
+            .unwrap();
         }
         Self {
             scratch,
             losses: Mutex::default(),
             commands: Mutex::default(),
             refusal: Mutex::default(),
-            unaware: Arc::default(),
+            detached: Arc::default(),
         }
     }
 
-    /// How many processes are at work whose connections were lost.
-    pub(crate) fn unaware(&self) -> usize {
-        self.unaware.load(Ordering::SeqCst)
+    /// How many processes run whose connections were lost.
+    pub(crate) fn detached(&self) -> usize {
+        self.detached.load(Ordering::SeqCst)
     }
 
-    /// Gives it a program that is none of this machine's. It is written by a process of
-    /// its own: had we it open for writing while another test starts a process, that
-    /// would inherit it, and the file could not be executed.
-    pub(crate) fn pretend(&self, program: &str, script: &str) {
+    /// Adds a script as a program. A separate process writes it: if we had it open for writing
+    /// while another test starts a process, that process would inherit it, and the file could
+    /// not be executed.
+    pub(crate) fn add_script(&self, program: &str, script: &str) {
         use std::io::Write as _;
         let path = self.scratch.path().join("bin").join(program);
         let mut install = std::process::Command::new("install")
@@ -105,26 +107,26 @@ impl Machine {
         assert!(install.wait().unwrap().success());
     }
 
-    /// The same for one that it has.
-    pub(crate) fn replace(&self, program: &str, script: &str) {
+    /// Replaces a program by a script.
+    pub(crate) fn replace_with_script(&self, program: &str, script: &str) {
         std::fs::remove_file(self.scratch.path().join("bin").join(program)).unwrap();
-        self.pretend(program, script);
+        self.add_script(program, script);
     }
 
-    /// Where the real tar is.
+    /// A link to the real tar.
     pub(crate) fn tar(&self) -> PathBuf {
         let link = self.scratch.path().join("real/tar");
         std::fs::create_dir_all(self.scratch.path().join("real")).unwrap();
-        symlink(found("tar"), &link).unwrap();
+        symlink(system_program("tar"), &link).unwrap();
         link
     }
 
-    /// From now on a server says this of whatever is to be run.
+    /// Makes the server answer all further commands with this error.
     pub(crate) fn refuse(&self, message: &str) {
         *self.refusal.lock().unwrap() = Some(message.to_owned());
     }
 
-    /// Where its commands begin.
+    /// The working directory of its commands.
     pub(crate) fn root(&self) -> PathBuf {
         self.scratch.path().join("root")
     }
@@ -134,11 +136,11 @@ impl Machine {
     }
 
     /// Loses the connections of the next commands, one after the other.
-    pub(crate) fn lose(&self, losses: &[Option<Loss>]) {
+    pub(crate) fn lose_connections(&self, losses: &[Option<Loss>]) {
         self.losses.lock().unwrap().extend(losses);
     }
 
-    /// What was run, with scripts left out.
+    /// The commands that were run.
     pub(crate) fn commands(&self) -> Vec<Vec<String>> {
         self.commands.lock().unwrap().clone()
     }
@@ -150,7 +152,7 @@ impl Machine {
         }
         let loss = self.losses.lock().unwrap().pop_front().flatten();
         if matches!(loss, Some(Loss::Everything)) {
-            return into_nowhere(stdin);
+            return never_started(stdin);
         }
         let child = Command::new(&command[0])
             .args(&command[1..])
@@ -167,7 +169,7 @@ impl Machine {
             .spawn();
         let mut child = match child {
             Ok(child) => child,
-            Err(error) => return absent(&command[0], &error),
+            Err(error) => return program_not_found(&command[0], &error),
         };
         let signal = Arc::new(Lost::default());
         let of = |wanted: fn(Loss) -> Option<u64>| loss.and_then(wanted).unwrap_or(u64::MAX);
@@ -183,20 +185,20 @@ impl Machine {
             Loss::Input(bytes) | Loss::Unnoticed(bytes) | Loss::Stall(bytes) => Some(bytes),
             _ => None,
         });
-        let goes_on = matches!(loss, Some(Loss::Unnoticed(_) | Loss::Sent));
+        let keeps_running = matches!(loss, Some(Loss::Unnoticed(_) | Loss::Sent));
         let stdin = child.stdin.take().map(|inner| Input {
             inner: Some(inner),
             left,
             stalls: matches!(loss, Some(Loss::Stall(_))),
             sent: matches!(loss, Some(Loss::Sent)),
-            kept: goes_on.then(|| signal.clone()),
+            kept: keeps_running.then(|| signal.clone()),
             lost: signal.clone(),
         });
         let stderr = child.stderr.take().unwrap();
-        let unaware = self.unaware.clone();
+        let detached = self.detached.clone();
         let mut outputs: [Box<dyn AsyncRead + Send + Unpin>; 2] =
             [Box::new(stdout), Box::new(stderr)];
-        if goes_on {
+        if keeps_running {
             outputs = outputs.map(|output| until_lost(output, signal.clone()));
         }
         let [stdout, stderr] = outputs;
@@ -205,7 +207,7 @@ impl Machine {
             stdout,
             stderr,
             exit: Box::pin(async move {
-                // What was lost is lost, however soon the process has ended.
+                // The loss takes effect even if the process has ended before.
                 let waited = async {
                     if matches!(loss, Some(Loss::Output(_))) {
                         signal.read.notified().await;
@@ -218,37 +220,36 @@ impl Machine {
                     ended = waited => Some(ended),
                 };
                 let Some(ended) = ended else {
-                    if goes_on {
-                        unaware.fetch_add(1, Ordering::SeqCst);
+                    if keeps_running {
+                        detached.fetch_add(1, Ordering::SeqCst);
                         tokio::spawn(async move {
                             let _ = child.wait().await;
                             drop(signal);
-                            unaware.fetch_sub(1, Ordering::SeqCst);
+                            detached.fetch_sub(1, Ordering::SeqCst);
                         });
-                        return cut();
+                        return connection_lost();
                     }
-                    // What it was sent has an end now, as it would in a pod; and nobody
-                    // hears it any more.
+                    // The process gets end-of-file, as in a pod, and its exit status is lost.
                     let _ = child.wait().await;
-                    return cut();
+                    return connection_lost();
                 };
                 if matches!(loss, Some(Loss::Answer)) {
-                    return cut();
+                    return connection_lost();
                 }
                 match ended.code() {
                     Some(0) => ExitStatus::Success,
                     Some(code) => {
                         ExitStatus::Code(ExitCode::new(u8::try_from(code).unwrap()).unwrap())
                     }
-                    None => cut(),
+                    None => connection_lost(),
                 }
             }),
         }
     }
 }
 
-/// Where a program is.
-fn found(program: &str) -> PathBuf {
+/// The path of a system program.
+fn system_program(program: &str) -> PathBuf {
     if let Some(busybox) = std::env::var_os(BUSYBOX) {
         return PathBuf::from(busybox);
     }
@@ -259,13 +260,13 @@ fn found(program: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("this machine has no {program}"))
 }
 
-impl Container for Machine {
+impl Container for FakeContainer {
     fn run(&self, command: Vec<String>, stdin: Stdin) -> RunFuture<'_> {
         Box::pin(async move { Ok(self.start(&command, stdin)) })
     }
 }
 
-fn cut() -> ExitStatus {
+fn connection_lost() -> ExitStatus {
     ExitStatus::Disconnected(Disconnected {
         cause: "connection reset by peer".to_owned(),
         sent: 0,
@@ -274,7 +275,7 @@ fn cut() -> ExitStatus {
     })
 }
 
-fn into_nowhere(stdin: Stdin) -> Process {
+fn never_started(stdin: Stdin) -> Process {
     Process {
         stdin: match stdin {
             Stdin::Piped => Some(Box::new(tokio::io::sink())),
@@ -282,11 +283,11 @@ fn into_nowhere(stdin: Stdin) -> Process {
         },
         stdout: Box::new(tokio::io::empty()),
         stderr: Box::new(tokio::io::empty()),
-        exit: Box::pin(async { cut() }),
+        exit: Box::pin(async { connection_lost() }),
     }
 }
 
-fn absent(program: &str, error: &io::Error) -> Process {
+fn program_not_found(program: &str, error: &io::Error) -> Process {
     assert_eq!(error.kind(), io::ErrorKind::NotFound);
     failed(format!(
         "exec: \"{program}\": executable file not found in $PATH"
@@ -308,7 +309,7 @@ fn failed(message: String) -> Process {
     }
 }
 
-/// What comes as long as there is a connection.
+/// Forwards output until the connection is lost.
 fn until_lost(
     mut output: Box<dyn AsyncRead + Send + Unpin>,
     lost: Arc<Lost>,
@@ -326,11 +327,11 @@ fn until_lost(
 #[derive(Default)]
 struct Lost {
     notify: Notify,
-    /// Ends outputs of a process that goes on.
+    /// Ends the outputs of a process that keeps running.
     outputs: Notify,
-    /// All output was read, or is wanted no more.
+    /// All output was read or discarded.
     read: Notify,
-    /// The input of a process that does not learn that it is over.
+    /// Keeps the stdin of a process open that must not notice.
     input: Mutex<Option<tokio::process::ChildStdin>>,
 }
 
@@ -357,7 +358,7 @@ impl AsyncRead for Output {
         if read == 0 {
             self.lost.read.notify_one();
         }
-        // It was read into the memory of the buffer that it is a part of.
+        // `part` was read into the memory of `buf`.
         let filled = part.filled().to_vec();
         buf.put_slice(&filled);
         self.left -= read as u64;
@@ -375,9 +376,9 @@ struct Input {
     inner: Option<tokio::process::ChildStdin>,
     left: u64,
     stalls: bool,
-    /// It is lost at its end.
+    /// The connection is lost at the end of the input.
     sent: bool,
-    /// Who keeps it when the connection is lost.
+    /// Keeps stdin open when the connection is lost.
     kept: Option<Arc<Lost>>,
     lost: Arc<Lost>,
 }
@@ -392,7 +393,7 @@ impl AsyncWrite for Input {
             return Poll::Pending;
         }
         if self.left == 0 {
-            // First of all: the process ends when its input does.
+            // First, because the process ends with its input.
             self.lost.notify.notify_one();
             let inner = self.inner.take();
             if let Some(kept) = &self.kept {

@@ -1,5 +1,5 @@
-//! A cluster that believes one key alone, a plugin that has it, and a kubeconfig that
-//! names the plugin.
+//! A fixture: a cluster that accepts one client key, a plugin that has it, and a kubeconfig
+//! with the plugin.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,23 +10,23 @@ use serde_json::{Value, json};
 use skewbridge_client::{Endpoint, Error, Kubeconfig, Request, Target, Timeouts};
 use skewbridge_testkit::{ApiServer, Ca, ClientAuth, Options, Reply, ScratchDir, Seen};
 
-/// How long a plugin may take that is to answer: a machine may be slow.
-pub(crate) const LIMITS: Timeouts = Timeouts {
+/// Timeouts for plugins that are expected to answer: generous for slow machines.
+pub(crate) const TIMEOUTS: Timeouts = Timeouts {
     request: Some(Duration::from_secs(30)),
     plugin: Duration::from_mins(1),
 };
 
-/// The name in the certificate that only the plugin has.
-pub(crate) const NAME: &str = "who-has-the-key";
+/// The common name of the certificate that only the plugin has.
+pub(crate) const KEY_OWNER: &str = "key-owner";
 
-/// Which kind of plugin.
+/// The kind of plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// The process is the proxy, and stays.
+pub(crate) enum PluginKind {
+    /// The process is the proxy, and keeps running.
     Itself,
-    /// It starts one, and ends.
+    /// It starts a proxy, and exits.
     Starter,
-    /// It is the proxy if there is none; otherwise it tells of that one, and ends.
+    /// It is the proxy if there is none; otherwise it returns the existing one, and exits.
     Finder,
 }
 
@@ -37,19 +37,19 @@ pub(crate) enum Socket {
     Tcp,
 }
 
-pub(crate) struct Stage {
+pub(crate) struct Fixture {
     pub(crate) dir: ScratchDir,
     pub(crate) cluster_ca: Ca,
     pub(crate) server: ApiServer,
-    pub(crate) kind: Kind,
+    pub(crate) kind: PluginKind,
     pub(crate) socket: Socket,
-    /// What the plugin answers beside the proxy.
+    /// What the plugin returns beside the proxy.
     pub(crate) extra: Value,
 }
 
-impl Stage {
-    /// A cluster that tells everybody who they are and what they ask.
-    pub(crate) async fn new(kind: Kind) -> Self {
+impl Fixture {
+    /// A cluster that responds with the client's name and the requested path.
+    pub(crate) async fn new(kind: PluginKind) -> Self {
         Self::with(kind, |seen| {
             let name = seen
                 .client
@@ -61,7 +61,7 @@ impl Stage {
     }
 
     pub(crate) async fn with(
-        kind: Kind,
+        kind: PluginKind,
         answer: impl Fn(Seen) -> Reply + Send + Sync + 'static,
     ) -> Self {
         let dir = ScratchDir::new();
@@ -69,7 +69,7 @@ impl Stage {
         let options = Options::new(cluster_ca.server(&["127.0.0.1"]))
             .clients(ClientAuth::Require(&cluster_ca));
         let server = ApiServer::start(options, answer).await;
-        let key = cluster_ca.client(NAME, &[]);
+        let key = cluster_ca.client(KEY_OWNER, &[]);
         let plugin_ca = Ca::new("plugin");
         let listener = plugin_ca.server(&["plugin.invalid", "127.0.0.1"]);
         let client = plugin_ca.client("client-of-the-plugin", &[]);
@@ -96,18 +96,18 @@ impl Stage {
         }
     }
 
-    /// The plugin of this stage, as it stands in a kubeconfig.
+    /// The plugin's kubeconfig entry.
     pub(crate) fn plugin(&self) -> Value {
         let kind = match self.kind {
-            Kind::Itself => "itself",
-            Kind::Starter => "starter",
-            Kind::Finder => "finder",
+            PluginKind::Itself => "itself",
+            PluginKind::Starter => "starter",
+            PluginKind::Finder => "finder",
         };
         let socket = match self.socket {
             Socket::Unix => "unix",
             Socket::Tcp => "tcp",
         };
-        // The test program says things on its standard output; the plugin's is 3.
+        // The test program prints to stdout; the plugin's output is file descriptor 3.
         let script = "exec \"$0\" --ignored --exact plugin_process::a_plugin --nocapture 3>&1 \
                       >/dev/null";
         let variable = |name: &str, value: &str| json!({"name": name, "value": value});
@@ -126,7 +126,7 @@ impl Stage {
         })
     }
 
-    /// A plugin that is a script.
+    /// A plugin that is a shell script.
     pub(crate) fn script(script: &str) -> Value {
         json!({
             "apiVersion": "client.authentication.k8s.io/v1",
@@ -162,44 +162,44 @@ impl Stage {
     }
 
     pub(crate) async fn endpoint(&self) -> Endpoint {
-        Endpoint::prepare_with_timeouts(&self.target(), LIMITS)
+        Endpoint::prepare_with_timeouts(&self.target(), TIMEOUTS)
             .await
             .unwrap()
     }
 
     /// How often the plugin has been executed.
     pub(crate) fn execs(&self) -> usize {
-        self.told("execs").lines().count()
+        self.recorded("execs").lines().count()
     }
 
-    /// What the plugin has written down.
-    pub(crate) fn told(&self, file: &str) -> String {
+    /// What the plugin has recorded in a file.
+    pub(crate) fn recorded(&self, file: &str) -> String {
         std::fs::read_to_string(self.dir.path().join(file)).unwrap_or_default()
     }
 
-    /// The process that is the proxy.
+    /// The process ID of the proxy.
     pub(crate) fn proxy(&self) -> i32 {
-        self.told("pid").trim().parse().unwrap()
+        self.recorded("pid").trim().parse().unwrap()
     }
 
     pub(crate) fn socket_path(&self) -> PathBuf {
         self.dir.path().join("run/s")
     }
 
-    /// The lock that the plugin was told.
+    /// The lock file path that the plugin got.
     pub(crate) fn lock(&self) -> PathBuf {
-        let question: Value = serde_json::from_str(&self.told("question")).unwrap();
-        question["spec"]["lockFilePath"].as_str().unwrap().into()
+        let exec_info: Value = serde_json::from_str(&self.recorded("exec-info")).unwrap();
+        exec_info["spec"]["lockFilePath"].as_str().unwrap().into()
     }
 }
 
-pub(crate) async fn ask(endpoint: &Endpoint, path: &str) -> Result<String, Error> {
+pub(crate) async fn get(endpoint: &Endpoint, path: &str) -> Result<String, Error> {
     let mut connection = endpoint.connect().await?;
     let answer = connection.send(&Request::get(path)).await?;
     Ok(String::from_utf8_lossy(&answer.body).into_owned())
 }
 
-/// Whether a process has ended, be it that nobody has asked how.
+/// Whether a process has ended, even if it was not reaped.
 pub(crate) fn is_gone(process: i32) -> bool {
     match std::fs::read_to_string(format!("/proc/{process}/stat")) {
         Err(_) => true,

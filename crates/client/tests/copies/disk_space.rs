@@ -1,4 +1,4 @@
-//! A disk here that is nearly full.
+//! Copies to a disk that is nearly full.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,18 +7,18 @@ use skewbridge_client::copy::Error;
 use skewbridge_testkit::ScratchDir;
 
 use crate::download;
-use crate::machine::Machine;
-use crate::tree::{listing, noise};
+use crate::fake_container::FakeContainer;
+use crate::test_tree::{listing, noise};
 
 const MIB: usize = 1 << 20;
 
-/// A disk of its own, as long as it is held.
+/// A mounted file system, unmounted on drop.
 struct Disk {
     scratch: ScratchDir,
 }
 
 impl Disk {
-    /// Only root can have one, and not everywhere: for others it is said why there is none.
+    /// Mounting needs root, and is not possible everywhere: otherwise the reason is printed.
     fn of(bytes: usize) -> Option<Self> {
         let disk = Self {
             scratch: ScratchDir::new(),
@@ -43,46 +43,46 @@ impl Drop for Disk {
     fn drop(&mut self) {
         let mut unmount = Command::new("umount");
         unmount.arg("--lazy").arg(self.scratch.path());
-        // It may never have been one.
+        // It may not have been mounted.
         let _ = unmount.stderr(std::process::Stdio::null()).status();
     }
 }
 
 #[tokio::test]
-async fn a_copy_is_renewed_where_it_does_not_fit_twice() {
-    // Twice 8 MiB, 16 MiB that stay free, and 10 for one file at a time.
+async fn a_copy_is_replaced_where_it_does_not_fit_twice() {
+    // Twice 8 MiB, the reserve of 16 MiB, and 10 MiB for one file at a time.
     let Some(disk) = Disk::of(42 * MIB) else {
         return;
     };
-    let machine = Machine::new();
-    let tree = machine.root().join("tree");
+    let container = FakeContainer::new();
+    let tree = container.root().join("tree");
     std::fs::create_dir(&tree).unwrap();
     for name in ["a", "b"] {
         std::fs::write(tree.join(name), noise(8 * MIB)).unwrap();
     }
     let to = disk.path("to");
     for _ in 0..3 {
-        download(&machine, "tree", &to, 0).await.unwrap();
+        download(&container, "tree", &to, 0).await.unwrap();
     }
     assert_eq!(listing(&to), listing(&tree));
 }
 
 #[tokio::test]
-async fn what_is_larger_than_what_is_free_is_refused_and_the_rest_stays() {
+async fn a_file_larger_than_the_free_space_is_rejected_and_the_rest_stays() {
     let Some(disk) = Disk::of(24 * MIB) else {
         return;
     };
-    let machine = Machine::new();
-    std::fs::write(machine.root().join("small"), noise(7 * MIB)).unwrap();
-    // It takes no room there.
-    let zeros = std::fs::File::create(machine.root().join("zeros")).unwrap();
+    let container = FakeContainer::new();
+    std::fs::write(container.root().join("small"), noise(7 * MIB)).unwrap();
+    // A sparse file.
+    let zeros = std::fs::File::create(container.root().join("zeros")).unwrap();
     zeros.set_len(10 << 30).unwrap();
-    download(&machine, "small", &disk.path("small"), 0)
+    download(&container, "small", &disk.path("small"), 0)
         .await
         .unwrap();
     for name in ["zeros", "small"] {
         let to = disk.path("other");
-        let error = download(&machine, name, &to, 0).await.unwrap_err();
+        let error = download(&container, name, &to, 0).await.unwrap_err();
         let Error::NoSpace {
             available, limit, ..
         } = &error
@@ -90,7 +90,7 @@ async fn what_is_larger_than_what_is_free_is_refused_and_the_rest_stays() {
             panic!("{error}");
         };
         assert!(
-            *limit == "what is free" && *available <= MIB as u64,
+            *limit == "the free space" && *available <= MIB as u64,
             "{error}"
         );
         assert!(error.to_string().contains("nothing of it was written"));
