@@ -109,12 +109,12 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
         before: &[Entry],
         after: &[Entry],
     ) -> Result<(), BuildError> {
-        for new_entry in before {
-            tar::write_entry(new_entry, &mut self.chunk);
+        for entry in before {
+            tar::write_entry(entry, &mut self.chunk);
         }
         self.walk(source, name)?;
-        for new_entry in after {
-            tar::write_entry(new_entry, &mut self.chunk);
+        for entry in after {
+            tar::write_entry(entry, &mut self.chunk);
         }
         self.flush()
     }
@@ -254,9 +254,9 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
         self.progress.begin_entry(name);
         let status = path.symlink_metadata().map_err(local_error)?;
         let target = path.read_link().map_err(local_error)?;
-        let mut new_entry = new_entry(name.to_vec(), Kind::Symlink, &status);
-        new_entry.link = target.as_os_str().as_bytes().to_vec();
-        self.begin_entry(&new_entry)
+        let mut entry = new_entry(name.to_vec(), Kind::Symlink, &status);
+        entry.link = target.as_os_str().as_bytes().to_vec();
+        self.begin_entry(&entry)
     }
 
     fn add_file(&mut self, path: &Path, name: &[u8]) -> Result<(), BuildError> {
@@ -315,13 +315,11 @@ impl<'a, S: FnMut(Vec<u8>) -> Result<(), SinkClosed>> ArchiveBuilder<'a, S> {
         Ok(())
     }
 
-    fn begin_entry(&mut self, new_entry: &Entry) -> Result<(), BuildError> {
-        if !self.chunk.is_empty()
-            && self.chunk.len() + tar::entry_length(new_entry) > FLUSH_THRESHOLD
-        {
+    fn begin_entry(&mut self, entry: &Entry) -> Result<(), BuildError> {
+        if !self.chunk.is_empty() && self.chunk.len() + tar::entry_length(entry) > FLUSH_THRESHOLD {
             self.flush()?;
         }
-        tar::write_entry(new_entry, &mut self.chunk);
+        tar::write_entry(entry, &mut self.chunk);
         Ok(())
     }
 }

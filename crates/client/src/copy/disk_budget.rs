@@ -102,10 +102,10 @@ mod tests {
             (10 << 30, 66 * MIB, disk_full(50 * MIB)),
             (u64::MAX, 66 * MIB, disk_full(50 * MIB)),
         ];
-        let mut available = DiskBudget::new(None);
+        let mut budget = DiskBudget::new(None);
         for (size, free, expected) in rows {
             assert_eq!(
-                available.reserve(size, || Some(free)),
+                budget.reserve(size, || Some(free)),
                 expected,
                 "{size} of {free}"
             );
@@ -120,10 +120,10 @@ mod tests {
             10 * MIB,
             100 * MIB,
         ] {
-            let mut available = DiskBudget::new(None);
+            let mut budget = DiskBudget::new(None);
             let (mut written, mut checks) = (0, 0);
             // Empty files take space too.
-            while available
+            while budget
                 .reserve(0, || {
                     checks += 1;
                     Some(free - written)
@@ -145,27 +145,23 @@ mod tests {
                 limit: "--max-bytes",
             })
         };
-        let mut available = DiskBudget::new(Some(10));
+        let mut budget = DiskBudget::new(Some(10));
         for (size, expected) in [
             (4, Ok(())),
             (7, max_bytes_exceeded(6)),
             (6, Ok(())),
             (1, max_bytes_exceeded(0)),
         ] {
-            assert_eq!(
-                available.reserve(size, || Some(100 * MIB)),
-                expected,
-                "{size}"
-            );
+            assert_eq!(budget.reserve(size, || Some(100 * MIB)), expected, "{size}");
         }
         // The user's limit does not override the free space.
-        let mut available = DiskBudget::new(Some(100 * MIB));
+        let mut budget = DiskBudget::new(Some(100 * MIB));
         assert_eq!(
-            available.reserve(50 * MIB, || Some(26 * MIB)),
+            budget.reserve(50 * MIB, || Some(26 * MIB)),
             disk_full(10 * MIB)
         );
         // With unknown free space only the user's limit counts.
-        assert_eq!(available.reserve(100 * MIB, || None), Ok(()));
-        assert_eq!(available.reserve(1, || None), max_bytes_exceeded(0));
+        assert_eq!(budget.reserve(100 * MIB, || None), Ok(()));
+        assert_eq!(budget.reserve(1, || None), max_bytes_exceeded(0));
     }
 }

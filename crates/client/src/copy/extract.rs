@@ -24,7 +24,7 @@ use super::target_tree::{self, FinalMetadata, TargetTree};
 
 /// Extracts an archive below a target.
 pub(super) struct Extractor {
-    top: RequestedRoot,
+    root: RequestedRoot,
     destination: Destination,
     options: Options,
     progress: Arc<Progress>,
@@ -56,13 +56,13 @@ struct PartialFile {
 
 impl Extractor {
     pub(super) fn new(
-        top: RequestedRoot,
+        root: RequestedRoot,
         destination: Destination,
         options: Options,
         progress: Arc<Progress>,
     ) -> Self {
         Self {
-            top,
+            root,
             destination,
             progress,
             target: None,
@@ -173,7 +173,7 @@ impl Extractor {
     }
 
     fn relative_parts<'a>(&self, name: &'a [u8]) -> Result<Vec<&'a [u8]>, Error> {
-        path_containment::relative_parts(&self.top, name).map_err(|why| Error::PathEscape {
+        path_containment::relative_parts(&self.root, name).map_err(|why| Error::PathEscape {
             name: path_containment::printable(name),
             why,
         })
@@ -181,9 +181,9 @@ impl Extractor {
 
     /// The first entry decides whether it is a file or a tree.
     fn resolve_target(&mut self, entry: &Entry, parts: &[&[u8]]) -> Result<ExtractTarget, Error> {
-        let is_top = parts.is_empty();
+        let is_root = parts.is_empty();
         let target = match entry.kind {
-            Kind::Directory if is_top => {
+            Kind::Directory if is_root => {
                 let (mut target_tree, existed) = TargetTree::open(self.destination.directory())?;
                 if let Some(final_metadata) = final_metadata(self.options.preserve, entry)
                     && !existed
@@ -192,15 +192,15 @@ impl Extractor {
                 }
                 ExtractTarget::Directory(target_tree)
             }
-            Kind::File if is_top => {
-                let (directory, name) = self.destination.file(&self.top)?;
+            Kind::File if is_root => {
+                let (directory, name) = self.destination.file(&self.root)?;
                 let (target_tree, _) = TargetTree::open(&directory)?;
                 let path = target_tree.display_path(&[&name]);
                 refuse_special_file(target_tree.root(), &name, &path)?;
                 self.progress.expect(entry.size);
                 ExtractTarget::File(target_tree, name)
             }
-            Kind::Symlink if is_top => {
+            Kind::Symlink if is_root => {
                 return Err(Error::Unexpected(format!(
                     "the requested path is a symlink to {:?}; ask for that, or for the directory \
                      behind it by a / at the end",
@@ -224,8 +224,8 @@ impl Extractor {
         path: PathBuf,
     ) -> Result<(), Error> {
         // Checked before anything is written: a full disk affects all programs.
-        let budget = self.budget.reserve(entry.size, || free_bytes(&directory));
-        budget.map_err(|disk_full| Error::NoSpace {
+        let reserved = self.budget.reserve(entry.size, || free_bytes(&directory));
+        reserved.map_err(|disk_full| Error::NoSpace {
             name: path_containment::printable(&entry.name),
             size: entry.size,
             available: disk_full.available,

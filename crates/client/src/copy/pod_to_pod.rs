@@ -152,7 +152,7 @@ impl PodToPod<'_> {
             exit: target_exit,
         } = target_process.await?;
         let mut rewriter = ArchiveRewriter {
-            top: self.path.root(),
+            root: self.path.root(),
             name: self.plan.name(),
             wrapper_entries: self.plan.wrapper_entries(),
             options: self.options,
@@ -233,7 +233,7 @@ impl PodToPod<'_> {
 
 /// Rewrites the names of an archive.
 struct ArchiveRewriter<'a> {
-    top: RequestedRoot,
+    root: RequestedRoot,
     name: String,
     wrapper_entries: (Vec<Entry>, Vec<Entry>),
     options: &'a Options,
@@ -382,7 +382,7 @@ impl ArchiveRewriter<'_> {
     }
 
     fn relative_parts<'n>(&self, name: &'n [u8]) -> Result<Vec<&'n [u8]>, Error> {
-        path_containment::relative_parts(&self.top, name).map_err(|why| Error::PathEscape {
+        path_containment::relative_parts(&self.root, name).map_err(|why| Error::PathEscape {
             name: path_containment::printable(name),
             why,
         })

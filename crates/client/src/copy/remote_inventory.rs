@@ -152,8 +152,8 @@ impl RemoteInventory {
             return true;
         }
         let size = status.size();
-        let candidates = self.candidate_key(name, size, status.mtime());
-        if !self.candidates.contains(&candidates) {
+        let candidate = self.candidate_key(name, size, status.mtime());
+        if !self.candidates.contains(&candidate) {
             return false;
         }
         match Cksum::of(file, size) {

@@ -41,10 +41,9 @@ impl Announcement {
     fn read(line: &str) -> Option<Self> {
         let mut fields = line.strip_prefix(ANNOUNCEMENT_PREFIX)?.split(' ');
         let mut number_field = || {
-            let number_field = fields.next()?;
-            let is_number =
-                !number_field.is_empty() && number_field.bytes().all(|it| it.is_ascii_digit());
-            is_number.then(|| number_field.to_owned())
+            let word = fields.next()?;
+            let is_number = !word.is_empty() && word.bytes().all(|it| it.is_ascii_digit());
+            is_number.then(|| word.to_owned())
         };
         let fields = [
             number_field(),

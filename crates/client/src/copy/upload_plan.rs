@@ -267,9 +267,9 @@ impl UploadPlan {
             CommandEnd::Disconnected(cause) => Err(disconnected(cause)),
             // The next attempt may find it gone.
             CommandEnd::Success if output.split_whitespace().any(|it| it == reply::BUSY) => {
-                let number = writer.pid();
+                let pid = writer.pid();
                 Err(disconnected(format!(
-                    "process {number} is still writing there"
+                    "process {pid} is still writing there"
                 )))
             }
             // If no command can be run there, the next one reports it.

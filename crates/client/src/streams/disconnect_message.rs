@@ -4,7 +4,7 @@ use std::io;
 
 use skewbridge_spdy::{Closed, Error};
 
-/// For the transport of a stream. A missing TLS close_notify is not worth mentioning.
+/// For the transport of a stream. A missing TLS `close_notify` is not worth mentioning.
 pub(crate) fn of_io(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => "the server closed the connection abruptly".to_owned(),

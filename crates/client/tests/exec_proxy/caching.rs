@@ -176,8 +176,8 @@ async fn each_caller_waits_for_its_own_timeout_and_the_plugin_runs_on_for_the_ot
             (second, first)
         };
         let error = in_a_hurry.await.unwrap_err().to_string();
-        let expected = "exec: sh (user \"alice\"): did not give a credential within 0.3 s; others \
-                        wait for it still";
+        let expected = "exec: sh (user \"alice\"): did not give a credential within 0.3 s; other \
+                        requests still wait for it";
         assert!(error.contains(expected), "{error}");
         std::fs::write(go, "").unwrap();
         patient.await.unwrap();
