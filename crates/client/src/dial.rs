@@ -76,7 +76,7 @@ impl Dialer {
         let server = self.server();
         let Some(route) = &self.proxy else {
             return match tcp::connect(&self.address).await {
-                Ok(connect) => Ok(Box::new(connect)),
+                Ok(tcp) => Ok(Box::new(tcp)),
                 Err(cause) => Err(Error::Unreachable { server, cause }),
             };
         };

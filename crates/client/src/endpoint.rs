@@ -399,12 +399,12 @@ impl Endpoint {
         let server = self.server();
         let (stream, leftover): (Stream, BytesMut) = match &self.proxy {
             None => {
-                let connect = tcp::connect(&self.address).await;
-                let connect = connect.map_err(|cause| Error::Unreachable {
+                let tcp = tcp::connect(&self.address).await;
+                let tcp = tcp.map_err(|cause| Error::Unreachable {
                     server: server.clone(),
                     cause,
                 })?;
-                (Box::new(connect), BytesMut::new())
+                (Box::new(tcp), BytesMut::new())
             }
             Some(route) => route.open(&server).await.map_err(|cause| Error::Proxy {
                 proxy: route.proxy.to_string(),

@@ -34,8 +34,8 @@ fn trusting(ca: &Ca) -> String {
 
 async fn send(target: &Target, request: &Request) -> Result<(u16, String), Error> {
     let endpoint = Endpoint::prepare(target, TIMEOUT).await?;
-    let shown = format!("{endpoint:?}");
-    assert!(!shown.contains("secret"), "{shown}");
+    let debug_text = format!("{endpoint:?}");
+    assert!(!debug_text.contains("secret"), "{debug_text}");
     let mut connection = endpoint.connect().await?;
     let answer = connection.send(request).await?;
     let body = String::from_utf8_lossy(&answer.body).into_owned();
@@ -271,11 +271,11 @@ async fn after_an_upgrade_the_stream_and_the_read_bytes_are_handed_over() {
     assert!(!connection.is_ready());
     let (mut stream, early) = connection.into_parts();
     stream.write_all(b"ping").await.unwrap();
-    let mut heard = early.to_vec();
-    while heard.len() < 9 {
-        assert_ne!(stream.read_buf(&mut heard).await.unwrap(), 0);
+    let mut received = early.to_vec();
+    while received.len() < 9 {
+        assert_ne!(stream.read_buf(&mut received).await.unwrap(), 0);
     }
-    assert_eq!(heard, b"earlyping");
+    assert_eq!(received, b"earlyping");
 }
 
 #[tokio::test]

@@ -397,8 +397,8 @@ impl RunningPlugin {
 
     /// The first process of the chain that has not exited.
     fn first_running(mut predecessor: Option<Arc<Self>>) -> Option<Arc<Self>> {
-        while let Some(exit_status) = predecessor.take_if(|it| it.task.is_finished()) {
-            predecessor = exit_status.predecessor();
+        while let Some(exited) = predecessor.take_if(|it| it.task.is_finished()) {
+            predecessor = exited.predecessor();
         }
         predecessor
     }

@@ -366,13 +366,13 @@ async fn ten_thousand_files_survive_a_lost_connection_in_both_directions() {
     {
         let events = events.lock().unwrap();
         let Some(CopyEvent::Retrying {
-            from: ResumePoint::SkippingFiles(there),
+            from: ResumePoint::SkippingFiles(complete),
             ..
         }) = events.first()
         else {
             panic!("{events:?}");
         };
-        assert!(*there > 1000, "{there}");
+        assert!(*complete > 1000, "{complete}");
     }
     no_leftovers(&container);
     let to = scratch.path().join("back");
@@ -480,11 +480,11 @@ async fn errors_describe_what_went_wrong() {
     );
     // A local directory is in the way.
     std::fs::create_dir(container.root().join("dir")).unwrap();
-    let here = message(download(&container, "dir", &file, 0).await);
-    assert!(here.contains("cannot make the directory"), "{here}");
-    let there = FakeContainer::new();
-    std::fs::create_dir_all(there.root().join("dir/file")).unwrap();
-    let taken = message(upload(&there, &file, "dir", 0).await);
+    let local = message(download(&container, "dir", &file, 0).await);
+    assert!(local.contains("cannot make the directory"), "{local}");
+    let remote = FakeContainer::new();
+    std::fs::create_dir_all(remote.root().join("dir/file")).unwrap();
+    let taken = message(upload(&remote, &file, "dir", 0).await);
     assert!(taken.contains("is a directory in the container"), "{taken}");
     // An error of the container's tar.
     let written = message(upload(&container, &file, "/proc/nowhere", 0).await);

@@ -45,13 +45,13 @@ async fn trees_are_copied_over_both_protocols() {
         let (pod, scratch) = (pod(executor), ScratchDir::new());
         let from = scratch.path().join("from");
         create_tree(&from, TreeShape::Small);
-        let there = scratch.path().join("there");
+        let remote = scratch.path().join("there");
         let (options, _) = options(0);
-        let place = there.display().to_string();
+        let place = remote.display().to_string();
         copy_to(&pod, &from, &place, &options, &progress())
             .await
             .unwrap();
-        assert_eq!(listing(&there), listing(&from));
+        assert_eq!(listing(&remote), listing(&from));
         let back = scratch.path().join("back");
         copy_from(&pod, &place, &back, &options, &progress())
             .await

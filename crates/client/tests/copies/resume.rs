@@ -37,8 +37,8 @@ fn restarts(events: &[CopyEvent]) -> Vec<ResumePoint> {
 async fn a_stale_file_of_the_same_size_and_time_is_replaced() {
     let (container, scratch) = (FakeContainer::new(), ScratchDir::new());
     let from = scratch.path().join("from");
-    let there = container.root().join("there");
-    for (root, contents) in [(&from, "right"), (&there, "wrong")] {
+    let remote = container.root().join("there");
+    for (root, contents) in [(&from, "right"), (&remote, "wrong")] {
         std::fs::create_dir(root).unwrap();
         std::fs::write(root.join("z"), contents).unwrap();
         set_time(&root.join("z"), 1_234_567_890);
@@ -49,7 +49,7 @@ async fn a_stale_file_of_the_same_size_and_time_is_replaced() {
     upload(&container, &from.join("."), "there", 1)
         .await
         .unwrap();
-    assert_eq!(listing(&there), listing(&from));
+    assert_eq!(listing(&remote), listing(&from));
 }
 
 #[tokio::test]
@@ -179,8 +179,8 @@ async fn existing_files_do_not_keep_other_permissions() {
         let (container, scratch) = (FakeContainer::new(), ScratchDir::new());
         container.add_script("id", "echo 0");
         let from = scratch.path().join("from");
-        let there = container.root().join("there");
-        for (root, mode) in [(&from, 0o755), (&there, 0o600)] {
+        let remote = container.root().join("there");
+        for (root, mode) in [(&from, 0o755), (&remote, 0o600)] {
             std::fs::create_dir(root).unwrap();
             for name in ["w", "x", "y", "z"] {
                 let path = root.join(name);
@@ -194,7 +194,7 @@ async fn existing_files_do_not_keep_other_permissions() {
         upload(&container, &from.join("."), "there", 1)
             .await
             .unwrap();
-        assert_eq!(listing(&there), listing(&from), "{losses:?}");
+        assert_eq!(listing(&remote), listing(&from), "{losses:?}");
     }
 }
 
@@ -298,8 +298,8 @@ async fn an_appending_writer_is_stopped_too() {
     container.lose_connections(&[None, Some(Loss::Input(5 << 20)), None, None, None]);
     container.lose_connections(&[Some(Loss::Unnoticed(30_000))]);
     upload(&container, &from, "large", 5).await.unwrap();
-    let there = container.root().join("large");
-    assert!(std::fs::read(&there).unwrap() == contents);
+    let remote = container.root().join("large");
+    assert!(std::fs::read(&remote).unwrap() == contents);
     assert_eq!(container.detached(), 0);
 }
 

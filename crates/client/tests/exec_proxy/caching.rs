@@ -236,8 +236,8 @@ async fn a_rotated_ca_is_used_by_the_plugins_proxy() {
     let _renewed = endpoint.renewed().await.unwrap();
     assert_eq!(fixture.execs(), 2);
     let exec_info: Value = serde_json::from_str(&fixture.recorded("exec-info")).unwrap();
-    let told = &exec_info["spec"]["cluster"]["certificate-authority-data"];
-    assert_eq!(*told, *STANDARD.encode(rotated));
+    let ca_data = &exec_info["spec"]["cluster"]["certificate-authority-data"];
+    assert_eq!(*ca_data, *STANDARD.encode(rotated));
 }
 
 #[tokio::test]

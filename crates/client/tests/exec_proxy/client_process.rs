@@ -25,21 +25,25 @@ fn a_client() {
     runtime.block_on(async {
         let config = Kubeconfig::load(Some(Path::new(&config))).unwrap();
         let target = config.target(None).unwrap();
-        let said = match Endpoint::prepare_with_timeouts(&target, TIMEOUTS).await {
+        let output = match Endpoint::prepare_with_timeouts(&target, TIMEOUTS).await {
             Err(error) => error.to_string(),
             Ok(endpoint) => {
                 let answer = get(&endpoint, "/from-the-client").await;
-                let told = answer.unwrap_or_else(|error| error.to_string());
+                let message = answer.unwrap_or_else(|error| error.to_string());
                 if std::env::var_os("CLIENT_LETS_GO").is_some() {
                     drop((endpoint, target, config));
                 }
-                let whole = format!("{told}\n");
+                let whole = format!("{message}\n");
                 std::fs::write(std::env::var("CLIENT_OUTPUT").unwrap(), whole).unwrap();
                 tokio::time::sleep(MAX_LIFETIME).await;
                 return;
             }
         };
-        std::fs::write(std::env::var("CLIENT_OUTPUT").unwrap(), format!("{said}\n")).unwrap();
+        std::fs::write(
+            std::env::var("CLIENT_OUTPUT").unwrap(),
+            format!("{output}\n"),
+        )
+        .unwrap();
     });
 }
 

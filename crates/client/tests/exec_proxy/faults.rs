@@ -321,10 +321,10 @@ async fn with_the_feature_off_a_proxy_is_rejected_and_the_plugin_gets_no_lock_fi
     let off = [("KUBE_FEATURE_ClientExecProxy", "false")];
     let mut client = client_process::start(&fixture, &off);
     client.wait().unwrap();
-    let said = fixture.recorded("client-output");
+    let output = fixture.recorded("client-output");
     assert!(
-        said.contains("turned off by $KUBE_FEATURE_ClientExecProxy"),
-        "{said}"
+        output.contains("turned off by $KUBE_FEATURE_ClientExecProxy"),
+        "{output}"
     );
     assert!(!fixture.recorded("exec-info").contains("lockFilePath"));
 }

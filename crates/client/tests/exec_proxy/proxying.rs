@@ -129,12 +129,12 @@ async fn all_requests_use_the_proxy_including_watches_and_upgrades() {
         let answer = connection.send(&Request::get("/watch")).await.unwrap();
         assert_eq!(answer.body, "one\ntwo\n");
     };
-    let told = async {
+    let send_event = async {
         events.send("one\n").await.unwrap();
         events.send("two\n").await.unwrap();
         events.finish().await.unwrap();
     };
-    tokio::join!(watch, told);
+    tokio::join!(watch, send_event);
 
     for (path, protocol, far) in [
         ("/spdy", "SPDY/3.1", spdy_stream),
@@ -151,13 +151,13 @@ async fn all_requests_use_the_proxy_including_watches_and_upgrades() {
         let mut far = far.connection().await;
         near.write_all(b"ping").await.unwrap();
         near.flush().await.unwrap();
-        let mut heard = [0; 4];
-        far.read_exact(&mut heard).await.unwrap();
-        assert_eq!(&heard, b"ping");
+        let mut received = [0; 4];
+        far.read_exact(&mut received).await.unwrap();
+        assert_eq!(&received, b"ping");
         far.write_all(b"pong").await.unwrap();
         far.flush().await.unwrap();
-        near.read_exact(&mut heard).await.unwrap();
-        assert_eq!(&heard, b"pong");
+        near.read_exact(&mut received).await.unwrap();
+        assert_eq!(&received, b"pong");
     }
     assert_eq!(fixture.execs(), 1);
 }

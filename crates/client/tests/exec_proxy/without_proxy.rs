@@ -18,11 +18,11 @@ async fn a_plugin_gets_the_cluster_info_and_returns_a_token() {
     })
     .await;
     let fixture = Fixture::new(PluginKind::Itself).await;
-    let told = fixture.dir.path().join("told");
+    let recorded = fixture.dir.path().join("recorded");
     let good = r#"{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{"token":"secret-token"}}"#;
     let script = format!(
         "echo \"$PIN $KUBERNETES_EXEC_INFO\" > {}; echo '{good}'",
-        told.display()
+        recorded.display()
     );
     let mut plugin = Fixture::script(&script);
     plugin["env"] = json!([{"name": "PIN", "value": "secret-pin"}]);
@@ -39,8 +39,8 @@ async fn a_plugin_gets_the_cluster_info_and_returns_a_token() {
         .unwrap();
     assert!(!format!("{endpoint:?}").contains("secret"));
     assert_eq!(get(&endpoint, "/").await.unwrap(), "Bearer secret-token");
-    let told = std::fs::read_to_string(told).unwrap();
-    let info = told.trim_end().strip_prefix("secret-pin ").unwrap();
+    let recorded = std::fs::read_to_string(recorded).unwrap();
+    let info = recorded.trim_end().strip_prefix("secret-pin ").unwrap();
     let info: Value = serde_json::from_str(info).unwrap();
     assert_eq!(info["spec"]["cluster"]["config"], json!({"audience": "x"}));
     assert_eq!(info["spec"]["cluster"]["server"], *target.cluster.server);
@@ -70,17 +70,17 @@ async fn without_a_proxy_the_certificate_chain_is_sent_to_the_cluster() {
 async fn without_provide_cluster_info_the_plugin_gets_no_cluster() {
     let fixture = Fixture::new(PluginKind::Itself).await;
     let good = r#"{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{"token":"t"}}"#;
-    let told = fixture.dir.path().join("told");
+    let recorded = fixture.dir.path().join("recorded");
     let script = format!(
         "echo \"$KUBERNETES_EXEC_INFO\" > {}; echo '{good}'",
-        told.display()
+        recorded.display()
     );
     let target = fixture.target_of("u", &Fixture::script(&script));
     Endpoint::prepare_with_timeouts(&target, TIMEOUTS)
         .await
         .unwrap();
-    let told = std::fs::read_to_string(told).unwrap();
-    let info: Value = serde_json::from_str(&told).unwrap();
+    let recorded = std::fs::read_to_string(recorded).unwrap();
+    let info: Value = serde_json::from_str(&recorded).unwrap();
     assert_eq!(info["spec"]["interactive"], false);
     assert_eq!(info["spec"].get("cluster"), None);
 }

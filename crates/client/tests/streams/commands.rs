@@ -58,15 +58,15 @@ async fn input_and_its_end_reach_the_command() {
         let sent: Vec<u8> = (0..=250u8).cycle().take(PAYLOAD_BYTES).collect();
         let mut stdin = process.stdin.take().unwrap();
         let mut stdout = process.stdout.take().unwrap();
-        let mut came = Vec::new();
+        let mut received = Vec::new();
         let writing = async {
             stdin.write_all(&sent).await?;
             stdin.shutdown().await
         };
-        let (written, read) = tokio::join!(writing, stdout.read_to_end(&mut came));
+        let (written, read) = tokio::join!(writing, stdout.read_to_end(&mut received));
         written.unwrap();
         read.unwrap();
-        assert!(came == sent);
+        assert!(received == sent);
         assert_eq!(process.wait().await, ExitStatus::Success);
     }
 }
@@ -82,8 +82,8 @@ async fn unread_output_blocks_the_command() {
         assert!(stdout.next_chunk().await.unwrap().is_some());
         let waiting = timeout(Duration::from_millis(200), process.wait()).await;
         assert!(waiting.is_err(), "{waiting:?}");
-        let mut came = Vec::new();
-        stdout.read_to_end(&mut came).await.unwrap();
+        let mut received = Vec::new();
+        stdout.read_to_end(&mut received).await.unwrap();
         assert_eq!(process.wait().await, ExitStatus::Success);
     }
 }

@@ -35,9 +35,9 @@ async fn assert_never_success(pods: &Pods, executor: &dyn Executor) {
                 assert!(clean, "cut after {cut}");
                 successes.push(cut);
             }
-            ExitStatus::Disconnected(told) => {
+            ExitStatus::Disconnected(disconnected) => {
                 assert!(!clean, "cut after {cut}");
-                assert_eq!(told.received, out.len() as u64, "cut after {cut}");
+                assert_eq!(disconnected.received, out.len() as u64, "cut after {cut}");
                 assert!(b"hello\n".starts_with(&out), "cut after {cut}");
             }
             other => panic!("cut after {cut}: {other:?}"),
@@ -76,9 +76,9 @@ async fn a_crashed_server_is_reported_with_the_delivered_bytes() {
         let mut process = executor.start(&shell("cat")).await.unwrap();
         let mut stdin = process.stdin.take().unwrap();
         stdin.write_all(b"hello").await.unwrap();
-        let mut came = [0; 5];
+        let mut received = [0; 5];
         let mut stdout = process.stdout.take().unwrap();
-        stdout.read_exact(&mut came).await.unwrap();
+        stdout.read_exact(&mut received).await.unwrap();
         pods.cut_all();
         let status = timeout(PATIENCE, process.wait()).await.unwrap();
         let ExitStatus::Disconnected(cut) = status else {
@@ -86,7 +86,7 @@ async fn a_crashed_server_is_reported_with_the_delivered_bytes() {
         };
         assert_eq!((cut.sent, cut.unsent, cut.received), (5, 0, 5), "{cut:?}");
         assert!(!cut.cause.is_empty());
-        let error = stdout.read_exact(&mut came).await.unwrap_err();
+        let error = stdout.read_exact(&mut received).await.unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
         let error = stdin.write_all(b"more").await.unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);

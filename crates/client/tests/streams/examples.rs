@@ -70,10 +70,10 @@ async fn forwarding_a_port() {
         .unwrap()
         .unwrap()
         .unwrap();
-    let mut here = TcpStream::connect(&address).await.unwrap();
-    here.write_all(b"hello").await.unwrap();
-    let (mut there, _) = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
-    let mut came = [0; 5];
-    there.read_exact(&mut came).await.unwrap();
-    assert_eq!(&came, b"hello");
+    let mut local = TcpStream::connect(&address).await.unwrap();
+    local.write_all(b"hello").await.unwrap();
+    let (mut remote, _) = timeout(PATIENCE, listener.accept()).await.unwrap().unwrap();
+    let mut received = [0; 5];
+    remote.read_exact(&mut received).await.unwrap();
+    assert_eq!(&received, b"hello");
 }

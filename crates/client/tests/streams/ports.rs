@@ -65,15 +65,15 @@ async fn many_streams_share_one_connection() {
                 let sent = vec![number; 300_000];
                 let all = sent.clone();
                 let (mut read, mut write) = tokio::io::split(&mut stream);
-                let mut came = Vec::new();
+                let mut received = Vec::new();
                 let writing = async {
                     write.write_all(&all).await?;
                     write.shutdown().await
                 };
-                let (written, read) = tokio::join!(writing, read.read_to_end(&mut came));
+                let (written, read) = tokio::join!(writing, read.read_to_end(&mut received));
                 written.unwrap();
                 read.unwrap();
-                assert!(came == sent);
+                assert!(received == sent);
             });
         }
         for connection in connections {
@@ -99,9 +99,9 @@ async fn a_port_without_a_listener_is_reported_and_other_streams_continue() {
             "{error}"
         );
         good.shutdown().await.unwrap();
-        let mut came = Vec::new();
-        good.read_to_end(&mut came).await.unwrap();
-        assert_eq!(came, b"before");
+        let mut received = Vec::new();
+        good.read_to_end(&mut received).await.unwrap();
+        assert_eq!(received, b"before");
         assert!(!forwarder.is_closed());
     }
     task.abort();
@@ -117,9 +117,9 @@ async fn a_local_connection_is_forwarded_with_its_half_close() {
         let using = async {
             program.write_all(b"hello").await.unwrap();
             program.shutdown().await.unwrap();
-            let mut came = Vec::new();
-            program.read_to_end(&mut came).await.unwrap();
-            assert_eq!(came, b"hello");
+            let mut received = Vec::new();
+            program.read_to_end(&mut received).await.unwrap();
+            assert_eq!(received, b"hello");
         };
         let both = async { tokio::join!(stream.forward(ours), using) };
         let (carried, ()) = timeout(PATIENCE, both).await.unwrap();
@@ -142,15 +142,17 @@ async fn a_lost_connection_resets_the_local_program() {
         let forwarder = connect(&pods, by).await;
         let (mut program, ours) = local().await;
         let forwarding = tokio::spawn(forwarder.open(port).unwrap().forward(ours));
-        let mut came = [0; 5];
+        let mut received = [0; 5];
         program.write_all(b"hello").await.unwrap();
-        program.read_exact(&mut came).await.unwrap();
+        program.read_exact(&mut received).await.unwrap();
         if left {
             forwarding.abort();
         } else {
             pods.cut_all();
         }
-        let ended = timeout(PATIENCE, program.read(&mut came)).await.unwrap();
+        let ended = timeout(PATIENCE, program.read(&mut received))
+            .await
+            .unwrap();
         assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset);
         assert!(!matches!(forwarding.await, Ok(Ok(()))));
     }
