@@ -579,10 +579,10 @@ mod tests {
         assert_eq!(retry_after(Duration::from_nanos(1), 0), 1);
     }
 
-    fn token(limit: &AuthenticationLimit, value: &'static str) -> Option<TokenHash> {
+    fn token(limit: &AuthenticationLimit, value: &'static str) -> TokenHash {
         let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, HeaderValue::from_static(value));
-        Some(limit.token(&headers))
+        limit.token(&headers)
     }
 
     fn begin<'a>(
@@ -590,7 +590,7 @@ mod tests {
         value: &'static str,
         has_failed: bool,
     ) -> Option<Attempt<'a>> {
-        let token = token(limit, value);
+        let token = Some(token(limit, value));
         let begun = limit.begin(ADDRESS, Credential::Token, token, has_failed, 0);
         begun.map_err(|status| assert_eq!(status.code, 429)).ok()
     }

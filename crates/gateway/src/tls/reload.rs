@@ -220,11 +220,10 @@ pub(crate) fn judge_published(
 }
 
 fn log_peering(conflict: Option<&CaConflict>) {
-    match conflict {
-        Some(conflict) => {
-            tracing::error!(%conflict, "peering is switched off: requests for APIs of other servers are answered with 503");
-        }
-        None => tracing::info!("the front-proxy certificate is not that of a user any more"),
+    if let Some(conflict) = conflict {
+        tracing::error!(%conflict, "peering is switched off: requests for APIs of other servers are answered with 503");
+    } else {
+        tracing::info!("the front-proxy certificate is not that of a user any more");
     }
 }
 

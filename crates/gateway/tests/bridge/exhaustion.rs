@@ -663,6 +663,43 @@ async fn the_state_of_stalled_streams_counts() {
     .await;
 }
 
+/// An upstream that takes nothing of a body before its window is to be opened, tells when the body
+/// is complete, and does not answer it.
+async fn closed_upstream(bed: &Bed, open: &Arc<Notify>, complete: &Arc<Notify>) -> RawServer {
+    let told = (open.clone(), complete.clone());
+    RawServer::start(&bed.upstream, None, &["h2"], move |mut conn| {
+        let (open, complete) = told.clone();
+        async move {
+            conn.accept_h2(&[(setting::INITIAL_WINDOW_SIZE, 0)]).await;
+            let stream = loop {
+                let head = h2frames::read_until(&mut conn.io, kind::HEADERS).await;
+                let Ok(Frame { header, .. }) = head else {
+                    return;
+                };
+                if !header.has(flag::END_STREAM) {
+                    break header.stream;
+                }
+                let block = h2frames::literal(":status", "200");
+                let answer = h2frames::headers(header.stream, WHOLE, &block);
+                say(&mut conn.io, answer).await;
+            };
+            open.notified().await;
+            for stream in [0, stream] {
+                say(&mut conn.io, h2frames::window_update(stream, 1 << 20)).await;
+            }
+            loop {
+                let data = h2frames::read_until(&mut conn.io, kind::DATA).await;
+                if data.unwrap().header.has(flag::END_STREAM) {
+                    break;
+                }
+            }
+            complete.notify_one();
+            conn.stall().await;
+        }
+    })
+    .await
+}
+
 /// Of a body that upstream took late: it counts while it waits, and not while its answer does.
 #[tokio::test]
 async fn a_body_that_has_waited_is_released_before_its_answer() {
@@ -672,40 +709,8 @@ async fn a_body_that_has_waited_is_released_before_its_answer() {
     const WHOLE_BODY: usize = FIRST + PART;
     for version in [Version::HTTP_2, Version::HTTP_11] {
         let bed = Bed::new();
-        let (takes, taken) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-        let may_send = (takes.clone(), taken.clone());
-        let upstream = RawServer::start(&bed.upstream, None, &["h2"], move |mut conn| {
-            let (takes, taken) = may_send.clone();
-            async move {
-                conn.accept_h2(&[(setting::INITIAL_WINDOW_SIZE, 0)]).await;
-                let stream = loop {
-                    let head = h2frames::read_until(&mut conn.io, kind::HEADERS).await;
-                    let Ok(Frame { header, .. }) = head else {
-                        return;
-                    };
-                    if !header.has(flag::END_STREAM) {
-                        break header.stream;
-                    }
-                    let block = h2frames::literal(":status", "200");
-                    let answer = h2frames::headers(header.stream, WHOLE, &block);
-                    say(&mut conn.io, answer).await;
-                };
-                takes.notified().await;
-                for stream in [0, stream] {
-                    say(&mut conn.io, h2frames::window_update(stream, 1 << 20)).await;
-                }
-                loop {
-                    let data = h2frames::read_until(&mut conn.io, kind::DATA).await;
-                    if data.unwrap().header.has(flag::END_STREAM) {
-                        break;
-                    }
-                }
-                taken.notify_one();
-                // The answer does not come.
-                let _ = h2frames::read_until(&mut conn.io, kind::GOAWAY).await;
-            }
-        })
-        .await;
+        let (open, complete) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let upstream = closed_upstream(&bed, &open, &complete).await;
         let bridge = bed.bridge(upstream.addr());
         let buffered = async || {
             let scrape = plain::scrape(bridge.admin_address()).await;
@@ -715,7 +720,7 @@ async fn a_body_that_has_waited_is_released_before_its_answer() {
         let alpn = if is_h2 { "h2" } else { "http/1.1" };
         let user = bed.user("alice", &[]).alpn(&[alpn]);
         let mut io = user.connect(bridge.address(), "localhost").await.unwrap();
-        let part = [b'x'; PART];
+        let part = vec![b'x'; PART];
         // The first request has the bridge know the window of its connection to upstream.
         if is_h2 {
             h2frames::open(&mut io, &[]).await.unwrap();
@@ -737,7 +742,7 @@ async fn a_body_that_has_waited_is_released_before_its_answer() {
         }
         let send = async |io: &mut Connection, flags: u8| match version {
             Version::HTTP_2 => say(io, h2frames::data(3, flags, &part)).await,
-            _ => say(io, part).await,
+            _ => say(io, &part).await,
         };
         let counts = async |count: usize| {
             let expected = f64::from(u32::try_from(count).unwrap());
@@ -756,14 +761,14 @@ async fn a_body_that_has_waited_is_released_before_its_answer() {
         // What arrives is progress over HTTP/1.1, and what is taken over HTTP/2: the last of
         // it comes before the bridge can send, or after it.
         if is_h2 {
-            takes.notify_one();
+            open.notify_one();
             send(&mut io, flag::END_STREAM).await;
         } else {
             send(&mut io, flag::END_STREAM).await;
             counts(WHOLE_BODY).await;
-            takes.notify_one();
+            open.notify_one();
         }
-        timeout(PATIENCE, taken.notified())
+        timeout(PATIENCE, complete.notified())
             .await
             .expect("it is taken");
         // What is kept for a second try is the body once, with some room for its pieces.
