@@ -4,8 +4,8 @@
 
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
-use skewbridge_channels::port_forward::legacy;
-use skewbridge_channels::{
+use skewbridge_remotecommand::port_forward::legacy;
+use skewbridge_remotecommand::{
     FromClient, FromServer, Numbered, Options, Outcome, Protocol, Reader, ReaderError, Said,
     Server, Sizes, Version, Words, negotiate, negotiate_spdy, port_forward,
 };

@@ -5,7 +5,7 @@
 
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
-use skewbridge_wire::{Frame, Passing};
+use skewbridge_stream_io::{Frame, Passing};
 
 fuzz_target!(|input: &[u8]| {
     let [piece, wire @ ..] = input else {

@@ -10,10 +10,10 @@ use http::header::{HOST, HeaderMap, HeaderValue};
 use http::{Method, StatusCode};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use skewbridge_channels::{
+use skewbridge_h1::{parse_response, write_headers, write_request_line};
+use skewbridge_remotecommand::{
     End, ErrorChannel, FromServer, Input, Outcome, Output, Protocol, Said, ToServer,
 };
-use skewbridge_h1::{parse_response, write_headers, write_request_line};
 use skewbridge_websocket::{
     Control, Decoder, Event, Key, Limits, Role, asking_headers, check_response,
 };

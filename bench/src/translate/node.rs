@@ -12,11 +12,11 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, UPGRADE};
 use http::{HeaderMap, HeaderValue, StatusCode, Version};
 use rustls::ServerConfig;
-use skewbridge_channels::{
+use skewbridge_h1::{RequestHead, parse_request, write_headers, write_status_line};
+use skewbridge_remotecommand::{
     Channel, ExitCode, FromClient, Input, Options, Outcome, Output, Protocol, STREAM_TYPE, Said,
     SpdyProtocol, ToClient, Words, negotiate_spdy,
 };
-use skewbridge_h1::{RequestHead, parse_request, write_headers, write_status_line};
 use skewbridge_spdy::connection::{self, Receiver, Sender};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_websocket::{

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_wire::{Gulp, Prefixed, READ_AHEAD, write_sliced};
+use skewbridge_stream_io::{Gulp, Prefixed, READ_AHEAD, write_sliced};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, split};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};

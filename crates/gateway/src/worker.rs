@@ -26,7 +26,7 @@ use crate::serve::h1::Patience;
 use crate::serve::h2::Bounds;
 use crate::serve::{ClientIo, h1, h2};
 use crate::upstream::Pools;
-use skewbridge_wire::ReadAhead;
+use skewbridge_stream_io::ReadAhead;
 
 const TIDY_EVERY: Duration = Duration::from_secs(5);
 

@@ -13,8 +13,8 @@ use skewbridge_spdy::connection::{
 };
 use skewbridge_spdy::frame::ResetStatus;
 use skewbridge_spdy::{Config, Error, Headers, Role, StreamError};
+use skewbridge_stream_io::{Asked, Pace, Pings, Tapped};
 use skewbridge_testkit::{ScratchDir, eventually};
-use skewbridge_wire::{Asked, Pace, Pings, Tapped};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use serde_json::{Value, json};
-use skewbridge_channels::{FromServer, Input, Output as Channel, Protocol, Said, ToServer};
 use skewbridge_e2e::{
     Bridge, Metrics, Node, Output, Plane, Protocol as Http, Request, User, Via, is_since, newest,
     versions,
 };
+use skewbridge_remotecommand::{FromServer, Input, Output as Channel, Protocol, Said, ToServer};
 use skewbridge_testkit::{Connection, H1Client, PATIENCE, TlsClient, eventually};
 use skewbridge_websocket::{Control, Decoder, Event, Limits, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

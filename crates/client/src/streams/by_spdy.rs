@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use skewbridge_channels::{Input, Output};
-use skewbridge_wire::{Node, Said, Verdict};
+use skewbridge_remotecommand::{Input, Output};
+use skewbridge_stream_io::{Node, Said, Verdict};
 use tokio::time::{Instant, timeout};
 
 use super::clock::Clock;

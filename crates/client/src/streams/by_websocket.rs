@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use skewbridge_channels::{
+use skewbridge_remotecommand::{
     End, ErrorChannel, FromServer, Input, Output, Protocol, Said, ToServer, Version,
 };
+use skewbridge_stream_io::{Asked, Left, Socket};
 use skewbridge_websocket::{Close, CloseCode, Role};
-use skewbridge_wire::{Asked, Left, Socket};
 use tokio::time::{Instant, timeout};
 
 use super::clock::Clock;

@@ -4,8 +4,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use skewbridge_channels::{Channel, Options, Protocol, SpdyProtocol, agreed_spdy};
-use skewbridge_wire::Node;
+use skewbridge_remotecommand::{Channel, Options, Protocol, SpdyProtocol, agreed_spdy};
+use skewbridge_stream_io::Node;
 
 use super::keep_alive::KeepAlive;
 use super::process::{RemoteProcess, Transport};

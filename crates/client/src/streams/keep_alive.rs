@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use skewbridge_wire::{Pace, Pulse};
+use skewbridge_stream_io::{Pace, Pulse};
 use tokio::time::Instant;
 
 /// As long as anybody waits for.

@@ -24,5 +24,5 @@ pub use process::{
     Cut, ExitStatus, ProcessOutput, ProcessStdin, RemoteProcess, Resizer, Transport,
 };
 pub use request::{AttachRequest, ExecRequest, Opening, escaped};
-pub use skewbridge_channels::port_forward::Port;
-pub use skewbridge_channels::{ExitCode, Failure, TerminalSize};
+pub use skewbridge_remotecommand::port_forward::Port;
+pub use skewbridge_remotecommand::{ExitCode, Failure, TerminalSize};

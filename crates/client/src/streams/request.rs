@@ -1,7 +1,7 @@
 //! What is asked for.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use skewbridge_channels::{Options, Words};
+use skewbridge_remotecommand::{Options, Words};
 
 /// What may stand in a path or a query as it is (RFC 3986, 2.3).
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC

@@ -16,7 +16,7 @@ use skewbridge_h1::{
     Decoder, Encoder, Framing, HeadEnd, HeadError, Piece, RequestHead, parse_request,
     write_headers, write_status_line,
 };
-use skewbridge_wire::Buffered;
+use skewbridge_stream_io::Buffered;
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 

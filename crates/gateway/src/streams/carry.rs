@@ -6,10 +6,14 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Response, StatusCode};
 use skewbridge_api::status::Status;
-use skewbridge_channels::port_forward::tunnel::{PORT_FORWARD, TUNNELLED_PORT_FORWARD, tunnelled};
-use skewbridge_channels::{Options, Protocol, SpdyProtocol, SpdyRefusal, Words, negotiate_spdy};
+use skewbridge_remotecommand::port_forward::tunnel::{
+    PORT_FORWARD, TUNNELLED_PORT_FORWARD, tunnelled,
+};
+use skewbridge_remotecommand::{
+    Options, Protocol, SpdyProtocol, SpdyRefusal, Words, negotiate_spdy,
+};
+use skewbridge_stream_io::Node;
 use skewbridge_websocket::{Key, check_response};
-use skewbridge_wire::Node;
 
 use super::command::Command;
 use super::metrics::Tally;

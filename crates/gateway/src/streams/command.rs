@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use http::StatusCode;
-use skewbridge_channels::{
+use skewbridge_remotecommand::{
     FromClient, Input, Options, Outcome, Output, Protocol, ReaderError, Said as Heard, ToClient,
 };
+use skewbridge_stream_io::{Left, Node, Said, Socket, Verdict};
 use skewbridge_websocket::{Close, CloseCode, Role};
-use skewbridge_wire::{Left, Node, Said, Socket, Verdict};
 use tokio::time::{Instant, timeout};
 
 use super::clock::{Clock, Due};

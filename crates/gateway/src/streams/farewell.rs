@@ -1,7 +1,7 @@
 //! What a client is told of a command whose end the bridge itself has brought about.
 
 use http::StatusCode;
-use skewbridge_channels::{Failure, Outcome};
+use skewbridge_remotecommand::{Failure, Outcome};
 
 use super::Care;
 

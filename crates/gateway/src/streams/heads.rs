@@ -6,7 +6,7 @@ use http::header::{
 };
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
-use skewbridge_channels::{SpdyProtocol, agreed_spdy, port_forward};
+use skewbridge_remotecommand::{SpdyProtocol, agreed_spdy, port_forward};
 use skewbridge_websocket as websocket;
 
 use super::plan::{SPDY, STREAM_PROTOCOL};

@@ -4,7 +4,7 @@
 
 use bytes::{Bytes, BytesMut};
 use skewbridge_spdy::frame::{Ping, ResetStatus, RstStream, StreamId};
-use skewbridge_wire::{Asked, Frame, Pace, Say, Traffic};
+use skewbridge_stream_io::{Asked, Frame, Pace, Say, Traffic};
 use tokio::time::Instant;
 
 /// The ids of ours are the last quarter of all, where those who count up from 1 or 2 never
@@ -113,7 +113,7 @@ impl Interjected {
 mod tests {
     use std::time::Duration;
 
-    use skewbridge_wire::Passing;
+    use skewbridge_stream_io::Passing;
 
     use super::*;
 

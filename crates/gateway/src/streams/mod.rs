@@ -28,7 +28,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use skewbridge_api::request_info::RequestInfo;
 use skewbridge_api::version::Version;
-use skewbridge_wire::{Asked, Pace, Pulse};
+use skewbridge_stream_io::{Asked, Pace, Pulse};
 use tokio::time::Instant;
 
 pub(crate) use carry::{Carried, carry};

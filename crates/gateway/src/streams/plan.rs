@@ -7,7 +7,7 @@ use http::header::UPGRADE;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use skewbridge_api::request_info::{Kind as InfoKind, RequestInfo};
 use skewbridge_api::version::Version;
-use skewbridge_channels::{Agreement, Protocol, Server, negotiate, port_forward};
+use skewbridge_remotecommand::{Agreement, Protocol, Server, negotiate, port_forward};
 use skewbridge_websocket as websocket;
 
 use super::refusals::{Refused, Spoken};

@@ -6,8 +6,8 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use skewbridge_stream_io::{Asked, Left, Socket};
 use skewbridge_websocket::{CloseCode, Role};
-use skewbridge_wire::{Asked, Left, Socket};
 use tokio::io::{AsyncWrite as _, AsyncWriteExt as _};
 use tokio::time::{Instant, timeout};
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use skewbridge_channels::Protocol;
+use skewbridge_remotecommand::Protocol;
 use tokio::time::Instant;
 
 /// How long it is remembered that upstream refused what its version should know: it

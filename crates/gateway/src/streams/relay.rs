@@ -7,9 +7,9 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_channels::port_forward::tunnel::carried;
+use skewbridge_remotecommand::port_forward::tunnel::carried;
+use skewbridge_stream_io::{Buffered, Left, Passing, Socket};
 use skewbridge_websocket::{Close, CloseCode};
-use skewbridge_wire::{Buffered, Left, Passing, Socket};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 

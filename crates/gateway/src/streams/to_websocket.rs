@@ -7,14 +7,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_channels::{
+use skewbridge_remotecommand::{
     End, ErrorChannel, FromServer, Input, Options, Outcome, Output, Protocol, Said, SpdyProtocol,
     ToServer, Version,
 };
 use skewbridge_spdy::connection::{self, Driver, Sender};
 use skewbridge_spdy::{Config, Role as Spdy, StreamError};
+use skewbridge_stream_io::{Asked, CommandStreams, Left, Pings, Prefixed, Socket, Tapped};
 use skewbridge_websocket::{CloseCode, Role};
-use skewbridge_wire::{Asked, CommandStreams, Left, Pings, Prefixed, Socket, Tapped};
 use tokio::time::{Instant, timeout};
 
 use super::clock::{Clock, Due};

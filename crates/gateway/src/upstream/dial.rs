@@ -16,7 +16,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
 use super::wire::Wire;
-use skewbridge_wire::ReadAhead;
+use skewbridge_stream_io::ReadAhead;
 
 /// How a byte stream to a server is opened.
 #[derive(Debug, Clone)]

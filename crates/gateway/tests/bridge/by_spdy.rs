@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_channels::{FromClient, Input, Output, Protocol, Said, ToClient};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{self, UpstreamStreams};
+use skewbridge_remotecommand::{FromClient, Input, Output, Protocol, Said, ToClient};
 use skewbridge_spdy::connection::{self, Handle as Spdy, Stream};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_testkit::upstream::Upgrade;

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_channels::Protocol;
+use skewbridge_remotecommand::Protocol;
 use skewbridge_testkit::{Connection, PATIENCE, eventually};
 use skewbridge_websocket::{Control, Encoder, Event, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

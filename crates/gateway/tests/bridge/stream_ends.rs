@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use skewbridge_channels::{Input, Protocol};
+use skewbridge_remotecommand::{Input, Protocol};
 use skewbridge_testkit::{PATIENCE, eventually};
 use skewbridge_websocket::{Close, CloseCode, Control, Event};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

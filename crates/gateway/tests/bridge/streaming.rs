@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_channels::{FromServer, Input, Output, Protocol, Said, ToServer};
 use skewbridge_gateway::config as gateway;
+use skewbridge_remotecommand::{FromServer, Input, Output, Protocol, Said, ToServer};
 use skewbridge_spdy::connection::{self, Handle, Stream};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_testkit::upstream::{Seen, Upgrade};

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use skewbridge_channels::{Input, Output, Protocol};
 use skewbridge_gateway::config::TranslateStreams;
+use skewbridge_remotecommand::{Input, Output, Protocol};
 use skewbridge_testkit::{PATIENCE, Reply, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 

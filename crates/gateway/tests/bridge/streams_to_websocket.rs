@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_channels::{Input, Output, Protocol, Said, ToClient};
 use skewbridge_gateway::config::UpstreamStreams;
+use skewbridge_remotecommand::{Input, Output, Protocol, Said, ToClient};
 use skewbridge_spdy::connection;
 use skewbridge_spdy::frame::ResetStatus;
 use skewbridge_spdy::{Config, Headers};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use skewbridge_client::Stream;
-use skewbridge_wire::{Gulp, write_sliced};
+use skewbridge_stream_io::{Gulp, write_sliced};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, split};
 use tokio::sync::Notify;
 use tokio::time::sleep;

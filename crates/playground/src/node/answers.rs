@@ -10,13 +10,15 @@ use http::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use percent_encoding::percent_decode_str;
 use skewbridge_api::status::Status;
-use skewbridge_channels::port_forward::tunnel::{PORT_FORWARD, TUNNELLED_PORT_FORWARD, tunnelled};
-use skewbridge_channels::{
+use skewbridge_remotecommand::port_forward::tunnel::{
+    PORT_FORWARD, TUNNELLED_PORT_FORWARD, tunnelled,
+};
+use skewbridge_remotecommand::{
     Channel, ExitCode, Options, Outcome, Protocol, Server, SpdyProtocol, Words, negotiate,
     negotiate_spdy,
 };
+use skewbridge_stream_io::Prefixed;
 use skewbridge_websocket::{accepting_headers, is_upgrade, read_request, subprotocols};
-use skewbridge_wire::Prefixed;
 use tokio::io::{AsyncRead, AsyncWrite, duplex};
 use tokio::sync::mpsc;
 

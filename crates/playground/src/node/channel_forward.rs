@@ -5,11 +5,11 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_channels::port_forward::legacy::{
+use skewbridge_remotecommand::port_forward::legacy::{
     FromClient, FromPod, ToClient, announce, most_ports, negotiate,
 };
-use skewbridge_channels::port_forward::{self, Port, Stream};
-use skewbridge_channels::{Agreement, Protocol, Said};
+use skewbridge_remotecommand::port_forward::{self, Port, Stream};
+use skewbridge_remotecommand::{Agreement, Protocol, Said};
 use skewbridge_websocket::{Close, CloseCode, Control};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;

@@ -8,8 +8,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use skewbridge_channels::port_forward::Stream as Which;
-use skewbridge_channels::port_forward::pair;
+use skewbridge_remotecommand::port_forward::Stream as Which;
+use skewbridge_remotecommand::port_forward::pair;
 use skewbridge_spdy::connection::{self, Receiver, Request, Sender, Stream};
 use skewbridge_spdy::{Config, Headers};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -215,7 +215,7 @@ async fn downwards(from: &mut (impl AsyncRead + Unpin), to: &mut Sender) {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use skewbridge_channels::port_forward::Port;
+    use skewbridge_remotecommand::port_forward::Port;
     use skewbridge_spdy::frame::ResetStatus;
     use tokio::net::TcpListener;
 

@@ -3,7 +3,7 @@
 //! that neither end outruns the other.
 
 use bytes::Bytes;
-use skewbridge_channels::{Channel, Options, Output, Sizes, TerminalSize};
+use skewbridge_remotecommand::{Channel, Options, Output, Sizes, TerminalSize};
 use tokio::sync::mpsc;
 
 /// Pieces that wait between the two ends: enough to keep both busy.

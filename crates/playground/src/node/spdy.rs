@@ -5,10 +5,10 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use skewbridge_channels::{Options, Outcome, SpdyProtocol};
+use skewbridge_remotecommand::{Options, Outcome, SpdyProtocol};
 use skewbridge_spdy::Config;
 use skewbridge_spdy::connection::{self, Receiver, Sender};
-use skewbridge_wire::CommandStreams;
+use skewbridge_stream_io::CommandStreams;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::time::timeout;

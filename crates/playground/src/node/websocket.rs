@@ -5,8 +5,8 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_channels::port_forward::tunnel;
-use skewbridge_channels::{
+use skewbridge_remotecommand::port_forward::tunnel;
+use skewbridge_remotecommand::{
     Failure, FromClient, Input, Options, Outcome, Output, Protocol, Said, ToClient, Version,
 };
 use skewbridge_websocket::{

@@ -5,9 +5,9 @@ use http::header::UPGRADE;
 use http::{HeaderValue, StatusCode};
 use serde_json::json;
 use skewbridge_api::status::Status;
-use skewbridge_channels::port_forward::tunnel::tunnelled;
 use skewbridge_gateway::body::{Pieces, ResponseBody};
 use skewbridge_gateway::serve::{self, Answer};
+use skewbridge_remotecommand::port_forward::tunnel::tunnelled;
 use skewbridge_websocket::subprotocols;
 use tokio::sync::mpsc;
 

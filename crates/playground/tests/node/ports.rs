@@ -3,10 +3,12 @@
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use serde_json::json;
-use skewbridge_channels::port_forward::legacy::{FromPod, FromServer, ToPod, ToServer, announced};
-use skewbridge_channels::port_forward::{Port, Stream as Which, pair};
-use skewbridge_channels::{Protocol, Said};
 use skewbridge_playground::server::pod_streams::StreamKind::PortForward;
+use skewbridge_remotecommand::port_forward::legacy::{
+    FromPod, FromServer, ToPod, ToServer, announced,
+};
+use skewbridge_remotecommand::port_forward::{Port, Stream as Which, pair};
+use skewbridge_remotecommand::{Protocol, Said};
 use skewbridge_spdy::connection::{self, Handle, Receiver, Stream};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_websocket::{Control, Decoder, Event, Limits, Role};

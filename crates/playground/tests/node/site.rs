@@ -11,10 +11,6 @@ use http::{HeaderMap, HeaderValue, Method};
 use serde_json::{Value, json};
 use skewbridge_api::identity::User;
 use skewbridge_api::status::Status;
-use skewbridge_channels::{
-    Channel, End, ErrorChannel, FromServer, Input, Options, Outcome, Output, Protocol, STREAM_TYPE,
-    Said, SpdyProtocol, ToServer, Words,
-};
 use skewbridge_playground::catalogue::Release;
 use skewbridge_playground::node::{Node, NodeConfig, Program};
 use skewbridge_playground::object::Object;
@@ -26,6 +22,10 @@ use skewbridge_playground::server::shared::StoreWatch;
 use skewbridge_playground::status::GroupResource;
 use skewbridge_playground::store::{Effect, Preconditions};
 use skewbridge_playground::watch::Change;
+use skewbridge_remotecommand::{
+    Channel, End, ErrorChannel, FromServer, Input, Options, Outcome, Output, Protocol, STREAM_TYPE,
+    Said, SpdyProtocol, ToServer, Words,
+};
 use skewbridge_spdy::connection::{self, Receiver, Sender};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_testkit::ScratchDir;

@@ -1,11 +1,11 @@
 //! Streams by SPDY, as kubelets have them.
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_channels::port_forward::{Stream as Kind, pair};
-use skewbridge_channels::{Channel, Options, STREAM_TYPE, SpdyProtocol};
+use skewbridge_remotecommand::port_forward::{Stream as Kind, pair};
+use skewbridge_remotecommand::{Channel, Options, STREAM_TYPE, SpdyProtocol};
 use skewbridge_spdy::connection::{self, Receiver, Sender};
 use skewbridge_spdy::{Config, Headers};
-use skewbridge_wire::Prefixed;
+use skewbridge_stream_io::Prefixed;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 

@@ -4,9 +4,9 @@ use std::future::poll_fn;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_channels::{FromClient, Input, Options, Output, Protocol, Said, ToClient};
+use skewbridge_remotecommand::{FromClient, Input, Options, Output, Protocol, Said, ToClient};
+use skewbridge_stream_io::{Pulse, Socket, Tunnel};
 use skewbridge_websocket::{Close, CloseCode, Role};
-use skewbridge_wire::{Pulse, Socket, Tunnel};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use bytes::BytesMut;
-use skewbridge_channels::{Options, Protocol, SpdyProtocol, Words};
+use skewbridge_remotecommand::{Options, Protocol, SpdyProtocol, Words};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use skewbridge_channels::{Channel, ExitCode, Failure, Options, Outcome, Sizes};
+use skewbridge_remotecommand::{Channel, ExitCode, Failure, Options, Outcome, Sizes};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::process::{Child, Command};
 

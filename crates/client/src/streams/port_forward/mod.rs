@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 
-use skewbridge_channels::port_forward::tunnel::{PORT_FORWARD, TUNNELLED_PORT_FORWARD};
-use skewbridge_channels::port_forward::{Port, Stream as Kind, pair};
+use skewbridge_remotecommand::port_forward::tunnel::{PORT_FORWARD, TUNNELLED_PORT_FORWARD};
+use skewbridge_remotecommand::port_forward::{Port, Stream as Kind, pair};
 use skewbridge_spdy::connection::{self, Driver, Handle};
 use skewbridge_spdy::{Config, Headers};
+use skewbridge_stream_io::{Asked, Pings, Prefixed, Socket, Tapped, Tunnel};
 use skewbridge_websocket::Role;
-use skewbridge_wire::{Asked, Pings, Prefixed, Socket, Tapped, Tunnel};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;

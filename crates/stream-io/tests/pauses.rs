@@ -5,8 +5,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use skewbridge_stream_io::{Asked, Pulse, Socket};
 use skewbridge_websocket::Role;
-use skewbridge_wire::{Asked, Pulse, Socket};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::time::{Instant, sleep_until, timeout};
 

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_channels::{
+use skewbridge_remotecommand::{
     Channel, End, ErrorChannel, Input, Options, Outcome, Output, STREAM_TYPE, SpdyProtocol,
 };
 use skewbridge_spdy::connection::{self, Driver, Handle, Receiver, Sender};
@@ -308,7 +308,7 @@ fn is_end(error: &StreamError) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use skewbridge_channels::Words;
+    use skewbridge_remotecommand::Words;
     use tokio::time::timeout;
 
     use super::*;

@@ -10,7 +10,7 @@
 //!
 //! ```
 //! use bytes::BytesMut;
-//! use skewbridge_channels::{FromClient, Input, Protocol, Said, Server, ToServer, negotiate};
+//! use skewbridge_remotecommand::{FromClient, Input, Protocol, Said, Server, ToServer, negotiate};
 //! use skewbridge_websocket::{Decoder, Event, Limits, Role};
 //!
 //! // KEP-4006: a client that half-closes stdin needs version 5.

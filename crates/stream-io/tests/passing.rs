@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
 use skewbridge_spdy::frame::{Ping, ResetStatus, RstStream, StreamId};
-use skewbridge_wire::{Asked, Frame, Pace, Passing, Say, Traffic};
+use skewbridge_stream_io::{Asked, Frame, Pace, Passing, Say, Traffic};
 use tokio::time::Instant;
 
 /// A frame as it is on the wire, and what it is.

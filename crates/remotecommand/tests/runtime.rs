@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use bytes::BytesMut;
-use skewbridge_channels::{
+use skewbridge_remotecommand::{
     End, ErrorChannel, ExitCode, FromServer, Options, Outcome, Output, Protocol, Said, ToClient,
     Words,
 };

@@ -1,7 +1,7 @@
 //! The streams of a remote command, at the end that serves it.
 
 use bytes::Bytes;
-use skewbridge_channels::{Channel, Options, STREAM_TYPE, SpdyProtocol};
+use skewbridge_remotecommand::{Channel, Options, STREAM_TYPE, SpdyProtocol};
 use skewbridge_spdy::Headers;
 use skewbridge_spdy::connection::{Incoming, Receiver, Sender};
 use skewbridge_spdy::frame::ResetStatus;

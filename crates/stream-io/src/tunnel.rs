@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf as _, Bytes};
-use skewbridge_channels::port_forward::tunnel::carried;
+use skewbridge_remotecommand::port_forward::tunnel::carried;
 use skewbridge_websocket::{Close, CloseCode};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 

@@ -13,7 +13,7 @@
 //! use std::{future::poll_fn, time::Duration};
 //! use bytes::{Bytes, BytesMut};
 //! use skewbridge_websocket::Role;
-//! use skewbridge_wire::{Pulse, Socket};
+//! use skewbridge_stream_io::{Pulse, Socket};
 //! use tokio::time::Instant;
 //!
 //! let (here, there) = tokio::io::duplex(4096);
