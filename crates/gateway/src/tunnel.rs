@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_stream_io::{Gulp, Prefixed, READ_AHEAD, write_sliced};
+use skewbridge_stream_io::{CoalescingReader, READ_AHEAD_BYTES, Rewind, write_chunked};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, split};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -17,7 +17,7 @@ use crate::upstream::h1::Upgraded;
 
 /// As many TLS records as are read ahead: a system call for each of them is what bulk
 /// would mostly wait for.
-const BUFFER: usize = READ_AHEAD;
+const BUFFER: usize = READ_AHEAD_BYTES;
 
 /// How long a client may take for the last bytes, and to close, when upstream
 /// is gone. Closing on what it still sends would reset the connection, and the
@@ -36,11 +36,11 @@ pub(crate) async fn run(
     tally: Option<Tally>,
 ) {
     let Upgraded { io, input, slot } = upstream;
-    let (mut client_reader, mut client_writer) = split(Prefixed {
+    let (mut client_reader, mut client_writer) = split(Rewind {
         prefix: sent,
         io: client,
     });
-    let (mut upstream_reader, mut upstream_writer) = split(Prefixed { prefix: input, io });
+    let (mut upstream_reader, mut upstream_writer) = split(Rewind { prefix: input, io });
     let mut down_bytes = 0;
     let upstream_ended = Notify::new();
     let count_up = |bytes| {
@@ -123,7 +123,7 @@ async fn pass(
     to: &mut (impl AsyncWrite + Unpin),
     mut count: impl FnMut(usize),
 ) -> Result<(), Broken> {
-    let mut from = Gulp::new(from);
+    let mut from = CoalescingReader::new(from);
     let mut buffer = vec![0; BUFFER];
     loop {
         let length = from.read(&mut buffer).await.map_err(Broken::Read)?;
@@ -131,7 +131,7 @@ async fn pass(
             return to.shutdown().await.map_err(Broken::Write);
         }
         let piece = &buffer[..length];
-        write_sliced(to, piece).await.map_err(Broken::Write)?;
+        write_chunked(to, piece).await.map_err(Broken::Write)?;
         to.flush().await.map_err(Broken::Write)?;
         count(length);
     }

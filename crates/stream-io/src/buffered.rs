@@ -12,7 +12,7 @@ use skewbridge_h1::{BodyError, Encoder};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::io::poll_read_buf;
 
-use crate::slices::{SLICE, Slices};
+use crate::chunked_write::{CHUNK_BYTES, ChunkedSlices};
 
 /// No more than this waits to be sent before the source is asked for more:
 /// four TLS records.
@@ -132,11 +132,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
 
     fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let io = Pin::new(&mut self.io);
-        if self.queue.is_empty() && self.output.len() <= SLICE {
+        if self.queue.is_empty() && self.output.len() <= CHUNK_BYTES {
             return io.poll_write(cx, &self.output);
         }
         let pieces = self.queue.iter().map(|piece| &piece[..]);
-        let slices = Slices::of(pieces.chain([&self.output[..]]));
+        let slices = ChunkedSlices::new(pieces.chain([&self.output[..]]));
         io.poll_write_vectored(cx, slices.as_slice())
     }
 

@@ -21,14 +21,14 @@ pub struct CommandStreams {
     /// To the client: how the command ended.
     pub error: Option<Sender>,
     /// Of those that are only read here.
-    idle: Vec<Sender>,
+    unused_senders: Vec<Sender>,
 }
 
 impl CommandStreams {
     /// Takes the streams of a command; others are refused. Waits for as long as some are
     /// missing: how long that may be, the caller says, and the driver that the connection is
     /// over.
-    pub async fn open(incoming: &mut Incoming, options: Options, protocol: SpdyProtocol) -> Self {
+    pub async fn accept(incoming: &mut Incoming, options: Options, protocol: SpdyProtocol) -> Self {
         let mut missing: Vec<Channel> = options.streams(protocol).collect();
         let mut streams = Self::default();
         while !missing.is_empty() {
@@ -49,11 +49,11 @@ impl CommandStreams {
             match missing.swap_remove(at) {
                 Channel::Stdin => {
                     streams.stdin = Some(receiver);
-                    streams.idle.push(sender);
+                    streams.unused_senders.push(sender);
                 }
                 Channel::Resize => {
                     streams.resize = Some(receiver);
-                    streams.idle.push(sender);
+                    streams.unused_senders.push(sender);
                 }
                 Channel::Stdout => streams.stdout = Some(sender),
                 Channel::Stderr => streams.stderr = Some(sender),
@@ -63,23 +63,23 @@ impl CommandStreams {
         streams
     }
 
-    /// Says the last words, and ends all of them. How it ended is said behind all output:
+    /// Says the last error_bytes, and ends all of them. How it ended is said behind all output:
     /// whoever hears it has heard everything.
-    pub async fn end(mut self, words: Bytes) {
+    pub async fn finish(mut self, error_bytes: Bytes) {
         for sender in [&mut self.stdout, &mut self.stderr].into_iter().flatten() {
             if sender.finish().is_ok() {
                 sender.sent().await;
             }
         }
         if let Some(error) = &mut self.error {
-            if !words.is_empty() {
-                let _ = error.send(words);
+            if !error_bytes.is_empty() {
+                let _ = error.send(error_bytes);
             }
             if error.finish().is_ok() {
                 error.sent().await;
             }
         }
-        for mut sender in self.idle {
+        for mut sender in self.unused_senders {
             // One that the client has ended needs no end.
             let _ = sender.finish();
         }

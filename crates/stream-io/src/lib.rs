@@ -1,10 +1,10 @@
 //! Connections as those who pass streams on need them: a byte stream with its two
-//! buffers ([`Buffered`]), a WebSocket on it ([`Socket`]), a remote command by SPDY at the
-//! end that asks for it ([`Node`]) and at the end that serves it ([`CommandStreams`]), SPDY
-//! inside a WebSocket ([`Tunnel`]), fewer system calls below TLS and above it
-//! ([`ReadAhead`], [`Gulp`], [`write_sliced`]), and whether
-//! the other end still lives: of a WebSocket ([`Pulse`]), and of SPDY ([`Traffic`], what that is
-//! told by: [`Passing`], [`Tapped`], and who asks: [`Pings`]).
+//! buffers ([`Buffered`]), a WebSocket on it ([`WebSocketConn`]), a remote command by SPDY at the
+//! end that asks for it ([`SpdyExecClient`]) and at the end that serves it ([`CommandStreams`]), SPDY
+//! inside a WebSocket ([`WebSocketIo`]), fewer system calls below TLS and above it
+//! ([`ReadAhead`], [`CoalescingReader`], [`write_chunked`]), and whether
+//! the other end still lives: of a WebSocket ([`WebSocketKeepalive`]), and of SPDY ([`SpdyKeepalive`], what that is
+//! told by: [`FrameScanner`], [`ObservedIo`], and who asks: [`SpdyPinger`]).
 //!
 //! Nothing here has a task of its own: its owner polls it.
 //!
@@ -13,51 +13,51 @@
 //! use std::{future::poll_fn, time::Duration};
 //! use bytes::{Bytes, BytesMut};
 //! use skewbridge_websocket::Role;
-//! use skewbridge_stream_io::{Pulse, Socket};
+//! use skewbridge_stream_io::{WebSocketKeepalive, WebSocketConn};
 //! use tokio::time::Instant;
 //!
 //! let (here, there) = tokio::io::duplex(4096);
-//! let pulse = || Pulse::new(Instant::now(), Duration::from_secs(10), Duration::from_secs(5));
-//! let mut client = Socket::new(here, BytesMut::new(), Role::Client, pulse());
-//! let mut server = Socket::new(there, BytesMut::new(), Role::Server, pulse());
+//! let keepalive = || WebSocketKeepalive::new(Instant::now(), Duration::from_secs(10), Duration::from_secs(5));
+//! let mut client = WebSocketConn::new(here, BytesMut::new(), Role::Client, keepalive());
+//! let mut server = WebSocketConn::new(there, BytesMut::new(), Role::Server, keepalive());
 //!
-//! client.binary(Bytes::from_static(b"ls"));
+//! client.write_binary(Bytes::from_static(b"ls"));
 //! poll_fn(|cx| client.poll_flush(cx)).await.unwrap();
 //! let piece = poll_fn(|cx| server.poll_piece(cx)).await.unwrap();
 //! assert_eq!(piece.bytes, "ls");
 //! # }
 //! ```
 
-mod asked;
 mod buffered;
+mod chunked_write;
+mod coalescing_reader;
 mod command_streams;
-mod gulp;
-mod node;
-mod passing;
-mod pings;
-mod prefixed;
-mod pulse;
+mod frame_scanner;
+mod observed_io;
+mod ping_policy;
 mod read_ahead;
-mod slices;
-mod socket;
-mod stall;
-mod tapped;
-mod traffic;
-mod tunnel;
+mod rewind;
+mod spdy_exec_client;
+mod spdy_keepalive;
+mod spdy_pinger;
+mod websocket_conn;
+mod websocket_io;
+mod websocket_keepalive;
+mod write_stall_timer;
 
-pub use asked::Asked;
 pub use buffered::Buffered;
+pub use chunked_write::write_chunked;
+pub use coalescing_reader::CoalescingReader;
 pub use command_streams::CommandStreams;
-pub use gulp::Gulp;
-pub use node::{Node, Said, Verdict};
-pub use passing::{Frame, Passed, Passing};
-pub use pings::Pings;
-pub use prefixed::Prefixed;
-pub use pulse::{Beat, Mark, Pulse};
-pub use read_ahead::{READ_AHEAD, ReadAhead};
-pub use slices::write_sliced;
-pub use socket::{Left, Socket};
-pub use stall::Stall;
-pub use tapped::{Tap, Tapped};
-pub use traffic::{Pace, Say, Traffic};
-pub use tunnel::Tunnel;
+pub use frame_scanner::{FrameScanner, ScanResult, ScannedFrame};
+pub use observed_io::{KeepaliveHandle, ObservedIo};
+pub use ping_policy::PingPolicy;
+pub use read_ahead::{READ_AHEAD_BYTES, ReadAhead};
+pub use rewind::Rewind;
+pub use spdy_exec_client::{ExecEvent, ExecResult, SpdyExecClient};
+pub use spdy_keepalive::{KeepaliveConfig, SpdyKeepalive, SpdyKeepaliveAction};
+pub use spdy_pinger::SpdyPinger;
+pub use websocket_conn::{DisconnectReason, WebSocketConn};
+pub use websocket_io::WebSocketIo;
+pub use websocket_keepalive::{ByteMark, WebSocketKeepalive, WebSocketKeepaliveAction};
+pub use write_stall_timer::WriteStallTimer;

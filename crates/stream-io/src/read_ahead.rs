@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::io::poll_read_buf;
 
 /// Four TLS records at once.
-pub const READ_AHEAD: usize = 64 * 1024;
+pub const READ_AHEAD_BYTES: usize = 64 * 1024;
 
 /// Reads ahead: rustls asks for 4 KiB at a time, which would be five system
 /// calls for each full record. The buffer is there only while it holds bytes.
@@ -47,10 +47,10 @@ impl<T: AsyncRead + Unpin> AsyncRead for ReadAhead<T> {
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if this.buffer.is_empty() {
-            if buf.remaining() >= READ_AHEAD {
+            if buf.remaining() >= READ_AHEAD_BYTES {
                 return Pin::new(&mut this.io).poll_read(cx, buf);
             }
-            this.buffer.reserve(READ_AHEAD);
+            this.buffer.reserve(READ_AHEAD_BYTES);
             let read = poll_read_buf(Pin::new(&mut this.io), cx, &mut this.buffer);
             if read.is_pending() {
                 this.buffer = BytesMut::new();

@@ -13,7 +13,7 @@ use skewbridge_spdy::connection::{
 };
 use skewbridge_spdy::frame::ResetStatus;
 use skewbridge_spdy::{Config, Error, Headers, Role, StreamError};
-use skewbridge_stream_io::{Asked, Pace, Pings, Tapped};
+use skewbridge_stream_io::{KeepaliveConfig, ObservedIo, PingPolicy, SpdyPinger};
 use skewbridge_testkit::{ScratchDir, eventually};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -177,23 +177,23 @@ async fn one_ping_in_five_waits_behind_a_stream_that_it_does_not_read() {
     assert_eq!((waiting.len(), lanes.len()), (3, 1), "{waiting:?}");
 }
 
-const PACE: Pace = Pace {
+const PACE: KeepaliveConfig = KeepaliveConfig {
     interval: Duration::from_millis(500),
-    patience: Duration::from_secs(3),
+    timeout: Duration::from_secs(3),
 };
 
 /// Moves bytes until it is known to be gone.
-async fn until_dead<T: AsyncRead + AsyncWrite + Unpin>(driver: Driver<T>, pings: Pings) {
+async fn until_dead<T: AsyncRead + AsyncWrite + Unpin>(driver: Driver<T>, pings: SpdyPinger) {
     let mut driver = std::pin::pin!(driver);
     loop {
-        pings.before();
+        pings.before_drive();
         // What is sent or heard meanwhile moves the next look.
         let soon = tokio::time::Instant::now() + PACE.interval / 20;
         tokio::select! {
             ended = &mut driver => panic!("{ended:?}"),
-            () = tokio::time::sleep_until(pings.next().min(soon)) => {}
+            () = tokio::time::sleep_until(pings.next_deadline().min(soon)) => {}
         }
-        if !pings.look(tokio::time::Instant::now()) {
+        if !pings.check(tokio::time::Instant::now()) {
             return;
         }
     }
@@ -202,7 +202,7 @@ async fn until_dead<T: AsyncRead + AsyncWrite + Unpin>(driver: Driver<T>, pings:
 #[tokio::test]
 async fn pings_tell_what_it_does_not_read_from_its_loss() {
     let (all, mut told) = (tokio::task::LocalSet::new(), JoinSet::new());
-    for asked in [Asked::Plainly, Asked::Gently] {
+    for asked in [PingPolicy::Always, PingPolicy::AvoidNearEof] {
         for unread in 0..=5 {
             told.spawn_local_on(tell(asked, unread), &all);
         }
@@ -210,13 +210,13 @@ async fn pings_tell_what_it_does_not_read_from_its_loss() {
     all.run_until(told.join_all()).await;
 }
 
-async fn tell(asked: Asked, unread: usize) {
+async fn tell(asked: PingPolicy, unread: usize) {
     let what = format!("{asked:?}, {unread} unread");
     let listening = Listening::start().await;
-    let io = Tapped::new(listening.connect().await, Role::Client, PACE, asked);
-    let tap = io.tap();
+    let io = ObservedIo::new(listening.connect().await, Role::Client, PACE, asked);
+    let keepalive = io.keepalive_handle();
     let (handle, _, driver) = connection::client(io, Config::default());
-    let pings = Pings::new(handle.clone(), tap);
+    let pings = SpdyPinger::new(handle.clone(), keepalive);
     let mut watched = tokio::spawn(until_dead(driver, pings));
     // A few frames in so many of its five lanes.
     let mut streams = Vec::new();
@@ -229,14 +229,14 @@ async fn tell(asked: Asked, unread: usize) {
         streams.push(stream);
     }
     // Much longer than it takes to take somebody for dead.
-    let alive = tokio::time::timeout(4 * PACE.patience, &mut watched).await;
+    let alive = tokio::time::timeout(4 * PACE.timeout, &mut watched).await;
     assert!(alive.is_err(), "{what}: taken for dead");
     // The other lanes still go on.
     let mut answered = 0;
     for _ in 0..5 {
         let headers = Headers::new().with("task", "echo").with("bytes", "0");
         let mut stream = handle.open(headers).unwrap();
-        let answer = tokio::time::timeout(PACE.patience, stream.answered()).await;
+        let answer = tokio::time::timeout(PACE.timeout, stream.answered()).await;
         answered += usize::from(answer.is_ok());
         streams.push(stream);
     }

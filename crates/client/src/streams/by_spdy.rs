@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use skewbridge_remotecommand::{Input, Output};
-use skewbridge_stream_io::{Node, Said, Verdict};
+use skewbridge_stream_io::{ExecEvent, ExecResult, SpdyExecClient};
 use tokio::time::{Instant, timeout};
 
 use super::clock::Clock;
@@ -19,7 +19,7 @@ use crate::connection::Stream;
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Carries a command to its end.
-pub(crate) async fn drive(node: Node<Stream>, shared: Arc<Shared>) {
+pub(crate) async fn drive(node: SpdyExecClient<Stream>, shared: Arc<Shared>) {
     let mut exchange = Exchange {
         node,
         clock: Clock::new(),
@@ -34,7 +34,7 @@ pub(crate) async fn drive(node: Node<Stream>, shared: Arc<Shared>) {
                 None => "the streams ended, but nobody said how the command did".to_owned(),
             };
             shared.end(ExitStatus::of(verdict.outcome, || shared.cut(cause())));
-            let _ = timeout(FAREWELL, node.leave()).await;
+            let _ = timeout(FAREWELL, node.disconnect()).await;
         }
         Over::Dead => {
             shared.end(ExitStatus::Cut(
@@ -46,13 +46,13 @@ pub(crate) async fn drive(node: Node<Stream>, shared: Arc<Shared>) {
 
 /// Why it is over.
 enum Over {
-    Ended(Verdict),
+    Ended(ExecResult),
     /// Nobody answers.
     Dead,
 }
 
 struct Exchange<'a> {
-    node: Node<Stream>,
+    node: SpdyExecClient<Stream>,
     clock: Clock,
     shared: &'a Shared,
 }
@@ -74,14 +74,14 @@ impl Exchange<'_> {
     }
 
     /// From the node to those who read.
-    fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Verdict> {
+    fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<ExecResult> {
         loop {
             let both = [Which::Stdout, Which::Stderr];
             if !both.into_iter().all(|which| self.shared.has_room(which)) {
                 return Poll::Pending;
             }
-            match ready!(self.node.poll_said(cx)) {
-                Said::Data(output, data) => {
+            match ready!(self.node.poll_event(cx)) {
+                ExecEvent::Data(output, data) => {
                     let which = match output {
                         Output::Stderr => Which::Stderr,
                         Output::Stdout | Output::Error => Which::Stdout,
@@ -90,7 +90,7 @@ impl Exchange<'_> {
                     // There may be room for more of it.
                     self.node.drive(cx);
                 }
-                Said::End(verdict) => return Poll::Ready(verdict),
+                ExecEvent::End(verdict) => return Poll::Ready(verdict),
             }
         }
     }
@@ -118,13 +118,13 @@ impl Exchange<'_> {
     }
 
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
-        self.clock.hurry(self.node.pings.next(), cx);
+        self.clock.hurry(self.node.pinger.next_deadline(), cx);
         ready!(self.clock.poll_due(cx));
-        if !self.node.pings.look(Instant::now()) {
+        if !self.node.pinger.check(Instant::now()) {
             return Poll::Ready(Over::Dead);
         }
         self.node.drive(cx);
-        self.clock.set(self.node.pings.next(), cx);
+        self.clock.set(self.node.pinger.next_deadline(), cx);
         Poll::Pending
     }
 }

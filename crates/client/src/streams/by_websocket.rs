@@ -9,7 +9,7 @@ use std::time::Duration;
 use skewbridge_remotecommand::{
     End, ErrorChannel, FromServer, Input, Output, Protocol, Said, ToServer, Version,
 };
-use skewbridge_stream_io::{Asked, Left, Socket};
+use skewbridge_stream_io::{DisconnectReason, PingPolicy, WebSocketConn};
 use skewbridge_websocket::{Close, CloseCode, Role};
 use tokio::time::{Instant, timeout};
 
@@ -32,11 +32,11 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub(crate) async fn drive(upgraded: Upgraded, shared: Arc<Shared>, keep_alive: KeepAlive) {
     let Upgraded { io, input, .. } = upgraded;
     let mut exchange = Exchange {
-        socket: Socket::new(
+        socket: WebSocketConn::new(
             io,
             input,
             Role::Client,
-            keep_alive.pulse().asked(Asked::Gently),
+            keep_alive.pulse().with_policy(PingPolicy::AvoidNearEof),
         ),
         reader: FromServer::new(Protocol::V5),
         writer: ToServer::new(Protocol::V5),
@@ -55,7 +55,11 @@ pub(crate) async fn drive(upgraded: Upgraded, shared: Arc<Shared>, keep_alive: K
         ..
     } = exchange;
     let end = match &over {
-        Over::Left(Left::Closed(Some(close))) if close.code() == CloseCode::NORMAL => End::Clean,
+        Over::Disconnected(DisconnectReason::Closed(Some(close)))
+            if close.code() == CloseCode::NORMAL =>
+        {
+            End::Clean
+        }
         _ => End::Cut,
     };
     // What is known is told before goodbye is said.
@@ -64,7 +68,7 @@ pub(crate) async fn drive(upgraded: Upgraded, shared: Arc<Shared>, keep_alive: K
         None => over.cause(),
     };
     shared.end(ExitStatus::of(told.end(end), || shared.cut(cause())));
-    if let Over::Left(Left::Closed(close)) = over {
+    if let Over::Disconnected(DisconnectReason::Closed(close)) = over {
         // RFC 6455, 5.5.1: with the same code.
         socket.close(close.unwrap_or_else(|| Close::new(CloseCode::NORMAL, "")));
         let _ = timeout(FAREWELL, poll_fn(|cx| socket.poll_flush(cx))).await;
@@ -73,7 +77,7 @@ pub(crate) async fn drive(upgraded: Upgraded, shared: Arc<Shared>, keep_alive: K
 
 /// Why it is over.
 enum Over {
-    Left(Left),
+    Disconnected(DisconnectReason),
     /// The server has told how the command ended, and then nothing.
     Told,
     /// Nobody answers.
@@ -85,14 +89,18 @@ enum Over {
 impl Over {
     fn cause(&self) -> String {
         match self {
-            Self::Left(Left::Closed(None)) => "the server closed the stream".to_owned(),
-            Self::Left(Left::Closed(Some(close))) => {
+            Self::Disconnected(DisconnectReason::Closed(None)) => {
+                "the server closed the stream".to_owned()
+            }
+            Self::Disconnected(DisconnectReason::Closed(Some(close))) => {
                 let (code, reason) = (close.code().number(), close.reason());
                 let colon = if reason.is_empty() { "" } else { ": " };
                 format!("the server closed the stream ({code}{colon}{reason})")
             }
-            Self::Left(Left::Cut(error)) => lost::of_io(error),
-            Self::Left(Left::Broke(violation)) => violation.to_string(),
+            Self::Disconnected(DisconnectReason::ConnectionLost(error)) => lost::of_io(error),
+            Self::Disconnected(DisconnectReason::ProtocolViolation(violation)) => {
+                violation.to_string()
+            }
             Self::Told => "the server told only half of how the command ended".to_owned(),
             Self::Dead => "the server does not answer any more".to_owned(),
             Self::Broke(what) => what.clone(),
@@ -101,7 +109,7 @@ impl Over {
 }
 
 struct Exchange<'a> {
-    socket: Socket<Stream>,
+    socket: WebSocketConn<Stream>,
     reader: FromServer,
     writer: ToServer,
     /// What came and there is no room for.
@@ -142,7 +150,7 @@ impl Exchange<'_> {
                     if !data.is_empty() {
                         let until = Instant::now() + CLOSING;
                         self.told_until = Some(until);
-                        self.clock.set(until.min(self.socket.next_look()), cx);
+                        self.clock.set(until.min(self.socket.next_deadline()), cx);
                     }
                 }
                 Some(Said::Data(output, data)) => {
@@ -157,7 +165,7 @@ impl Exchange<'_> {
             }
             let piece = match ready!(self.socket.poll_piece(cx)) {
                 Ok(piece) => piece,
-                Err(left) => return Poll::Ready(Over::Left(left)),
+                Err(left) => return Poll::Ready(Over::Disconnected(left)),
             };
             match self.reader.piece(piece) {
                 Ok(said) => self.waiting = said,
@@ -202,17 +210,17 @@ impl Exchange<'_> {
     }
 
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
-        self.clock.hurry(self.socket.next_look(), cx);
+        self.clock.hurry(self.socket.next_deadline(), cx);
         ready!(self.clock.poll_due(cx));
         let now = Instant::now();
         if self.told_until.is_some_and(|until| until <= now) {
             return Poll::Ready(Over::Told);
         }
-        if !self.socket.look(now, self.waiting.is_none()) {
+        if !self.socket.check_keepalive(now, self.waiting.is_none()) {
             return Poll::Ready(Over::Dead);
         }
         self.poll_up(cx);
-        let next = self.socket.next_look();
+        let next = self.socket.next_deadline();
         self.clock
             .set(self.told_until.map_or(next, |until| until.min(next)), cx);
         Poll::Pending

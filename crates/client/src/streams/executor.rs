@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use skewbridge_remotecommand::{Channel, Options, Protocol, SpdyProtocol, agreed_spdy};
-use skewbridge_stream_io::Node;
+use skewbridge_stream_io::SpdyExecClient;
 
 use super::keep_alive::KeepAlive;
 use super::process::{RemoteProcess, Transport};
@@ -155,7 +155,7 @@ impl Executor for SpdyExecutor {
                 )));
             }
             let Upgraded { io, input, .. } = upgraded;
-            let node = Node::open(io, input, options, OFFERED, self.keep_alive.pace());
+            let node = SpdyExecClient::open(io, input, options, OFFERED, self.keep_alive.pace());
             let node = node.map_err(|error| unswitched(error.to_string()))?;
             let shared = Arc::new(Shared::new());
             let driver = by_spdy::drive(node, shared.clone());

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use skewbridge_stream_io::{Pace, Pulse};
+use skewbridge_stream_io::{KeepaliveConfig, WebSocketKeepalive};
 use tokio::time::Instant;
 
 /// As long as anybody waits for.
@@ -31,20 +31,20 @@ impl Default for KeepAlive {
 }
 
 impl KeepAlive {
-    pub(crate) fn pace(self) -> Pace {
-        Pace {
+    pub(crate) fn pace(self) -> KeepaliveConfig {
+        KeepaliveConfig {
             interval: if self.interval.is_zero() {
                 NEVER
             } else {
                 self.interval
             },
-            patience: self.patience,
+            timeout: self.patience,
         }
     }
 
-    pub(crate) fn pulse(self) -> Pulse {
-        let Pace { interval, patience } = self.pace();
-        Pulse::new(Instant::now(), interval, patience)
+    pub(crate) fn pulse(self) -> WebSocketKeepalive {
+        let KeepaliveConfig { interval, timeout } = self.pace();
+        WebSocketKeepalive::new(Instant::now(), interval, timeout)
     }
 }
 
@@ -59,7 +59,7 @@ mod tests {
             ..KeepAlive::default()
         };
         assert_eq!(keep_alive.pace().interval, NEVER);
-        assert!(keep_alive.pulse().next() > Instant::now() + NEVER / 2);
+        assert!(keep_alive.pulse().next_deadline() > Instant::now() + NEVER / 2);
         let default = KeepAlive::default();
         assert_eq!(default.pace().interval, default.interval);
     }

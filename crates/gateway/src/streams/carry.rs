@@ -12,7 +12,7 @@ use skewbridge_remotecommand::port_forward::tunnel::{
 use skewbridge_remotecommand::{
     Options, Protocol, SpdyProtocol, SpdyRefusal, Words, negotiate_spdy,
 };
-use skewbridge_stream_io::Node;
+use skewbridge_stream_io::SpdyExecClient;
 use skewbridge_websocket::{Key, check_response};
 
 use super::command::Command;
@@ -165,7 +165,13 @@ impl Asking<'_> {
             ByWebSocket::Command(agreement) => {
                 let spoken = heads::switched_to_command(response.headers()).map_err(unasked)?;
                 let Upgraded { io, input, slot } = upstream;
-                let opened = Node::open(io, input, options, spoken, self.care().pace_of_upstream());
+                let opened = SpdyExecClient::open(
+                    io,
+                    input,
+                    options,
+                    spoken,
+                    self.care().pace_of_upstream(),
+                );
                 let node = opened.map_err(|error| {
                     self.bad_gateway(format!("upstream takes no streams: {error}"))
                 })?;

@@ -11,7 +11,9 @@ use http::StatusCode;
 use skewbridge_remotecommand::{
     FromClient, Input, Options, Outcome, Output, Protocol, ReaderError, Said as Heard, ToClient,
 };
-use skewbridge_stream_io::{Left, Node, Said, Socket, Verdict};
+use skewbridge_stream_io::{
+    DisconnectReason, ExecEvent, ExecResult, SpdyExecClient, WebSocketConn,
+};
 use skewbridge_websocket::{Close, CloseCode, Role};
 use tokio::time::{Instant, timeout};
 
@@ -35,7 +37,7 @@ pub(crate) struct Command {
     pub(crate) kind: Kind,
     pub(crate) protocol: Protocol,
     pub(crate) options: Options,
-    pub(crate) node: Node<UpstreamIo>,
+    pub(crate) node: SpdyExecClient<UpstreamIo>,
     /// Counted as a connection of upstream's while it lasts.
     pub(crate) slot: Slot,
     pub(crate) care: Care,
@@ -49,7 +51,7 @@ pub(crate) struct Command {
 #[derive(Debug)]
 enum Over {
     /// The node has said its last.
-    Ended(Verdict),
+    Ended(ExecResult),
     /// The node does not answer any more.
     NodeDead,
     /// The client has said that it leaves.
@@ -69,7 +71,7 @@ impl Command {
     pub(crate) async fn run(self, client: ClientIo, input: BytesMut, mut record: Record) {
         let now = Instant::now();
         let mut exchange = Exchange {
-            client: Socket::new(client, input, Role::Server, self.care.of_client(now)),
+            client: WebSocketConn::new(client, input, Role::Server, self.care.of_client(now)),
             reader: FromClient::new(self.protocol),
             writer: ToClient::new(self.protocol),
             waiting: None,
@@ -96,7 +98,7 @@ impl Command {
         } = exchange;
         if matches!(over, Over::ClientClosed(_) | Over::ClientLost) {
             // What it has sent before is the command's.
-            let _ = timeout(LEAVING, node.leave()).await;
+            let _ = timeout(LEAVING, node.disconnect()).await;
         } else {
             // What is still open above is reset, and the command with it.
             drop(node);
@@ -133,7 +135,7 @@ fn last_words(
     over: Over,
     protocol: Protocol,
     writer: &mut ToClient,
-    client: &mut Socket<ClientIo>,
+    client: &mut WebSocketConn<ClientIo>,
     care: Care,
 ) -> Option<Close> {
     let version = protocol.version();
@@ -145,7 +147,7 @@ fn last_words(
         Over::Ended(verdict) => match &verdict.outcome {
             Outcome::CutOff => (verdict.outcome.encode(version), cut_off()),
             // Word for word where it can be: there may be more in it than we know.
-            _ if version.tells_status() => (verdict.words, normal()),
+            _ if version.tells_status() => (verdict.error_bytes, normal()),
             outcome => (outcome.encode(version), normal()),
         },
         Over::NodeDead => (Outcome::CutOff.encode(version), cut_off()),
@@ -189,12 +191,12 @@ fn ended(outcome: &Outcome) -> (Ended, StatusCode) {
 
 /// Both sides of a command, in one task.
 struct Exchange<'a> {
-    client: Socket<ClientIo>,
+    client: WebSocketConn<ClientIo>,
     reader: FromClient,
     writer: ToClient,
     /// What the client said and there is no room for above.
     waiting: Option<Heard<Input>>,
-    node: Node<UpstreamIo>,
+    node: SpdyExecClient<UpstreamIo>,
     idle: Duration,
     /// When something was last said that is no ping.
     quiet_since: Instant,
@@ -232,10 +234,12 @@ impl Exchange<'_> {
     fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
         loop {
             while self.client.has_room() {
-                match self.node.poll_said(cx) {
+                match self.node.poll_event(cx) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Said::End(verdict)) => return Poll::Ready(Over::Ended(verdict)),
-                    Poll::Ready(Said::Data(output, data)) => {
+                    Poll::Ready(ExecEvent::End(verdict)) => {
+                        return Poll::Ready(Over::Ended(verdict));
+                    }
+                    Poll::Ready(ExecEvent::Data(output, data)) => {
                         let now = Instant::now();
                         self.quiet_since = now;
                         self.vigil.carried(now, Heading::Down, data.len());
@@ -277,14 +281,14 @@ impl Exchange<'_> {
             let piece = match self.client.poll_piece(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(piece)) => piece,
-                Poll::Ready(Err(Left::Closed(close))) => {
+                Poll::Ready(Err(DisconnectReason::Closed(close))) => {
                     return Poll::Ready(Over::ClientClosed(close));
                 }
-                Poll::Ready(Err(Left::Cut(error))) => {
+                Poll::Ready(Err(DisconnectReason::ConnectionLost(error))) => {
                     tracing::debug!(%error, "a client was lost");
                     return Poll::Ready(Over::ClientLost);
                 }
-                Poll::Ready(Err(Left::Broke(violation))) => {
+                Poll::Ready(Err(DisconnectReason::ProtocolViolation(violation))) => {
                     let why = violation.to_string();
                     return Poll::Ready(Over::ClientBroke(violation.close_code(), why));
                 }
@@ -308,10 +312,10 @@ impl Exchange<'_> {
             return Poll::Ready(Over::Idle);
         }
         let heeded = self.waiting.is_none();
-        if !self.client.look(now, heeded) {
+        if !self.client.check_keepalive(now, heeded) {
             return Poll::Ready(Over::ClientLost);
         }
-        if !self.node.pings.look(now) {
+        if !self.node.pinger.check(now) {
             return Poll::Ready(Over::NodeDead);
         }
         if let Poll::Ready(Err(_)) = self.client.poll_flush(cx) {
@@ -325,7 +329,9 @@ impl Exchange<'_> {
 
     /// When either side is to be looked after.
     fn next_look(&self) -> Instant {
-        self.client.next_look().min(self.node.pings.next())
+        self.client
+            .next_deadline()
+            .min(self.node.pinger.next_deadline())
     }
 }
 

@@ -4,7 +4,9 @@
 
 use bytes::{Bytes, BytesMut};
 use skewbridge_spdy::frame::{Ping, ResetStatus, RstStream, StreamId};
-use skewbridge_stream_io::{Asked, Frame, Pace, Say, Traffic};
+use skewbridge_stream_io::{
+    KeepaliveConfig, PingPolicy, ScannedFrame, SpdyKeepalive, SpdyKeepaliveAction,
+};
 use tokio::time::Instant;
 
 /// The ids of ours are the last quarter of all, where those who count up from 1 or 2 never
@@ -27,58 +29,58 @@ pub(crate) enum As {
 #[derive(Debug)]
 pub(crate) struct Interjected {
     whose: As,
-    traffic: Traffic,
+    traffic: SpdyKeepalive,
     /// How many have been sent.
     count: u64,
 }
 
 impl Interjected {
-    pub(crate) fn new(whose: As, pace: Pace, now: Instant) -> Self {
+    pub(crate) fn new(whose: As, pace: KeepaliveConfig, now: Instant) -> Self {
         Self {
             whose,
-            traffic: Traffic::new(pace, Asked::Plainly, now),
+            traffic: SpdyKeepalive::new(pace, PingPolicy::Always, now),
             count: 0,
         }
     }
 
     /// Something came from it.
     pub(crate) fn heard(&mut self, now: Instant) {
-        self.traffic.heard(now);
+        self.traffic.on_received(now);
     }
 
     /// Nobody here listens to it just now: its silence is ours.
     pub(crate) fn excuse(&mut self, now: Instant) {
-        self.traffic.excuse(now);
+        self.traffic.on_read_paused(now);
     }
 
     /// It was sent a frame of somebody else, of so many bytes.
-    pub(crate) fn sent(&mut self, now: Instant, frame: Frame, bytes: usize) {
-        self.traffic.sent(now, frame, bytes);
+    pub(crate) fn sent(&mut self, now: Instant, frame: ScannedFrame, bytes: usize) {
+        self.traffic.on_sent(now, frame, bytes);
     }
 
     /// When it is to be taken for dead, if it says nothing.
     pub(crate) fn death(&self) -> Option<Instant> {
-        self.traffic.death()
+        self.traffic.dead_at()
     }
 
     /// When to look again, if ever.
     pub(crate) fn next(&self) -> Option<Instant> {
-        self.traffic.next()
+        self.traffic.next_deadline()
     }
 
     /// What is to be said now, between two frames. To the dead, nothing.
     pub(crate) fn look(&mut self, now: Instant) -> Bytes {
         let mut frames = BytesMut::new();
-        match self.traffic.look(now) {
-            Say::Nothing | Say::Dead => {}
-            Say::Pings => {
-                for _ in 0..Traffic::ROUND {
+        match self.traffic.check(now) {
+            SpdyKeepaliveAction::None | SpdyKeepaliveAction::Dead => {}
+            SpdyKeepaliveAction::SendPings => {
+                for _ in 0..SpdyKeepalive::PINGS_PER_ROUND {
                     let id = self.id();
                     Ping { id }.encode(&mut frames);
-                    self.traffic.pinged(now, id);
+                    self.traffic.on_ping_sent(now, id);
                 }
             }
-            Say::Reset(id) => {
+            SpdyKeepaliveAction::SendReset(id) => {
                 if let Some(stream) = StreamId::new(id) {
                     let status = ResetStatus::Cancel;
                     RstStream { stream, status }.encode(&mut frames);
@@ -91,7 +93,7 @@ impl Interjected {
     /// A ping came. Says whether it answers one of ours. The client's own that happens to have
     /// its id is answered as well: each is taken once.
     pub(crate) fn is_answer(&mut self, id: u32) -> bool {
-        self.traffic.is_answer(id)
+        self.traffic.on_ping_received(id)
     }
 
     /// For the next one.
@@ -102,7 +104,7 @@ impl Interjected {
             let nth = u32::try_from(self.count % IDS).unwrap_or_default();
             self.count += 1;
             let id = FIRST + 2 * nth + odd;
-            if !self.traffic.waits_for(id) {
+            if !self.traffic.is_awaiting(id) {
                 return id;
             }
         }
@@ -113,20 +115,20 @@ impl Interjected {
 mod tests {
     use std::time::Duration;
 
-    use skewbridge_stream_io::Passing;
+    use skewbridge_stream_io::FrameScanner;
 
     use super::*;
 
-    const PACE: Pace = Pace {
+    const PACE: KeepaliveConfig = KeepaliveConfig {
         interval: Duration::from_secs(10),
-        patience: Duration::from_secs(5),
+        timeout: Duration::from_secs(5),
     };
 
-    fn frames(bytes: &[u8]) -> Vec<Frame> {
+    fn frames(bytes: &[u8]) -> Vec<ScannedFrame> {
         let mut frames = Vec::new();
-        let mut passing = Passing::default();
-        passing.pass(bytes, |frame, _| frames.push(frame));
-        assert!(passing.is_between());
+        let mut scanner = FrameScanner::default();
+        scanner.scan(bytes, |frame, _| frames.push(frame));
+        assert!(scanner.at_frame_boundary());
         frames
     }
 
@@ -138,11 +140,11 @@ mod tests {
             let id = FIRST + odd;
             assert!(!pings.is_answer(id), "nobody has asked");
             let said = pings.look(now + PACE.interval);
-            let ids = (0..5).map(|nth| Frame::Ping(id + 2 * nth));
+            let ids = (0..5).map(|nth| ScannedFrame::Ping(id + 2 * nth));
             assert_eq!(frames(&said), ids.collect::<Vec<_>>());
             assert!(!pings.is_answer(1), "the client's own");
             // Also one that has the same id by chance.
-            pings.sent(now, Frame::Ping(id), 12);
+            pings.sent(now, ScannedFrame::Ping(id), 12);
             assert!(pings.is_answer(id));
             assert!(!pings.is_answer(id));
         }
@@ -156,7 +158,7 @@ mod tests {
             pings.count = IDS - 1;
             assert_eq!(pings.id(), 0xffff_fffe + odd);
             assert_eq!(pings.id(), FIRST + odd);
-            pings.sent(now, Frame::Ping(FIRST + 2 + odd), 12);
+            pings.sent(now, ScannedFrame::Ping(FIRST + 2 + odd), 12);
             assert_eq!(pings.id(), FIRST + 4 + odd, "the client waits for one");
         }
     }
@@ -167,7 +169,7 @@ mod tests {
         let mut pings = Interjected::new(As::Client, PACE, start);
         // A stream of the first lane, which gets the first ping, is not read.
         for _ in 0..30 {
-            pings.sent(start, Frame::OfStream(5), 100);
+            pings.sent(start, ScannedFrame::Stream(5), 100);
         }
         let mut now = start;
         let mut said = Vec::new();
@@ -175,7 +177,7 @@ mod tests {
             now = now.max(pings.next().unwrap());
             said = frames(&pings.look(now));
             for frame in &said {
-                if let Frame::Ping(id) = frame
+                if let ScannedFrame::Ping(id) = frame
                     && !((id - FIRST) / 2).is_multiple_of(5)
                 {
                     assert!(pings.is_answer(*id));
@@ -183,7 +185,7 @@ mod tests {
                 }
             }
         }
-        let [Frame::OfStream(id)] = said[..] else {
+        let [ScannedFrame::Stream(id)] = said[..] else {
             panic!("{said:?}");
         };
         assert!(id > 0x7fff_fff0 && id % 5 != 0, "{id:x}");

@@ -28,7 +28,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use skewbridge_api::request_info::RequestInfo;
 use skewbridge_api::version::Version;
-use skewbridge_stream_io::{Asked, Pace, Pulse};
+use skewbridge_stream_io::{KeepaliveConfig, PingPolicy, WebSocketKeepalive};
 use tokio::time::Instant;
 
 pub(crate) use carry::{Carried, carry};
@@ -82,29 +82,29 @@ pub(crate) struct Care {
 
 impl Care {
     /// A client is patiently waited for.
-    fn pace_of_client(self) -> Pace {
-        Pace {
+    fn pace_of_client(self) -> KeepaliveConfig {
+        KeepaliveConfig {
             interval: self.ping,
-            patience: self.ping * CLIENT_PATIENCE,
+            timeout: self.ping * CLIENT_PATIENCE,
         }
     }
 
     /// What is above is near, and whoever waits for it wants to know.
-    fn pace_of_upstream(self) -> Pace {
-        Pace {
+    fn pace_of_upstream(self) -> KeepaliveConfig {
+        KeepaliveConfig {
             interval: self.ping,
-            patience: self.ping / 2,
+            timeout: self.ping / 2,
         }
     }
 
-    fn of_client(self, now: Instant) -> Pulse {
-        let Pace { interval, patience } = self.pace_of_client();
-        Pulse::new(now, interval, patience)
+    fn of_client(self, now: Instant) -> WebSocketKeepalive {
+        let KeepaliveConfig { interval, timeout } = self.pace_of_client();
+        WebSocketKeepalive::new(now, interval, timeout)
     }
 
-    fn of_upstream(self, asked: Asked, now: Instant) -> Pulse {
-        let Pace { interval, patience } = self.pace_of_upstream();
-        Pulse::new(now, interval, patience).asked(asked)
+    fn of_upstream(self, policy: PingPolicy, now: Instant) -> WebSocketKeepalive {
+        let KeepaliveConfig { interval, timeout } = self.pace_of_upstream();
+        WebSocketKeepalive::new(now, interval, timeout).with_policy(policy)
     }
 }
 

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_stream_io::{Asked, Left, Socket};
+use skewbridge_stream_io::{DisconnectReason, PingPolicy, WebSocketConn};
 use skewbridge_websocket::{CloseCode, Role};
 use tokio::io::{AsyncWrite as _, AsyncWriteExt as _};
 use tokio::time::{Instant, timeout};
@@ -41,7 +41,7 @@ impl PortForward {
             slot,
         } = self.upstream;
         let now = Instant::now();
-        let socket = Socket::new(client, input, Role::Server, self.care.of_client(now));
+        let socket = WebSocketConn::new(client, input, Role::Server, self.care.of_client(now));
         let pings = Interjected::new(As::Client, self.care.pace_of_upstream(), now);
         let mut relay = Relay::new(io, sent, pings, socket, self.care.idle, self.drain);
         let over = poll_fn(|cx| {
@@ -62,12 +62,14 @@ impl PortForward {
         let ended = match &over {
             Over::RawEnded => Ended::Complete,
             Over::RawCut(_) | Over::RawDead => Ended::CutOff,
-            Over::Left(Left::Broke(_)) | Over::NotBinary => Ended::ClientBroke,
-            Over::Left(_) | Over::Dead => Ended::ClientLeft,
+            Over::Disconnected(DisconnectReason::ProtocolViolation(_)) | Over::NotBinary => {
+                Ended::ClientBroke
+            }
+            Over::Disconnected(_) | Over::Dead => Ended::ClientLeft,
             Over::Idle => Ended::Idle,
             Over::Leaving => Ended::Aborted,
         };
-        if let Over::Left(Left::Closed(_)) = &over {
+        if let Over::Disconnected(DisconnectReason::Closed(_)) = &over {
             // Upstream learns that it was no accident.
             let goodbye = async {
                 poll_fn(|cx| raw.poll_flush(cx)).await?;
@@ -83,7 +85,12 @@ impl PortForward {
         socket.close(close);
         let told = socket.finish(self.care.stall).await.is_ok();
         self.tally.end(ended.if_told(told));
-        if told && matches!(over, Over::RawEnded | Over::Left(Left::Closed(_))) {
+        if told
+            && matches!(
+                over,
+                Over::RawEnded | Over::Disconnected(DisconnectReason::Closed(_))
+            )
+        {
             record.complete();
         }
     }
@@ -103,8 +110,8 @@ impl PortForwardToWebSocket {
     pub(crate) async fn run(self, client: ClientIo, sent: BytesMut, mut record: Record) {
         let Upgraded { io, input, slot } = self.upstream;
         let now = Instant::now();
-        let pulse = self.care.of_upstream(Asked::Plainly, now);
-        let socket = Socket::new(io, input, Role::Client, pulse);
+        let pulse = self.care.of_upstream(PingPolicy::Always, now);
+        let socket = WebSocketConn::new(io, input, Role::Client, pulse);
         let pings = Interjected::new(As::Server, self.care.pace_of_client(), now);
         let mut relay = Relay::new(client, sent, pings, socket, self.care.idle, self.drain);
         let over = poll_fn(|cx| {
@@ -124,12 +131,14 @@ impl PortForwardToWebSocket {
         } = relay;
         let whole = match &over {
             Over::RawEnded => true,
-            Over::Left(Left::Closed(Some(close))) => close.code() == CloseCode::NORMAL,
+            Over::Disconnected(DisconnectReason::Closed(Some(close))) => {
+                close.code() == CloseCode::NORMAL
+            }
             _ => false,
         };
         self.tally.end(match &over {
             Over::RawEnded | Over::RawCut(_) | Over::RawDead => Ended::ClientLeft,
-            Over::Left(Left::Closed(_)) if whole => Ended::Complete,
+            Over::Disconnected(DisconnectReason::Closed(_)) if whole => Ended::Complete,
             Over::Idle => Ended::Idle,
             Over::Leaving => Ended::Aborted,
             _ => Ended::CutOff,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use skewbridge_remotecommand::port_forward::tunnel::carried;
-use skewbridge_stream_io::{Buffered, Left, Passing, Socket};
+use skewbridge_stream_io::{Buffered, DisconnectReason, FrameScanner, WebSocketConn};
 use skewbridge_websocket::{Close, CloseCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
@@ -35,7 +35,7 @@ pub(crate) enum Over {
     /// It was cut off.
     RawCut(io::Error),
     /// The WebSocket has been left.
-    Left(Left),
+    Disconnected(DisconnectReason),
     /// It carries something else than binary messages.
     NotBinary,
     /// Nobody is at the side without messages any more.
@@ -51,15 +51,15 @@ pub(crate) enum Over {
 /// Both sides, in one task.
 pub(crate) struct Relay<R, S> {
     pub(crate) raw: Buffered<R>,
-    pub(crate) socket: Socket<S>,
+    pub(crate) socket: WebSocketConn<S>,
     /// The side without messages takes nothing any more. It may have said its last
     /// before, which is still to be read.
     deaf: bool,
     idle: Duration,
     /// When something last passed that is no ping.
     quiet_since: Instant,
-    inwards: Passing,
-    outwards: Passing,
+    inwards: FrameScanner,
+    outwards: FrameScanner,
     /// All has been read that has come from the side without messages.
     listens: bool,
     /// To the side without messages.
@@ -78,7 +78,7 @@ where
         raw: R,
         input: BytesMut,
         pings: Interjected,
-        socket: Socket<S>,
+        socket: WebSocketConn<S>,
         idle: Duration,
         drain: Drain,
     ) -> Self {
@@ -91,8 +91,8 @@ where
             deaf: false,
             idle,
             quiet_since: now,
-            inwards: Passing::default(),
-            outwards: Passing::default(),
+            inwards: FrameScanner::default(),
+            outwards: FrameScanner::default(),
             listens: true,
             pings,
             clock: Clock::new(now, drain),
@@ -111,7 +111,7 @@ where
         let was_full = (!self.raw.has_room(), !self.socket.has_room());
         let _ = self.poll_flush_raw(cx);
         if let Poll::Ready(Err(error)) = self.socket.poll_flush(cx) {
-            return Poll::Ready(Over::Left(Left::Cut(error)));
+            return Poll::Ready(Over::Disconnected(DisconnectReason::ConnectionLost(error)));
         }
         if (was_full.0 && self.raw.has_room()) || (was_full.1 && self.socket.has_room()) {
             // Nobody has asked the other side since.
@@ -139,9 +139,9 @@ where
                             return Poll::Pending;
                         }
                         Poll::Ready(Ok(0)) => {
-                            let rest = self.inwards.withheld();
+                            let rest = self.inwards.withheld_bytes();
                             if !rest.is_empty() {
-                                self.socket.binary(rest);
+                                self.socket.write_binary(rest);
                             }
                             return Poll::Ready(Over::RawEnded);
                         }
@@ -152,12 +152,12 @@ where
                 let now = Instant::now();
                 self.pings.heard(now);
                 let data = self.raw.input.split().freeze();
-                let carries = self.inwards.sift(
+                let carries = self.inwards.filter_pings(
                     data,
                     |id| self.pings.is_answer(id),
                     |data| {
                         count(Went::Inwards, data.len());
-                        self.socket.binary(data);
+                        self.socket.write_binary(data);
                     },
                 );
                 if carries {
@@ -167,7 +167,9 @@ where
             match self.socket.poll_flush(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(error)) => return Poll::Ready(Over::Left(Left::Cut(error))),
+                Poll::Ready(Err(error)) => {
+                    return Poll::Ready(Over::Disconnected(DisconnectReason::ConnectionLost(error)));
+                }
             }
         }
     }
@@ -183,7 +185,7 @@ where
                 let piece = match self.socket.poll_piece(cx) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Ok(piece)) => piece,
-                    Poll::Ready(Err(left)) => return Poll::Ready(Over::Left(left)),
+                    Poll::Ready(Err(left)) => return Poll::Ready(Over::Disconnected(left)),
                 };
                 let Ok(data) = carried(piece) else {
                     return Poll::Ready(Over::NotBinary);
@@ -207,11 +209,11 @@ where
         let pings = &mut self.pings;
         let passed = self
             .outwards
-            .pass(&data, |frame, bytes| pings.sent(now, frame, bytes));
-        if passed.carries {
+            .scan(&data, |frame, bytes| pings.sent(now, frame, bytes));
+        if passed.has_non_ping {
             self.quiet_since = now;
         }
-        if let Some(between) = passed.between {
+        if let Some(between) = passed.last_frame_end {
             let pings = self.pings.look(now);
             if !pings.is_empty() {
                 self.raw.push_data(data.split_to(between));
@@ -245,11 +247,11 @@ where
     }
 
     fn can_be_asked(&self) -> bool {
-        !self.deaf && self.outwards.is_between()
+        !self.deaf && self.outwards.at_frame_boundary()
     }
 
     fn next_look(&self) -> Instant {
-        let socket = self.socket.next_look();
+        let socket = self.socket.next_deadline();
         self.next_ping().map_or(socket, |ping| ping.min(socket))
     }
 
@@ -264,7 +266,7 @@ where
         if now >= bored {
             return Poll::Ready(Over::Idle);
         }
-        if !self.socket.look(now, self.raw.has_room()) {
+        if !self.socket.check_keepalive(now, self.raw.has_room()) {
             return Poll::Ready(Over::Dead);
         }
         if !self.listens {
@@ -278,7 +280,7 @@ where
         }
         let _ = self.poll_flush_raw(cx);
         if let Poll::Ready(Err(error)) = self.socket.poll_flush(cx) {
-            return Poll::Ready(Over::Left(Left::Cut(error)));
+            return Poll::Ready(Over::Disconnected(DisconnectReason::ConnectionLost(error)));
         }
         let next = self.next_look().min(bored);
         self.clock.set(next, cx);
@@ -289,7 +291,9 @@ where
 /// What a WebSocket is closed with when the other side is over.
 pub(crate) fn close_for(over: &Over) -> Option<Close> {
     let (code, reason) = match over {
-        Over::RawEnded | Over::Left(Left::Closed(_)) => (CloseCode::NORMAL, String::new()),
+        Over::RawEnded | Over::Disconnected(DisconnectReason::Closed(_)) => {
+            (CloseCode::NORMAL, String::new())
+        }
         Over::RawCut(error) => (CloseCode::INTERNAL_ERROR, error.to_string()),
         Over::RawDead => (
             CloseCode::INTERNAL_ERROR,
@@ -301,8 +305,10 @@ pub(crate) fn close_for(over: &Over) -> Option<Close> {
         ),
         Over::Idle => (CloseCode::GOING_AWAY, "idle for too long".to_owned()),
         Over::Leaving => (CloseCode::GOING_AWAY, "the gateway shuts down".to_owned()),
-        Over::Left(Left::Broke(violation)) => (violation.close_code(), violation.to_string()),
-        Over::Left(Left::Cut(_)) | Over::Dead => return None,
+        Over::Disconnected(DisconnectReason::ProtocolViolation(violation)) => {
+            (violation.close_code(), violation.to_string())
+        }
+        Over::Disconnected(DisconnectReason::ConnectionLost(_)) | Over::Dead => return None,
     };
     Some(Close::new(code, &reason))
 }

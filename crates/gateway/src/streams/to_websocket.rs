@@ -13,7 +13,9 @@ use skewbridge_remotecommand::{
 };
 use skewbridge_spdy::connection::{self, Driver, Sender};
 use skewbridge_spdy::{Config, Role as Spdy, StreamError};
-use skewbridge_stream_io::{Asked, CommandStreams, Left, Pings, Prefixed, Socket, Tapped};
+use skewbridge_stream_io::{
+    CommandStreams, DisconnectReason, ObservedIo, PingPolicy, Rewind, SpdyPinger, WebSocketConn,
+};
 use skewbridge_websocket::{CloseCode, Role};
 use tokio::time::{Instant, timeout};
 
@@ -43,12 +45,12 @@ pub(crate) struct CommandToWebSocket {
     pub(crate) tally: Tally,
 }
 
-type Here = Driver<Tapped<Prefixed<ClientIo>>>;
+type Here = Driver<ObservedIo<Rewind<ClientIo>>>;
 
 impl CommandToWebSocket {
     /// Carries it to its end.
     pub(crate) async fn run(self, client: ClientIo, input: BytesMut, mut record: Record) {
-        let io = Prefixed {
+        let io = Rewind {
             prefix: input,
             io: client,
         };
@@ -56,15 +58,20 @@ impl CommandToWebSocket {
             linger: self.care.stall,
             ..Config::default()
         };
-        let io = Tapped::new(io, Spdy::Server, self.care.pace_of_client(), Asked::Plainly);
-        let tap = io.tap();
+        let io = ObservedIo::new(
+            io,
+            Spdy::Server,
+            self.care.pace_of_client(),
+            PingPolicy::Always,
+        );
+        let keepalive = io.keepalive_handle();
         let (handle, mut incoming, mut driver) = connection::server(io, config);
         let Upgraded { io, input, slot } = self.upstream;
         let now = Instant::now();
-        let pulse = self.care.of_upstream(Asked::Gently, now);
-        let above = Socket::new(io, input, Role::Client, pulse);
+        let pulse = self.care.of_upstream(PingPolicy::AvoidNearEof, now);
+        let above = WebSocketConn::new(io, input, Role::Client, pulse);
         let opened = {
-            let opening = pin!(CommandStreams::open(
+            let opening = pin!(CommandStreams::accept(
                 &mut incoming,
                 self.options,
                 self.protocol
@@ -81,7 +88,7 @@ impl CommandToWebSocket {
         // Further ones are refused, or each would keep a window full of data.
         drop(incoming);
         let mut exchange = Exchange {
-            pings: Pings::new(handle.clone(), tap),
+            pings: SpdyPinger::new(handle.clone(), keepalive),
             driver: Some(driver),
             streams,
             above,
@@ -106,7 +113,9 @@ impl CommandToWebSocket {
         } = exchange;
         let words = told.bytes().to_vec();
         let end = match &over {
-            Over::Above(Left::Closed(Some(close))) if close.code() == CloseCode::NORMAL => {
+            Over::Above(DisconnectReason::Closed(Some(close)))
+                if close.code() == CloseCode::NORMAL =>
+            {
                 End::Clean
             }
             _ => End::Cut,
@@ -140,7 +149,7 @@ impl CommandToWebSocket {
                 biased;
                 // The client is gone.
                 _ = &mut driver => return None,
-                () = streams.end(words) => {}
+                () = streams.finish(words) => {}
             }
             handle.close();
             drop(handle);
@@ -166,7 +175,7 @@ fn output_of(streams: &mut CommandStreams, output: Output) -> &mut Option<Sender
 /// Why it is over.
 #[derive(Debug)]
 enum Over {
-    Above(Left),
+    Above(DisconnectReason),
     AboveDead,
     AboveBroke,
     ClientLeft,
@@ -192,9 +201,9 @@ impl Over {
 /// Both sides of a command, in one task.
 struct Exchange<'a> {
     driver: Option<Here>,
-    pings: Pings,
+    pings: SpdyPinger,
     streams: CommandStreams,
-    above: Socket<UpstreamIo>,
+    above: WebSocketConn<UpstreamIo>,
     reader: FromServer,
     writer: ToServer,
     /// What came from above and there is no room for here.
@@ -242,7 +251,7 @@ impl Exchange<'_> {
     }
 
     fn drive(&mut self, cx: &mut Context<'_>) {
-        self.pings.before();
+        self.pings.before_drive();
         if let Some(driver) = &mut self.driver
             && Pin::new(driver).poll(cx).is_ready()
         {
@@ -370,14 +379,14 @@ impl Exchange<'_> {
             return Poll::Ready(Over::Idle);
         }
         let heeded = self.waiting.is_none();
-        if !self.above.look(now, heeded) {
+        if !self.above.check_keepalive(now, heeded) {
             return Poll::Ready(Over::AboveDead);
         }
         if !self.above.has_room() {
             // Nothing is read from the client: its answer may be there.
-            self.pings.excuse();
+            self.pings.on_read_paused();
         }
-        if !self.pings.look(now) {
+        if !self.pings.check(now) {
             return Poll::Ready(Over::ClientLeft);
         }
         let _ = self.poll_flush(cx);
@@ -389,6 +398,6 @@ impl Exchange<'_> {
 
     /// When either side is to be looked after.
     fn next_look(&self) -> Instant {
-        self.above.next_look().min(self.pings.next())
+        self.above.next_deadline().min(self.pings.next_deadline())
     }
 }

@@ -17,7 +17,7 @@ use skewbridge_remotecommand::{
     Channel, ExitCode, Options, Outcome, Protocol, Server, SpdyProtocol, Words, negotiate,
     negotiate_spdy,
 };
-use skewbridge_stream_io::Prefixed;
+use skewbridge_stream_io::Rewind;
 use skewbridge_websocket::{accepting_headers, is_upgrade, read_request, subprotocols};
 use tokio::io::{AsyncRead, AsyncWrite, duplex};
 use tokio::sync::mpsc;
@@ -419,7 +419,7 @@ fn forwarded(
 
 /// The connection, with what was read of it already.
 fn whole(switched: Switched) -> impl AsyncRead + AsyncWrite + Unpin + Send {
-    Prefixed {
+    Rewind {
         prefix: switched.input,
         io: switched.io,
     }

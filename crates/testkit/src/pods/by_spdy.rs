@@ -5,7 +5,7 @@ use skewbridge_remotecommand::port_forward::{Stream as Kind, pair};
 use skewbridge_remotecommand::{Channel, Options, STREAM_TYPE, SpdyProtocol};
 use skewbridge_spdy::connection::{self, Receiver, Sender};
 use skewbridge_spdy::{Config, Headers};
-use skewbridge_stream_io::Prefixed;
+use skewbridge_stream_io::Rewind;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -16,7 +16,7 @@ use crate::task::Owned;
 type Io = Cut<TcpStream>;
 
 pub(super) async fn command(io: Io, prefix: BytesMut, options: Options, words: &[String]) {
-    let io = Prefixed { prefix, io };
+    let io = Rewind { prefix, io };
     let (handle, mut incoming, driver) = connection::server(io, Config::default());
     let running = async {
         let mut process = Process::start(words, options);
@@ -121,7 +121,7 @@ async fn read_all(mut from: impl AsyncRead + Unpin, to: &mut Option<Sender>) {
 }
 
 pub(super) async fn port_forward(io: Io, prefix: BytesMut) {
-    forward(Prefixed { prefix, io }).await;
+    forward(Rewind { prefix, io }).await;
 }
 
 /// Connects pairs of streams with ports of this machine. Port 1 says something wrong.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use skewbridge_remotecommand::{FromClient, Input, Options, Output, Protocol, Said, ToClient};
-use skewbridge_stream_io::{Pulse, Socket, Tunnel};
+use skewbridge_stream_io::{WebSocketConn, WebSocketIo, WebSocketKeepalive};
 use skewbridge_websocket::{Close, CloseCode, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -19,13 +19,13 @@ use crate::task::Owned;
 
 type Io = Cut<TcpStream>;
 
-fn socket(io: Io, input: BytesMut) -> Socket<Io> {
+fn socket(io: Io, input: BytesMut) -> WebSocketConn<Io> {
     let never = Duration::from_hours(1);
-    Socket::new(
+    WebSocketConn::new(
         io,
         input,
         Role::Server,
-        Pulse::new(Instant::now(), never, never),
+        WebSocketKeepalive::new(Instant::now(), never, never),
     )
 }
 
@@ -105,5 +105,5 @@ pub(super) async fn command(io: Io, input: BytesMut, options: Options, words: &[
 }
 
 pub(super) async fn port_forward(io: Io, input: BytesMut) {
-    super::by_spdy::forward(Tunnel::new(socket(io, input))).await;
+    super::by_spdy::forward(WebSocketIo::new(socket(io, input))).await;
 }

@@ -14,7 +14,9 @@ use skewbridge_remotecommand::port_forward::tunnel::{PORT_FORWARD, TUNNELLED_POR
 use skewbridge_remotecommand::port_forward::{Port, Stream as Kind, pair};
 use skewbridge_spdy::connection::{self, Driver, Handle};
 use skewbridge_spdy::{Config, Headers};
-use skewbridge_stream_io::{Asked, Pings, Prefixed, Socket, Tapped, Tunnel};
+use skewbridge_stream_io::{
+    ObservedIo, PingPolicy, Rewind, SpdyPinger, WebSocketConn, WebSocketIo,
+};
 use skewbridge_websocket::Role;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
@@ -116,8 +118,8 @@ impl PortForwarder {
     ) -> Result<Self, Error> {
         let upgraded = upgrade::websocket(endpoint, path, TUNNELLED_PORT_FORWARD).await?;
         let Upgraded { io, input, .. } = upgraded;
-        let socket = Socket::new(io, input, Role::Client, keep_alive.pulse());
-        let io = Tunnel::new(socket);
+        let socket = WebSocketConn::new(io, input, Role::Client, keep_alive.pulse());
+        let io = WebSocketIo::new(socket);
         let transport = Transport::WebSocket;
         Ok(Self::over(io, endpoint.server(), transport, keep_alive))
     }
@@ -135,7 +137,7 @@ impl PortForwarder {
             });
         }
         let (prefix, io) = (upgraded.input, upgraded.io);
-        let io = Prefixed { prefix, io };
+        let io = Rewind { prefix, io };
         let transport = Transport::Spdy { instead: None };
         Ok(Self::over(io, endpoint.server(), transport, keep_alive))
     }
@@ -144,18 +146,18 @@ impl PortForwarder {
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let io = Tapped::new(
+        let io = ObservedIo::new(
             io,
             skewbridge_spdy::Role::Client,
             keep_alive.pace(),
-            Asked::Plainly,
+            PingPolicy::Always,
         );
-        let tap = io.tap();
+        let keepalive = io.keepalive_handle();
         let (handle, incoming, driver) = connection::client(io, Config::default());
         // Pods open none.
         drop(incoming);
         let (tell, over) = watch::channel(None);
-        let pings = Pings::new(handle.clone(), tap);
+        let pings = SpdyPinger::new(handle.clone(), keepalive);
         let task = tokio::spawn(async move {
             let cause = drive(driver, pings).await;
             tell.send_replace(Some(cause));
@@ -242,26 +244,26 @@ impl Drop for PortForwarder {
 ///
 /// A local program that does not read keeps us from reading the connection where the pod
 /// heeds no windows: its answers are not heard then, and that is no silence of its own.
-async fn drive<T>(driver: Driver<T>, pings: Pings) -> String
+async fn drive<T>(driver: Driver<T>, pings: SpdyPinger) -> String
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let mut driver = pin!(driver);
     let mut clock = Clock::new();
     poll_fn(|cx| {
-        pings.before();
+        pings.before_drive();
         if let Poll::Ready(ended) = driver.as_mut().poll(cx) {
             return Poll::Ready(match ended {
                 Ok(()) => "the other side ended the connection".to_owned(),
                 Err(error) => lost::of_spdy(&error),
             });
         }
-        clock.hurry(pings.next(), cx);
+        clock.hurry(pings.next_deadline(), cx);
         while clock.poll_due(cx).is_ready() {
-            if !pings.look(Instant::now()) {
+            if !pings.check(Instant::now()) {
                 return Poll::Ready("the other side does not answer any more".to_owned());
             }
-            clock.set(pings.next(), cx);
+            clock.set(pings.next_deadline(), cx);
             cx.waker().wake_by_ref();
         }
         Poll::Pending

@@ -10,25 +10,25 @@ use skewbridge_remotecommand::port_forward::tunnel::carried;
 use skewbridge_websocket::{Close, CloseCode};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::socket::{Left, Socket};
+use crate::websocket_conn::{DisconnectReason, WebSocketConn};
 
 /// The longest message: what is inside is cut anywhere, so none need be longer than what
 /// is sent at once.
-const LONGEST: usize = 32 * 1024;
+const MAX_MESSAGE_BYTES: usize = 32 * 1024;
 
 /// A WebSocket as a byte stream. What looks after its other end has to be inside: there
 /// are no pings of its own, but those of the other end are answered.
 #[derive(Debug)]
-pub struct Tunnel<T> {
-    socket: Socket<T>,
+pub struct WebSocketIo<T> {
+    socket: WebSocketConn<T>,
     /// Come, and not read.
     piece: Bytes,
     closed: bool,
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> Tunnel<T> {
+impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketIo<T> {
     /// Inside this WebSocket.
-    pub fn new(socket: Socket<T>) -> Self {
+    pub fn new(socket: WebSocketConn<T>) -> Self {
         Self {
             socket,
             piece: Bytes::new(),
@@ -44,7 +44,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Tunnel<T> {
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Tunnel<T> {
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for WebSocketIo<T> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -54,12 +54,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Tunnel<T> {
         while this.piece.is_empty() {
             let piece = match this.socket.poll_piece(cx) {
                 Poll::Pending => {
-                    // Pings that came are answered, whether or not there is anything else.
+                    // SpdyPinger that came are answered, whether or not there is anything else.
                     let _ = this.socket.poll_flush(cx)?;
                     return Poll::Pending;
                 }
                 Poll::Ready(Ok(piece)) => piece,
-                Poll::Ready(Err(Left::Closed(close))) => {
+                Poll::Ready(Err(DisconnectReason::Closed(close))) => {
                     let clean = close.is_none_or(|close| close.code() == CloseCode::NORMAL);
                     return Poll::Ready(if clean {
                         Ok(())
@@ -67,8 +67,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Tunnel<T> {
                         Err(io::ErrorKind::ConnectionAborted.into())
                     });
                 }
-                Poll::Ready(Err(Left::Cut(error))) => return Poll::Ready(Err(error)),
-                Poll::Ready(Err(Left::Broke(violation))) => {
+                Poll::Ready(Err(DisconnectReason::ConnectionLost(error))) => {
+                    return Poll::Ready(Err(error));
+                }
+                Poll::Ready(Err(DisconnectReason::ProtocolViolation(violation))) => {
                     return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, violation)));
                 }
             };
@@ -82,7 +84,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Tunnel<T> {
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Tunnel<T> {
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocketIo<T> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -90,8 +92,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Tunnel<T> {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         ready!(this.poll_room(cx))?;
-        let length = bytes.len().min(LONGEST);
-        this.socket.binary_from(&[&bytes[..length]]);
+        let length = bytes.len().min(MAX_MESSAGE_BYTES);
+        this.socket.write_binary_parts(&[&bytes[..length]]);
         Poll::Ready(Ok(length))
     }
 
@@ -100,18 +102,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Tunnel<T> {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        /// Slices that make one message.
-        const MOST: usize = 16;
+        /// ChunkedSlices that make one message.
+        const MAX_SLICES: usize = 16;
         let this = self.get_mut();
         ready!(this.poll_room(cx))?;
-        let mut parts: [&[u8]; MOST] = [&[]; MOST];
+        let mut parts: [&[u8]; MAX_SLICES] = [&[]; MAX_SLICES];
         let (mut count, mut length) = (0, 0);
-        for slice in slices.iter().take(MOST) {
-            let part = slice.len().min(LONGEST - length);
+        for slice in slices.iter().take(MAX_SLICES) {
+            let part = slice.len().min(MAX_MESSAGE_BYTES - length);
             parts[count] = &slice[..part];
             (count, length) = (count + 1, length + part);
         }
-        this.socket.binary_from(&parts[..count]);
+        this.socket.write_binary_parts(&parts[..count]);
         Poll::Ready(Ok(length))
     }
 
@@ -143,15 +145,15 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::pulse::Pulse;
+    use crate::websocket_keepalive::WebSocketKeepalive;
 
-    fn end(io: tokio::io::DuplexStream, role: Role) -> Tunnel<tokio::io::DuplexStream> {
-        let pulse = Pulse::new(
+    fn end(io: tokio::io::DuplexStream, role: Role) -> WebSocketIo<tokio::io::DuplexStream> {
+        let keepalive = WebSocketKeepalive::new(
             Instant::now(),
             Duration::from_secs(10),
             Duration::from_secs(5),
         );
-        Tunnel::new(Socket::new(io, BytesMut::new(), role, pulse))
+        WebSocketIo::new(WebSocketConn::new(io, BytesMut::new(), role, keepalive))
     }
 
     #[tokio::test]

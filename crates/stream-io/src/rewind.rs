@@ -9,14 +9,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Gives the bytes before those that are still to come.
 #[derive(Debug)]
-pub struct Prefixed<T> {
+pub struct Rewind<T> {
     /// Read already.
     pub prefix: BytesMut,
     /// The rest.
     pub io: T,
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Prefixed<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for Rewind<T> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -37,7 +37,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Prefixed<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Prefixed<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for Rewind<T> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -8,21 +8,24 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, ReadBuf};
 
 /// From so many bytes on it is bulk, of which more may be there.
-const BULK: usize = 4 * 1024;
+const BULK_READ_BYTES: usize = 4 * 1024;
 
 /// Reads as much as is there. TLS gives one record at a time, and whoever passes each of
 /// them on makes a system call for each.
 #[derive(Debug)]
-pub struct Gulp<T> {
+pub struct CoalescingReader<T> {
     io: T,
     /// What came behind bytes that were to be read first.
-    failed: Option<io::Error>,
+    deferred_error: Option<io::Error>,
 }
 
-impl<T: AsyncRead + Unpin> Gulp<T> {
+impl<T: AsyncRead + Unpin> CoalescingReader<T> {
     /// Reads from `io`.
     pub fn new(io: T) -> Self {
-        Self { io, failed: None }
+        Self {
+            io,
+            deferred_error: None,
+        }
     }
 
     /// Waits for some bytes, and takes those behind them that need not be waited for; 0 is
@@ -32,19 +35,19 @@ impl<T: AsyncRead + Unpin> Gulp<T> {
     }
 
     fn poll_read(&mut self, buffer: &mut [u8], cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        if let Some(error) = self.failed.take() {
+        if let Some(error) = self.deferred_error.take() {
             return Poll::Ready(Err(error));
         }
         let mut buffer = ReadBuf::new(buffer);
         ready!(Pin::new(&mut self.io).poll_read(cx, &mut buffer))?;
         let mut before = 0;
-        while buffer.remaining() > 0 && buffer.filled().len() >= BULK.max(before + 1) {
+        while buffer.remaining() > 0 && buffer.filled().len() >= BULK_READ_BYTES.max(before + 1) {
             before = buffer.filled().len();
             match Pin::new(&mut self.io).poll_read(cx, &mut buffer) {
                 Poll::Ready(Ok(())) => {}
                 Poll::Pending => break,
                 Poll::Ready(Err(error)) => {
-                    self.failed = Some(error);
+                    self.deferred_error = Some(error);
                     break;
                 }
             }
@@ -80,11 +83,11 @@ mod tests {
 
     /// What is read, call by call, until it has to be waited for.
     fn read(script: impl IntoIterator<Item = io::Result<usize>>) -> Vec<Option<usize>> {
-        let mut gulp = Gulp::new(Script(script.into_iter().collect()));
+        let mut reader = CoalescingReader::new(Script(script.into_iter().collect()));
         let mut buffer = vec![0; 64 * 1024];
         let mut read = Vec::new();
         let mut cx = Context::from_waker(std::task::Waker::noop());
-        while let Poll::Ready(said) = gulp.poll_read(&mut buffer, &mut cx) {
+        while let Poll::Ready(said) = reader.poll_read(&mut buffer, &mut cx) {
             read.push(said.ok());
         }
         read

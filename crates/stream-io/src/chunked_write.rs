@@ -10,25 +10,25 @@ use tokio::io::AsyncWrite;
 /// movsb`, and on AMD's processors that is fifteen times as slow where the target begins a
 /// few bytes behind the source, counted within a page: so it does when both are pages but
 /// for that head.
-pub(crate) const SLICE: usize = 2 * 1024;
+pub(crate) const CHUNK_BYTES: usize = 2 * 1024;
 
 /// As many slices as there are in 120 KiB, and some for what is shorter.
-const MOST: usize = 60 + 4;
+const MAX_CHUNKS: usize = 60 + 4;
 
-/// Slices for one call.
-pub(crate) struct Slices<'a> {
-    all: [IoSlice<'a>; MOST],
+/// ChunkedSlices for one call.
+pub(crate) struct ChunkedSlices<'a> {
+    all: [IoSlice<'a>; MAX_CHUNKS],
     count: usize,
 }
 
-impl<'a> Slices<'a> {
+impl<'a> ChunkedSlices<'a> {
     /// Of these pieces, from the first on, as many bytes as fit.
-    pub(crate) fn of(pieces: impl Iterator<Item = &'a [u8]>) -> Self {
+    pub(crate) fn new(pieces: impl Iterator<Item = &'a [u8]>) -> Self {
         let mut slices = Self {
-            all: [IoSlice::new(&[]); MOST],
+            all: [IoSlice::new(&[]); MAX_CHUNKS],
             count: 0,
         };
-        let pieces = pieces.flat_map(|piece| piece.chunks(SLICE));
+        let pieces = pieces.flat_map(|piece| piece.chunks(CHUNK_BYTES));
         for (slice, piece) in slices.all.iter_mut().zip(pieces) {
             *slice = IoSlice::new(piece);
             slices.count += 1;
@@ -42,9 +42,9 @@ impl<'a> Slices<'a> {
 }
 
 /// Writes all of these bytes.
-pub async fn write_sliced(to: &mut (impl AsyncWrite + Unpin), mut bytes: &[u8]) -> io::Result<()> {
+pub async fn write_chunked(to: &mut (impl AsyncWrite + Unpin), mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
-        let slices = Slices::of([bytes].into_iter());
+        let slices = ChunkedSlices::new([bytes].into_iter());
         let write = poll_fn(|cx| Pin::new(&mut *to).poll_write_vectored(cx, slices.as_slice()));
         match write.await? {
             0 => return Err(io::ErrorKind::WriteZero.into()),
@@ -62,15 +62,26 @@ mod tests {
 
     #[test]
     fn no_slice_is_long_and_none_is_lost() {
-        let (few, many) = (vec![1; 9], vec![2; 5 * SLICE + 1]);
-        let slices = Slices::of([&few[..], &many[..]].into_iter());
+        let (few, many) = (vec![1; 9], vec![2; 5 * CHUNK_BYTES + 1]);
+        let slices = ChunkedSlices::new([&few[..], &many[..]].into_iter());
         let lengths: Vec<_> = slices.as_slice().iter().map(|it| it.len()).collect();
-        assert_eq!(lengths, [9, SLICE, SLICE, SLICE, SLICE, SLICE, 1]);
-        let far_more = vec![3; 2 * MOST * SLICE];
-        let slices = Slices::of([&far_more[..]].into_iter());
+        assert_eq!(
+            lengths,
+            [
+                9,
+                CHUNK_BYTES,
+                CHUNK_BYTES,
+                CHUNK_BYTES,
+                CHUNK_BYTES,
+                CHUNK_BYTES,
+                1
+            ]
+        );
+        let far_more = vec![3; 2 * MAX_CHUNKS * CHUNK_BYTES];
+        let slices = ChunkedSlices::new([&far_more[..]].into_iter());
         assert_eq!(
             slices.as_slice().len(),
-            MOST,
+            MAX_CHUNKS,
             "the rest is for another call"
         );
     }
@@ -80,7 +91,7 @@ mod tests {
         let bytes: Vec<u8> = (0..=250).cycle().take(300_000).collect();
         let (mut here, mut there) = tokio::io::duplex(1000);
         let writing = async {
-            write_sliced(&mut here, &bytes).await.unwrap();
+            write_chunked(&mut here, &bytes).await.unwrap();
             drop(here);
         };
         let mut read = Vec::new();

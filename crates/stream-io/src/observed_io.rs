@@ -10,49 +10,49 @@ use skewbridge_spdy::Role;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-use crate::asked::Asked;
-use crate::passing::{Frame, Passing};
-use crate::traffic::{Pace, Traffic};
+use crate::frame_scanner::{FrameScanner, ScannedFrame};
+use crate::ping_policy::PingPolicy;
+use crate::spdy_keepalive::{KeepaliveConfig, SpdyKeepalive};
 
 /// The bytes of an SPDY connection.
 #[derive(Debug)]
-pub struct Tapped<T> {
+pub struct ObservedIo<T> {
     io: T,
     role: Role,
-    read: Passing,
-    written: Passing,
-    tap: Tap,
+    read: FrameScanner,
+    written: FrameScanner,
+    keepalive: KeepaliveHandle,
 }
 
 /// What is seen.
 #[derive(Debug, Clone)]
-pub struct Tap(Arc<Mutex<Traffic>>);
+pub struct KeepaliveHandle(Arc<Mutex<SpdyKeepalive>>);
 
-impl Tap {
+impl KeepaliveHandle {
     /// What went through so far.
-    pub fn traffic(&self) -> MutexGuard<'_, Traffic> {
+    pub fn lock(&self) -> MutexGuard<'_, SpdyKeepalive> {
         // Nothing in there is half done when something panics.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<T> Tapped<T> {
+impl<T> ObservedIo<T> {
     /// Sees all from here on, where nothing has been sent yet: of whom this is, and how the
-    /// other end is asked.
-    pub fn new(io: T, role: Role, pace: Pace, tact: Asked) -> Self {
-        let traffic = Traffic::new(pace, tact, Instant::now());
+    /// other end is last_ping.
+    pub fn new(io: T, role: Role, config: KeepaliveConfig, policy: PingPolicy) -> Self {
+        let keepalive = SpdyKeepalive::new(config, policy, Instant::now());
         Self {
             io,
             role,
-            read: Passing::default(),
-            written: Passing::default(),
-            tap: Tap(Arc::new(Mutex::new(traffic))),
+            read: FrameScanner::default(),
+            written: FrameScanner::default(),
+            keepalive: KeepaliveHandle(Arc::new(Mutex::new(keepalive))),
         }
     }
 
     /// What is seen, which stays when the connection is given away.
-    pub fn tap(&self) -> Tap {
-        self.tap.clone()
+    pub fn keepalive_handle(&self) -> KeepaliveHandle {
+        self.keepalive.clone()
     }
 
     fn wrote<'a>(
@@ -63,22 +63,22 @@ impl<T> Tapped<T> {
         let Poll::Ready(Ok(mut left)) = *written else {
             return;
         };
-        let mut traffic = self.tap.traffic();
+        let mut keepalive = self.keepalive.lock();
         let now = Instant::now();
         // Questions of clients are odd (SPDY/3.1, 2.6.5); others are answers.
         let ours = u32::from(self.role == Role::Client);
         for slice in slices {
             let (some, _) = slice.split_at(left.min(slice.len()));
             left -= some.len();
-            self.written.pass(some, |frame, bytes| match frame {
-                Frame::Ping(id) if id % 2 == ours => traffic.pinged(now, id),
-                frame => traffic.sent(now, frame, bytes),
+            self.written.scan(some, |frame, bytes| match frame {
+                ScannedFrame::Ping(id) if id % 2 == ours => keepalive.on_ping_sent(now, id),
+                frame => keepalive.on_sent(now, frame, bytes),
             });
         }
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Tapped<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for ObservedIo<T> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -89,11 +89,11 @@ impl<T: AsyncRead + Unpin> AsyncRead for Tapped<T> {
         let read = Pin::new(&mut this.io).poll_read(cx, buf);
         let (_, some) = buf.filled().split_at(before);
         if !some.is_empty() {
-            let mut traffic = this.tap.traffic();
-            traffic.heard(Instant::now());
-            this.read.pass(some, |frame, _| {
-                if let Frame::Ping(id) = frame {
-                    traffic.is_answer(id);
+            let mut keepalive = this.keepalive.lock();
+            keepalive.on_received(Instant::now());
+            this.read.scan(some, |frame, _| {
+                if let ScannedFrame::Ping(id) = frame {
+                    keepalive.on_ping_received(id);
                 }
             });
         }
@@ -101,7 +101,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Tapped<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Tapped<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for ObservedIo<T> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -145,17 +145,17 @@ mod tests {
     use skewbridge_spdy::{Config, Headers};
 
     use super::*;
-    use crate::traffic::Say;
+    use crate::spdy_keepalive::SpdyKeepaliveAction;
 
     #[tokio::test]
     async fn all_that_a_connection_says_is_seen() {
-        let pace = Pace {
+        let config = KeepaliveConfig {
             interval: Duration::from_secs(10),
-            patience: Duration::from_secs(5),
+            timeout: Duration::from_secs(5),
         };
         let (here, there) = tokio::io::duplex(100);
-        let here = Tapped::new(here, Role::Client, pace, Asked::Gently);
-        let tap = here.tap();
+        let here = ObservedIo::new(here, Role::Client, config, PingPolicy::AvoidNearEof);
+        let keepalive = here.keepalive_handle();
         let (handle, _none, driver) = connection::client(here, Config::default());
         let (_there, mut incoming, pod) = connection::server(there, Config::default());
         tokio::spawn(driver);
@@ -166,16 +166,22 @@ mod tests {
         stream.sender.write("some".into()).await.unwrap();
         other.receiver.read().await.unwrap();
 
-        // Something was sent, and soon asked for.
-        let next = tap.traffic().next();
-        assert!(next.unwrap() < Instant::now() + pace.interval / 5);
-        let later = Instant::now() + pace.interval;
-        assert_eq!(tap.traffic().look(later), Say::Pings);
-        for _ in 0..Traffic::ROUND {
+        // Something was sent, and soon last_ping for.
+        let next = keepalive.lock().next_deadline();
+        assert!(next.unwrap() < Instant::now() + config.interval / 5);
+        let later = Instant::now() + config.interval;
+        assert_eq!(
+            keepalive.lock().check(later),
+            SpdyKeepaliveAction::SendPings
+        );
+        for _ in 0..SpdyKeepalive::PINGS_PER_ROUND {
             handle.ping().await.unwrap();
         }
-        // All was taken, and it was heard.
-        assert_eq!(tap.traffic().death(), None);
-        assert_eq!(tap.traffic().next(), Some(later + pace.interval));
+        // All was taken, and it was last_received.
+        assert_eq!(keepalive.lock().dead_at(), None);
+        assert_eq!(
+            keepalive.lock().next_deadline(),
+            Some(later + config.interval)
+        );
     }
 }

@@ -5,15 +5,17 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
 use skewbridge_spdy::frame::{Ping, ResetStatus, RstStream, StreamId};
-use skewbridge_stream_io::{Asked, Frame, Pace, Passing, Say, Traffic};
+use skewbridge_stream_io::{
+    FrameScanner, KeepaliveConfig, PingPolicy, ScannedFrame, SpdyKeepalive, SpdyKeepaliveAction,
+};
 use tokio::time::Instant;
 
 /// A frame as it is on the wire, and what it is.
-fn any_frame() -> impl Strategy<Value = (Vec<u8>, Frame)> {
+fn any_frame() -> impl Strategy<Value = (Vec<u8>, ScannedFrame)> {
     let ping = (0u32..9).prop_map(|id| {
         let mut out = BytesMut::new();
         Ping { id }.encode(&mut out);
-        (out.to_vec(), Frame::Ping(id))
+        (out.to_vec(), ScannedFrame::Ping(id))
     });
     let reset = (1u32..9).prop_map(|id| {
         let mut out = BytesMut::new();
@@ -21,13 +23,13 @@ fn any_frame() -> impl Strategy<Value = (Vec<u8>, Frame)> {
         if let Some(stream) = StreamId::new(id) {
             RstStream { stream, status }.encode(&mut out);
         }
-        (out.to_vec(), Frame::OfStream(id))
+        (out.to_vec(), ScannedFrame::Stream(id))
     });
     let data = (0u8..9, proptest::collection::vec(any::<u8>(), 0..40)).prop_map(|(id, payload)| {
         let length = u8::try_from(payload.len()).unwrap_or_default();
         let mut out = vec![0, 0, 0, id, 0, 0, 0, length];
         out.extend(payload);
-        (out, Frame::OfStream(id.into()))
+        (out, ScannedFrame::Stream(id.into()))
     });
     prop_oneof![ping, reset, data]
 }
@@ -49,7 +51,7 @@ fn any_lengths() -> impl Strategy<Value = Vec<usize>> {
 
 /// What is passed on, and which pings were kept back.
 fn sifted(bytes: &[u8], lengths: &[usize], kept: impl Fn(u32) -> bool) -> (Vec<u8>, Vec<u32>) {
-    let mut passing = Passing::default();
+    let mut scanner = FrameScanner::default();
     let (mut passed, mut back) = (Vec::new(), Vec::new());
     for piece in pieces(bytes, lengths) {
         let keep = |id| {
@@ -59,9 +61,9 @@ fn sifted(bytes: &[u8], lengths: &[usize], kept: impl Fn(u32) -> bool) -> (Vec<u
             kept(id)
         };
         let piece = Bytes::copy_from_slice(piece);
-        passing.sift(piece, keep, |some| passed.extend_from_slice(&some));
+        scanner.filter_pings(piece, keep, |some| passed.extend_from_slice(&some));
     }
-    passed.extend_from_slice(&passing.withheld());
+    passed.extend_from_slice(&scanner.withheld_bytes());
     (passed, back)
 }
 
@@ -72,14 +74,14 @@ proptest! {
         lengths in any_lengths(),
     ) {
         let bytes: Vec<u8> = frames.iter().flat_map(|(bytes, _)| bytes.clone()).collect();
-        let mut passing = Passing::default();
+        let mut scanner = FrameScanner::default();
         let mut ended = Vec::new();
         for piece in pieces(&bytes, &lengths) {
-            passing.pass(piece, |frame, bytes| ended.push((frame, bytes)));
+            scanner.scan(piece, |frame, bytes| ended.push((frame, bytes)));
         }
         let expected: Vec<_> = frames.iter().map(|(bytes, frame)| (*frame, bytes.len())).collect();
         prop_assert_eq!(ended, expected);
-        prop_assert!(passing.is_between());
+        prop_assert!(scanner.at_frame_boundary());
     }
 
     #[test]
@@ -89,7 +91,7 @@ proptest! {
     ) {
         let bytes: Vec<u8> = frames.iter().flat_map(|(bytes, _)| bytes.clone()).collect();
         let kept = |id: u32| id % 2 == 1;
-        let is_kept = |frame: &Frame| matches!(frame, Frame::Ping(id) if kept(*id));
+        let is_kept = |frame: &ScannedFrame| matches!(frame, ScannedFrame::Ping(id) if kept(*id));
         let (passed, back) = sifted(&bytes, &lengths, kept);
         let others = frames.iter().filter(|(_, frame)| !is_kept(frame));
         let others: Vec<u8> = others.flat_map(|(bytes, _)| bytes.clone()).collect();
@@ -110,30 +112,30 @@ proptest! {
     fn nothing_that_is_sent_or_answered_confuses_the_watch(
         frames in proptest::collection::vec((any_frame(), any::<bool>(), 0u64..20), 0..200),
     ) {
-        let pace = Pace { interval: Duration::from_secs(10), patience: Duration::from_secs(5) };
+        let pace = KeepaliveConfig { interval: Duration::from_secs(10), timeout: Duration::from_secs(5) };
         let mut now = Instant::now();
-        let mut traffic = Traffic::new(pace, Asked::Plainly, now);
+        let mut traffic = SpdyKeepalive::new(pace, PingPolicy::Always, now);
         let mut id = 1000;
         for ((bytes, frame), comes, seconds) in frames {
             now += Duration::from_secs(seconds);
             match frame {
-                Frame::Ping(id) if comes => {
-                    traffic.heard(now);
-                    traffic.is_answer(id);
+                ScannedFrame::Ping(id) if comes => {
+                    traffic.on_received(now);
+                    traffic.on_ping_received(id);
                 }
-                frame => traffic.sent(now, frame, bytes.len()),
+                frame => traffic.on_sent(now, frame, bytes.len()),
             }
-            if traffic.look(now) == Say::Pings {
-                for _ in 0..Traffic::ROUND {
+            if traffic.check(now) == SpdyKeepaliveAction::SendPings {
+                for _ in 0..SpdyKeepalive::PINGS_PER_ROUND {
                     id += 1;
-                    traffic.pinged(now, id);
+                    traffic.on_ping_sent(now, id);
                     if comes {
-                        traffic.is_answer(id);
+                        traffic.on_ping_received(id);
                     }
                 }
             }
             // Or it would be looked at without end.
-            prop_assert!(traffic.next().is_none_or(|next| next > now || traffic.death() <= Some(now)));
+            prop_assert!(traffic.next_deadline().is_none_or(|next| next > now || traffic.dead_at() <= Some(now)));
         }
     }
 }

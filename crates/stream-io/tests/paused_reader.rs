@@ -5,26 +5,29 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_stream_io::{Asked, Pulse, Socket};
+use skewbridge_stream_io::{PingPolicy, WebSocketConn, WebSocketKeepalive};
 use skewbridge_websocket::Role;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::time::{Instant, sleep_until, timeout};
 
 const HOUR: Duration = Duration::from_hours(1);
 
-fn pulse() -> Pulse {
-    let (interval, patience) = (Duration::from_secs(10), Duration::from_secs(50));
-    Pulse::new(Instant::now(), interval, patience)
+fn keepalive() -> WebSocketKeepalive {
+    let (interval, timeout) = (Duration::from_secs(10), Duration::from_secs(50));
+    WebSocketKeepalive::new(Instant::now(), interval, timeout)
 }
 
-fn client(io: DuplexStream) -> Socket<DuplexStream> {
-    let gently = pulse().asked(Asked::Gently);
-    Socket::new(io, BytesMut::new(), Role::Client, gently)
+fn client(io: DuplexStream) -> WebSocketConn<DuplexStream> {
+    let gently = keepalive().with_policy(PingPolicy::AvoidNearEof);
+    WebSocketConn::new(io, BytesMut::new(), Role::Client, gently)
 }
 
 /// The client has no room for more.
-async fn look_unheeding(client: &mut Socket<DuplexStream>) {
-    assert!(client.look(Instant::now(), false), "the client gives up");
+async fn check_while_not_reading(client: &mut WebSocketConn<DuplexStream>) {
+    assert!(
+        client.check_keepalive(Instant::now(), false),
+        "the client gives up"
+    );
     let flushed = poll_fn(|cx| client.poll_flush(cx)).await;
     assert!(flushed.is_ok(), "{flushed:?}");
 }
@@ -33,25 +36,28 @@ async fn look_unheeding(client: &mut Socket<DuplexStream>) {
 async fn a_server_that_asks_is_answered() {
     let (here, there) = tokio::io::duplex(1 << 16);
     let mut client = client(there);
-    let mut server = Socket::new(here, BytesMut::new(), Role::Server, pulse());
+    let mut server = WebSocketConn::new(here, BytesMut::new(), Role::Server, keepalive());
     // It is heard before the client pauses.
-    sleep_until(server.next_look()).await;
-    assert!(server.look(Instant::now(), true));
-    server.binary(Bytes::from_static(b"a line"));
+    sleep_until(server.next_deadline()).await;
+    assert!(server.check_keepalive(Instant::now(), true));
+    server.write_binary(Bytes::from_static(b"a line"));
     poll_fn(|cx| server.poll_flush(cx)).await.unwrap();
     let piece = poll_fn(|cx| client.poll_piece(cx)).await;
     assert_eq!(piece.ok().unwrap().bytes, "a line");
     let start = Instant::now();
     while start.elapsed() < HOUR {
-        sleep_until(server.next_look().min(client.next_look())).await;
-        look_unheeding(&mut client).await;
+        sleep_until(server.next_deadline().min(client.next_deadline())).await;
+        check_while_not_reading(&mut client).await;
         // Pongs are no pieces.
         poll_fn(|cx| {
             assert!(server.poll_piece(cx).is_pending());
             Poll::Ready(())
         })
         .await;
-        assert!(server.look(Instant::now(), true), "the server gives up");
+        assert!(
+            server.check_keepalive(Instant::now(), true),
+            "the server gives up"
+        );
         poll_fn(|cx| server.poll_flush(cx)).await.unwrap();
     }
 }
@@ -65,8 +71,8 @@ async fn a_server_that_never_asked_hears_nothing() {
     assert_eq!(piece.ok().unwrap().bytes, "x");
     let start = Instant::now();
     while start.elapsed() < HOUR {
-        sleep_until(client.next_look()).await;
-        look_unheeding(&mut client).await;
+        sleep_until(client.next_deadline()).await;
+        check_while_not_reading(&mut client).await;
     }
     let heard = timeout(Duration::from_secs(1), server.read_u8()).await;
     assert!(heard.is_err(), "{heard:?}");

@@ -17,7 +17,7 @@ const PING: [u8; HEAD] = [0x80, 3, 0, 6, 0, 0, 0, 4];
 /// One direction of a connection. Of what is no SPDY everything carries something, or
 /// nothing that passes for a ping: nobody depends on which.
 #[derive(Debug, Default)]
-pub struct Passing {
+pub struct FrameScanner {
     /// Of a control frame with the id that follows it, if one does.
     head: [u8; HEAD + ID],
     /// How many bytes of the head have come.
@@ -28,15 +28,15 @@ pub struct Passing {
 
 /// A frame, by what it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Frame {
+pub enum ScannedFrame {
     /// To the stream of this id: it may wait for whoever reads that.
-    OfStream(u32),
+    Stream(u32),
     /// Asks for a stream, of this id.
-    Opens(u32),
+    SynStream(u32),
     /// A ping of this id, or the answer to one.
     Ping(u32),
     /// To the connection.
-    OfConnection,
+    Connection,
     /// To the connection as well: nothing is read behind it.
     GoAway,
 }
@@ -47,44 +47,44 @@ struct Part {
     /// It may be one of a ping: too little has come to know.
     may_be_ping: bool,
     /// The frame, if it ends here.
-    ended: Option<Frame>,
+    ended: Option<ScannedFrame>,
 }
 
 impl Part {
     fn is_of_ping(&self) -> bool {
-        self.may_be_ping || matches!(self.ended, Some(Frame::Ping(_)))
+        self.may_be_ping || matches!(self.ended, Some(ScannedFrame::Ping(_)))
     }
 }
 
 /// What is to be known of bytes that are passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Passed {
+pub struct ScanResult {
     /// Some of them belong to a frame that is no ping.
-    pub carries: bool,
+    pub has_non_ping: bool,
     /// Behind how many of them a frame ends, the last one that does.
-    pub between: Option<usize>,
+    pub last_frame_end: Option<usize>,
 }
 
-impl Passing {
+impl FrameScanner {
     /// Whether the next byte is the first of a frame.
-    pub fn is_between(&self) -> bool {
+    pub fn at_frame_boundary(&self) -> bool {
         self.have == 0
     }
 
     /// Takes the next bytes, all of which are passed on; tells of each frame that ends, and how
     /// many bytes it has.
-    pub fn pass(&mut self, bytes: &[u8], mut ended: impl FnMut(Frame, usize)) -> Passed {
-        let mut passed = Passed {
-            carries: false,
-            between: None,
+    pub fn scan(&mut self, bytes: &[u8], mut ended: impl FnMut(ScannedFrame, usize)) -> ScanResult {
+        let mut passed = ScanResult {
+            has_non_ping: false,
+            last_frame_end: None,
         };
         let mut at = 0;
         while at < bytes.len() {
             let part = self.next(bytes.split_at(at).1);
             at += part.bytes;
-            passed.carries |= !part.is_of_ping();
+            passed.has_non_ping |= !part.is_of_ping();
             if let Some(frame) = part.ended {
-                passed.between = Some(at);
+                passed.last_frame_end = Some(at);
                 ended(frame, HEAD + self.length());
             }
         }
@@ -94,21 +94,21 @@ impl Passing {
     /// Takes the next bytes, and passes on all but the pings that are `kept` back, by their
     /// ids; says whether any of them carries something. What may be one waits for the rest
     /// of it.
-    pub fn sift(
+    pub fn filter_pings(
         &mut self,
         mut bytes: Bytes,
         mut kept: impl FnMut(u32) -> bool,
         mut pass: impl FnMut(Bytes),
     ) -> bool {
         // Of the frame that these bytes begin with.
-        let mut early = self.withheld();
+        let mut early = self.withheld_bytes();
         let mut carries = false;
         let mut run = 0;
         while run < bytes.len() {
             let part = self.next(bytes.split_at(run).1);
             carries |= !part.is_of_ping();
             let stays = match part.ended {
-                Some(Frame::Ping(id)) => kept(id),
+                Some(ScannedFrame::Ping(id)) => kept(id),
                 _ => part.may_be_ping,
             };
             if stays {
@@ -119,7 +119,7 @@ impl Passing {
                 pass_some(std::mem::take(&mut early), &mut pass);
                 run += part.bytes;
             }
-            if self.is_between() {
+            if self.at_frame_boundary() {
                 early = Bytes::new();
             }
         }
@@ -128,7 +128,7 @@ impl Passing {
     }
 
     /// What has come of what may be a ping.
-    pub fn withheld(&self) -> Bytes {
+    pub fn withheld_bytes(&self) -> Bytes {
         if self.may_be_ping() {
             Bytes::copy_from_slice(self.begun())
         } else {
@@ -204,21 +204,23 @@ impl Passing {
     }
 
     /// The frame whose head has come.
-    fn frame(&self) -> Frame {
+    fn frame(&self) -> ScannedFrame {
         let [.., a, b, c, d] = self.head;
         let [first, second, ..] = self.head;
         if !self.is_control() {
             let [_, _, third, fourth, ..] = self.head;
-            return Frame::OfStream(u32::from_be_bytes([first, second, third, fourth]));
+            return ScannedFrame::Stream(u32::from_be_bytes([first, second, third, fourth]));
         }
         let id = u32::from_be_bytes([a, b, c, d]);
         match self.head {
-            _ if self.begun().starts_with(&PING) => Frame::Ping(id),
+            _ if self.begun().starts_with(&PING) => ScannedFrame::Ping(id),
             // SYN_STREAM; SYN_REPLY, RST_STREAM and HEADERS (2.6).
-            [_, _, 0, 1, ..] if self.have == HEAD + ID => Frame::Opens(id & 0x7fff_ffff),
-            [_, _, 0, 2 | 3 | 8, ..] if self.have == HEAD + ID => Frame::OfStream(id & 0x7fff_ffff),
-            [_, _, 0, 7, ..] => Frame::GoAway,
-            _ => Frame::OfConnection,
+            [_, _, 0, 1, ..] if self.have == HEAD + ID => ScannedFrame::SynStream(id & 0x7fff_ffff),
+            [_, _, 0, 2 | 3 | 8, ..] if self.have == HEAD + ID => {
+                ScannedFrame::Stream(id & 0x7fff_ffff)
+            }
+            [_, _, 0, 7, ..] => ScannedFrame::GoAway,
+            _ => ScannedFrame::Connection,
         }
     }
 }
@@ -260,15 +262,15 @@ mod tests {
         &[OPEN, RESET, EMPTY, PING_1, RESET],
     ];
 
-    fn named(frame: &[u8]) -> Frame {
+    fn named(frame: &[u8]) -> ScannedFrame {
         match frame {
-            PING_1 => Frame::Ping(1),
-            PING_2 => Frame::Ping(2),
-            DATA | END => Frame::OfStream(1),
-            OPEN => Frame::Opens(7),
-            RESET => Frame::OfStream(0x0102_0304),
-            GO_AWAY => Frame::GoAway,
-            _ => Frame::OfConnection,
+            PING_1 => ScannedFrame::Ping(1),
+            PING_2 => ScannedFrame::Ping(2),
+            DATA | END => ScannedFrame::Stream(1),
+            OPEN => ScannedFrame::SynStream(7),
+            RESET => ScannedFrame::Stream(0x0102_0304),
+            GO_AWAY => ScannedFrame::GoAway,
+            _ => ScannedFrame::Connection,
         }
     }
 
@@ -282,19 +284,19 @@ mod tests {
             let bytes = frames.concat();
             let carries = frames.iter().any(|it| !is_ping(it));
             for size in 1..=bytes.len().max(1) {
-                let mut passing = Passing::default();
+                let mut scanner = FrameScanner::default();
                 let mut ended = Vec::new();
                 let pieces = bytes.chunks(size);
-                let passed: Vec<Passed> = pieces
-                    .map(|it| passing.pass(it, |frame, bytes| ended.push((frame, bytes))))
+                let passed: Vec<ScanResult> = pieces
+                    .map(|it| scanner.scan(it, |frame, bytes| ended.push((frame, bytes))))
                     .collect();
                 let what = format!("{frames:?} by {size}");
-                assert_eq!(passed.iter().any(|it| it.carries), carries, "{what}");
+                assert_eq!(passed.iter().any(|it| it.has_non_ping), carries, "{what}");
                 let expected: Vec<_> = frames.iter().map(|it| (named(it), it.len())).collect();
                 assert_eq!(ended, expected, "{what}");
                 // Where it stands now, a ping is one.
-                assert!(passing.is_between(), "{what}");
-                assert!(!passing.pass(PING_1, |_, _| ()).carries, "{what}");
+                assert!(scanner.at_frame_boundary(), "{what}");
+                assert!(!scanner.scan(PING_1, |_, _| ()).has_non_ping, "{what}");
             }
         }
     }
@@ -308,16 +310,19 @@ mod tests {
                 ends.push(ends[ends.len() - 1] + frame.len());
             }
             for size in 1..=bytes.len().max(1) {
-                let mut passing = Passing::default();
+                let mut scanner = FrameScanner::default();
                 let mut at = 0;
                 for piece in bytes.chunks(size) {
                     let expected = ends
                         .iter()
                         .rfind(|end| **end > at && **end <= at + piece.len());
-                    let between = passing.pass(piece, |_, _| ()).between.map(|it| it + at);
+                    let between = scanner
+                        .scan(piece, |_, _| ())
+                        .last_frame_end
+                        .map(|it| it + at);
                     assert_eq!(between.as_ref(), expected, "{frames:?} by {size} at {at}");
                     at += piece.len();
-                    assert_eq!(passing.is_between(), ends.contains(&at));
+                    assert_eq!(scanner.at_frame_boundary(), ends.contains(&at));
                 }
             }
         }
@@ -330,10 +335,10 @@ mod tests {
             let kept = frames.iter().filter(|it| **it == PING_1).count();
             let others: Vec<&[u8]> = frames.iter().filter(|it| **it != PING_1).copied().collect();
             for size in 1..=bytes.len().max(1) {
-                let mut passing = Passing::default();
+                let mut scanner = FrameScanner::default();
                 let (mut count, mut passed, mut carries) = (0, Vec::new(), false);
                 for piece in bytes.chunks(size) {
-                    carries |= passing.sift(
+                    carries |= scanner.filter_pings(
                         Bytes::copy_from_slice(piece),
                         |id| {
                             count += usize::from(id == 1);
@@ -349,7 +354,7 @@ mod tests {
                 assert_eq!(passed, others.concat(), "{what}");
                 assert_eq!(count, kept, "{what}");
                 assert_eq!(carries, frames.iter().any(|it| !is_ping(it)), "{what}");
-                assert!(passing.withheld().is_empty(), "{what}");
+                assert!(scanner.withheld_bytes().is_empty(), "{what}");
             }
         }
     }
@@ -358,14 +363,14 @@ mod tests {
     fn nothing_waits_that_cannot_be_a_ping() {
         for whole in [DATA, END, SETTINGS, RESET, GO_AWAY, PING_2] {
             for length in 0..whole.len() {
-                let mut passing = Passing::default();
+                let mut scanner = FrameScanner::default();
                 let mut passed = Vec::new();
                 let some = Bytes::copy_from_slice(&whole[..length]);
-                passing.sift(some, |_| true, |some| passed.extend_from_slice(&some));
+                scanner.filter_pings(some, |_| true, |some| passed.extend_from_slice(&some));
                 let waits = PING_2.starts_with(&whole[..length]);
                 assert_eq!(passed.is_empty(), waits || length == 0, "{whole:?}");
                 // At the end, what waits is as it was.
-                passed.extend_from_slice(&passing.withheld());
+                passed.extend_from_slice(&scanner.withheld_bytes());
                 assert_eq!(passed, whole[..length]);
             }
         }
@@ -373,15 +378,15 @@ mod tests {
 
     #[test]
     fn a_long_frame_carries_something_in_each_of_its_pieces() {
-        let mut passing = Passing::default();
+        let mut scanner = FrameScanner::default();
         assert!(
-            passing
-                .pass(&[0, 0, 0, 1, 0, 0xff, 0xff, 0xff], |_, _| ())
-                .carries
+            scanner
+                .scan(&[0, 0, 0, 1, 0, 0xff, 0xff, 0xff], |_, _| ())
+                .has_non_ping
         );
         let piece = vec![0; 0xffff];
         for _ in 0..0x00ff_ffff / piece.len() {
-            assert!(passing.pass(&piece, |_, _| ()).carries);
+            assert!(scanner.scan(&piece, |_, _| ()).has_non_ping);
         }
     }
 }

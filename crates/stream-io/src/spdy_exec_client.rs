@@ -1,4 +1,4 @@
-//! A remote command by SPDY, as its client: the streams to the node, and how it
+//! A remote command by SPDY, as its client: the streams to the client, and how it
 //! ends.
 
 use std::pin::Pin;
@@ -13,21 +13,21 @@ use skewbridge_spdy::frame::ResetStatus;
 use skewbridge_spdy::{Config, Headers, OpenError, Role, StreamError};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::asked::Asked;
-use crate::pings::Pings;
-use crate::prefixed::Prefixed;
-use crate::tapped::Tapped;
-use crate::traffic::Pace;
+use crate::observed_io::ObservedIo;
+use crate::ping_policy::PingPolicy;
+use crate::rewind::Rewind;
+use crate::spdy_keepalive::KeepaliveConfig;
+use crate::spdy_pinger::SpdyPinger;
 
 /// The streams of a command.
 #[derive(Debug)]
-pub struct Node<T> {
+pub struct SpdyExecClient<T> {
     /// The connection.
     pub handle: Handle,
     /// Whether the node still lives.
-    pub pings: Pings,
+    pub pinger: SpdyPinger,
     /// Moves the bytes, until the connection has ended.
-    driver: Option<Driver<Tapped<Prefixed<T>>>>,
+    driver: Option<Driver<ObservedIo<Rewind<T>>>>,
     stdin: Option<Sender>,
     resize: Option<Sender>,
     stdout: Option<Receiver>,
@@ -35,42 +35,42 @@ pub struct Node<T> {
     /// Whose turn it is.
     stderr_first: bool,
     error: Option<Receiver>,
-    told: Option<ErrorChannel>,
+    error_channel: Option<ErrorChannel>,
     /// An output was cut off.
-    output_cut: bool,
+    output_truncated: bool,
     /// What was told was cut off.
-    told_cut: bool,
+    error_truncated: bool,
     /// What is only read, or only written: clients of Kubernetes do not end the
     /// other half of it.
-    halves: Vec<Half>,
+    unused_halves: Vec<UnusedHalf>,
 }
 
 #[derive(Debug)]
 #[allow(dead_code)] // kept, not used
-enum Half {
+enum UnusedHalf {
     Sender(Sender),
     Receiver(Receiver),
 }
 
 /// What comes from the command.
 #[derive(Debug)]
-pub enum Said {
+pub enum ExecEvent {
     /// It has written this.
     Data(Output, Bytes),
     /// All is said.
-    End(Verdict),
+    End(ExecResult),
 }
 
 /// How a command ended.
 #[derive(Debug)]
-pub struct Verdict {
+pub struct ExecResult {
     /// What it comes to.
     pub outcome: Outcome,
     /// What the node told of it, word for word.
-    pub words: Bytes,
+    pub error_bytes: Bytes,
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> Node<T> {
+impl<T: AsyncRead + AsyncWrite + Unpin> SpdyExecClient<T> {
     /// Opens the streams of a command, in the order of Kubernetes' own clients, on a
     /// connection of which these bytes have been read already.
     pub fn open(
@@ -78,16 +78,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Node<T> {
         input: BytesMut,
         options: Options,
         protocol: SpdyProtocol,
-        pace: Pace,
+        config: KeepaliveConfig,
     ) -> Result<Self, OpenError> {
-        let io = Prefixed { prefix: input, io };
-        let io = Tapped::new(io, Role::Client, pace, Asked::Gently);
-        let tap = io.tap();
+        let io = Rewind { prefix: input, io };
+        let io = ObservedIo::new(io, Role::Client, config, PingPolicy::AvoidNearEof);
+        let keepalive = io.keepalive_handle();
         let (handle, incoming, driver) = connection::client(io, Config::default());
         // Nodes open none.
         drop(incoming);
-        let mut node = Self {
-            pings: Pings::new(handle.clone(), tap),
+        let mut client = Self {
+            pinger: SpdyPinger::new(handle.clone(), keepalive),
             handle,
             driver: Some(driver),
             stdin: None,
@@ -96,45 +96,45 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Node<T> {
             stderr: None,
             stderr_first: false,
             error: None,
-            told: Some(ErrorChannel::new(protocol.version())),
-            output_cut: false,
-            told_cut: false,
-            halves: Vec::new(),
+            error_channel: Some(ErrorChannel::new(protocol.version())),
+            output_truncated: false,
+            error_truncated: false,
+            unused_halves: Vec::new(),
         };
         for channel in options.streams(protocol) {
             let headers = Headers::new().with(STREAM_TYPE, channel.stream_type());
-            let stream = node.handle.open(headers)?;
+            let stream = client.handle.open(headers)?;
             let (sender, receiver) = (stream.sender, stream.receiver);
             let half = match channel {
                 Channel::Stdin => {
-                    node.stdin = Some(sender);
-                    Half::Receiver(receiver)
+                    client.stdin = Some(sender);
+                    UnusedHalf::Receiver(receiver)
                 }
                 Channel::Resize => {
-                    node.resize = Some(sender);
-                    Half::Receiver(receiver)
+                    client.resize = Some(sender);
+                    UnusedHalf::Receiver(receiver)
                 }
                 Channel::Stdout => {
-                    node.stdout = Some(receiver);
-                    Half::Sender(sender)
+                    client.stdout = Some(receiver);
+                    UnusedHalf::Sender(sender)
                 }
                 Channel::Stderr => {
-                    node.stderr = Some(receiver);
-                    Half::Sender(sender)
+                    client.stderr = Some(receiver);
+                    UnusedHalf::Sender(sender)
                 }
                 Channel::Error => {
-                    node.error = Some(receiver);
-                    Half::Sender(sender)
+                    client.error = Some(receiver);
+                    UnusedHalf::Sender(sender)
                 }
             };
-            node.halves.push(half);
+            client.unused_halves.push(half);
         }
-        Ok(node)
+        Ok(client)
     }
 
     /// Moves bytes both ways, as far as it goes now.
     pub fn drive(&mut self, cx: &mut Context<'_>) {
-        self.pings.before();
+        self.pinger.before_drive();
         if let Some(driver) = &mut self.driver
             && let Poll::Ready(ended) = Pin::new(driver).poll(cx)
         {
@@ -147,24 +147,24 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Node<T> {
 
     /// The client has left: sends what it has written, and resets the streams. They
     /// are not ended, or an upload that was interrupted would look complete.
-    pub async fn leave(self) {
+    pub async fn disconnect(self) {
         let Self {
             handle,
-            pings,
+            pinger,
             driver: Some(mut driver),
             mut stdin,
             resize,
             stdout,
             stderr,
             error,
-            halves,
+            unused_halves,
             ..
         } = self
         else {
             return;
         };
         // Who holds a handle keeps the connection.
-        drop(pings);
+        drop(pinger);
         // What still comes is for nobody: it must not keep the node from reading.
         drop((stdout, stderr, error));
         let sent = async {
@@ -178,7 +178,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Node<T> {
             () = sent => {}
         }
         // A stream that somebody holds keeps the connection.
-        drop((stdin, resize, halves));
+        drop((stdin, resize, unused_halves));
         handle.close();
         drop(handle);
         let _ = driver.await;
@@ -198,7 +198,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Node<T> {
         }
     }
 
-    /// Writes to an input, after [`Node::poll_ready`].
+    /// Writes to an input, after [`SpdyExecClient::poll_ready`].
     pub fn write(&mut self, input: Input, data: Bytes) {
         let sender = self.sender(input);
         if sender.as_mut().is_some_and(|it| it.send(data).is_err()) {
@@ -231,7 +231,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Node<T> {
 
     /// What the command says next. How it ended is told when all it has written is:
     /// whoever hears the end has heard everything.
-    pub fn poll_said(&mut self, cx: &Context<'_>) -> Poll<Said> {
+    pub fn poll_event(&mut self, cx: &Context<'_>) -> Poll<ExecEvent> {
         self.stderr_first = !self.stderr_first;
         let mut outputs = [
             (Output::Stdout, &mut self.stdout),
@@ -241,36 +241,42 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Node<T> {
             outputs.reverse();
         }
         for (output, receiver) in outputs {
-            if let Poll::Ready(Some(data)) = poll_half(receiver, &mut self.output_cut, cx) {
-                return Poll::Ready(Said::Data(output, data));
+            if let Poll::Ready(Some(data)) = poll_half(receiver, &mut self.output_truncated, cx) {
+                return Poll::Ready(ExecEvent::Data(output, data));
             }
         }
-        while let Poll::Ready(Some(data)) = poll_half(&mut self.error, &mut self.told_cut, cx) {
-            if let Some(told) = &mut self.told {
-                told.push(&data);
+        while let Poll::Ready(Some(data)) =
+            poll_half(&mut self.error, &mut self.error_truncated, cx)
+        {
+            if let Some(error_channel) = &mut self.error_channel {
+                error_channel.push(&data);
             }
         }
         if self.stdout.is_some() || self.stderr.is_some() || self.error.is_some() {
             return Poll::Pending;
         }
-        match self.told.take() {
+        match self.error_channel.take() {
             None => Poll::Pending,
-            Some(told) => Poll::Ready(Said::End(self.judge(told))),
+            Some(error_channel) => Poll::Ready(ExecEvent::End(self.result(error_channel))),
         }
     }
 
     /// Not all that the command wrote has come, or nobody has said how it ended:
     /// then nothing else that was said counts.
-    fn judge(&self, told: ErrorChannel) -> Verdict {
-        let words = Bytes::copy_from_slice(told.bytes());
-        let end = if self.told_cut { End::Cut } else { End::Clean };
-        Verdict {
-            outcome: if self.output_cut {
+    fn result(&self, error_channel: ErrorChannel) -> ExecResult {
+        let error_bytes = Bytes::copy_from_slice(error_channel.bytes());
+        let end = if self.error_truncated {
+            End::Cut
+        } else {
+            End::Clean
+        };
+        ExecResult {
+            outcome: if self.output_truncated {
                 Outcome::CutOff
             } else {
-                told.end(end)
+                error_channel.end(end)
             },
-            words,
+            error_bytes,
         }
     }
 }
@@ -314,11 +320,11 @@ mod tests {
     use super::*;
 
     /// Longer than anything here takes.
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-    const PACE: Pace = Pace {
-        interval: PATIENCE,
-        patience: PATIENCE,
+    const CONFIG: KeepaliveConfig = KeepaliveConfig {
+        interval: TEST_TIMEOUT,
+        timeout: TEST_TIMEOUT,
     };
 
     #[tokio::test]
@@ -326,7 +332,8 @@ mod tests {
         let query = "command=sh&stdin=true&stdout=true&tty=true";
         let options = Options::from_query(Words::Api, Some(query));
         let (here, there) = tokio::io::duplex(4096);
-        let mut node = Node::open(here, BytesMut::new(), options, SpdyProtocol::V4, PACE).unwrap();
+        let mut client =
+            SpdyExecClient::open(here, BytesMut::new(), options, SpdyProtocol::V4, CONFIG).unwrap();
         let (_handle, mut incoming, driver) = connection::server(there, Config::default());
         let node_ended = tokio::spawn(driver);
         let taking = tokio::spawn(async move {
@@ -337,12 +344,12 @@ mod tests {
             }
             (streams, incoming)
         });
-        node.write(Input::Stdin, Bytes::from_static(b"last words"));
+        client.write(Input::Stdin, Bytes::from_static(b"last words"));
         // Its output is not read by anybody here.
-        timeout(PATIENCE, node.leave())
+        timeout(TEST_TIMEOUT, client.disconnect())
             .await
             .expect("it waits for nobody");
-        timeout(PATIENCE, node_ended)
+        timeout(TEST_TIMEOUT, node_ended)
             .await
             .unwrap()
             .unwrap()
