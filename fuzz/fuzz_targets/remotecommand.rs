@@ -6,17 +6,18 @@ use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use skewbridge_remotecommand::port_forward::legacy;
 use skewbridge_remotecommand::{
-    FromClient, FromServer, Numbered, Options, Outcome, Protocol, Reader, ReaderError, Said,
-    Server, Sizes, Version, Words, negotiate, negotiate_spdy, port_forward,
+    ChannelEvent, ChannelId, FromClient, FromServer, Options, Outcome, Protocol, QueryDialect,
+    Reader, ReaderError, ResizeDecoder, ServerKind, Version, negotiate, negotiate_spdy,
+    port_forward,
 };
 use skewbridge_websocket::{Kind, Piece};
 
 /// What one message says in all.
-fn read<C: Numbered>(
+fn read<C: ChannelId>(
     reader: &mut Reader<C>,
     message: &[u8],
     cut: usize,
-) -> Result<Option<Said<C>>, ReaderError> {
+) -> Result<Option<ChannelEvent<C>>, ReaderError> {
     let mut pieces: Vec<_> = message.chunks(cut).collect();
     if pieces.is_empty() {
         pieces.push(&[]);
@@ -30,8 +31,8 @@ fn read<C: Numbered>(
             bytes: Bytes::copy_from_slice(bytes),
         };
         said = match (said, reader.piece(piece)?) {
-            (Some(Said::Data(channel, left)), Some(Said::Data(_, right))) => {
-                Some(Said::Data(channel, [left, right].concat().into()))
+            (Some(ChannelEvent::Data(channel, left)), Some(ChannelEvent::Data(_, right))) => {
+                Some(ChannelEvent::Data(channel, [left, right].concat().into()))
             }
             (before, now) => now.or(before),
         };
@@ -39,7 +40,7 @@ fn read<C: Numbered>(
     Ok(said)
 }
 
-fn same<C: Numbered>(mut whole: Reader<C>, mut split: Reader<C>, bytes: &[u8], cut: usize) {
+fn same<C: ChannelId>(mut whole: Reader<C>, mut split: Reader<C>, bytes: &[u8], cut: usize) {
     for message in bytes.split(|byte| *byte == b'\n') {
         let (left, right) = (
             read(&mut whole, message, usize::MAX),
@@ -70,16 +71,16 @@ fuzz_target!(|input: &[u8]| {
         let again = Outcome::decode(version, &outcome.encode(version));
         assert!(again != Outcome::Success || outcome == Outcome::Success);
     }
-    let mut sizes = Sizes::default();
+    let mut sizes = ResizeDecoder::default();
     for chunk in bytes.chunks(cut) {
         if sizes.push(chunk).is_err() {
             break;
         }
     }
     if let Ok(text) = str::from_utf8(bytes) {
-        let _ = Options::from_query(Words::Api, Some(text));
+        let _ = Options::from_query(QueryDialect::Api, Some(text));
         let _ = port_forward::ports("ports", Some(text));
-        let _ = negotiate(Server::Bridge, text.split(','));
+        let _ = negotiate(ServerKind::Bridge, text.split(','));
         let _ = negotiate_spdy([text]);
     }
 });

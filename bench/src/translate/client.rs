@@ -12,7 +12,8 @@ use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use skewbridge_h1::{parse_response, write_headers, write_request_line};
 use skewbridge_remotecommand::{
-    End, ErrorChannel, FromServer, Input, Outcome, Output, Protocol, Said, ToServer,
+    ChannelEvent, ErrorChannel, ErrorChannelEnd, FromServer, Input, Outcome, Output, Protocol,
+    ToServer,
 };
 use skewbridge_websocket::{
     Control, Decoder, Event, Key, Limits, Role, asking_headers, check_response,
@@ -241,8 +242,8 @@ impl Session {
         loop {
             match self.frames.decode(&mut self.buffer)? {
                 Some(Event::Piece(piece)) => match self.reader.piece(piece)? {
-                    Some(Said::Data(Output::Stdout, data)) => return Ok(data),
-                    Some(Said::Data(Output::Error, data)) => {
+                    Some(ChannelEvent::Data(Output::Stdout, data)) => return Ok(data),
+                    Some(ChannelEvent::Data(Output::Error, data)) => {
                         self.errors.push(&data);
                         return Ok(Bytes::new());
                     }
@@ -280,7 +281,7 @@ impl Session {
             Ok(())
         };
         timeout(SESSION_LIMIT, rest).await.context("no end")??;
-        match self.errors.end(End::Clean) {
+        match self.errors.end(ErrorChannelEnd::Clean) {
             Outcome::Success => Ok(()),
             outcome => bail!("the command has not ended well: {outcome:?}"),
         }

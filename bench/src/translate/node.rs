@@ -14,8 +14,8 @@ use http::{HeaderMap, HeaderValue, StatusCode, Version};
 use rustls::ServerConfig;
 use skewbridge_h1::{RequestHead, parse_request, write_headers, write_status_line};
 use skewbridge_remotecommand::{
-    Channel, ExitCode, FromClient, Input, Options, Outcome, Output, Protocol, STREAM_TYPE, Said,
-    SpdyProtocol, ToClient, Words, negotiate_spdy,
+    Channel, ChannelEvent, ExitCode, FromClient, Input, Options, Outcome, Output, Protocol,
+    QueryDialect, STREAM_TYPE, SpdyProtocol, ToClient, negotiate_spdy,
 };
 use skewbridge_spdy::connection::{self, Receiver, Sender};
 use skewbridge_spdy::{Config, Headers};
@@ -82,8 +82,8 @@ async fn connection(tcp: TcpStream, config: Arc<ServerConfig>) -> Result<()> {
         let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
         let words = match path {
             STRAIGHT => return straight(io, &head, query).await,
-            path if path.starts_with("/exec/") => Words::Kubelet,
-            path if path.ends_with("/exec") => Words::Api,
+            path if path.starts_with("/exec/") => QueryDialect::Kubelet,
+            path if path.ends_with("/exec") => QueryDialect::Api,
             path => {
                 answer(&mut io, path).await?;
                 continue;
@@ -134,7 +134,7 @@ async fn perform(work: Work, streams: &mut impl Streams) -> Result<Outcome> {
             }
             if pattern.passed() != bytes {
                 eprintln!("{} bytes instead of {bytes}", pattern.passed());
-                return Ok(ExitCode::new(1).map_or(Outcome::CutOff, Outcome::Exited));
+                return Ok(ExitCode::new(1).map_or(Outcome::Disconnected, Outcome::Exited));
             }
         }
         Work::Source { bytes } => {
@@ -298,8 +298,8 @@ impl Streams for WebSocketStreams {
         loop {
             match self.frames.decode(&mut self.buffer)? {
                 Some(Event::Piece(piece)) => match self.reader.piece(piece)? {
-                    Some(Said::Data(Input::Stdin, data)) => return Ok(Some(data)),
-                    Some(Said::Closed(Input::Stdin)) => return Ok(None),
+                    Some(ChannelEvent::Data(Input::Stdin, data)) => return Ok(Some(data)),
+                    Some(ChannelEvent::Closed(Input::Stdin)) => return Ok(None),
                     _ => {}
                 },
                 Some(Event::Control(_)) => {}

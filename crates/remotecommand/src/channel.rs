@@ -90,7 +90,7 @@ impl From<Output> for Channel {
 
 /// Channels of one direction of a WebSocket, by the number in front of their
 /// messages.
-pub trait Numbered: Copy + PartialEq {
+pub trait ChannelId: Copy + PartialEq {
     /// How many numbers are channels of either direction.
     const NUMBERS: u8;
     /// Whether who writes them may close one for itself, where the version of
@@ -104,7 +104,7 @@ pub trait Numbered: Copy + PartialEq {
     fn from_number(number: u8) -> Option<Self>;
 }
 
-impl Numbered for Channel {
+impl ChannelId for Channel {
     const NUMBERS: u8 = 5;
     const CLOSABLE: bool = false;
 
@@ -117,7 +117,7 @@ impl Numbered for Channel {
     }
 }
 
-impl Numbered for Input {
+impl ChannelId for Input {
     const NUMBERS: u8 = Channel::NUMBERS;
     const CLOSABLE: bool = true;
 
@@ -134,7 +134,7 @@ impl Numbered for Input {
     }
 }
 
-impl Numbered for Output {
+impl ChannelId for Output {
     const NUMBERS: u8 = Channel::NUMBERS;
     const CLOSABLE: bool = false;
 

@@ -6,7 +6,7 @@ use crate::status;
 
 /// No error that somebody is to read is longer; what a server sends beyond it
 /// is dropped.
-pub const LONGEST_ERROR: usize = 64 << 10;
+pub const MAX_ERROR_BYTES: usize = 64 << 10;
 
 /// Collects what comes on the error channel.
 #[derive(Debug)]
@@ -18,11 +18,11 @@ pub struct ErrorChannel {
 
 /// How a channel came to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum ErrorChannelEnd {
     /// The other end has closed it, or the whole connection, and said so.
     Clean,
     /// The connection was lost, or the stream was reset.
-    Cut,
+    Aborted,
 }
 
 impl ErrorChannel {
@@ -37,7 +37,7 @@ impl ErrorChannel {
 
     /// Takes the next bytes.
     pub fn push(&mut self, bytes: &[u8]) {
-        let room = LONGEST_ERROR - self.bytes.len();
+        let room = MAX_ERROR_BYTES - self.bytes.len();
         self.overflows |= bytes.len() > room;
         self.bytes
             .extend_from_slice(&bytes[..bytes.len().min(room)]);
@@ -52,18 +52,18 @@ impl ErrorChannel {
     /// is none, however clean: every server writes one, also for success.
     /// client-go takes that for success. Before, success is silent, and only
     /// the way in which the channel ended tells it from a connection lost.
-    pub fn end(self, end: End) -> Outcome {
+    pub fn end(self, end: ErrorChannelEnd) -> Outcome {
         let text = || String::from_utf8_lossy(&self.bytes);
-        match (self.version.tells_status(), self.bytes.is_empty()) {
-            (true, true) => Outcome::CutOff,
+        match (self.version.has_status(), self.bytes.is_empty()) {
+            (true, true) => Outcome::Disconnected,
             (true, false) if self.overflows => Outcome::Failed(Failure::internal(format_args!(
                 "the error stream is too long: {:.200}…",
                 text()
             ))),
             (true, false) => status::decode(&self.bytes),
             (false, true) => match end {
-                End::Clean => Outcome::Success,
-                End::Cut => Outcome::CutOff,
+                ErrorChannelEnd::Clean => Outcome::Success,
+                ErrorChannelEnd::Aborted => Outcome::Disconnected,
             },
             (false, false) => from_text(&text()),
         }

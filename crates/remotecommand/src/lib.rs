@@ -10,11 +10,11 @@
 //!
 //! ```
 //! use bytes::BytesMut;
-//! use skewbridge_remotecommand::{FromClient, Input, Protocol, Said, Server, ToServer, negotiate};
+//! use skewbridge_remotecommand::{FromClient, Input, Protocol, ChannelEvent, ServerKind, ToServer, negotiate};
 //! use skewbridge_websocket::{Decoder, Event, Limits, Role};
 //!
 //! // KEP-4006: a client that half-closes stdin needs version 5.
-//! let agreed = negotiate(Server::Translator, ["v5.channel.k8s.io"]).unwrap();
+//! let agreed = negotiate(ServerKind::Translator, ["v5.channel.k8s.io"]).unwrap();
 //! assert_eq!(agreed.protocol, Protocol::V5);
 //!
 //! let (mut client, mut wire) = (ToServer::new(agreed.protocol), BytesMut::new());
@@ -27,8 +27,8 @@
 //!     let Event::Piece(piece) = event else { continue };
 //!     said.extend(server.piece(piece).unwrap());
 //! }
-//! let data = Said::Data(Input::Stdin, "ls\n".into());
-//! assert_eq!(said, [data, Said::Closed(Input::Stdin)]);
+//! let data = ChannelEvent::Data(Input::Stdin, "ls\n".into());
+//! assert_eq!(said, [data, ChannelEvent::Closed(Input::Stdin)]);
 //! ```
 
 mod base64_text;
@@ -45,14 +45,15 @@ mod status;
 mod terminal;
 mod writer;
 
-pub use channel::{Channel, Input, Numbered, Output, STREAM_TYPE};
-pub use error_channel::{End, ErrorChannel, LONGEST_ERROR};
+pub use channel::{Channel, ChannelId, Input, Output, STREAM_TYPE};
+pub use error_channel::{ErrorChannel, ErrorChannelEnd, MAX_ERROR_BYTES};
 pub use negotiation::{
-    Agreement, Server, SpdyRefusal, agreed_spdy, negotiate, negotiate_spdy, offers_spdy,
+    NegotiatedProtocol, ServerKind, SpdyNegotiationError, negotiate, negotiate_spdy, spdy_offers,
+    spdy_protocol_from_response,
 };
-pub use options::{Options, Words};
+pub use options::{Options, QueryDialect};
 pub use outcome::{ExitCode, Failure, Outcome};
 pub use protocol::{Encoding, Protocol, SpdyProtocol, Version};
-pub use reader::{FromClient, FromServer, Reader, ReaderError, Said};
-pub use terminal::{ResizeError, Sizes, TerminalSize};
+pub use reader::{ChannelEvent, FromClient, FromServer, Reader, ReaderError};
+pub use terminal::{ResizeDecoder, ResizeError, TerminalSize};
 pub use writer::{ToClient, ToServer, Writer};

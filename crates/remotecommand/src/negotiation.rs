@@ -4,7 +4,7 @@ use crate::protocol::{Protocol, SpdyProtocol};
 
 /// Who answers a request for a WebSocket with a remote command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Server {
+pub enum ServerKind {
     /// kube-apiserver where it translates itself, from 1.30 on: the fifth
     /// version, if it is among the offers.
     Translator,
@@ -18,11 +18,11 @@ pub enum Server {
 
 /// What two ends have agreed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Agreement {
+pub struct NegotiatedProtocol {
     /// What is spoken.
     pub protocol: Protocol,
     /// The offer that was taken; `None` if there was none.
-    pub answer: Option<&'static str>,
+    pub header: Option<&'static str>,
 }
 
 /// Takes the first offer that a server knows: it is the client whose order
@@ -32,27 +32,27 @@ pub struct Agreement {
 /// empty member of the list for an offer of the unnamed protocol; here the list
 /// is what RFC 6455 says.
 pub fn negotiate<'a>(
-    server: Server,
+    server: ServerKind,
     offers: impl IntoIterator<Item = &'a str>,
-) -> Option<Agreement> {
+) -> Option<NegotiatedProtocol> {
     let mut offers = offers.into_iter().peekable();
     if offers.peek().is_none() {
-        return (server != Server::Translator).then_some(Agreement {
+        return (server != ServerKind::Translator).then_some(NegotiatedProtocol {
             protocol: Protocol::V1,
-            answer: None,
+            header: None,
         });
     }
     let protocol = offers
         .filter_map(Protocol::from_name)
-        .find(|protocol| server.knows(*protocol))?;
-    Some(Agreement {
+        .find(|protocol| server.supports(*protocol))?;
+    Some(NegotiatedProtocol {
         protocol,
-        answer: Some(protocol.name()),
+        header: Some(protocol.name()),
     })
 }
 
-impl Server {
-    fn knows(self, protocol: Protocol) -> bool {
+impl ServerKind {
+    fn supports(self, protocol: Protocol) -> bool {
         match self {
             Self::Translator => protocol == Protocol::V5,
             Self::Runtime => matches!(
@@ -66,18 +66,18 @@ impl Server {
 
 /// Why an upgrade to SPDY is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum SpdyRefusal {
+pub enum SpdyNegotiationError {
     /// 400: `X-Stream-Protocol-Version` is missing or empty.
     #[error("no protocol is offered")]
     NoOffer,
     /// 403, with what there is in `X-Accepted-Stream-Protocol-Versions`.
     #[error("no protocol that is offered is known")]
-    NoneKnown,
+    NoneSupported,
 }
 
 /// What a client of SPDY offers in `X-Stream-Protocol-Version`, each in a header
 /// of its own.
-pub fn offers_spdy() -> impl Iterator<Item = &'static str> {
+pub fn spdy_offers() -> impl Iterator<Item = &'static str> {
     SpdyProtocol::ALL.into_iter().map(SpdyProtocol::name)
 }
 
@@ -85,7 +85,7 @@ pub fn offers_spdy() -> impl Iterator<Item = &'static str> {
 /// `X-Stream-Protocol-Version`, each of which may be a list.
 pub fn negotiate_spdy<'a>(
     values: impl IntoIterator<Item = &'a str>,
-) -> Result<SpdyProtocol, SpdyRefusal> {
+) -> Result<SpdyProtocol, SpdyNegotiationError> {
     let mut offers = values
         .into_iter()
         .flat_map(|value| value.split(','))
@@ -93,16 +93,16 @@ pub fn negotiate_spdy<'a>(
         .filter(|offer| !offer.is_empty())
         .peekable();
     if offers.peek().is_none() {
-        return Err(SpdyRefusal::NoOffer);
+        return Err(SpdyNegotiationError::NoOffer);
     }
     offers
         .find_map(SpdyProtocol::from_name)
-        .ok_or(SpdyRefusal::NoneKnown)
+        .ok_or(SpdyNegotiationError::NoneSupported)
 }
 
 /// What a server has agreed to in its 101. One that names none speaks the first
 /// version; `None` is a version that nobody has offered.
-pub fn agreed_spdy(value: Option<&str>) -> Option<SpdyProtocol> {
+pub fn spdy_protocol_from_response(value: Option<&str>) -> Option<SpdyProtocol> {
     match value.map(str::trim) {
         None | Some("") => Some(SpdyProtocol::V1),
         Some(name) => SpdyProtocol::from_name(name),
@@ -115,8 +115,8 @@ mod tests {
 
     #[test]
     fn the_first_offer_that_is_known_is_taken() {
-        use Server::{Bridge, Runtime, Translator};
-        type Row<'a> = (Server, &'a [&'a str], Option<Option<&'a str>>);
+        use ServerKind::{Bridge, Runtime, Translator};
+        type Row<'a> = (ServerKind, &'a [&'a str], Option<Option<&'a str>>);
 
         const V1: &str = "channel.k8s.io";
         const V1_TEXT: &str = "base64.channel.k8s.io";
@@ -146,9 +146,9 @@ mod tests {
             (Bridge, &[token], None),
             (Bridge, &[], Some(None)),
         ];
-        for (server, offers, answer) in rows {
+        for (server, offers, header) in rows {
             let got = negotiate(*server, offers.iter().copied());
-            assert_eq!(got.map(|it| it.answer), *answer, "{server:?} {offers:?}");
+            assert_eq!(got.map(|it| it.header), *header, "{server:?} {offers:?}");
         }
         let unnamed = negotiate(Runtime, []).unwrap();
         assert_eq!(unnamed.protocol, Protocol::V1);
@@ -156,10 +156,13 @@ mod tests {
 
     #[test]
     fn spdy_is_negotiated_as_kubelets_do() {
-        let rows: &[(&[&str], Result<SpdyProtocol, SpdyRefusal>)] = &[
-            (&[], Err(SpdyRefusal::NoOffer)),
-            (&["", " , "], Err(SpdyRefusal::NoOffer)),
-            (&["v5.channel.k8s.io"], Err(SpdyRefusal::NoneKnown)),
+        let rows: &[(&[&str], Result<SpdyProtocol, SpdyNegotiationError>)] = &[
+            (&[], Err(SpdyNegotiationError::NoOffer)),
+            (&["", " , "], Err(SpdyNegotiationError::NoOffer)),
+            (
+                &["v5.channel.k8s.io"],
+                Err(SpdyNegotiationError::NoneSupported),
+            ),
             (
                 &["v4.channel.k8s.io", "channel.k8s.io"],
                 Ok(SpdyProtocol::V4),
@@ -177,12 +180,12 @@ mod tests {
                 "{values:?}"
             );
         }
-        assert_eq!(negotiate_spdy(offers_spdy()), Ok(SpdyProtocol::V4));
-        assert_eq!(agreed_spdy(None), Some(SpdyProtocol::V1));
+        assert_eq!(negotiate_spdy(spdy_offers()), Ok(SpdyProtocol::V4));
+        assert_eq!(spdy_protocol_from_response(None), Some(SpdyProtocol::V1));
         assert_eq!(
-            agreed_spdy(Some("v3.channel.k8s.io")),
+            spdy_protocol_from_response(Some("v3.channel.k8s.io")),
             Some(SpdyProtocol::V3)
         );
-        assert_eq!(agreed_spdy(Some("v6.channel.k8s.io")), None);
+        assert_eq!(spdy_protocol_from_response(Some("v6.channel.k8s.io")), None);
     }
 }

@@ -21,9 +21,9 @@ enum Stderr {
     Terminal,
 }
 
-/// In which words a query says it.
+/// In which dialect a query says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Words {
+pub enum QueryDialect {
     /// `stdin`, `stdout`, `stderr` and `tty`, as clients ask kube-apiserver:
     /// true unless they are missing, `0` or `false`.
     Api,
@@ -35,18 +35,18 @@ pub enum Words {
 impl Options {
     /// From the query of a request. Nothing is on that is not asked for,
     /// whatever the API's documentation says of defaults.
-    pub fn from_query(words: Words, query: Option<&str>) -> Self {
+    pub fn from_query(dialect: QueryDialect, query: Option<&str>) -> Self {
         let query = query.unwrap_or_default();
         let is_on = |key| {
             let first = query::values(query, key).next();
-            first.is_some_and(|value| match words {
-                Words::Api => value != "0" && !value.eq_ignore_ascii_case("false"),
-                Words::Kubelet => value == "1",
+            first.is_some_and(|value| match dialect {
+                QueryDialect::Api => value != "0" && !value.eq_ignore_ascii_case("false"),
+                QueryDialect::Kubelet => value == "1",
             })
         };
-        let [stdin, stdout, stderr] = match words {
-            Words::Api => ["stdin", "stdout", "stderr"],
-            Words::Kubelet => ["input", "output", "error"],
+        let [stdin, stdout, stderr] = match dialect {
+            QueryDialect::Api => ["stdin", "stdout", "stderr"],
+            QueryDialect::Kubelet => ["input", "output", "error"],
         };
         Self {
             stdin: is_on(stdin),
@@ -66,7 +66,7 @@ impl Options {
 
     /// Whether something is to be read or written at all. Kubelets answer 400
     /// otherwise.
-    pub fn any(self) -> bool {
+    pub fn has_any_stream(self) -> bool {
         self.stdin || self.stdout || self.stderr == Stderr::On
     }
 
@@ -83,7 +83,7 @@ impl Options {
 
     /// Where a server writes an empty message first of all, so that a client
     /// knows that it is connected: the lowest channel that it may write.
-    pub fn opening(self) -> Output {
+    pub fn initial_channel(self) -> Output {
         if self.stdout {
             Output::Stdout
         } else if self.stderr == Stderr::On {
@@ -102,7 +102,7 @@ impl Options {
             (Channel::Stdin, self.stdin),
             (Channel::Stdout, self.stdout),
             (Channel::Stderr, self.has(Channel::Stderr)),
-            (Channel::Resize, self.tty() && protocol.resizes()),
+            (Channel::Resize, self.tty() && protocol.has_resize_stream()),
         ]
         .into_iter()
         .filter_map(|(channel, is_on)| is_on.then_some(channel))
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     fn api(query: &str) -> Options {
-        Options::from_query(Words::Api, Some(query))
+        Options::from_query(QueryDialect::Api, Some(query))
     }
 
     #[test]
@@ -137,12 +137,12 @@ mod tests {
         for (query, expected) in rows {
             assert_eq!(on(api(query)), expected, "{query}");
         }
-        let kubelet = |query| on(Options::from_query(Words::Kubelet, Some(query)));
+        let kubelet = |query| on(Options::from_query(QueryDialect::Kubelet, Some(query)));
         assert_eq!(kubelet("input=1&output=1&error=1"), [1, 1, 1, 0]);
         assert_eq!(kubelet("input=true&output=1&error=1&tty=1"), [0, 1, 0, 1]);
-        assert_eq!(on(Options::from_query(Words::Api, None)), [0; 4]);
-        assert!(!api("tty=1&stderr=1").any());
-        assert!(api("stdin=1").any());
+        assert_eq!(on(Options::from_query(QueryDialect::Api, None)), [0; 4]);
+        assert!(!api("tty=1&stderr=1").has_any_stream());
+        assert!(api("stdin=1").has_any_stream());
     }
 
     #[test]
@@ -179,9 +179,15 @@ mod tests {
 
     #[test]
     fn the_first_message_is_on_the_lowest_channel_that_is_written() {
-        assert_eq!(api("stdin=1&stdout=1&stderr=1").opening(), Output::Stdout);
-        assert_eq!(api("stderr=1").opening(), Output::Stderr);
-        assert_eq!(api("stdin=1").opening(), Output::Error);
-        assert_eq!(api("stdin=1&stderr=1&tty=1").opening(), Output::Error);
+        assert_eq!(
+            api("stdin=1&stdout=1&stderr=1").initial_channel(),
+            Output::Stdout
+        );
+        assert_eq!(api("stderr=1").initial_channel(), Output::Stderr);
+        assert_eq!(api("stdin=1").initial_channel(), Output::Error);
+        assert_eq!(
+            api("stdin=1&stderr=1&tty=1").initial_channel(),
+            Output::Error
+        );
     }
 }

@@ -19,7 +19,7 @@ pub enum Outcome {
     /// The server says why there is no exit code.
     Failed(Failure),
     /// Nobody said. Never to be told as a success.
-    CutOff,
+    Disconnected,
 }
 
 /// The exit code of a command that failed.
@@ -79,17 +79,17 @@ impl Outcome {
     pub fn encode(&self, version: Version) -> Bytes {
         let failure;
         let outcome = match self {
-            Self::CutOff => {
+            Self::Disconnected => {
                 failure = Self::Failed(Failure::internal(CUT_OFF));
                 &failure
             }
             outcome => outcome,
         };
-        if version.tells_status() {
+        if version.has_status() {
             return status::encode(outcome);
         }
         match outcome {
-            Self::Success | Self::CutOff => Bytes::new(),
+            Self::Success | Self::Disconnected => Bytes::new(),
             Self::Exited(code) => exit_message(*code).into(),
             Self::Failed(failure) => failure.message.clone().into(),
         }
@@ -99,7 +99,7 @@ impl Outcome {
     pub fn decode(version: Version, bytes: &[u8]) -> Self {
         let mut channel = ErrorChannel::new(version);
         channel.push(bytes);
-        channel.end(crate::error_channel::End::Clean)
+        channel.end(crate::error_channel::ErrorChannelEnd::Clean)
     }
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn exit_message(code: ExitCode) -> String {
     )
 }
 
-/// What versions without a Status say. How runtimes put an exit code into words
+/// What versions without a Status say. How runtimes put an exit code into dialect
 /// is theirs; all have it as the last one.
 pub(crate) fn from_text(text: &str) -> Outcome {
     let code = text.strip_prefix(EXITED).and_then(|exit| {

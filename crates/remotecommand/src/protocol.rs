@@ -20,12 +20,12 @@ pub enum Version {
 
 impl Version {
     /// Whether the error channel carries a Status, and not plain text.
-    pub fn tells_status(self) -> bool {
+    pub fn has_status(self) -> bool {
         self >= Self::V4
     }
 
     /// Whether a client has a signal for the end of what it writes.
-    pub fn closes(self) -> bool {
+    pub fn has_close_signal(self) -> bool {
         self >= Self::V5
     }
 }
@@ -149,7 +149,7 @@ impl SpdyProtocol {
     }
 
     /// Whether there is a stream for the size of a terminal.
-    pub fn resizes(self) -> bool {
+    pub fn has_resize_stream(self) -> bool {
         self >= Self::V3
     }
 

@@ -6,7 +6,7 @@ use bytes::{Buf as _, Bytes};
 use skewbridge_websocket::Piece;
 
 use crate::base64_text::{Base64Text, Invalid};
-use crate::channel::{Input, Numbered, Output};
+use crate::channel::{ChannelId, Input, Output};
 use crate::protocol::{Encoding, Protocol};
 
 /// Stands where the number of a channel does, and says that the channel in the
@@ -15,7 +15,7 @@ pub(crate) const CLOSE_SIGNAL: u8 = 255;
 
 /// What the other end says on a channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Said<C> {
+pub enum ChannelEvent<C> {
     /// Some bytes, or none: a message without data, such as the first one of a
     /// server.
     Data(C, Bytes),
@@ -83,12 +83,12 @@ enum State {
     Closed(u8),
 }
 
-impl<C: Numbered> Reader<C> {
+impl<C: ChannelId> Reader<C> {
     /// Reads what is said in this protocol.
     pub fn new(protocol: Protocol) -> Self {
         Self {
             encoding: protocol.encoding(),
-            closes: protocol.version().closes() && C::CLOSABLE,
+            closes: protocol.version().has_close_signal() && C::CLOSABLE,
             state: State::Number,
             closed: 0,
             channels: PhantomData,
@@ -96,7 +96,7 @@ impl<C: Numbered> Reader<C> {
     }
 
     /// Takes the next piece of a message.
-    pub fn piece(&mut self, piece: Piece) -> Result<Option<Said<C>>, ReaderError> {
+    pub fn piece(&mut self, piece: Piece) -> Result<Option<ChannelEvent<C>>, ReaderError> {
         let mut bytes = piece.bytes;
         if piece.starts {
             self.state = State::Number;
@@ -115,7 +115,7 @@ impl<C: Numbered> Reader<C> {
                 if number >= C::NUMBERS {
                     return Err(ReaderError::CloseUnknown(number));
                 }
-                Ok(self.close(number).map(Said::Closed))
+                Ok(self.close(number).map(ChannelEvent::Closed))
             }
             // Nothing yet, or an empty message.
             State::Number | State::Closing | State::Closed(_) => Ok(None),
@@ -140,7 +140,7 @@ impl<C: Numbered> Reader<C> {
                     return Ok(None);
                 }
                 *empty = false;
-                Ok(Some(Said::Data(channel, bytes)))
+                Ok(Some(ChannelEvent::Data(channel, bytes)))
             }
         }
     }

@@ -14,7 +14,7 @@ const EXIT_CODE: &str = "ExitCode";
 /// without a line feed.
 pub(crate) fn encode(outcome: &Outcome) -> Bytes {
     let status = match outcome {
-        Outcome::Success | Outcome::CutOff => Document {
+        Outcome::Success | Outcome::Disconnected => Document {
             status: SUCCESS.to_owned(),
             ..Document::default()
         },
@@ -46,7 +46,7 @@ pub(crate) fn encode(outcome: &Outcome) -> Bytes {
 pub(crate) fn decode(bytes: &[u8]) -> Outcome {
     let status = match serde_json::from_slice::<Document>(bytes) {
         Ok(status) => status,
-        Err(error) if error.is_eof() => return Outcome::CutOff,
+        Err(error) if error.is_eof() => return Outcome::Disconnected,
         Err(_) => return unknown(&String::from_utf8_lossy(bytes)),
     };
     match (&*status.status, &*status.reason) {

@@ -30,7 +30,7 @@ const LONGEST: usize = 1024;
 /// Reads sizes out of the bytes of the resize channel, which need not be cut
 /// where messages are.
 #[derive(Debug, Default)]
-pub struct Sizes(Vec<u8>);
+pub struct ResizeDecoder(Vec<u8>);
 
 /// Something else than sizes. Servers then listen to no further ones, and go
 /// on otherwise.
@@ -38,7 +38,7 @@ pub struct Sizes(Vec<u8>);
 #[error("the resize channel has something that is not the size of a terminal")]
 pub struct ResizeError;
 
-impl Sizes {
+impl ResizeDecoder {
     /// Takes the next bytes, and gives the last size that is whole with them:
     /// an older one is of no use any more.
     pub fn push(&mut self, bytes: &[u8]) -> Result<Option<TerminalSize>, ResizeError> {
@@ -109,24 +109,27 @@ mod tests {
             (b"80x24", Err(ResizeError)),
         ];
         for (bytes, expected) in rows {
-            assert_eq!(Sizes::default().push(bytes), *expected, "{bytes:?}");
+            assert_eq!(ResizeDecoder::default().push(bytes), *expected, "{bytes:?}");
         }
     }
 
     #[test]
     fn what_is_kept_has_a_bound() {
-        let mut sizes = Sizes::default();
+        let mut sizes = ResizeDecoder::default();
         let endless = [b"{\"x\":\"".to_vec(), vec![b'a'; 1 << 20]].concat();
         assert_eq!(sizes.push(&endless), Err(ResizeError));
         assert!(sizes.0.capacity() < 8 * LONGEST);
-        assert_eq!(Sizes::default().push(&vec![b' '; 1 << 20]), Ok(None));
+        assert_eq!(
+            ResizeDecoder::default().push(&vec![b' '; 1 << 20]),
+            Ok(None)
+        );
     }
 
     proptest! {
         #[test]
         fn sizes_need_not_come_in_messages(all: Vec<(u16, u16)>, cut in 1..40usize) {
             let wire: Vec<u8> = all.iter().flat_map(|(w, h)| size(*w, *h).encode()).collect();
-            let (mut sizes, mut last) = (Sizes::default(), None);
+            let (mut sizes, mut last) = (ResizeDecoder::default(), None);
             for chunk in wire.chunks(cut) {
                 last = sizes.push(chunk).unwrap().or(last);
             }

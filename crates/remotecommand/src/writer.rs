@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use skewbridge_websocket::{Control, Encoder, Frame, Kind, Role};
 
 use crate::base64_text;
-use crate::channel::{Input, Numbered, Output};
+use crate::channel::{ChannelId, Input, Output};
 use crate::options::Options;
 use crate::protocol::{Encoding, Protocol};
 use crate::reader::CLOSE_SIGNAL;
@@ -35,7 +35,7 @@ impl ToClient {
 
     /// Appends the empty message with which a server begins.
     pub fn open(&mut self, options: Options, out: &mut BytesMut) {
-        self.write(options.opening(), &[], out);
+        self.write(options.initial_channel(), &[], out);
     }
 }
 
@@ -74,7 +74,7 @@ impl ToServer {
     /// that ends the command as well.
     #[must_use]
     pub fn close(&mut self, channel: Input, out: &mut BytesMut) -> bool {
-        let closes = self.protocol.version().closes();
+        let closes = self.protocol.version().has_close_signal();
         if closes {
             let frame = Frame::Whole(Kind::Binary);
             let signal = [CLOSE_SIGNAL, channel.number()];
@@ -84,7 +84,7 @@ impl ToServer {
     }
 }
 
-impl<C: Numbered> Writer<C> {
+impl<C: ChannelId> Writer<C> {
     pub(crate) fn with_role(protocol: Protocol, role: Role) -> Self {
         Self {
             protocol,
@@ -137,8 +137,8 @@ mod tests {
     use skewbridge_websocket::{Decoder, Event, Limits};
 
     use super::*;
-    use crate::options::Words;
-    use crate::reader::{FromClient, Said};
+    use crate::options::QueryDialect;
+    use crate::reader::{ChannelEvent, FromClient};
 
     const LIMITS: Limits = Limits {
         frame: u64::MAX,
@@ -161,7 +161,9 @@ mod tests {
                     let Event::Piece(piece) = event else {
                         panic!("{event:?}")
                     };
-                    if let Some(Said::Data(Input::Stdin, bytes)) = reader.piece(piece).unwrap() {
+                    if let Some(ChannelEvent::Data(Input::Stdin, bytes)) =
+                        reader.piece(piece).unwrap()
+                    {
                         heard.extend_from_slice(&bytes);
                     }
                 }
@@ -172,7 +174,7 @@ mod tests {
 
     #[test]
     fn messages_of_a_server() {
-        let options = Options::from_query(Words::Api, Some("stdin=1&stderr=1"));
+        let options = Options::from_query(QueryDialect::Api, Some("stdin=1&stderr=1"));
         let mut out = BytesMut::new();
         let mut server = ToClient::new(Protocol::V5);
         server.open(options, &mut out);

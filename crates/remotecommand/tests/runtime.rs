@@ -5,8 +5,8 @@
 
 use bytes::BytesMut;
 use skewbridge_remotecommand::{
-    End, ErrorChannel, ExitCode, FromServer, Options, Outcome, Output, Protocol, Said, ToClient,
-    Words,
+    ChannelEvent, ErrorChannel, ErrorChannelEnd, ExitCode, FromServer, Options, Outcome, Output,
+    Protocol, QueryDialect, ToClient,
 };
 use skewbridge_websocket::{CloseCode, Control, Decoder, Event, Limits, Role};
 
@@ -39,8 +39,8 @@ fn what_a_runtime_writes_is_understood() {
         while let Some(event) = frames.decode(&mut buffer).unwrap() {
             match event {
                 Event::Piece(piece) => match reader.piece(piece).unwrap().unwrap() {
-                    Said::Data(Output::Stdout, data) => stdout.push(data),
-                    Said::Data(Output::Error, data) => errors.push(&data),
+                    ChannelEvent::Data(Output::Stdout, data) => stdout.push(data),
+                    ChannelEvent::Data(Output::Error, data) => errors.push(&data),
                     said => panic!("{said:?}"),
                 },
                 Event::Control(Control::Close(close)) => closed = close,
@@ -51,13 +51,13 @@ fn what_a_runtime_writes_is_understood() {
         assert_eq!(stdout, ["", "hi"]);
         assert_eq!(closed.unwrap().code(), CloseCode::NORMAL);
         let exited = ExitCode::new(3).map(Outcome::Exited);
-        assert_eq!(Some(errors.end(End::Clean)), exited);
+        assert_eq!(Some(errors.end(ErrorChannelEnd::Clean)), exited);
     }
 }
 
 #[test]
 fn what_is_plain_text_we_write_byte_for_byte() {
-    let options = Options::from_query(Words::Kubelet, Some("output=1&error=1"));
+    let options = Options::from_query(QueryDialect::Kubelet, Some("output=1&error=1"));
     for (protocol, wire) in &ALL[..2] {
         let (mut server, mut out) = (ToClient::new(*protocol), BytesMut::new());
         server.open(options, &mut out);

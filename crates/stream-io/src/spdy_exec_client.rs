@@ -6,7 +6,8 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use skewbridge_remotecommand::{
-    Channel, End, ErrorChannel, Input, Options, Outcome, Output, STREAM_TYPE, SpdyProtocol,
+    Channel, ErrorChannel, ErrorChannelEnd, Input, Options, Outcome, Output, STREAM_TYPE,
+    SpdyProtocol,
 };
 use skewbridge_spdy::connection::{self, Driver, Handle, Receiver, Sender};
 use skewbridge_spdy::frame::ResetStatus;
@@ -58,7 +59,7 @@ pub enum ExecEvent {
     /// It has written this.
     Data(Output, Bytes),
     /// All is said.
-    End(ExecResult),
+    Ended(ExecResult),
 }
 
 /// How a command ended.
@@ -257,7 +258,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SpdyExecClient<T> {
         }
         match self.error_channel.take() {
             None => Poll::Pending,
-            Some(error_channel) => Poll::Ready(ExecEvent::End(self.result(error_channel))),
+            Some(error_channel) => Poll::Ready(ExecEvent::Ended(self.result(error_channel))),
         }
     }
 
@@ -266,13 +267,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SpdyExecClient<T> {
     fn result(&self, error_channel: ErrorChannel) -> ExecResult {
         let error_bytes = Bytes::copy_from_slice(error_channel.bytes());
         let end = if self.error_truncated {
-            End::Cut
+            ErrorChannelEnd::Aborted
         } else {
-            End::Clean
+            ErrorChannelEnd::Clean
         };
         ExecResult {
             outcome: if self.output_truncated {
-                Outcome::CutOff
+                Outcome::Disconnected
             } else {
                 error_channel.end(end)
             },
@@ -314,7 +315,7 @@ fn is_end(error: &StreamError) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use skewbridge_remotecommand::Words;
+    use skewbridge_remotecommand::QueryDialect;
     use tokio::time::timeout;
 
     use super::*;
@@ -330,7 +331,7 @@ mod tests {
     #[tokio::test]
     async fn a_client_that_leaves_has_left_when_all_is_said() {
         let query = "command=sh&stdin=true&stdout=true&tty=true";
-        let options = Options::from_query(Words::Api, Some(query));
+        let options = Options::from_query(QueryDialect::Api, Some(query));
         let (here, there) = tokio::io::duplex(4096);
         let mut client =
             SpdyExecClient::open(here, BytesMut::new(), options, SpdyProtocol::V4, CONFIG).unwrap();

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf as _, Bytes};
-use skewbridge_remotecommand::port_forward::tunnel::carried;
+use skewbridge_remotecommand::port_forward::tunnel::tunnel_payload;
 use skewbridge_websocket::{Close, CloseCode};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -74,7 +74,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for WebSocketIo<T> {
                     return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, violation)));
                 }
             };
-            this.piece = carried(piece)
+            this.piece = tunnel_payload(piece)
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         }
         let length = this.piece.len().min(buf.remaining());

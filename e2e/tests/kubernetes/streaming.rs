@@ -12,7 +12,9 @@ use skewbridge_e2e::{
     Bridge, Metrics, Node, Output, Plane, Protocol as Http, Request, User, Via, is_since, newest,
     versions,
 };
-use skewbridge_remotecommand::{FromServer, Input, Output as Channel, Protocol, Said, ToServer};
+use skewbridge_remotecommand::{
+    ChannelEvent, FromServer, Input, Output as Channel, Protocol, ToServer,
+};
 use skewbridge_testkit::{Connection, H1Client, PATIENCE, TlsClient, eventually};
 use skewbridge_websocket::{Control, Decoder, Event, Limits, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -321,12 +323,16 @@ impl Channels {
         };
         match event {
             Event::Piece(piece) => match self.reader.piece(piece).unwrap() {
-                Some(Said::Data(Channel::Stdout, data)) => story.stdout.extend_from_slice(&data),
-                Some(Said::Data(Channel::Stderr, data)) => story.stderr.extend_from_slice(&data),
-                Some(Said::Data(Channel::Error, data)) => {
+                Some(ChannelEvent::Data(Channel::Stdout, data)) => {
+                    story.stdout.extend_from_slice(&data)
+                }
+                Some(ChannelEvent::Data(Channel::Stderr, data)) => {
+                    story.stderr.extend_from_slice(&data)
+                }
+                Some(ChannelEvent::Data(Channel::Error, data)) => {
                     story.error.push_str(std::str::from_utf8(&data).unwrap());
                 }
-                Some(Said::Closed(_)) | None => {}
+                Some(ChannelEvent::Closed(_)) | None => {}
             },
             Event::Control(Control::Ping(payload)) => {
                 self.pings += 1;

@@ -90,7 +90,7 @@ impl Exchange<'_> {
                     // There may be room for more of it.
                     self.node.drive(cx);
                 }
-                ExecEvent::End(verdict) => return Poll::Ready(verdict),
+                ExecEvent::Ended(verdict) => return Poll::Ready(verdict),
             }
         }
     }

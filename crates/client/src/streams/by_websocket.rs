@@ -7,7 +7,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use skewbridge_remotecommand::{
-    End, ErrorChannel, FromServer, Input, Output, Protocol, Said, ToServer, Version,
+    ChannelEvent, ErrorChannel, ErrorChannelEnd, FromServer, Input, Output, Protocol, ToServer,
+    Version,
 };
 use skewbridge_stream_io::{DisconnectReason, PingPolicy, WebSocketConn};
 use skewbridge_websocket::{Close, CloseCode, Role};
@@ -58,9 +59,9 @@ pub(crate) async fn drive(upgraded: Upgraded, shared: Arc<Shared>, keep_alive: K
         Over::Disconnected(DisconnectReason::Closed(Some(close)))
             if close.code() == CloseCode::NORMAL =>
         {
-            End::Clean
+            ErrorChannelEnd::Clean
         }
-        _ => End::Cut,
+        _ => ErrorChannelEnd::Aborted,
     };
     // What is known is told before goodbye is said.
     let cause = || match deaf {
@@ -113,7 +114,7 @@ struct Exchange<'a> {
     reader: FromServer,
     writer: ToServer,
     /// What came and there is no room for.
-    waiting: Option<Said<Output>>,
+    waiting: Option<ChannelEvent<Output>>,
     /// Why the server takes nothing any more. It may have said its last before, which is
     /// still to be read.
     deaf: Option<std::io::Error>,
@@ -145,7 +146,7 @@ impl Exchange<'_> {
     fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
         loop {
             match self.waiting.take() {
-                Some(Said::Data(Output::Error, data)) => {
+                Some(ChannelEvent::Data(Output::Error, data)) => {
                     self.told.push(&data);
                     if !data.is_empty() {
                         let until = Instant::now() + CLOSING;
@@ -153,15 +154,15 @@ impl Exchange<'_> {
                         self.clock.set(until.min(self.socket.next_deadline()), cx);
                     }
                 }
-                Some(Said::Data(output, data)) => {
+                Some(ChannelEvent::Data(output, data)) => {
                     let which = which(output);
                     if !self.shared.has_room(which) {
-                        self.waiting = Some(Said::Data(output, data));
+                        self.waiting = Some(ChannelEvent::Data(output, data));
                         return Poll::Pending;
                     }
                     self.shared.give(which, data);
                 }
-                Some(Said::Closed(_)) | None => {}
+                Some(ChannelEvent::Closed(_)) | None => {}
             }
             let piece = match ready!(self.socket.poll_piece(cx)) {
                 Ok(piece) => piece,

@@ -4,7 +4,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use skewbridge_remotecommand::{Channel, Options, Protocol, SpdyProtocol, agreed_spdy};
+use skewbridge_remotecommand::{
+    Channel, Options, Protocol, SpdyProtocol, spdy_protocol_from_response,
+};
 use skewbridge_stream_io::SpdyExecClient;
 
 use super::keep_alive::KeepAlive;
@@ -148,7 +150,7 @@ impl Executor for SpdyExecutor {
                 cause,
             };
             let protocol = upgraded.protocol.as_deref();
-            if agreed_spdy(protocol) != Some(OFFERED) {
+            if spdy_protocol_from_response(protocol) != Some(OFFERED) {
                 let protocol = protocol.unwrap_or("no version of its own");
                 return Err(unswitched(format!(
                     "to {protocol:?}, which was not offered"

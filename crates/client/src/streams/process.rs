@@ -272,7 +272,7 @@ impl ExitStatus {
             Outcome::Success => Self::Success,
             Outcome::Exited(code) => Self::Code(code),
             Outcome::Failed(failure) => Self::Failed(failure),
-            Outcome::CutOff => Self::Cut(cut()),
+            Outcome::Disconnected => Self::Cut(cut()),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What is asked for.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use skewbridge_remotecommand::{Options, Words};
+use skewbridge_remotecommand::{Options, QueryDialect};
 
 /// What may stand in a path or a query as it is (RFC 3986, 2.3).
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
@@ -113,7 +113,7 @@ impl Opening {
         let query = query.join("&");
         let path = pod_path(namespace, pod, subresource);
         Self {
-            options: Options::from_query(Words::Api, Some(&query)),
+            options: Options::from_query(QueryDialect::Api, Some(&query)),
             path: format!("{path}?{query}"),
         }
     }

@@ -7,10 +7,10 @@ use http::request::Parts;
 use http::{Response, StatusCode};
 use skewbridge_api::status::Status;
 use skewbridge_remotecommand::port_forward::tunnel::{
-    PORT_FORWARD, TUNNELLED_PORT_FORWARD, tunnelled,
+    PORT_FORWARD, TUNNELLED_PORT_FORWARD, tunnelled_protocols,
 };
 use skewbridge_remotecommand::{
-    Options, Protocol, SpdyProtocol, SpdyRefusal, Words, negotiate_spdy,
+    Options, Protocol, QueryDialect, SpdyNegotiationError, SpdyProtocol, negotiate_spdy,
 };
 use skewbridge_stream_io::SpdyExecClient;
 use skewbridge_websocket::{Key, check_response};
@@ -152,10 +152,10 @@ impl Asking<'_> {
             ByWebSocket::Command(_) => heads::to_spdy(&mut head, [SpdyProtocol::V4.name()], token),
             ByWebSocket::PortForward { offers } => {
                 let offers = offers.iter().map(String::as_str);
-                heads::to_spdy(&mut head, tunnelled(offers), token);
+                heads::to_spdy(&mut head, tunnelled_protocols(offers), token);
             }
         }
-        let options = Options::from_query(Words::Api, head.uri.query());
+        let options = Options::from_query(QueryDialect::Api, head.uri.query());
         let (response, upstream) = match self.trip.send(head, record).await? {
             Reply::Upgraded(response, upgraded) => (response, upgraded),
             Reply::Response(response) => return Ok(Carried::Response(response)),
@@ -187,7 +187,7 @@ impl Asking<'_> {
                     metrics: self.trip.bridge().metrics.clone(),
                     tally: self.tally("spdy"),
                 };
-                let granted = heads::websocket_granted(&asked.request, agreement.answer);
+                let granted = heads::websocket_granted(&asked.request, agreement.header);
                 let switched = Switched::Command(Box::new(command));
                 Ok(Carried::Switched(granted, switched))
             }
@@ -221,12 +221,12 @@ impl Asking<'_> {
                 let spoken = negotiate_spdy(offers.iter().map(String::as_str));
                 let spoken = spoken.map_err(|error| match error {
                     // As kubelets answer.
-                    SpdyRefusal::NoOffer => {
+                    SpdyNegotiationError::NoOffer => {
                         self.trip.refuse(&Status::bad_request(error.to_string()))
                     }
-                    SpdyRefusal::NoneKnown => self.forbidden(error.to_string()),
+                    SpdyNegotiationError::NoneSupported => self.forbidden(error.to_string()),
                 })?;
-                let options = Options::from_query(Words::Api, head.uri.query());
+                let options = Options::from_query(QueryDialect::Api, head.uri.query());
                 let offer = Protocol::V5.name();
                 self.by_websocket(head, offer, record, |upstream| {
                     let switched = Switched::CommandToWebSocket(Box::new(CommandToWebSocket {

@@ -9,7 +9,8 @@ use std::time::Duration;
 use bytes::BytesMut;
 use http::StatusCode;
 use skewbridge_remotecommand::{
-    FromClient, Input, Options, Outcome, Output, Protocol, ReaderError, Said as Heard, ToClient,
+    ChannelEvent as Heard, FromClient, Input, Options, Outcome, Output, Protocol, ReaderError,
+    ToClient,
 };
 use skewbridge_stream_io::{
     DisconnectReason, ExecEvent, ExecResult, SpdyExecClient, WebSocketConn,
@@ -145,12 +146,12 @@ fn last_words(
         Over::ClientClosed(close) => return Some(close.unwrap_or_else(normal)),
         Over::ClientBroke(code, why) => return Some(Close::new(code, &why)),
         Over::Ended(verdict) => match &verdict.outcome {
-            Outcome::CutOff => (verdict.outcome.encode(version), cut_off()),
+            Outcome::Disconnected => (verdict.outcome.encode(version), cut_off()),
             // Word for word where it can be: there may be more in it than we know.
-            _ if version.tells_status() => (verdict.error_bytes, normal()),
+            _ if version.has_status() => (verdict.error_bytes, normal()),
             outcome => (outcome.encode(version), normal()),
         },
-        Over::NodeDead => (Outcome::CutOff.encode(version), cut_off()),
+        Over::NodeDead => (Outcome::Disconnected.encode(version), cut_off()),
         Over::Idle => {
             let close = Close::new(CloseCode::GOING_AWAY, "idle for too long");
             (farewell::idle(care).encode(version), close)
@@ -185,7 +186,7 @@ fn ended(outcome: &Outcome) -> (Ended, StatusCode) {
             let code = failure.code.and_then(|it| StatusCode::from_u16(it).ok());
             (Ended::Failed, code.unwrap_or(internal))
         }
-        Outcome::CutOff => (Ended::CutOff, internal),
+        Outcome::Disconnected => (Ended::CutOff, internal),
     }
 }
 
@@ -236,7 +237,7 @@ impl Exchange<'_> {
             while self.client.has_room() {
                 match self.node.poll_event(cx) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(ExecEvent::End(verdict)) => {
+                    Poll::Ready(ExecEvent::Ended(verdict)) => {
                         return Poll::Ready(Over::Ended(verdict));
                     }
                     Poll::Ready(ExecEvent::Data(output, data)) => {

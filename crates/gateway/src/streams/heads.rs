@@ -6,7 +6,7 @@ use http::header::{
 };
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
-use skewbridge_remotecommand::{SpdyProtocol, agreed_spdy, port_forward};
+use skewbridge_remotecommand::{SpdyProtocol, port_forward, spdy_protocol_from_response};
 use skewbridge_websocket as websocket;
 
 use super::plan::{SPDY, STREAM_PROTOCOL};
@@ -62,7 +62,7 @@ pub(crate) struct Unasked(String);
 /// as it was asked for.
 pub(crate) fn switched_to_command(headers: &HeaderMap) -> Result<SpdyProtocol, Unasked> {
     let protocol = switched_to_spdy(headers)?;
-    match agreed_spdy(protocol) {
+    match spdy_protocol_from_response(protocol) {
         Some(SpdyProtocol::V4) => Ok(SpdyProtocol::V4),
         _ => Err(unasked(headers)),
     }
@@ -74,7 +74,7 @@ pub(crate) fn switched_to_port_forward<'a>(
     offers: impl IntoIterator<Item = &'a str>,
 ) -> Result<&'a str, Unasked> {
     let protocol = switched_to_spdy(headers)?;
-    port_forward::tunnel::taken(offers, protocol).ok_or_else(|| unasked(headers))
+    port_forward::tunnel::accepted_offer(offers, protocol).ok_or_else(|| unasked(headers))
 }
 
 fn switched_to_spdy(headers: &HeaderMap) -> Result<Option<&str>, Unasked> {

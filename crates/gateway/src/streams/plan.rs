@@ -7,7 +7,7 @@ use http::header::UPGRADE;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use skewbridge_api::request_info::{Kind as InfoKind, RequestInfo};
 use skewbridge_api::version::Version;
-use skewbridge_remotecommand::{Agreement, Protocol, Server, negotiate, port_forward};
+use skewbridge_remotecommand::{NegotiatedProtocol, Protocol, ServerKind, negotiate, port_forward};
 use skewbridge_websocket as websocket;
 
 use super::refusals::{Refused, Spoken};
@@ -193,7 +193,7 @@ pub(crate) struct ToSpdy {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ByWebSocket {
     /// A command, in this protocol.
-    Command(Agreement),
+    Command(NegotiatedProtocol),
     /// A port-forward, which is SPDY inside the WebSocket.
     PortForward { offers: Vec<String> },
 }
@@ -275,12 +275,12 @@ fn by_websocket(kind: Kind, offers: Vec<String>) -> Option<ByWebSocket> {
     match kind {
         Kind::Exec | Kind::Attach => {
             // Where the fifth version is offered, kube-apiserver speaks it.
-            let newer = negotiate(Server::Translator, names());
-            let agreed = newer.or_else(|| negotiate(Server::Bridge, names()))?;
+            let newer = negotiate(ServerKind::Translator, names());
+            let agreed = newer.or_else(|| negotiate(ServerKind::Bridge, names()))?;
             Some(ByWebSocket::Command(agreed))
         }
         Kind::PortForward => {
-            port_forward::tunnel::tunnelled(names()).next()?;
+            port_forward::tunnel::tunnelled_protocols(names()).next()?;
             Some(ByWebSocket::PortForward { offers })
         }
     }

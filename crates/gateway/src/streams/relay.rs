@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_remotecommand::port_forward::tunnel::carried;
+use skewbridge_remotecommand::port_forward::tunnel::tunnel_payload;
 use skewbridge_stream_io::{Buffered, DisconnectReason, FrameScanner, WebSocketConn};
 use skewbridge_websocket::{Close, CloseCode};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -168,7 +168,9 @@ where
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(error)) => {
-                    return Poll::Ready(Over::Disconnected(DisconnectReason::ConnectionLost(error)));
+                    return Poll::Ready(Over::Disconnected(DisconnectReason::ConnectionLost(
+                        error,
+                    )));
                 }
             }
         }
@@ -187,7 +189,7 @@ where
                     Poll::Ready(Ok(piece)) => piece,
                     Poll::Ready(Err(left)) => return Poll::Ready(Over::Disconnected(left)),
                 };
-                let Ok(data) = carried(piece) else {
+                let Ok(data) = tunnel_payload(piece) else {
                     return Poll::Ready(Over::NotBinary);
                 };
                 if self.deaf {

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use skewbridge_remotecommand::{
-    End, ErrorChannel, FromServer, Input, Options, Outcome, Output, Protocol, Said, SpdyProtocol,
-    ToServer, Version,
+    ChannelEvent, ErrorChannel, ErrorChannelEnd, FromServer, Input, Options, Outcome, Output,
+    Protocol, SpdyProtocol, ToServer, Version,
 };
 use skewbridge_spdy::connection::{self, Driver, Sender};
 use skewbridge_spdy::{Config, Role as Spdy, StreamError};
@@ -116,9 +116,9 @@ impl CommandToWebSocket {
             Over::Above(DisconnectReason::Closed(Some(close)))
                 if close.code() == CloseCode::NORMAL =>
             {
-                End::Clean
+                ErrorChannelEnd::Clean
             }
-            _ => End::Cut,
+            _ => ErrorChannelEnd::Aborted,
         };
         let outcome = told.end(end);
         let ended = over.counted(&outcome);
@@ -139,8 +139,8 @@ impl CommandToWebSocket {
             _ if matches!(over, Over::Idle) => farewell::idle(self.care).encode(version),
             _ if matches!(over, Over::Leaving) => farewell::leaving().encode(version),
             // Word for word where it can be: there may be more in it than we know.
-            Outcome::CutOff => Outcome::CutOff.encode(version),
-            _ if version.tells_status() => words.into(),
+            Outcome::Disconnected => Outcome::Disconnected.encode(version),
+            _ if version.has_status() => words.into(),
             outcome => outcome.encode(version),
         };
         let said = async {
@@ -158,7 +158,7 @@ impl CommandToWebSocket {
         // A slow client has its time: much may be on its way to it.
         let told = matches!(timeout(self.care.stall, said).await, Ok(Some(())));
         self.tally.end(ended.if_told(told));
-        if told && end == End::Clean {
+        if told && end == ErrorChannelEnd::Clean {
             record.complete();
         }
     }
@@ -193,7 +193,7 @@ impl Over {
             (_, Outcome::Success) => Ended::Complete,
             (_, Outcome::Exited(_)) => Ended::Exited,
             (_, Outcome::Failed(_)) => Ended::Failed,
-            (_, Outcome::CutOff) => Ended::CutOff,
+            (_, Outcome::Disconnected) => Ended::CutOff,
         }
     }
 }
@@ -207,7 +207,7 @@ struct Exchange<'a> {
     reader: FromServer,
     writer: ToServer,
     /// What came from above and there is no room for here.
-    waiting: Option<Said<Output>>,
+    waiting: Option<ChannelEvent<Output>>,
     /// What is above takes nothing any more. It may have said its last before, which
     /// is still to be read.
     deaf: bool,
@@ -279,12 +279,12 @@ impl Exchange<'_> {
     fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
         loop {
             match self.waiting.take() {
-                Some(Said::Data(Output::Error, data)) => self.told.push(&data),
-                Some(Said::Data(output, data)) => {
+                Some(ChannelEvent::Data(Output::Error, data)) => self.told.push(&data),
+                Some(ChannelEvent::Data(output, data)) => {
                     let sender = output_of(&mut self.streams, output);
                     match sender.as_mut().map(|it| it.poll_ready(cx)) {
                         Some(Poll::Pending) => {
-                            self.waiting = Some(Said::Data(output, data));
+                            self.waiting = Some(ChannelEvent::Data(output, data));
                             return Poll::Pending;
                         }
                         Some(Poll::Ready(Ok(()))) => {
@@ -300,7 +300,7 @@ impl Exchange<'_> {
                         Some(Poll::Ready(Err(_))) | None => {}
                     }
                 }
-                Some(Said::Closed(_)) | None => {}
+                Some(ChannelEvent::Closed(_)) | None => {}
             }
             let piece = match self.above.poll_piece(cx) {
                 Poll::Pending => return Poll::Pending,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{self, UpstreamStreams};
-use skewbridge_remotecommand::{FromClient, Input, Output, Protocol, Said, ToClient};
+use skewbridge_remotecommand::{ChannelEvent, FromClient, Input, Output, Protocol, ToClient};
 use skewbridge_spdy::connection::{self, Handle as Spdy, Stream};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_testkit::upstream::Upgrade;
@@ -187,7 +187,7 @@ impl Server {
         }
     }
 
-    pub(crate) async fn said(&mut self) -> Option<Said<Input>> {
+    pub(crate) async fn said(&mut self) -> Option<ChannelEvent<Input>> {
         loop {
             match self.decoder.decode(&mut self.input).unwrap() {
                 Some(Event::Piece(piece)) => {

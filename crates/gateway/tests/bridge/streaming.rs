@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use skewbridge_gateway::config as gateway;
-use skewbridge_remotecommand::{FromServer, Input, Output, Protocol, Said, ToServer};
+use skewbridge_remotecommand::{ChannelEvent, FromServer, Input, Output, Protocol, ToServer};
 use skewbridge_spdy::connection::{self, Handle, Stream};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_testkit::upstream::{Seen, Upgrade};
@@ -362,8 +362,8 @@ impl WebSocket {
         loop {
             match self.event().await? {
                 Event::Piece(piece) => match self.reader.piece(piece).unwrap() {
-                    Some(Said::Data(output, data)) => return Ok(Told::Data(output, data)),
-                    Some(Said::Closed(_)) => panic!("servers close no channels"),
+                    Some(ChannelEvent::Data(output, data)) => return Ok(Told::Data(output, data)),
+                    Some(ChannelEvent::Closed(_)) => panic!("servers close no channels"),
                     None => {}
                 },
                 Event::Control(Control::Close(Some(close))) => {

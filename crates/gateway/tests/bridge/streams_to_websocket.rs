@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use skewbridge_gateway::config::UpstreamStreams;
-use skewbridge_remotecommand::{Input, Output, Protocol, Said, ToClient};
+use skewbridge_remotecommand::{ChannelEvent, Input, Output, Protocol, ToClient};
 use skewbridge_spdy::connection;
 use skewbridge_spdy::frame::ResetStatus;
 use skewbridge_spdy::{Config, Headers};
@@ -37,7 +37,7 @@ async fn a_command_by_spdy_runs_over_a_way_that_carries_only_websocket() {
         .write("in".into())
         .await
         .unwrap();
-    let expected = Said::Data(Input::Stdin, Bytes::from_static(b"in"));
+    let expected = ChannelEvent::Data(Input::Stdin, Bytes::from_static(b"in"));
     assert_eq!(server.said().await, Some(expected));
     client
         .streams
@@ -46,7 +46,10 @@ async fn a_command_by_spdy_runs_over_a_way_that_carries_only_websocket() {
         .sender
         .finish()
         .unwrap();
-    assert_eq!(server.said().await, Some(Said::Closed(Input::Stdin)));
+    assert_eq!(
+        server.said().await,
+        Some(ChannelEvent::Closed(Input::Stdin))
+    );
     server.say(Output::Stdout, "out").await;
     server.say(Output::Stderr, "err").await;
     server.say(Output::Error, SUCCESS).await;
@@ -196,7 +199,7 @@ async fn a_stdin_that_was_reset_does_not_look_complete() {
     stdin.sender.write("half of".into()).await.unwrap();
     assert!(matches!(
         server.said().await,
-        Some(Said::Data(Input::Stdin, _))
+        Some(ChannelEvent::Data(Input::Stdin, _))
     ));
     stdin.reset(ResetStatus::Cancel);
     // Nothing more, and no signal that this was all.
@@ -323,7 +326,7 @@ async fn a_process_that_takes_its_time_keeps_its_client_by_spdy() {
     let mut read = 0;
     while read < SIZE {
         match server.said().await {
-            Some(Said::Data(Input::Stdin, data)) => read += data.len(),
+            Some(ChannelEvent::Data(Input::Stdin, data)) => read += data.len(),
             other => panic!("after {read} of {SIZE}: {other:?}"),
         }
     }

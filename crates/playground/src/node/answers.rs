@@ -11,11 +11,11 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use percent_encoding::percent_decode_str;
 use skewbridge_api::status::Status;
 use skewbridge_remotecommand::port_forward::tunnel::{
-    PORT_FORWARD, TUNNELLED_PORT_FORWARD, tunnelled,
+    PORT_FORWARD, TUNNELLED_PORT_FORWARD, tunnelled_protocols,
 };
 use skewbridge_remotecommand::{
-    Channel, ExitCode, Options, Outcome, Protocol, Server, SpdyProtocol, Words, negotiate,
-    negotiate_spdy,
+    Channel, ExitCode, Options, Outcome, Protocol, QueryDialect, ServerKind, SpdyProtocol,
+    negotiate, negotiate_spdy,
 };
 use skewbridge_stream_io::Rewind;
 use skewbridge_websocket::{accepting_headers, is_upgrade, read_request, subprotocols};
@@ -292,8 +292,8 @@ enum Wants {
 
 fn wants(request: &StreamRequest) -> Result<Wants, Status> {
     let headers = &request.headers;
-    let options = Options::from_query(Words::Api, Some(&request.query));
-    if !options.any() {
+    let options = Options::from_query(QueryDialect::Api, Some(&request.query));
+    if !options.has_any_stream() {
         return Err(Status::bad_request(
             "you must specify at least 1 of stdin, stdout, stderr",
         ));
@@ -301,13 +301,13 @@ fn wants(request: &StreamRequest) -> Result<Wants, Status> {
     if is_upgrade(headers) {
         let asked = read_request(&request.method, headers);
         let asked = asked.map_err(|refusal| Status::bad_request(refusal.to_string()))?;
-        let agreed = negotiate(Server::Bridge, subprotocols(headers)).ok_or_else(|| {
+        let agreed = negotiate(ServerKind::Bridge, subprotocols(headers)).ok_or_else(|| {
             Status::bad_request("none of the subprotocols that are asked for is known")
         })?;
         let mut answer = HeaderMap::new();
         accepting_headers(
             &asked,
-            agreed.answer.map(HeaderValue::from_static),
+            agreed.header.map(HeaderValue::from_static),
             &mut answer,
         );
         return Ok(Wants::WebSocket(answer, agreed.protocol, options));
@@ -384,10 +384,10 @@ fn forwarded(
         let asked = read_request(&request.method, headers);
         let asked = asked.map_err(|refusal| Status::bad_request(refusal.to_string()))?;
         let mut answer = HeaderMap::new();
-        if !tunnelled(subprotocols(headers)).any(|offer| offer == PORT_FORWARD) {
+        if !tunnelled_protocols(subprotocols(headers)).any(|offer| offer == PORT_FORWARD) {
             let wanted = Wanted::of(subprotocols(headers), &request.query);
             let wanted = wanted.map_err(Status::bad_request)?;
-            let protocol = wanted.agreed.answer.map(HeaderValue::from_static);
+            let protocol = wanted.agreed.header.map(HeaderValue::from_static);
             accepting_headers(&asked, protocol, &mut answer);
             let takeover = Takeover::new(move |switched| async move {
                 channel_forward::carry(whole(switched), wanted, reach).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use skewbridge_remotecommand::port_forward::tunnel;
 use skewbridge_remotecommand::{
-    Failure, FromClient, Input, Options, Outcome, Output, Protocol, Said, ToClient, Version,
+    ChannelEvent, Failure, FromClient, Input, Options, Outcome, Output, Protocol, ToClient, Version,
 };
 use skewbridge_websocket::{
     Close, CloseCode, Control, ControlPayload, Decoder, Encoder, Event, Frame, Kind, Limits, Piece,
@@ -64,8 +64,8 @@ pub(super) async fn carry<T, F>(
                 },
             }
         }
-        let words =
-            as_translated(outcome.unwrap_or(Outcome::CutOff), protocol).encode(protocol.version());
+        let words = as_translated(outcome.unwrap_or(Outcome::Disconnected), protocol)
+            .encode(protocol.version());
         // Before the fourth version success is silent.
         if !words.is_empty() {
             writer.write(Output::Error, &words, &mut out);
@@ -105,10 +105,10 @@ async fn listen(
     let mut reader = FromClient::new(protocol);
     while let Some(piece) = hearing.next().await {
         match reader.piece(piece) {
-            Ok(Some(Said::Data(Input::Stdin, data))) => inputs.write(data).await,
-            Ok(Some(Said::Data(Input::Resize, data))) => inputs.resizing.push(&data),
-            Ok(Some(Said::Closed(Input::Stdin))) => inputs.stdin = None,
-            Ok(Some(Said::Closed(Input::Resize)) | None) => {}
+            Ok(Some(ChannelEvent::Data(Input::Stdin, data))) => inputs.write(data).await,
+            Ok(Some(ChannelEvent::Data(Input::Resize, data))) => inputs.resizing.push(&data),
+            Ok(Some(ChannelEvent::Closed(Input::Stdin))) => inputs.stdin = None,
+            Ok(Some(ChannelEvent::Closed(Input::Resize)) | None) => {}
             Err(_) => return,
         }
     }
@@ -122,7 +122,7 @@ pub(super) async fn tunnel(io: impl AsyncRead + AsyncWrite, inside: DuplexStream
     let inwards = async {
         let mut hearing = Hearing::new(read, ping);
         while let Some(piece) = hearing.next().await {
-            let Ok(data) = tunnel::carried(piece) else {
+            let Ok(data) = tunnel::tunnel_payload(piece) else {
                 return;
             };
             if to_inside.write_all(&data).await.is_err() {

@@ -23,8 +23,8 @@ use skewbridge_playground::status::GroupResource;
 use skewbridge_playground::store::{Effect, Preconditions};
 use skewbridge_playground::watch::Change;
 use skewbridge_remotecommand::{
-    Channel, End, ErrorChannel, FromServer, Input, Options, Outcome, Output, Protocol, STREAM_TYPE,
-    Said, SpdyProtocol, ToServer, Words,
+    Channel, ChannelEvent, ErrorChannel, ErrorChannelEnd, FromServer, Input, Options, Outcome,
+    Output, Protocol, QueryDialect, STREAM_TYPE, SpdyProtocol, ToServer,
 };
 use skewbridge_spdy::connection::{self, Receiver, Sender};
 use skewbridge_spdy::{Config, Headers};
@@ -262,7 +262,7 @@ impl SpdyClient {
         let driver = tokio::spawn(async {
             let _ = driver.await;
         });
-        let options = Options::from_query(Words::Api, Some(query));
+        let options = Options::from_query(QueryDialect::Api, Some(query));
         let (mut stdin, mut resize, mut stdout, mut stderr, mut error) =
             (None, None, None, None, None);
         let mut halves = Vec::new();
@@ -344,7 +344,7 @@ impl SpdyClient {
         Heard {
             stdout: String::from_utf8(stdout).unwrap(),
             stderr: String::from_utf8(stderr).unwrap(),
-            outcome: told.end(End::Clean),
+            outcome: told.end(ErrorChannelEnd::Clean),
         }
     }
 }
@@ -399,7 +399,7 @@ impl Socket {
         loop {
             match self.decoder.decode(&mut self.buffer).unwrap() {
                 Some(Event::Piece(piece)) => match self.reader.piece(piece).unwrap() {
-                    Some(Said::Data(output, data)) => return Some((output, data)),
+                    Some(ChannelEvent::Data(output, data)) => return Some((output, data)),
                     _ => continue,
                 },
                 Some(Event::Control(Control::Close(_))) => return None,
@@ -427,7 +427,7 @@ impl Socket {
         Heard {
             stdout: String::from_utf8(stdout).unwrap(),
             stderr: String::from_utf8(stderr).unwrap(),
-            outcome: told.end(End::Clean),
+            outcome: told.end(ErrorChannelEnd::Clean),
         }
     }
 }

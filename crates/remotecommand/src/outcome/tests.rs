@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::error_channel::{End, LONGEST_ERROR};
+use crate::error_channel::{ErrorChannelEnd, MAX_ERROR_BYTES};
 
 const ALL: [Version; 5] = [
     Version::V1,
@@ -145,25 +145,34 @@ fn an_end_without_a_status_is_no_success() {
         channel.end(end)
     };
     for version in ALL {
-        assert_eq!(end(version, "", End::Cut), Outcome::CutOff);
+        assert_eq!(
+            end(version, "", ErrorChannelEnd::Aborted),
+            Outcome::Disconnected
+        );
         // What was said whole counts, whatever came after it.
         let told = exited(1).encode(version);
         let told = str::from_utf8(&told).unwrap();
-        assert_eq!(end(version, told, End::Cut), exited(1));
-        let retold = Outcome::CutOff.encode(version);
+        assert_eq!(end(version, told, ErrorChannelEnd::Aborted), exited(1));
+        let retold = Outcome::Disconnected.encode(version);
         assert!(matches!(
             Outcome::decode(version, &retold),
             Outcome::Failed(_)
         ));
     }
     for version in [Version::V4, Version::V5] {
-        assert_eq!(end(version, "", End::Clean), Outcome::CutOff);
         assert_eq!(
-            end(version, r#"{"status":"Succ"#, End::Clean),
-            Outcome::CutOff
+            end(version, "", ErrorChannelEnd::Clean),
+            Outcome::Disconnected
+        );
+        assert_eq!(
+            end(version, r#"{"status":"Succ"#, ErrorChannelEnd::Clean),
+            Outcome::Disconnected
         );
     }
-    assert_eq!(end(Version::V3, "", End::Clean), Outcome::Success);
+    assert_eq!(
+        end(Version::V3, "", ErrorChannelEnd::Clean),
+        Outcome::Success
+    );
 }
 
 #[test]
@@ -173,8 +182,11 @@ fn what_is_kept_has_a_bound() {
         for _ in 0..100 {
             channel.push(&[b'x'; 4096]);
         }
-        assert_eq!(channel.bytes().len(), LONGEST_ERROR);
-        assert!(matches!(channel.end(End::Clean), Outcome::Failed(_)));
+        assert_eq!(channel.bytes().len(), MAX_ERROR_BYTES);
+        assert!(matches!(
+            channel.end(ErrorChannelEnd::Clean),
+            Outcome::Failed(_)
+        ));
     }
 }
 

@@ -7,38 +7,40 @@
 use skewbridge_websocket::Role;
 
 use super::{Port, Stream};
-use crate::channel::Numbered;
+use crate::channel::ChannelId;
 use crate::protocol::{Encoding, Protocol};
 use crate::reader::Reader;
 use crate::writer::Writer;
 
 /// Each port takes two of the numbers that a byte has, and 255 is none.
-const MOST_PORTS: usize = 127;
+const MAX_PORTS: usize = 127;
 
 /// How many ports a request can have. In text, channels have the characters
 /// from `0` on, and there are 80 until ASCII ends.
-pub fn most_ports(encoding: Encoding) -> usize {
+pub fn max_ports(encoding: Encoding) -> usize {
     match encoding {
-        Encoding::Binary => MOST_PORTS,
+        Encoding::Binary => MAX_PORTS,
         Encoding::Base64 => 40,
     }
 }
 
 /// What is spoken: the fourth version, or it without a name. There is no other
 /// one.
-pub fn negotiate<'a>(offers: impl IntoIterator<Item = &'a str>) -> Option<crate::Agreement> {
+pub fn negotiate<'a>(
+    offers: impl IntoIterator<Item = &'a str>,
+) -> Option<crate::NegotiatedProtocol> {
     let mut offers = offers.into_iter().peekable();
     if offers.peek().is_none() {
-        return Some(crate::Agreement {
+        return Some(crate::NegotiatedProtocol {
             protocol: Protocol::V4,
-            answer: None,
+            header: None,
         });
     }
     let known = [Protocol::V4, Protocol::V4_BASE64];
     let protocol = offers.find_map(|offer| known.into_iter().find(|it| it.name() == offer))?;
-    Some(crate::Agreement {
+    Some(crate::NegotiatedProtocol {
         protocol,
-        answer: Some(protocol.name()),
+        header: Some(protocol.name()),
     })
 }
 
@@ -85,17 +87,17 @@ impl ToServer {
 }
 
 /// The first message on each of a server's channels: which port it is for.
-pub fn announce(port: Port) -> [u8; 2] {
+pub fn encode_port(port: Port) -> [u8; 2] {
     port.number().to_le_bytes()
 }
 
 /// Reads the first message on a channel.
-pub fn announced(message: &[u8]) -> Option<Port> {
+pub fn decode_port(message: &[u8]) -> Option<Port> {
     let bytes = message.try_into().ok()?;
     Port::new(u16::from_le_bytes(bytes))
 }
 
-impl Numbered for ToPod {
+impl ChannelId for ToPod {
     const NUMBERS: u8 = u8::MAX;
     const CLOSABLE: bool = false;
 
@@ -105,11 +107,11 @@ impl Numbered for ToPod {
 
     fn from_number(number: u8) -> Option<Self> {
         let port = number / 2;
-        (number.is_multiple_of(2) && usize::from(port) < MOST_PORTS).then_some(Self { port })
+        (number.is_multiple_of(2) && usize::from(port) < MAX_PORTS).then_some(Self { port })
     }
 }
 
-impl Numbered for FromPod {
+impl ChannelId for FromPod {
     const NUMBERS: u8 = u8::MAX;
     const CLOSABLE: bool = false;
 
@@ -123,7 +125,7 @@ impl Numbered for FromPod {
             0 => Stream::Data,
             _ => Stream::Error,
         };
-        (usize::from(port) < MOST_PORTS).then_some(Self { port, stream })
+        (usize::from(port) < MAX_PORTS).then_some(Self { port, stream })
     }
 }
 
@@ -152,24 +154,24 @@ mod tests {
         let (mut server, mut out) = (ToClient::new(Protocol::V4), BytesMut::new());
         let port = Port::new(8080).unwrap();
         for stream in [Stream::Data, Stream::Error] {
-            server.write(FromPod { port: 1, stream }, &announce(port), &mut out);
+            server.write(FromPod { port: 1, stream }, &encode_port(port), &mut out);
         }
         // 8080 is 0x1f90.
         assert_eq!(out, b"\x82\x03\x02\x90\x1f\x82\x03\x03\x90\x1f"[..]);
-        assert_eq!(announced(&[0x90, 0x1f]), Some(port));
+        assert_eq!(decode_port(&[0x90, 0x1f]), Some(port));
         for bad in [&b""[..], b"\x01", b"\0\0", b"\x01\x02\x03"] {
-            assert_eq!(announced(bad), None);
+            assert_eq!(decode_port(bad), None);
         }
     }
 
     #[test]
     fn only_the_fourth_version_is_spoken() {
-        let answer = |offers: &[&str]| negotiate(offers.iter().copied()).map(|it| it.answer);
+        let header = |offers: &[&str]| negotiate(offers.iter().copied()).map(|it| it.header);
         let v4 = "v4.channel.k8s.io";
-        assert_eq!(answer(&[]), Some(None));
-        assert_eq!(answer(&["channel.k8s.io", v4]), Some(Some(v4)));
+        assert_eq!(header(&[]), Some(None));
+        assert_eq!(header(&["channel.k8s.io", v4]), Some(Some(v4)));
         let text = "v4.base64.channel.k8s.io";
-        assert_eq!(answer(&[text, v4]), Some(Some(text)));
-        assert_eq!(answer(&["channel.k8s.io", "base64.channel.k8s.io"]), None);
+        assert_eq!(header(&[text, v4]), Some(Some(text)));
+        assert_eq!(header(&["channel.k8s.io", "base64.channel.k8s.io"]), None);
     }
 }

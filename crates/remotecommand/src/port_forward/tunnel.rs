@@ -15,7 +15,9 @@ const SUFFIX: &str = ".k8s.io";
 /// The protocols of SPDY that a client offers inside a WebSocket, to be offered
 /// upstream in `X-Stream-Protocol-Version`. None, no tunnel: then the request is
 /// of the older kind.
-pub fn tunnelled<'a>(offers: impl IntoIterator<Item = &'a str>) -> impl Iterator<Item = &'a str> {
+pub fn tunnelled_protocols<'a>(
+    offers: impl IntoIterator<Item = &'a str>,
+) -> impl Iterator<Item = &'a str> {
     offers
         .into_iter()
         .filter(|offer| offer.ends_with(SUFFIX))
@@ -25,7 +27,7 @@ pub fn tunnelled<'a>(offers: impl IntoIterator<Item = &'a str>) -> impl Iterator
 /// The offer that upstream has taken, from what it said in its 101. `None` if
 /// it said nothing, or something that was not offered: the client then does not
 /// go on.
-pub fn taken<'a>(
+pub fn accepted_offer<'a>(
     offers: impl IntoIterator<Item = &'a str>,
     upstream: Option<&str>,
 ) -> Option<&'a str> {
@@ -41,7 +43,7 @@ pub fn taken<'a>(
 pub struct NotBinary;
 
 /// What a piece of a message has for SPDY: all of it.
-pub fn carried(piece: Piece) -> Result<bytes::Bytes, NotBinary> {
+pub fn tunnel_payload(piece: Piece) -> Result<bytes::Bytes, NotBinary> {
     match piece.kind {
         Kind::Binary => Ok(piece.bytes),
         Kind::Text => Err(NotBinary),
@@ -60,19 +62,19 @@ mod tests {
             "SPDY/3.1+v2.portforward.k8s.io",
             "SPDY/3.1+x",
         ];
-        let spdy: Vec<_> = tunnelled(offers).collect();
+        let spdy: Vec<_> = tunnelled_protocols(offers).collect();
         assert_eq!(spdy, [PORT_FORWARD, "v2.portforward.k8s.io"]);
         assert_eq!(
-            taken(offers, Some(PORT_FORWARD)),
+            accepted_offer(offers, Some(PORT_FORWARD)),
             Some(TUNNELLED_PORT_FORWARD)
         );
         assert_eq!(
-            taken(offers, Some("v2.portforward.k8s.io")),
+            accepted_offer(offers, Some("v2.portforward.k8s.io")),
             Some(offers[2])
         );
-        assert_eq!(taken(offers, Some("x")), None);
-        assert_eq!(taken(offers, Some("v3.portforward.k8s.io")), None);
-        assert_eq!(taken(offers, None), None);
-        assert_eq!(tunnelled(["portforward.k8s.io"]).count(), 0);
+        assert_eq!(accepted_offer(offers, Some("x")), None);
+        assert_eq!(accepted_offer(offers, Some("v3.portforward.k8s.io")), None);
+        assert_eq!(accepted_offer(offers, None), None);
+        assert_eq!(tunnelled_protocols(["portforward.k8s.io"]).count(), 0);
     }
 }

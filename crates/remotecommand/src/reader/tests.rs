@@ -7,11 +7,11 @@ use crate::writer::{ToClient, ToServer};
 
 /// Reads messages, each in pieces of up to `cut` bytes, and joins the data of
 /// each message.
-fn read<C: Numbered>(
+fn read<C: ChannelId>(
     protocol: Protocol,
     messages: &[&[u8]],
     cut: usize,
-) -> Result<Vec<Said<C>>, ReaderError> {
+) -> Result<Vec<ChannelEvent<C>>, ReaderError> {
     let (mut reader, mut all) = (Reader::new(protocol), Vec::new());
     for message in messages {
         let mut said = None;
@@ -27,9 +27,9 @@ fn read<C: Numbered>(
                 bytes: Bytes::copy_from_slice(bytes),
             };
             said = match (said, reader.piece(piece)?) {
-                (Some(Said::Data(channel, left)), Some(Said::Data(_, right))) => {
+                (Some(ChannelEvent::Data(channel, left)), Some(ChannelEvent::Data(_, right))) => {
                     let data = [left, right].concat().into();
-                    Some(Said::Data(channel, data))
+                    Some(ChannelEvent::Data(channel, data))
                 }
                 (before, now) => now.or(before),
             };
@@ -39,15 +39,18 @@ fn read<C: Numbered>(
     Ok(all)
 }
 
-fn whole<C: Numbered>(protocol: Protocol, messages: &[&[u8]]) -> Result<Vec<Said<C>>, ReaderError> {
+fn whole<C: ChannelId>(
+    protocol: Protocol,
+    messages: &[&[u8]],
+) -> Result<Vec<ChannelEvent<C>>, ReaderError> {
     let whole = read(protocol, messages, usize::MAX);
     let bytewise = read(protocol, messages, 1);
     assert!(whole == bytewise, "{messages:?}");
     whole
 }
 
-fn data<C>(channel: C, data: &'static str) -> Said<C> {
-    Said::Data(channel, data.into())
+fn data<C>(channel: C, data: &'static str) -> ChannelEvent<C> {
+    ChannelEvent::Data(channel, data.into())
 }
 
 #[test]
@@ -95,11 +98,14 @@ fn the_fifth_version_closes_channels() {
     let messages: &[&[u8]] = &[b"\0a", b"\xff\0", b"\0b", b"\xff\0", b"\xff\x01", b"\x04{}"];
     let said = [
         data(Input::Stdin, "a"),
-        Said::Closed(Input::Stdin),
+        ChannelEvent::Closed(Input::Stdin),
         data(Input::Resize, "{}"),
     ];
     assert_eq!(close(messages), Ok(said.to_vec()));
-    assert_eq!(close(&[b"\xff\x04"]), Ok(vec![Said::Closed(Input::Resize)]));
+    assert_eq!(
+        close(&[b"\xff\x04"]),
+        Ok(vec![ChannelEvent::Closed(Input::Resize)])
+    );
     assert_eq!(close(&[b"\xff"]), Err(ReaderError::CloseSignal));
     assert_eq!(close(&[b"\xff\0\0"]), Err(ReaderError::CloseSignal));
     assert_eq!(close(&[b"\xff\x05"]), Err(ReaderError::CloseUnknown(5)));
@@ -140,7 +146,8 @@ fn data_is_not_copied() {
         ends: true,
         bytes,
     };
-    let Ok(Some(Said::Data(Input::Stdin, data))) = FromClient::new(Protocol::V5).piece(piece)
+    let Ok(Some(ChannelEvent::Data(Input::Stdin, data))) =
+        FromClient::new(Protocol::V5).piece(piece)
     else {
         panic!("no data");
     };
@@ -148,12 +155,12 @@ fn data_is_not_copied() {
 }
 
 /// All that comes over a wire, in chunks.
-fn over_the_wire<C: Numbered>(
+fn over_the_wire<C: ChannelId>(
     protocol: Protocol,
     role: Role,
     wire: &[u8],
     cut: usize,
-) -> Vec<Said<C>> {
+) -> Vec<ChannelEvent<C>> {
     let limits = Limits {
         frame: 1 << 20,
         message: 1 << 20,
@@ -169,7 +176,9 @@ fn over_the_wire<C: Numbered>(
             };
             joins &= !piece.starts;
             match (all.last_mut(), reader.piece(piece).unwrap()) {
-                (Some(Said::Data(_, left)), Some(Said::Data(_, right))) if joins => {
+                (Some(ChannelEvent::Data(_, left)), Some(ChannelEvent::Data(_, right)))
+                    if joins =>
+                {
                     *left = [&left[..], &right[..]].concat().into();
                 }
                 (_, Some(said)) => {
@@ -196,10 +205,10 @@ proptest! {
             if let Some(rest) = client.frame(channel, data.clone().into(), &mut wire) {
                 wire.extend_from_slice(&rest);
             }
-            said.push(Said::Data(channel, data.into()));
+            said.push(ChannelEvent::Data(channel, data.into()));
         }
         if closes && client.close(Input::Stdin, &mut wire) {
-            said.push(Said::Closed(Input::Stdin));
+            said.push(ChannelEvent::Closed(Input::Stdin));
         }
         prop_assert_eq!(over_the_wire(protocol, Role::Server, &wire, cut), said);
     }
@@ -216,7 +225,7 @@ proptest! {
             let rest = server.frame(channel, data.clone().into(), &mut wire);
             prop_assert_eq!(rest.is_some(), protocol.encoding() == Encoding::Binary);
             wire.extend_from_slice(&rest.unwrap_or_default());
-            said.push(Said::Data(channel, data.into()));
+            said.push(ChannelEvent::Data(channel, data.into()));
         }
         prop_assert_eq!(over_the_wire(protocol, Role::Client, &wire, cut), said);
     }

@@ -4,7 +4,9 @@ use std::future::poll_fn;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_remotecommand::{FromClient, Input, Options, Output, Protocol, Said, ToClient};
+use skewbridge_remotecommand::{
+    ChannelEvent, FromClient, Input, Options, Output, Protocol, ToClient,
+};
 use skewbridge_stream_io::{WebSocketConn, WebSocketIo, WebSocketKeepalive};
 use skewbridge_websocket::{Close, CloseCode, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -73,9 +75,9 @@ pub(super) async fn command(io: Io, input: BytesMut, options: Options, words: &[
             piece = poll_fn(|cx| socket.poll_piece(cx)), if pending.is_none() => {
                 let Ok(piece) = piece else { return };
                 match reader.piece(piece) {
-                    Ok(Some(Said::Data(Input::Stdin, data))) => pending = Some(data),
-                    Ok(Some(Said::Data(Input::Resize, data))) => process.resize(&data).await,
-                    Ok(Some(Said::Closed(_))) => {
+                    Ok(Some(ChannelEvent::Data(Input::Stdin, data))) => pending = Some(data),
+                    Ok(Some(ChannelEvent::Data(Input::Resize, data))) => process.resize(&data).await,
+                    Ok(Some(ChannelEvent::Closed(_))) => {
                         to_stdin = None;
                         process.end_of_input();
                     }

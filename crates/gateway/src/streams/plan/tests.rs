@@ -183,7 +183,7 @@ fn the_fifth_version_is_spoken_where_it_is_offered() {
     let Plan::Translated(Translation::ToSpdy(ToSpdy { stream, .. })) = plan else {
         panic!("{plan:?}");
     };
-    let agreement = negotiate(Server::Translator, [V5]).unwrap();
+    let agreement = negotiate(ServerKind::Translator, [V5]).unwrap();
     assert_eq!(stream, ByWebSocket::Command(agreement));
 }
 
