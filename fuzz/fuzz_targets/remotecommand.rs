@@ -1,4 +1,4 @@
-//! Any messages, in any pieces, in every protocol: the same is understood, no
+//! Any messages, in any chunks, in every protocol: the same is understood, no
 //! panic, and no error channel tells of a success that nobody spoke of.
 #![no_main]
 
@@ -10,7 +10,7 @@ use skewbridge_remotecommand::{
     Reader, ReaderError, ResizeDecoder, ServerKind, Version, negotiate, negotiate_spdy,
     port_forward,
 };
-use skewbridge_websocket::{Kind, Piece};
+use skewbridge_websocket::{MessageChunk, MessageKind};
 
 /// What one message says in all.
 fn read<C: ChannelId>(
@@ -18,19 +18,19 @@ fn read<C: ChannelId>(
     message: &[u8],
     cut: usize,
 ) -> Result<Option<ChannelEvent<C>>, ReaderError> {
-    let mut pieces: Vec<_> = message.chunks(cut).collect();
-    if pieces.is_empty() {
-        pieces.push(&[]);
+    let mut chunks: Vec<_> = message.chunks(cut).collect();
+    if chunks.is_empty() {
+        chunks.push(&[]);
     }
-    let (mut said, last) = (None, pieces.len() - 1);
-    for (index, bytes) in pieces.into_iter().enumerate() {
-        let piece = Piece {
-            kind: Kind::Binary,
-            starts: index == 0,
-            ends: index == last,
+    let (mut said, last) = (None, chunks.len() - 1);
+    for (index, bytes) in chunks.into_iter().enumerate() {
+        let chunk = MessageChunk {
+            kind: MessageKind::Binary,
+            is_first: index == 0,
+            is_last: index == last,
             bytes: Bytes::copy_from_slice(bytes),
         };
-        said = match (said, reader.piece(piece)?) {
+        said = match (said, reader.read_chunk(chunk)?) {
             (Some(ChannelEvent::Data(channel, left)), Some(ChannelEvent::Data(_, right))) => {
                 Some(ChannelEvent::Data(channel, [left, right].concat().into()))
             }

@@ -16,7 +16,7 @@ use skewbridge_remotecommand::{
     ToServer,
 };
 use skewbridge_websocket::{
-    Control, Decoder, Event, Key, Limits, Role, asking_headers, check_response,
+    Control, Decoder, Event, Key, Limits, Role, check_response, set_request_headers,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
@@ -160,7 +160,7 @@ impl Session {
         let (key, offers) = (Key::random(), [Protocol::V5.name()]);
         let mut headers = HeaderMap::new();
         headers.insert(HOST, HeaderValue::from_static(SERVER_NAME));
-        asking_headers(&key, offers, &mut headers)?;
+        set_request_headers(&key, offers, &mut headers)?;
         let mut out = BytesMut::new();
         let wanted = format!("{}?{}", target.path, work.query());
         write_request_line(&mut out, &Method::GET, &wanted);
@@ -241,7 +241,7 @@ impl Session {
     async fn next(&mut self) -> Result<Bytes> {
         loop {
             match self.frames.decode(&mut self.buffer)? {
-                Some(Event::Piece(piece)) => match self.reader.piece(piece)? {
+                Some(Event::Chunk(piece)) => match self.reader.read_chunk(piece)? {
                     Some(ChannelEvent::Data(Output::Stdout, data)) => return Ok(data),
                     Some(ChannelEvent::Data(Output::Error, data)) => {
                         self.errors.push(&data);

@@ -20,7 +20,7 @@ use skewbridge_remotecommand::{
 use skewbridge_spdy::connection::{self, Receiver, Sender};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_websocket::{
-    Close, CloseCode, Control, Decoder, Event, Role, accepting_headers, read_request,
+    Close, CloseCode, Control, Decoder, Event, Role, parse_upgrade_request, set_response_headers,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -250,10 +250,10 @@ impl Streams for SpdyStreams {
 /// A WebSocket of its own.
 async fn straight(mut io: Io, head: &RequestHead, query: &str) -> Result<()> {
     let work = Work::from_query(query)?;
-    let request = read_request(&head.method, &head.headers)?;
+    let request = parse_upgrade_request(&head.method, &head.headers)?;
     let taken = HeaderValue::from_static(Protocol::V5.name());
     let mut headers = HeaderMap::new();
-    accepting_headers(&request, Some(taken), &mut headers);
+    set_response_headers(&request, Some(taken), &mut headers);
     respond(&mut io, StatusCode::SWITCHING_PROTOCOLS, &headers, "").await?;
     let mut streams = WebSocketStreams {
         io,
@@ -297,7 +297,7 @@ impl Streams for WebSocketStreams {
     async fn read(&mut self) -> Result<Option<Bytes>> {
         loop {
             match self.frames.decode(&mut self.buffer)? {
-                Some(Event::Piece(piece)) => match self.reader.piece(piece)? {
+                Some(Event::Chunk(piece)) => match self.reader.read_chunk(piece)? {
                     Some(ChannelEvent::Data(Input::Stdin, data)) => return Ok(Some(data)),
                     Some(ChannelEvent::Closed(Input::Stdin)) => return Ok(None),
                     _ => {}

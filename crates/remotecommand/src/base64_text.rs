@@ -1,4 +1,4 @@
-//! Base64 in pieces, as read and written by Go's standard encoding.
+//! Base64 in chunks, as read and written by Go's standard encoding.
 
 use base64::Engine as _;
 use base64::alphabet::STANDARD;
@@ -30,8 +30,8 @@ pub(crate) struct Base64Text {
 pub(crate) struct Invalid;
 
 impl Base64Text {
-    /// Takes the next piece, and gives what is whole with it.
-    pub(crate) fn piece(&mut self, text: &[u8]) -> Result<Bytes, Invalid> {
+    /// Takes the next chunk, and gives what is whole with it.
+    pub(crate) fn push(&mut self, text: &[u8]) -> Result<Bytes, Invalid> {
         let mut joined = Vec::new();
         let text = if self.begun.is_empty() && !text.iter().copied().any(is_line_end) {
             text
@@ -80,10 +80,10 @@ mod tests {
 
     use super::*;
 
-    fn read<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<u8>, Invalid> {
+    fn read<'a>(chunks: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<u8>, Invalid> {
         let (mut text, mut bytes) = (Base64Text::default(), Vec::new());
-        for piece in pieces {
-            bytes.extend_from_slice(&text.piece(piece)?);
+        for chunk in chunks {
+            bytes.extend_from_slice(&text.push(chunk)?);
         }
         text.end().map(|()| bytes)
     }

@@ -24,8 +24,8 @@
 //! let mut frames = Decoder::new(Role::Server, Limits { frame: 1 << 20, message: 1 << 20 });
 //! let (mut server, mut said) = (FromClient::new(agreed.protocol), Vec::new());
 //! while let Some(event) = frames.decode(&mut wire).unwrap() {
-//!     let Event::Piece(piece) = event else { continue };
-//!     said.extend(server.piece(piece).unwrap());
+//!     let Event::Chunk(chunk) = event else { continue };
+//!     said.extend(server.read_chunk(chunk).unwrap());
 //! }
 //! let data = ChannelEvent::Data(Input::Stdin, "ls\n".into());
 //! assert_eq!(said, [data, ChannelEvent::Closed(Input::Stdin)]);

@@ -1,6 +1,6 @@
 //! Versions of the remote command protocol, and their names.
 
-use skewbridge_websocket::Kind;
+use skewbridge_websocket::MessageKind;
 
 /// What a version can do follows from where it stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,10 +41,10 @@ pub enum Encoding {
 
 impl Encoding {
     /// What messages are made of.
-    pub fn kind(self) -> Kind {
+    pub fn kind(self) -> MessageKind {
         match self {
-            Self::Binary => Kind::Binary,
-            Self::Base64 => Kind::Text,
+            Self::Binary => MessageKind::Binary,
+            Self::Base64 => MessageKind::Text,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use bytes::{Buf as _, Bytes};
-use skewbridge_websocket::Piece;
+use skewbridge_websocket::MessageChunk;
 
 use crate::base64_text::{Base64Text, Invalid};
 use crate::channel::{ChannelId, Input, Output};
@@ -51,7 +51,7 @@ pub type FromClient = Reader<Input>;
 /// Reads what a server says.
 pub type FromServer = Reader<Output>;
 
-/// Reads the messages of one end. Messages may come in pieces, and nothing of
+/// Reads the messages of one end. Messages may come in chunks, and nothing of
 /// them is kept or copied (base64 is, to decode it).
 ///
 /// Whether messages are text or binary does not matter, as it does not to
@@ -95,10 +95,13 @@ impl<C: ChannelId> Reader<C> {
         }
     }
 
-    /// Takes the next piece of a message.
-    pub fn piece(&mut self, piece: Piece) -> Result<Option<ChannelEvent<C>>, ReaderError> {
-        let mut bytes = piece.bytes;
-        if piece.starts {
+    /// Takes the next chunk of a message.
+    pub fn read_chunk(
+        &mut self,
+        chunk: MessageChunk,
+    ) -> Result<Option<ChannelEvent<C>>, ReaderError> {
+        let mut bytes = chunk.bytes;
+        if chunk.is_first {
             self.state = State::Number;
         }
         if matches!(self.state, State::Number) && !bytes.is_empty() {
@@ -108,9 +111,9 @@ impl<C: ChannelId> Reader<C> {
             self.state = State::Closed(bytes.get_u8());
         }
         match &mut self.state {
-            State::Closing if piece.ends => Err(ReaderError::CloseSignal),
+            State::Closing if chunk.is_last => Err(ReaderError::CloseSignal),
             State::Closed(_) if !bytes.is_empty() => Err(ReaderError::CloseSignal),
-            State::Closed(number) if piece.ends => {
+            State::Closed(number) if chunk.is_last => {
                 let number = *number;
                 if number >= C::NUMBERS {
                     return Err(ReaderError::CloseUnknown(number));
@@ -131,12 +134,12 @@ impl<C: ChannelId> Reader<C> {
                     return Ok(None);
                 }
                 if self.encoding == Encoding::Base64 {
-                    bytes = text.piece(&bytes)?;
-                    if piece.ends {
+                    bytes = text.push(&bytes)?;
+                    if chunk.is_last {
                         text.end()?;
                     }
                 }
-                if bytes.is_empty() && !(piece.ends && *empty) {
+                if bytes.is_empty() && !(chunk.is_last && *empty) {
                     return Ok(None);
                 }
                 *empty = false;

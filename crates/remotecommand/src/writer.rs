@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_websocket::{Control, Encoder, Frame, Kind, Role};
+use skewbridge_websocket::{Control, Encoder, Frame, MessageKind, Role};
 
 use crate::base64_text;
 use crate::channel::{ChannelId, Input, Output};
@@ -59,7 +59,9 @@ impl ToServer {
             self.write(channel, &data, out);
             return None;
         }
-        let head = self.frames.head(Frame::Whole(Kind::Binary), 1 + data.len());
+        let head = self
+            .frames
+            .head(Frame::Whole(MessageKind::Binary), 1 + data.len());
         out.extend_from_slice(head.as_bytes());
         let mut number = [channel.number()];
         if let Some(mask) = head.mask() {
@@ -76,7 +78,7 @@ impl ToServer {
     pub fn close(&mut self, channel: Input, out: &mut BytesMut) -> bool {
         let closes = self.protocol.version().has_close_signal();
         if closes {
-            let frame = Frame::Whole(Kind::Binary);
+            let frame = Frame::Whole(MessageKind::Binary);
             let signal = [CLOSE_SIGNAL, channel.number()];
             self.frames.write(frame, &[&signal], out);
         }
@@ -98,14 +100,15 @@ impl<C: ChannelId> Writer<C> {
     pub fn write(&mut self, channel: C, data: &[u8], out: &mut BytesMut) {
         match self.protocol.encoding() {
             Encoding::Binary => {
-                let frame = Frame::Whole(Kind::Binary);
+                let frame = Frame::Whole(MessageKind::Binary);
                 self.frames.write(frame, &[&[channel.number()], data], out);
             }
             Encoding::Base64 => {
                 let mut text = BytesMut::with_capacity(1 + data.len().div_ceil(3) * 4);
                 text.extend_from_slice(&[b'0'.wrapping_add(channel.number())]);
                 base64_text::append(data, &mut text);
-                self.frames.write(Frame::Whole(Kind::Text), &[&text], out);
+                self.frames
+                    .write(Frame::Whole(MessageKind::Text), &[&text], out);
             }
         }
     }
@@ -119,7 +122,7 @@ impl<C: ChannelId> Writer<C> {
             self.write(channel, &data, out);
             return None;
         }
-        let frame = Frame::Whole(Kind::Binary);
+        let frame = Frame::Whole(MessageKind::Binary);
         let head = self.frames.head(frame, 1 + data.len());
         out.extend_from_slice(head.as_bytes());
         out.extend_from_slice(&[channel.number()]);
@@ -158,11 +161,11 @@ mod tests {
                 let mut reader = FromClient::new(protocol);
                 let mut heard = Vec::new();
                 while let Some(event) = decoder.decode(&mut out).unwrap() {
-                    let Event::Piece(piece) = event else {
+                    let Event::Chunk(chunk) = event else {
                         panic!("{event:?}")
                     };
                     if let Some(ChannelEvent::Data(Input::Stdin, bytes)) =
-                        reader.piece(piece).unwrap()
+                        reader.read_chunk(chunk).unwrap()
                     {
                         heard.extend_from_slice(&bytes);
                     }

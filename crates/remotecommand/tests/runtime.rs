@@ -38,7 +38,7 @@ fn what_a_runtime_writes_is_understood() {
         let (mut buffer, mut stdout, mut closed) = (BytesMut::from(wire), Vec::new(), None);
         while let Some(event) = frames.decode(&mut buffer).unwrap() {
             match event {
-                Event::Piece(piece) => match reader.piece(piece).unwrap().unwrap() {
+                Event::Chunk(chunk) => match reader.read_chunk(chunk).unwrap().unwrap() {
                     ChannelEvent::Data(Output::Stdout, data) => stdout.push(data),
                     ChannelEvent::Data(Output::Error, data) => errors.push(&data),
                     said => panic!("{said:?}"),

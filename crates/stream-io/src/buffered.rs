@@ -18,7 +18,7 @@ use crate::chunked_write::{CHUNK_BYTES, ChunkedSlices};
 /// four TLS records.
 const HIGH_WATER: usize = 64 * 1024;
 
-/// From here on a piece of a body is sent from where it lies; smaller ones are
+/// From here on a chunk of a body is sent from where it lies; smaller ones are
 /// copied behind one another.
 const COPY_BELOW: usize = 4 * 1024;
 
@@ -63,7 +63,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
         poll_read_buf(Pin::new(&mut self.io), cx, &mut self.input)
     }
 
-    /// Writes a piece of a body.
+    /// Writes a chunk of a body.
     pub fn write_data(&mut self, encoder: &mut Encoder, data: Bytes) -> Result<(), BodyError> {
         if data.len() < COPY_BELOW {
             return encoder.write_data(&mut self.output, &data);
@@ -135,8 +135,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
         if self.queue.is_empty() && self.output.len() <= CHUNK_BYTES {
             return io.poll_write(cx, &self.output);
         }
-        let pieces = self.queue.iter().map(|piece| &piece[..]);
-        let slices = ChunkedSlices::new(pieces.chain([&self.output[..]]));
+        let chunks = self.queue.iter().map(|chunk| &chunk[..]);
+        let slices = ChunkedSlices::new(chunks.chain([&self.output[..]]));
         io.poll_write_vectored(cx, slices.as_slice())
     }
 

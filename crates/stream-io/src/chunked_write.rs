@@ -22,15 +22,15 @@ pub(crate) struct ChunkedSlices<'a> {
 }
 
 impl<'a> ChunkedSlices<'a> {
-    /// Of these pieces, from the first on, as many bytes as fit.
-    pub(crate) fn new(pieces: impl Iterator<Item = &'a [u8]>) -> Self {
+    /// Of these chunks, from the first on, as many bytes as fit.
+    pub(crate) fn new(chunks: impl Iterator<Item = &'a [u8]>) -> Self {
         let mut slices = Self {
             all: [IoSlice::new(&[]); MAX_CHUNKS],
             count: 0,
         };
-        let pieces = pieces.flat_map(|piece| piece.chunks(CHUNK_BYTES));
-        for (slice, piece) in slices.all.iter_mut().zip(pieces) {
-            *slice = IoSlice::new(piece);
+        let chunks = chunks.flat_map(|chunk| chunk.chunks(CHUNK_BYTES));
+        for (slice, chunk) in slices.all.iter_mut().zip(chunks) {
+            *slice = IoSlice::new(chunk);
             slices.count += 1;
         }
         slices

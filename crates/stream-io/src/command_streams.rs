@@ -68,7 +68,7 @@ impl CommandStreams {
     pub async fn finish(mut self, error_bytes: Bytes) {
         for sender in [&mut self.stdout, &mut self.stderr].into_iter().flatten() {
             if sender.finish().is_ok() {
-                sender.sent().await;
+                sender.flushed().await;
             }
         }
         if let Some(error) = &mut self.error {
@@ -76,7 +76,7 @@ impl CommandStreams {
                 let _ = error.send(error_bytes);
             }
             if error.finish().is_ok() {
-                error.sent().await;
+                error.flushed().await;
             }
         }
         for mut sender in self.unused_senders {

@@ -286,8 +286,8 @@ mod tests {
             for size in 1..=bytes.len().max(1) {
                 let mut scanner = FrameScanner::default();
                 let mut ended = Vec::new();
-                let pieces = bytes.chunks(size);
-                let passed: Vec<ScanResult> = pieces
+                let chunks = bytes.chunks(size);
+                let passed: Vec<ScanResult> = chunks
                     .map(|it| scanner.scan(it, |frame, bytes| ended.push((frame, bytes))))
                     .collect();
                 let what = format!("{frames:?} by {size}");
@@ -312,16 +312,16 @@ mod tests {
             for size in 1..=bytes.len().max(1) {
                 let mut scanner = FrameScanner::default();
                 let mut at = 0;
-                for piece in bytes.chunks(size) {
+                for chunk in bytes.chunks(size) {
                     let expected = ends
                         .iter()
-                        .rfind(|end| **end > at && **end <= at + piece.len());
+                        .rfind(|end| **end > at && **end <= at + chunk.len());
                     let between = scanner
-                        .scan(piece, |_, _| ())
+                        .scan(chunk, |_, _| ())
                         .last_frame_end
                         .map(|it| it + at);
                     assert_eq!(between.as_ref(), expected, "{frames:?} by {size} at {at}");
-                    at += piece.len();
+                    at += chunk.len();
                     assert_eq!(scanner.at_frame_boundary(), ends.contains(&at));
                 }
             }
@@ -337,9 +337,9 @@ mod tests {
             for size in 1..=bytes.len().max(1) {
                 let mut scanner = FrameScanner::default();
                 let (mut count, mut passed, mut carries) = (0, Vec::new(), false);
-                for piece in bytes.chunks(size) {
+                for chunk in bytes.chunks(size) {
                     carries |= scanner.filter_pings(
-                        Bytes::copy_from_slice(piece),
+                        Bytes::copy_from_slice(chunk),
                         |id| {
                             count += usize::from(id == 1);
                             id == 1
@@ -384,9 +384,9 @@ mod tests {
                 .scan(&[0, 0, 0, 1, 0, 0xff, 0xff, 0xff], |_, _| ())
                 .has_non_ping
         );
-        let piece = vec![0; 0xffff];
-        for _ in 0..0x00ff_ffff / piece.len() {
-            assert!(scanner.scan(&piece, |_, _| ()).has_non_ping);
+        let chunk = vec![0; 0xffff];
+        for _ in 0..0x00ff_ffff / chunk.len() {
+            assert!(scanner.scan(&chunk, |_, _| ()).has_non_ping);
         }
     }
 }

@@ -23,8 +23,8 @@
 //!
 //! client.write_binary(Bytes::from_static(b"ls"));
 //! poll_fn(|cx| client.poll_flush(cx)).await.unwrap();
-//! let piece = poll_fn(|cx| server.poll_piece(cx)).await.unwrap();
-//! assert_eq!(piece.bytes, "ls");
+//! let chunk = poll_fn(|cx| server.poll_chunk(cx)).await.unwrap();
+//! assert_eq!(chunk.bytes, "ls");
 //! # }
 //! ```
 

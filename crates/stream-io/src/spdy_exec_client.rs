@@ -170,7 +170,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SpdyExecClient<T> {
         drop((stdout, stderr, error));
         let sent = async {
             if let Some(stdin) = &mut stdin {
-                stdin.sent().await;
+                stdin.flushed().await;
             }
         };
         tokio::select! {
@@ -307,7 +307,7 @@ fn poll_half(half: &mut Option<Receiver>, cut: &mut bool, cx: &Context<'_>) -> P
 fn is_end(error: &StreamError) -> bool {
     matches!(
         error,
-        StreamError::ResetByPeer(ResetStatus::Cancel) | StreamError::Closed(_)
+        StreamError::ResetByRemote(ResetStatus::Cancel) | StreamError::Closed(_)
     )
 }
 
@@ -366,7 +366,7 @@ mod tests {
                 }
             };
             // None of them looks complete.
-            let reset = StreamError::ResetByPeer(ResetStatus::Cancel);
+            let reset = StreamError::ResetByRemote(ResetStatus::Cancel);
             assert_eq!(end.unwrap_err().to_string(), reset.to_string());
             all.extend_from_slice(&said);
         }

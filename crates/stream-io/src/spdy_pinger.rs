@@ -30,7 +30,7 @@ impl SpdyPinger {
     /// Of this connection, which is tapped by that.
     pub fn new(handle: Handle, keepalive: KeepaliveHandle) -> Self {
         let seen = keepalive.clone();
-        handle.ping_before_data(
+        handle.set_pings_before_data(
             move || match seen.lock().check_before_send(Instant::now()) {
                 SpdyKeepaliveAction::SendPings => SpdyKeepalive::PINGS_PER_ROUND,
                 _ => 0,
@@ -42,7 +42,7 @@ impl SpdyPinger {
     /// To be called before the connection is driven: what is let go only now has not been
     /// read yet.
     pub fn before_drive(&self) {
-        if self.handle.is_held() {
+        if self.handle.is_read_paused() {
             self.on_read_paused();
         }
     }
@@ -66,7 +66,7 @@ impl SpdyPinger {
             SpdyKeepaliveAction::None => {}
             SpdyKeepaliveAction::SendReset(stream) => {
                 if let Some(stream) = StreamId::new(stream) {
-                    self.handle.mark_time(stream);
+                    self.handle.send_noop_reset(stream);
                 }
             }
             SpdyKeepaliveAction::SendPings => {

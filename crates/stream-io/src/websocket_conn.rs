@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use skewbridge_websocket::{
-    Close, Control, ControlPayload, Decoder, Encoder, Event, Frame, Kind, Limits, Piece, Role,
-    Violation,
+    Close, Control, ControlPayload, Decoder, Encoder, Event, Frame, Limits, MessageChunk,
+    MessageKind, Role, Violation,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout};
@@ -72,12 +72,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketConn<T> {
         }
     }
 
-    /// The next piece of a message. Whoever asks has room for it: until then the
+    /// The next chunk of a message. Whoever asks has room for it: until then the
     /// other end waits.
-    pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Result<Piece, DisconnectReason>> {
+    pub fn poll_chunk(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<MessageChunk, DisconnectReason>> {
         loop {
             match self.decoder.decode(&mut self.conn.input) {
-                Ok(Some(Event::Piece(piece))) => return Poll::Ready(Ok(piece)),
+                Ok(Some(Event::Chunk(chunk))) => return Poll::Ready(Ok(chunk)),
                 Ok(Some(Event::Control(Control::Ping(payload)))) => {
                     self.ping_payload = payload;
                     self.pong_pending = true;
@@ -129,7 +132,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketConn<T> {
     pub fn write_binary(&mut self, data: Bytes) {
         let now = self.ping_before_send();
         let bytes = data.len();
-        let (frame, output) = (Frame::Whole(Kind::Binary), &mut self.conn.output);
+        let (frame, output) = (Frame::Whole(MessageKind::Binary), &mut self.conn.output);
         match self.role {
             Role::Client => self.encoder.write(frame, &[&data], output),
             Role::Server => {
@@ -144,7 +147,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketConn<T> {
     /// Writes a binary message from these parts, by copying them.
     pub fn write_binary_parts(&mut self, parts: &[&[u8]]) {
         let now = self.ping_before_send();
-        let frame = Frame::Whole(Kind::Binary);
+        let frame = Frame::Whole(MessageKind::Binary);
         self.encoder.write(frame, parts, &mut self.conn.output);
         let bytes = parts.iter().map(|part| part.len()).sum();
         self.keepalive.on_sent(now, bytes);
@@ -222,9 +225,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketConn<T> {
             let flushed = self.conn.poll_flush(cx);
             // One that writes before it reads must not wait for us.
             while flushed.is_pending() && reading {
-                match self.poll_piece(cx) {
+                match self.poll_chunk(cx) {
                     Poll::Pending => break,
-                    Poll::Ready(piece) => reading = piece.is_ok(),
+                    Poll::Ready(chunk) => reading = chunk.is_ok(),
                 }
             }
             if flushed.is_ready() {
@@ -238,7 +241,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketConn<T> {
         timeout(limit, poll_fn(|cx| Pin::new(&mut *io).poll_shutdown(cx))).await??;
         let seen = poll_fn(|cx| {
             while reading {
-                reading = ready!(self.poll_piece(cx)).is_ok();
+                reading = ready!(self.poll_chunk(cx)).is_ok();
             }
             Poll::Ready(())
         });

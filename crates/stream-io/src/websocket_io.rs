@@ -22,7 +22,7 @@ const MAX_MESSAGE_BYTES: usize = 32 * 1024;
 pub struct WebSocketIo<T> {
     socket: WebSocketConn<T>,
     /// Come, and not read.
-    piece: Bytes,
+    chunk: Bytes,
     closed: bool,
 }
 
@@ -31,7 +31,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketIo<T> {
     pub fn new(socket: WebSocketConn<T>) -> Self {
         Self {
             socket,
-            piece: Bytes::new(),
+            chunk: Bytes::new(),
             closed: false,
         }
     }
@@ -51,14 +51,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for WebSocketIo<T> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        while this.piece.is_empty() {
-            let piece = match this.socket.poll_piece(cx) {
+        while this.chunk.is_empty() {
+            let chunk = match this.socket.poll_chunk(cx) {
                 Poll::Pending => {
                     // SpdyPinger that came are answered, whether or not there is anything else.
                     let _ = this.socket.poll_flush(cx)?;
                     return Poll::Pending;
                 }
-                Poll::Ready(Ok(piece)) => piece,
+                Poll::Ready(Ok(chunk)) => chunk,
                 Poll::Ready(Err(DisconnectReason::Closed(close))) => {
                     let clean = close.is_none_or(|close| close.code() == CloseCode::NORMAL);
                     return Poll::Ready(if clean {
@@ -74,12 +74,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for WebSocketIo<T> {
                     return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, violation)));
                 }
             };
-            this.piece = tunnel_payload(piece)
+            this.chunk = tunnel_payload(chunk)
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         }
-        let length = this.piece.len().min(buf.remaining());
-        buf.put_slice(&this.piece[..length]);
-        this.piece.advance(length);
+        let length = this.chunk.len().min(buf.remaining());
+        buf.put_slice(&this.chunk[..length]);
+        this.chunk.advance(length);
         Poll::Ready(Ok(()))
     }
 }

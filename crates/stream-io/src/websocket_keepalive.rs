@@ -38,7 +38,7 @@ pub struct WebSocketKeepalive {
 /// which is the smallest on the way.
 const MAX_UNCONFIRMED_BYTES: u64 = 2 * 1024;
 
-/// What the smallest piece counts: what reads ahead may have room for so many pieces, not
+/// What the smallest chunk counts: what reads ahead may have room for so many chunks, not
 /// bytes.
 const MIN_MESSAGE_WEIGHT: u64 = 64;
 
@@ -317,16 +317,16 @@ mod tests {
 
     #[test]
     fn many_pieces_keep_it_busy_however_smping() {
-        for (pieces, busy) in [(32, false), (33, true)] {
+        for (chunks, busy) in [(32, false), (33, true)] {
             let (mut keepalive, at) = keepalive();
-            for _ in 0..pieces {
+            for _ in 0..chunks {
                 keepalive.on_sent(at(1), 1);
             }
             keepalive.check(at(11));
             assert_eq!(
                 keepalive.check(at(16)) == WebSocketKeepaliveAction::None,
                 busy,
-                "{pieces}"
+                "{chunks}"
             );
         }
     }

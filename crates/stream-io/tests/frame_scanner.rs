@@ -34,14 +34,14 @@ fn any_frame() -> impl Strategy<Value = (Vec<u8>, ScannedFrame)> {
     prop_oneof![ping, reset, data]
 }
 
-/// The pieces in which bytes come: each is as long as the next number says.
-fn pieces<'a>(mut bytes: &'a [u8], lengths: &'a [usize]) -> impl Iterator<Item = &'a [u8]> {
+/// The chunks in which bytes come: each is as long as the next number says.
+fn chunks<'a>(mut bytes: &'a [u8], lengths: &'a [usize]) -> impl Iterator<Item = &'a [u8]> {
     let mut lengths = lengths.iter().cycle();
     std::iter::from_fn(move || {
         let length = (*lengths.next()?).min(bytes.len());
-        let (piece, rest) = bytes.split_at(length);
+        let (chunk, rest) = bytes.split_at(length);
         bytes = rest;
-        (!piece.is_empty()).then_some(piece)
+        (!chunk.is_empty()).then_some(chunk)
     })
 }
 
@@ -53,15 +53,15 @@ fn any_lengths() -> impl Strategy<Value = Vec<usize>> {
 fn sifted(bytes: &[u8], lengths: &[usize], kept: impl Fn(u32) -> bool) -> (Vec<u8>, Vec<u32>) {
     let mut scanner = FrameScanner::default();
     let (mut passed, mut back) = (Vec::new(), Vec::new());
-    for piece in pieces(bytes, lengths) {
+    for chunk in chunks(bytes, lengths) {
         let keep = |id| {
             if kept(id) {
                 back.push(id);
             }
             kept(id)
         };
-        let piece = Bytes::copy_from_slice(piece);
-        scanner.filter_pings(piece, keep, |some| passed.extend_from_slice(&some));
+        let chunk = Bytes::copy_from_slice(chunk);
+        scanner.filter_pings(chunk, keep, |some| passed.extend_from_slice(&some));
     }
     passed.extend_from_slice(&scanner.withheld_bytes());
     (passed, back)
@@ -76,8 +76,8 @@ proptest! {
         let bytes: Vec<u8> = frames.iter().flat_map(|(bytes, _)| bytes.clone()).collect();
         let mut scanner = FrameScanner::default();
         let mut ended = Vec::new();
-        for piece in pieces(&bytes, &lengths) {
-            scanner.scan(piece, |frame, bytes| ended.push((frame, bytes)));
+        for chunk in chunks(&bytes, &lengths) {
+            scanner.scan(chunk, |frame, bytes| ended.push((frame, bytes)));
         }
         let expected: Vec<_> = frames.iter().map(|(bytes, frame)| (*frame, bytes.len())).collect();
         prop_assert_eq!(ended, expected);

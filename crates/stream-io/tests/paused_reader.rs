@@ -42,15 +42,15 @@ async fn a_server_that_asks_is_answered() {
     assert!(server.check_keepalive(Instant::now(), true));
     server.write_binary(Bytes::from_static(b"a line"));
     poll_fn(|cx| server.poll_flush(cx)).await.unwrap();
-    let piece = poll_fn(|cx| client.poll_piece(cx)).await;
-    assert_eq!(piece.ok().unwrap().bytes, "a line");
+    let chunk = poll_fn(|cx| client.poll_chunk(cx)).await;
+    assert_eq!(chunk.ok().unwrap().bytes, "a line");
     let start = Instant::now();
     while start.elapsed() < HOUR {
         sleep_until(server.next_deadline().min(client.next_deadline())).await;
         check_while_not_reading(&mut client).await;
-        // Pongs are no pieces.
+        // Pongs are no chunks.
         poll_fn(|cx| {
-            assert!(server.poll_piece(cx).is_pending());
+            assert!(server.poll_chunk(cx).is_pending());
             Poll::Ready(())
         })
         .await;
@@ -67,8 +67,8 @@ async fn a_server_that_never_asked_hears_nothing() {
     let (mut server, there) = tokio::io::duplex(1 << 16);
     let mut client = client(there);
     server.write_all(b"\x82\x01x").await.unwrap();
-    let piece = poll_fn(|cx| client.poll_piece(cx)).await;
-    assert_eq!(piece.ok().unwrap().bytes, "x");
+    let chunk = poll_fn(|cx| client.poll_chunk(cx)).await;
+    assert_eq!(chunk.ok().unwrap().bytes, "x");
     let start = Instant::now();
     while start.elapsed() < HOUR {
         sleep_until(client.next_deadline()).await;

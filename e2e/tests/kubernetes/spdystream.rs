@@ -130,7 +130,7 @@ async fn open(handle: &Handle, task: &str, bytes: usize) -> Stream {
     let headers = Headers::new().with("task", task);
     let headers = headers.with("bytes", bytes.to_string());
     let mut stream = handle.open(headers).unwrap();
-    within(stream.answered()).await.unwrap();
+    within(stream.accepted()).await.unwrap();
     stream
 }
 
@@ -144,7 +144,7 @@ async fn headers_go_there_and_back() {
             .with("many", "one")
             .with("many", "two");
         let mut stream = client.handle.open(sent.clone()).unwrap();
-        let reply = within(stream.answered()).await.unwrap();
+        let reply = within(stream.accepted()).await.unwrap();
         assert_eq!(reply.len(), sent.len());
         for (name, value) in sent.iter() {
             assert!(reply.get_all(name).any(|it| it == value), "{name}");
@@ -159,7 +159,7 @@ async fn one_ping_in_five_waits_behind_a_stream_that_it_does_not_read() {
     let client = Client::start().await;
     let mut stream = client.open("ignore", 0).await;
     stream.sender.write(PATTERN.slice(..1000)).await.unwrap();
-    within(stream.sender.sent()).await;
+    within(stream.sender.flushed()).await;
     let mut pings = JoinSet::new();
     let mut waiting = BTreeSet::new();
     for round in 0..3 {
@@ -224,7 +224,7 @@ async fn tell(asked: PingPolicy, unread: usize) {
         let mut stream = open(&handle, "ignore", 0).await;
         for _ in 0..=3 * index {
             stream.sender.write("some".into()).await.unwrap();
-            within(stream.sender.sent()).await;
+            within(stream.sender.flushed()).await;
         }
         streams.push(stream);
     }
@@ -236,7 +236,7 @@ async fn tell(asked: PingPolicy, unread: usize) {
     for _ in 0..5 {
         let headers = Headers::new().with("task", "echo").with("bytes", "0");
         let mut stream = handle.open(headers).unwrap();
-        let answer = tokio::time::timeout(PACE.timeout, stream.answered()).await;
+        let answer = tokio::time::timeout(PACE.timeout, stream.accepted()).await;
         answered += usize::from(answer.is_ok());
         streams.push(stream);
     }
@@ -304,12 +304,12 @@ async fn its_resets_and_refusals_are_understood() {
     assert_eq!(before, Some("before".into()));
     let end = within(stream.receiver.read()).await;
     assert!(
-        matches!(end, Err(StreamError::ResetByPeer(ResetStatus::Cancel))),
+        matches!(end, Err(StreamError::ResetByRemote(ResetStatus::Cancel))),
         "{end:?}"
     );
     let headers = Headers::new().with("task", "refuse");
     let mut stream = client.handle.open(headers).unwrap();
-    let answer = within(stream.answered()).await;
+    let answer = within(stream.accepted()).await;
     assert!(matches!(answer, Err(StreamError::Refused)), "{answer:?}");
     for _ in 0..10 {
         within(client.handle.ping()).await.unwrap();
@@ -377,7 +377,7 @@ async fn oblige(handle: Handle, request: Request, cancelled: watch::Sender<Strin
             while let Ok(Some(_)) = end {
                 end = stream.receiver.read().await;
             }
-            if let Err(StreamError::ResetByPeer(status)) = end {
+            if let Err(StreamError::ResetByRemote(status)) = end {
                 cancelled.send_replace(format!("{status:?}"));
             }
         }

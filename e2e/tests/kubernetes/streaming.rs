@@ -322,7 +322,7 @@ impl Channels {
             return matches!(self.io.read_buf(&mut self.input).await, Ok(1..));
         };
         match event {
-            Event::Piece(piece) => match self.reader.piece(piece).unwrap() {
+            Event::Chunk(piece) => match self.reader.read_chunk(piece).unwrap() {
                 Some(ChannelEvent::Data(Channel::Stdout, data)) => {
                     story.stdout.extend_from_slice(&data)
                 }

@@ -164,11 +164,11 @@ impl Exchange<'_> {
                 }
                 Some(ChannelEvent::Closed(_)) | None => {}
             }
-            let piece = match ready!(self.socket.poll_piece(cx)) {
+            let piece = match ready!(self.socket.poll_chunk(cx)) {
                 Ok(piece) => piece,
                 Err(left) => return Poll::Ready(Over::Disconnected(left)),
             };
-            match self.reader.piece(piece) {
+            match self.reader.read_chunk(piece) {
                 Ok(said) => self.waiting = said,
                 Err(error) => return Poll::Ready(Over::Broke(error.to_string())),
             }

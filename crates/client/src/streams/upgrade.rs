@@ -4,7 +4,7 @@
 use bytes::BytesMut;
 use http::header::{CONNECTION, UPGRADE};
 use http::{HeaderMap, Method, StatusCode};
-use skewbridge_websocket::{Key, Rejection, asking_headers, check_response};
+use skewbridge_websocket::{Key, ResponseError, check_response, set_request_headers};
 
 use crate::connection::{Request, Stream};
 use crate::endpoint::Endpoint;
@@ -36,7 +36,7 @@ pub(crate) async fn websocket(
     let key = Key::random();
     let mut headers = HeaderMap::new();
     // A name of ours is a header.
-    let _ = asking_headers(&key, [offer], &mut headers);
+    let _ = set_request_headers(&key, [offer], &mut headers);
     let request = with_headers(Request::new(Method::GET, path), &headers);
     let mut connection = endpoint.connection().await?;
     let response = connection.send(&request.limit(LONGEST_REFUSAL)).await?;
@@ -55,7 +55,7 @@ pub(crate) async fn websocket(
             server,
             cause: format!("named no subprotocol; {offer} was asked for"),
         }),
-        Err(Rejection::Status(status)) => Err(refused(server, status, &response.body)),
+        Err(ResponseError::Status(status)) => Err(refused(server, status, &response.body)),
         Err(rejection) => Err(Error::Unswitched {
             server,
             cause: rejection.to_string(),

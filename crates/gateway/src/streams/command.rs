@@ -279,9 +279,9 @@ impl Exchange<'_> {
                     Heard::Closed(input) => self.node.close(input),
                 }
             }
-            let piece = match self.client.poll_piece(cx) {
+            let chunk = match self.client.poll_chunk(cx) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Ok(piece)) => piece,
+                Poll::Ready(Ok(chunk)) => chunk,
                 Poll::Ready(Err(DisconnectReason::Closed(close))) => {
                     return Poll::Ready(Over::ClientClosed(close));
                 }
@@ -294,7 +294,7 @@ impl Exchange<'_> {
                     return Poll::Ready(Over::ClientBroke(violation.close_code(), why));
                 }
             };
-            self.waiting = match self.reader.piece(piece) {
+            self.waiting = match self.reader.read_chunk(chunk) {
                 Ok(heard) => heard,
                 Err(error) => return Poll::Ready(refused(error)),
             };

@@ -50,7 +50,7 @@ pub(crate) fn to_websocket(head: &mut Parts, key: &websocket::Key, offer: &'stat
     head.headers.remove(STREAM_PROTOCOL);
     head.headers.remove(CONTENT_LENGTH);
     // A name of ours is a header.
-    let _ = websocket::asking_headers(key, [offer], &mut head.headers);
+    let _ = websocket::set_request_headers(key, [offer], &mut head.headers);
 }
 
 /// Upstream has switched, and to something else than it was asked for.
@@ -105,7 +105,7 @@ pub(crate) fn websocket_granted(
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     // What came in a header, or is a name of ours, is a header.
     let subprotocol = subprotocol.and_then(|name| HeaderValue::from_str(name).ok());
-    websocket::accepting_headers(request, subprotocol, response.headers_mut());
+    websocket::set_response_headers(request, subprotocol, response.headers_mut());
     response
 }
 

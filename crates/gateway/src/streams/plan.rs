@@ -101,7 +101,7 @@ impl Switch {
                 offers: offers.map(str::to_owned).collect(),
             });
         }
-        let request = websocket::read_request(method, headers).ok()?;
+        let request = websocket::parse_upgrade_request(method, headers).ok()?;
         let token = token(headers).ok()?;
         let offers = websocket::subprotocols(headers).filter(|offer| !offer.starts_with(TOKEN));
         Some(Self::WebSocket {

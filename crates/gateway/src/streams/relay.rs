@@ -184,12 +184,12 @@ where
     ) -> Poll<Over> {
         loop {
             while self.deaf || self.raw.has_room() {
-                let piece = match self.socket.poll_piece(cx) {
+                let chunk = match self.socket.poll_chunk(cx) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Ok(piece)) => piece,
+                    Poll::Ready(Ok(chunk)) => chunk,
                     Poll::Ready(Err(left)) => return Poll::Ready(Over::Disconnected(left)),
                 };
-                let Ok(data) = tunnel_payload(piece) else {
+                let Ok(data) = tunnel_payload(chunk) else {
                     return Poll::Ready(Over::NotBinary);
                 };
                 if self.deaf {

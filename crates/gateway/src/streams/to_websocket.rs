@@ -302,12 +302,12 @@ impl Exchange<'_> {
                 }
                 Some(ChannelEvent::Closed(_)) | None => {}
             }
-            let piece = match self.above.poll_piece(cx) {
+            let chunk = match self.above.poll_chunk(cx) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Ok(piece)) => piece,
+                Poll::Ready(Ok(chunk)) => chunk,
                 Poll::Ready(Err(left)) => return Poll::Ready(Over::Above(left)),
             };
-            match self.reader.piece(piece) {
+            match self.reader.read_chunk(chunk) {
                 Ok(said) => self.waiting = said,
                 Err(_) => return Poll::Ready(Over::AboveBroke),
             }

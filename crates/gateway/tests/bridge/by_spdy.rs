@@ -190,8 +190,8 @@ impl Server {
     pub(crate) async fn said(&mut self) -> Option<ChannelEvent<Input>> {
         loop {
             match self.decoder.decode(&mut self.input).unwrap() {
-                Some(Event::Piece(piece)) => {
-                    if let Some(said) = self.reader.piece(piece).unwrap() {
+                Some(Event::Chunk(piece)) => {
+                    if let Some(said) = self.reader.read_chunk(piece).unwrap() {
                         return Some(said);
                     }
                 }

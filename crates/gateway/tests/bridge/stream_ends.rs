@@ -331,7 +331,7 @@ async fn the_pings_inside_a_port_forward_do_not_keep_it() {
     let code = timeout(PATIENCE, async {
         loop {
             match client.event().await.unwrap() {
-                Event::Piece(piece) => {
+                Event::Chunk(piece) => {
                     answers += piece.bytes.len();
                     client.binary(PING).await;
                 }

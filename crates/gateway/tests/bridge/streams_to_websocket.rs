@@ -235,14 +235,14 @@ async fn a_port_forward_is_put_into_a_websocket() {
     here.write_all(b"up").await.unwrap();
     here.flush().await.unwrap();
     loop {
-        if let Some(Event::Piece(piece)) = there.decoder.decode(&mut there.input).unwrap() {
+        if let Some(Event::Chunk(piece)) = there.decoder.decode(&mut there.input).unwrap() {
             assert_eq!(piece.bytes, "up");
             break;
         }
         assert!(there.io.read_buf(&mut there.input).await.unwrap() > 0);
     }
     let mut out = BytesMut::new();
-    let frame = skewbridge_websocket::Frame::Whole(skewbridge_websocket::Kind::Binary);
+    let frame = skewbridge_websocket::Frame::Whole(skewbridge_websocket::MessageKind::Binary);
     skewbridge_websocket::Encoder::new(Role::Server).write(frame, &[b"down"], &mut out);
     there.io.write_all(&out).await.unwrap();
     there.io.flush().await.unwrap();
@@ -361,11 +361,11 @@ async fn streams_that_nobody_asked_for_are_refused() {
     let mut client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
     let _server = Server::over(upstream.connection().await);
     for stream in client.streams.values_mut() {
-        stream.answered().await.unwrap();
+        stream.accepted().await.unwrap();
     }
     let headers = Headers::new().with("streamtype", "stdin");
     let mut more = client.handle.open(headers).unwrap();
-    let answered = timeout(Duration::from_secs(5), more.answered()).await;
+    let answered = timeout(Duration::from_secs(5), more.accepted()).await;
     assert!(matches!(answered, Ok(Err(_))), "{answered:?}");
 }
 

@@ -18,7 +18,7 @@ use skewbridge_remotecommand::{
     negotiate, negotiate_spdy,
 };
 use skewbridge_stream_io::Rewind;
-use skewbridge_websocket::{accepting_headers, is_upgrade, read_request, subprotocols};
+use skewbridge_websocket::{is_upgrade, parse_upgrade_request, set_response_headers, subprotocols};
 use tokio::io::{AsyncRead, AsyncWrite, duplex};
 use tokio::sync::mpsc;
 
@@ -299,13 +299,13 @@ fn wants(request: &StreamRequest) -> Result<Wants, Status> {
         ));
     }
     if is_upgrade(headers) {
-        let asked = read_request(&request.method, headers);
+        let asked = parse_upgrade_request(&request.method, headers);
         let asked = asked.map_err(|refusal| Status::bad_request(refusal.to_string()))?;
         let agreed = negotiate(ServerKind::Bridge, subprotocols(headers)).ok_or_else(|| {
             Status::bad_request("none of the subprotocols that are asked for is known")
         })?;
         let mut answer = HeaderMap::new();
-        accepting_headers(
+        set_response_headers(
             &asked,
             agreed.header.map(HeaderValue::from_static),
             &mut answer,
@@ -381,21 +381,21 @@ fn forwarded(
     };
     let headers = &request.headers;
     if is_upgrade(headers) {
-        let asked = read_request(&request.method, headers);
+        let asked = parse_upgrade_request(&request.method, headers);
         let asked = asked.map_err(|refusal| Status::bad_request(refusal.to_string()))?;
         let mut answer = HeaderMap::new();
         if !tunnelled_protocols(subprotocols(headers)).any(|offer| offer == PORT_FORWARD) {
             let wanted = Wanted::of(subprotocols(headers), &request.query);
             let wanted = wanted.map_err(Status::bad_request)?;
             let protocol = wanted.agreed.header.map(HeaderValue::from_static);
-            accepting_headers(&asked, protocol, &mut answer);
+            set_response_headers(&asked, protocol, &mut answer);
             let takeover = Takeover::new(move |switched| async move {
                 channel_forward::carry(whole(switched), wanted, reach).await;
             });
             return Ok(StreamAnswer::Switch(switching(answer), takeover));
         }
         let protocol = HeaderValue::from_static(TUNNELLED_PORT_FORWARD);
-        accepting_headers(&asked, Some(protocol), &mut answer);
+        set_response_headers(&asked, Some(protocol), &mut answer);
         let takeover = Takeover::new(move |switched| async move {
             let (outside, inside) = duplex(TUNNEL);
             let forward = port_forward::carry(inside, reach);

@@ -117,7 +117,7 @@ async fn listen<R: AsyncRead + Unpin>(
 ) {
     let mut reader = FromClient::new(protocol);
     while let Some(piece) = hearing.next().await {
-        match reader.piece(piece) {
+        match reader.read_chunk(piece) {
             Ok(Some(ChannelEvent::Data(to, data))) => {
                 if let Some(input) = inputs.get(usize::from(to.port)) {
                     // Fails when the connection to this port has ended.

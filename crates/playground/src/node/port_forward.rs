@@ -176,8 +176,8 @@ async fn forward(connected: Result<TcpStream, String>, data: Stream, error: Stre
     }
     let _ = to_client.finish();
     let _ = said.finish();
-    to_client.sent().await;
-    said.sent().await;
+    to_client.flushed().await;
+    said.flushed().await;
 }
 
 /// Ends when the client has broken off: one that has only ended what it says may still

@@ -156,7 +156,7 @@ impl Channels {
     async fn next(&mut self) -> Option<(FromPod, Bytes)> {
         loop {
             match self.decoder.decode(&mut self.buffer).unwrap() {
-                Some(Event::Piece(piece)) => match self.reader.piece(piece).unwrap() {
+                Some(Event::Chunk(piece)) => match self.reader.read_chunk(piece).unwrap() {
                     Some(ChannelEvent::Data(channel, data)) => return Some((channel, data)),
                     _ => continue,
                 },

@@ -30,7 +30,7 @@ use skewbridge_spdy::connection::{self, Receiver, Sender};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_testkit::ScratchDir;
 use skewbridge_websocket::{
-    Control, ControlPayload, Decoder, Event, Key, Limits, Role, asking_headers,
+    Control, ControlPayload, Decoder, Event, Key, Limits, Role, set_request_headers,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
@@ -222,7 +222,7 @@ pub(crate) fn spdy_headers(protocol: &'static str) -> HeaderMap {
 
 pub(crate) fn websocket_headers(protocol: &str) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    asking_headers(&Key::random(), [protocol], &mut headers).unwrap();
+    set_request_headers(&Key::random(), [protocol], &mut headers).unwrap();
     headers
 }
 
@@ -398,7 +398,7 @@ impl Socket {
     pub(crate) async fn next(&mut self) -> Option<(Output, Bytes)> {
         loop {
             match self.decoder.decode(&mut self.buffer).unwrap() {
-                Some(Event::Piece(piece)) => match self.reader.piece(piece).unwrap() {
+                Some(Event::Chunk(piece)) => match self.reader.read_chunk(piece).unwrap() {
                     Some(ChannelEvent::Data(output, data)) => return Some((output, data)),
                     _ => continue,
                 },

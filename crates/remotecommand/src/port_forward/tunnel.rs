@@ -1,7 +1,7 @@
 //! SPDY inside a WebSocket: the bytes of the one are the payloads of binary
 //! messages of the other, cut anywhere.
 
-use skewbridge_websocket::{Kind, Piece};
+use skewbridge_websocket::{MessageChunk, MessageKind};
 
 /// What is spoken over SPDY.
 pub const PORT_FORWARD: &str = "portforward.k8s.io";
@@ -42,11 +42,11 @@ pub fn accepted_offer<'a>(
 #[error("a tunnel carries binary messages only")]
 pub struct NotBinary;
 
-/// What a piece of a message has for SPDY: all of it.
-pub fn tunnel_payload(piece: Piece) -> Result<bytes::Bytes, NotBinary> {
-    match piece.kind {
-        Kind::Binary => Ok(piece.bytes),
-        Kind::Text => Err(NotBinary),
+/// What a chunk of a message has for SPDY: all of it.
+pub fn tunnel_payload(chunk: MessageChunk) -> Result<bytes::Bytes, NotBinary> {
+    match chunk.kind {
+        MessageKind::Binary => Ok(chunk.bytes),
+        MessageKind::Text => Err(NotBinary),
     }
 }
 

@@ -1,11 +1,11 @@
 use bytes::BytesMut;
 use proptest::prelude::*;
-use skewbridge_websocket::{Decoder, Event, Kind, Limits, Role};
+use skewbridge_websocket::{Decoder, Event, Limits, MessageKind, Role};
 
 use super::*;
 use crate::writer::{ToClient, ToServer};
 
-/// Reads messages, each in pieces of up to `cut` bytes, and joins the data of
+/// Reads messages, each in chunks of up to `cut` bytes, and joins the data of
 /// each message.
 fn read<C: ChannelId>(
     protocol: Protocol,
@@ -15,18 +15,18 @@ fn read<C: ChannelId>(
     let (mut reader, mut all) = (Reader::new(protocol), Vec::new());
     for message in messages {
         let mut said = None;
-        let mut pieces: Vec<_> = message.chunks(cut).collect();
-        if pieces.is_empty() {
-            pieces.push(&[]);
+        let mut chunks: Vec<_> = message.chunks(cut).collect();
+        if chunks.is_empty() {
+            chunks.push(&[]);
         }
-        for (index, bytes) in pieces.iter().enumerate() {
-            let piece = Piece {
-                kind: Kind::Binary,
-                starts: index == 0,
-                ends: index + 1 == pieces.len(),
+        for (index, bytes) in chunks.iter().enumerate() {
+            let chunk = MessageChunk {
+                kind: MessageKind::Binary,
+                is_first: index == 0,
+                is_last: index + 1 == chunks.len(),
                 bytes: Bytes::copy_from_slice(bytes),
             };
-            said = match (said, reader.piece(piece)?) {
+            said = match (said, reader.read_chunk(chunk)?) {
                 (Some(ChannelEvent::Data(channel, left)), Some(ChannelEvent::Data(_, right))) => {
                     let data = [left, right].concat().into();
                     Some(ChannelEvent::Data(channel, data))
@@ -140,14 +140,14 @@ fn text_protocols_have_digits_and_base64() {
 fn data_is_not_copied() {
     let bytes = Bytes::from_static(b"\0abc");
     let at = bytes[1..].as_ptr();
-    let piece = Piece {
-        kind: Kind::Binary,
-        starts: true,
-        ends: true,
+    let chunk = MessageChunk {
+        kind: MessageKind::Binary,
+        is_first: true,
+        is_last: true,
         bytes,
     };
     let Ok(Some(ChannelEvent::Data(Input::Stdin, data))) =
-        FromClient::new(Protocol::V5).piece(piece)
+        FromClient::new(Protocol::V5).read_chunk(chunk)
     else {
         panic!("no data");
     };
@@ -171,11 +171,11 @@ fn over_the_wire<C: ChannelId>(
     for chunk in wire.chunks(cut) {
         buffer.extend_from_slice(chunk);
         while let Some(event) = decoder.decode(&mut buffer).unwrap() {
-            let Event::Piece(piece) = event else {
+            let Event::Chunk(chunk) = event else {
                 panic!("{event:?}");
             };
-            joins &= !piece.starts;
-            match (all.last_mut(), reader.piece(piece).unwrap()) {
+            joins &= !chunk.is_first;
+            match (all.last_mut(), reader.read_chunk(chunk).unwrap()) {
                 (Some(ChannelEvent::Data(_, left)), Some(ChannelEvent::Data(_, right)))
                     if joins =>
                 {

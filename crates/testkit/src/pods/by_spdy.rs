@@ -81,7 +81,7 @@ pub(super) async fn command(io: Io, prefix: BytesMut, options: Options, words: &
             .flatten()
         {
             let _ = sender.finish();
-            sender.sent().await;
+            sender.flushed().await;
         }
         for mut sender in idle {
             let _ = sender.finish();
@@ -168,7 +168,7 @@ async fn connect(port: u16, mut to: Sender, from: Receiver, mut error: Sender) {
                 read_all(read, &mut sender).await;
                 if let Some(to) = &mut sender {
                     let _ = to.finish();
-                    to.sent().await;
+                    to.flushed().await;
                 }
             };
             tokio::join!(write_all(Some(from), Some(Box::new(write))), down);
@@ -178,9 +178,9 @@ async fn connect(port: u16, mut to: Sender, from: Receiver, mut error: Sender) {
             let words = format!("error forwarding port {port} to pod: {cause}");
             let _ = error.write(Bytes::from(words)).await;
             let _ = error.finish();
-            error.sent().await;
+            error.flushed().await;
             let _ = to.finish();
-            to.sent().await;
+            to.flushed().await;
         }
     }
 }

@@ -72,9 +72,9 @@ pub(super) async fn command(io: Io, input: BytesMut, options: Options, words: &[
                     permit.send(data);
                 }
             }
-            piece = poll_fn(|cx| socket.poll_piece(cx)), if pending.is_none() => {
+            piece = poll_fn(|cx| socket.poll_chunk(cx)), if pending.is_none() => {
                 let Ok(piece) = piece else { return };
-                match reader.piece(piece) {
+                match reader.read_chunk(piece) {
                     Ok(Some(ChannelEvent::Data(Input::Stdin, data))) => pending = Some(data),
                     Ok(Some(ChannelEvent::Data(Input::Resize, data))) => process.resize(&data).await,
                     Ok(Some(ChannelEvent::Closed(_))) => {

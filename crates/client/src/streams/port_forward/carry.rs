@@ -126,7 +126,7 @@ async fn give(
         while !piece.is_empty() {
             match timeout(patience, to.write(&piece)).await {
                 Ok(written) => advance(&mut piece, written?)?,
-                Err(_) if incoming.data.is_overfull() && company.is_any() => {
+                Err(_) if incoming.data.is_over_limit() && company.is_any() => {
                     return Err(io::Error::new(
                         io::ErrorKind::TimedOut,
                         "the local side reads nothing, and other connections wait for that",

@@ -99,7 +99,7 @@ fn flood(mut pair: Pair) -> JoinHandle<()> {
         }
         pair.error.sender.finish().unwrap();
         pair.data.sender.finish().unwrap();
-        pair.data.sender.sent().await;
+        pair.data.sender.flushed().await;
     })
 }
 
@@ -110,7 +110,7 @@ async fn a_local_program_that_does_not_read_is_waited_for() {
     let flooding = flood(pair);
     sleep(HOUR).await;
     assert!(!forwarder.is_closed());
-    assert!(forwarder.handle.is_held(), "nothing kept it waiting");
+    assert!(forwarder.handle.is_read_paused(), "nothing kept it waiting");
     let mut came = Vec::new();
     local.read_to_end(&mut came).await.unwrap();
     assert_eq!(came.len(), MUCH);
@@ -246,7 +246,7 @@ async fn what_came_before_a_reset_is_delivered() {
         let (mut local, mut pair, carrying) = carried(&forwarder, &mut pod).await;
         let last = Bytes::from(vec![7; 100_000]);
         pair.data.sender.write(last.clone()).await.unwrap();
-        pair.data.sender.sent().await;
+        pair.data.sender.flushed().await;
         if matches!(words, Words::Error) {
             let told = Bytes::from("no such port\n");
             pair.error.sender.write(told).await.unwrap();
@@ -254,7 +254,7 @@ async fn what_came_before_a_reset_is_delivered() {
         if !matches!(words, Words::None) {
             pair.error.sender.finish().unwrap();
         }
-        pair.error.sender.sent().await;
+        pair.error.sender.flushed().await;
         pair.data.sender.reset(status);
         // It is known here that the pod takes no more before all has been read.
         pod.handle.ping().await.unwrap();

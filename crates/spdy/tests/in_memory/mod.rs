@@ -4,7 +4,7 @@ use std::task::Poll;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use skewbridge_spdy::frame::StreamId;
-use skewbridge_spdy::{Config, Event, FlowControl, Layout, Outbox, Session, StreamError};
+use skewbridge_spdy::{Config, Event, FlowControl, Layout, SendBuffer, Session, StreamError};
 
 pub(crate) fn id(id: u32) -> StreamId {
     StreamId::new(id).unwrap()
@@ -24,7 +24,7 @@ pub(crate) fn config(flow_control: FlowControl) -> Config {
 pub(crate) fn output(session: &mut Session) -> BytesMut {
     let mut wire = BytesMut::new();
     while session.has_output() {
-        let mut outbox = Outbox::new(Layout::Vectored);
+        let mut outbox = SendBuffer::new(Layout::Vectored);
         session.transmit(&mut outbox, |_| {});
         while outbox.has_remaining() {
             wire.extend_from_slice(outbox.chunk());

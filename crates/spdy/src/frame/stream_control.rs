@@ -86,7 +86,7 @@ pub struct SynReply {
 
 /// Further headers of a stream. Nobody in Kubernetes sends any.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MoreHeaders {
+pub struct HeadersFrame {
     /// Of which stream.
     pub stream: StreamId,
     /// Whether this is its sender's last frame.
@@ -127,7 +127,7 @@ macro_rules! stream_and_headers {
 }
 
 stream_and_headers!(SynReply, "a SYN_REPLY that is too short", Kind::SynReply);
-stream_and_headers!(MoreHeaders, "a HEADERS that is too short", Kind::Headers);
+stream_and_headers!(HeadersFrame, "a HEADERS that is too short", Kind::Headers);
 
 /// Ends a stream at once, both ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

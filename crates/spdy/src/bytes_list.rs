@@ -4,20 +4,20 @@ use std::collections::VecDeque;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 
-/// Pieces below this are put together while they wait, or many small ones would
+/// BytesList below this are put together while they wait, or many small ones would
 /// cost more than their bytes, and each keep a whole read buffer alive.
-const SMALL: usize = 2 * 1024;
+const JOIN_BELOW_BYTES: usize = 2 * 1024;
 
 /// A queue of bytes. Large pieces stay what they are, small ones are joined.
 #[derive(Debug, Default)]
-pub(crate) struct Pieces {
+pub(crate) struct BytesList {
     whole: VecDeque<Bytes>,
     /// Small pieces, behind all the others.
     joined: BytesMut,
     bytes: usize,
 }
 
-impl Pieces {
+impl BytesList {
     /// How many bytes wait.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
@@ -33,9 +33,9 @@ impl Pieces {
         }
         self.bytes += piece.len();
         let is_first = self.bytes == piece.len();
-        if piece.len() < SMALL && !is_first {
+        if piece.len() < JOIN_BELOW_BYTES && !is_first {
             self.joined.extend_from_slice(&piece);
-            if self.joined.len() >= SMALL {
+            if self.joined.len() >= JOIN_BELOW_BYTES {
                 self.whole.push_back(self.joined.split().freeze());
             }
         } else {
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn many_small_pieces_become_few() {
-        let mut pieces = Pieces::default();
+        let mut pieces = BytesList::default();
         for _ in 0..100_000 {
             pieces.push(Bytes::from_static(b"x"));
         }
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_single_piece_is_not_copied() {
-        let mut pieces = Pieces::default();
+        let mut pieces = BytesList::default();
         let piece = Bytes::from(vec![7; 3]);
         pieces.push(piece.clone());
         assert_eq!(pieces.pop(usize::MAX).unwrap().as_ptr(), piece.as_ptr());
@@ -109,7 +109,7 @@ mod tests {
         fn what_goes_in_comes_out_in_order(
             steps in proptest::collection::vec((0usize..5000, 0usize..6000), 0..60)
         ) {
-            let mut pieces = Pieces::default();
+            let mut pieces = BytesList::default();
             let (mut pushed, mut popped) = (Vec::new(), Vec::new());
             for (index, (push, most)) in steps.into_iter().enumerate() {
                 let piece = vec![u8::try_from(index).unwrap(); push];

@@ -107,7 +107,7 @@ impl Pair {
         let mut client = self.client.open(Headers::new()).unwrap();
         let request = within(self.incoming.next()).await.unwrap();
         let server = request.accept(Headers::new()).unwrap();
-        within(client.answered()).await.unwrap();
+        within(client.accepted()).await.unwrap();
         (client, server)
     }
 

@@ -7,7 +7,7 @@ use bytes::{Buf, Bytes, BytesMut};
 
 use crate::frame::{DataHead, HEAD_BYTES};
 
-/// How frames lie in an [`Outbox`].
+/// How frames lie in an [`SendBuffer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// As they are, for writers that take many slices at once.
@@ -19,7 +19,7 @@ pub enum Layout {
 /// Encoded frames in the order of the wire, as a [`Buf`]. Data is not copied into
 /// it, unless it has to be flat.
 #[derive(Debug)]
-pub struct Outbox {
+pub struct SendBuffer {
     segments: VecDeque<Segment>,
     flat: BytesMut,
     layout: Layout,
@@ -41,7 +41,7 @@ impl Segment {
     }
 }
 
-impl Outbox {
+impl SendBuffer {
     /// An empty one.
     pub fn new(layout: Layout) -> Self {
         Self {
@@ -77,7 +77,7 @@ impl Outbox {
     }
 }
 
-impl Buf for Outbox {
+impl Buf for SendBuffer {
     fn remaining(&self) -> usize {
         self.bytes
     }
