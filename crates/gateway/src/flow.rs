@@ -40,7 +40,7 @@ use crate::route::{self, Journey, Refusal, Route};
 use crate::self_test::SelfTest;
 use crate::serve::{Answer, CloseConnection, Service};
 use crate::signatures::{self, Rejected, Signatures};
-use crate::streams::{self, Carried, Job, Streams, Switch, Switched};
+use crate::streams::{self, StreamOutcome, StreamRequest, Streams, UpgradeRequest, UpgradedStream};
 use crate::tls::reload::Live;
 use crate::upstream::{Pool, Pools, Prefer, Repeat, Replay, Reply};
 use crate::view::{Complete, Instead};
@@ -178,7 +178,7 @@ impl Service for Connection {
             }
         };
         match handled {
-            Ok(Carried::Response(mut response)) => {
+            Ok(StreamOutcome::Response(mut response)) => {
                 hygiene::remove_hop_by_hop(response.headers_mut());
                 // Whoever answered does not say for us what a peer may repeat.
                 remove_not_processed(response.headers_mut());
@@ -193,7 +193,7 @@ impl Service for Connection {
                     record,
                 }
             }
-            Ok(Carried::Switched(response, switched)) => {
+            Ok(StreamOutcome::Upgraded(response, switched)) => {
                 record.audit_id(response.headers());
                 record.status(response.status());
                 Answer {
@@ -240,11 +240,11 @@ impl Connection {
         head: &mut Parts,
         body: RequestBody,
         record: &mut Record,
-    ) -> Result<Carried, Response<Bytes>> {
+    ) -> Result<StreamOutcome, Response<Bytes>> {
         let bridge = &*self.0.bridge;
         let trust = bridge.live.trust.load_full();
         let format = negotiate_error_format(&head.headers);
-        let switch = Switch::read(&head.method, &head.headers);
+        let switch = UpgradeRequest::read(&head.method, &head.headers);
         let upgrade = clean(head);
         let recognised = self.recognise(&trust, head, body).await;
         let (recognised, body) = recognised.map_err(|status| {
@@ -281,7 +281,7 @@ impl Connection {
             record.route("discovery");
             let token = TokenPlace::of(&caller, head);
             self.0.client.note_answer(token, recalled.status());
-            return Ok(Carried::Response(recalled));
+            return Ok(StreamOutcome::Response(recalled));
         }
         self.mark(head);
 
@@ -321,7 +321,7 @@ impl Connection {
             && let Some(job) = trip.job(switch)
         {
             // Boxed: watches are many, and do not come here.
-            return Box::pin(streams::carry(job, take(head), &trip, record)).await;
+            return Box::pin(streams::handshake(job, take(head), &trip, record)).await;
         }
         let mut reply = trip.send_with(take(head), body, record).await?;
         if !matches!(instead, Instead::Nothing)
@@ -524,14 +524,14 @@ impl Connection {
 
 /// The reply as it goes to the client: `/readyz` is also about the bridge, and a watch ends
 /// at its share of the drain.
-fn finish(bridge: &Bridge, decided: &Decided, mut reply: Reply) -> Carried {
+fn finish(bridge: &Bridge, decided: &Decided, mut reply: Reply) -> StreamOutcome {
     if let Reply::Response(response) = &mut reply
         && response.status().is_success()
     {
         if decided.readyz
             && let Some(problem) = bridge.unreadiness()
         {
-            return Carried::Response(health::not_ready(&problem).map(ResponseBody::full));
+            return StreamOutcome::Response(health::not_ready(&problem).map(ResponseBody::full));
         }
         if decided.watch {
             let share = bridge.next_share.fetch_add(97, Ordering::Relaxed);
@@ -540,9 +540,9 @@ fn finish(bridge: &Bridge, decided: &Decided, mut reply: Reply) -> Carried {
         }
     }
     match reply {
-        Reply::Response(response) => Carried::Response(response),
+        Reply::Response(response) => StreamOutcome::Response(response),
         Reply::Upgraded(response, upgraded) => {
-            Carried::Switched(response, Switched::Tunnel(upgraded, None))
+            StreamOutcome::Upgraded(response, UpgradedStream::Tunnel(upgraded, None))
         }
     }
 }
@@ -668,7 +668,7 @@ impl Trip<'_> {
     }
 
     /// What is to be done with a request to switch protocols, if it is for a stream.
-    fn job(&self, switch: Switch) -> Option<Job> {
+    fn job(&self, switch: UpgradeRequest) -> Option<StreamRequest> {
         let version = match self.going {
             Going::Local(_) => self.bridge().upstream_version.load().as_deref().copied(),
             // Whichever of them will answer: the one that knows least counts.
@@ -680,7 +680,7 @@ impl Trip<'_> {
         let streams = &self.bridge().streams;
         self.envoy
             .subject
-            .read(|info| streams.job(switch, info, version))
+            .read(|info| streams.request(switch, info, version))
             .flatten()
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::record::Record;
 use crate::serve::ClientIo;
-use crate::streams::{Ended, Tally};
+use crate::streams::{StreamEnd, StreamMetricsGuard};
 use crate::upstream::h1::Upgraded;
 
 /// As many TLS records as are read ahead: a system call for each of them is what bulk
@@ -33,7 +33,7 @@ pub(crate) async fn run(
     sent: BytesMut,
     upstream: Upgraded,
     mut record: Record,
-    tally: Option<Tally>,
+    stream_metrics: Option<StreamMetricsGuard>,
 ) {
     let Upgraded { io, input, slot } = upstream;
     let (mut client_reader, mut client_writer) = split(Rewind {
@@ -44,8 +44,8 @@ pub(crate) async fn run(
     let mut down_bytes = 0;
     let upstream_ended = Notify::new();
     let count_up = |bytes| {
-        if let Some(tally) = &tally {
-            tally.up(bytes);
+        if let Some(stream_metrics) = &stream_metrics {
+            stream_metrics.up(bytes);
         }
     };
     let ended = {
@@ -67,8 +67,8 @@ pub(crate) async fn run(
         let mut down = pin!(async {
             let count = |bytes| {
                 down_bytes += bytes;
-                if let Some(tally) = &tally {
-                    tally.down(bytes);
+                if let Some(stream_metrics) = &stream_metrics {
+                    stream_metrics.down(bytes);
                 }
             };
             let ended = pass(&mut upstream_reader, &mut client_writer, count).await;
@@ -88,10 +88,10 @@ pub(crate) async fn run(
     };
     record.add_bytes(down_bytes);
     drop((upstream_reader, upstream_writer));
-    if let Some(tally) = tally {
-        tally.end(match &ended {
-            Ok(()) => Ended::Complete,
-            Err(_) => Ended::CutOff,
+    if let Some(stream_metrics) = stream_metrics {
+        stream_metrics.end(match &ended {
+            Ok(()) => StreamEnd::Complete,
+            Err(_) => StreamEnd::Disconnected,
         });
     }
     match ended {

@@ -26,7 +26,7 @@ use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
 use crate::drain::Drain;
 use crate::record::Record;
 use crate::respond;
-use crate::streams::Switched;
+use crate::streams::UpgradedStream;
 
 /// Requests are small: a head and perhaps an object.
 const READ_CHUNK: usize = 8 * 1024;
@@ -417,7 +417,7 @@ enum After {
     NextRequest,
     Close,
     Cut,
-    Switch(Box<Switched>, Record),
+    Switch(Box<UpgradedStream>, Record),
 }
 
 async fn reply(

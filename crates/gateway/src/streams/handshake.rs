@@ -15,12 +15,14 @@ use skewbridge_remotecommand::{
 use skewbridge_stream_io::SpdyExecClient;
 use skewbridge_websocket::{Key, check_response};
 
-use super::command::Command;
-use super::metrics::Tally;
-use super::plan::{ByWebSocket, Kind, Plan, ToSpdy, ToWebSocket, Translation};
-use super::port_forward::{PortForward, PortForwardToWebSocket};
-use super::to_websocket::CommandToWebSocket;
-use super::{Care, Job, Switched, heads, permission};
+use super::metrics::StreamMetricsGuard;
+use super::port_forward::{SpdyToWsPortForward, WsToSpdyPortForward};
+use super::spdy_to_ws::SpdyToWsExec;
+use super::translation_plan::{
+    Kind, ToSpdy, ToWebSocket, Translation, TranslationPlan, WebSocketStream,
+};
+use super::ws_to_spdy::WsToSpdyExec;
+use super::{StreamRequest, StreamTimeouts, UpgradedStream, access_review, upgrade_headers};
 use crate::body::ResponseBody;
 use crate::drain::Drain;
 use crate::flow::Trip;
@@ -32,36 +34,38 @@ use crate::upstream::h1::Upgraded;
 const MAX_SAID: usize = 1024;
 
 /// What a request for a stream comes to.
-pub(crate) enum Carried {
+pub(crate) enum StreamOutcome {
     /// An answer without a stream.
     Response(Response<ResponseBody>),
     /// 101.
-    Switched(Response<()>, Switched),
+    Upgraded(Response<()>, UpgradedStream),
 }
 
 /// Asks for a stream as it was planned.
-pub(crate) async fn carry(
-    job: Job,
+pub(crate) async fn handshake(
+    job: StreamRequest,
     head: Parts,
     trip: &Trip<'_>,
     record: &mut Record,
-) -> Result<Carried, Response<Bytes>> {
-    let Job { kind, client, plan } = job;
-    let asking = Asking { kind, client, trip };
+) -> Result<StreamOutcome, Response<Bytes>> {
+    let StreamRequest { kind, client, plan } = job;
+    let asking = Handshake { kind, client, trip };
     match plan {
-        Plan::AsItIs => Ok(asking.as_it_is(trip.send(head, record).await?)),
-        Plan::Translated(translation) => asking.translate(translation, head, record).await,
-        Plan::AsItIsOr(to_spdy) => {
+        TranslationPlan::Tunnel => Ok(asking.tunnel(trip.send(head, record).await?)),
+        TranslationPlan::Translate(translation) => {
+            asking.translate(translation, head, record).await
+        }
+        TranslationPlan::TunnelOrSpdy(to_spdy) => {
             let spoken = to_spdy.stream.spoken();
             let again = head.clone();
             let reply = trip.send(head, record).await?;
             if !is_refused(&reply) {
-                return Ok(asking.as_it_is(reply));
+                return Ok(asking.tunnel(reply));
             }
             drop(reply);
             let translation = Translation::ToSpdy(to_spdy);
             let carried = asking.translate(translation, again, record).await?;
-            if matches!(carried, Carried::Switched(..)) {
+            if matches!(carried, StreamOutcome::Upgraded(..)) {
                 tracing::info!(
                     kind = kind.as_str(),
                     protocol = ?spoken,
@@ -76,26 +80,28 @@ pub(crate) async fn carry(
 
 fn is_refused(reply: &Reply) -> bool {
     match reply {
-        Reply::Response(response) => heads::is_refusal(response.status(), response.headers()),
+        Reply::Response(response) => {
+            upgrade_headers::is_refusal(response.status(), response.headers())
+        }
         Reply::Upgraded(..) => false,
     }
 }
 
 /// A stream that is being asked for.
-struct Asking<'a> {
+struct Handshake<'a> {
     kind: Kind,
     client: &'static str,
     trip: &'a Trip<'a>,
 }
 
-impl Asking<'_> {
-    fn tally(&self, upstream: &'static str) -> Tally {
+impl Handshake<'_> {
+    fn stream_metrics(&self, upstream: &'static str) -> StreamMetricsGuard {
         let metrics = &self.trip.bridge().metrics;
-        Tally::begin(metrics, self.kind, self.client, upstream)
+        StreamMetricsGuard::begin(metrics, self.kind, self.client, upstream)
     }
 
-    fn care(&self) -> Care {
-        self.trip.bridge().streams.care
+    fn timeouts(&self) -> StreamTimeouts {
+        self.trip.bridge().streams.timeouts
     }
 
     fn drain(&self) -> Drain {
@@ -103,12 +109,15 @@ impl Asking<'_> {
     }
 
     /// The same protocol on both sides.
-    fn as_it_is(&self, reply: Reply) -> Carried {
+    fn tunnel(&self, reply: Reply) -> StreamOutcome {
         match reply {
-            Reply::Response(response) => Carried::Response(response),
+            Reply::Response(response) => StreamOutcome::Response(response),
             Reply::Upgraded(response, upgraded) => {
-                let tally = self.tally(self.client);
-                Carried::Switched(response, Switched::Tunnel(upgraded, Some(tally)))
+                let stream_metrics = self.stream_metrics(self.client);
+                StreamOutcome::Upgraded(
+                    response,
+                    UpgradedStream::Tunnel(upgraded, Some(stream_metrics)),
+                )
             }
         }
     }
@@ -118,17 +127,17 @@ impl Asking<'_> {
         translation: Translation,
         head: Parts,
         record: &mut Record,
-    ) -> Result<Carried, Response<Bytes>> {
+    ) -> Result<StreamOutcome, Response<Bytes>> {
         record.route("stream");
         match translation {
             Translation::ToSpdy(asked) => {
                 let carried = self.to_spdy(asked, head, record).await;
                 let code = match &carried {
-                    Ok(Carried::Response(response)) => Some(response.status()),
+                    Ok(StreamOutcome::Response(response)) => Some(response.status()),
                     Err(refused) => Some(refused.status()),
                     // Counted when it has ended, as kube-apiserver does.
-                    Ok(Carried::Switched(_, Switched::Command(_))) => None,
-                    Ok(Carried::Switched(..)) => Some(StatusCode::SWITCHING_PROTOCOLS),
+                    Ok(StreamOutcome::Upgraded(_, UpgradedStream::WsToSpdyExec(_))) => None,
+                    Ok(StreamOutcome::Upgraded(..)) => Some(StatusCode::SWITCHING_PROTOCOLS),
                 };
                 if let Some(code) = code {
                     let metrics = &self.trip.bridge().metrics;
@@ -146,64 +155,67 @@ impl Asking<'_> {
         asked: ToSpdy,
         mut head: Parts,
         record: &mut Record,
-    ) -> Result<Carried, Response<Bytes>> {
+    ) -> Result<StreamOutcome, Response<Bytes>> {
         let token = asked.token.as_ref();
         match &asked.stream {
-            ByWebSocket::Command(_) => heads::to_spdy(&mut head, [SpdyProtocol::V4.name()], token),
-            ByWebSocket::PortForward { offers } => {
+            WebSocketStream::Command(_) => {
+                upgrade_headers::to_spdy(&mut head, [SpdyProtocol::V4.name()], token)
+            }
+            WebSocketStream::PortForward { offers } => {
                 let offers = offers.iter().map(String::as_str);
-                heads::to_spdy(&mut head, tunnelled_protocols(offers), token);
+                upgrade_headers::to_spdy(&mut head, tunnelled_protocols(offers), token);
             }
         }
         let options = Options::from_query(QueryDialect::Api, head.uri.query());
         let (response, upstream) = match self.trip.send(head, record).await? {
             Reply::Upgraded(response, upgraded) => (response, upgraded),
-            Reply::Response(response) => return Ok(Carried::Response(response)),
+            Reply::Response(response) => return Ok(StreamOutcome::Response(response)),
         };
-        let unasked = |error: heads::Unasked| self.bad_gateway(error.to_string());
+        let unasked = |error: upgrade_headers::Unasked| self.bad_gateway(error.to_string());
         match &asked.stream {
-            ByWebSocket::Command(agreement) => {
-                let spoken = heads::switched_to_command(response.headers()).map_err(unasked)?;
+            WebSocketStream::Command(agreement) => {
+                let spoken =
+                    upgrade_headers::switched_to_command(response.headers()).map_err(unasked)?;
                 let Upgraded { io, input, slot } = upstream;
                 let opened = SpdyExecClient::open(
                     io,
                     input,
                     options,
                     spoken,
-                    self.care().pace_of_upstream(),
+                    self.timeouts().upstream_keepalive(),
                 );
                 let node = opened.map_err(|error| {
                     self.bad_gateway(format!("upstream takes no streams: {error}"))
                 })?;
-                let command = Command {
+                let command = WsToSpdyExec {
                     kind: self.kind,
                     protocol: agreement.protocol,
                     options,
                     node,
                     slot,
-                    care: self.care(),
-                    floor: self.trip.bridge().streams.floor.clone(),
+                    timeouts: self.timeouts(),
+                    arbiter: self.trip.bridge().streams.arbiter.clone(),
                     drain: self.drain(),
                     metrics: self.trip.bridge().metrics.clone(),
-                    tally: self.tally("spdy"),
+                    stream_metrics: self.stream_metrics("spdy"),
                 };
-                let granted = heads::websocket_granted(&asked.request, agreement.header);
-                let switched = Switched::Command(Box::new(command));
-                Ok(Carried::Switched(granted, switched))
+                let granted = upgrade_headers::websocket_granted(&asked.request, agreement.header);
+                let switched = UpgradedStream::WsToSpdyExec(Box::new(command));
+                Ok(StreamOutcome::Upgraded(granted, switched))
             }
-            ByWebSocket::PortForward { offers } => {
+            WebSocketStream::PortForward { offers } => {
                 let offers = offers.iter().map(String::as_str);
-                let agreed = heads::switched_to_port_forward(response.headers(), offers);
+                let agreed = upgrade_headers::switched_to_port_forward(response.headers(), offers);
                 let agreed = agreed.map_err(unasked)?;
-                let port_forward = PortForward {
+                let port_forward = WsToSpdyPortForward {
                     upstream,
-                    care: self.care(),
+                    timeouts: self.timeouts(),
                     drain: self.drain(),
-                    tally: self.tally("spdy"),
+                    stream_metrics: self.stream_metrics("spdy"),
                 };
-                let granted = heads::websocket_granted(&asked.request, Some(agreed));
-                let switched = Switched::PortForward(Box::new(port_forward));
-                Ok(Carried::Switched(granted, switched))
+                let granted = upgrade_headers::websocket_granted(&asked.request, Some(agreed));
+                let switched = UpgradedStream::WsToSpdyPortForward(Box::new(port_forward));
+                Ok(StreamOutcome::Upgraded(granted, switched))
             }
         }
     }
@@ -214,13 +226,13 @@ impl Asking<'_> {
         asked: &ToWebSocket,
         head: Parts,
         record: &mut Record,
-    ) -> Result<Carried, Response<Bytes>> {
+    ) -> Result<StreamOutcome, Response<Bytes>> {
         // What cannot be spoken here is not asked for above.
         match asked {
             ToWebSocket::Command { offers } => {
                 let spoken = negotiate_spdy(offers.iter().map(String::as_str));
                 let spoken = spoken.map_err(|error| match error {
-                    // As kubelets answer.
+                    // PingRole kubelets answer.
                     SpdyNegotiationError::NoOffer => {
                         self.trip.refuse(&Status::bad_request(error.to_string()))
                     }
@@ -229,15 +241,15 @@ impl Asking<'_> {
                 let options = Options::from_query(QueryDialect::Api, head.uri.query());
                 let offer = Protocol::V5.name();
                 self.by_websocket(head, offer, record, |upstream| {
-                    let switched = Switched::CommandToWebSocket(Box::new(CommandToWebSocket {
+                    let switched = UpgradedStream::SpdyToWsExec(Box::new(SpdyToWsExec {
                         protocol: spoken,
                         options,
                         upstream,
-                        care: self.care(),
+                        timeouts: self.timeouts(),
                         drain: self.drain(),
-                        tally: self.tally("websocket"),
+                        stream_metrics: self.stream_metrics("websocket"),
                     }));
-                    (heads::spdy_granted(spoken.name()), switched)
+                    (upgrade_headers::spdy_granted(spoken.name()), switched)
                 })
                 .await
             }
@@ -250,13 +262,13 @@ impl Asking<'_> {
                 }
                 self.by_websocket(head, TUNNELLED_PORT_FORWARD, record, |upstream| {
                     let switched =
-                        Switched::PortForwardToWebSocket(Box::new(PortForwardToWebSocket {
+                        UpgradedStream::SpdyToWsPortForward(Box::new(SpdyToWsPortForward {
                             upstream,
-                            care: self.care(),
+                            timeouts: self.timeouts(),
                             drain: self.drain(),
-                            tally: self.tally("websocket"),
+                            stream_metrics: self.stream_metrics("websocket"),
                         }));
-                    (heads::spdy_granted(PORT_FORWARD), switched)
+                    (upgrade_headers::spdy_granted(PORT_FORWARD), switched)
                 })
                 .await
             }
@@ -269,13 +281,13 @@ impl Asking<'_> {
         mut head: Parts,
         offer: &'static str,
         record: &mut Record,
-        switch: impl FnOnce(Upgraded) -> (Response<()>, Switched),
-    ) -> Result<Carried, Response<Bytes>> {
-        if let Err(refused) = permission::may_create(&head, self.trip, record).await {
-            return Ok(Carried::Response(refused));
+        switch: impl FnOnce(Upgraded) -> (Response<()>, UpgradedStream),
+    ) -> Result<StreamOutcome, Response<Bytes>> {
+        if let Err(refused) = access_review::check_create(&head, self.trip, record).await {
+            return Ok(StreamOutcome::Response(refused));
         }
         let key = Key::random();
-        heads::to_websocket(&mut head, &key, offer);
+        upgrade_headers::to_websocket(&mut head, &key, offer);
         let reply = self.trip.send(head, record).await?;
         let refused = is_refused(&reply);
         let (response, upgraded) = match reply {
@@ -291,12 +303,12 @@ impl Asking<'_> {
                     String::from_utf8_lossy(&said)
                 )));
             }
-            Reply::Response(response) => return Ok(Carried::Response(response)),
+            Reply::Response(response) => return Ok(StreamOutcome::Response(response)),
         };
         match check_response(response.status(), response.headers(), &key, &[offer]) {
             Ok(Some(_)) => {
                 let (granted, switched) = switch(upgraded);
-                Ok(Carried::Switched(granted, switched))
+                Ok(StreamOutcome::Upgraded(granted, switched))
             }
             Ok(None) => Err(self.bad_gateway(format!("upstream did not agree to {offer}"))),
             Err(rejection) => Err(self.bad_gateway(format!(

@@ -13,8 +13,8 @@ use skewbridge_websocket::{Close, CloseCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
-use super::clock::{Clock, Due};
-use super::interjected::Interjected;
+use super::injected_pings::InjectedPings;
+use super::timer::{StreamTimer, TimerEvent};
 use crate::drain::Drain;
 
 /// Two TLS records at once.
@@ -22,18 +22,18 @@ const READ_CHUNK: usize = 32 * 1024;
 
 /// Which way bytes went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Went {
+pub(crate) enum Direction {
     Inwards,
     Outwards,
 }
 
 /// Why it is over.
 #[derive(Debug)]
-pub(crate) enum Over {
+pub(crate) enum RelayEnd {
     /// The side without messages has said its last.
     RawEnded,
     /// It was cut off.
-    RawCut(io::Error),
+    RawLost(io::Error),
     /// The WebSocket has been left.
     Disconnected(DisconnectReason),
     /// It carries something else than binary messages.
@@ -45,7 +45,7 @@ pub(crate) enum Over {
     /// Nothing came for too long.
     Idle,
     /// The bridge goes away.
-    Leaving,
+    Shutdown,
 }
 
 /// Both sides, in one task.
@@ -54,17 +54,17 @@ pub(crate) struct Relay<R, S> {
     pub(crate) socket: WebSocketConn<S>,
     /// The side without messages takes nothing any more. It may have said its last
     /// before, which is still to be read.
-    deaf: bool,
+    write_failed: bool,
     idle: Duration,
     /// When something last passed that is no ping.
-    quiet_since: Instant,
+    last_activity: Instant,
     inwards: FrameScanner,
     outwards: FrameScanner,
     /// All has been read that has come from the side without messages.
     listens: bool,
     /// To the side without messages.
-    pings: Interjected,
-    clock: Clock,
+    pings: InjectedPings,
+    timer: StreamTimer,
 }
 
 impl<R, S> Relay<R, S>
@@ -77,7 +77,7 @@ where
     pub(crate) fn new(
         raw: R,
         input: BytesMut,
-        pings: Interjected,
+        pings: InjectedPings,
         socket: WebSocketConn<S>,
         idle: Duration,
         drain: Drain,
@@ -88,14 +88,14 @@ where
         Self {
             raw,
             socket,
-            deaf: false,
+            write_failed: false,
             idle,
-            quiet_since: now,
+            last_activity: now,
             inwards: FrameScanner::default(),
             outwards: FrameScanner::default(),
             listens: true,
             pings,
-            clock: Clock::new(now, drain),
+            timer: StreamTimer::new(now, drain),
         }
     }
 
@@ -103,15 +103,17 @@ where
     pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        mut count: impl FnMut(Went, usize),
-    ) -> Poll<Over> {
+        mut count: impl FnMut(Direction, usize),
+    ) -> Poll<RelayEnd> {
         // Those that are left of a side that has ended come first.
         let raw = self.poll_inwards(cx, &mut count);
         let socket = self.poll_outwards(cx, &mut count);
         let was_full = (!self.raw.has_room(), !self.socket.has_room());
         let _ = self.poll_flush_raw(cx);
         if let Poll::Ready(Err(error)) = self.socket.poll_flush(cx) {
-            return Poll::Ready(Over::Disconnected(DisconnectReason::ConnectionLost(error)));
+            return Poll::Ready(RelayEnd::Disconnected(DisconnectReason::ConnectionLost(
+                error,
+            )));
         }
         if (was_full.0 && self.raw.has_room()) || (was_full.1 && self.socket.has_room()) {
             // Nobody has asked the other side since.
@@ -119,7 +121,7 @@ where
         }
         match (raw, socket) {
             (Poll::Ready(over), _) | (Poll::Pending, Poll::Ready(over)) => Poll::Ready(over),
-            (Poll::Pending, Poll::Pending) => self.poll_clock(cx),
+            (Poll::Pending, Poll::Pending) => self.poll_timer(cx),
         }
     }
 
@@ -127,8 +129,8 @@ where
     fn poll_inwards(
         &mut self,
         cx: &mut Context<'_>,
-        count: &mut impl FnMut(Went, usize),
-    ) -> Poll<Over> {
+        count: &mut impl FnMut(Direction, usize),
+    ) -> Poll<RelayEnd> {
         self.listens = false;
         loop {
             while self.socket.has_room() {
@@ -143,10 +145,10 @@ where
                             if !rest.is_empty() {
                                 self.socket.write_binary(rest);
                             }
-                            return Poll::Ready(Over::RawEnded);
+                            return Poll::Ready(RelayEnd::RawEnded);
                         }
                         Poll::Ready(Ok(_)) => {}
-                        Poll::Ready(Err(error)) => return Poll::Ready(Over::RawCut(error)),
+                        Poll::Ready(Err(error)) => return Poll::Ready(RelayEnd::RawLost(error)),
                     }
                 }
                 let now = Instant::now();
@@ -156,19 +158,19 @@ where
                     data,
                     |id| self.pings.is_answer(id),
                     |data| {
-                        count(Went::Inwards, data.len());
+                        count(Direction::Inwards, data.len());
                         self.socket.write_binary(data);
                     },
                 );
                 if carries {
-                    self.quiet_since = now;
+                    self.last_activity = now;
                 }
             }
             match self.socket.poll_flush(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(error)) => {
-                    return Poll::Ready(Over::Disconnected(DisconnectReason::ConnectionLost(
+                    return Poll::Ready(RelayEnd::Disconnected(DisconnectReason::ConnectionLost(
                         error,
                     )));
                 }
@@ -180,22 +182,22 @@ where
     fn poll_outwards(
         &mut self,
         cx: &mut Context<'_>,
-        count: &mut impl FnMut(Went, usize),
-    ) -> Poll<Over> {
+        count: &mut impl FnMut(Direction, usize),
+    ) -> Poll<RelayEnd> {
         loop {
-            while self.deaf || self.raw.has_room() {
+            while self.write_failed || self.raw.has_room() {
                 let chunk = match self.socket.poll_chunk(cx) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Ok(chunk)) => chunk,
-                    Poll::Ready(Err(left)) => return Poll::Ready(Over::Disconnected(left)),
+                    Poll::Ready(Err(left)) => return Poll::Ready(RelayEnd::Disconnected(left)),
                 };
                 let Ok(data) = tunnel_payload(chunk) else {
-                    return Poll::Ready(Over::NotBinary);
+                    return Poll::Ready(RelayEnd::NotBinary);
                 };
-                if self.deaf {
+                if self.write_failed {
                     continue;
                 }
-                count(Went::Outwards, data.len());
+                count(Direction::Outwards, data.len());
                 self.pass_outwards(data);
             }
             if self.poll_flush_raw(cx).is_pending() {
@@ -213,7 +215,7 @@ where
             .outwards
             .scan(&data, |frame, bytes| pings.sent(now, frame, bytes));
         if passed.has_non_ping {
-            self.quiet_since = now;
+            self.last_activity = now;
         }
         if let Some(between) = passed.last_frame_end {
             let pings = self.pings.look(now);
@@ -227,13 +229,13 @@ where
 
     /// Sends what is written, as long as it is taken.
     fn poll_flush_raw(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.deaf {
+        if self.write_failed {
             return Poll::Ready(());
         }
         self.raw.poll_flush(cx).map(|sent| {
             if let Err(error) = sent {
                 tracing::debug!(%error, "a tunnel takes no more input");
-                self.deaf = true;
+                self.write_failed = true;
             }
         })
     }
@@ -249,68 +251,72 @@ where
     }
 
     fn can_be_asked(&self) -> bool {
-        !self.deaf && self.outwards.at_frame_boundary()
+        !self.write_failed && self.outwards.at_frame_boundary()
     }
 
-    fn next_look(&self) -> Instant {
+    fn next_deadline(&self) -> Instant {
         let socket = self.socket.next_deadline();
         self.next_ping().map_or(socket, |ping| ping.min(socket))
     }
 
-    fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
-        self.clock.hurry(self.next_look(), cx);
-        let due = ready!(self.clock.poll_due(cx));
-        if due == Due::Leave {
-            return Poll::Ready(Over::Leaving);
+    fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<RelayEnd> {
+        self.timer.set_earlier(self.next_deadline(), cx);
+        let due = ready!(self.timer.poll_due(cx));
+        if due == TimerEvent::Shutdown {
+            return Poll::Ready(RelayEnd::Shutdown);
         }
         let now = Instant::now();
-        let bored = self.quiet_since + self.idle;
+        let bored = self.last_activity + self.idle;
         if now >= bored {
-            return Poll::Ready(Over::Idle);
+            return Poll::Ready(RelayEnd::Idle);
         }
         if !self.socket.check_keepalive(now, self.raw.has_room()) {
-            return Poll::Ready(Over::Dead);
+            return Poll::Ready(RelayEnd::Dead);
         }
         if !self.listens {
             self.pings.excuse(now);
         }
         if self.pings.death().is_some_and(|death| death <= now) {
-            return Poll::Ready(Over::RawDead);
+            return Poll::Ready(RelayEnd::RawDead);
         }
         if self.can_be_asked() {
             self.raw.push_data(self.pings.look(now));
         }
         let _ = self.poll_flush_raw(cx);
         if let Poll::Ready(Err(error)) = self.socket.poll_flush(cx) {
-            return Poll::Ready(Over::Disconnected(DisconnectReason::ConnectionLost(error)));
+            return Poll::Ready(RelayEnd::Disconnected(DisconnectReason::ConnectionLost(
+                error,
+            )));
         }
-        let next = self.next_look().min(bored);
-        self.clock.set(next, cx);
+        let next = self.next_deadline().min(bored);
+        self.timer.set(next, cx);
         Poll::Pending
     }
 }
 
 /// What a WebSocket is closed with when the other side is over.
-pub(crate) fn close_for(over: &Over) -> Option<Close> {
+pub(crate) fn close_for(over: &RelayEnd) -> Option<Close> {
     let (code, reason) = match over {
-        Over::RawEnded | Over::Disconnected(DisconnectReason::Closed(_)) => {
+        RelayEnd::RawEnded | RelayEnd::Disconnected(DisconnectReason::Closed(_)) => {
             (CloseCode::NORMAL, String::new())
         }
-        Over::RawCut(error) => (CloseCode::INTERNAL_ERROR, error.to_string()),
-        Over::RawDead => (
+        RelayEnd::RawLost(error) => (CloseCode::INTERNAL_ERROR, error.to_string()),
+        RelayEnd::RawDead => (
             CloseCode::INTERNAL_ERROR,
             "the other side does not answer pings".to_owned(),
         ),
-        Over::NotBinary => (
+        RelayEnd::NotBinary => (
             CloseCode::UNSUPPORTED_DATA,
             "a tunnel carries binary messages only".to_owned(),
         ),
-        Over::Idle => (CloseCode::GOING_AWAY, "idle for too long".to_owned()),
-        Over::Leaving => (CloseCode::GOING_AWAY, "the gateway shuts down".to_owned()),
-        Over::Disconnected(DisconnectReason::ProtocolViolation(violation)) => {
+        RelayEnd::Idle => (CloseCode::GOING_AWAY, "idle for too long".to_owned()),
+        RelayEnd::Shutdown => (CloseCode::GOING_AWAY, "the gateway shuts down".to_owned()),
+        RelayEnd::Disconnected(DisconnectReason::ProtocolViolation(violation)) => {
             (violation.close_code(), violation.to_string())
         }
-        Over::Disconnected(DisconnectReason::ConnectionLost(_)) | Over::Dead => return None,
+        RelayEnd::Disconnected(DisconnectReason::ConnectionLost(_)) | RelayEnd::Dead => {
+            return None;
+        }
     };
     Some(Close::new(code, &reason))
 }

@@ -14,7 +14,7 @@ const REMEMBERED: Duration = Duration::from_mins(10);
 /// odd protocol says nothing of others, and to translate them would take streams from
 /// those who may only `get`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Spoken {
+pub(crate) enum StreamProtocol {
     /// A command.
     Command(Protocol),
     /// A port-forward.
@@ -24,7 +24,7 @@ pub(crate) enum Spoken {
 /// Protocols of commands, and port-forward.
 const KINDS: usize = Protocol::ALL.len() + 1;
 
-impl Spoken {
+impl StreamProtocol {
     fn slot(self) -> usize {
         let command = match self {
             Self::Command(protocol) => Protocol::ALL.iter().position(|it| *it == protocol),
@@ -36,16 +36,16 @@ impl Spoken {
 
 /// What has lately been refused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Refused([bool; KINDS]);
+pub(crate) struct RefusedProtocols([bool; KINDS]);
 
-impl Refused {
-    pub(crate) fn contains(self, spoken: Spoken) -> bool {
+impl RefusedProtocols {
+    pub(crate) fn contains(self, spoken: StreamProtocol) -> bool {
         self.0.get(spoken.slot()).is_some_and(|it| *it)
     }
 }
 
-impl FromIterator<Spoken> for Refused {
-    fn from_iter<I: IntoIterator<Item = Spoken>>(refused: I) -> Self {
+impl FromIterator<StreamProtocol> for RefusedProtocols {
+    fn from_iter<I: IntoIterator<Item = StreamProtocol>>(refused: I) -> Self {
         let mut all = Self::default();
         for spoken in refused {
             if let Some(it) = all.0.get_mut(spoken.slot()) {
@@ -58,13 +58,13 @@ impl FromIterator<Spoken> for Refused {
 
 /// Remembers it for a while.
 #[derive(Debug)]
-pub(crate) struct Refusals {
+pub(crate) struct RefusalCache {
     since: Instant,
     /// When each was last refused: in seconds after `since`, and one; zero is never.
     at: [AtomicU64; KINDS],
 }
 
-impl Refusals {
+impl RefusalCache {
     pub(crate) fn new(now: Instant) -> Self {
         Self {
             since: now,
@@ -73,16 +73,16 @@ impl Refusals {
     }
 
     /// It was refused, and understood in translation.
-    pub(crate) fn remember(&self, spoken: Spoken, now: Instant) {
+    pub(crate) fn remember(&self, spoken: StreamProtocol, now: Instant) {
         let seconds = now.duration_since(self.since).as_secs() + 1;
         if let Some(at) = self.at.get(spoken.slot()) {
             at.store(seconds, Ordering::Relaxed);
         }
     }
 
-    pub(crate) fn lately(&self, now: Instant) -> Refused {
+    pub(crate) fn lately(&self, now: Instant) -> RefusedProtocols {
         let passed = now.duration_since(self.since);
-        Refused(
+        RefusedProtocols(
             self.at
                 .each_ref()
                 .map(|at| match at.load(Ordering::Relaxed) {
@@ -97,9 +97,9 @@ impl Refusals {
 mod tests {
     use super::*;
 
-    fn all() -> impl Iterator<Item = Spoken> {
-        let commands = Protocol::ALL.into_iter().map(Spoken::Command);
-        commands.chain([Spoken::PortForward])
+    fn all() -> impl Iterator<Item = StreamProtocol> {
+        let commands = Protocol::ALL.into_iter().map(StreamProtocol::Command);
+        commands.chain([StreamProtocol::PortForward])
     }
 
     #[test]
@@ -107,15 +107,18 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         for refused in all() {
-            let refusals = Refusals::new(start);
-            assert_eq!(refusals.lately(at(5)), Refused::default());
+            let refusals = RefusalCache::new(start);
+            assert_eq!(refusals.lately(at(5)), RefusedProtocols::default());
             refusals.remember(refused, at(5));
             for other in all() {
                 let lately = refusals.lately(at(604)).contains(other);
                 assert_eq!(lately, other == refused, "{refused:?} {other:?}");
             }
-            assert_eq!(refusals.lately(at(604)), Refused::from_iter([refused]));
-            assert_eq!(refusals.lately(at(606)), Refused::default());
+            assert_eq!(
+                refusals.lately(at(604)),
+                RefusedProtocols::from_iter([refused])
+            );
+            assert_eq!(refusals.lately(at(606)), RefusedProtocols::default());
         }
     }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use skewbridge_api::request_info::RequestInfo;
 use skewbridge_api::status::Status;
 
-use super::plan::STREAM_PROTOCOL;
+use super::translation_plan::STREAM_PROTOCOL;
 use crate::body::RequestBody;
 use crate::flow::Trip;
 use crate::record::Record;
@@ -80,7 +80,7 @@ fn question(info: &RequestInfo<'_>) -> Bytes {
 
 /// Asks upstream, as the caller, whether the caller may `create` this stream. What
 /// upstream says to the question itself (who is unknown, is not let in) is the answer.
-pub(crate) async fn may_create(
+pub(crate) async fn check_create(
     head: &Parts,
     trip: &Trip<'_>,
     record: &mut Record,

@@ -17,22 +17,22 @@ const FAREWELL: Duration = Duration::from_millis(500);
 /// Wakes the task of a stream. It is set for the earliest moment at which something
 /// could be due, and left there though that becomes later with everything that is
 /// said: setting a timer for each message would cost more than looking once too often.
-pub(crate) struct Clock {
+pub(crate) struct StreamTimer {
     sleep: Pin<Box<Sleep>>,
     leaving: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 /// What it is time for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Due {
+pub(crate) enum TimerEvent {
     /// To look, and to set the clock again.
-    Look,
+    Check,
     /// To end: the bridge goes away.
-    Leave,
+    Shutdown,
 }
 
-impl Clock {
-    /// Due at once.
+impl StreamTimer {
+    /// TimerEvent at once.
     pub(crate) fn new(now: Instant, drain: Drain) -> Self {
         Self {
             sleep: Box::pin(sleep_until(now)),
@@ -44,15 +44,15 @@ impl Clock {
     }
 
     /// Waits for its time.
-    pub(crate) fn poll_due(&mut self, cx: &mut Context<'_>) -> Poll<Due> {
+    pub(crate) fn poll_due(&mut self, cx: &mut Context<'_>) -> Poll<TimerEvent> {
         if self.leaving.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Due::Leave);
+            return Poll::Ready(TimerEvent::Shutdown);
         }
-        self.sleep.as_mut().poll(cx).map(|()| Due::Look)
+        self.sleep.as_mut().poll(cx).map(|()| TimerEvent::Check)
     }
 
     /// To be due then at the latest.
-    pub(crate) fn hurry(&mut self, at: Instant, cx: &mut Context<'_>) {
+    pub(crate) fn set_earlier(&mut self, at: Instant, cx: &mut Context<'_>) {
         if at < self.sleep.deadline() {
             self.set(at, cx);
         }
@@ -67,9 +67,9 @@ impl Clock {
     }
 }
 
-impl fmt::Debug for Clock {
+impl fmt::Debug for StreamTimer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Clock")
+        f.debug_tuple("StreamTimer")
             .field(&self.sleep.deadline())
             .finish()
     }

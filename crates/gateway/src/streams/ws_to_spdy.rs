@@ -18,11 +18,11 @@ use skewbridge_stream_io::{
 use skewbridge_websocket::{Close, CloseCode, Role};
 use tokio::time::{Instant, timeout};
 
-use super::clock::{Clock, Due};
-use super::metrics::{Ended, Tally};
-use super::plan::Kind;
-use super::vigil::{Floor, Heading, Vigil};
-use super::{Care, farewell};
+use super::busy_poll::{BusyPoll, BusyPollArbiter, Direction};
+use super::metrics::{StreamEnd, StreamMetricsGuard};
+use super::timer::{StreamTimer, TimerEvent};
+use super::translation_plan::Kind;
+use super::{StreamTimeouts, termination_status};
 use crate::drain::Drain;
 use crate::metrics::Metrics;
 use crate::record::Record;
@@ -34,23 +34,23 @@ const LEAVING: Duration = Duration::from_secs(5);
 
 /// A command that has begun above, and is about to here.
 #[derive(Debug)]
-pub(crate) struct Command {
+pub(crate) struct WsToSpdyExec {
     pub(crate) kind: Kind,
     pub(crate) protocol: Protocol,
     pub(crate) options: Options,
     pub(crate) node: SpdyExecClient<UpstreamIo>,
     /// Counted as a connection of upstream's while it lasts.
     pub(crate) slot: Slot,
-    pub(crate) care: Care,
-    pub(crate) floor: Arc<Floor>,
+    pub(crate) timeouts: StreamTimeouts,
+    pub(crate) arbiter: Arc<BusyPollArbiter>,
     pub(crate) drain: Drain,
     pub(crate) metrics: Metrics,
-    pub(crate) tally: Tally,
+    pub(crate) stream_metrics: StreamMetricsGuard,
 }
 
 /// Why it is over.
 #[derive(Debug)]
-enum Over {
+enum ExchangeEnd {
     /// The node has said its last.
     Ended(ExecResult),
     /// The node does not answer any more.
@@ -60,28 +60,33 @@ enum Over {
     /// The client is gone, or does not answer any more.
     ClientLost,
     /// The client said something that it may not.
-    ClientBroke(CloseCode, String),
+    ClientError(CloseCode, String),
     /// Nothing was said for too long.
     Idle,
     /// The bridge goes away.
-    Leaving,
+    Shutdown,
 }
 
-impl Command {
+impl WsToSpdyExec {
     /// Carries it to its end.
     pub(crate) async fn run(self, client: ClientIo, input: BytesMut, mut record: Record) {
         let now = Instant::now();
         let mut exchange = Exchange {
-            client: WebSocketConn::new(client, input, Role::Server, self.care.of_client(now)),
+            client: WebSocketConn::new(
+                client,
+                input,
+                Role::Server,
+                self.timeouts.client_ws_keepalive(now),
+            ),
             reader: FromClient::new(self.protocol),
             writer: ToClient::new(self.protocol),
             waiting: None,
             node: self.node,
-            idle: self.care.idle,
-            quiet_since: now,
-            clock: Clock::new(now, self.drain),
-            vigil: Vigil::new(self.floor, now),
-            tally: &self.tally,
+            idle: self.timeouts.idle,
+            last_activity: now,
+            timer: StreamTimer::new(now, self.drain),
+            busy_poll: BusyPoll::new(self.arbiter, now),
+            stream_metrics: &self.stream_metrics,
             record: &mut record,
         };
         // The first message of a server, so that a client knows that it is there.
@@ -97,7 +102,7 @@ impl Command {
             node,
             ..
         } = exchange;
-        if matches!(over, Over::ClientClosed(_) | Over::ClientLost) {
+        if matches!(over, ExchangeEnd::ClientClosed(_) | ExchangeEnd::ClientLost) {
             // What it has sent before is the command's.
             let _ = timeout(LEAVING, node.disconnect()).await;
         } else {
@@ -106,23 +111,25 @@ impl Command {
         }
         drop(self.slot);
         let (ended, code) = match &over {
-            Over::Ended(verdict) => ended(&verdict.outcome),
-            Over::NodeDead => (Ended::CutOff, StatusCode::INTERNAL_SERVER_ERROR),
-            Over::Idle => (Ended::Idle, StatusCode::GATEWAY_TIMEOUT),
-            Over::Leaving => (Ended::Aborted, StatusCode::SERVICE_UNAVAILABLE),
-            Over::ClientClosed(_) | Over::ClientLost => (Ended::ClientLeft, StatusCode::OK),
-            Over::ClientBroke(..) => (Ended::ClientBroke, StatusCode::BAD_REQUEST),
+            ExchangeEnd::Ended(verdict) => ended(&verdict.outcome),
+            ExchangeEnd::NodeDead => (StreamEnd::Disconnected, StatusCode::INTERNAL_SERVER_ERROR),
+            ExchangeEnd::Idle => (StreamEnd::Idle, StatusCode::GATEWAY_TIMEOUT),
+            ExchangeEnd::Shutdown => (StreamEnd::Aborted, StatusCode::SERVICE_UNAVAILABLE),
+            ExchangeEnd::ClientClosed(_) | ExchangeEnd::ClientLost => {
+                (StreamEnd::ClientLeft, StatusCode::OK)
+            }
+            ExchangeEnd::ClientError(..) => (StreamEnd::ClientError, StatusCode::BAD_REQUEST),
         };
         self.metrics.streams().translated(self.kind, code);
-        let close = last_words(over, self.protocol, &mut writer, &mut client, self.care);
+        let close = last_words(over, self.protocol, &mut writer, &mut client, self.timeouts);
         let Some(close) = close else {
-            self.tally.end(ended);
+            self.stream_metrics.end(ended);
             return;
         };
         let normal = close.code() == CloseCode::NORMAL;
         client.close(close);
-        let told = client.finish(self.care.stall).await.is_ok();
-        self.tally.end(ended.if_told(told));
+        let told = client.finish(self.timeouts.stall).await.is_ok();
+        self.stream_metrics.end(ended.if_delivered(told));
         if told && normal {
             record.complete();
         }
@@ -133,32 +140,35 @@ impl Command {
 /// there. A client of Kubernetes takes a normal close for success unless the error
 /// channel says otherwise: so what was cut off says so in both.
 fn last_words(
-    over: Over,
+    over: ExchangeEnd,
     protocol: Protocol,
     writer: &mut ToClient,
     client: &mut WebSocketConn<ClientIo>,
-    care: Care,
+    timeouts: StreamTimeouts,
 ) -> Option<Close> {
     let version = protocol.version();
     let (words, close) = match over {
-        Over::ClientLost => return None,
+        ExchangeEnd::ClientLost => return None,
         // RFC 6455, 5.5.1: with the same code.
-        Over::ClientClosed(close) => return Some(close.unwrap_or_else(normal)),
-        Over::ClientBroke(code, why) => return Some(Close::new(code, &why)),
-        Over::Ended(verdict) => match &verdict.outcome {
+        ExchangeEnd::ClientClosed(close) => return Some(close.unwrap_or_else(normal)),
+        ExchangeEnd::ClientError(code, why) => return Some(Close::new(code, &why)),
+        ExchangeEnd::Ended(verdict) => match &verdict.outcome {
             Outcome::Disconnected => (verdict.outcome.encode(version), cut_off()),
             // Word for word where it can be: there may be more in it than we know.
             _ if version.has_status() => (verdict.error_bytes, normal()),
             outcome => (outcome.encode(version), normal()),
         },
-        Over::NodeDead => (Outcome::Disconnected.encode(version), cut_off()),
-        Over::Idle => {
+        ExchangeEnd::NodeDead => (Outcome::Disconnected.encode(version), cut_off()),
+        ExchangeEnd::Idle => {
             let close = Close::new(CloseCode::GOING_AWAY, "idle for too long");
-            (farewell::idle(care).encode(version), close)
+            (
+                termination_status::idle_timeout(timeouts).encode(version),
+                close,
+            )
         }
-        Over::Leaving => {
+        ExchangeEnd::Shutdown => {
             let close = Close::new(CloseCode::GOING_AWAY, "the gateway shuts down");
-            (farewell::leaving().encode(version), close)
+            (termination_status::shutdown().encode(version), close)
         }
     };
     if !words.is_empty() {
@@ -176,17 +186,17 @@ fn cut_off() -> Close {
     Close::new(CloseCode::INTERNAL_ERROR, reason)
 }
 
-/// As kube-apiserver counts it: an exit code is no failure of the translator's.
-fn ended(outcome: &Outcome) -> (Ended, StatusCode) {
+/// PingRole kube-apiserver counts it: an exit code is no failure of the translator's.
+fn ended(outcome: &Outcome) -> (StreamEnd, StatusCode) {
     let internal = StatusCode::INTERNAL_SERVER_ERROR;
     match outcome {
-        Outcome::Success => (Ended::Complete, StatusCode::OK),
-        Outcome::Exited(_) => (Ended::Exited, StatusCode::OK),
+        Outcome::Success => (StreamEnd::Complete, StatusCode::OK),
+        Outcome::Exited(_) => (StreamEnd::Exited, StatusCode::OK),
         Outcome::Failed(failure) => {
             let code = failure.code.and_then(|it| StatusCode::from_u16(it).ok());
-            (Ended::Failed, code.unwrap_or(internal))
+            (StreamEnd::Failed, code.unwrap_or(internal))
         }
-        Outcome::Disconnected => (Ended::CutOff, internal),
+        Outcome::Disconnected => (StreamEnd::Disconnected, internal),
     }
 }
 
@@ -200,15 +210,15 @@ struct Exchange<'a> {
     node: SpdyExecClient<UpstreamIo>,
     idle: Duration,
     /// When something was last said that is no ping.
-    quiet_since: Instant,
-    clock: Clock,
-    vigil: Vigil,
-    tally: &'a Tally,
+    last_activity: Instant,
+    timer: StreamTimer,
+    busy_poll: BusyPoll,
+    stream_metrics: &'a StreamMetricsGuard,
     record: &'a mut Record,
 }
 
 impl Exchange<'_> {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ExchangeEnd> {
         self.node.drive(cx);
         if let Poll::Ready(over) = self.poll_down(cx) {
             return Poll::Ready(over);
@@ -218,33 +228,33 @@ impl Exchange<'_> {
             return Poll::Ready(over);
         }
         if let Poll::Ready(Err(_)) = self.client.poll_flush(cx) {
-            return Poll::Ready(Over::ClientLost);
+            return Poll::Ready(ExchangeEnd::ClientLost);
         }
         // What has just been written above leaves in this turn.
         self.node.drive(cx);
-        let over = self.poll_clock(cx);
+        let over = self.poll_timer(cx);
         if was_full && self.client.has_room() {
             // Nobody has asked the node since.
             cx.waker().wake_by_ref();
         }
-        self.vigil.keep(cx);
+        self.busy_poll.keep(cx);
         over
     }
 
     /// From the node to the client: as much as the client takes.
-    fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+    fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<ExchangeEnd> {
         loop {
             while self.client.has_room() {
                 match self.node.poll_event(cx) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(ExecEvent::Ended(verdict)) => {
-                        return Poll::Ready(Over::Ended(verdict));
+                        return Poll::Ready(ExchangeEnd::Ended(verdict));
                     }
                     Poll::Ready(ExecEvent::Data(output, data)) => {
                         let now = Instant::now();
-                        self.quiet_since = now;
-                        self.vigil.carried(now, Heading::Down, data.len());
-                        self.tally.down(data.len());
+                        self.last_activity = now;
+                        self.busy_poll.carried(now, Direction::Down, data.len());
+                        self.stream_metrics.down(data.len());
                         self.record.add_bytes(data.len());
                         let writer = &mut self.writer;
                         self.client.write(|out| writer.frame(output, data, out));
@@ -253,7 +263,7 @@ impl Exchange<'_> {
             }
             match self.client.poll_flush(cx) {
                 Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(_)) => return Poll::Ready(Over::ClientLost),
+                Poll::Ready(Err(_)) => return Poll::Ready(ExchangeEnd::ClientLost),
                 // It takes no more, so no more is taken from the node.
                 Poll::Pending => return Poll::Pending,
             }
@@ -261,7 +271,7 @@ impl Exchange<'_> {
     }
 
     /// From the client to the node: as much as the node takes.
-    fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+    fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<ExchangeEnd> {
         loop {
             if let Some(heard) = self.waiting.take() {
                 match heard {
@@ -271,9 +281,9 @@ impl Exchange<'_> {
                             return Poll::Pending;
                         }
                         let now = Instant::now();
-                        self.quiet_since = now;
-                        self.vigil.carried(now, Heading::Up, data.len());
-                        self.tally.up(data.len());
+                        self.last_activity = now;
+                        self.busy_poll.carried(now, Direction::Up, data.len());
+                        self.stream_metrics.up(data.len());
                         self.node.write(input, data);
                     }
                     Heard::Closed(input) => self.node.close(input),
@@ -283,15 +293,15 @@ impl Exchange<'_> {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(chunk)) => chunk,
                 Poll::Ready(Err(DisconnectReason::Closed(close))) => {
-                    return Poll::Ready(Over::ClientClosed(close));
+                    return Poll::Ready(ExchangeEnd::ClientClosed(close));
                 }
                 Poll::Ready(Err(DisconnectReason::ConnectionLost(error))) => {
                     tracing::debug!(%error, "a client was lost");
-                    return Poll::Ready(Over::ClientLost);
+                    return Poll::Ready(ExchangeEnd::ClientLost);
                 }
                 Poll::Ready(Err(DisconnectReason::ProtocolViolation(violation))) => {
                     let why = violation.to_string();
-                    return Poll::Ready(Over::ClientBroke(violation.close_code(), why));
+                    return Poll::Ready(ExchangeEnd::ClientError(violation.close_code(), why));
                 }
             };
             self.waiting = match self.reader.read_chunk(chunk) {
@@ -302,40 +312,40 @@ impl Exchange<'_> {
     }
 
     /// What is to be done now and then.
-    fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
-        self.clock.hurry(self.next_look(), cx);
-        let due = ready!(self.clock.poll_due(cx));
-        if due == Due::Leave {
-            return Poll::Ready(Over::Leaving);
+    fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<ExchangeEnd> {
+        self.timer.set_earlier(self.next_deadline(), cx);
+        let due = ready!(self.timer.poll_due(cx));
+        if due == TimerEvent::Shutdown {
+            return Poll::Ready(ExchangeEnd::Shutdown);
         }
         let now = Instant::now();
-        if now >= self.quiet_since + self.idle {
-            return Poll::Ready(Over::Idle);
+        if now >= self.last_activity + self.idle {
+            return Poll::Ready(ExchangeEnd::Idle);
         }
         let heeded = self.waiting.is_none();
         if !self.client.check_keepalive(now, heeded) {
-            return Poll::Ready(Over::ClientLost);
+            return Poll::Ready(ExchangeEnd::ClientLost);
         }
         if !self.node.pinger.check(now) {
-            return Poll::Ready(Over::NodeDead);
+            return Poll::Ready(ExchangeEnd::NodeDead);
         }
         if let Poll::Ready(Err(_)) = self.client.poll_flush(cx) {
-            return Poll::Ready(Over::ClientLost);
+            return Poll::Ready(ExchangeEnd::ClientLost);
         }
         self.node.drive(cx);
-        let next = (self.quiet_since + self.idle).min(self.next_look());
-        self.clock.set(next, cx);
+        let next = (self.last_activity + self.idle).min(self.next_deadline());
+        self.timer.set(next, cx);
         Poll::Pending
     }
 
     /// When either side is to be looked after.
-    fn next_look(&self) -> Instant {
+    fn next_deadline(&self) -> Instant {
         self.client
             .next_deadline()
             .min(self.node.pinger.next_deadline())
     }
 }
 
-fn refused(error: ReaderError) -> Over {
-    Over::ClientBroke(CloseCode::PROTOCOL_ERROR, error.to_string())
+fn refused(error: ReaderError) -> ExchangeEnd {
+    ExchangeEnd::ClientError(CloseCode::PROTOCOL_ERROR, error.to_string())
 }

@@ -1,6 +1,6 @@
 //! Staying awake for an answer. To sleep until a message comes and to be woken by it
 //! costs more than to carry it, so where a command and its client answer each other at
-//! once, the translator looks again for a moment before it sleeps. As KVM polls before
+//! once, the translator looks again for a moment before it sleeps. PingRole KVM polls before
 //! it halts a processor, it does so only after it would have been worth it the last
 //! time: whoever types, copies a file or writes a log is slept for as ever.
 
@@ -22,7 +22,7 @@ const LITTLE: usize = 1024;
 
 /// Which way something is carried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Heading {
+pub(crate) enum Direction {
     Up,
     Down,
 }
@@ -30,7 +30,7 @@ pub(crate) enum Heading {
 /// Who of a bridge's translated commands has the word. Only one that talks alone is
 /// stayed awake for: where others do as well, there is enough to do meanwhile.
 #[derive(Debug)]
-pub(crate) struct Floor {
+pub(crate) struct BusyPollArbiter {
     /// Whoever was carried last.
     speaker: AtomicUsize,
     /// How many there have been.
@@ -39,7 +39,7 @@ pub(crate) struct Floor {
     is_wide: bool,
 }
 
-impl Floor {
+impl BusyPollArbiter {
     /// On a machine of so many processors.
     pub(crate) fn new(processors: usize) -> Self {
         Self {
@@ -52,21 +52,21 @@ impl Floor {
 
 /// Whether a stream stays awake.
 #[derive(Debug)]
-pub(crate) struct Vigil {
-    floor: Arc<Floor>,
+pub(crate) struct BusyPoll {
+    arbiter: Arc<BusyPollArbiter>,
     number: usize,
     last: Instant,
-    heading: Option<Heading>,
+    heading: Option<Direction>,
     /// What was carried last was little, and soon answered what this stream had carried
     /// the other way.
     brisk: bool,
 }
 
-impl Vigil {
-    pub(crate) fn new(floor: Arc<Floor>, now: Instant) -> Self {
+impl BusyPoll {
+    pub(crate) fn new(arbiter: Arc<BusyPollArbiter>, now: Instant) -> Self {
         Self {
-            number: floor.numbered.fetch_add(1, Ordering::Relaxed) + 1,
-            floor,
+            number: arbiter.numbered.fetch_add(1, Ordering::Relaxed) + 1,
+            arbiter,
             last: now,
             heading: None,
             brisk: false,
@@ -74,14 +74,14 @@ impl Vigil {
     }
 
     /// So many bytes have been carried.
-    pub(crate) fn carried(&mut self, now: Instant, heading: Heading, bytes: usize) {
+    pub(crate) fn carried(&mut self, now: Instant, heading: Direction, bytes: usize) {
         let alone = self.has_floor();
         if !alone {
-            self.floor.speaker.store(self.number, Ordering::Relaxed);
+            self.arbiter.speaker.store(self.number, Ordering::Relaxed);
         }
         let answers = self.heading.is_some_and(|it| it != heading);
         let soon = now.duration_since(self.last) < AWAKE;
-        self.brisk = alone && answers && soon && bytes <= LITTLE && self.floor.is_wide;
+        self.brisk = alone && answers && soon && bytes <= LITTLE && self.arbiter.is_wide;
         self.heading = Some(heading);
         self.last = now;
     }
@@ -101,17 +101,17 @@ impl Vigil {
     }
 
     fn has_floor(&self) -> bool {
-        self.floor.speaker.load(Ordering::Relaxed) == self.number
+        self.arbiter.speaker.load(Ordering::Relaxed) == self.number
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Heading::{Down, Up};
+    use super::Direction::{Down, Up};
     use super::*;
 
     /// The pause before a message in microseconds, where it goes, and of how many bytes.
-    type Message = (u64, Heading, usize);
+    type Message = (u64, Direction, usize);
 
     /// Whether one stays awake after the last message.
     const TALKS: [(&str, &[Message], bool); 7] = [
@@ -136,32 +136,32 @@ mod tests {
         ),
     ];
 
-    fn talk(floor: &Arc<Floor>, said: &[Message]) -> (Vigil, Instant) {
+    fn talk(arbiter: &Arc<BusyPollArbiter>, said: &[Message]) -> (BusyPoll, Instant) {
         let mut now = Instant::now();
-        let mut vigil = Vigil::new(floor.clone(), now);
+        let mut busy_poll = BusyPoll::new(arbiter.clone(), now);
         for &(pause, heading, bytes) in said {
             now += Duration::from_micros(pause);
-            vigil.carried(now, heading, bytes);
+            busy_poll.carried(now, heading, bytes);
         }
-        (vigil, now)
+        (busy_poll, now)
     }
 
     #[test]
     fn who_answers_at_once_is_stayed_awake_for() {
         for (name, said, kept) in TALKS {
-            let (vigil, now) = talk(&Arc::new(Floor::new(2)), said);
-            assert_eq!(vigil.is_kept(now), kept, "{name}");
-            assert!(!vigil.is_kept(now + AWAKE), "{name}: for ever");
+            let (busy_poll, now) = talk(&Arc::new(BusyPollArbiter::new(2)), said);
+            assert_eq!(busy_poll.is_kept(now), kept, "{name}");
+            assert!(!busy_poll.is_kept(now + AWAKE), "{name}: for ever");
         }
     }
 
     #[test]
     fn nobody_stays_awake_where_others_talk() {
-        let floor = Arc::new(Floor::new(2));
+        let arbiter = Arc::new(BusyPollArbiter::new(2));
         let at_once = TALKS[2].1;
-        let (mut first, mut now) = talk(&floor, at_once);
+        let (mut first, mut now) = talk(&arbiter, at_once);
         assert!(first.is_kept(now));
-        let (second, later) = talk(&floor, at_once);
+        let (second, later) = talk(&arbiter, at_once);
         assert!(!first.is_kept(now), "another one talks");
         assert!(second.is_kept(later));
         // In turns, nobody does.
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_single_processor_is_left_to_those_who_answer() {
-        let (vigil, now) = talk(&Arc::new(Floor::new(1)), TALKS[2].1);
-        assert!(!vigil.is_kept(now));
+        let (busy_poll, now) = talk(&Arc::new(BusyPollArbiter::new(1)), TALKS[2].1);
+        assert!(!busy_poll.is_kept(now));
     }
 }

@@ -10,7 +10,7 @@ use skewbridge_api::version::Version;
 use skewbridge_remotecommand::{NegotiatedProtocol, Protocol, ServerKind, negotiate, port_forward};
 use skewbridge_websocket as websocket;
 
-use super::refusals::{Refused, Spoken};
+use super::refusal_cache::{RefusedProtocols, StreamProtocol};
 use crate::config::{TranslateStreams, UpstreamStreams};
 
 /// Where offers of SPDY's protocols are, and the one that is taken.
@@ -47,7 +47,7 @@ impl Kind {
         }
     }
 
-    /// As a subresource and as a metric label.
+    /// PingRole a subresource and as a metric label.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Exec => "exec",
@@ -73,7 +73,7 @@ impl Kind {
 
 /// Which protocol a client asks to switch to.
 #[derive(Debug, Clone)]
-pub(crate) enum Switch {
+pub(crate) enum UpgradeRequest {
     WebSocket {
         request: websocket::Request,
         offers: Vec<String>,
@@ -85,7 +85,7 @@ pub(crate) enum Switch {
     },
 }
 
-impl Switch {
+impl UpgradeRequest {
     /// Read while the headers of this hop are still there. What is not right is
     /// not ours to answer.
     pub(crate) fn read(method: &Method, headers: &HeaderMap) -> Option<Self> {
@@ -111,7 +111,7 @@ impl Switch {
         })
     }
 
-    /// As a metric label.
+    /// PingRole a metric label.
     pub(crate) fn as_str(&self) -> &'static str {
         match self {
             Self::WebSocket { .. } => "websocket",
@@ -142,7 +142,7 @@ fn token(headers: &HeaderMap) -> Result<Option<HeaderValue>, BadToken> {
 
 /// What was configured.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Rules {
+pub(crate) struct TranslationRules {
     /// `--translate-streams`
     pub(crate) translate: TranslateStreams,
     /// `--upstream-streams`
@@ -155,21 +155,21 @@ pub(crate) struct Rules {
 
 /// What is known of the server that serves it.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Known {
+pub(crate) struct UpstreamCaps {
     pub(crate) version: Option<Version>,
     /// What it has lately refused, and understood in translation.
-    pub(crate) refused: Refused,
+    pub(crate) refused: RefusedProtocols,
 }
 
 /// How a stream is carried.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Plan {
-    /// As it came.
-    AsItIs,
-    /// As it came, if the server takes it so; else as SPDY.
-    AsItIsOr(ToSpdy),
+pub(crate) enum TranslationPlan {
+    /// PingRole it came.
+    Tunnel,
+    /// PingRole it came, if the server takes it so; else as SPDY.
+    TunnelOrSpdy(ToSpdy),
     /// In translation.
-    Translated(Translation),
+    Translate(Translation),
 }
 
 /// Into what.
@@ -186,23 +186,23 @@ pub(crate) enum Translation {
 pub(crate) struct ToSpdy {
     pub(crate) request: websocket::Request,
     pub(crate) token: Option<HeaderValue>,
-    pub(crate) stream: ByWebSocket,
+    pub(crate) stream: WebSocketStream,
 }
 
 /// For what.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ByWebSocket {
+pub(crate) enum WebSocketStream {
     /// A command, in this protocol.
     Command(NegotiatedProtocol),
     /// A port-forward, which is SPDY inside the WebSocket.
     PortForward { offers: Vec<String> },
 }
 
-impl ByWebSocket {
-    pub(crate) fn spoken(&self) -> Spoken {
+impl WebSocketStream {
+    pub(crate) fn spoken(&self) -> StreamProtocol {
         match self {
-            Self::Command(agreed) => Spoken::Command(agreed.protocol),
-            Self::PortForward { .. } => Spoken::PortForward,
+            Self::Command(agreed) => StreamProtocol::Command(agreed.protocol),
+            Self::PortForward { .. } => StreamProtocol::PortForward,
         }
     }
 }
@@ -215,17 +215,22 @@ pub(crate) enum ToWebSocket {
 }
 
 /// How this stream is carried.
-pub(crate) fn plan(kind: Kind, switch: Switch, rules: Rules, known: Known) -> Plan {
+pub(crate) fn plan(
+    kind: Kind,
+    switch: UpgradeRequest,
+    rules: TranslationRules,
+    known: UpstreamCaps,
+) -> TranslationPlan {
     let allowed = match kind {
         Kind::Exec | Kind::Attach => rules.commands,
         Kind::PortForward => rules.port_forward,
     };
     if !allowed {
-        return Plan::AsItIs;
+        return TranslationPlan::Tunnel;
     }
     match (switch, rules.upstream) {
         (
-            Switch::WebSocket {
+            UpgradeRequest::WebSocket {
                 request,
                 offers,
                 token,
@@ -233,16 +238,16 @@ pub(crate) fn plan(kind: Kind, switch: Switch, rules: Rules, known: Known) -> Pl
             UpstreamStreams::Any,
         ) => {
             let Some(stream) = by_websocket(kind, offers) else {
-                return Plan::AsItIs;
+                return TranslationPlan::Tunnel;
             };
             let spoken = stream.spoken();
             let known_there = match spoken {
-                Spoken::Command(Protocol::V5) | Spoken::PortForward => {
+                StreamProtocol::Command(Protocol::V5) | StreamProtocol::PortForward => {
                     let since = kind.native_since();
                     known.version.is_some_and(|it| it >= since)
                 }
                 // Passed on to the node, whatever that makes of it.
-                Spoken::Command(_) => true,
+                StreamProtocol::Command(_) => true,
             };
             let understood = known_there && !known.refused.contains(spoken);
             let to_spdy = ToSpdy {
@@ -251,37 +256,37 @@ pub(crate) fn plan(kind: Kind, switch: Switch, rules: Rules, known: Known) -> Pl
                 stream,
             };
             match rules.translate {
-                TranslateStreams::Never => Plan::AsItIs,
-                TranslateStreams::Auto if understood => Plan::AsItIsOr(to_spdy),
+                TranslateStreams::Never => TranslationPlan::Tunnel,
+                TranslateStreams::Auto if understood => TranslationPlan::TunnelOrSpdy(to_spdy),
                 TranslateStreams::Auto | TranslateStreams::Always => {
-                    Plan::Translated(Translation::ToSpdy(to_spdy))
+                    TranslationPlan::Translate(Translation::ToSpdy(to_spdy))
                 }
             }
         }
-        (Switch::Spdy { offers }, UpstreamStreams::WebSocket) => {
-            Plan::Translated(Translation::ToWebSocket(match kind {
+        (UpgradeRequest::Spdy { offers }, UpstreamStreams::WebSocket) => {
+            TranslationPlan::Translate(Translation::ToWebSocket(match kind {
                 Kind::Exec | Kind::Attach => ToWebSocket::Command { offers },
                 Kind::PortForward => ToWebSocket::PortForward { offers },
             }))
         }
-        (Switch::WebSocket { .. }, UpstreamStreams::WebSocket)
-        | (Switch::Spdy { .. }, UpstreamStreams::Any) => Plan::AsItIs,
+        (UpgradeRequest::WebSocket { .. }, UpstreamStreams::WebSocket)
+        | (UpgradeRequest::Spdy { .. }, UpstreamStreams::Any) => TranslationPlan::Tunnel,
     }
 }
 
 /// What is asked for by these offers; `None` if nobody here can tell.
-fn by_websocket(kind: Kind, offers: Vec<String>) -> Option<ByWebSocket> {
+fn by_websocket(kind: Kind, offers: Vec<String>) -> Option<WebSocketStream> {
     let names = || offers.iter().map(String::as_str);
     match kind {
         Kind::Exec | Kind::Attach => {
             // Where the fifth version is offered, kube-apiserver speaks it.
             let newer = negotiate(ServerKind::Translator, names());
             let agreed = newer.or_else(|| negotiate(ServerKind::Bridge, names()))?;
-            Some(ByWebSocket::Command(agreed))
+            Some(WebSocketStream::Command(agreed))
         }
         Kind::PortForward => {
             port_forward::tunnel::tunnelled_protocols(names()).next()?;
-            Some(ByWebSocket::PortForward { offers })
+            Some(WebSocketStream::PortForward { offers })
         }
     }
 }

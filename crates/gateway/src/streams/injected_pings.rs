@@ -18,7 +18,7 @@ const IDS: u64 = 1 << 29;
 
 /// Whose pings they pass for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum As {
+pub(crate) enum PingRole {
     /// They are odd (SPDY/3.1, 2.6.5), and go to a server.
     Client,
     /// They are even.
@@ -27,15 +27,15 @@ pub(crate) enum As {
 
 /// The pings to one end of a connection.
 #[derive(Debug)]
-pub(crate) struct Interjected {
-    whose: As,
+pub(crate) struct InjectedPings {
+    whose: PingRole,
     traffic: SpdyKeepalive,
     /// How many have been sent.
     count: u64,
 }
 
-impl Interjected {
-    pub(crate) fn new(whose: As, pace: KeepaliveConfig, now: Instant) -> Self {
+impl InjectedPings {
+    pub(crate) fn new(whose: PingRole, pace: KeepaliveConfig, now: Instant) -> Self {
         Self {
             whose,
             traffic: SpdyKeepalive::new(pace, PingPolicy::Always, now),
@@ -98,7 +98,7 @@ impl Interjected {
 
     /// For the next one.
     fn id(&mut self) -> u32 {
-        let odd = u32::from(self.whose == As::Client);
+        let odd = u32::from(self.whose == PingRole::Client);
         loop {
             // There are fewer than a quarter of all.
             let nth = u32::try_from(self.count % IDS).unwrap_or_default();
@@ -134,9 +134,9 @@ mod tests {
 
     #[test]
     fn an_answer_is_taken_once_and_by_its_side() {
-        for (whose, odd) in [(As::Client, 1), (As::Server, 0)] {
+        for (whose, odd) in [(PingRole::Client, 1), (PingRole::Server, 0)] {
             let now = Instant::now();
-            let mut pings = Interjected::new(whose, PACE, now);
+            let mut pings = InjectedPings::new(whose, PACE, now);
             let id = FIRST + odd;
             assert!(!pings.is_answer(id), "nobody has asked");
             let said = pings.look(now + PACE.interval);
@@ -152,9 +152,9 @@ mod tests {
 
     #[test]
     fn ids_do_not_end_and_are_not_taken_twice() {
-        for (whose, odd) in [(As::Client, 1), (As::Server, 0)] {
+        for (whose, odd) in [(PingRole::Client, 1), (PingRole::Server, 0)] {
             let now = Instant::now();
-            let mut pings = Interjected::new(whose, PACE, now);
+            let mut pings = InjectedPings::new(whose, PACE, now);
             pings.count = IDS - 1;
             assert_eq!(pings.id(), 0xffff_fffe + odd);
             assert_eq!(pings.id(), FIRST + odd);
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn what_stands_between_hears_something_where_no_ping_can_go() {
         let start = Instant::now();
-        let mut pings = Interjected::new(As::Client, PACE, start);
+        let mut pings = InjectedPings::new(PingRole::Client, PACE, start);
         // A stream of the first lane, which gets the first ping, is not read.
         for _ in 0..30 {
             pings.sent(start, ScannedFrame::Stream(5), 100);

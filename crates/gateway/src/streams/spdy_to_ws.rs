@@ -19,9 +19,9 @@ use skewbridge_stream_io::{
 use skewbridge_websocket::{CloseCode, Role};
 use tokio::time::{Instant, timeout};
 
-use super::clock::{Clock, Due};
-use super::metrics::{Ended, Tally};
-use super::{Care, farewell};
+use super::metrics::{StreamEnd, StreamMetricsGuard};
+use super::timer::{StreamTimer, TimerEvent};
+use super::{StreamTimeouts, termination_status};
 use crate::drain::Drain;
 use crate::record::Record;
 use crate::serve::ClientIo;
@@ -34,20 +34,20 @@ const LEAVING: Duration = Duration::from_secs(5);
 /// How long a client may take to open its streams, as with kubelets.
 const OPENING: Duration = Duration::from_secs(30);
 
-/// A command that has begun above, and is about to here.
+/// A command that has begun upstream, and is about to here.
 #[derive(Debug)]
-pub(crate) struct CommandToWebSocket {
+pub(crate) struct SpdyToWsExec {
     pub(crate) protocol: SpdyProtocol,
     pub(crate) options: Options,
     pub(crate) upstream: Upgraded,
-    pub(crate) care: Care,
+    pub(crate) timeouts: StreamTimeouts,
     pub(crate) drain: Drain,
-    pub(crate) tally: Tally,
+    pub(crate) stream_metrics: StreamMetricsGuard,
 }
 
 type Here = Driver<ObservedIo<Rewind<ClientIo>>>;
 
-impl CommandToWebSocket {
+impl SpdyToWsExec {
     /// Carries it to its end.
     pub(crate) async fn run(self, client: ClientIo, input: BytesMut, mut record: Record) {
         let io = Rewind {
@@ -55,21 +55,23 @@ impl CommandToWebSocket {
             io: client,
         };
         let config = Config {
-            linger: self.care.stall,
+            linger: self.timeouts.stall,
             ..Config::default()
         };
         let io = ObservedIo::new(
             io,
             Spdy::Server,
-            self.care.pace_of_client(),
+            self.timeouts.client_keepalive(),
             PingPolicy::Always,
         );
         let keepalive = io.keepalive_handle();
         let (handle, mut incoming, mut driver) = connection::server(io, config);
         let Upgraded { io, input, slot } = self.upstream;
         let now = Instant::now();
-        let pulse = self.care.of_upstream(PingPolicy::AvoidNearEof, now);
-        let above = WebSocketConn::new(io, input, Role::Client, pulse);
+        let pulse = self
+            .timeouts
+            .upstream_ws_keepalive(PingPolicy::AvoidNearEof, now);
+        let upstream = WebSocketConn::new(io, input, Role::Client, pulse);
         let opened = {
             let opening = pin!(CommandStreams::accept(
                 &mut incoming,
@@ -82,7 +84,7 @@ impl CommandToWebSocket {
             }
         };
         let Some(streams) = opened else {
-            self.tally.end(Ended::ClientLeft);
+            self.stream_metrics.end(StreamEnd::ClientLeft);
             return;
         };
         // Further ones are refused, or each would keep a window full of data.
@@ -91,29 +93,29 @@ impl CommandToWebSocket {
             pings: SpdyPinger::new(handle.clone(), keepalive),
             driver: Some(driver),
             streams,
-            above,
+            upstream,
             reader: FromServer::new(Protocol::V5),
             writer: ToServer::new(Protocol::V5),
             waiting: None,
-            deaf: false,
+            write_failed: false,
             told: ErrorChannel::new(Version::V5),
-            idle: self.care.idle,
-            quiet_since: now,
-            clock: Clock::new(now, self.drain),
-            tally: &self.tally,
+            idle: self.timeouts.idle,
+            last_activity: now,
+            timer: StreamTimer::new(now, self.drain),
+            stream_metrics: &self.stream_metrics,
             record: &mut record,
         };
         let over = poll_fn(|cx| exchange.poll(cx)).await;
         let Exchange {
             driver,
             streams,
-            mut above,
+            mut upstream,
             told,
             ..
         } = exchange;
         let words = told.bytes().to_vec();
         let end = match &over {
-            Over::Above(DisconnectReason::Closed(Some(close)))
+            ExchangeEnd::Upstream(DisconnectReason::Closed(Some(close)))
                 if close.code() == CloseCode::NORMAL =>
             {
                 ErrorChannelEnd::Clean
@@ -122,22 +124,26 @@ impl CommandToWebSocket {
         };
         let outcome = told.end(end);
         let ended = over.counted(&outcome);
-        let has_left = matches!(over, Over::ClientLeft);
+        let has_left = matches!(over, ExchangeEnd::ClientLeft);
         if has_left {
             // What it has sent is for the command, whatever became of the rest.
-            let _ = timeout(LEAVING, poll_fn(|cx| above.poll_flush(cx))).await;
+            let _ = timeout(LEAVING, poll_fn(|cx| upstream.poll_flush(cx))).await;
         }
-        // As a client that is killed leaves: kube-apiserver goes on with the command for
+        // PingRole a client that is killed leaves: kube-apiserver goes on with the command for
         // one that says goodbye and takes what still comes.
-        drop((above, slot));
+        drop((upstream, slot));
         if has_left {
-            self.tally.end(ended);
+            self.stream_metrics.end(ended);
             return;
         }
         let version = self.protocol.version();
         let words = match outcome {
-            _ if matches!(over, Over::Idle) => farewell::idle(self.care).encode(version),
-            _ if matches!(over, Over::Leaving) => farewell::leaving().encode(version),
+            _ if matches!(over, ExchangeEnd::Idle) => {
+                termination_status::idle_timeout(self.timeouts).encode(version)
+            }
+            _ if matches!(over, ExchangeEnd::Shutdown) => {
+                termination_status::shutdown().encode(version)
+            }
             // Word for word where it can be: there may be more in it than we know.
             Outcome::Disconnected => Outcome::Disconnected.encode(version),
             _ if version.has_status() => words.into(),
@@ -156,8 +162,8 @@ impl CommandToWebSocket {
             driver.await.ok()
         };
         // A slow client has its time: much may be on its way to it.
-        let told = matches!(timeout(self.care.stall, said).await, Ok(Some(())));
-        self.tally.end(ended.if_told(told));
+        let told = matches!(timeout(self.timeouts.stall, said).await, Ok(Some(())));
+        self.stream_metrics.end(ended.if_delivered(told));
         if told && end == ErrorChannelEnd::Clean {
             record.complete();
         }
@@ -174,26 +180,26 @@ fn output_of(streams: &mut CommandStreams, output: Output) -> &mut Option<Sender
 
 /// Why it is over.
 #[derive(Debug)]
-enum Over {
-    Above(DisconnectReason),
-    AboveDead,
-    AboveBroke,
+enum ExchangeEnd {
+    Upstream(DisconnectReason),
+    UpstreamDead,
+    UpstreamError,
     ClientLeft,
     Idle,
-    Leaving,
+    Shutdown,
 }
 
-impl Over {
-    /// As it is counted, if the command ended like this.
-    fn counted(&self, outcome: &Outcome) -> Ended {
+impl ExchangeEnd {
+    /// PingRole it is counted, if the command ended like this.
+    fn counted(&self, outcome: &Outcome) -> StreamEnd {
         match (self, outcome) {
-            (Self::ClientLeft, _) => Ended::ClientLeft,
-            (Self::Idle, _) => Ended::Idle,
-            (Self::Leaving, _) => Ended::Aborted,
-            (_, Outcome::Success) => Ended::Complete,
-            (_, Outcome::Exited(_)) => Ended::Exited,
-            (_, Outcome::Failed(_)) => Ended::Failed,
-            (_, Outcome::Disconnected) => Ended::CutOff,
+            (Self::ClientLeft, _) => StreamEnd::ClientLeft,
+            (Self::Idle, _) => StreamEnd::Idle,
+            (Self::Shutdown, _) => StreamEnd::Aborted,
+            (_, Outcome::Success) => StreamEnd::Complete,
+            (_, Outcome::Exited(_)) => StreamEnd::Exited,
+            (_, Outcome::Failed(_)) => StreamEnd::Failed,
+            (_, Outcome::Disconnected) => StreamEnd::Disconnected,
         }
     }
 }
@@ -203,24 +209,24 @@ struct Exchange<'a> {
     driver: Option<Here>,
     pings: SpdyPinger,
     streams: CommandStreams,
-    above: WebSocketConn<UpstreamIo>,
+    upstream: WebSocketConn<UpstreamIo>,
     reader: FromServer,
     writer: ToServer,
     /// What came from above and there is no room for here.
     waiting: Option<ChannelEvent<Output>>,
     /// What is above takes nothing any more. It may have said its last before, which
     /// is still to be read.
-    deaf: bool,
+    write_failed: bool,
     told: ErrorChannel,
     idle: Duration,
-    quiet_since: Instant,
-    clock: Clock,
-    tally: &'a Tally,
+    last_activity: Instant,
+    timer: StreamTimer,
+    stream_metrics: &'a StreamMetricsGuard,
     record: &'a mut Record,
 }
 
 impl Exchange<'_> {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ExchangeEnd> {
         self.drive(cx);
         let down = self.poll_down(cx);
         if down.is_ready() {
@@ -230,9 +236,9 @@ impl Exchange<'_> {
         if up.is_ready() {
             return up;
         }
-        let was_full = !self.above.has_room();
+        let was_full = !self.upstream.has_room();
         let _ = self.poll_flush(cx);
-        if self.deaf {
+        if self.write_failed {
             let down = self.poll_down(cx);
             if down.is_ready() {
                 return down;
@@ -240,10 +246,10 @@ impl Exchange<'_> {
         }
         self.drive(cx);
         if self.driver.is_none() {
-            return Poll::Ready(Over::ClientLeft);
+            return Poll::Ready(ExchangeEnd::ClientLeft);
         }
-        let over = self.poll_clock(cx);
-        if was_full && self.above.has_room() {
+        let over = self.poll_timer(cx);
+        if was_full && self.upstream.has_room() {
             // Nobody has asked the client since.
             cx.waker().wake_by_ref();
         }
@@ -261,13 +267,13 @@ impl Exchange<'_> {
 
     /// Sends what is written, as long as it is taken; says whether there may be more.
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.deaf {
+        if self.write_failed {
             return Poll::Pending;
         }
-        self.above.poll_flush(cx).map(|sent| {
+        self.upstream.poll_flush(cx).map(|sent| {
             if let Err(error) = sent {
                 tracing::debug!(%error, "upstream takes no more input");
-                self.deaf = true;
+                self.write_failed = true;
                 // Thrown away from now on.
                 self.streams.stdin = None;
                 self.streams.resize = None;
@@ -276,7 +282,7 @@ impl Exchange<'_> {
     }
 
     /// From above to the client.
-    fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+    fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<ExchangeEnd> {
         loop {
             match self.waiting.take() {
                 Some(ChannelEvent::Data(Output::Error, data)) => self.told.push(&data),
@@ -289,8 +295,8 @@ impl Exchange<'_> {
                         }
                         Some(Poll::Ready(Ok(()))) => {
                             let now = Instant::now();
-                            self.quiet_since = now;
-                            self.tally.down(data.len());
+                            self.last_activity = now;
+                            self.stream_metrics.down(data.len());
                             self.record.add_bytes(data.len());
                             if let Some(sender) = sender {
                                 let _ = sender.send(data);
@@ -302,24 +308,24 @@ impl Exchange<'_> {
                 }
                 Some(ChannelEvent::Closed(_)) | None => {}
             }
-            let chunk = match self.above.poll_chunk(cx) {
+            let chunk = match self.upstream.poll_chunk(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(chunk)) => chunk,
-                Poll::Ready(Err(left)) => return Poll::Ready(Over::Above(left)),
+                Poll::Ready(Err(left)) => return Poll::Ready(ExchangeEnd::Upstream(left)),
             };
             match self.reader.read_chunk(chunk) {
                 Ok(said) => self.waiting = said,
-                Err(_) => return Poll::Ready(Over::AboveBroke),
+                Err(_) => return Poll::Ready(ExchangeEnd::UpstreamError),
             }
         }
     }
 
     /// From the client upwards.
-    fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
+    fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<ExchangeEnd> {
         loop {
             let mut said = false;
             for input in [Input::Stdin, Input::Resize] {
-                if !self.above.has_room() {
+                if !self.upstream.has_room() {
                     break;
                 }
                 let half = match input {
@@ -332,22 +338,22 @@ impl Exchange<'_> {
                     Poll::Pending => {}
                     Poll::Ready(Ok(Some(data))) => {
                         let now = Instant::now();
-                        self.quiet_since = now;
-                        self.tally.up(data.len());
-                        self.above.write(|out| writer.frame(input, data, out));
+                        self.last_activity = now;
+                        self.stream_metrics.up(data.len());
+                        self.upstream.write(|out| writer.frame(input, data, out));
                         said = true;
                     }
                     Poll::Ready(Err(StreamError::Closed(_))) => {
-                        return Poll::Ready(Over::ClientLeft);
+                        return Poll::Ready(ExchangeEnd::ClientLeft);
                     }
                     // Clients leave by resetting all; an input that was broken off must
                     // not look complete.
                     Poll::Ready(Err(_)) if input == Input::Stdin => {
-                        return Poll::Ready(Over::ClientLeft);
+                        return Poll::Ready(ExchangeEnd::ClientLeft);
                     }
                     Poll::Ready(Ok(None)) if input == Input::Stdin => {
                         *half = None;
-                        self.above.write(|out| {
+                        self.upstream.write(|out| {
                             // The fifth version has a signal for it.
                             let _ = writer.close(input, out);
                             None
@@ -359,45 +365,47 @@ impl Exchange<'_> {
             if said {
                 continue;
             }
-            if self.above.has_room() {
+            if self.upstream.has_room() {
                 return Poll::Pending;
             }
-            if self.poll_flush(cx).is_pending() || self.deaf {
+            if self.poll_flush(cx).is_pending() || self.write_failed {
                 return Poll::Pending;
             }
         }
     }
 
-    fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<Over> {
-        self.clock.hurry(self.next_look(), cx);
-        let due = ready!(self.clock.poll_due(cx));
-        if due == Due::Leave {
-            return Poll::Ready(Over::Leaving);
+    fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<ExchangeEnd> {
+        self.timer.set_earlier(self.next_deadline(), cx);
+        let due = ready!(self.timer.poll_due(cx));
+        if due == TimerEvent::Shutdown {
+            return Poll::Ready(ExchangeEnd::Shutdown);
         }
         let now = Instant::now();
-        if now >= self.quiet_since + self.idle {
-            return Poll::Ready(Over::Idle);
+        if now >= self.last_activity + self.idle {
+            return Poll::Ready(ExchangeEnd::Idle);
         }
         let heeded = self.waiting.is_none();
-        if !self.above.check_keepalive(now, heeded) {
-            return Poll::Ready(Over::AboveDead);
+        if !self.upstream.check_keepalive(now, heeded) {
+            return Poll::Ready(ExchangeEnd::UpstreamDead);
         }
-        if !self.above.has_room() {
+        if !self.upstream.has_room() {
             // Nothing is read from the client: its answer may be there.
             self.pings.on_read_paused();
         }
         if !self.pings.check(now) {
-            return Poll::Ready(Over::ClientLeft);
+            return Poll::Ready(ExchangeEnd::ClientLeft);
         }
         let _ = self.poll_flush(cx);
         self.drive(cx);
-        let next = (self.quiet_since + self.idle).min(self.next_look());
-        self.clock.set(next, cx);
+        let next = (self.last_activity + self.idle).min(self.next_deadline());
+        self.timer.set(next, cx);
         Poll::Pending
     }
 
     /// When either side is to be looked after.
-    fn next_look(&self) -> Instant {
-        self.above.next_deadline().min(self.pings.next_deadline())
+    fn next_deadline(&self) -> Instant {
+        self.upstream
+            .next_deadline()
+            .min(self.pings.next_deadline())
     }
 }

@@ -3,22 +3,22 @@
 use http::StatusCode;
 use skewbridge_remotecommand::{Failure, Outcome};
 
-use super::Care;
+use super::StreamTimeouts;
 
 /// Nothing was said for too long.
-pub(crate) fn idle(care: Care) -> Outcome {
+pub(crate) fn idle_timeout(timeouts: StreamTimeouts) -> Outcome {
     Outcome::Failed(Failure {
         code: Some(StatusCode::GATEWAY_TIMEOUT.as_u16()),
         reason: "Timeout".to_owned(),
         message: format!(
             "nothing was said for {} s (--streaming-connection-idle-timeout)",
-            care.idle.as_secs()
+            timeouts.idle.as_secs()
         ),
     })
 }
 
 /// The bridge goes away.
-pub(crate) fn leaving() -> Outcome {
+pub(crate) fn shutdown() -> Outcome {
     Outcome::Failed(Failure {
         code: Some(StatusCode::SERVICE_UNAVAILABLE.as_u16()),
         reason: "ServiceUnavailable".to_owned(),

@@ -1,4 +1,4 @@
-//! The heads of requests and answers that change protocols on their way.
+//! The upgrade_headers of requests and answers that change protocols on their way.
 
 use http::header::{
     AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, SEC_WEBSOCKET_EXTENSIONS, SEC_WEBSOCKET_KEY,
@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use skewbridge_remotecommand::{SpdyProtocol, port_forward, spdy_protocol_from_response};
 use skewbridge_websocket as websocket;
 
-use super::plan::{SPDY, STREAM_PROTOCOL};
+use super::translation_plan::{SPDY, STREAM_PROTOCOL};
 
 /// Makes the request for a WebSocket one for SPDY: a POST, for which upstream asks
 /// for `create`, the stricter right.

@@ -17,11 +17,11 @@ fn headers(text: &str) -> HeaderMap {
     headers
 }
 
-fn websocket(offers: &[&str]) -> Switch {
+fn websocket(offers: &[&str]) -> UpgradeRequest {
     asks_for(offers).unwrap()
 }
 
-fn asks_for(offers: &[&str]) -> Option<Switch> {
+fn asks_for(offers: &[&str]) -> Option<UpgradeRequest> {
     let text = "Connection: Upgrade\nUpgrade: websocket\nSec-WebSocket-Version: 13\n\
                 Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==";
     let mut headers = headers(text);
@@ -29,27 +29,27 @@ fn asks_for(offers: &[&str]) -> Option<Switch> {
         let offers = offers.join(", ").parse().unwrap();
         headers.insert("sec-websocket-protocol", offers);
     }
-    Switch::read(&Method::GET, &headers)
+    UpgradeRequest::read(&Method::GET, &headers)
 }
 
-fn spdy() -> Switch {
+fn spdy() -> UpgradeRequest {
     let text =
         "Connection: Upgrade\nUpgrade: SPDY/3.1\nX-Stream-Protocol-Version: v4.channel.k8s.io";
-    Switch::read(&Method::POST, &headers(text)).unwrap()
+    UpgradeRequest::read(&Method::POST, &headers(text)).unwrap()
 }
 
-fn version(minor: u16) -> Known {
-    Known {
+fn version(minor: u16) -> UpstreamCaps {
+    UpstreamCaps {
         version: Some(Version {
             major: 1,
             minor,
             patch: 0,
         }),
-        ..Known::default()
+        ..UpstreamCaps::default()
     }
 }
 
-const RULES: Rules = Rules {
+const RULES: TranslationRules = TranslationRules {
     translate: TranslateStreams::Auto,
     upstream: UpstreamStreams::Any,
     commands: true,
@@ -57,29 +57,34 @@ const RULES: Rules = Rules {
 };
 
 /// A plan in a word.
-fn word(plan: &Plan) -> &'static str {
+fn word(plan: &TranslationPlan) -> &'static str {
     match plan {
-        Plan::AsItIs => "as it is",
-        Plan::AsItIsOr(_) => "or",
-        Plan::Translated(_) => "translated",
+        TranslationPlan::Tunnel => "as it is",
+        TranslationPlan::TunnelOrSpdy(_) => "or",
+        TranslationPlan::Translate(_) => "translated",
     }
 }
 
-fn planned(kind: Kind, switch: &Switch, rules: Rules, known: Known) -> &'static str {
+fn planned(
+    kind: Kind,
+    switch: &UpgradeRequest,
+    rules: TranslationRules,
+    known: UpstreamCaps,
+) -> &'static str {
     word(&plan(kind, switch.clone(), rules, known))
 }
 
 #[test]
 fn auto_translates_what_the_server_does_not_translate_itself() {
     use Kind::{Attach, Exec, PortForward};
-    type Row<'a> = (Kind, &'a [&'a str], Known, &'a str);
+    type Row<'a> = (Kind, &'a [&'a str], UpstreamCaps, &'a str);
 
-    let refused = |minor, spoken| Known {
-        refused: Refused::from_iter([spoken]),
+    let refused = |minor, spoken| UpstreamCaps {
+        refused: RefusedProtocols::from_iter([spoken]),
         ..version(minor)
     };
-    let command = |name| Spoken::Command(Protocol::from_name(name).unwrap());
-    let unknown = Known::default();
+    let command = |name| StreamProtocol::Command(Protocol::from_name(name).unwrap());
+    let unknown = UpstreamCaps::default();
     let rows: &[Row<'_>] = &[
         (Exec, &[V5], version(28), "translated"),
         (Exec, &[V5], version(29), "translated"),
@@ -99,14 +104,14 @@ fn auto_translates_what_the_server_does_not_translate_itself() {
         (Exec, &[V5], refused(36, command(V4)), "or"),
         (Exec, &[V4], refused(28, command(TEXT)), "or"),
         (Exec, &[TEXT], refused(28, command(V4)), "or"),
-        (Exec, &[V5], refused(36, Spoken::PortForward), "or"),
+        (Exec, &[V5], refused(36, StreamProtocol::PortForward), "or"),
         (Exec, &["x"], version(28), "as it is"),
         (PortForward, &[TUNNEL], version(30), "translated"),
         (PortForward, &[TUNNEL], version(31), "or"),
         (
             PortForward,
             &[TUNNEL],
-            refused(31, Spoken::PortForward),
+            refused(31, StreamProtocol::PortForward),
             "translated",
         ),
         (PortForward, &[TUNNEL], refused(31, command(V5)), "or"),
@@ -114,7 +119,7 @@ fn auto_translates_what_the_server_does_not_translate_itself() {
         (
             PortForward,
             &[],
-            refused(28, Spoken::PortForward),
+            refused(28, StreamProtocol::PortForward),
             "as it is",
         ),
     ];
@@ -128,7 +133,7 @@ fn auto_translates_what_the_server_does_not_translate_itself() {
 fn always_and_never_are_what_they_say_and_gates_go_first() {
     use TranslateStreams::{Always, Auto, Never};
 
-    let rules = |translate, on| Rules {
+    let rules = |translate, on| TranslationRules {
         translate,
         commands: on,
         port_forward: on,
@@ -140,7 +145,7 @@ fn always_and_never_are_what_they_say_and_gates_go_first() {
         (Kind::PortForward, TUNNEL),
     ] {
         let switch = websocket(&[offer]);
-        for known in [Known::default(), version(28), version(36)] {
+        for known in [UpstreamCaps::default(), version(28), version(36)] {
             let plan = |translate, on| planned(kind, &switch, rules(translate, on), known);
             assert_eq!(plan(Always, true), "translated");
             assert_eq!(plan(Never, true), "as it is");
@@ -149,7 +154,7 @@ fn always_and_never_are_what_they_say_and_gates_go_first() {
             }
         }
     }
-    let one = Rules {
+    let one = TranslationRules {
         port_forward: false,
         ..rules(Always, true)
     };
@@ -161,11 +166,11 @@ fn always_and_never_are_what_they_say_and_gates_go_first() {
 
 #[test]
 fn a_way_that_carries_only_websocket_gets_only_websocket() {
-    let narrow = Rules {
+    let narrow = TranslationRules {
         upstream: UpstreamStreams::WebSocket,
         ..RULES
     };
-    for known in [version(28), version(36), Known::default()] {
+    for known in [version(28), version(36), UpstreamCaps::default()] {
         for kind in [Kind::Exec, Kind::Attach, Kind::PortForward] {
             assert_eq!(planned(kind, &spdy(), RULES, known), "as it is");
             assert_eq!(planned(kind, &spdy(), narrow, known), "translated");
@@ -179,12 +184,17 @@ fn a_way_that_carries_only_websocket_gets_only_websocket() {
 
 #[test]
 fn the_fifth_version_is_spoken_where_it_is_offered() {
-    let plan = plan(Kind::Exec, websocket(&[V4, V5]), RULES, Known::default());
-    let Plan::Translated(Translation::ToSpdy(ToSpdy { stream, .. })) = plan else {
+    let plan = plan(
+        Kind::Exec,
+        websocket(&[V4, V5]),
+        RULES,
+        UpstreamCaps::default(),
+    );
+    let TranslationPlan::Translate(Translation::ToSpdy(ToSpdy { stream, .. })) = plan else {
         panic!("{plan:?}");
     };
     let agreement = negotiate(ServerKind::Translator, [V5]).unwrap();
-    assert_eq!(stream, ByWebSocket::Command(agreement));
+    assert_eq!(stream, WebSocketStream::Command(agreement));
 }
 
 #[test]
@@ -214,11 +224,11 @@ fn streams_are_known_by_their_paths() {
 fn a_browsers_token_is_found_and_is_no_offer() {
     let offer = |text: &str| format!("{TOKEN}{}", BASE64_URL_SAFE_NO_PAD.encode(text));
     let token = |offers: &[&str]| match websocket(offers) {
-        Switch::WebSocket { offers, token, .. } => (
+        UpgradeRequest::WebSocket { offers, token, .. } => (
             offers,
             token.map(|token| token.to_str().unwrap().to_owned()),
         ),
-        Switch::Spdy { .. } => panic!(),
+        UpgradeRequest::Spdy { .. } => panic!(),
     };
     let (offers, found) = token(&[&offer("t"), V4]);
     assert_eq!(
@@ -239,7 +249,7 @@ fn a_browsers_token_is_found_and_is_no_offer() {
 
 #[test]
 fn what_is_no_request_for_a_stream_is_left_alone() {
-    let read = |method, text| Switch::read(&method, &headers(text)).is_some();
+    let read = |method, text| UpgradeRequest::read(&method, &headers(text)).is_some();
     assert!(!read(Method::GET, "Upgrade: h2c\nConnection: Upgrade"));
     assert!(!read(
         Method::GET,
