@@ -399,7 +399,7 @@ fn merge(
     incomplete: &[(String, String)],
 ) -> Option<(Bytes, Bytes, Vec<Part>)> {
     let take = |path: &str| {
-        let Some(asked) = GroupVersion::of_path(path) else {
+        let Some(asked) = GroupVersion::from_path(path) else {
             return false;
         };
         (incomplete.iter())

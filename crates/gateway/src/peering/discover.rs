@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use http::StatusCode;
 use http::header::{ACCEPT, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
 use skewbridge_api::version::Version;
-use skewbridge_discovery::{Answered, Document, Index, Legacy, accept};
+use skewbridge_discovery::{DiscoveryFormat, Document, Index, LegacyDiscovery, accept};
 use skewbridge_peers::{Excluded, Served};
 use tokio::time::timeout;
 
@@ -102,9 +102,9 @@ async fn ask(
     let answer = answer.ok(path)?;
     match answer
         .header(&CONTENT_TYPE)
-        .and_then(Answered::of_content_type)
+        .and_then(DiscoveryFormat::from_content_type)
     {
-        Some(Answered::V2 | Answered::V2Beta1) => {
+        Some(DiscoveryFormat::V2 | DiscoveryFormat::V2Beta1) => {
             let document =
                 Document::parse(&answer.body).map_err(|error| format!("{path}: {error}"))?;
             Ok(Said::Document(Tagged {
@@ -112,7 +112,7 @@ async fn ask(
                 etag: answer.header(&ETAG).map(str::to_owned),
             }))
         }
-        Some(Answered::Legacy) => Ok(Said::Legacy(answer)),
+        Some(DiscoveryFormat::Legacy) => Ok(Said::Legacy(answer)),
         None => Err(format!("{path}: an answer that is not discovery")),
     }
 }
@@ -129,7 +129,7 @@ async fn legacy(
         .await?
         .ok("/api")?;
     let mut legacy =
-        Legacy::from_groups(&api.body, &apis.body).map_err(|error| error.to_string())?;
+        LegacyDiscovery::from_groups(&api.body, &apis.body).map_err(|error| error.to_string())?;
     let paths: Vec<_> = legacy.paths().take(MAX_LISTS + 1).collect();
     if paths.len() > MAX_LISTS {
         return Err(format!("it lists more than {MAX_LISTS} group-versions"));

@@ -24,7 +24,7 @@ pub(crate) enum Step {
     Head,
     /// A head of this HTTP status, and the end.
     Http(u16),
-    /// A piece of the body.
+    /// A chunk of the body.
     Data(Vec<u8>),
     /// The end, with a status.
     Trailers(u32, &'static str),
@@ -37,7 +37,7 @@ pub(crate) enum Step {
     /// Nothing more on this connection, which stays open.
     Freeze,
     /// The connection is closed.
-    Cut,
+    Disconnect,
     /// GOAWAY.
     GoAway,
 }
@@ -246,7 +246,7 @@ async fn call(
                 let _ = stream.as_mut().unwrap().send_data(Bytes::new(), true);
             }
             Step::Hang => std::future::pending().await,
-            Step::Freeze | Step::Cut | Step::GoAway => tell.send(step).unwrap(),
+            Step::Freeze | Step::Disconnect | Step::GoAway => tell.send(step).unwrap(),
         }
     }
 }
@@ -267,9 +267,9 @@ async fn read_message(body: &mut RecvStream) -> Bytes {
                 return read.split_off(5).freeze();
             }
         }
-        let piece = body.data().await.unwrap().unwrap();
-        body.flow_control().release_capacity(piece.len()).unwrap();
-        read.extend_from_slice(&piece);
+        let chunk = body.data().await.unwrap().unwrap();
+        body.flow_control().release_capacity(chunk.len()).unwrap();
+        read.extend_from_slice(&chunk);
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use prost::Message;
 
-use crate::client::{ATTEMPT_PATIENCE, Client};
-use crate::connection::{Connection, Then};
+use crate::client::{ATTEMPT_TIMEOUT, Client};
+use crate::connection::{CallEnd, Connection};
 use crate::error::{Error, Failure};
 use crate::grpc;
 use crate::messages::{
@@ -15,7 +15,7 @@ use crate::messages::{
     LeaseRevokeRequest, LeaseRevokeResponse, Operation, PutRequest, PutResponse, RangeRequest,
     RangeResponse, RequestOp, ResponseHeader, TxnRequest, TxnResponse,
 };
-use crate::model::{KeyValue, Lease, LeaseId, Listing, Revision, prefix_range};
+use crate::types::{KeyValue, Lease, LeaseId, Listing, Revision, prefix_range};
 use crate::watch::Watch;
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
@@ -183,25 +183,29 @@ impl Client {
         self.try_each(|connection| {
             let frame = frame.clone();
             let read = &read;
-            async move { read(M::decode(one_answer(&connection, method, frame).await?)?) }
+            async move {
+                read(M::decode(
+                    unary_response(&connection, method, frame).await?,
+                )?)
+            }
         })
         .await
     }
 }
 
-/// Sends one message and waits for the one that answers it, and for the end.
-async fn one_answer(
+/// Sends one message and waits for the one that responses it, and for the end.
+async fn unary_response(
     connection: &Connection,
     method: &'static str,
     frame: Bytes,
 ) -> Result<Bytes, Failure> {
-    let then = Then::End(ATTEMPT_PATIENCE);
-    let (_stream, mut answers) = connection.call(method, frame, then).await?;
-    let message = answers
+    let then = CallEnd::AfterResponse(ATTEMPT_TIMEOUT);
+    let (_stream, mut responses) = connection.call(method, frame, then).await?;
+    let message = responses
         .next()
         .await?
         .ok_or_else(|| malformed("success without a message"))?;
-    match answers.next().await? {
+    match responses.next().await? {
         None => Ok(message),
         Some(_) => Err(malformed("two messages in place of one")),
     }

@@ -1,14 +1,14 @@
-//! The calls against a stand-in that answers well and badly.
+//! The calls against a stand-in that responses well and badly.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
 
 #[allow(dead_code)] // each test file uses its part
-mod stand_in;
+mod fake_etcd;
 
 use std::time::Duration;
 
+use fake_etcd::{StandIn, Step, answer, field, frame, header, kv, listing, number};
 use skewbridge_etcd::{Client, Code, Error, LeaseId, Revision};
 use skewbridge_testkit::{Ca, ClientAuth};
-use stand_in::{StandIn, Step, answer, field, frame, header, kv, listing, number};
 
 fn client(server: &StandIn) -> Client {
     Client::new(vec![server.endpoint()], None).unwrap()
@@ -124,7 +124,7 @@ async fn a_message_too_large_is_refused_without_reading_it() {
 #[tokio::test]
 async fn a_request_too_large_is_not_sent() {
     let server = StandIn::start(|_, _| answer(&header(1))).await;
-    let value = vec![0; skewbridge_etcd::MAX_MESSAGE];
+    let value = vec![0; skewbridge_etcd::MAX_MESSAGE_BYTES];
     let error = client(&server).put(b"k", &value, None).await.unwrap_err();
     assert!(matches!(error, Error::TooLarge { .. }), "{error:?}");
     assert_eq!(server.opened(), 0);
