@@ -76,7 +76,7 @@ pub(crate) async fn bridge(endpoint: Endpoint) -> Result<Asked, String> {
 enum Said {
     Bridge(ServerDiscoveryList),
     Document(Document),
-    LegacyDiscovery(Response),
+    Legacy(Response),
 }
 
 /// The servers of a cluster, if it is a bridge that answered.
