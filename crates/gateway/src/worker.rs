@@ -181,7 +181,7 @@ async fn serve(
             plain_http::refuse(tcp).await;
             return Ok(None);
         }
-        let tls = TlsAcceptor::from(config).accept(ReadAhead::after(first, tcp));
+        let tls = TlsAcceptor::from(config).accept(ReadAhead::with_buffered(first, tcp));
         tls.await.map(Some)
     };
     let tls = match timeout(bridge.limits.handshake_timeout, accept).await {

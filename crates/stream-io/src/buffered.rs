@@ -1,6 +1,5 @@
-//! A byte stream with the two buffers that a message-by-message reader and
-//! writer needs: what has been read and not understood, what has been written
-//! and not sent.
+//! A byte stream with the two buffers that a message-based reader and writer needs: bytes that
+//! were read and not parsed, and bytes that were written and not sent.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,34 +13,32 @@ use tokio_util::io::poll_read_buf;
 
 use crate::chunked_write::{CHUNK_BYTES, ChunkedSlices};
 
-/// No more than this waits to be sent before the source is asked for more:
-/// four TLS records.
-const HIGH_WATER: usize = 64 * 1024;
+/// The source is not polled while this much waits to be sent: four TLS records.
+const HIGH_WATER_BYTES: usize = 64 * 1024;
 
-/// From here on a chunk of a body is sent from where it lies; smaller ones are
-/// copied behind one another.
-const COPY_BELOW: usize = 4 * 1024;
+/// Chunks from this size on are sent without being copied; smaller ones are coalesced.
+const COPY_BELOW_BYTES: usize = 4 * 1024;
 
 /// A byte stream with its buffers.
 #[derive(Debug)]
 pub struct Buffered<T> {
-    /// What is read and written.
+    /// The underlying stream.
     pub io: T,
-    /// Read and not understood.
+    /// Read and not parsed.
     pub input: BytesMut,
-    /// Written and not sent, in front of `output`.
+    /// Written and not sent, before `output`.
     queue: VecDeque<Bytes>,
     queued: usize,
     /// Written and not sent.
     pub output: BytesMut,
-    /// How much is asked for at once.
+    /// How much is read at once.
     chunk: usize,
     flushed: bool,
     sent: u64,
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
-    /// Reads as much as `chunk` at once.
+    /// Reads up to `chunk` bytes at once.
     pub fn new(io: T, chunk: usize) -> Self {
         Self {
             io,
@@ -55,7 +52,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
         }
     }
 
-    /// Reads some bytes into `input`; 0 is the end.
+    /// Reads some bytes into `input`; 0 is the end of the stream.
     pub fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.input.capacity() - self.input.len() < self.chunk / 4 {
             self.input.reserve(self.chunk);
@@ -65,7 +62,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
 
     /// Writes a chunk of a body.
     pub fn write_data(&mut self, encoder: &mut Encoder, data: Bytes) -> Result<(), BodyError> {
-        if data.len() < COPY_BELOW {
+        if data.len() < COPY_BELOW_BYTES {
             return encoder.write_data(&mut self.output, &data);
         }
         encoder.write_data_prefix(&mut self.output, data.len())?;
@@ -74,9 +71,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
         Ok(())
     }
 
-    /// Writes these bytes, from where they lie if there are many.
+    /// Writes these bytes, without copying them if there are many.
     pub fn push_data(&mut self, data: Bytes) {
-        if data.len() < COPY_BELOW {
+        if data.len() < COPY_BELOW_BYTES {
             self.output.extend_from_slice(&data);
             return;
         }
@@ -92,27 +89,27 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
         self.queue.push_back(bytes);
     }
 
-    /// How much has been written and not sent.
+    /// How many bytes are written and not sent.
     pub fn unsent(&self) -> usize {
         self.queued + self.output.len()
     }
 
-    /// Whether all of it has left, TLS's own buffer included.
+    /// Whether everything was sent, including TLS's own buffer.
     pub fn is_flushed(&self) -> bool {
         self.flushed && self.unsent() == 0
     }
 
-    /// How much has been sent so far.
+    /// How many bytes have been sent.
     pub fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Whether the source may be asked for more.
+    /// Whether more may be written.
     pub fn has_room(&self) -> bool {
-        self.unsent() < HIGH_WATER
+        self.unsent() < HIGH_WATER_BYTES
     }
 
-    /// Sends all that has been written.
+    /// Sends everything that was written.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.unsent() > 0 {
             self.flushed = false;
@@ -154,7 +151,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Buffered<T> {
         self.output.advance(sent);
     }
 
-    /// An idle connection keeps no buffers.
+    /// Frees the buffers of an idle connection.
     pub fn release(&mut self) {
         if self.input.is_empty() {
             self.input = BytesMut::new();

@@ -1,4 +1,4 @@
-//! Bytes in slices, as TLS takes them best.
+//! Vectored writes in chunks of 2 KiB, which TLS copies fastest.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -7,28 +7,28 @@ use std::pin::Pin;
 use tokio::io::AsyncWrite;
 
 /// TLS copies each slice behind the head of a record. glibc copies more than this by `rep
-/// movsb`, and on AMD's processors that is fifteen times as slow where the target begins a
-/// few bytes behind the source, counted within a page: so it does when both are pages but
-/// for that head.
+/// movsb`, which on AMD processors is fifteen times as slow if the target starts a few bytes
+/// behind the source, modulo the page size. That is the case if both are page-aligned except
+/// for the record head.
 pub(crate) const CHUNK_BYTES: usize = 2 * 1024;
 
-/// As many slices as there are in 120 KiB, and some for what is shorter.
+/// Enough chunks for 120 KiB, and some for shorter ones.
 const MAX_CHUNKS: usize = 60 + 4;
 
-/// ChunkedSlices for one call.
+/// Slices for one write call.
 pub(crate) struct ChunkedSlices<'a> {
     all: [IoSlice<'a>; MAX_CHUNKS],
     count: usize,
 }
 
 impl<'a> ChunkedSlices<'a> {
-    /// Of these chunks, from the first on, as many bytes as fit.
-    pub(crate) fn new(chunks: impl Iterator<Item = &'a [u8]>) -> Self {
+    /// As many bytes of these chunks as fit, from the first on.
+    pub(crate) fn new(buffers: impl Iterator<Item = &'a [u8]>) -> Self {
         let mut slices = Self {
             all: [IoSlice::new(&[]); MAX_CHUNKS],
             count: 0,
         };
-        let chunks = chunks.flat_map(|chunk| chunk.chunks(CHUNK_BYTES));
+        let chunks = buffers.flat_map(|chunk| chunk.chunks(CHUNK_BYTES));
         for (slice, chunk) in slices.all.iter_mut().zip(chunks) {
             *slice = IoSlice::new(chunk);
             slices.count += 1;
@@ -41,7 +41,7 @@ impl<'a> ChunkedSlices<'a> {
     }
 }
 
-/// Writes all of these bytes.
+/// Writes all bytes.
 pub async fn write_chunked(to: &mut (impl AsyncWrite + Unpin), mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         let slices = ChunkedSlices::new([bytes].into_iter());
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_slice_is_long_and_none_is_lost() {
+    fn slices_are_at_most_one_chunk_long_and_complete() {
         let (few, many) = (vec![1; 9], vec![2; 5 * CHUNK_BYTES + 1]);
         let slices = ChunkedSlices::new([&few[..], &many[..]].into_iter());
         let lengths: Vec<_> = slices.as_slice().iter().map(|it| it.len()).collect();
@@ -82,20 +82,20 @@ mod tests {
         assert_eq!(
             slices.as_slice().len(),
             MAX_CHUNKS,
-            "the rest is for another call"
+            "the rest needs another call"
         );
     }
 
     #[tokio::test]
-    async fn all_is_written_in_its_order() {
+    async fn all_bytes_are_written_in_order() {
         let bytes: Vec<u8> = (0..=250).cycle().take(300_000).collect();
-        let (mut here, mut there) = tokio::io::duplex(1000);
+        let (mut local, mut remote) = tokio::io::duplex(1000);
         let writing = async {
-            write_chunked(&mut here, &bytes).await.unwrap();
-            drop(here);
+            write_chunked(&mut local, &bytes).await.unwrap();
+            drop(local);
         };
         let mut read = Vec::new();
-        let reading = there.read_to_end(&mut read);
+        let reading = remote.read_to_end(&mut read);
         let ((), _) = tokio::join!(writing, reading);
         assert!(read == bytes);
     }

@@ -7,15 +7,15 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// From so many bytes on it is bulk, of which more may be there.
+/// From this size on a read is bulk data, of which more may be available.
 const BULK_READ_BYTES: usize = 4 * 1024;
 
-/// Reads as much as is there. TLS gives one record at a time, and whoever passes each of
-/// them on makes a system call for each.
+/// Reads as much as is available. TLS yields one record at a time, and relaying each by itself
+/// costs a system call for each.
 #[derive(Debug)]
 pub struct CoalescingReader<T> {
     io: T,
-    /// What came behind bytes that were to be read first.
+    /// An error that came after bytes that are returned first.
     deferred_error: Option<io::Error>,
 }
 
@@ -28,8 +28,8 @@ impl<T: AsyncRead + Unpin> CoalescingReader<T> {
         }
     }
 
-    /// Waits for some bytes, and takes those behind them that need not be waited for; 0 is
-    /// the end. Cancelled, it has read nothing.
+    /// Waits for some bytes, and adds those that are available without waiting; 0 is the end
+    /// of the stream. Cancelled, it has read nothing.
     pub async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         poll_fn(|cx| self.poll_read(buffer, cx)).await
     }
@@ -62,7 +62,7 @@ mod tests {
 
     use super::*;
 
-    /// What a stream says, call by call; then nothing.
+    /// The results of a stream, call by call; then pending.
     struct Script(VecDeque<io::Result<usize>>);
 
     impl AsyncRead for Script {
@@ -73,43 +73,47 @@ mod tests {
         ) -> Poll<io::Result<()>> {
             match self.0.pop_front() {
                 None => Poll::Pending,
-                Some(said) => {
-                    buffer.put_slice(&vec![7; said?]);
+                Some(result) => {
+                    buffer.put_slice(&vec![7; result?]);
                     Poll::Ready(Ok(()))
                 }
             }
         }
     }
 
-    /// What is read, call by call, until it has to be waited for.
+    /// The result of each read, until one is pending.
     fn read(script: impl IntoIterator<Item = io::Result<usize>>) -> Vec<Option<usize>> {
         let mut reader = CoalescingReader::new(Script(script.into_iter().collect()));
         let mut buffer = vec![0; 64 * 1024];
         let mut read = Vec::new();
         let mut cx = Context::from_waker(std::task::Waker::noop());
-        while let Poll::Ready(said) = reader.poll_read(&mut buffer, &mut cx) {
-            read.push(said.ok());
+        while let Poll::Ready(result) = reader.poll_read(&mut buffer, &mut cx) {
+            read.push(result.ok());
         }
         read
     }
 
     #[test]
-    fn what_is_there_is_taken_and_no_end_is_lost() {
-        let cut = || Err(io::ErrorKind::ConnectionReset.into());
+    fn available_bytes_are_coalesced_and_no_end_is_lost() {
+        let reset = || Err(io::ErrorKind::ConnectionReset.into());
         assert_eq!(read([]), []);
-        assert_eq!(read([Ok(1), Ok(2)]), [Some(1), Some(2)], "a word at a time");
+        assert_eq!(
+            read([Ok(1), Ok(2)]),
+            [Some(1), Some(2)],
+            "small reads are not coalesced"
+        );
         assert_eq!(read([Ok(16 << 10), Ok(9)]), [Some((16 << 10) + 9)]);
         let full = [16 << 10; 5].map(Ok);
         assert_eq!(
             read(full),
             [Some(64 << 10), Some(16 << 10)],
-            "no more than fits"
+            "no more than the buffer holds"
         );
         assert_eq!(read([Ok(1 << 13), Ok(0), Ok(0)]), [Some(1 << 13), Some(0)]);
         assert_eq!(
-            read([Ok(1 << 13), cut(), Ok(0)]),
+            read([Ok(1 << 13), reset(), Ok(0)]),
             [Some(1 << 13), None, Some(0)]
         );
-        assert_eq!(read([cut(), Ok(0)]), [None, Some(0)]);
+        assert_eq!(read([reset(), Ok(0)]), [None, Some(0)]);
     }
 }

@@ -1,4 +1,4 @@
-//! The streams of a remote command, at the end that serves it.
+//! The SPDY streams of a remote command, on the serving side.
 
 use bytes::Bytes;
 use skewbridge_remotecommand::{Channel, Options, STREAM_TYPE, SpdyProtocol};
@@ -6,8 +6,8 @@ use skewbridge_spdy::Headers;
 use skewbridge_spdy::connection::{Incoming, Receiver, Sender};
 use skewbridge_spdy::frame::ResetStatus;
 
-/// The streams that a client has opened for a command. A sender that is dropped resets
-/// its stream, so all are kept to the end.
+/// The streams that a client opened for a command. A dropped sender resets its stream, so all
+/// are kept until the end.
 #[derive(Debug, Default)]
 pub struct CommandStreams {
     /// From the client.
@@ -18,22 +18,21 @@ pub struct CommandStreams {
     pub stdout: Option<Sender>,
     /// To the client.
     pub stderr: Option<Sender>,
-    /// To the client: how the command ended.
+    /// To the client: the error channel.
     pub error: Option<Sender>,
-    /// Of those that are only read here.
+    /// The sending halves of streams that are only read here.
     unused_senders: Vec<Sender>,
 }
 
 impl CommandStreams {
-    /// Takes the streams of a command; others are refused. Waits for as long as some are
-    /// missing: how long that may be, the caller says, and the driver that the connection is
-    /// over.
+    /// Accepts the streams of a command and refuses others. Waits while some are missing: the
+    /// caller sets the time limit, and the driver reports the end of the connection.
     pub async fn accept(incoming: &mut Incoming, options: Options, protocol: SpdyProtocol) -> Self {
         let mut missing: Vec<Channel> = options.streams(protocol).collect();
         let mut streams = Self::default();
         while !missing.is_empty() {
             let Some(request) = incoming.next().await else {
-                // The driver has more to say about it.
+                // The driver reports why.
                 return std::future::pending().await;
             };
             let channel = request.headers().get(STREAM_TYPE);
@@ -63,8 +62,8 @@ impl CommandStreams {
         streams
     }
 
-    /// Says the last error_bytes, and ends all of them. How it ended is said behind all output:
-    /// whoever hears it has heard everything.
+    /// Writes the error channel and ends all streams. The error channel comes after all
+    /// output, so a client that has it has everything.
     pub async fn finish(mut self, error_bytes: Bytes) {
         for sender in [&mut self.stdout, &mut self.stderr].into_iter().flatten() {
             if sender.finish().is_ok() {
@@ -80,7 +79,7 @@ impl CommandStreams {
             }
         }
         for mut sender in self.unused_senders {
-            // One that the client has ended needs no end.
+            // Fails if the client has ended the stream, which is fine.
             let _ = sender.finish();
         }
     }

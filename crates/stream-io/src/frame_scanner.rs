@@ -1,80 +1,80 @@
-//! SPDY that is passed on in the bytes that come, without being understood but for where
-//! its frames begin and whose they are: whether it carries something, where a ping may be
-//! put between two of them, and which of them answers one.
+//! Finds the frames of a relayed SPDY connection without decoding them: whether they carry
+//! data, where a ping may be inserted between two frames, and which frames are pings.
 
 use bytes::Bytes;
 
-/// The head of a frame, control or data (SPDY/3.1, 2.2): of both the last three bytes say
-/// how much follows.
-const HEAD: usize = 8;
+/// Bytes of the head of a frame, control or data (SPDY/3.1, 2.2). In both kinds the last three
+/// bytes are the length of the rest.
+const HEAD_BYTES: usize = 8;
 
-/// What follows the head of a control frame that is of a stream, or a ping: an id.
-const ID: usize = 4;
+/// Bytes of the id that follows the head of a ping or of a control frame of a stream.
+const ID_BYTES: usize = 4;
 
 /// The head of a ping (2.6.5).
-const PING: [u8; HEAD] = [0x80, 3, 0, 6, 0, 0, 0, 4];
+const PING_HEAD: [u8; HEAD_BYTES] = [0x80, 3, 0, 6, 0, 0, 0, 4];
 
-/// One direction of a connection. Of what is no SPDY everything carries something, or
-/// nothing that passes for a ping: nobody depends on which.
+/// Scans one direction of a connection. Bytes that are no SPDY are relayed unchanged; what
+/// they are reported as is unspecified.
 #[derive(Debug, Default)]
 pub struct FrameScanner {
-    /// Of a control frame with the id that follows it, if one does.
-    head: [u8; HEAD + ID],
-    /// How many bytes of the head have come.
-    have: usize,
-    /// How many of what follows it have not.
-    left: usize,
+    /// The head of the current frame, of a control frame with the id that follows it.
+    head: [u8; HEAD_BYTES + ID_BYTES],
+    /// How many bytes of the head were received.
+    received: usize,
+    /// How many bytes of the rest were not received yet.
+    remaining: usize,
 }
 
 /// A frame, by what it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScannedFrame {
-    /// To the stream of this id: it may wait for whoever reads that.
+    /// Belongs to the stream with this id: it may wait until the application reads that
+    /// stream.
     Stream(u32),
-    /// Asks for a stream, of this id.
+    /// Opens the stream with this id.
     SynStream(u32),
-    /// A ping of this id, or the answer to one.
+    /// A ping with this id, or the reply to one.
     Ping(u32),
-    /// To the connection.
+    /// Belongs to the connection.
     Connection,
-    /// To the connection as well: nothing is read behind it.
+    /// GOAWAY: the receiver reads nothing after it.
     GoAway,
 }
 
-/// A part of a frame, as far as it is in the bytes that have come.
-struct Part {
+/// The part of a frame that the received bytes hold.
+struct FramePart {
     bytes: usize,
-    /// It may be one of a ping: too little has come to know.
+    /// The part may belong to a ping: too few bytes were received to know.
     may_be_ping: bool,
     /// The frame, if it ends here.
     ended: Option<ScannedFrame>,
 }
 
-impl Part {
+impl FramePart {
     fn is_of_ping(&self) -> bool {
         self.may_be_ping || matches!(self.ended, Some(ScannedFrame::Ping(_)))
     }
 }
 
-/// What is to be known of bytes that are passed on.
+/// Result of a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScanResult {
-    /// Some of them belong to a frame that is no ping.
+    /// Some bytes belong to a frame other than a ping.
     pub has_non_ping: bool,
-    /// Behind how many of them a frame ends, the last one that does.
+    /// The offset right after the last frame that ends in the bytes.
     pub last_frame_end: Option<usize>,
 }
 
 impl FrameScanner {
-    /// Whether the next byte is the first of a frame.
+    /// Whether the next byte starts a frame.
     pub fn at_frame_boundary(&self) -> bool {
-        self.have == 0
+        self.received == 0
     }
 
-    /// Takes the next bytes, all of which are passed on; tells of each frame that ends, and how
-    /// many bytes it has.
+    /// Scans the next bytes, all of which are relayed; calls `ended` with each frame that ends
+    /// and its length.
     pub fn scan(&mut self, bytes: &[u8], mut ended: impl FnMut(ScannedFrame, usize)) -> ScanResult {
-        let mut passed = ScanResult {
+        let mut result = ScanResult {
             has_non_ping: false,
             last_frame_end: None,
         };
@@ -82,70 +82,71 @@ impl FrameScanner {
         while at < bytes.len() {
             let part = self.next(bytes.split_at(at).1);
             at += part.bytes;
-            passed.has_non_ping |= !part.is_of_ping();
+            result.has_non_ping |= !part.is_of_ping();
             if let Some(frame) = part.ended {
-                passed.last_frame_end = Some(at);
-                ended(frame, HEAD + self.length());
+                result.last_frame_end = Some(at);
+                ended(frame, HEAD_BYTES + self.length());
             }
         }
-        passed
+        result
     }
 
-    /// Takes the next bytes, and passes on all but the pings that are `kept` back, by their
-    /// ids; says whether any of them carries something. What may be one waits for the rest
-    /// of it.
+    /// Scans the next bytes and relays all but the pings for whose ids `kept` returns true;
+    /// returns whether any byte belongs to a frame other than a ping. Bytes that may belong to
+    /// a ping are withheld until the rest of it is received.
     pub fn filter_pings(
         &mut self,
         mut bytes: Bytes,
         mut kept: impl FnMut(u32) -> bool,
-        mut pass: impl FnMut(Bytes),
+        mut relay: impl FnMut(Bytes),
     ) -> bool {
-        // Of the frame that these bytes begin with.
-        let mut early = self.withheld_bytes();
-        let mut carries = false;
+        // Withheld bytes of the frame that these bytes continue.
+        let mut withheld = self.withheld_bytes();
+        let mut has_non_ping = false;
         let mut run = 0;
         while run < bytes.len() {
             let part = self.next(bytes.split_at(run).1);
-            carries |= !part.is_of_ping();
-            let stays = match part.ended {
+            has_non_ping |= !part.is_of_ping();
+            let is_kept = match part.ended {
                 Some(ScannedFrame::Ping(id)) => kept(id),
                 _ => part.may_be_ping,
             };
-            if stays {
-                pass_some(bytes.split_to(run), &mut pass);
+            if is_kept {
+                relay_non_empty(bytes.split_to(run), &mut relay);
                 drop(bytes.split_to(part.bytes));
                 run = 0;
             } else {
-                pass_some(std::mem::take(&mut early), &mut pass);
+                relay_non_empty(std::mem::take(&mut withheld), &mut relay);
                 run += part.bytes;
             }
             if self.at_frame_boundary() {
-                early = Bytes::new();
+                withheld = Bytes::new();
             }
         }
-        pass_some(bytes, &mut pass);
-        carries
+        relay_non_empty(bytes, &mut relay);
+        has_non_ping
     }
 
-    /// What has come of what may be a ping.
+    /// The received bytes of a frame that may be a ping.
     pub fn withheld_bytes(&self) -> Bytes {
         if self.may_be_ping() {
-            Bytes::copy_from_slice(self.begun())
+            Bytes::copy_from_slice(self.head_bytes())
         } else {
             Bytes::new()
         }
     }
 
-    fn begun(&self) -> &[u8] {
-        self.head.get(..self.have).unwrap_or_default()
+    fn head_bytes(&self) -> &[u8] {
+        self.head.get(..self.received).unwrap_or_default()
     }
 
     fn may_be_ping(&self) -> bool {
-        let begun = self.begun();
-        !begun.is_empty() && (PING.starts_with(begun) || begun.starts_with(&PING))
+        let head_bytes = self.head_bytes();
+        !head_bytes.is_empty()
+            && (PING_HEAD.starts_with(head_bytes) || head_bytes.starts_with(&PING_HEAD))
     }
 
-    /// How long the frame is behind the eight bytes, all of which have come.
+    /// The length of the frame after the eight bytes of the head, which were received.
     fn length(&self) -> usize {
         let [_, _, _, _, _, high, middle, low, ..] = self.head;
         u32::from_be_bytes([0, high, middle, low]) as usize
@@ -156,54 +157,55 @@ impl FrameScanner {
     }
 
     /// How many bytes the head has.
-    fn wanted(&self) -> usize {
-        if self.have >= HEAD && self.is_control() {
-            HEAD + self.length().min(ID)
+    fn head_length(&self) -> usize {
+        if self.received >= HEAD_BYTES && self.is_control() {
+            HEAD_BYTES + self.length().min(ID_BYTES)
         } else {
-            HEAD
+            HEAD_BYTES
         }
     }
 
-    /// What these bytes begin with. They are not none.
-    fn next(&mut self, bytes: &[u8]) -> Part {
-        let head = if self.left == 0 {
+    /// The part of a frame at the start of `bytes`, which is not empty.
+    fn next(&mut self, bytes: &[u8]) -> FramePart {
+        let head = if self.remaining == 0 {
             self.read_head(bytes)
         } else {
             0
         };
-        let more = self.left.min(bytes.len() - head);
-        self.left -= more;
-        let mut part = Part {
+        let more = self.remaining.min(bytes.len() - head);
+        self.remaining -= more;
+        let mut part = FramePart {
             bytes: head + more,
             may_be_ping: self.may_be_ping(),
             ended: None,
         };
-        if self.left == 0 && self.have >= HEAD && self.have == self.wanted() {
+        if self.remaining == 0 && self.received >= HEAD_BYTES && self.received == self.head_length()
+        {
             part.may_be_ping = false;
             part.ended = Some(self.frame());
-            self.have = 0;
+            self.received = 0;
         }
         part
     }
 
-    /// As much of a head as there is.
+    /// Reads as much of a head as was received; returns how many bytes that is.
     fn read_head(&mut self, bytes: &[u8]) -> usize {
         let mut read = 0;
         for byte in bytes {
-            if let Some(to) = self.head.get_mut(self.have) {
+            if let Some(to) = self.head.get_mut(self.received) {
                 *to = *byte;
             }
-            self.have += 1;
+            self.received += 1;
             read += 1;
-            if self.have >= HEAD && self.have == self.wanted() {
-                self.left = self.length() - (self.have - HEAD);
+            if self.received >= HEAD_BYTES && self.received == self.head_length() {
+                self.remaining = self.length() - (self.received - HEAD_BYTES);
                 break;
             }
         }
         read
     }
 
-    /// The frame whose head has come.
+    /// The frame whose head was received.
     fn frame(&self) -> ScannedFrame {
         let [.., a, b, c, d] = self.head;
         let [first, second, ..] = self.head;
@@ -213,10 +215,12 @@ impl FrameScanner {
         }
         let id = u32::from_be_bytes([a, b, c, d]);
         match self.head {
-            _ if self.begun().starts_with(&PING) => ScannedFrame::Ping(id),
+            _ if self.head_bytes().starts_with(&PING_HEAD) => ScannedFrame::Ping(id),
             // SYN_STREAM; SYN_REPLY, RST_STREAM and HEADERS (2.6).
-            [_, _, 0, 1, ..] if self.have == HEAD + ID => ScannedFrame::SynStream(id & 0x7fff_ffff),
-            [_, _, 0, 2 | 3 | 8, ..] if self.have == HEAD + ID => {
+            [_, _, 0, 1, ..] if self.received == HEAD_BYTES + ID_BYTES => {
+                ScannedFrame::SynStream(id & 0x7fff_ffff)
+            }
+            [_, _, 0, 2 | 3 | 8, ..] if self.received == HEAD_BYTES + ID_BYTES => {
                 ScannedFrame::Stream(id & 0x7fff_ffff)
             }
             [_, _, 0, 7, ..] => ScannedFrame::GoAway,
@@ -225,10 +229,10 @@ impl FrameScanner {
     }
 }
 
-/// Nothing is no message.
-fn pass_some(bytes: Bytes, pass: &mut impl FnMut(Bytes)) {
+/// Does not relay empty chunks: each would become a message.
+fn relay_non_empty(bytes: Bytes, relay: &mut impl FnMut(Bytes)) {
     if !bytes.is_empty() {
-        pass(bytes);
+        relay(bytes);
     }
 }
 
@@ -238,8 +242,8 @@ mod tests {
 
     const PING_1: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 1];
     const PING_2: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 2];
-    /// No ping: it is too long for one.
-    const ALMOST: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 5, 0, 0, 0, 1, 9];
+    /// Too long for a ping.
+    const LONG_PING: &[u8] = &[0x80, 3, 0, 6, 0, 0, 0, 5, 0, 0, 0, 1, 9];
     const SETTINGS: &[u8] = &[0x80, 3, 0, 4, 0, 0, 0, 4, 0, 0, 0, 0];
     const GO_AWAY: &[u8] = &[0x80, 3, 0, 7, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0];
     const RESET: &[u8] = &[0x80, 3, 0, 3, 0, 0, 0, 8, 1, 2, 3, 4, 0, 0, 0, 5];
@@ -248,7 +252,7 @@ mod tests {
     const DATA: &[u8] = &[0, 0, 0, 1, 0, 0, 0, 4, 0x80, 3, 0, 6];
     const END: &[u8] = &[0, 0, 0, 1, 1, 0, 0, 0];
 
-    const STORIES: &[&[&[u8]]] = &[
+    const FRAME_SEQUENCES: &[&[&[u8]]] = &[
         &[],
         &[PING_1],
         &[PING_1, PING_2, PING_1],
@@ -258,11 +262,11 @@ mod tests {
         &[GO_AWAY],
         &[PING_1, END, PING_1],
         &[END, END, PING_1],
-        &[DATA, PING_2, GO_AWAY, PING_1, ALMOST, PING_1, SETTINGS],
+        &[DATA, PING_2, GO_AWAY, PING_1, LONG_PING, PING_1, SETTINGS],
         &[OPEN, RESET, EMPTY, PING_1, RESET],
     ];
 
-    fn named(frame: &[u8]) -> ScannedFrame {
+    fn expected_frame(frame: &[u8]) -> ScannedFrame {
         match frame {
             PING_1 => ScannedFrame::Ping(1),
             PING_2 => ScannedFrame::Ping(2),
@@ -279,22 +283,29 @@ mod tests {
     }
 
     #[test]
-    fn everything_but_pings_carries_something() {
-        for frames in STORIES {
+    fn every_frame_but_pings_counts_as_traffic() {
+        for frames in FRAME_SEQUENCES {
             let bytes = frames.concat();
-            let carries = frames.iter().any(|it| !is_ping(it));
+            let has_non_ping = frames.iter().any(|it| !is_ping(it));
             for size in 1..=bytes.len().max(1) {
                 let mut scanner = FrameScanner::default();
                 let mut ended = Vec::new();
                 let chunks = bytes.chunks(size);
-                let passed: Vec<ScanResult> = chunks
+                let relayed: Vec<ScanResult> = chunks
                     .map(|it| scanner.scan(it, |frame, bytes| ended.push((frame, bytes))))
                     .collect();
                 let what = format!("{frames:?} by {size}");
-                assert_eq!(passed.iter().any(|it| it.has_non_ping), carries, "{what}");
-                let expected: Vec<_> = frames.iter().map(|it| (named(it), it.len())).collect();
+                assert_eq!(
+                    relayed.iter().any(|it| it.has_non_ping),
+                    has_non_ping,
+                    "{what}"
+                );
+                let expected: Vec<_> = frames
+                    .iter()
+                    .map(|it| (expected_frame(it), it.len()))
+                    .collect();
                 assert_eq!(ended, expected, "{what}");
-                // Where it stands now, a ping is one.
+                // At this boundary a ping is recognised.
                 assert!(scanner.at_frame_boundary(), "{what}");
                 assert!(!scanner.scan(PING_1, |_, _| ()).has_non_ping, "{what}");
             }
@@ -302,8 +313,8 @@ mod tests {
     }
 
     #[test]
-    fn between_two_frames_is_room() {
-        for frames in STORIES {
+    fn frame_boundaries_are_reported() {
+        for frames in FRAME_SEQUENCES {
             let bytes = frames.concat();
             let mut ends = vec![0];
             for frame in *frames {
@@ -329,16 +340,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_back_leaves_no_trace() {
-        for frames in STORIES {
+    fn kept_pings_are_removed_without_a_trace() {
+        for frames in FRAME_SEQUENCES {
             let bytes = Bytes::from(frames.concat());
             let kept = frames.iter().filter(|it| **it == PING_1).count();
             let others: Vec<&[u8]> = frames.iter().filter(|it| **it != PING_1).copied().collect();
             for size in 1..=bytes.len().max(1) {
                 let mut scanner = FrameScanner::default();
-                let (mut count, mut passed, mut carries) = (0, Vec::new(), false);
+                let (mut count, mut relayed, mut has_non_ping) = (0, Vec::new(), false);
                 for chunk in bytes.chunks(size) {
-                    carries |= scanner.filter_pings(
+                    has_non_ping |= scanner.filter_pings(
                         Bytes::copy_from_slice(chunk),
                         |id| {
                             count += usize::from(id == 1);
@@ -346,38 +357,38 @@ mod tests {
                         },
                         |some| {
                             assert!(!some.is_empty());
-                            passed.extend_from_slice(&some);
+                            relayed.extend_from_slice(&some);
                         },
                     );
                 }
                 let what = format!("{frames:?} by {size}");
-                assert_eq!(passed, others.concat(), "{what}");
+                assert_eq!(relayed, others.concat(), "{what}");
                 assert_eq!(count, kept, "{what}");
-                assert_eq!(carries, frames.iter().any(|it| !is_ping(it)), "{what}");
+                assert_eq!(has_non_ping, frames.iter().any(|it| !is_ping(it)), "{what}");
                 assert!(scanner.withheld_bytes().is_empty(), "{what}");
             }
         }
     }
 
     #[test]
-    fn nothing_waits_that_cannot_be_a_ping() {
+    fn only_bytes_that_may_be_a_ping_are_withheld() {
         for whole in [DATA, END, SETTINGS, RESET, GO_AWAY, PING_2] {
             for length in 0..whole.len() {
                 let mut scanner = FrameScanner::default();
-                let mut passed = Vec::new();
+                let mut relayed = Vec::new();
                 let some = Bytes::copy_from_slice(&whole[..length]);
-                scanner.filter_pings(some, |_| true, |some| passed.extend_from_slice(&some));
+                scanner.filter_pings(some, |_| true, |some| relayed.extend_from_slice(&some));
                 let waits = PING_2.starts_with(&whole[..length]);
-                assert_eq!(passed.is_empty(), waits || length == 0, "{whole:?}");
-                // At the end, what waits is as it was.
-                passed.extend_from_slice(&scanner.withheld_bytes());
-                assert_eq!(passed, whole[..length]);
+                assert_eq!(relayed.is_empty(), waits || length == 0, "{whole:?}");
+                // At the end the withheld bytes are unchanged.
+                relayed.extend_from_slice(&scanner.withheld_bytes());
+                assert_eq!(relayed, whole[..length]);
             }
         }
     }
 
     #[test]
-    fn a_long_frame_carries_something_in_each_of_its_pieces() {
+    fn each_chunk_of_a_long_frame_counts_as_traffic() {
         let mut scanner = FrameScanner::default();
         assert!(
             scanner

@@ -1,12 +1,12 @@
-//! Connections as those who pass streams on need them: a byte stream with its two
-//! buffers ([`Buffered`]), a WebSocket on it ([`WebSocketConn`]), a remote command by SPDY at the
-//! end that asks for it ([`SpdyExecClient`]) and at the end that serves it ([`CommandStreams`]), SPDY
-//! inside a WebSocket ([`WebSocketIo`]), fewer system calls below TLS and above it
-//! ([`ReadAhead`], [`CoalescingReader`], [`write_chunked`]), and whether
-//! the other end still lives: of a WebSocket ([`WebSocketKeepalive`]), and of SPDY ([`SpdyKeepalive`], what that is
-//! told by: [`FrameScanner`], [`ObservedIo`], and who asks: [`SpdyPinger`]).
+//! Connections for relaying streams: a byte stream with its two buffers ([`Buffered`]), a
+//! WebSocket connection ([`WebSocketConn`]), a remote command over SPDY on the client side
+//! ([`SpdyExecClient`]) and on the serving side ([`CommandStreams`]), SPDY inside a WebSocket
+//! ([`WebSocketIo`]), fewer system calls below and above TLS ([`ReadAhead`],
+//! [`CoalescingReader`], [`write_chunked`]), and keepalive: of a WebSocket
+//! ([`WebSocketKeepalive`]) and of SPDY ([`SpdyKeepalive`], fed by [`FrameScanner`] or
+//! [`ObservedIo`], acted on by [`SpdyPinger`]).
 //!
-//! Nothing here has a task of its own: its owner polls it.
+//! Nothing local spawns a task: the owner polls.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -16,10 +16,10 @@
 //! use skewbridge_stream_io::{WebSocketKeepalive, WebSocketConn};
 //! use tokio::time::Instant;
 //!
-//! let (here, there) = tokio::io::duplex(4096);
+//! let (local, remote) = tokio::io::duplex(4096);
 //! let keepalive = || WebSocketKeepalive::new(Instant::now(), Duration::from_secs(10), Duration::from_secs(5));
-//! let mut client = WebSocketConn::new(here, BytesMut::new(), Role::Client, keepalive());
-//! let mut server = WebSocketConn::new(there, BytesMut::new(), Role::Server, keepalive());
+//! let mut client = WebSocketConn::new(local, BytesMut::new(), Role::Client, keepalive());
+//! let mut server = WebSocketConn::new(remote, BytesMut::new(), Role::Server, keepalive());
 //!
 //! client.write_binary(Bytes::from_static(b"ls"));
 //! poll_fn(|cx| client.poll_flush(cx)).await.unwrap();

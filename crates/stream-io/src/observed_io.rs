@@ -1,5 +1,5 @@
-//! An SPDY connection whose frames are seen on their way, by whoever looks after its other
-//! end and does not hold it.
+//! An IO wrapper that feeds the frames of an SPDY connection to its keepalive, for an owner
+//! that does not hold the connection itself.
 
 use std::io;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use crate::frame_scanner::{FrameScanner, ScannedFrame};
 use crate::ping_policy::PingPolicy;
 use crate::spdy_keepalive::{KeepaliveConfig, SpdyKeepalive};
 
-/// The bytes of an SPDY connection.
+/// The bytes of an SPDY connection, observed in both directions.
 #[derive(Debug)]
 pub struct ObservedIo<T> {
     io: T,
@@ -24,21 +24,20 @@ pub struct ObservedIo<T> {
     keepalive: KeepaliveHandle,
 }
 
-/// What is seen.
+/// Shared access to the keepalive of an observed connection.
 #[derive(Debug, Clone)]
 pub struct KeepaliveHandle(Arc<Mutex<SpdyKeepalive>>);
 
 impl KeepaliveHandle {
-    /// What went through so far.
+    /// Locks the keepalive.
     pub fn lock(&self) -> MutexGuard<'_, SpdyKeepalive> {
-        // Nothing in there is half done when something panics.
+        // A panic leaves no partial update behind.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<T> ObservedIo<T> {
-    /// Sees all from here on, where nothing has been sent yet: of whom this is, and how the
-    /// other end is last_ping.
+    /// Observes a connection on which nothing has been sent yet; `role` is the local end.
     pub fn new(io: T, role: Role, config: KeepaliveConfig, policy: PingPolicy) -> Self {
         let keepalive = SpdyKeepalive::new(config, policy, Instant::now());
         Self {
@@ -50,7 +49,7 @@ impl<T> ObservedIo<T> {
         }
     }
 
-    /// What is seen, which stays when the connection is given away.
+    /// The keepalive, which stays accessible when the connection is moved.
     pub fn keepalive_handle(&self) -> KeepaliveHandle {
         self.keepalive.clone()
     }
@@ -65,7 +64,7 @@ impl<T> ObservedIo<T> {
         };
         let mut keepalive = self.keepalive.lock();
         let now = Instant::now();
-        // Questions of clients are odd (SPDY/3.1, 2.6.5); others are answers.
+        // Pings of clients have odd ids (SPDY/3.1, 2.6.5); other ids are replies.
         let ours = u32::from(self.role == Role::Client);
         for slice in slices {
             let (some, _) = slice.split_at(left.min(slice.len()));
@@ -148,16 +147,16 @@ mod tests {
     use crate::spdy_keepalive::SpdyKeepaliveAction;
 
     #[tokio::test]
-    async fn all_that_a_connection_says_is_seen() {
+    async fn the_keepalive_sees_all_frames_of_a_connection() {
         let config = KeepaliveConfig {
             interval: Duration::from_secs(10),
             timeout: Duration::from_secs(5),
         };
-        let (here, there) = tokio::io::duplex(100);
-        let here = ObservedIo::new(here, Role::Client, config, PingPolicy::AvoidNearEof);
-        let keepalive = here.keepalive_handle();
-        let (handle, _none, driver) = connection::client(here, Config::default());
-        let (_there, mut incoming, pod) = connection::server(there, Config::default());
+        let (local, remote) = tokio::io::duplex(100);
+        let local = ObservedIo::new(local, Role::Client, config, PingPolicy::AvoidNearEof);
+        let keepalive = local.keepalive_handle();
+        let (handle, _none, driver) = connection::client(local, Config::default());
+        let (_remote, mut incoming, pod) = connection::server(remote, Config::default());
         tokio::spawn(driver);
         tokio::spawn(pod);
         let mut stream = handle.open(Headers::new()).unwrap();
@@ -166,7 +165,7 @@ mod tests {
         stream.sender.write("some".into()).await.unwrap();
         other.receiver.read().await.unwrap();
 
-        // Something was sent, and soon last_ping for.
+        // Data was sent, so a ping is due soon.
         let next = keepalive.lock().next_deadline();
         assert!(next.unwrap() < Instant::now() + config.interval / 5);
         let later = Instant::now() + config.interval;
@@ -177,7 +176,7 @@ mod tests {
         for _ in 0..SpdyKeepalive::PINGS_PER_ROUND {
             handle.ping().await.unwrap();
         }
-        // All was taken, and it was last_received.
+        // Everything is confirmed, and bytes were received.
         assert_eq!(keepalive.lock().dead_at(), None);
         assert_eq!(
             keepalive.lock().next_deadline(),

@@ -1,14 +1,16 @@
-//! When somebody may be asked whether it lives.
+//! When the other end of a stream is pinged.
 
-/// How the other end of a stream is asked.
+/// Keepalive ping policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PingPolicy {
-    /// Whenever it is time: a client, or who forwards ports, ends nothing before we do.
+    /// Whenever a ping is due: the other end is a client or forwards ports, and does not close
+    /// the connection first.
     Always,
-    /// Who runs a command closes the connection when that has ended. It answers whatever comes
-    /// then with a reset of TCP, and what has not been sent by it, or by a kube-apiserver
-    /// between, is lost: the end of an output. So it is asked before what is sent anyway, or
-    /// when nothing was sent or heard for a while, but not while it is not read. Only if it was
-    /// sent so much that its silence would mean nothing, it is asked while it is heard, too.
+    /// The other end runs a command, and closes the connection when the command has ended. It
+    /// answers data that arrives after that with a TCP reset, and then output that it, or a
+    /// kube-apiserver in between, has not sent yet is lost. So pings go out ahead of data that
+    /// is sent anyway, or when nothing was sent or received for a while, but not while the
+    /// local side does not read. Only if so much was sent that silence would be inconclusive,
+    /// pings also go out while data is received.
     AvoidNearEof,
 }

@@ -8,11 +8,11 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::io::poll_read_buf;
 
-/// Four TLS records at once.
+/// Four TLS records.
 pub const READ_AHEAD_BYTES: usize = 64 * 1024;
 
-/// Reads ahead: rustls asks for 4 KiB at a time, which would be five system
-/// calls for each full record. The buffer is there only while it holds bytes.
+/// Reads ahead: rustls reads 4 KiB at a time, which would be five system calls for each full
+/// record. The buffer is allocated only while it holds bytes.
 #[derive(Debug)]
 pub struct ReadAhead<T> {
     io: T,
@@ -28,12 +28,12 @@ impl<T> ReadAhead<T> {
         }
     }
 
-    /// Reads these bytes, which came from `io` before, and then from there.
-    pub fn after(bytes: BytesMut, io: T) -> Self {
+    /// Yields these bytes, which were read from `io` before, and then reads from it.
+    pub fn with_buffered(bytes: BytesMut, io: T) -> Self {
         Self { io, buffer: bytes }
     }
 
-    /// The stream below.
+    /// The underlying stream.
     pub fn get_ref(&self) -> &T {
         &self.io
     }

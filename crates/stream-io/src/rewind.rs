@@ -1,4 +1,4 @@
-//! A stream whose first bytes have been read already.
+//! A stream whose first bytes were read already.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -7,12 +7,12 @@ use std::task::{Context, Poll};
 use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Gives the bytes before those that are still to come.
+/// Yields the prefix before the bytes of `io`.
 #[derive(Debug)]
 pub struct Rewind<T> {
-    /// Read already.
+    /// Bytes that were read already.
     pub prefix: BytesMut,
-    /// The rest.
+    /// The stream that yields the rest.
     pub io: T,
 }
 
@@ -30,7 +30,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Rewind<T> {
         buf.put_slice(&this.prefix[..length]);
         this.prefix.advance(length);
         if this.prefix.is_empty() {
-            // Streams last; what held their first bytes need not.
+            // Streams live long; the buffer of their first bytes need not.
             this.prefix = BytesMut::new();
         }
         Poll::Ready(Ok(()))

@@ -1,5 +1,4 @@
-//! A remote command by SPDY, as its client: the streams to the client, and how it
-//! ends.
+//! The client side of a remote command over SPDY: its streams and its result.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -25,24 +24,24 @@ use crate::spdy_pinger::SpdyPinger;
 pub struct SpdyExecClient<T> {
     /// The connection.
     pub handle: Handle,
-    /// Whether the node still lives.
+    /// Keepalive of the connection.
     pub pinger: SpdyPinger,
-    /// Moves the bytes, until the connection has ended.
+    /// Drives the connection until it has ended.
     driver: Option<Driver<ObservedIo<Rewind<T>>>>,
     stdin: Option<Sender>,
     resize: Option<Sender>,
     stdout: Option<Receiver>,
     stderr: Option<Receiver>,
-    /// Whose turn it is.
+    /// Whether stderr is polled first next time.
     stderr_first: bool,
     error: Option<Receiver>,
     error_channel: Option<ErrorChannel>,
-    /// An output was cut off.
+    /// An output stream ended early.
     output_truncated: bool,
-    /// What was told was cut off.
+    /// The error channel ended early.
     error_truncated: bool,
-    /// What is only read, or only written: clients of Kubernetes do not end the
-    /// other half of it.
+    /// The halves of streams that are not used: Kubernetes' own clients do not close them
+    /// either.
     unused_halves: Vec<UnusedHalf>,
 }
 
@@ -53,27 +52,27 @@ enum UnusedHalf {
     Receiver(Receiver),
 }
 
-/// What comes from the command.
+/// What the command sends.
 #[derive(Debug)]
 pub enum ExecEvent {
-    /// It has written this.
+    /// A chunk of output.
     Data(Output, Bytes),
-    /// All is said.
+    /// The command has ended, after all output.
     Ended(ExecResult),
 }
 
 /// How a command ended.
 #[derive(Debug)]
 pub struct ExecResult {
-    /// What it comes to.
+    /// The decoded result.
     pub outcome: Outcome,
-    /// What the node told of it, word for word.
+    /// The error channel, byte for byte.
     pub error_bytes: Bytes,
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> SpdyExecClient<T> {
     /// Opens the streams of a command, in the order of Kubernetes' own clients, on a
-    /// connection of which these bytes have been read already.
+    /// connection of which `input` was read already.
     pub fn open(
         io: T,
         input: BytesMut,
@@ -85,7 +84,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SpdyExecClient<T> {
         let io = ObservedIo::new(io, Role::Client, config, PingPolicy::AvoidNearEof);
         let keepalive = io.keepalive_handle();
         let (handle, incoming, driver) = connection::client(io, Config::default());
-        // Nodes open none.
+        // Nodes open no streams.
         drop(incoming);
         let mut client = Self {
             pinger: SpdyPinger::new(handle.clone(), keepalive),
@@ -133,21 +132,21 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SpdyExecClient<T> {
         Ok(client)
     }
 
-    /// Moves bytes both ways, as far as it goes now.
+    /// Moves bytes in both directions, as far as possible now.
     pub fn drive(&mut self, cx: &mut Context<'_>) {
         self.pinger.before_drive();
         if let Some(driver) = &mut self.driver
             && let Poll::Ready(ended) = Pin::new(driver).poll(cx)
         {
             if let Err(error) = ended {
-                tracing::debug!(%error, "the connection to a node failed");
+                tracing::debug!(%error, "SPDY connection to the node failed");
             }
             self.driver = None;
         }
     }
 
-    /// The client has left: sends what it has written, and resets the streams. They
-    /// are not ended, or an upload that was interrupted would look complete.
+    /// The client has disconnected: sends what it has written and resets the streams. They are
+    /// not closed, or an interrupted upload would look complete.
     pub async fn disconnect(self) {
         let Self {
             handle,
@@ -164,9 +163,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SpdyExecClient<T> {
         else {
             return;
         };
-        // Who holds a handle keeps the connection.
+        // A handle keeps the connection open.
         drop(pinger);
-        // What still comes is for nobody: it must not keep the node from reading.
+        // Further output has no reader; it must not keep the node from reading.
         drop((stdout, stderr, error));
         let sent = async {
             if let Some(stdin) = &mut stdin {
@@ -178,20 +177,20 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SpdyExecClient<T> {
             _ = &mut driver => return,
             () = sent => {}
         }
-        // A stream that somebody holds keeps the connection.
+        // A held stream keeps the connection open.
         drop((stdin, resize, unused_halves));
         handle.close();
         drop(handle);
         let _ = driver.await;
     }
 
-    /// Whether an input has room. What nobody listens to has.
+    /// Whether an input can be written. A closed input always can: the data is dropped.
     pub fn poll_ready(&mut self, input: Input, cx: &Context<'_>) -> Poll<()> {
         let sender = self.sender(input);
         match sender.as_mut().map(|sender| sender.poll_ready(cx)) {
             Some(Poll::Pending) => Poll::Pending,
             Some(Poll::Ready(Err(_))) => {
-                // The command has closed its stdin, or is over.
+                // The command has closed its stdin or has ended.
                 *sender = None;
                 Poll::Ready(())
             }
@@ -207,7 +206,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SpdyExecClient<T> {
         }
     }
 
-    /// Whether nobody listens to an input.
+    /// Whether the command does not read an input any more.
     pub fn is_closed(&self, input: Input) -> bool {
         match input {
             Input::Stdin => self.stdin.is_none(),
@@ -215,10 +214,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SpdyExecClient<T> {
         }
     }
 
-    /// Ends an input.
+    /// Closes an input.
     pub fn close(&mut self, input: Input) {
         if let Some(mut sender) = self.sender(input).take() {
-            // If it is over already, so is the input.
+            // Fails if the connection has ended, and the input with it.
             let _ = sender.finish();
         }
     }
@@ -230,8 +229,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SpdyExecClient<T> {
         }
     }
 
-    /// What the command says next. How it ended is told when all it has written is:
-    /// whoever hears the end has heard everything.
+    /// The next event. The result comes after all output, so a client that has it has
+    /// everything.
     pub fn poll_event(&mut self, cx: &Context<'_>) -> Poll<ExecEvent> {
         self.stderr_first = !self.stderr_first;
         let mut outputs = [
@@ -262,8 +261,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SpdyExecClient<T> {
         }
     }
 
-    /// Not all that the command wrote has come, or nobody has said how it ended:
-    /// then nothing else that was said counts.
+    /// If output is missing, or no result was received, a success that was reported does not
+    /// count.
     fn result(&self, error_channel: ErrorChannel) -> ExecResult {
         let error_bytes = Bytes::copy_from_slice(error_channel.bytes());
         let end = if self.error_truncated {
@@ -282,8 +281,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> SpdyExecClient<T> {
     }
 }
 
-/// The next bytes of one output; `None` when it has ended.
-fn poll_half(half: &mut Option<Receiver>, cut: &mut bool, cx: &Context<'_>) -> Poll<Option<Bytes>> {
+/// The next bytes of one stream; `None` at its end.
+fn poll_half(
+    half: &mut Option<Receiver>,
+    truncated: &mut bool,
+    cx: &Context<'_>,
+) -> Poll<Option<Bytes>> {
     let Some(receiver) = half else {
         return Poll::Ready(None);
     };
@@ -291,20 +294,20 @@ fn poll_half(half: &mut Option<Receiver>, cut: &mut bool, cx: &Context<'_>) -> P
         Poll::Pending => Poll::Pending,
         Poll::Ready(Ok(Some(data))) => Poll::Ready(Some(data)),
         Poll::Ready(ended) => {
-            *cut |= ended.is_err_and(|error| !is_end(&error));
+            *truncated |= ended.is_err_and(|error| !is_complete(&error));
             *half = None;
             Poll::Ready(None)
         }
     }
 }
 
-/// Whether a stream that was ended by force has come to its end all the same:
-/// Kubernetes' servers say how a command ended, and then reset what they have and go
-/// away. If they have not read all input by then, TCP resets the connection, and some
-/// or all of that is lost; what was said is not. A Status that has come whole is the
-/// last that they write, so everything came that was written before it; without one
-/// nobody knows, and [`ErrorChannel`] says so.
-fn is_end(error: &StreamError) -> bool {
+/// Whether a stream that was reset is complete all the same: Kubernetes' servers write the
+/// result of a command, reset their streams and close the connection. If they have not read
+/// all input by then, TCP resets the connection, and some or all of that is lost, but not what
+/// was received before. A complete Status is the last thing they write, so everything written
+/// before it was received. Without one the result is unknown, and [`ErrorChannel`] reports
+/// that.
+fn is_complete(error: &StreamError) -> bool {
     matches!(
         error,
         StreamError::ResetByRemote(ResetStatus::Cancel) | StreamError::Closed(_)
@@ -320,7 +323,7 @@ mod tests {
 
     use super::*;
 
-    /// Longer than anything here takes.
+    /// Longer than any step of the test takes.
     const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
     const CONFIG: KeepaliveConfig = KeepaliveConfig {
@@ -329,13 +332,14 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn a_client_that_leaves_has_left_when_all_is_said() {
+    async fn disconnecting_sends_pending_input_and_resets_the_streams() {
         let query = "command=sh&stdin=true&stdout=true&tty=true";
         let options = Options::from_query(QueryDialect::Api, Some(query));
-        let (here, there) = tokio::io::duplex(4096);
+        let (local, remote) = tokio::io::duplex(4096);
         let mut client =
-            SpdyExecClient::open(here, BytesMut::new(), options, SpdyProtocol::V4, CONFIG).unwrap();
-        let (_handle, mut incoming, driver) = connection::server(there, Config::default());
+            SpdyExecClient::open(local, BytesMut::new(), options, SpdyProtocol::V4, CONFIG)
+                .unwrap();
+        let (_handle, mut incoming, driver) = connection::server(remote, Config::default());
         let node_ended = tokio::spawn(driver);
         let taking = tokio::spawn(async move {
             let mut streams = Vec::new();
@@ -345,11 +349,11 @@ mod tests {
             }
             (streams, incoming)
         });
-        client.write(Input::Stdin, Bytes::from_static(b"last words"));
-        // Its output is not read by anybody here.
+        client.write(Input::Stdin, Bytes::from_static(b"last input"));
+        // The output is not read here.
         timeout(TEST_TIMEOUT, client.disconnect())
             .await
-            .expect("it waits for nobody");
+            .expect("disconnecting does not block");
         timeout(TEST_TIMEOUT, node_ended)
             .await
             .unwrap()
@@ -358,18 +362,18 @@ mod tests {
         let (mut streams, _incoming) = taking.await.unwrap();
         let mut all = Vec::new();
         for stream in &mut streams {
-            let mut said = Vec::new();
+            let mut received = Vec::new();
             let end = loop {
                 match stream.receiver.read().await {
-                    Ok(Some(data)) => said.extend_from_slice(&data),
+                    Ok(Some(data)) => received.extend_from_slice(&data),
                     end => break end,
                 }
             };
-            // None of them looks complete.
+            // No stream looks complete.
             let reset = StreamError::ResetByRemote(ResetStatus::Cancel);
             assert_eq!(end.unwrap_err().to_string(), reset.to_string());
-            all.extend_from_slice(&said);
+            all.extend_from_slice(&received);
         }
-        assert_eq!(all, b"last words");
+        assert_eq!(all, b"last input");
     }
 }

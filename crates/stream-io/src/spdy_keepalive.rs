@@ -1,12 +1,13 @@
-//! Whether the other end of an SPDY connection still lives, where nothing says in which order
-//! own_pings_sent are answered. Without I/O and without a clock.
+//! Keepalive of an SPDY connection, where pings may be answered in any order. Without I/O and
+//! without a clock.
 //!
-//! moby/spdystream, which is every other SPDY in Kubernetes, hands what it reads to five
-//! queues (`FRAME_WORKERS`): the frames of a stream to the one of its id, own_pings_sent to each in
-//! next_worker. A queue whose stream nobody reads stands still with all that is in it, and as soon as
-//! one has 50 frames, nothing is read any more, for none of the streams. Who sees all that it
-//! is sent_frames knows where each ping will stand and what is before it: silence means something
-//! only in a queue that has confirmed_frames everything, and no queue is to be filled by own_pings_sent.
+//! moby/spdystream, the only other SPDY implementation in Kubernetes, hands the frames that it
+//! reads to five workers (`FRAME_WORKERS`): a frame of a stream to the worker of its stream
+//! id, pings to the workers round-robin. A worker whose stream is not read by the application
+//! blocks with its whole queue, and once one queue has 50 frames, the connection is not read
+//! any more, for any stream. A sender that sees all frames knows in which queue each ping
+//! waits and behind what. Silence is therefore conclusive only for a queue whose frames are
+//! all confirmed, and pings must not fill a queue.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -17,42 +18,43 @@ use tokio::time::Instant;
 use crate::frame_scanner::ScannedFrame;
 use crate::ping_policy::PingPolicy;
 
-/// In so many queues moby/spdystream handles what it reads.
+/// How many workers handle the frames that moby/spdystream reads.
 const FRAME_WORKERS: usize = 5;
 
-/// With so many frames that are not known to be confirmed_frames, a queue gets no ping behind one that
-/// waits there already.
+/// Unconfirmed frames from which a queue gets no second ping.
 const CROWDED_QUEUE_FRAMES: u64 = 25;
 
-/// And with so many, it gets none at all.
+/// Unconfirmed frames from which a queue gets no ping at all.
 const MAX_QUEUE_FRAMES_FOR_PING: u64 = 40;
 
-/// With so many, it may be that nothing is read: moby/spdystream has room for 50.
+/// Unconfirmed frames from which the remote may not read any more: moby/spdystream queues 50.
 const FULL_QUEUE_FRAMES: u64 = 45;
 
-/// With so many bytes that are not known to be confirmed_frames, an answer may just take its time: on a
-/// slow way, or because others than moby/spdystream read no more when a stream has much.
+/// Unconfirmed bytes from which a late reply is no sign of death: the network may be slow, and
+/// implementations other than moby/spdystream stop reading when one stream has too much.
 const MAX_UNCONFIRMED_BYTES: u64 = 64 * 1024;
 
-/// So many own_pings_sent are remembered. More than can wait in queues that are not crowded.
+/// Bound of the remembered pings: more than fit into queues that are not crowded.
 const MAX_OUTSTANDING_PINGS: usize = 200;
 
-/// What part of the interval passes before what was sent_frames is last_ping for: a second, as a rule,
-/// and where it is a lot, a tenth of that (gently, only before more is sent_frames).
+/// Data is confirmed by a ping after `interval / CONFIRM_DIVISOR` (1 s by default), or after
+/// `interval / URGENT_CONFIRM_DIVISOR` if much is unconfirmed (with
+/// [`PingPolicy::AvoidNearEof`] only before further data).
 const CONFIRM_DIVISOR: u32 = 10;
 const URGENT_CONFIRM_DIVISOR: u32 = 100;
 
-/// With so many frames, or bytes, that are not known to be confirmed_frames it is a lot.
-const A_LOT: (u64, u64) = (FULL_QUEUE_FRAMES / 3, MAX_UNCONFIRMED_BYTES / 3);
+/// Unconfirmed frames and bytes of one queue from which confirmation is urgent.
+const URGENT_BACKLOG: (u64, u64) = (FULL_QUEUE_FRAMES / 3, MAX_UNCONFIRMED_BYTES / 3);
 
-/// What part of it passes at the latest before that is last_ping for gently from who is last_received all
-/// the time, where its silence would not mean anything.
+/// Upper bound of the confirmation delay, as a divisor of the interval, with
+/// [`PingPolicy::AvoidNearEof`] while data arrives all the time and silence would be
+/// inconclusive.
 const MAX_CONFIRM_DELAY_DIVISOR: u32 = 2;
 
-/// How many intervals pass between two own_pings_sent to a queue that is crowded.
+/// How many intervals pass between two pings to a crowded queue.
 const CROWDED_PING_INTERVALS: u32 = 30;
 
-/// Streams that never are, one for each queue.
+/// Ids of streams that are never opened, one for each worker.
 const UNUSED_STREAM_IDS: [u32; FRAME_WORKERS] = [
     0x7fff_fff7,
     0x7fff_fff9,
@@ -61,56 +63,56 @@ const UNUSED_STREAM_IDS: [u32; FRAME_WORKERS] = [
     0x7fff_ffff,
 ];
 
-/// How long to wait.
+/// Timing of keepalive pings.
 #[derive(Debug, Clone, Copy)]
 pub struct KeepaliveConfig {
-    /// Before something is last_sent on a connection that is quiet.
+    /// Idle time before a ping is sent.
     pub interval: Duration,
-    /// For an answer.
+    /// How long a reply may take.
     pub timeout: Duration,
 }
 
-/// What one end of a connection was sent_frames, and what it is known to have confirmed_frames.
+/// What was sent to the other end of a connection, and what it has confirmed by replies.
 #[derive(Debug)]
 pub struct SpdyKeepalive {
     config: KeepaliveConfig,
     policy: PingPolicy,
     last_received: Instant,
-    /// When it was last not listened to.
+    /// When the local side last did not read.
     last_paused: Instant,
-    /// When it was last sent_frames anything.
+    /// When anything was last sent.
     last_sent: Instant,
     last_ping: Instant,
-    /// When a queue that is crowded last got a ping.
+    /// When a crowded queue last got a ping.
     last_ping_to_crowded: Instant,
-    /// Since when it could have answered, and has not.
+    /// Since when a reply is possible and missing.
     silent_since: Option<Instant>,
-    /// Since when it was sent_frames something for which it was not last_ping.
+    /// Since when there is data that no ping has followed.
     unconfirmed_since: Option<Instant>,
     queues: [WorkerQueue; FRAME_WORKERS],
-    /// Which of them gets the next ping.
+    /// Which worker gets the next ping.
     next_worker: usize,
-    /// All own_pings_sent that were not answered, by their ids. Of two with the same id the first one
-    /// counts: its answer shows less.
+    /// All unanswered pings, by id. Of two with the same id the first is kept: its reply
+    /// confirms less.
     outstanding: BTreeMap<u32, OutstandingPing>,
-    /// How many own_pings_sent of own it was sent_frames, and is to be sent_frames.
+    /// Own pings that were sent, and that were requested.
     own_pings_sent: u64,
     own_pings_requested: u64,
-    /// It reads nothing any more, as it was last_ping to.
+    /// A GOAWAY was sent: moby/spdystream reads nothing after it.
     goaway_sent: bool,
 }
 
-/// How much stands in a queue.
+/// The queue of one worker.
 #[derive(Debug, Clone, Copy, Default)]
 struct WorkerQueue {
     sent_frames: u64,
-    /// Up to which frame it has confirmed_frames all.
+    /// All frames up to this one are confirmed.
     confirmed_frames: u64,
-    /// Which frame is the last one that may wait for a reader.
+    /// The last frame that may block until the application reads.
     last_blocking: u64,
-    /// How many own_pings_sent of own wait in it.
-    last_ping: u64,
-    /// The bytes of all that was sent_frames to it, and of what it has confirmed_frames.
+    /// Own pings that wait in the queue.
+    own_pings: u64,
+    /// The bytes of all frames that were sent to the queue, and of the confirmed ones.
     bytes: u64,
     confirmed_bytes: u64,
 }
@@ -120,15 +122,15 @@ impl WorkerQueue {
         self.sent_frames - self.confirmed_frames
     }
 
-    /// Whether nothing in it can keep a ping from being answered.
+    /// Whether nothing in the queue can delay the reply to a ping.
     fn answers_at_once(self) -> bool {
         self.last_blocking <= self.confirmed_frames
     }
 
-    /// Whether a ping more takes no room that is needed, where there may be so many.
-    fn has_room_for_ping(self, most: u64) -> bool {
-        // Much that is not known to be confirmed_frames, without a ping behind it, just has to be last_ping for.
-        self.last_ping == 0 || self.backlog() < most
+    /// Whether one more ping fits, given this limit of unconfirmed frames.
+    fn has_room_for_ping(self, limit: u64) -> bool {
+        // A long backlog without a ping behind it only needs a ping to be confirmed.
+        self.own_pings == 0 || self.backlog() < limit
     }
 
     fn unconfirmed(self) -> u64 {
@@ -136,11 +138,11 @@ impl WorkerQueue {
     }
 }
 
-/// A ping.
+/// An unanswered ping.
 #[derive(Debug, Clone, Copy)]
 struct OutstandingPing {
     queue: usize,
-    /// Which frame of that queue it is, and how many bytes are before it.
+    /// The position of the ping in its queue, in frames and in bytes.
     at: u64,
     bytes: u64,
     own: bool,
@@ -151,21 +153,21 @@ struct OutstandingPing {
 pub enum SpdyKeepaliveAction {
     /// Nothing.
     None,
-    /// [`SpdyKeepalive::PINGS_PER_ROUND`] own_pings_sent in a row, one to each queue: so the turns are as before for
-    /// those who count them and do not see own.
+    /// [`SpdyKeepalive::PINGS_PER_ROUND`] pings in a row, one to each worker: a client that
+    /// counts the round-robin without seeing these pings then still counts right.
     SendPings,
-    /// Something that is not answered and takes no next_worker in the queues, for those who stand
-    /// between: the end of this stream, which never was.
+    /// A frame that is not answered and takes no round-robin turn, to keep middleboxes from
+    /// closing the connection: the reset of this stream, which was never opened.
     SendReset(u32),
-    /// It is gone.
+    /// The other end is dead.
     Dead,
 }
 
 impl SpdyKeepalive {
-    /// How many own_pings_sent are sent_frames at once.
+    /// How many pings are sent at once.
     pub const PINGS_PER_ROUND: usize = FRAME_WORKERS;
 
-    /// Of a connection that begins now.
+    /// For a connection that starts now.
     pub fn new(config: KeepaliveConfig, policy: PingPolicy, now: Instant) -> Self {
         Self {
             config,
@@ -186,24 +188,24 @@ impl SpdyKeepalive {
         }
     }
 
-    /// Something came from it.
+    /// Bytes were received.
     pub fn on_received(&mut self, now: Instant) {
         self.last_received = now;
         self.silent_since = None;
     }
 
-    /// Nobody here listens to it just now: its silence is own.
+    /// The local side does not read now: silence is not the fault of the other end.
     pub fn on_read_paused(&mut self, now: Instant) {
         self.on_received(now);
         self.last_paused = now;
     }
 
-    /// It was sent_frames a frame, of so many bytes.
+    /// A frame of this many bytes was sent.
     pub fn on_sent(&mut self, now: Instant, frame: ScannedFrame, bytes: usize) {
         self.last_sent = now;
         let bytes = bytes as u64;
         match frame {
-            // Counted when it was last_ping for.
+            // Counted when it was requested.
             ScannedFrame::Stream(id) if UNUSED_STREAM_IDS.contains(&id) => {}
             ScannedFrame::Stream(id) => {
                 self.unconfirmed_since.get_or_insert(now);
@@ -218,7 +220,7 @@ impl SpdyKeepalive {
                 queue.sent_frames += 1;
                 queue.bytes += bytes;
                 if queue.answers_at_once() {
-                    // Whoever is last_ping for a stream answers at once, as to a ping.
+                    // A SYN_STREAM is answered at once, like a ping.
                     self.silent_since.get_or_insert(now);
                 }
             }
@@ -230,7 +232,7 @@ impl SpdyKeepalive {
         }
     }
 
-    /// It was sent_frames a ping that was last_ping for here.
+    /// A ping that this keepalive requested was sent.
     pub fn on_ping_sent(&mut self, now: Instant, id: u32) {
         self.last_sent = now;
         if self.queues[self.next_worker].answers_at_once() {
@@ -240,12 +242,12 @@ impl SpdyKeepalive {
         self.ping(id, true);
     }
 
-    /// Whether a ping of this id waits for its answer.
+    /// Whether a ping with this id is unanswered.
     pub fn is_awaiting(&self, id: u32) -> bool {
         self.outstanding.contains_key(&id)
     }
 
-    /// When to look again, if ever.
+    /// When to call [`Self::check`] again, if ever.
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.goaway_sent {
             return None;
@@ -254,17 +256,19 @@ impl SpdyKeepalive {
         Some(self.dead_at().map_or(due, |death| death.min(due)))
     }
 
-    /// A connection that carries nothing in either direction for a while is cut by what
-    /// stands between: some count what comes, some what goes.
+    /// Middleboxes close a connection that carries nothing in one direction for a while: some
+    /// count received, some sent bytes.
     fn ping_due(&self) -> Instant {
         let KeepaliveConfig { interval, .. } = self.config;
         match (self.policy, self.unconfirmed_since) {
             (PingPolicy::Always, None) => {
                 self.last_received.min(self.last_sent).max(self.last_ping) + interval
             }
-            // While it is last_received all the time, too: or its silence would not mean anything.
+            // Also while data arrives all the time: otherwise later silence would be
+            // inconclusive.
             (PingPolicy::Always, Some(_)) => self.last_ping + interval / self.confirm_divisor(),
-            // Who is last_received lives, and what stands between has seen it too.
+            // Received data proves that the other end is alive, and middleboxes have seen it
+            // too.
             (PingPolicy::AvoidNearEof, None) => self.last_received.max(self.last_ping) + interval,
             (PingPolicy::AvoidNearEof, Some(since)) => {
                 let quiet = self.last_received.max(self.last_ping) + interval;
@@ -282,63 +286,63 @@ impl SpdyKeepalive {
         }
     }
 
-    /// When to ask before something that is sent_frames, if anything was before.
+    /// When to ping ahead of further data, if earlier data is unconfirmed.
     fn ping_due_before_send(&self) -> Option<Instant> {
         let part = self.config.interval / self.confirm_divisor();
         self.unconfirmed_since.map(|since| since + part)
     }
 
-    /// What part of the interval may pass before what was sent_frames is last_ping for.
+    /// The part of the interval after which data that was sent is confirmed by a ping.
     fn confirm_divisor(&self) -> u32 {
-        let (frames, bytes) = A_LOT;
-        let is_lot = |it: &WorkerQueue| {
+        let (frames, bytes) = URGENT_BACKLOG;
+        let is_urgent = |it: &WorkerQueue| {
             !it.answers_at_once() && (it.backlog() > frames || it.unconfirmed() > bytes)
         };
         if self.has_unanswered_pings() {
             1
-        } else if self.queues.iter().any(is_lot) {
+        } else if self.queues.iter().any(is_urgent) {
             URGENT_CONFIRM_DIVISOR
         } else {
             CONFIRM_DIVISOR
         }
     }
 
-    /// Whether own_pings_sent wait in a queue: each further one takes room there.
+    /// Whether pings wait in a queue: each further one takes room there.
     fn has_unanswered_pings(&self) -> bool {
-        self.queues.iter().any(|queue| queue.last_ping > 0)
+        self.queues.iter().any(|queue| queue.own_pings > 0)
     }
 
-    /// Whether so much is not known to be confirmed_frames that silence means nothing.
+    /// Whether so much is unconfirmed that silence is inconclusive.
     fn is_overloaded(&self) -> bool {
-        // What is in a free queue is confirmed_frames as it comes.
+        // A queue that answers at once handles its frames as they arrive.
         let reads =
             |queue: &WorkerQueue| queue.answers_at_once() || queue.backlog() < FULL_QUEUE_FRAMES;
         let unconfirmed = self.queues.iter().map(|queue| queue.unconfirmed());
         !self.queues.iter().all(reads) || unconfirmed.sum::<u64>() >= MAX_UNCONFIRMED_BYTES
     }
 
-    /// Whether there is nobody either who would answer a ping at once.
+    /// Whether in addition no worker would answer a ping at once.
     fn is_silence_inconclusive(&self) -> bool {
         self.is_overloaded() || !self.queues.iter().any(|queue| queue.answers_at_once())
     }
 
-    /// When it is to be confirmed_frames for dead, if it says nothing.
+    /// When the other end is considered dead if it stays silent.
     pub fn dead_at(&self) -> Option<Instant> {
-        // Of what was last_ping it may have answered a part.
+        // The last round may be answered in part.
         let owes = self
             .queues
             .iter()
-            .any(|queue| queue.answers_at_once() && queue.last_ping > 0);
+            .any(|queue| queue.answers_at_once() && queue.own_pings > 0);
         let since = self.silent_since.or(owes.then_some(self.last_received))?;
         let counts = !self.is_overloaded() && !self.goaway_sent;
-        // However soon it was last_ping: a node may stand still for a moment.
+        // However early the ping was sent: a node may stall for a moment.
         let KeepaliveConfig { interval, timeout } = self.config;
         let death = (since + timeout).max(self.last_received + interval + timeout);
         counts.then_some(death)
     }
 
-    /// What to do, where something can be last_sent. Of own_pings_sent that are sent_frames it is to be told
-    /// ([`SpdyKeepalive::on_ping_sent`]).
+    /// What to do where a frame may be sent. [`SpdyKeepalive::on_ping_sent`] is to be called
+    /// for each ping.
     pub fn check(&mut self, now: Instant) -> SpdyKeepaliveAction {
         if self.goaway_sent {
             return SpdyKeepaliveAction::None;
@@ -358,7 +362,7 @@ impl SpdyKeepalive {
             fits = self.has_room_for_ping(MAX_QUEUE_FRAMES_FOR_PING);
         }
         let say = if fits {
-            self.ask()
+            self.request_pings()
         } else {
             self.keepalive_reset()
         };
@@ -368,7 +372,7 @@ impl SpdyKeepalive {
         say
     }
 
-    /// The same right before a frame of somebody else.
+    /// The same right before a frame that does not come from this keepalive.
     pub fn check_before_send(&mut self, now: Instant) -> SpdyKeepaliveAction {
         let due = self.ping_due_before_send().filter(|_| !self.goaway_sent);
         if due.is_none_or(|due| now < due) || !self.has_room_for_ping(CROWDED_QUEUE_FRAMES) {
@@ -376,27 +380,27 @@ impl SpdyKeepalive {
         }
         self.last_ping = now;
         self.unconfirmed_since = None;
-        self.ask()
+        self.request_pings()
     }
 
-    fn ask(&mut self) -> SpdyKeepaliveAction {
+    fn request_pings(&mut self) -> SpdyKeepaliveAction {
         if self.own_pings_requested > self.own_pings_sent {
-            // The last ones wait to be sent_frames, as all does.
+            // The pings of the last request wait to be sent, like everything else.
             return SpdyKeepaliveAction::None;
         }
         self.own_pings_requested += FRAME_WORKERS as u64;
         SpdyKeepaliveAction::SendPings
     }
 
-    /// Whether each queue has room for a ping, where it may have so many frames.
-    fn has_room_for_ping(&self, most: u64) -> bool {
+    /// Whether each queue has room for one more ping, given this limit of unconfirmed frames.
+    fn has_room_for_ping(&self, limit: u64) -> bool {
         self.queues
             .iter()
-            .all(|queue| queue.has_room_for_ping(most))
+            .all(|queue| queue.has_room_for_ping(limit))
     }
 
-    /// To a queue that is free, or else to the one with most room. If that is crowded too,
-    /// nothing can be last_sent that would not be in the way.
+    /// Goes to a queue that answers at once, or else to the shortest one. If that is crowded
+    /// too, any frame would do harm.
     fn keepalive_reset(&mut self) -> SpdyKeepaliveAction {
         let free = |id: &u32| self.queues[worker_of(*id)].answers_at_once();
         let backlog = |id: &u32| self.queues[worker_of(*id)].backlog();
@@ -408,13 +412,13 @@ impl SpdyKeepalive {
             return SpdyKeepaliveAction::None;
         };
         let queue = &mut self.queues[worker_of(id)];
-        // One that is free takes it at once.
+        // A queue that answers at once handles it at once.
         queue.sent_frames += u64::from(!queue.answers_at_once());
         SpdyKeepaliveAction::SendReset(id)
     }
 
-    /// A ping came. Says whether it answers one that was last_ping for here; others show as well
-    /// what was confirmed_frames.
+    /// A ping was received. Returns whether it answers an own ping; others confirm frames as
+    /// well.
     pub fn on_ping_received(&mut self, id: u32) -> bool {
         let Some(ping) = self.outstanding.remove(&id) else {
             return false;
@@ -422,11 +426,11 @@ impl SpdyKeepalive {
         let queue = &mut self.queues[ping.queue];
         queue.confirmed_frames = queue.confirmed_frames.max(ping.at);
         queue.confirmed_bytes = queue.confirmed_bytes.max(ping.bytes);
-        queue.last_ping -= u64::from(ping.own);
+        queue.own_pings -= u64::from(ping.own);
         ping.own
     }
 
-    /// A frame goes to whose next_worker it is.
+    /// A frame goes to the worker whose turn it is.
     fn enqueue_round_robin(&mut self) -> (usize, u64) {
         let at = self.next_worker;
         self.next_worker = (at + 1) % FRAME_WORKERS;
@@ -438,7 +442,7 @@ impl SpdyKeepalive {
     fn ping(&mut self, id: u32, own: bool) {
         let (queue, at) = self.enqueue_round_robin();
         if self.outstanding.len() >= MAX_OUTSTANDING_PINGS {
-            // Those of a client that asks without end, or that are answers; of own there
+            // These are pings of a client that sends them without end, or replies; own pings
             // are fewer.
             let theirs = self.outstanding.iter().find(|(_, it)| !it.own);
             if let Some(id) = theirs.map(|(id, _)| *id) {
@@ -446,7 +450,7 @@ impl SpdyKeepalive {
             }
         }
         if let Entry::Vacant(place) = self.outstanding.entry(id) {
-            self.queues[queue].last_ping += u64::from(own);
+            self.queues[queue].own_pings += u64::from(own);
             let bytes = self.queues[queue].bytes;
             let ping = OutstandingPing {
                 queue,

@@ -1,4 +1,4 @@
-//! Whether the other end of an SPDY connection still lives, by pings of its own.
+//! Keepalive pings on an SPDY connection of this crate's SPDY implementation.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use tokio::time::Instant;
 use crate::observed_io::KeepaliveHandle;
 use crate::spdy_keepalive::{SpdyKeepalive, SpdyKeepaliveAction};
 
-/// SpdyPinger over SPDY, when it is time for them by what is seen of its keepalive.
+/// Sends the pings and resets that an [`SpdyKeepalive`] asks for.
 pub struct SpdyPinger {
     handle: Handle,
-    /// Sees them, and their answers.
+    /// Observes the pings and their replies.
     keepalive: KeepaliveHandle,
 }
 
-/// How long who was sent a GOAWAY is left alone. All that follows is the end.
+/// Interval between checks after a GOAWAY was sent: only the end of the connection follows.
 const AFTER_GOAWAY_INTERVAL: Duration = Duration::from_hours(1);
 
 impl fmt::Debug for SpdyPinger {
@@ -27,7 +27,7 @@ impl fmt::Debug for SpdyPinger {
 }
 
 impl SpdyPinger {
-    /// Of this connection, which is tapped by that.
+    /// For a connection that this keepalive observes.
     pub fn new(handle: Handle, keepalive: KeepaliveHandle) -> Self {
         let seen = keepalive.clone();
         handle.set_pings_before_data(
@@ -39,26 +39,26 @@ impl SpdyPinger {
         Self { handle, keepalive }
     }
 
-    /// To be called before the connection is driven: what is let go only now has not been
-    /// read yet.
+    /// To be called before each poll of the driver: bytes that arrived while reading was
+    /// paused have not been read yet.
     pub fn before_drive(&self) {
         if self.handle.is_read_paused() {
             self.on_read_paused();
         }
     }
 
-    /// Nothing is read just now: the silence of the other end is ours.
+    /// The connection is not read now: silence is not the fault of the other end.
     pub fn on_read_paused(&self) {
         self.keepalive.lock().on_read_paused(Instant::now());
     }
 
-    /// When to look again.
+    /// When to call [`Self::check`] again.
     pub fn next_deadline(&self) -> Instant {
         let next = self.keepalive.lock().next_deadline();
         next.unwrap_or_else(|| Instant::now() + AFTER_GOAWAY_INTERVAL)
     }
 
-    /// Asks, when it is time; `false` if nobody is there.
+    /// Sends what is due; returns `false` if the other end is dead.
     pub fn check(&self, now: Instant) -> bool {
         self.before_drive();
         let say = self.keepalive.lock().check(now);

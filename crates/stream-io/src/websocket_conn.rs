@@ -1,5 +1,4 @@
-//! A WebSocket on its connection: events in, frames out, and whether the other
-//! end still lives.
+//! A WebSocket connection: messages in, frames out, and keepalive.
 
 use std::future::poll_fn;
 use std::io;
@@ -19,17 +18,16 @@ use crate::buffered::Buffered;
 use crate::websocket_keepalive::{ByteMark, WebSocketKeepalive, WebSocketKeepaliveAction};
 use crate::write_stall_timer::WriteStallTimer;
 
-/// Two TLS records at once.
-const READ_CHUNK: usize = 32 * 1024;
+/// Two TLS records.
+const READ_CHUNK_BYTES: usize = 32 * 1024;
 
-/// Pieces are passed on as they come, so that nothing has to be kept of a message,
-/// however long it is.
+/// Chunks are relayed as they arrive, so a message of any length is not buffered.
 const LIMITS: Limits = Limits {
     frame: u64::MAX,
     message: u64::MAX,
 };
 
-/// One end of a WebSocket.
+/// One end of a WebSocket connection.
 #[derive(Debug)]
 pub struct WebSocketConn<T> {
     conn: Buffered<T>,
@@ -37,28 +35,28 @@ pub struct WebSocketConn<T> {
     decoder: Decoder,
     encoder: Encoder,
     keepalive: WebSocketKeepalive,
-    /// What the other end last asked with.
+    /// The payload of the last ping that was received.
     ping_payload: ControlPayload,
-    /// It has not been answered.
+    /// That ping has not been answered.
     pong_pending: bool,
     received_ping: bool,
 }
 
-/// How the other end left.
+/// Why the other end disconnected.
 #[derive(Debug)]
 pub enum DisconnectReason {
-    /// It has said so.
+    /// It sent a close frame.
     Closed(Option<Close>),
-    /// The connection ended without a word.
+    /// The connection ended without a close frame.
     ConnectionLost(io::Error),
-    /// It broke the rules.
+    /// It violated the protocol.
     ProtocolViolation(Violation),
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketConn<T> {
-    /// After the handshake; these bytes have been read already.
+    /// Starts after the handshake, of which `input` was read already.
     pub fn new(io: T, input: BytesMut, role: Role, keepalive: WebSocketKeepalive) -> Self {
-        let mut conn = Buffered::new(io, READ_CHUNK);
+        let mut conn = Buffered::new(io, READ_CHUNK_BYTES);
         conn.input = input;
         Self {
             conn,
@@ -72,8 +70,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketConn<T> {
         }
     }
 
-    /// The next chunk of a message. Whoever asks has room for it: until then the
-    /// other end waits.
+    /// The next chunk of a message. To be called when there is room for it: until then the
+    /// other end is not read.
     pub fn poll_chunk(
         &mut self,
         cx: &mut Context<'_>,
@@ -87,7 +85,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketConn<T> {
                     self.received_ping = true;
                 }
                 Ok(Some(Event::Control(Control::Pong(payload)))) => {
-                    // RFC 6455, 5.5: in the order in which all was sent.
+                    // RFC 6455, 5.5: pongs come in the order of the messages.
                     if let Ok(mark) = payload.bytes().as_ref().try_into() {
                         self.keepalive.on_pong(ByteMark(u64::from_be_bytes(mark)));
                     }
@@ -116,8 +114,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketConn<T> {
         self.conn.has_room()
     }
 
-    /// Writes a message by what encodes it: that gives back what is to follow as it
-    /// is.
+    /// Writes a message with `encode`, which returns the part that is written without being
+    /// copied.
     pub fn write(&mut self, encode: impl FnOnce(&mut BytesMut) -> Option<Bytes>) {
         let now = self.ping_before_send();
         let before = self.conn.unsent();
@@ -144,7 +142,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketConn<T> {
         self.keepalive.on_sent(now, bytes);
     }
 
-    /// Writes a binary message from these parts, by copying them.
+    /// Writes a binary message from these parts, which are copied.
     pub fn write_binary_parts(&mut self, parts: &[&[u8]]) {
         let now = self.ping_before_send();
         let frame = Frame::Whole(MessageKind::Binary);
@@ -153,7 +151,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketConn<T> {
         self.keepalive.on_sent(now, bytes);
     }
 
-    /// Asks before, if that is a good time.
+    /// Sends a ping before data, if one is due.
     fn ping_before_send(&mut self) -> Instant {
         let now = Instant::now();
         let action = self.keepalive.check_before_send(now);
@@ -161,7 +159,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketConn<T> {
         now
     }
 
-    /// Who has enough to take is not asked.
+    /// Sends no ping while much waits to be sent.
     fn write_ping(&mut self, action: WebSocketKeepaliveAction) {
         let WebSocketKeepaliveAction::Ping(mark) = action else {
             return;
@@ -175,8 +173,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketConn<T> {
         }
     }
 
-    /// Sends what has been written. Only the last of several pings is answered (RFC
-    /// 6455, 5.5.3), so that who asks and takes no answers does not fill our memory.
+    /// Sends everything that was written. Only the last of several pings is answered (RFC
+    /// 6455, 5.5.3), so a client that sends pings and does not read cannot fill the memory.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.pong_pending && self.conn.has_room() {
             self.pong_pending = false;
@@ -186,16 +184,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketConn<T> {
         self.conn.poll_flush(cx)
     }
 
-    /// When to look after it again.
+    /// When to call [`Self::check_keepalive`] again.
     pub fn next_deadline(&self) -> Instant {
         self.keepalive.next_deadline()
     }
 
-    /// Asks whether it lives, when it is time; `false` if it does not. What it last
-    /// asked itself is answered once more if it is not `reading`: it may wait for an
-    /// answer to what lies behind data that nobody takes (RFC 6455, 5.5.3, has pongs
-    /// that were not asked for). A server only if it has ever asked: kube-apiserver never
-    /// does, and may have ended, and a bridge waits for its clients.
+    /// Sends a ping if one is due; returns `false` if the other end is dead. Without
+    /// `reading`, the last ping of the other end is answered once more: it may wait for the
+    /// pong to a ping that lies behind data that is not read (RFC 6455, 5.5.3, allows
+    /// unsolicited pongs). A server gets these only if it has ever sent a ping: kube-apiserver
+    /// never does and may have ended the command, while a bridge waits for its clients.
     pub fn check_keepalive(&mut self, now: Instant, reading: bool) -> bool {
         let is_time = self.keepalive.next_deadline() <= now;
         if !reading {
@@ -208,22 +206,22 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketConn<T> {
         action != WebSocketKeepaliveAction::Dead
     }
 
-    /// Says the last word.
+    /// Writes a close frame.
     pub fn close(&mut self, close: Close) {
         let close = Control::Close(Some(close));
         self.encoder.control(&close, &mut self.conn.output);
     }
 
-    /// Sends what is left, and waits until the other end has seen it: it says so by
-    /// its own close, or leaves. One that is closed upon while it still sends would
-    /// lose what is on its way to it, and a slow one has much of that. It may take
-    /// its time as long as it takes anything; then there is a limit.
+    /// Sends what is left and waits until the other end has received it, which its own close
+    /// frame or the end of the connection shows. Closing the connection while the other end
+    /// still sends would lose data in flight to it, which is much for a slow client. There is
+    /// no limit while it reads; without progress there is one.
     pub async fn finish(mut self, limit: Duration) -> io::Result<()> {
         let mut stall = WriteStallTimer::new(limit);
         let mut reading = true;
         poll_fn(|cx| {
             let flushed = self.conn.poll_flush(cx);
-            // One that writes before it reads must not wait for us.
+            // A remote that writes before it reads must not wait for this side.
             while flushed.is_pending() && reading {
                 match self.poll_chunk(cx) {
                     Poll::Pending => break,

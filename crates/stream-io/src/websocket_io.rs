@@ -1,5 +1,5 @@
-//! A WebSocket as a byte stream: what is written becomes binary messages, and what is in
-//! binary messages is read. Port-forward by WebSocket has its SPDY inside one.
+//! A WebSocket as a byte stream: writes become binary messages, and the payloads of binary
+//! messages are read. Port-forward by WebSocket carries SPDY this way.
 
 use std::io;
 use std::pin::Pin;
@@ -12,22 +12,21 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::websocket_conn::{DisconnectReason, WebSocketConn};
 
-/// The longest message: what is inside is cut anywhere, so none need be longer than what
-/// is sent at once.
+/// The longest message: messages may be split anywhere, so none need be longer than one write.
 const MAX_MESSAGE_BYTES: usize = 32 * 1024;
 
-/// A WebSocket as a byte stream. What looks after its other end has to be inside: there
-/// are no pings of its own, but those of the other end are answered.
+/// A WebSocket as a byte stream. It sends no pings of its own, so keepalive belongs to the
+/// protocol inside; pings of the other end are answered.
 #[derive(Debug)]
 pub struct WebSocketIo<T> {
     socket: WebSocketConn<T>,
-    /// Come, and not read.
+    /// Received and not read.
     chunk: Bytes,
     closed: bool,
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketIo<T> {
-    /// Inside this WebSocket.
+    /// For this WebSocket.
     pub fn new(socket: WebSocketConn<T>) -> Self {
         Self {
             socket,
@@ -54,7 +53,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for WebSocketIo<T> {
         while this.chunk.is_empty() {
             let chunk = match this.socket.poll_chunk(cx) {
                 Poll::Pending => {
-                    // SpdyPinger that came are answered, whether or not there is anything else.
+                    // Answers pings even if nothing else is to be sent.
                     let _ = this.socket.poll_flush(cx)?;
                     return Poll::Pending;
                 }
@@ -102,7 +101,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocketIo<T> {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        /// ChunkedSlices that make one message.
+        /// How many slices make one message.
         const MAX_SLICES: usize = 16;
         let this = self.get_mut();
         ready!(this.poll_room(cx))?;
@@ -157,34 +156,34 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bytes_come_out_as_they_went_in_and_end_with_a_close() {
-        let (here, there) = tokio::io::duplex(1000);
-        let mut client = end(here, Role::Client);
-        let mut server = end(there, Role::Server);
+    async fn bytes_arrive_unchanged_and_end_with_a_close_frame() {
+        let (local, remote) = tokio::io::duplex(1000);
+        let mut client = end(local, Role::Client);
+        let mut server = end(remote, Role::Server);
         let sent: Vec<u8> = (0..200_000u32).map(|it| (it % 251) as u8).collect();
         let all = sent.clone();
         let writing = async move {
             client.write_all(&all).await?;
             client.shutdown().await
         };
-        let mut came = Vec::new();
-        let (written, read) = tokio::join!(writing, server.read_to_end(&mut came));
+        let mut received = Vec::new();
+        let (written, read) = tokio::join!(writing, server.read_to_end(&mut received));
         written.unwrap();
         read.unwrap();
-        assert!(came == sent);
+        assert!(received == sent);
     }
 
     #[tokio::test]
-    async fn a_connection_that_ends_without_a_close_is_no_end() {
-        let (here, there) = tokio::io::duplex(1000);
-        let mut client = end(here, Role::Client);
-        let mut server = end(there, Role::Server);
+    async fn an_end_without_a_close_frame_is_an_error() {
+        let (local, remote) = tokio::io::duplex(1000);
+        let mut client = end(local, Role::Client);
+        let mut server = end(remote, Role::Server);
         client.write_all(b"x").await.unwrap();
         client.flush().await.unwrap();
         drop(client);
-        let mut came = Vec::new();
-        let error = server.read_to_end(&mut came).await.unwrap_err();
+        let mut received = Vec::new();
+        let error = server.read_to_end(&mut received).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
-        assert_eq!(came, b"x");
+        assert_eq!(received, b"x");
     }
 }

@@ -1,5 +1,5 @@
-//! Whether the other end of a stream still lives: when to ask, and what to make
-//! of silence. Without I/O and without a clock.
+//! Keepalive of a WebSocket: when to ping, and when silence means that the other end is dead.
+//! Without I/O and without a clock.
 
 use std::time::Duration;
 
@@ -7,46 +7,46 @@ use tokio::time::Instant;
 
 use crate::ping_policy::PingPolicy;
 
-/// One end of a stream, as it is last_received.
+/// The keepalive state of one WebSocket connection.
 ///
-/// Silence is only then confirmed_bytes for death when the other end cannot be busy with
-/// what it was sent: who waits for a process to read its stdin, or for a person to
-/// scroll on, may read no pings either. What it has confirmed_bytes is known by the pings that
-/// it has answered, in order, as over a WebSocket. A little is read whether anybody takes it
-/// or not.
+/// Silence means death only if the other end cannot be busy with data that it was sent: one
+/// that waits for a process to read stdin, or for a terminal to scroll, may not read pings
+/// either. Pongs come in the order of the messages, so each confirms all bytes before its
+/// ping. A small amount is read in any case.
 #[derive(Debug)]
 pub struct WebSocketKeepalive {
     interval: Duration,
-    /// How long it may take to answer.
+    /// How long a pong may take.
     timeout: Duration,
     last_received: Instant,
     last_paused: Instant,
     last_sent: Instant,
     last_ping: Instant,
-    /// The first time that it was last_ping since it was last_received.
+    /// The first ping since bytes were last received.
     awaiting_pong_since: Option<Instant>,
-    /// How much it was sent: bytes, where little counts as [`MIN_MESSAGE_WEIGHT`].
+    /// Bytes sent, where a short message counts as [`MIN_MESSAGE_WEIGHT`].
     sent_bytes: u64,
-    /// How much of that it is known to have confirmed_bytes.
+    /// How many of them pongs have confirmed.
     confirmed_bytes: u64,
-    /// Since when it was sent something for which it was not last_ping.
+    /// Since when there is data that no ping has followed.
     unconfirmed_since: Option<Instant>,
     policy: PingPolicy,
 }
 
-/// What is read though it waits for somebody: half of what a terminal's own buffer holds,
-/// which is the smallest on the way.
+/// Unconfirmed bytes that do not keep the other end from reading on: half of a terminal's
+/// buffer, the smallest on the path.
 const MAX_UNCONFIRMED_BYTES: u64 = 2 * 1024;
 
-/// What the smallest chunk counts: what reads ahead may have room for so many chunks, not
-/// bytes.
+/// What a short message counts: buffers on the path may have room for a number of messages,
+/// not of bytes.
 const MIN_MESSAGE_WEIGHT: u64 = 64;
 
-/// What part of the interval passes between two pings that are last_ping for by what was sent: a
-/// second, as a rule, in which nobody types as much as [`MAX_UNCONFIRMED_BYTES`] is.
+/// Data is confirmed by a ping after `interval / CONFIRM_DIVISOR`: 1 s by default, in which
+/// typing stays below [`MAX_UNCONFIRMED_BYTES`].
 const CONFIRM_DIVISOR: u32 = 10;
 
-/// And what part, at the latest, where it is last_ping gently and last_received all the time.
+/// Upper bound of that delay, as a divisor of the interval, with [`PingPolicy::AvoidNearEof`]
+/// while data arrives all the time.
 const MAX_CONFIRM_DELAY_DIVISOR: u32 = 2;
 
 /// What to do now.
@@ -54,18 +54,18 @@ const MAX_CONFIRM_DELAY_DIVISOR: u32 = 2;
 pub enum WebSocketKeepaliveAction {
     /// Nothing.
     None,
-    /// Ask, and bring the mark back with the answer.
+    /// Send a ping, whose pong brings the mark back.
     Ping(ByteMark),
-    /// It is gone.
+    /// The other end is dead.
     Dead,
 }
 
-/// What had been sent when a ping was.
+/// How many bytes had been sent before a ping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByteMark(pub u64);
 
 impl WebSocketKeepalive {
-    /// It has just been last_received.
+    /// Starts as if bytes had just been received.
     pub fn new(now: Instant, interval: Duration, timeout: Duration) -> Self {
         Self {
             interval,
@@ -82,44 +82,44 @@ impl WebSocketKeepalive {
         }
     }
 
-    /// The same, which is last_ping so.
+    /// Sets the ping policy.
     #[must_use]
     pub fn with_policy(self, policy: PingPolicy) -> Self {
         Self { policy, ..self }
     }
 
-    /// Something came from it.
+    /// Bytes were received.
     pub fn on_received(&mut self, now: Instant) {
         self.last_received = now;
         self.awaiting_pong_since = None;
     }
 
-    /// Nobody here listens to it just now: its silence is ours.
+    /// The local side does not read now: silence is not the fault of the other end.
     pub fn on_read_paused(&mut self, now: Instant) {
         self.awaiting_pong_since = None;
         self.last_paused = now;
     }
 
-    /// It was sent something that it may be slow to take.
+    /// A message of this many bytes was sent.
     pub fn on_sent(&mut self, now: Instant, bytes: usize) {
         self.last_sent = now;
         self.unconfirmed_since.get_or_insert(now);
         self.sent_bytes += (bytes as u64).max(MIN_MESSAGE_WEIGHT);
     }
 
-    /// It has confirmed_bytes what had been sent at this mark, as its answers to pings show.
+    /// A pong was received, which confirms all bytes before its ping.
     pub fn on_pong(&mut self, mark: ByteMark) {
-        // Nobody has confirmed_bytes what was not sent.
+        // Only bytes that were sent can be confirmed.
         self.confirmed_bytes = self.confirmed_bytes.max(mark.0.min(self.sent_bytes));
     }
 
-    /// When to look again.
+    /// When to call [`Self::check`] again.
     pub fn next_deadline(&self) -> Instant {
         let ping = self.ping_due();
         self.dead_at().map_or(ping, |death| ping.min(death))
     }
 
-    /// Since when it could have answered, and has not.
+    /// Since when a pong is possible and missing.
     fn silent_since(&self) -> Option<Instant> {
         let idle = self.sent_bytes - self.confirmed_bytes <= MAX_UNCONFIRMED_BYTES;
         self.awaiting_pong_since.filter(|_| idle)
@@ -127,13 +127,13 @@ impl WebSocketKeepalive {
 
     fn dead_at(&self) -> Option<Instant> {
         let since = self.silent_since()?;
-        // However soon it was last_ping: it may stand still for a moment.
+        // However early the ping was sent: the other end may stall for a moment.
         let (interval, timeout) = (self.interval, self.timeout);
         Some((since + timeout).max(self.last_received + interval + timeout))
     }
 
-    /// A connection that carries nothing in either direction for a while is cut by
-    /// what stands between: some count what comes, some what goes.
+    /// Middleboxes close a connection that carries nothing in one direction for a while: some
+    /// count received, some sent bytes.
     fn ping_due(&self) -> Instant {
         match self.policy {
             PingPolicy::Always => {
@@ -145,25 +145,26 @@ impl WebSocketKeepalive {
                 urgent.map_or(quiet, |soon| quiet.min(self.last_ping + soon))
             }
             PingPolicy::AvoidNearEof => {
-                // Who is last_received lives, and what stands between has seen it too.
+                // Received data proves that the other end is alive, and middleboxes have seen
+                // it too.
                 let last_received = self.last_received.max(self.last_paused);
                 let quiet = last_received.max(self.last_ping) + self.interval;
                 let Some(since) = self.confirmation_due_since() else {
                     return quiet;
                 };
                 let settled = self.last_sent.max(last_received) + self.interval / CONFIRM_DIVISOR;
-                // Or its silence would not mean anything.
+                // Otherwise silence would be inconclusive.
                 let late = since.max(self.last_paused) + self.interval / MAX_CONFIRM_DELAY_DIVISOR;
                 quiet.min(settled).min(late)
             }
         }
     }
 
-    /// Since when it is to be last_ping before it is so much that silence would mean nothing: who
-    /// types is answered all the time, and would not be last_ping while it counts.
+    /// Since when data needs to be confirmed, before so much is unconfirmed that silence would
+    /// be inconclusive: typing is echoed all the time, so no idle ping would go out.
     fn confirmation_due_since(&self) -> Option<Instant> {
-        let is_much = self.sent_bytes - self.confirmed_bytes > MAX_UNCONFIRMED_BYTES / 2;
-        self.unconfirmed_since.filter(|_| is_much)
+        let is_large = self.sent_bytes - self.confirmed_bytes > MAX_UNCONFIRMED_BYTES / 2;
+        self.unconfirmed_since.filter(|_| is_large)
     }
 
     /// What to do now.
@@ -177,7 +178,7 @@ impl WebSocketKeepalive {
         self.send_ping(now)
     }
 
-    /// The same right before something is sent.
+    /// The same right before a message is sent.
     pub fn check_before_send(&mut self, now: Instant) -> WebSocketKeepaliveAction {
         match self.confirmation_due_since() {
             Some(since) if now >= since + self.interval / CONFIRM_DIVISOR => self.send_ping(now),
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_silent_is_asked_and_then_dead() {
+    fn a_silent_remote_is_pinged_and_then_declared_dead() {
         let (mut keepalive, at) = keepalive();
         assert_eq!(keepalive.next_deadline(), at(10));
         assert_eq!(keepalive.check(at(9)), WebSocketKeepaliveAction::None);
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn who_answers_lives() {
+    fn a_remote_that_answers_pings_is_alive() {
         let (mut keepalive, at) = keepalive();
         for turn in 1..1000 {
             let now = at(10 * turn);
@@ -233,8 +234,8 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_dead_who_was_not_asked() {
-        // As after the machine has slept.
+    fn a_remote_that_was_not_pinged_is_not_declared_dead() {
+        // As after the machine was suspended.
         let (mut keepalive, at) = keepalive();
         assert_eq!(keepalive.check(at(3600)), ping(0));
         assert_eq!(keepalive.check(at(3604)), WebSocketKeepaliveAction::None);
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_be_busy_with_what_it_was_sent_is_not_dead() {
+    fn a_remote_that_may_be_busy_with_data_is_not_declared_dead() {
         let (mut keepalive, at) = keepalive();
         keepalive.on_sent(at(1), 3000);
         assert_eq!(keepalive.check(at(11)), ping(3000));
@@ -250,7 +251,7 @@ mod tests {
             assert_eq!(keepalive.check(at(10 * turn)), ping(3000));
             assert_eq!(keepalive.next_deadline(), at(10 * turn + 10));
         }
-        // It was: and after what it has answered it can be dead again.
+        // After the pong, silence is conclusive again.
         keepalive.on_received(at(1000));
         keepalive.on_pong(ByteMark(3000));
         assert_eq!(keepalive.check(at(1010)), ping(3000));
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_says_nothing_of_what_was_sent_after_the_ping() {
+    fn a_pong_does_not_confirm_data_sent_after_its_ping() {
         let (mut keepalive, at) = keepalive();
         assert_eq!(keepalive.check(at(10)), ping(0));
         keepalive.on_sent(at(11), 3000);
@@ -268,13 +269,13 @@ mod tests {
         assert_eq!(keepalive.check(at(30)), WebSocketKeepaliveAction::None);
         keepalive.on_pong(ByteMark(0));
         assert_eq!(keepalive.check(at(31)), WebSocketKeepaliveAction::None);
-        // Nor does one that was made up.
+        // A forged mark confirms no more than what was sent.
         keepalive.on_pong(ByteMark(u64::MAX));
         assert_eq!(keepalive.check(at(31)), WebSocketKeepaliveAction::Dead);
     }
 
     #[test]
-    fn a_few_bytes_keep_nobody_busy() {
+    fn a_few_unconfirmed_bytes_do_not_delay_death() {
         let (mut keepalive, at) = keepalive();
         keepalive.on_sent(at(1), 2048);
         assert_eq!(keepalive.check(at(11)), ping(2048));
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_lost_while_somebody_types_is_noticed_as_soon_as_in_silence() {
+    fn a_remote_lost_during_typing_is_detected_as_fast_as_an_idle_one() {
         for policy in [PingPolicy::Always, PingPolicy::AvoidNearEof] {
             let start = Instant::now();
             let mut keepalive =
@@ -295,28 +296,28 @@ mod tests {
                 let ahead = keepalive.check_before_send(now);
                 keepalive.on_sent(now, 1);
                 keepalive.on_received(now);
-                for beat in [ahead, keepalive.check(now)] {
-                    if let WebSocketKeepaliveAction::Ping(mark) = beat {
+                for action in [ahead, keepalive.check(now)] {
+                    if let WebSocketKeepaliveAction::Ping(mark) = action {
                         keepalive.on_pong(mark);
                         pings += 1;
                     }
                 }
             }
             assert!((30..=60).contains(&pings), "{pings}");
-            let lost = now;
+            let lost_at = now;
             let dead = loop {
                 now = now.max(keepalive.next_deadline());
                 if keepalive.check(now) == WebSocketKeepaliveAction::Dead {
                     break now;
                 }
-                assert!(now < lost + 10 * INTERVAL, "nobody notices");
+                assert!(now < lost_at + 10 * INTERVAL, "the loss is never detected");
             };
-            assert!(dead <= lost + INTERVAL + TIMEOUT, "{:?}", dead - lost);
+            assert!(dead <= lost_at + INTERVAL + TIMEOUT, "{:?}", dead - lost_at);
         }
     }
 
     #[test]
-    fn many_pieces_keep_it_busy_however_smping() {
+    fn many_short_messages_make_silence_inconclusive() {
         for (chunks, busy) in [(32, false), (33, true)] {
             let (mut keepalive, at) = keepalive();
             for _ in 0..chunks {
@@ -332,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_listened_to_is_not_dead() {
+    fn a_remote_is_not_declared_dead_while_reading_is_paused() {
         let (mut keepalive, at) = keepalive();
         for turn in 1..10 {
             assert_eq!(keepalive.check(at(10 * turn)), ping(0));
@@ -345,10 +346,10 @@ mod tests {
     }
 
     #[test]
-    fn who_may_have_ended_is_asked_when_nothing_is_said_or_before_it_is() {
+    fn with_avoid_near_eof_pings_wait_for_idleness_or_precede_data() {
         let (gentle, at) = keepalive();
         let mut keepalive = gentle.with_policy(PingPolicy::AvoidNearEof);
-        // Its last words may be on their way, or not be read.
+        // The last output may be in flight, or not be read yet.
         for second in 1..100 {
             keepalive.on_received(at(second));
             assert_eq!(
@@ -363,7 +364,7 @@ mod tests {
                 WebSocketKeepaliveAction::None
             );
         }
-        // It may end by what it was sent, or by its end.
+        // Data or its end may end the command.
         keepalive.on_received(at(300));
         keepalive.on_sent(at(300), 1500);
         assert_eq!(keepalive.next_deadline(), at(301));
@@ -372,7 +373,7 @@ mod tests {
         assert_eq!(keepalive.check(at(302)), ping(1500));
         keepalive.on_received(at(302));
         keepalive.on_pong(ByteMark(1500));
-        // While it is last_received all the time, once in a while all the same.
+        // While data arrives all the time, a ping goes out at the upper bound.
         keepalive.on_received(at(400));
         keepalive.on_sent(at(400), 1500);
         let last_ping = (401..500).find(|second| {
@@ -381,7 +382,7 @@ mod tests {
         });
         assert_eq!(last_ping, Some(405));
         keepalive.on_pong(ByteMark(3000));
-        // And before more is sent, at any time.
+        // Ahead of further data, a ping may go out at any time.
         keepalive.on_received(at(500));
         keepalive.on_sent(at(500), 1500);
         keepalive.on_received(at(501));
@@ -394,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patient_one_asks_more_than_once() {
+    fn a_long_timeout_allows_several_pings() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut keepalive = WebSocketKeepalive::new(start, INTERVAL, Duration::from_secs(50));
@@ -406,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_goes_one_way_only_is_asked_too() {
+    fn a_one_way_stream_is_pinged_too() {
         let (mut keepalive, at) = keepalive();
         for second in 1..10 {
             keepalive.on_received(at(second));

@@ -1,4 +1,4 @@
-//! A client that has stopped taking its answer.
+//! Detects a client that has stopped reading its response.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Notices that nothing is written for too long. It costs nothing timer something
-/// has to wait.
+/// Expires if no bytes are written for a while. It allocates nothing until a write has to
+/// wait.
 #[derive(Debug)]
 pub struct WriteStallTimer {
     limit: Duration,
@@ -16,7 +16,7 @@ pub struct WriteStallTimer {
 }
 
 impl WriteStallTimer {
-    /// With this patience.
+    /// Expires after `limit` without progress.
     pub fn new(limit: Duration) -> Self {
         Self {
             limit,
@@ -25,8 +25,8 @@ impl WriteStallTimer {
         }
     }
 
-    /// To be asked while something waits to be written: ready when as much had
-    /// been written all the time.
+    /// To be polled while a write waits; ready if `written` has not changed for the whole
+    /// limit.
     pub fn poll_stalled(&mut self, written: u64, cx: &mut Context<'_>) -> Poll<()> {
         let limit = self.limit;
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(limit)));
@@ -37,7 +37,7 @@ impl WriteStallTimer {
         timer.as_mut().poll(cx)
     }
 
-    /// Nothing waits any more.
+    /// No write waits any more.
     pub fn disarm(&mut self) {
         self.timer = None;
     }

@@ -1,4 +1,4 @@
-//! What holds for SPDY that is passed on, whatever is in it and however it is cut.
+//! Properties of the frame scanner: any bytes, in any chunks.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use skewbridge_stream_io::{
 };
 use tokio::time::Instant;
 
-/// A frame as it is on the wire, and what it is.
+/// A frame on the wire, and how it is reported.
 fn any_frame() -> impl Strategy<Value = (Vec<u8>, ScannedFrame)> {
     let ping = (0u32..9).prop_map(|id| {
         let mut out = BytesMut::new();
@@ -34,7 +34,7 @@ fn any_frame() -> impl Strategy<Value = (Vec<u8>, ScannedFrame)> {
     prop_oneof![ping, reset, data]
 }
 
-/// The chunks in which bytes come: each is as long as the next number says.
+/// The chunks in which bytes arrive: each has the length of the next number.
 fn chunks<'a>(mut bytes: &'a [u8], lengths: &'a [usize]) -> impl Iterator<Item = &'a [u8]> {
     let mut lengths = lengths.iter().cycle();
     std::iter::from_fn(move || {
@@ -49,27 +49,27 @@ fn any_lengths() -> impl Strategy<Value = Vec<usize>> {
     proptest::collection::vec(1usize..30, 1..10)
 }
 
-/// What is passed on, and which pings were kept back.
-fn sifted(bytes: &[u8], lengths: &[usize], kept: impl Fn(u32) -> bool) -> (Vec<u8>, Vec<u32>) {
+/// The relayed bytes, and the ids of the kept pings.
+fn filtered(bytes: &[u8], lengths: &[usize], kept: impl Fn(u32) -> bool) -> (Vec<u8>, Vec<u32>) {
     let mut scanner = FrameScanner::default();
-    let (mut passed, mut back) = (Vec::new(), Vec::new());
+    let (mut relayed, mut kept_ids) = (Vec::new(), Vec::new());
     for chunk in chunks(bytes, lengths) {
         let keep = |id| {
             if kept(id) {
-                back.push(id);
+                kept_ids.push(id);
             }
             kept(id)
         };
         let chunk = Bytes::copy_from_slice(chunk);
-        scanner.filter_pings(chunk, keep, |some| passed.extend_from_slice(&some));
+        scanner.filter_pings(chunk, keep, |some| relayed.extend_from_slice(&some));
     }
-    passed.extend_from_slice(&scanner.withheld_bytes());
-    (passed, back)
+    relayed.extend_from_slice(&scanner.withheld_bytes());
+    (relayed, kept_ids)
 }
 
 proptest! {
     #[test]
-    fn any_cut_gives_the_same_frames(
+    fn any_split_gives_the_same_frames(
         frames in proptest::collection::vec(any_frame(), 0..20),
         lengths in any_lengths(),
     ) {
@@ -85,57 +85,57 @@ proptest! {
     }
 
     #[test]
-    fn what_is_kept_back_is_all_that_is_missing(
+    fn only_kept_pings_are_missing(
         frames in proptest::collection::vec(any_frame(), 0..20),
         lengths in any_lengths(),
     ) {
         let bytes: Vec<u8> = frames.iter().flat_map(|(bytes, _)| bytes.clone()).collect();
         let kept = |id: u32| id % 2 == 1;
         let is_kept = |frame: &ScannedFrame| matches!(frame, ScannedFrame::Ping(id) if kept(*id));
-        let (passed, back) = sifted(&bytes, &lengths, kept);
+        let (relayed, kept_ids) = filtered(&bytes, &lengths, kept);
         let others = frames.iter().filter(|(_, frame)| !is_kept(frame));
         let others: Vec<u8> = others.flat_map(|(bytes, _)| bytes.clone()).collect();
-        prop_assert_eq!(passed, others);
-        prop_assert_eq!(back.len(), frames.iter().filter(|(_, frame)| is_kept(frame)).count());
+        prop_assert_eq!(relayed, others);
+        prop_assert_eq!(kept_ids.len(), frames.iter().filter(|(_, frame)| is_kept(frame)).count());
     }
 
     #[test]
-    fn any_bytes_are_passed_on_as_they_are(
+    fn any_bytes_are_relayed_unchanged(
         bytes in proptest::collection::vec(any::<u8>(), 0..400),
         lengths in any_lengths(),
     ) {
-        let (passed, _) = sifted(&bytes, &lengths, |_| false);
-        prop_assert_eq!(passed, bytes);
+        let (relayed, _) = filtered(&bytes, &lengths, |_| false);
+        prop_assert_eq!(relayed, bytes);
     }
 
     #[test]
-    fn nothing_that_is_sent_or_answered_confuses_the_watch(
+    fn any_traffic_leaves_the_keepalive_consistent(
         frames in proptest::collection::vec((any_frame(), any::<bool>(), 0u64..20), 0..200),
     ) {
-        let pace = KeepaliveConfig { interval: Duration::from_secs(10), timeout: Duration::from_secs(5) };
+        let config = KeepaliveConfig { interval: Duration::from_secs(10), timeout: Duration::from_secs(5) };
         let mut now = Instant::now();
-        let mut traffic = SpdyKeepalive::new(pace, PingPolicy::Always, now);
+        let mut keepalive = SpdyKeepalive::new(config, PingPolicy::Always, now);
         let mut id = 1000;
-        for ((bytes, frame), comes, seconds) in frames {
+        for ((bytes, frame), is_received, seconds) in frames {
             now += Duration::from_secs(seconds);
             match frame {
-                ScannedFrame::Ping(id) if comes => {
-                    traffic.on_received(now);
-                    traffic.on_ping_received(id);
+                ScannedFrame::Ping(id) if is_received => {
+                    keepalive.on_received(now);
+                    keepalive.on_ping_received(id);
                 }
-                frame => traffic.on_sent(now, frame, bytes.len()),
+                frame => keepalive.on_sent(now, frame, bytes.len()),
             }
-            if traffic.check(now) == SpdyKeepaliveAction::SendPings {
+            if keepalive.check(now) == SpdyKeepaliveAction::SendPings {
                 for _ in 0..SpdyKeepalive::PINGS_PER_ROUND {
                     id += 1;
-                    traffic.on_ping_sent(now, id);
-                    if comes {
-                        traffic.on_ping_received(id);
+                    keepalive.on_ping_sent(now, id);
+                    if is_received {
+                        keepalive.on_ping_received(id);
                     }
                 }
             }
-            // Or it would be looked at without end.
-            prop_assert!(traffic.next_deadline().is_none_or(|next| next > now || traffic.dead_at() <= Some(now)));
+            // Otherwise the caller would check without end.
+            prop_assert!(keepalive.next_deadline().is_none_or(|next| next > now || keepalive.dead_at() <= Some(now)));
         }
     }
 }

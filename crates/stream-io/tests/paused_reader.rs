@@ -1,4 +1,4 @@
-//! A client whose reader pauses, and a server that waits for it, or has ended.
+//! A client whose reader pauses, with a server that waits for it or has ended.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -18,26 +18,26 @@ fn keepalive() -> WebSocketKeepalive {
 }
 
 fn client(io: DuplexStream) -> WebSocketConn<DuplexStream> {
-    let gently = keepalive().with_policy(PingPolicy::AvoidNearEof);
-    WebSocketConn::new(io, BytesMut::new(), Role::Client, gently)
+    let keepalive = keepalive().with_policy(PingPolicy::AvoidNearEof);
+    WebSocketConn::new(io, BytesMut::new(), Role::Client, keepalive)
 }
 
 /// The client has no room for more.
 async fn check_while_not_reading(client: &mut WebSocketConn<DuplexStream>) {
     assert!(
         client.check_keepalive(Instant::now(), false),
-        "the client gives up"
+        "the client considers the server dead"
     );
     let flushed = poll_fn(|cx| client.poll_flush(cx)).await;
     assert!(flushed.is_ok(), "{flushed:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_asks_is_answered() {
-    let (here, there) = tokio::io::duplex(1 << 16);
-    let mut client = client(there);
-    let mut server = WebSocketConn::new(here, BytesMut::new(), Role::Server, keepalive());
-    // It is heard before the client pauses.
+async fn a_server_that_pings_gets_pongs_while_the_reader_pauses() {
+    let (local, remote) = tokio::io::duplex(1 << 16);
+    let mut client = client(remote);
+    let mut server = WebSocketConn::new(local, BytesMut::new(), Role::Server, keepalive());
+    // The ping is received before the client pauses.
     sleep_until(server.next_deadline()).await;
     assert!(server.check_keepalive(Instant::now(), true));
     server.write_binary(Bytes::from_static(b"a line"));
@@ -48,7 +48,7 @@ async fn a_server_that_asks_is_answered() {
     while start.elapsed() < HOUR {
         sleep_until(server.next_deadline().min(client.next_deadline())).await;
         check_while_not_reading(&mut client).await;
-        // Pongs are no chunks.
+        // Pongs are no message chunks.
         poll_fn(|cx| {
             assert!(server.poll_chunk(cx).is_pending());
             Poll::Ready(())
@@ -56,16 +56,16 @@ async fn a_server_that_asks_is_answered() {
         .await;
         assert!(
             server.check_keepalive(Instant::now(), true),
-            "the server gives up"
+            "the server considers the client dead"
         );
         poll_fn(|cx| server.poll_flush(cx)).await.unwrap();
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_never_asked_hears_nothing() {
-    let (mut server, there) = tokio::io::duplex(1 << 16);
-    let mut client = client(there);
+async fn a_server_that_never_pinged_gets_nothing() {
+    let (mut server, remote) = tokio::io::duplex(1 << 16);
+    let mut client = client(remote);
     server.write_all(b"\x82\x01x").await.unwrap();
     let chunk = poll_fn(|cx| client.poll_chunk(cx)).await;
     assert_eq!(chunk.ok().unwrap().bytes, "x");
@@ -74,6 +74,6 @@ async fn a_server_that_never_asked_hears_nothing() {
         sleep_until(client.next_deadline()).await;
         check_while_not_reading(&mut client).await;
     }
-    let heard = timeout(Duration::from_secs(1), server.read_u8()).await;
-    assert!(heard.is_err(), "{heard:?}");
+    let read = timeout(Duration::from_secs(1), server.read_u8()).await;
+    assert!(read.is_err(), "{read:?}");
 }

@@ -1,4 +1,4 @@
-//! SpdyKeepalive to a model of moby/spdystream.
+//! The SPDY keepalive against a model of moby/spdystream.
 
 use std::collections::VecDeque;
 
@@ -11,23 +11,23 @@ const CONFIG: KeepaliveConfig = KeepaliveConfig {
 
 const POLICIES: [PingPolicy; 2] = [PingPolicy::Always, PingPolicy::AvoidNearEof];
 
-/// moby/spdystream, as far as it matters here.
-struct Moby {
+/// A model of moby/spdystream.
+struct SpdystreamModel {
     keepalive: SpdyKeepalive,
-    /// How many pings there were.
+    /// How many pings were sent.
     count: u32,
     now: Instant,
-    lanes: [VecDeque<ScannedFrame>; FRAME_WORKERS],
-    turn: usize,
-    /// Those that stand still, because nobody reads one of their streams.
-    unread: [bool; FRAME_WORKERS],
+    queues: [VecDeque<ScannedFrame>; FRAME_WORKERS],
+    next_worker: usize,
+    /// Workers that block because the application does not read one of their streams.
+    blocked_workers: [bool; FRAME_WORKERS],
     lost: bool,
-    /// What it says is not heard.
-    unheard: bool,
+    /// Its replies are not received.
+    replies_lost: bool,
 }
 
-impl Moby {
-    const ROOM: usize = 50;
+impl SpdystreamModel {
+    const QUEUE_FRAMES: usize = 50;
 
     fn new(policy: PingPolicy) -> Self {
         let now = Instant::now();
@@ -35,46 +35,46 @@ impl Moby {
             keepalive: SpdyKeepalive::new(CONFIG, policy, now),
             count: 0,
             now,
-            lanes: Default::default(),
-            turn: 0,
-            unread: [false; FRAME_WORKERS],
+            queues: Default::default(),
+            next_worker: 0,
+            blocked_workers: [false; FRAME_WORKERS],
             lost: false,
-            unheard: false,
+            replies_lost: false,
         }
     }
 
     fn read(&mut self, frame: ScannedFrame) {
-        let lane = match frame {
+        let worker = match frame {
             ScannedFrame::Stream(id) | ScannedFrame::SynStream(id) => worker_of(id),
             _ => {
-                self.turn = (self.turn + 1) % FRAME_WORKERS;
-                (self.turn + FRAME_WORKERS - 1) % FRAME_WORKERS
+                self.next_worker = (self.next_worker + 1) % FRAME_WORKERS;
+                (self.next_worker + FRAME_WORKERS - 1) % FRAME_WORKERS
             }
         };
-        self.lanes[lane].push_back(frame);
+        self.queues[worker].push_back(frame);
         assert!(
-            self.lanes[lane].len() < Self::ROOM,
-            "nothing is read any more"
+            self.queues[worker].len() < Self::QUEUE_FRAMES,
+            "the connection is not read any more"
         );
-        self.work();
+        self.run_workers();
     }
 
-    /// Lets the lanes go on.
-    fn work(&mut self) {
-        for lane in 0..FRAME_WORKERS {
+    /// Lets the workers go on.
+    fn run_workers(&mut self) {
+        for worker in 0..FRAME_WORKERS {
             while !self.lost
-                && let Some(frame) = self.lanes[lane].front().copied()
+                && let Some(frame) = self.queues[worker].front().copied()
             {
-                if self.unread[lane] && matches!(frame, ScannedFrame::Stream(_)) {
+                if self.blocked_workers[worker] && matches!(frame, ScannedFrame::Stream(_)) {
                     break;
                 }
-                self.lanes[lane].pop_front();
+                self.queues[worker].pop_front();
                 let answers = matches!(frame, ScannedFrame::Ping(_) | ScannedFrame::SynStream(_));
-                if answers && !self.unheard {
+                if answers && !self.replies_lost {
                     self.keepalive.on_received(self.now);
                 }
                 if let ScannedFrame::Ping(id) = frame
-                    && !self.unheard
+                    && !self.replies_lost
                 {
                     self.keepalive.on_ping_received(id);
                 }
@@ -82,15 +82,15 @@ impl Moby {
         }
     }
 
-    /// A client sends this.
-    fn pass(&mut self, frame: ScannedFrame) {
-        let ahead = self.keepalive.check_before_send(self.now);
-        self.say(ahead);
+    /// A client sends this frame.
+    fn send(&mut self, frame: ScannedFrame) {
+        let before_send = self.keepalive.check_before_send(self.now);
+        self.apply(before_send);
         self.keepalive.on_sent(self.now, frame, 100);
         self.read(frame);
     }
 
-    /// Lets so many seconds pass; says whether it lives then.
+    /// Lets this many seconds pass; returns whether the remote is considered alive then.
     fn wait(&mut self, seconds: u64) -> bool {
         self.wait_for(Duration::from_secs(seconds))
     }
@@ -101,18 +101,18 @@ impl Moby {
             && next <= end
         {
             self.now = self.now.max(next);
-            let say = self.keepalive.check(self.now);
-            if say == SpdyKeepaliveAction::Dead {
+            let action = self.keepalive.check(self.now);
+            if action == SpdyKeepaliveAction::Dead {
                 return false;
             }
-            self.say(say);
+            self.apply(action);
         }
         self.now = end;
         true
     }
 
-    fn say(&mut self, say: SpdyKeepaliveAction) {
-        match say {
+    fn apply(&mut self, action: SpdyKeepaliveAction) {
+        match action {
             SpdyKeepaliveAction::None | SpdyKeepaliveAction::Dead => {}
             SpdyKeepaliveAction::SendPings => {
                 for _ in 0..FRAME_WORKERS {
@@ -130,40 +130,40 @@ impl Moby {
         }
     }
 
-    fn waits(&self) -> usize {
-        self.lanes.iter().map(VecDeque::len).sum()
+    fn queued_frames(&self) -> usize {
+        self.queues.iter().map(VecDeque::len).sum()
     }
 }
 
 #[test]
-fn who_answers_lives_and_is_asked_once_in_an_interval() {
+fn a_remote_that_answers_is_pinged_once_per_interval() {
     for policy in POLICIES {
-        let mut moby = Moby::new(policy);
-        assert!(moby.wait(1000));
-        assert_eq!(moby.count, 500);
-        moby.lost = true;
-        assert!(!moby.wait(15));
+        let mut model = SpdystreamModel::new(policy);
+        assert!(model.wait(1000));
+        assert_eq!(model.count, 500);
+        model.lost = true;
+        assert!(!model.wait(15));
     }
 }
 
 #[test]
-fn a_loss_is_noticed_after_any_traffic() {
+fn a_loss_is_detected_after_any_traffic() {
     for policy in POLICIES {
         for streams in 1..12 {
             for frames in [1, 5, 40, 1000] {
-                let mut moby = Moby::new(policy);
+                let mut model = SpdystreamModel::new(policy);
                 for frame in 0..frames {
-                    moby.pass(ScannedFrame::Stream(2 * (frame % streams) + 1));
+                    model.send(ScannedFrame::Stream(2 * (frame % streams) + 1));
                 }
-                assert!(moby.wait(3));
-                moby.lost = true;
-                // What is sent until it is noticed.
+                assert!(model.wait(3));
+                model.lost = true;
+                // Frames that are sent until the loss is detected.
                 for stream in 20..40 {
-                    moby.pass(ScannedFrame::SynStream(2 * stream + 1));
-                    moby.pass(ScannedFrame::Stream(2 * stream + 1));
-                    moby.pass(ScannedFrame::Connection);
+                    model.send(ScannedFrame::SynStream(2 * stream + 1));
+                    model.send(ScannedFrame::Stream(2 * stream + 1));
+                    model.send(ScannedFrame::Connection);
                 }
-                assert!(!moby.wait(15), "{frames} frames of {streams} streams");
+                assert!(!model.wait(15), "{frames} frames of {streams} streams");
             }
         }
     }
@@ -172,272 +172,277 @@ fn a_loss_is_noticed_after_any_traffic() {
 #[test]
 fn pings_of_the_client_change_nothing() {
     for policy in POLICIES {
-        let mut moby = Moby::new(policy);
+        let mut model = SpdystreamModel::new(policy);
         for id in 0..1000 {
-            moby.pass(ScannedFrame::Ping(2 * id + 1));
-            moby.pass(ScannedFrame::Stream(3));
-            assert!(moby.wait(3));
+            model.send(ScannedFrame::Ping(2 * id + 1));
+            model.send(ScannedFrame::Stream(3));
+            assert!(model.wait(3));
         }
-        assert!(moby.keepalive.outstanding.len() < 2);
-        moby.lost = true;
-        assert!(!moby.wait(15));
+        assert!(model.keepalive.outstanding.len() < 2);
+        model.lost = true;
+        assert!(!model.wait(15));
     }
 }
 
 #[test]
-fn nobody_is_dead_because_something_is_not_read() {
+fn blocked_workers_do_not_make_the_remote_dead() {
     for policy in POLICIES {
-        for lanes in 1..=FRAME_WORKERS {
+        for workers in 1..=FRAME_WORKERS {
             for queued in [1, 15, 40] {
-                let mut moby = Moby::new(policy);
-                let blocked = [3, 7, 11, 15, 19].into_iter().take(lanes);
-                for id in blocked {
-                    moby.unread[worker_of(id)] = true;
+                let mut model = SpdystreamModel::new(policy);
+                let blocked_ids = [3, 7, 11, 15, 19].into_iter().take(workers);
+                for id in blocked_ids {
+                    model.blocked_workers[worker_of(id)] = true;
                     for _ in 0..queued {
-                        moby.pass(ScannedFrame::Stream(id));
+                        model.send(ScannedFrame::Stream(id));
                     }
                 }
-                let other = (21..31).find(|it| !moby.unread[worker_of(*it)]);
-                // Another connection goes on all the time, then nothing does.
+                let other = (21..31).find(|it| !model.blocked_workers[worker_of(*it)]);
+                // First another connection carries traffic all the time, then none does.
                 for _ in 0..600 {
                     if let Some(other) = other {
-                        moby.pass(ScannedFrame::Stream(other));
+                        model.send(ScannedFrame::Stream(other));
                     }
-                    assert!(moby.wait(1), "{lanes} lanes of {queued}");
+                    assert!(model.wait(1), "{workers} workers with {queued} frames");
                 }
-                assert!(moby.wait(4 * 3600), "{lanes} lanes of {queued}");
-                let waits = moby.waits();
-                let quiet = moby.now - moby.keepalive.last_sent;
-                // As long as a lane is known to be free; the other connection has one.
-                let keeps = lanes + 1 < FRAME_WORKERS;
+                assert!(
+                    model.wait(4 * 3600),
+                    "{workers} workers with {queued} frames"
+                );
+                let queued_frames = model.queued_frames();
+                let quiet = model.now - model.keepalive.last_sent;
+                // As long as one worker is known to answer at once; the other connection has
+                // one.
+                let keeps = workers + 1 < FRAME_WORKERS;
                 assert!(
                     !keeps || quiet <= CONFIG.interval,
-                    "{lanes} lanes of {queued}: cut by a balancer"
+                    "{workers} workers with {queued} frames: closed by a load balancer"
                 );
-                // When it is read, all is as before.
-                moby.unread = [false; FRAME_WORKERS];
-                moby.work();
-                assert!(waits > 0 && moby.waits() == 0);
-                assert!(moby.wait(60));
-                moby.lost = true;
-                assert!(!moby.wait(15), "{lanes} lanes of {queued}");
+                // Once the streams are read, everything is as before.
+                model.blocked_workers = [false; FRAME_WORKERS];
+                model.run_workers();
+                assert!(queued_frames > 0 && model.queued_frames() == 0);
+                assert!(model.wait(60));
+                model.lost = true;
+                assert!(!model.wait(15), "{workers} workers with {queued} frames");
             }
         }
     }
 }
 
 #[test]
-fn a_loss_is_noticed_though_something_is_not_read() {
+fn a_loss_is_detected_while_a_worker_is_blocked() {
     for policy in POLICIES {
-        let mut moby = Moby::new(policy);
-        moby.unread[3] = true;
+        let mut model = SpdystreamModel::new(policy);
+        model.blocked_workers[3] = true;
         for _ in 0..10 {
-            moby.pass(ScannedFrame::Stream(3));
+            model.send(ScannedFrame::Stream(3));
         }
-        assert!(moby.wait(300));
-        moby.lost = true;
-        assert!(!moby.wait(15));
+        assert!(model.wait(300));
+        model.lost = true;
+        assert!(!model.wait(15));
     }
 }
 
 #[test]
-fn a_loss_is_noticed_though_something_is_not_read_and_others_talk() {
+fn a_loss_is_detected_while_a_worker_is_blocked_and_others_carry_traffic() {
     for policy in POLICIES {
-        let mut moby = Moby::new(policy);
-        moby.unread[3] = true;
-        moby.pass(ScannedFrame::Stream(3));
+        let mut model = SpdystreamModel::new(policy);
+        model.blocked_workers[3] = true;
+        model.send(ScannedFrame::Stream(3));
         for turn in 0..600 {
-            moby.pass(ScannedFrame::Stream(1));
-            moby.keepalive.on_received(moby.now);
-            assert!(moby.wait_for(Duration::from_millis(300)), "{turn}");
+            model.send(ScannedFrame::Stream(1));
+            model.keepalive.on_received(model.now);
+            assert!(model.wait_for(Duration::from_millis(300)), "{turn}");
         }
-        moby.lost = true;
-        assert!(!moby.wait(15));
+        model.lost = true;
+        assert!(!model.wait(15));
     }
 }
 
 #[test]
-fn a_loss_is_noticed_in_the_middle_of_a_talk() {
+fn a_loss_is_detected_during_interactive_traffic() {
     for policy in POLICIES {
         for each_second in [10, 60, 200] {
             for turns in 100..150 {
-                let mut moby = Moby::new(policy);
+                let mut model = SpdystreamModel::new(policy);
                 for _ in 0..turns {
-                    moby.pass(ScannedFrame::Stream(1));
-                    moby.keepalive.on_received(moby.now);
-                    assert!(moby.wait_for(Duration::from_secs(1) / each_second));
+                    model.send(ScannedFrame::Stream(1));
+                    model.keepalive.on_received(model.now);
+                    assert!(model.wait_for(Duration::from_secs(1) / each_second));
                 }
-                moby.lost = true;
-                assert!(!moby.wait(15), "after {turns} of {each_second}");
+                model.lost = true;
+                assert!(!model.wait(15), "after {turns} of {each_second}");
             }
         }
     }
 }
 
 #[test]
-fn no_ping_meets_an_end() {
+fn with_avoid_near_eof_no_ping_is_sent_near_the_end_of_a_command() {
     let soon = CONFIG.interval / CONFIRM_DIVISOR;
-    // Quiet before; then something is sent that may end it all.
+    // Idle at first; then data is sent that may end the command.
     for pause in [0, 1, 9, 10, 11, 3600] {
-        let mut moby = Moby::new(PingPolicy::AvoidNearEof);
-        assert!(moby.wait(pause));
-        let count = moby.count;
-        moby.pass(ScannedFrame::Stream(1));
-        assert_eq!(moby.keepalive.next_deadline(), Some(moby.now + soon));
-        // And is answered.
-        assert!(moby.wait_for(soon / 2));
-        moby.keepalive.on_received(moby.now);
-        assert!(moby.wait_for(soon * 3 / 4));
-        assert_eq!(moby.count, count, "after {pause} s");
-        assert!(moby.wait_for(soon));
-        assert_eq!(moby.count, count + 5, "after {pause} s");
+        let mut model = SpdystreamModel::new(PingPolicy::AvoidNearEof);
+        assert!(model.wait(pause));
+        let count = model.count;
+        model.send(ScannedFrame::Stream(1));
+        assert_eq!(model.keepalive.next_deadline(), Some(model.now + soon));
+        // The data is answered.
+        assert!(model.wait_for(soon / 2));
+        model.keepalive.on_received(model.now);
+        assert!(model.wait_for(soon * 3 / 4));
+        assert_eq!(model.count, count, "after {pause} s");
+        assert!(model.wait_for(soon));
+        assert_eq!(model.count, count + 5, "after {pause} s");
     }
-    // An output that goes on, after the streams were opened.
-    let mut moby = Moby::new(PingPolicy::AvoidNearEof);
+    // Continuous output after the streams were opened.
+    let mut model = SpdystreamModel::new(PingPolicy::AvoidNearEof);
     for id in [1, 3, 5] {
-        moby.pass(ScannedFrame::SynStream(id));
+        model.send(ScannedFrame::SynStream(id));
     }
-    goes_on(&mut moby, 100_000);
-    assert_eq!(moby.count, 0);
-    // What is heard may be the last words, and what is not read yet, too.
-    let words: [fn(&mut SpdyKeepalive, Instant); 2] =
+    receive_for(&mut model, 100_000);
+    assert_eq!(model.count, 0);
+    // Received data, and data that is not read yet, may be the last output.
+    let events: [fn(&mut SpdyKeepalive, Instant); 2] =
         [SpdyKeepalive::on_received, SpdyKeepalive::on_read_paused];
-    for hear in words {
-        let mut moby = Moby::new(PingPolicy::AvoidNearEof);
-        moby.pass(ScannedFrame::Stream(1));
-        assert!(moby.wait(11));
-        let count = moby.count;
+    for on_event in events {
+        let mut model = SpdystreamModel::new(PingPolicy::AvoidNearEof);
+        model.send(ScannedFrame::Stream(1));
+        assert!(model.wait(11));
+        let count = model.count;
         for _ in 0..1000 {
-            hear(&mut moby.keepalive, moby.now);
-            assert!(moby.wait(9));
+            on_event(&mut model.keepalive, model.now);
+            assert!(model.wait(9));
         }
-        assert_eq!(moby.count, count);
+        assert_eq!(model.count, count);
     }
 }
 
 #[test]
-fn pings_go_before_what_is_sent() {
-    let mut moby = Moby::new(PingPolicy::AvoidNearEof);
+fn pings_precede_data() {
+    let mut model = SpdystreamModel::new(PingPolicy::AvoidNearEof);
     for _ in 0..1000 {
-        moby.pass(ScannedFrame::Stream(1));
-        moby.keepalive.on_received(moby.now);
-        assert!(moby.wait_for(CONFIG.interval / CONFIRM_DIVISOR / 2));
-        // The last one is never asked for in between.
-        assert!(!moby.keepalive.queues[worker_of(1)].answers_at_once());
+        model.send(ScannedFrame::Stream(1));
+        model.keepalive.on_received(model.now);
+        assert!(model.wait_for(CONFIG.interval / CONFIRM_DIVISOR / 2));
+        // The last frame is never followed by a ping.
+        assert!(!model.keepalive.queues[worker_of(1)].answers_at_once());
     }
-    assert!(moby.count >= 5 * 300, "{}", moby.count);
+    assert!(model.count >= 5 * 300, "{}", model.count);
 }
 
 #[test]
-fn what_is_never_asked_for_again_does_not_hide_a_loss() {
+fn connection_frames_and_replies_do_not_hide_a_loss() {
     for policy in POLICIES {
         for frame in [ScannedFrame::Connection, ScannedFrame::Ping(2)] {
-            let mut moby = Moby::new(policy);
-            // As windows are widened, or a client's pings answered, while it is heard.
+            let mut model = SpdystreamModel::new(policy);
+            // As window updates, or replies to a client's pings, while data is received.
             for _ in 0..1000 {
-                moby.pass(frame);
-                moby.keepalive.on_received(moby.now);
-                assert!(moby.wait(5));
+                model.send(frame);
+                model.keepalive.on_received(model.now);
+                assert!(model.wait(5));
             }
-            moby.lost = true;
-            assert!(!moby.wait(15));
+            model.lost = true;
+            assert!(!model.wait(15));
         }
     }
 }
 
 #[test]
-fn half_an_answer_is_none() {
+fn a_partly_answered_round_does_not_prevent_death() {
     for policy in POLICIES {
-        let mut moby = Moby::new(policy);
-        moby.lost = true;
-        assert!(moby.wait(11));
+        let mut model = SpdystreamModel::new(policy);
+        model.lost = true;
+        assert!(model.wait(11));
         // Then it is lost.
-        let first = *moby.keepalive.outstanding.keys().next().unwrap();
-        moby.keepalive.on_received(moby.now);
-        moby.keepalive.on_ping_received(first);
-        let death = moby.keepalive.dead_at();
-        assert_eq!(death, Some(moby.now + CONFIG.interval + CONFIG.timeout));
+        let first = *model.keepalive.outstanding.keys().next().unwrap();
+        model.keepalive.on_received(model.now);
+        model.keepalive.on_ping_received(first);
+        let death = model.keepalive.dead_at();
+        assert_eq!(death, Some(model.now + CONFIG.interval + CONFIG.timeout));
     }
 }
 
 #[test]
-fn a_slow_way_is_no_silence() {
+fn a_slow_network_is_not_declared_dead() {
     for policy in POLICIES {
-        let mut moby = Moby::new(policy);
+        let mut model = SpdystreamModel::new(policy);
         // A ping behind a megabyte takes a while.
-        moby.lost = true;
+        model.lost = true;
         for _ in 0..30 {
-            moby.keepalive
-                .on_sent(moby.now, ScannedFrame::Stream(1), 32 * 1024);
-            moby.read(ScannedFrame::Stream(1));
+            model
+                .keepalive
+                .on_sent(model.now, ScannedFrame::Stream(1), 32 * 1024);
+            model.read(ScannedFrame::Stream(1));
         }
-        assert!(moby.wait(100));
-        moby.lost = false;
-        moby.work();
-        assert!(moby.wait(30));
-        moby.lost = true;
-        assert!(!moby.wait(15));
+        assert!(model.wait(100));
+        model.lost = false;
+        model.run_workers();
+        assert!(model.wait(30));
+        model.lost = true;
+        assert!(!model.wait(15));
     }
 }
 
 #[test]
-fn who_stands_still_for_a_moment_is_not_dead_however_soon_it_was_asked() {
+fn a_short_stall_after_an_early_ping_is_not_death() {
     for policy in POLICIES {
-        let mut moby = Moby::new(policy);
-        moby.pass(ScannedFrame::SynStream(1));
-        moby.pass(ScannedFrame::Stream(1));
-        moby.lost = true;
-        assert!(moby.wait(14));
-        moby.lost = false;
-        moby.work();
-        assert!(moby.wait(100));
+        let mut model = SpdystreamModel::new(policy);
+        model.send(ScannedFrame::SynStream(1));
+        model.send(ScannedFrame::Stream(1));
+        model.lost = true;
+        assert!(model.wait(14));
+        model.lost = false;
+        model.run_workers();
+        assert!(model.wait(100));
     }
 }
 
 #[test]
-fn something_is_said_in_every_interval() {
+fn a_frame_is_sent_in_every_interval() {
     for policy in POLICIES {
-        let mut moby = Moby::new(policy);
-        moby.unread[3] = true;
-        moby.pass(ScannedFrame::Stream(3));
+        let mut model = SpdystreamModel::new(policy);
+        model.blocked_workers[3] = true;
+        model.send(ScannedFrame::Stream(3));
         for second in 0..4 * 3600 {
-            assert!(moby.wait(1));
-            let quiet = moby.now - moby.keepalive.last_sent;
+            assert!(model.wait(1));
+            let quiet = model.now - model.keepalive.last_sent;
             assert!(quiet <= CONFIG.interval, "after {second} s");
         }
     }
 }
 
 #[test]
-fn who_is_not_listened_to_is_not_dead() {
+fn a_remote_is_not_declared_dead_while_reading_is_paused() {
     for policy in POLICIES {
-        let mut moby = Moby::new(policy);
-        moby.unheard = true;
+        let mut model = SpdystreamModel::new(policy);
+        model.replies_lost = true;
         for _ in 0..1000 {
-            assert!(moby.wait(4));
-            let now = moby.now;
-            moby.keepalive.on_read_paused(now);
+            assert!(model.wait(4));
+            let now = model.now;
+            model.keepalive.on_read_paused(now);
         }
-        assert!(moby.keepalive.outstanding.len() <= FRAME_WORKERS * Moby::ROOM);
+        assert!(model.keepalive.outstanding.len() <= FRAME_WORKERS * SpdystreamModel::QUEUE_FRAMES);
     }
 }
 
 #[test]
-fn who_was_told_that_all_is_over_is_not_asked() {
+fn no_ping_follows_a_goaway() {
     for policy in POLICIES {
-        let mut moby = Moby::new(policy);
-        assert!(moby.wait(10));
-        moby.keepalive.on_sent(moby.now, ScannedFrame::GoAway, 16);
-        assert_eq!(moby.keepalive.next_deadline(), None);
+        let mut model = SpdystreamModel::new(policy);
+        assert!(model.wait(10));
+        model.keepalive.on_sent(model.now, ScannedFrame::GoAway, 16);
+        assert_eq!(model.keepalive.next_deadline(), None);
         assert_eq!(
-            moby.keepalive.check(moby.now + CONFIG.interval),
+            model.keepalive.check(model.now + CONFIG.interval),
             SpdyKeepaliveAction::None
         );
     }
 }
 
 #[test]
-fn what_is_remembered_has_a_bound() {
+fn remembered_pings_are_bounded() {
     let now = Instant::now();
     let mut keepalive = SpdyKeepalive::new(CONFIG, PingPolicy::Always, now);
     for id in 0..10_000 {
@@ -446,112 +451,115 @@ fn what_is_remembered_has_a_bound() {
     assert_eq!(keepalive.outstanding.len(), MAX_OUTSTANDING_PINGS);
 }
 
-/// Something is heard twice in a second, for so long.
-fn goes_on(moby: &mut Moby, mut millis: u64) {
+/// Data is received twice a second for this time.
+fn receive_for(model: &mut SpdystreamModel, mut millis: u64) {
     while millis > 0 {
         let some = millis.min(500);
-        moby.keepalive.on_received(moby.now);
-        assert!(moby.wait_for(Duration::from_millis(some)));
+        model.keepalive.on_received(model.now);
+        assert!(model.wait_for(Duration::from_millis(some)));
         millis -= some;
     }
 }
 
 #[test]
-fn a_loss_is_noticed_some_time_after_a_burst_though_much_is_heard() {
-    for (policy, blind) in [(PingPolicy::Always, 1000), (PingPolicy::AvoidNearEof, 5000)] {
-        for after in (blind + 100..15_000).step_by(500) {
-            let mut moby = Moby::new(policy);
-            goes_on(&mut moby, 3000);
+fn a_loss_is_detected_after_a_burst_while_data_is_received() {
+    for (policy, inconclusive_ms) in [(PingPolicy::Always, 1000), (PingPolicy::AvoidNearEof, 5000)]
+    {
+        for after in (inconclusive_ms + 100..15_000).step_by(500) {
+            let mut model = SpdystreamModel::new(policy);
+            receive_for(&mut model, 3000);
             for _ in 0..8 {
-                moby.keepalive
-                    .on_sent(moby.now, ScannedFrame::Stream(1), 16 * 1024);
-                moby.read(ScannedFrame::Stream(1));
+                model
+                    .keepalive
+                    .on_sent(model.now, ScannedFrame::Stream(1), 16 * 1024);
+                model.read(ScannedFrame::Stream(1));
             }
-            goes_on(&mut moby, after);
-            moby.lost = true;
-            assert!(!moby.wait(15), "{policy:?}: lost {after} ms after it");
+            receive_for(&mut model, after);
+            model.lost = true;
+            assert!(!model.wait(15), "{policy:?}: lost {after} ms later");
         }
     }
 }
 
 #[test]
-fn a_loss_is_noticed_after_all_lanes_were_written_to() {
-    for (policy, blind) in [(PingPolicy::Always, 1000), (PingPolicy::AvoidNearEof, 5000)] {
-        for after in (blind + 100..15_000).step_by(500) {
-            let mut moby = Moby::new(policy);
-            // As for a page with what belongs to it.
+fn a_loss_is_detected_after_all_workers_got_frames() {
+    for (policy, inconclusive_ms) in [(PingPolicy::Always, 1000), (PingPolicy::AvoidNearEof, 5000)]
+    {
+        for after in (inconclusive_ms + 100..15_000).step_by(500) {
+            let mut model = SpdystreamModel::new(policy);
+            // As for a web page with its resources.
             for pair in 0..6 {
                 for id in [4 * pair + 1, 4 * pair + 3] {
-                    moby.pass(ScannedFrame::SynStream(id));
-                    moby.pass(ScannedFrame::Stream(id));
+                    model.send(ScannedFrame::SynStream(id));
+                    model.send(ScannedFrame::Stream(id));
                 }
             }
-            goes_on(&mut moby, after);
-            moby.lost = true;
-            assert!(!moby.wait(15), "{policy:?}: lost {after} ms after it");
+            receive_for(&mut model, after);
+            model.lost = true;
+            assert!(!model.wait(15), "{policy:?}: lost {after} ms later");
         }
     }
 }
 
 #[test]
-fn who_types_while_output_waits_is_asked_before_it_is_too_much() {
-    let mut moby = Moby::new(PingPolicy::AvoidNearEof);
+fn typing_while_output_is_not_read_is_confirmed_in_time() {
+    let mut model = SpdystreamModel::new(PingPolicy::AvoidNearEof);
     for _ in 0..60 {
-        moby.keepalive.on_read_paused(moby.now);
-        moby.pass(ScannedFrame::Stream(1));
+        model.keepalive.on_read_paused(model.now);
+        model.send(ScannedFrame::Stream(1));
         for _ in 0..4 {
-            moby.keepalive.on_read_paused(moby.now);
-            assert!(moby.wait_for(Duration::from_millis(250)));
+            model.keepalive.on_read_paused(model.now);
+            assert!(model.wait_for(Duration::from_millis(250)));
         }
     }
-    moby.lost = true;
-    assert!(!moby.wait(15));
+    model.lost = true;
+    assert!(!model.wait(15));
 }
 
 #[test]
-fn who_ends_nothing_is_told_something_in_each_interval() {
-    let heard: [fn(&mut SpdyKeepalive, Instant); 2] =
+fn with_always_a_frame_is_sent_in_each_interval() {
+    let events: [fn(&mut SpdyKeepalive, Instant); 2] =
         [SpdyKeepalive::on_received, SpdyKeepalive::on_read_paused];
-    for hear in heard {
-        let mut moby = Moby::new(PingPolicy::Always);
+    for on_event in events {
+        let mut model = SpdystreamModel::new(PingPolicy::Always);
         for second in 0..600 {
-            hear(&mut moby.keepalive, moby.now);
-            assert!(moby.wait(1));
-            let quiet = moby.now - moby.keepalive.last_sent;
+            on_event(&mut model.keepalive, model.now);
+            assert!(model.wait(1));
+            let quiet = model.now - model.keepalive.last_sent;
             assert!(quiet <= CONFIG.interval, "after {second} s");
         }
     }
 }
 
 #[test]
-fn a_loss_is_noticed_as_soon_while_somebody_types() {
-    for (policy, is_unread) in POLICIES
+fn a_loss_during_typing_is_detected_as_fast_as_in_silence() {
+    for (policy, is_blocked) in POLICIES
         .into_iter()
         .flat_map(|it| [(it, false), (it, true)])
     {
         for before in [1, 5, 9] {
-            let mut moby = Moby::new(policy);
-            if is_unread {
-                moby.unread[3] = true;
-                moby.pass(ScannedFrame::Stream(3));
+            let mut model = SpdystreamModel::new(policy);
+            if is_blocked {
+                model.blocked_workers[3] = true;
+                model.send(ScannedFrame::Stream(3));
             }
-            assert!(moby.wait(51));
-            let heard = moby.keepalive.last_received;
-            moby.lost = true;
-            // A key shortly before it is to be asked, and then from time to time.
-            let next = moby.keepalive.next_deadline().unwrap() - moby.now;
-            assert!(moby.wait_for(next.saturating_sub(Duration::from_millis(100 * before))));
+            assert!(model.wait(51));
+            let last_received = model.keepalive.last_received;
+            model.lost = true;
+            // A key shortly before a ping is due, and then now and then.
+            let next = model.keepalive.next_deadline().unwrap() - model.now;
+            assert!(model.wait_for(next.saturating_sub(Duration::from_millis(100 * before))));
             let mut keys = 0;
-            while moby.wait_for(Duration::from_millis(100)) {
+            while model.wait_for(Duration::from_millis(100)) {
                 keys += 1;
                 if keys % 99 == 1 {
-                    moby.pass(ScannedFrame::Stream(3));
+                    model.send(ScannedFrame::Stream(3));
                 }
-                assert!(keys < 1000, "never");
+                assert!(keys < 1000, "the loss is never detected");
             }
-            let silence = moby.now - heard;
+            let silence = model.now - last_received;
             let bound = CONFIG.interval + CONFIG.timeout;
-            assert!(silence <= bound, "{policy:?} {is_unread}: {silence:?}");
+            assert!(silence <= bound, "{policy:?} {is_blocked}: {silence:?}");
         }
     }
 }
