@@ -1,6 +1,6 @@
-//! SPDY: any bytes, in any pieces, to a decoder and to a session.
+//! SPDY: any bytes, in any chunks, to a decoder and to a session.
 //!
-//! The first two bytes say how the others are cut and which end reads them.
+//! The first two input bytes are the chunk size and the role of the reader.
 #![no_main]
 
 use std::task::Poll;
@@ -9,30 +9,30 @@ use bytes::{Buf as _, BytesMut};
 use libfuzzer_sys::fuzz_target;
 use skewbridge_spdy::frame::{Data, Fin, Frame, StreamId};
 use skewbridge_spdy::{
-    Config, Decoder, Event, FlowControl, Headers, Layout, Opening, Outbox, Role, Session,
+    Config, Decoder, Event, FlowControl, Headers, Layout, OpenOptions, Role, SendBuffer, Session,
 };
 
 fuzz_target!(|input: &[u8]| {
-    let [piece, role, wire @ ..] = input else {
+    let [chunk, role, wire @ ..] = input else {
         return;
     };
-    let piece = usize::from(*piece).max(1);
-    assert_eq!(frames(wire, wire.len().max(1)), frames(wire, piece));
+    let chunk = usize::from(*chunk).max(1);
+    assert_eq!(frames(wire, wire.len().max(1)), frames(wire, chunk));
     let role = if role & 1 == 0 {
         Role::Client
     } else {
         Role::Server
     };
-    session(wire, piece, role);
+    session(wire, chunk, role);
 });
 
-/// What is read, with the pieces of a data frame joined, and how it ends.
-fn frames(wire: &[u8], piece: usize) -> (Vec<Frame>, Option<String>) {
+/// The decoded frames, with the chunks of a data frame joined, and the error if there is one.
+fn frames(wire: &[u8], chunk: usize) -> (Vec<Frame>, Option<String>) {
     let mut decoder = Decoder::new();
     let mut buffer = BytesMut::new();
     let mut frames: Vec<Frame> = Vec::new();
-    for piece in wire.chunks(piece) {
-        buffer.extend_from_slice(piece);
+    for chunk in wire.chunks(chunk) {
+        buffer.extend_from_slice(chunk);
         loop {
             match decoder.decode(&mut buffer) {
                 Ok(Some(Frame::Data(next))) => join(&mut frames, next),
@@ -57,20 +57,20 @@ fn join(frames: &mut Vec<Frame>, next: Data) {
     frames.push(Frame::Data(next));
 }
 
-/// Lets a session read it, with an application that takes part.
-fn session(wire: &[u8], piece: usize, role: Role) {
+/// Feeds a session, with an application that accepts, reads and writes.
+fn session(wire: &[u8], chunk: usize, role: Role) {
     let config = Config {
-        flow_control: FlowControl::Learned,
+        flow_control: FlowControl::Auto,
         max_streams: 8,
         receive_window: 1000,
         send_queue: 1000,
         ..Config::default()
     };
     let mut session = Session::new(role, config);
-    let _ = session.open(Opening::default());
+    let _ = session.open(OpenOptions::default());
     let mut buffer = BytesMut::new();
-    for piece in wire.chunks(piece) {
-        buffer.extend_from_slice(piece);
+    for chunk in wire.chunks(chunk) {
+        buffer.extend_from_slice(chunk);
         loop {
             match session.receive(&mut buffer) {
                 Ok(Some(event)) => react(&mut session, &event),
@@ -79,11 +79,11 @@ fn session(wire: &[u8], piece: usize, role: Role) {
             }
         }
     }
-    let mut outbox = Outbox::new(Layout::Vectored);
-    session.transmit(&mut outbox, |_| {});
-    // What goes out is bounded by what came: a frame has eight bytes at least, and
-    // what is said to it, by the application too, is less than 512.
-    assert!(outbox.remaining() < 4096 + 64 * wire.len());
+    let mut send_buffer = SendBuffer::new(Layout::Vectored);
+    session.transmit(&mut send_buffer, |_| {});
+    // Output is bounded by input: a frame has at least eight bytes, and the session and
+    // the application answer each with less than 512.
+    assert!(send_buffer.remaining() < 4096 + 64 * wire.len());
     assert!(session.streams() <= 16);
 }
 
@@ -94,7 +94,7 @@ fn react(session: &mut Session, event: &Event) {
             let _ = session.write(*stream, "hello".into());
         }
         Event::Readable(stream) => read(session, *stream),
-        Event::Answered(stream) => {
+        Event::Accepted(stream) => {
             let _ = session.finish(*stream);
         }
         _ => {}

@@ -5,7 +5,7 @@
 use bytes::{Bytes, BytesMut};
 use libfuzzer_sys::fuzz_target;
 use skewbridge_websocket::{
-    Assembly, Control, Decoder, Encoder, Event, Frame, Kind, Limits, Role, Violation,
+    Assembly, Control, Decoder, Encoder, Event, Frame, Limits, MessageKind, Role, Violation,
 };
 
 const LIMITS: Limits = Limits {
@@ -14,31 +14,31 @@ const LIMITS: Limits = Limits {
 };
 
 #[derive(Debug, PartialEq)]
-enum Said {
-    Message(Kind, Bytes),
+enum Received {
+    Message(MessageKind, Bytes),
     Control(Control),
 }
 
-fn read(role: Role, bytes: &[u8], cut: usize) -> (Vec<Said>, Option<Violation>) {
+fn read(role: Role, bytes: &[u8], cut: usize) -> (Vec<Received>, Option<Violation>) {
     let (mut decoder, mut assembly) = (Decoder::new(role, LIMITS), Assembly::default());
-    let (mut buffer, mut said) = (BytesMut::new(), Vec::new());
+    let (mut buffer, mut received) = (BytesMut::new(), Vec::new());
     for chunk in bytes.chunks(cut) {
         buffer.extend_from_slice(chunk);
         loop {
             match decoder.decode(&mut buffer) {
-                Err(violation) => return (said, Some(violation)),
+                Err(violation) => return (received, Some(violation)),
                 Ok(None) => break,
-                Ok(Some(Event::Control(control))) => said.push(Said::Control(control)),
-                Ok(Some(Event::Piece(piece))) => {
-                    if let Some((kind, message)) = assembly.piece(piece) {
+                Ok(Some(Event::Control(control))) => received.push(Received::Control(control)),
+                Ok(Some(Event::Chunk(chunk))) => {
+                    if let Some((kind, message)) = assembly.push(chunk) {
                         assert!(message.len() as u64 <= LIMITS.message);
-                        said.push(Said::Message(kind, message));
+                        received.push(Received::Message(kind, message));
                     }
                 }
             }
         }
     }
-    (said, None)
+    (received, None)
 }
 
 fuzz_target!(|input: &[u8]| {
@@ -46,23 +46,23 @@ fuzz_target!(|input: &[u8]| {
         return;
     };
     for (role, other) in [(Role::Client, Role::Server), (Role::Server, Role::Client)] {
-        let (said, violation) = read(role, bytes, usize::MAX);
+        let (received, violation) = read(role, bytes, usize::MAX);
         let split = read(role, bytes, usize::from(cut).max(1));
-        assert_eq!((&said, violation), (&split.0, split.1));
+        assert_eq!((&received, violation), (&split.0, split.1));
 
         // A message of several frames comes back as one, which may be longer
         // than a frame is allowed to be.
         let (mut encoder, mut wire) = (Encoder::new(other), BytesMut::new());
-        for event in &said {
+        for event in &received {
             match event {
-                Said::Control(control) => encoder.control(control, &mut wire),
-                Said::Message(kind, message) => {
+                Received::Control(control) => encoder.control(control, &mut wire),
+                Received::Message(kind, message) => {
                     let (left, right) = message.split_at(message.len() / 2);
                     encoder.write(Frame::First(*kind), &[left], &mut wire);
                     encoder.write(Frame::Last, &[right], &mut wire);
                 }
             }
         }
-        assert_eq!(read(role, &wire, usize::MAX), (said, None));
+        assert_eq!(read(role, &wire, usize::MAX), (received, None));
     }
 });

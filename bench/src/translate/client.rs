@@ -10,12 +10,13 @@ use http::header::{HOST, HeaderMap, HeaderValue};
 use http::{Method, StatusCode};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use skewbridge_channels::{
-    End, ErrorChannel, FromServer, Input, Outcome, Output, Protocol, Said, ToServer,
-};
 use skewbridge_h1::{parse_response, write_headers, write_request_line};
+use skewbridge_remotecommand::{
+    ChannelEvent, ErrorChannel, ErrorChannelEnd, FromServer, Input, Outcome, Output, Protocol,
+    ToServer,
+};
 use skewbridge_websocket::{
-    Control, Decoder, Event, Key, Limits, Role, asking_headers, check_response,
+    Control, Decoder, Event, Key, Limits, Role, check_response, set_request_headers,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
@@ -159,7 +160,7 @@ impl Session {
         let (key, offers) = (Key::random(), [Protocol::V5.name()]);
         let mut headers = HeaderMap::new();
         headers.insert(HOST, HeaderValue::from_static(SERVER_NAME));
-        asking_headers(&key, offers, &mut headers)?;
+        set_request_headers(&key, offers, &mut headers)?;
         let mut out = BytesMut::new();
         let wanted = format!("{}?{}", target.path, work.query());
         write_request_line(&mut out, &Method::GET, &wanted);
@@ -240,9 +241,9 @@ impl Session {
     async fn next(&mut self) -> Result<Bytes> {
         loop {
             match self.frames.decode(&mut self.buffer)? {
-                Some(Event::Piece(piece)) => match self.reader.piece(piece)? {
-                    Some(Said::Data(Output::Stdout, data)) => return Ok(data),
-                    Some(Said::Data(Output::Error, data)) => {
+                Some(Event::Chunk(piece)) => match self.reader.read_chunk(piece)? {
+                    Some(ChannelEvent::Data(Output::Stdout, data)) => return Ok(data),
+                    Some(ChannelEvent::Data(Output::Error, data)) => {
                         self.errors.push(&data);
                         return Ok(Bytes::new());
                     }
@@ -280,7 +281,7 @@ impl Session {
             Ok(())
         };
         timeout(SESSION_LIMIT, rest).await.context("no end")??;
-        match self.errors.end(End::Clean) {
+        match self.errors.end(ErrorChannelEnd::Clean) {
             Outcome::Success => Ok(()),
             outcome => bail!("the command has not ended well: {outcome:?}"),
         }

@@ -12,15 +12,15 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, UPGRADE};
 use http::{HeaderMap, HeaderValue, StatusCode, Version};
 use rustls::ServerConfig;
-use skewbridge_channels::{
-    Channel, ExitCode, FromClient, Input, Options, Outcome, Output, Protocol, STREAM_TYPE, Said,
-    SpdyProtocol, ToClient, Words, negotiate_spdy,
-};
 use skewbridge_h1::{RequestHead, parse_request, write_headers, write_status_line};
+use skewbridge_remotecommand::{
+    Channel, ChannelEvent, ExitCode, FromClient, Input, Options, Outcome, Output, Protocol,
+    QueryDialect, STREAM_TYPE, SpdyProtocol, ToClient, negotiate_spdy,
+};
 use skewbridge_spdy::connection::{self, Receiver, Sender};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_websocket::{
-    Close, CloseCode, Control, Decoder, Event, Role, accepting_headers, read_request,
+    Close, CloseCode, Control, Decoder, Event, Role, parse_upgrade_request, set_response_headers,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -82,8 +82,8 @@ async fn connection(tcp: TcpStream, config: Arc<ServerConfig>) -> Result<()> {
         let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
         let words = match path {
             STRAIGHT => return straight(io, &head, query).await,
-            path if path.starts_with("/exec/") => Words::Kubelet,
-            path if path.ends_with("/exec") => Words::Api,
+            path if path.starts_with("/exec/") => QueryDialect::Kubelet,
+            path if path.ends_with("/exec") => QueryDialect::Api,
             path => {
                 answer(&mut io, path).await?;
                 continue;
@@ -134,7 +134,7 @@ async fn perform(work: Work, streams: &mut impl Streams) -> Result<Outcome> {
             }
             if pattern.passed() != bytes {
                 eprintln!("{} bytes instead of {bytes}", pattern.passed());
-                return Ok(ExitCode::new(1).map_or(Outcome::CutOff, Outcome::Exited));
+                return Ok(ExitCode::new(1).map_or(Outcome::Disconnected, Outcome::Exited));
             }
         }
         Work::Source { bytes } => {
@@ -250,10 +250,10 @@ impl Streams for SpdyStreams {
 /// A WebSocket of its own.
 async fn straight(mut io: Io, head: &RequestHead, query: &str) -> Result<()> {
     let work = Work::from_query(query)?;
-    let request = read_request(&head.method, &head.headers)?;
+    let request = parse_upgrade_request(&head.method, &head.headers)?;
     let taken = HeaderValue::from_static(Protocol::V5.name());
     let mut headers = HeaderMap::new();
-    accepting_headers(&request, Some(taken), &mut headers);
+    set_response_headers(&request, Some(taken), &mut headers);
     respond(&mut io, StatusCode::SWITCHING_PROTOCOLS, &headers, "").await?;
     let mut streams = WebSocketStreams {
         io,
@@ -297,9 +297,9 @@ impl Streams for WebSocketStreams {
     async fn read(&mut self) -> Result<Option<Bytes>> {
         loop {
             match self.frames.decode(&mut self.buffer)? {
-                Some(Event::Piece(piece)) => match self.reader.piece(piece)? {
-                    Some(Said::Data(Input::Stdin, data)) => return Ok(Some(data)),
-                    Some(Said::Closed(Input::Stdin)) => return Ok(None),
+                Some(Event::Chunk(piece)) => match self.reader.read_chunk(piece)? {
+                    Some(ChannelEvent::Data(Input::Stdin, data)) => return Ok(Some(data)),
+                    Some(ChannelEvent::Closed(Input::Stdin)) => return Ok(None),
                     _ => {}
                 },
                 Some(Event::Control(_)) => {}

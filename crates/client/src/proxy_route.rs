@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
-use skewbridge_wire::ReadAhead;
+use skewbridge_stream_io::ReadAhead;
 
 use crate::address::Scheme;
 use crate::connection::Stream;

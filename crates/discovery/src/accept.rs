@@ -41,7 +41,7 @@ pub const LOCAL_DOCUMENT: &str = concat!(
 
 /// In which form an answer came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answered {
+pub enum DiscoveryFormat {
     /// A document in `apidiscovery.k8s.io/v2`.
     V2,
     /// A document in `apidiscovery.k8s.io/v2beta1`.
@@ -50,9 +50,9 @@ pub enum Answered {
     Legacy,
 }
 
-impl Answered {
+impl DiscoveryFormat {
     /// By the `Content-Type`. None if that is not JSON.
-    pub fn of_content_type(text: &str) -> Option<Self> {
+    pub fn from_content_type(text: &str) -> Option<Self> {
         let media = MediaRange::parse(text)?;
         if (&*media.kind, &*media.subkind) != ("application", "json") {
             return None;
@@ -77,18 +77,18 @@ impl Answered {
 
 /// What a client wants of `/api` or `/apis`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum RequestedDiscovery {
     /// The document of the whole cluster.
-    Merged(Wish),
+    Merged(DocumentEncoding),
     /// That of the server itself.
-    Local(Wish),
+    Local(DocumentEncoding),
     /// Lists, as before there were documents.
     Lists,
 }
 
-/// In which form a document is wanted.
+/// In which form a document is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wish {
+pub struct DocumentEncoding {
     /// In which version.
     pub schema: Schema,
     /// In which format.
@@ -100,12 +100,12 @@ pub struct Wish {
 /// What servers write documents in, the best first.
 const OFFERS: [Format; 3] = [Format::Json, Format::Yaml, Format::Protobuf];
 
-impl Wanted {
+impl RequestedDiscovery {
     /// As kube-apiserver negotiates: what is no document is passed over, and of
     /// the others the first that the server understands counts. The document of
     /// the server alone is asked for by the profile `nopeer` (on the wire) or
     /// `local` (in KEP-4020).
-    pub fn of(headers: &HeaderMap, understands: impl Fn(Schema) -> bool) -> Self {
+    pub fn from_headers(headers: &HeaderMap, understands: impl Fn(Schema) -> bool) -> Self {
         let mut among_peers = false;
         for range in alternatives(headers).unwrap_or_default() {
             let Some(schema) = schema(&range).filter(|_| !range.is_beyond_objects()) else {
@@ -120,7 +120,7 @@ impl Wanted {
             let (Some(format), true) = (format, understands(schema)) else {
                 continue;
             };
-            let wish = Wish {
+            let encoding = DocumentEncoding {
                 schema,
                 format,
                 layout: match range.parameter("pretty") {
@@ -129,16 +129,16 @@ impl Wanted {
                 },
             };
             return if among_peers {
-                Self::Local(wish)
+                Self::Local(encoding)
             } else {
-                Self::Merged(wish)
+                Self::Merged(encoding)
             };
         }
         Self::Lists
     }
 }
 
-impl Wish {
+impl DocumentEncoding {
     /// Of the answer.
     pub fn content_type(self) -> &'static str {
         match (self.format, self.schema) {
@@ -161,7 +161,7 @@ const YAML_V2_BETA1: &str =
     "application/yaml;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
 
 /// Whether somebody wants to know what a server serves by itself, in whatever form.
-pub fn is_for_local_alone(headers: &HeaderMap) -> bool {
+pub fn requests_local_only(headers: &HeaderMap) -> bool {
     let ranges = alternatives(headers).unwrap_or_default();
     ranges.iter().any(is_local)
 }
@@ -197,31 +197,34 @@ mod tests {
     #[test]
     fn the_form_is_told_by_the_content_type() {
         let rows = [
-            (V2_NOPEER, Some(Answered::V2)),
-            (V2, Some(Answered::V2)),
-            (V2_BETA1, Some(Answered::V2Beta1)),
-            (LEGACY, Some(Answered::Legacy)),
+            (V2_NOPEER, Some(DiscoveryFormat::V2)),
+            (V2, Some(DiscoveryFormat::V2)),
+            (V2_BETA1, Some(DiscoveryFormat::V2Beta1)),
+            (LEGACY, Some(DiscoveryFormat::Legacy)),
             (
                 "Application/JSON ; AS=apigroupdiscoverylist; V=V2 ;G=\"apidiscovery.k8s.io\"",
-                Some(Answered::V2),
+                Some(DiscoveryFormat::V2),
             ),
             (
                 "application/json;charset=utf-8;as=APIGroupDiscoveryList;v=\"v2beta1\";g=apidiscovery.k8s.io;",
-                Some(Answered::V2Beta1),
+                Some(DiscoveryFormat::V2Beta1),
             ),
             (
                 "application/json;g=apidiscovery.k8s.io;v=v3;as=APIGroupDiscoveryList",
-                Some(Answered::Legacy),
+                Some(DiscoveryFormat::Legacy),
             ),
             (
                 "application/json;g=meta.k8s.io;v=v2;as=APIGroupDiscoveryList",
-                Some(Answered::Legacy),
+                Some(DiscoveryFormat::Legacy),
             ),
             (
                 "application/json;g=apidiscovery.k8s.io;v=v2",
-                Some(Answered::Legacy),
+                Some(DiscoveryFormat::Legacy),
             ),
-            ("application/json; charset=utf-8", Some(Answered::Legacy)),
+            (
+                "application/json; charset=utf-8",
+                Some(DiscoveryFormat::Legacy),
+            ),
             (
                 "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
                 None,
@@ -230,20 +233,20 @@ mod tests {
             ("", None),
         ];
         for (text, expected) in rows {
-            assert_eq!(Answered::of_content_type(text), expected, "{text}");
+            assert_eq!(DiscoveryFormat::from_content_type(text), expected, "{text}");
         }
     }
 
-    fn wanted(accept: &[&str], understands: fn(Schema) -> bool) -> Wanted {
+    fn requested(accept: &[&str], understands: fn(Schema) -> bool) -> RequestedDiscovery {
         let mut headers = HeaderMap::new();
         for value in accept {
             headers.append(http::header::ACCEPT, value.parse().unwrap());
         }
-        Wanted::of(&headers, understands)
+        RequestedDiscovery::from_headers(&headers, understands)
     }
 
-    fn wish(schema: Schema, format: Format) -> Wish {
-        Wish {
+    fn encoding(schema: Schema, format: Format) -> DocumentEncoding {
+        DocumentEncoding {
             schema,
             format,
             layout: Layout::Compact,
@@ -256,10 +259,10 @@ mod tests {
 
     #[test]
     fn the_first_document_that_is_understood_is_wanted() {
-        let v2 = Wanted::Merged(wish(Schema::V2, Format::Json));
-        let beta = Wanted::Merged(wish(Schema::V2Beta1, Format::Json));
-        let local = Wanted::Local(wish(Schema::V2, Format::Json));
-        let local_beta = Wanted::Local(wish(Schema::V2Beta1, Format::Json));
+        let v2 = RequestedDiscovery::Merged(encoding(Schema::V2, Format::Json));
+        let beta = RequestedDiscovery::Merged(encoding(Schema::V2Beta1, Format::Json));
+        let local = RequestedDiscovery::Local(encoding(Schema::V2, Format::Json));
+        let local_beta = RequestedDiscovery::Local(encoding(Schema::V2Beta1, Format::Json));
         let client = format!("{V2},{V2_BETA1},{LEGACY}");
         let lists_first = format!("{LEGACY},{V2}");
         let low = format!("{V2};q=0.5,{V2_BETA1}");
@@ -276,7 +279,7 @@ mod tests {
             (&lists_first, ONLY_V2, v2),
             (&low, BETA_TOO, beta),
             (&low, ONLY_V2, v2),
-            (V2_BETA1, ONLY_V2, Wanted::Lists),
+            (V2_BETA1, ONLY_V2, RequestedDiscovery::Lists),
             (V2_NOPEER, BETA_TOO, local),
             (LOCAL_DOCUMENT, BETA_TOO, local),
             (LOCAL_DOCUMENT, ONLY_BETA, local_beta),
@@ -285,23 +288,26 @@ mod tests {
             (&unknown, BETA_TOO, v2),
             (&twice, BETA_TOO, local),
             (&any, BETA_TOO, v2),
-            (LEGACY, BETA_TOO, Wanted::Lists),
-            ("*/*", BETA_TOO, Wanted::Lists),
-            ("", BETA_TOO, Wanted::Lists),
-            ("text/html", BETA_TOO, Wanted::Lists),
+            (LEGACY, BETA_TOO, RequestedDiscovery::Lists),
+            ("*/*", BETA_TOO, RequestedDiscovery::Lists),
+            ("", BETA_TOO, RequestedDiscovery::Lists),
+            ("text/html", BETA_TOO, RequestedDiscovery::Lists),
             (
                 "application/json;as=Table;v=v1;g=meta.k8s.io,application/json",
                 BETA_TOO,
-                Wanted::Lists,
+                RequestedDiscovery::Lists,
             ),
         ];
         for (accept, understands, expected) in rows {
-            assert_eq!(wanted(&[accept], understands), expected, "{accept}");
+            assert_eq!(requested(&[accept], understands), expected, "{accept}");
         }
         // Only the first header counts.
-        assert_eq!(wanted(&[V2_BETA1, V2], BETA_TOO), beta);
-        assert_eq!(wanted(&[LEGACY, V2], BETA_TOO), Wanted::Lists);
-        assert_eq!(wanted(&[], BETA_TOO), Wanted::Lists);
+        assert_eq!(requested(&[V2_BETA1, V2], BETA_TOO), beta);
+        assert_eq!(
+            requested(&[LEGACY, V2], BETA_TOO),
+            RequestedDiscovery::Lists
+        );
+        assert_eq!(requested(&[], BETA_TOO), RequestedDiscovery::Lists);
     }
 
     #[test]
@@ -316,18 +322,21 @@ mod tests {
             ("application/yaml", Format::Yaml, YAML_V2),
         ] {
             let accept = V2.replace("application/json", media);
-            let expected = wish(Schema::V2, format);
-            assert_eq!(wanted(&[&accept], ONLY_V2), Wanted::Merged(expected));
+            let expected = encoding(Schema::V2, format);
+            assert_eq!(
+                requested(&[&accept], ONLY_V2),
+                RequestedDiscovery::Merged(expected)
+            );
             assert_eq!(expected.content_type(), content_type);
-            let beta = wish(Schema::V2Beta1, format).content_type();
+            let beta = encoding(Schema::V2Beta1, format).content_type();
             assert_eq!(beta, content_type.replace("v=v2;", "v=v2beta1;"));
         }
         let cbor = V2.replace("json", "cbor");
-        assert_eq!(wanted(&[&cbor], ONLY_V2), Wanted::Lists);
+        assert_eq!(requested(&[&cbor], ONLY_V2), RequestedDiscovery::Lists);
         let pretty = format!("{V2};pretty=1");
-        let Wanted::Merged(wish) = wanted(&[&pretty], ONLY_V2) else {
+        let RequestedDiscovery::Merged(encoding) = requested(&[&pretty], ONLY_V2) else {
             panic!("not merged");
         };
-        assert_eq!(wish.layout, Layout::Pretty);
+        assert_eq!(encoding.layout, Layout::Pretty);
     }
 }

@@ -9,19 +9,19 @@ use crate::document::{Document, Freshness};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Skew {
     /// How much each of them serves.
-    pub servers: Vec<Tally>,
+    pub servers: Vec<DiffCounts>,
     /// Sorted by group, version, resource and subresource. A verb of a resource
     /// is in exactly one of them, or in none if all servers have it.
     pub differences: Vec<Difference>,
     /// Versions of groups of which a server says that it does not know what
     /// there is now, because whoever serves them does not answer it. Only those
     /// in which there are differences.
-    pub stale: Vec<Stale>,
+    pub stale: Vec<StaleGroup>,
 }
 
 /// How much a server serves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct DiffCounts {
     /// Resources, once for each version of a group.
     pub resources: usize,
     /// Subresources.
@@ -44,21 +44,21 @@ pub struct Difference {
     /// Who has it, in order; never nobody.
     pub on: Vec<usize>,
     /// Who does not, in order; never nobody.
-    pub missing: Vec<Missing>,
+    pub missing: Vec<MissingOn>,
 }
 
 /// A server that does not have something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Missing {
+pub struct MissingOn {
     /// Which one.
     pub server: usize,
     /// What it lacks, of which this is a part.
-    pub lacks: Lacks,
+    pub missing: Missing,
 }
 
 /// The largest thing that a server lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Lacks {
+pub enum Missing {
     /// Verbs of a resource or subresource that it has.
     Verbs,
     /// The subresource of a resource that it has.
@@ -71,7 +71,7 @@ pub enum Lacks {
 
 /// A version of a group that is not up to date.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stale {
+pub struct StaleGroup {
     /// The group.
     pub group: String,
     /// Its version.
@@ -84,7 +84,7 @@ pub struct Stale {
 /// `/apis`).
 ///
 /// ```
-/// use skewbridge_discovery::diff::{Lacks, diff};
+/// use skewbridge_discovery::diff::{Missing, diff};
 /// use skewbridge_discovery::Document;
 ///
 /// let serving = |resources: &str| {
@@ -99,8 +99,8 @@ pub struct Stale {
 /// let skew = diff(&[&[&old], &[&new]]);
 /// assert_eq!(skew.differences[0].resource, "deployments");
 /// assert_eq!(skew.differences[0].on, [1]);
-/// assert_eq!(skew.differences[0].missing[0].lacks, Lacks::Resource);
-/// assert_eq!(skew.missed_by(0).count(), 1);
+/// assert_eq!(skew.differences[0].missing[0].missing, Missing::Resource);
+/// assert_eq!(skew.missing_from(0).count(), 1);
 /// # Ok::<(), skewbridge_discovery::ParseError>(())
 /// ```
 pub fn diff(servers: &[&[&Document]]) -> Skew {
@@ -116,14 +116,14 @@ pub fn diff(servers: &[&[&Document]]) -> Skew {
         }
     }
     let mut skew = Skew {
-        servers: vec![Tally::default(); servers.len()],
+        servers: vec![DiffCounts::default(); servers.len()],
         ..Skew::default()
     };
     for ((group, name), version) in &versions {
         let before = skew.differences.len();
         version.compare(group, name, &mut skew);
         if skew.differences.len() > before && !version.stale.is_empty() {
-            skew.stale.push(Stale {
+            skew.stale.push(StaleGroup {
                 group: (*group).to_owned(),
                 version: (*name).to_owned(),
                 on: version.stale.0.clone(),
@@ -135,7 +135,7 @@ pub fn diff(servers: &[&[&Document]]) -> Skew {
 
 impl Skew {
     /// Whether all servers serve the same.
-    pub fn is_none(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.differences.is_empty()
     }
 
@@ -147,20 +147,20 @@ impl Skew {
     }
 
     /// What a client that talks to this server alone would miss.
-    pub fn missed_by(&self, server: usize) -> impl Iterator<Item = &Difference> {
+    pub fn missing_from(&self, server: usize) -> impl Iterator<Item = &Difference> {
         self.differences
             .iter()
-            .filter(move |difference| difference.lacked_by(server).is_some())
+            .filter(move |difference| difference.missing_on(server).is_some())
     }
 }
 
 impl Difference {
     /// What a server lacks of it, if anything.
-    pub fn lacked_by(&self, server: usize) -> Option<Lacks> {
+    pub fn missing_on(&self, server: usize) -> Option<Missing> {
         let mut missing = self.missing.iter();
         missing
             .find(|missing| missing.server == server)
-            .map(|missing| missing.lacks)
+            .map(|missing| missing.missing)
     }
 }
 
@@ -245,29 +245,29 @@ impl<'a> Version<'a> {
             let parts = itself.chain(resource.subresources.iter().map(|(name, it)| (*name, it)));
             for (subresource, verbs) in parts {
                 for server in &verbs.on.0 {
-                    if let Some(tally) = skew.servers.get_mut(*server) {
-                        tally.count(subresource);
+                    if let Some(counts) = skew.servers.get_mut(*server) {
+                        counts.count(subresource);
                     }
                 }
                 let lacks = |server| {
                     if !self.on.has(server) {
-                        Lacks::Version
+                        Missing::Version
                     } else if !resource.on.has(server) {
-                        Lacks::Resource
+                        Missing::Resource
                     } else if verbs.on.has(server) {
-                        Lacks::Verbs
+                        Missing::Verbs
                     } else if subresource.is_empty() {
-                        Lacks::Resource
+                        Missing::Resource
                     } else {
-                        Lacks::Subresource
+                        Missing::Subresource
                     }
                 };
-                for (on, verbs) in verbs.by_holders() {
+                for (on, verbs) in verbs.grouped_by_servers() {
                     let missing: Vec<_> = (0..skew.servers.len())
                         .filter(|server| !on.has(*server))
-                        .map(|server| Missing {
+                        .map(|server| MissingOn {
                             server,
-                            lacks: lacks(server),
+                            missing: lacks(server),
                         })
                         .collect();
                     if !missing.is_empty() {
@@ -296,7 +296,7 @@ impl<'a> Verbs<'a> {
     }
 
     /// Verbs that the same servers have, together.
-    fn by_holders(&self) -> BTreeMap<&Servers, Vec<String>> {
+    fn grouped_by_servers(&self) -> BTreeMap<&Servers, Vec<String>> {
         let mut together = BTreeMap::<&Servers, Vec<String>>::new();
         for (verb, on) in &self.by_name {
             together.entry(on).or_default().push((*verb).to_owned());
@@ -305,7 +305,7 @@ impl<'a> Verbs<'a> {
     }
 }
 
-impl Tally {
+impl DiffCounts {
     fn count(&mut self, subresource: &str) {
         if subresource.is_empty() {
             self.resources += 1;
@@ -366,7 +366,7 @@ mod tests {
             let missing: Vec<_> = it
                 .missing
                 .iter()
-                .map(|missing| format!("{} ({:?})", missing.server, missing.lacks))
+                .map(|missing| format!("{} ({:?})", missing.server, missing.missing))
                 .collect();
             format!(
                 "{}/{} {}/{} {}: {:?}, not {}",
@@ -459,7 +459,7 @@ mod tests {
             let documents: Vec<&[&Document]> = documents.iter().map(Vec::as_slice).collect();
             let skew = diff(&documents);
             assert_eq!(told(&skew), expected, "{name}");
-            assert_eq!(skew.is_none(), expected.is_empty(), "{name}");
+            assert_eq!(skew.is_empty(), expected.is_empty(), "{name}");
             assert_eq!(skew.servers.len(), servers.len(), "{name}");
         }
     }
@@ -468,7 +468,7 @@ mod tests {
     fn a_version_without_resources_is_no_difference() {
         let listed = serving(&["v1 pods get", "g/v1"]);
         let absent = serving(&["v1 pods get"]);
-        assert!(diff(&[&[&listed], &[&absent]]).is_none());
+        assert!(diff(&[&[&listed], &[&absent]]).is_empty());
     }
 
     #[test]
@@ -477,11 +477,11 @@ mod tests {
         let new = serving(&["v1 pods get", "v1 pods/log get", "g/v2 x get"]);
         let core = serving(&["v1 nodes get"]);
         let skew = diff(&[&[&core, &old], &[&core, &new]]);
-        let tally = |resources, subresources| Tally {
+        let counts = |resources, subresources| DiffCounts {
             resources,
             subresources,
         };
-        assert_eq!(skew.servers, [tally(3, 0), tally(3, 1)]);
+        assert_eq!(skew.servers, [counts(3, 0), counts(3, 1)]);
         let names = |of: Vec<&Difference>| -> Vec<String> {
             of.iter()
                 .map(|it| format!("{}/{} {}", it.group, it.version, it.subresource))
@@ -489,8 +489,8 @@ mod tests {
         };
         assert_eq!(names(skew.only_on(0).collect()), ["g/v1 "]);
         assert_eq!(names(skew.only_on(1).collect()), ["/v1 log", "g/v2 "]);
-        assert_eq!(names(skew.missed_by(0).collect()), ["/v1 log", "g/v2 "]);
-        assert_eq!(names(skew.missed_by(1).collect()), ["g/v1 "]);
+        assert_eq!(names(skew.missing_from(0).collect()), ["/v1 log", "g/v2 "]);
+        assert_eq!(names(skew.missing_from(1).collect()), ["g/v1 "]);
     }
 
     #[test]
@@ -501,7 +501,7 @@ mod tests {
         assert_eq!(told(&skew), ["g/v1 x/ get: [0], not 1 (Resource)"]);
         assert_eq!(
             skew.stale,
-            [Stale {
+            [StaleGroup {
                 group: "g".to_owned(),
                 version: "v1".to_owned(),
                 on: vec![1],

@@ -87,7 +87,7 @@ pub struct Version {
     #[serde(
         default,
         deserialize_with = "null_as_default",
-        skip_serializing_if = "Freshness::is_unsaid"
+        skip_serializing_if = "Freshness::is_empty"
     )]
     pub freshness: Freshness,
 }
@@ -288,7 +288,7 @@ impl Group {
 }
 
 impl Freshness {
-    fn is_unsaid(&self) -> bool {
+    fn is_empty(&self) -> bool {
         matches!(self, Self::Other(word) if word.is_empty())
     }
 }
@@ -326,11 +326,11 @@ impl Group {
 impl Version {
     /// Whether another one has all that this one has: resources, subresources and
     /// what can be done with them.
-    pub fn is_within(&self, other: &Self) -> bool {
+    pub fn is_subset_of(&self, other: &Self) -> bool {
         self.resources.iter().all(|resource| {
             let mut others = other.resources.iter();
             let other = others.find(|it| it.resource == resource.resource);
-            other.is_some_and(|other| resource.is_within(other))
+            other.is_some_and(|other| resource.is_subset_of(other))
         })
     }
 
@@ -348,7 +348,7 @@ impl Version {
 }
 
 impl Resource {
-    fn is_within(&self, other: &Self) -> bool {
+    fn is_subset_of(&self, other: &Self) -> bool {
         let verbs = |one: &[String], other: &[String]| one.iter().all(|it| other.contains(it));
         verbs(&self.verbs, &other.verbs)
             && self.subresources.iter().all(|subresource| {

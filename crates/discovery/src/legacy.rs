@@ -18,9 +18,9 @@ use crate::parse::{ParseError, TypeMeta, null_as_default, read};
 /// is 404 on those that do not have it.
 ///
 /// ```
-/// use skewbridge_discovery::Legacy;
+/// use skewbridge_discovery::LegacyDiscovery;
 ///
-/// let mut legacy = Legacy::from_groups(
+/// let mut legacy = LegacyDiscovery::from_groups(
 ///     br#"{"kind":"APIVersions","versions":["v1"]}"#,
 ///     br#"{"kind":"APIGroupList","apiVersion":"v1","groups":[
 ///         {"name":"apps","versions":[{"groupVersion":"apps/v1","version":"v1"}]}]}"#,
@@ -35,7 +35,7 @@ use crate::parse::{ParseError, TypeMeta, null_as_default, read};
 /// # Ok::<(), skewbridge_discovery::ParseError>(())
 /// ```
 #[derive(Debug, Clone)]
-pub struct Legacy {
+pub struct LegacyDiscovery {
     lists: Vec<List>,
 }
 
@@ -48,7 +48,7 @@ struct List {
     resources: Option<Vec<Resource>>,
 }
 
-impl Legacy {
+impl LegacyDiscovery {
     /// Begins with the answers of `/api` and `/apis`.
     pub fn from_groups(api: &[u8], apis: &[u8]) -> Result<Self, ParseError> {
         TypeMeta::expect(api, "APIVersions")?;
@@ -209,9 +209,9 @@ mod tests {
 
     const API: &[u8] = br#"{"kind":"APIVersions","versions":["v1"],"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":"10.0.0.1:6443"}]}"#;
 
-    fn legacy(groups: &str) -> Legacy {
+    fn legacy(groups: &str) -> LegacyDiscovery {
         let apis = format!(r#"{{"kind":"APIGroupList","apiVersion":"v1","groups":{groups}}}"#);
-        Legacy::from_groups(API, apis.as_bytes()).unwrap()
+        LegacyDiscovery::from_groups(API, apis.as_bytes()).unwrap()
     }
 
     fn list(resources: &str) -> String {
@@ -309,11 +309,15 @@ mod tests {
     fn what_was_not_asked_for_is_refused() {
         let groups = br#"{"kind":"APIGroupList","apiVersion":"v1","groups":[]}"#;
         assert_eq!(
-            Legacy::from_groups(groups, groups).unwrap_err().to_string(),
+            LegacyDiscovery::from_groups(groups, groups)
+                .unwrap_err()
+                .to_string(),
             "expected APIVersions, found APIGroupList of v1"
         );
         assert_eq!(
-            Legacy::from_groups(API, API).unwrap_err().to_string(),
+            LegacyDiscovery::from_groups(API, API)
+                .unwrap_err()
+                .to_string(),
             "expected APIGroupList, found APIVersions"
         );
         let mut legacy = legacy("[]");

@@ -29,7 +29,7 @@ pub struct ApiGroup {
     /// The preferred one first, as a rule.
     #[serde(default, deserialize_with = "null_as_default")]
     pub versions: Vec<GroupVersion>,
-    /// What a client takes that has no wish.
+    /// What a client takes that has no encoding.
     #[serde(default, deserialize_with = "null_as_default")]
     pub preferred_version: GroupVersion,
 }
@@ -122,10 +122,10 @@ impl ApiGroupList {
     }
 
     /// The groups of a document.
-    pub fn of(document: &Document) -> Self {
+    pub fn from_document(document: &Document) -> Self {
         let named = document.items.iter().filter(|it| !it.name().is_empty());
         Self {
-            groups: named.map(ApiGroup::of).collect(),
+            groups: named.map(ApiGroup::from_group).collect(),
         }
     }
 }
@@ -147,7 +147,7 @@ impl ApiGroup {
     }
 
     /// A group of a document.
-    pub fn of(group: &Group) -> Self {
+    pub fn from_group(group: &Group) -> Self {
         let versions: Vec<_> = (group.versions.iter())
             .map(|version| GroupVersion {
                 group_version: format!("{}/{}", group.name(), version.version),
@@ -170,7 +170,7 @@ impl ApiResourceList {
     }
 
     /// The resources of a version of a group.
-    pub fn of(group: &str, version: &Version) -> Self {
+    pub fn from_version(group: &str, version: &Version) -> Self {
         let mut list = Self {
             group_version: match group {
                 "" => version.version.clone(),
@@ -178,24 +178,24 @@ impl ApiResourceList {
             },
             resources: Vec::new(),
         };
-        list.complete(version);
+        list.merge_version(version);
         list
     }
 
     /// Adds what a document knows besides. What the list says already stays as
     /// it is: it has more to say of what its own server serves.
-    pub fn complete(&mut self, version: &Version) {
+    pub fn merge_version(&mut self, version: &Version) {
         let names = self.resources.iter().enumerate();
         let mut places: HashMap<String, usize> =
             (names.map(|(place, resource)| (resource.name.clone(), place))).collect();
         for resource in &version.resources {
             // A parent without verbs is only there for its subresources.
             if !resource.verbs.is_empty() {
-                self.add(ApiResource::of(resource), &mut places);
+                self.add(ApiResource::from_resource(resource), &mut places);
             }
             for subresource in &resource.subresources {
                 self.add(
-                    ApiResource::of_subresource(resource, subresource),
+                    ApiResource::from_subresource(resource, subresource),
                     &mut places,
                 );
             }
@@ -204,7 +204,7 @@ impl ApiResourceList {
 
     fn add(&mut self, other: ApiResource, places: &mut HashMap<String, usize>) {
         if let Some(place) = places.get(&other.name) {
-            self.resources[*place].unite(&other);
+            self.resources[*place].merge(&other);
         } else {
             places.insert(other.name.clone(), self.resources.len());
             self.resources.push(other);
@@ -213,7 +213,7 @@ impl ApiResourceList {
 }
 
 impl ApiResource {
-    fn of(resource: &Resource) -> Self {
+    fn from_resource(resource: &Resource) -> Self {
         Self {
             name: resource.resource.clone(),
             singular_name: resource.singular_resource.clone(),
@@ -221,20 +221,20 @@ impl ApiResource {
             verbs: resource.verbs.clone(),
             short_names: resource.short_names.clone(),
             categories: resource.categories.clone(),
-            ..Self::of_kind(resource.response_kind.as_ref())
+            ..Self::from_kind(resource.response_kind.as_ref())
         }
     }
 
-    fn of_subresource(parent: &Resource, subresource: &Subresource) -> Self {
+    fn from_subresource(parent: &Resource, subresource: &Subresource) -> Self {
         Self {
             name: format!("{}/{}", parent.resource, subresource.subresource),
             namespaced: parent.scope == Scope::Namespaced,
             verbs: subresource.verbs.clone(),
-            ..Self::of_kind(subresource.response_kind.as_ref())
+            ..Self::from_kind(subresource.response_kind.as_ref())
         }
     }
 
-    fn of_kind(kind: Option<&GroupVersionKind>) -> Self {
+    fn from_kind(kind: Option<&GroupVersionKind>) -> Self {
         let kind = kind.cloned().unwrap_or_default();
         Self {
             group: kind.group,
@@ -244,7 +244,7 @@ impl ApiResource {
         }
     }
 
-    fn unite(&mut self, other: &Self) {
+    fn merge(&mut self, other: &Self) {
         if !other.verbs.iter().all(|verb| self.verbs.contains(verb)) {
             self.verbs = sorted_union(&self.verbs, &other.verbs);
         }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::document::{Document, Group, Resource, Schema, Subresource, Version};
-use crate::order::merge_orders;
+use crate::merge_order::merge_orders;
 
 /// Merges what servers say, given in the order of their identities: then every
 /// server makes the same document of it. In content it is the union; an order

@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer};
 
 /// Longest kind or version that an error repeats: real ones are shorter, and an
 /// error must not carry a whole answer into a log.
-const LONGEST_NAME: usize = 80;
+const MAX_NAME_CHARS: usize = 80;
 
 /// Why an answer is not the discovery that was asked for.
 #[derive(Debug, thiserror::Error)]
@@ -87,5 +87,5 @@ where
 }
 
 fn shorten(name: &str) -> String {
-    name.chars().take(LONGEST_NAME).collect()
+    name.chars().take(MAX_NAME_CHARS).collect()
 }

@@ -116,17 +116,17 @@ impl Serialize for ServerDiscoveryList {
 
 /// Whether a `Content-Type` says that the answer is a [`ServerDiscoveryList`].
 pub fn is_content_type(text: &str) -> bool {
-    MediaRange::parse(text).is_some_and(|range| is_this(&range))
+    MediaRange::parse(text).is_some_and(|range| matches_media_type(&range))
 }
 
 /// Whether a client wants it before any other form of discovery.
-pub fn is_wanted(headers: &HeaderMap) -> bool {
+pub fn is_requested(headers: &HeaderMap) -> bool {
     let accepted = alternatives(headers).unwrap_or_default();
     let first = accepted.first().filter(|range| range.quality > 0);
-    first.is_some_and(is_this)
+    first.is_some_and(matches_media_type)
 }
 
-fn is_this(range: &MediaRange<'_>) -> bool {
+fn matches_media_type(range: &MediaRange<'_>) -> bool {
     let says = |name: &str, value: &str| {
         range
             .parameters
@@ -142,7 +142,7 @@ fn is_this(range: &MediaRange<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::accept::{Answered, LOCAL_DOCUMENT, Wanted};
+    use crate::accept::{DiscoveryFormat, LOCAL_DOCUMENT, RequestedDiscovery};
 
     fn accepting(accept: &str) -> HeaderMap {
         let value = accept.parse().unwrap();
@@ -152,10 +152,13 @@ mod tests {
     #[test]
     fn it_is_asked_for_before_what_every_server_has() {
         assert_eq!(ACCEPT, format!("{MEDIA_TYPE},{LOCAL_DOCUMENT}"));
-        assert!(is_wanted(&accepting(ACCEPT)));
+        assert!(is_requested(&accepting(ACCEPT)));
         // Whoever does not know it tells what it serves by itself.
-        let wanted = Wanted::of(&accepting(ACCEPT), |_| true);
-        assert!(matches!(wanted, Wanted::Local(_)), "{wanted:?}");
+        let requested = RequestedDiscovery::from_headers(&accepting(ACCEPT), |_| true);
+        assert!(
+            matches!(requested, RequestedDiscovery::Local(_)),
+            "{requested:?}"
+        );
     }
 
     #[test]
@@ -172,7 +175,7 @@ mod tests {
             (String::new(), false),
         ];
         for (accept, expected) in rows {
-            assert_eq!(is_wanted(&accepting(&accept)), expected, "{accept}");
+            assert_eq!(is_requested(&accepting(&accept)), expected, "{accept}");
         }
     }
 
@@ -206,8 +209,8 @@ mod tests {
         // A client that does not know it takes it for a list of groups, and
         // then sees by its kind that it is none.
         assert_eq!(
-            Answered::of_content_type(MEDIA_TYPE),
-            Some(Answered::Legacy)
+            DiscoveryFormat::from_content_type(MEDIA_TYPE),
+            Some(DiscoveryFormat::Legacy)
         );
     }
 

@@ -68,7 +68,7 @@ fn lists_are_written_as_the_server_writes_them() {
 
 #[test]
 fn a_document_makes_the_lists_that_the_server_has() {
-    let groups = ApiGroupList::of(&aggregated());
+    let groups = ApiGroupList::from_document(&aggregated());
     is_written(&groups, Format::Json, form!("groups.json"));
     let document = aggregated();
     let apps = document
@@ -76,7 +76,7 @@ fn a_document_makes_the_lists_that_the_server_has() {
         .iter()
         .find(|it| it.name() == "apps")
         .unwrap();
-    let apps = ApiGroup::of(apps);
+    let apps = ApiGroup::from_group(apps);
     is_written(&apps, Format::Json, form!("group.json"));
     is_written(&apps, Format::Protobuf, form!("group.pb"));
     let pretty = apps.write(Format::Json, Layout::Pretty);
@@ -90,14 +90,17 @@ fn a_document_makes_the_lists_that_the_server_has() {
     for resource in &mut listed.resources {
         resource.storage_version_hash.clear();
     }
-    assert_eq!(ApiResourceList::of("apps", &version("apps", "v1")), listed);
+    assert_eq!(
+        ApiResourceList::from_version("apps", &version("apps", "v1")),
+        listed
+    );
 }
 
 #[test]
 fn a_list_is_completed_and_keeps_what_it_says() {
     let whole = ApiResourceList::parse(form!("resources.json")).unwrap();
     let mut list = whole.clone();
-    list.complete(&version("apps", "v1"));
+    list.merge_version(&version("apps", "v1"));
     assert_eq!(list, whole);
 
     let mut old = whole.clone();
@@ -106,7 +109,7 @@ fn a_list_is_completed_and_keeps_what_it_says() {
         resource.verbs.retain(|verb| verb != "watch");
         resource.short_names.clear();
     }
-    old.complete(&version("apps", "v1"));
+    old.merge_version(&version("apps", "v1"));
     assert_eq!(old.resources.len(), whole.resources.len());
     for resource in &whole.resources {
         let completed = old.resources.iter().find(|it| it.name == resource.name);

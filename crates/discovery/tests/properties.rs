@@ -14,8 +14,8 @@ use skewbridge_discovery::document::{
     Freshness, Group, GroupVersionKind, Metadata, Resource, Schema, Scope, Subresource, Version,
 };
 use skewbridge_discovery::{
-    Answered, Document, Index, Layout, Legacy, Object as _, ServerDiscovery, ServerDiscoveryList,
-    Skew, diff, merge,
+    DiscoveryFormat, Document, Index, Layout, LegacyDiscovery, Object as _, ServerDiscovery,
+    ServerDiscoveryList, Skew, diff, merge,
 };
 
 const GROUPS: [&str; 3] = ["", "apps", "apps.example"];
@@ -212,9 +212,9 @@ fn read_in_every_way(bytes: &[u8]) {
     }
     let api = br#"{"kind":"APIVersions","versions":["v1"]}"#;
     let apis = br#"{"kind":"APIGroupList"}"#;
-    let _ = Legacy::from_groups(bytes, apis);
-    let _ = Legacy::from_groups(api, bytes);
-    let mut legacy = Legacy::from_groups(api, apis).unwrap();
+    let _ = LegacyDiscovery::from_groups(bytes, apis);
+    let _ = LegacyDiscovery::from_groups(api, bytes);
+    let mut legacy = LegacyDiscovery::from_groups(api, apis).unwrap();
     let _ = legacy.add("/api/v1", bytes);
     let _ = Index::new(&[&legacy.into_document()]);
 }
@@ -321,7 +321,7 @@ proptest! {
     #[test]
     fn nothing_differs_between_equals(document in document(), count in 0usize..4) {
         let skew = compare(&vec![document; count]);
-        prop_assert!(skew.is_none());
+        prop_assert!(skew.is_empty());
         prop_assert!(skew.stale.is_empty());
     }
 
@@ -343,7 +343,7 @@ proptest! {
         servers.push(merged);
         let skew = compare(&servers);
         let last = servers.len() - 1;
-        prop_assert_eq!(skew.missed_by(last).count(), 0);
+        prop_assert_eq!(skew.missing_from(last).count(), 0);
         // And what only the merged document had would be made up.
         prop_assert_eq!(skew.only_on(last).count(), 0);
     }
@@ -376,7 +376,7 @@ proptest! {
     #[test]
     fn no_bytes_make_the_parsers_panic(bytes in vec(any::<u8>(), 0..200)) {
         read_in_every_way(&bytes);
-        let _ = Answered::of_content_type(&String::from_utf8_lossy(&bytes));
+        let _ = DiscoveryFormat::from_content_type(&String::from_utf8_lossy(&bytes));
     }
 
     #[test]

@@ -4,9 +4,9 @@
 
 use serde_json::{Value, json};
 use skewbridge_api::media::Format;
-use skewbridge_discovery::diff::Lacks;
+use skewbridge_discovery::diff::Missing;
 use skewbridge_discovery::document::{Group, Schema, Scope, Version};
-use skewbridge_discovery::{Document, Index, Layout, Legacy, Object as _, Skew, diff};
+use skewbridge_discovery::{Document, Index, Layout, LegacyDiscovery, Object as _, Skew, diff};
 
 struct Server {
     name: &'static str,
@@ -138,7 +138,7 @@ fn two_versions_differ_in_what_only_one_of_them_serves() {
             for (server, own, other) in [(0, first, second), (1, second, first)] {
                 let mut lines: Vec<_> = skew
                     .only_on(server)
-                    .filter(|it| it.missing[0].lacks > Lacks::Verbs)
+                    .filter(|it| it.missing[0].missing > Missing::Verbs)
                     .map(|it| {
                         let group = match it.group.as_str() {
                             "" => String::new(),
@@ -170,19 +170,19 @@ fn a_whole_version_that_is_missing_is_told_as_such() {
             .differences
             .iter()
             .find(|it| (&*it.group, &*it.version, &*it.resource) == (group, version, resource));
-        it.unwrap().missing[0].lacks
+        it.unwrap().missing[0].missing
     };
     let alpha = lacks("storage.k8s.io", "v1alpha1", "volumeattributesclasses");
-    assert_eq!(alpha, Lacks::Version);
+    assert_eq!(alpha, Missing::Version);
     let policies = lacks(
         "admissionregistration.k8s.io",
         "v1",
         "mutatingadmissionpolicies",
     );
-    assert_eq!(policies, Lacks::Resource);
+    assert_eq!(policies, Missing::Resource);
     let status = lacks("resource.k8s.io", "v1alpha3", "devicetaintrules");
-    assert_eq!(status, Lacks::Subresource);
-    assert_eq!(skew.missed_by(0).count(), skew.only_on(1).count());
+    assert_eq!(status, Missing::Subresource);
+    assert_eq!(skew.missing_from(0).count(), skew.only_on(1).count());
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn older_lists_give_the_document_that_the_same_server_aggregates() {
     for server in SERVERS {
         let [mut api, apis] = server.documents();
         let groups: Vec<_> = apis.items.iter().map(group_as_listed).collect();
-        let mut legacy = Legacy::from_groups(
+        let mut legacy = LegacyDiscovery::from_groups(
             &serde_json::to_vec(&json!({"kind": "APIVersions", "versions": ["v1"]})).unwrap(),
             &serde_json::to_vec(
                 &json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}),

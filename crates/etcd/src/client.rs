@@ -13,7 +13,7 @@ use crate::endpoint::{Endpoint, EndpointError, Transport};
 use crate::error::{Error, Failure};
 
 /// One attempt at one endpoint, with opening the connection.
-pub(crate) const ATTEMPT_PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A client of one etcd cluster. Clones share its connection, which ends with
 /// the last of them and of their watches.
@@ -37,11 +37,11 @@ struct Inner {
 struct Current {
     /// Where to connect first.
     preferred: usize,
-    open: Option<Open>,
+    open: Option<OpenConnection>,
 }
 
 #[derive(Debug, Clone)]
-struct Open {
+struct OpenConnection {
     index: usize,
     connection: Arc<Connection>,
 }
@@ -86,11 +86,11 @@ impl Client {
         let mut tried = vec![false; self.inner.endpoints.len()];
         // A connection from earlier may have ended without us knowing: that
         // says nothing about its endpoint, the first time.
-        let mut forgive = true;
+        let mut may_reuse_endpoint = true;
         loop {
             let (index, open) = self.inner.pick(&tried);
             let reused = open.is_some();
-            let deadline = Instant::now() + ATTEMPT_PATIENCE;
+            let deadline = Instant::now() + ATTEMPT_TIMEOUT;
             let opened = match open {
                 Some(connection) => Ok(connection),
                 None => self.inner.open(index).await,
@@ -103,13 +103,13 @@ impl Client {
                 },
                 Err(failure) => (None, failure),
             };
-            if !failure.is_of_this_endpoint() {
+            if !failure.is_endpoint_failure() {
                 return Err(failure.at(&self.inner.endpoints[index]));
             }
             let stale = reused && matches!(failure, Failure::Connection(_));
             self.inner.failed(index, used.as_ref(), &failure);
-            if stale && forgive {
-                forgive = false;
+            if stale && may_reuse_endpoint {
+                may_reuse_endpoint = false;
                 self.inner.current().preferred = index;
                 continue;
             }
@@ -139,7 +139,7 @@ impl Inner {
         if current
             .open
             .as_ref()
-            .is_some_and(|open| open.connection.is_over())
+            .is_some_and(|open| open.connection.is_closed())
         {
             current.open = None;
         }
@@ -155,7 +155,7 @@ impl Inner {
         let connection = Arc::new(connection);
         let mut current = self.current();
         current.preferred = index;
-        current.open = Some(Open {
+        current.open = Some(OpenConnection {
             index,
             connection: connection.clone(),
         });
@@ -169,7 +169,7 @@ impl Inner {
         if current.preferred == index {
             current.preferred = (index + 1) % self.endpoints.len();
         }
-        let lost = matches!(failure, Failure::Connection(_) | Failure::Silence(_));
+        let lost = matches!(failure, Failure::Connection(_) | Failure::Timeout(_));
         // Another call may have opened a new one meanwhile.
         let is_open = |used| {
             let open = current.open.as_ref();
@@ -187,7 +187,7 @@ impl Inner {
 }
 
 fn no_answer() -> Failure {
-    Failure::Silence(format!("no answer within {} s", ATTEMPT_PATIENCE.as_secs()))
+    Failure::Timeout(format!("no answer within {} s", ATTEMPT_TIMEOUT.as_secs()))
 }
 
 /// The first endpoint that was not tried, in a circle from `preferred`.

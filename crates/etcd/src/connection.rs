@@ -24,28 +24,28 @@ use crate::grpc::Decoder;
 use crate::status::Status;
 
 /// TCP, TLS and the first words of HTTP/2 together. etcd stands near.
-pub(crate) const DIAL_PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often a connection with a watch is asked whether it lives. etcd takes
 /// more than one ping in 5 s for an attack (its `--grpc-keepalive-min-time`).
-const PING_EVERY: Duration = Duration::from_secs(6);
+const PING_INTERVAL: Duration = Duration::from_secs(6);
 
 /// How long the answer to a ping may take: with the above, a connection that is
 /// dead without a word is known to be so within 10 s.
-const PING_PATIENCE: Duration = Duration::from_secs(4);
+const PING_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// What etcd may send on one stream before it is read here.
-const STREAM_WINDOW: u32 = 256 * 1024;
+const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 
 /// Room for this many watches that nobody reads beside calls that go on.
-const CONNECTION_WINDOW: u32 = 16 * STREAM_WINDOW;
+const CONNECTION_WINDOW_BYTES: u32 = 16 * STREAM_WINDOW_BYTES;
 
 /// The library ends a connection on which many small DATA frames wait. Watch
 /// events are small, and this peer is our own etcd: the windows bound what waits.
 const DATA_FRAME_BUDGET: usize = usize::MAX >> 2;
 
 /// Heads and trailers; a status' words are in them.
-const MAX_HEADER_LIST: u32 = 16 * 1024;
+const MAX_HEADER_LIST_BYTES: u32 = 16 * 1024;
 
 /// A connection. Its task ends when this is dropped.
 #[derive(Debug)]
@@ -66,15 +66,15 @@ struct State {
 
 /// Counts a watch for as long as it lives.
 #[derive(Debug)]
-pub(crate) struct Watching(Arc<State>);
+pub(crate) struct WatchGuard(Arc<State>);
 
 /// What the caller sends after its first message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Then {
+pub(crate) enum CallEnd {
     /// Nothing: the server ends the stream with its answer, within this time.
-    End(Duration),
+    AfterResponse(Duration),
     /// Perhaps more: the stream lasts.
-    StayOpen,
+    Streaming,
 }
 
 impl Drop for Connection {
@@ -83,14 +83,14 @@ impl Drop for Connection {
     }
 }
 
-impl Watching {
+impl WatchGuard {
     fn new(state: &Arc<State>) -> Self {
         state.watches.fetch_add(1, Ordering::Relaxed);
         Self(state.clone())
     }
 }
 
-impl Drop for Watching {
+impl Drop for WatchGuard {
     fn drop(&mut self) {
         self.0.watches.fetch_sub(1, Ordering::Relaxed);
     }
@@ -102,11 +102,11 @@ impl Connection {
         endpoint: &Endpoint,
         tls: Option<&Arc<ClientConfig>>,
     ) -> Result<Self, Failure> {
-        match timeout(DIAL_PATIENCE, Self::dial(endpoint, tls)).await {
+        match timeout(CONNECT_TIMEOUT, Self::dial(endpoint, tls)).await {
             Ok(opened) => opened,
-            Err(_) => Err(Failure::Silence(format!(
+            Err(_) => Err(Failure::Timeout(format!(
                 "not open within {} s",
-                DIAL_PATIENCE.as_secs()
+                CONNECT_TIMEOUT.as_secs()
             ))),
         }
     }
@@ -138,9 +138,9 @@ impl Connection {
         let failed = |error: h2::Error| Failure::Connection(error.to_string());
         let (send, mut connection) = Builder::new()
             .enable_push(false)
-            .initial_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
-            .max_header_list_size(MAX_HEADER_LIST)
+            .initial_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .max_header_list_size(MAX_HEADER_LIST_BYTES)
             .data_frame_budget(DATA_FRAME_BUDGET)
             .handshake(io)
             .await
@@ -164,8 +164,8 @@ impl Connection {
                         Ok(()) => "closed by etcd".to_owned(),
                         Err(error) => error.to_string(),
                     },
-                    () = no_pong(pings, &state) => {
-                        format!("no answer to a ping within {} s", PING_PATIENCE.as_secs())
+                    () = wait_for_ping_timeout(pings, &state) => {
+                        format!("no answer to a ping within {} s", PING_TIMEOUT.as_secs())
                     }
                 };
                 state.over.store(true, Ordering::Relaxed);
@@ -186,7 +186,7 @@ impl Connection {
     }
 
     /// Whether it takes no more calls: closed, or told GOAWAY.
-    pub(crate) fn is_over(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         // A fresh handle never waits.
         let mut cx = Context::from_waker(Waker::noop());
         self.state.over.load(Ordering::Relaxed)
@@ -194,8 +194,8 @@ impl Connection {
     }
 
     /// Has pings sent until the guard is dropped.
-    pub(crate) fn watching(&self) -> Watching {
-        Watching::new(&self.state)
+    pub(crate) fn watch_guard(&self) -> WatchGuard {
+        WatchGuard::new(&self.state)
     }
 
     /// Starts a call with its first message, which is in its frame.
@@ -203,8 +203,8 @@ impl Connection {
         &self,
         method: &'static str,
         frame: Bytes,
-        then: Then,
-    ) -> Result<(SendStream<Bytes>, Answers), Failure> {
+        then: CallEnd,
+    ) -> Result<(SendStream<Bytes>, ResponseStream), Failure> {
         let failed = |error: h2::Error| self.failed(&error);
         let request = self.request(method, then)?;
         let mut send = self.send.clone();
@@ -213,17 +213,17 @@ impl Connection {
         // What the peer's window does not take yet waits in the library, at
         // most one message.
         stream
-            .send_data(frame, matches!(then, Then::End(_)))
+            .send_data(frame, matches!(then, CallEnd::AfterResponse(_)))
             .map_err(failed)?;
-        let answers = Answers {
+        let responses = ResponseStream {
             state: self.state.clone(),
             source: Source::Head(response),
             decoder: Decoder::default(),
         };
-        Ok((stream, answers))
+        Ok((stream, responses))
     }
 
-    fn request(&self, method: &'static str, then: Then) -> Result<Request<()>, Failure> {
+    fn request(&self, method: &'static str, then: CallEnd) -> Result<Request<()>, Failure> {
         /// etcd's name for a call that is to fail where there is no leader,
         /// instead of waiting (a watch: without end) on a member cut off.
         const HAS_LEADER: HeaderName = HeaderName::from_static("hasleader");
@@ -244,7 +244,7 @@ impl Connection {
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(USER_AGENT, HeaderValue::from_static("skewbridge"));
         headers.insert(HAS_LEADER, HeaderValue::from_static("true"));
-        if let Then::End(limit) = then {
+        if let CallEnd::AfterResponse(limit) = then {
             let limit = HeaderValue::from_str(&format!("{}m", limit.as_millis()))
                 .map_err(|error| invalid(error.into()))?;
             headers.insert(TIMEOUT, limit);
@@ -271,13 +271,13 @@ impl State {
 }
 
 /// Returns when a ping was not answered in time while there was a watch.
-async fn no_pong(mut pings: PingPong, state: &State) {
+async fn wait_for_ping_timeout(mut pings: PingPong, state: &State) {
     loop {
-        tokio::time::sleep(PING_EVERY).await;
+        tokio::time::sleep(PING_INTERVAL).await;
         if state.watches.load(Ordering::Relaxed) == 0 {
             continue;
         }
-        match timeout(PING_PATIENCE, pings.ping(Ping::opaque())).await {
+        match timeout(PING_TIMEOUT, pings.ping(Ping::opaque())).await {
             Ok(Ok(_)) => {}
             // The connection itself says how it ended.
             Ok(Err(_)) => return std::future::pending().await,
@@ -288,7 +288,7 @@ async fn no_pong(mut pings: PingPong, state: &State) {
 
 /// The messages that a call is answered with.
 #[derive(Debug)]
-pub(crate) struct Answers {
+pub(crate) struct ResponseStream {
     state: Arc<State>,
     source: Source,
     decoder: Decoder,
@@ -300,7 +300,7 @@ enum Source {
     Body(RecvStream),
 }
 
-impl Answers {
+impl ResponseStream {
     /// The next message, or nothing if the call ended well. What is read makes
     /// room for more. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
@@ -312,10 +312,10 @@ impl Answers {
                     let (head, stream) = response.into_parts();
                     self.source = Source::Body(stream);
                     if let Some(status) = Status::read(&head.headers) {
-                        return ended_with(status);
+                        return call_result(status);
                     }
                     if !is_grpc(&head) {
-                        return Err(Failure::Status(Status::of_http(head.status)));
+                        return Err(Failure::Status(Status::from_http_status(head.status)));
                     }
                     continue;
                 }
@@ -324,13 +324,13 @@ impl Answers {
                 return Ok(Some(message));
             }
             let failed = |error: h2::Error| self.state.failed(&error);
-            if let Some(piece) = poll_fn(|cx| stream.poll_data(cx)).await {
-                let piece = piece.map_err(failed)?;
+            if let Some(chunk) = poll_fn(|cx| stream.poll_data(cx)).await {
+                let chunk = chunk.map_err(failed)?;
                 stream
                     .flow_control()
-                    .release_capacity(piece.len())
+                    .release_capacity(chunk.len())
                     .map_err(failed)?;
-                self.decoder.push(&piece);
+                self.decoder.push(&chunk);
                 continue;
             }
             let trailers = stream.trailers().await.map_err(failed)?;
@@ -338,7 +338,7 @@ impl Answers {
                 .as_ref()
                 .and_then(Status::read)
                 .ok_or_else(|| Failure::Malformed("an end without a status".to_owned()))?;
-            let ended = ended_with(status)?;
+            let ended = call_result(status)?;
             self.decoder.finish()?;
             return Ok(ended);
         }
@@ -353,7 +353,7 @@ fn is_grpc(head: &http::response::Parts) -> bool {
             .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
-fn ended_with(status: Status) -> Result<Option<Bytes>, Failure> {
+fn call_result(status: Status) -> Result<Option<Bytes>, Failure> {
     if status.code == crate::status::Code::OK {
         Ok(None)
     } else {

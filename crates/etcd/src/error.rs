@@ -1,9 +1,9 @@
 //! What can go wrong, where, and what to do about it.
 
 use crate::endpoint::Endpoint;
-use crate::grpc::{FrameError, MAX_MESSAGE, Oversized};
-use crate::model::Revision;
+use crate::grpc::{FrameError, MAX_MESSAGE_BYTES, Oversized};
 use crate::status::{Code, Status};
+use crate::types::Revision;
 
 /// Why a call or a watch failed. Of several endpoints that failed, the last
 /// that was tried is named.
@@ -51,7 +51,7 @@ pub enum Error {
         reason: String,
     },
     /// The request is larger than etcd takes.
-    #[error("a request of {size} bytes for etcd, more than {MAX_MESSAGE}")]
+    #[error("a request of {size} bytes for etcd, more than {MAX_MESSAGE_BYTES}")]
     TooLarge {
         /// Its size.
         size: usize,
@@ -76,7 +76,7 @@ impl From<Oversized> for Error {
 pub(crate) enum Failure {
     Connection(String),
     /// Nothing came in time, which says more than a connection that ended.
-    Silence(String),
+    Timeout(String),
     Status(Status),
     Malformed(String),
     Compacted(Revision),
@@ -85,9 +85,9 @@ pub(crate) enum Failure {
 
 impl Failure {
     /// Whether another endpoint may do better.
-    pub(crate) fn is_of_this_endpoint(&self) -> bool {
+    pub(crate) fn is_endpoint_failure(&self) -> bool {
         match self {
-            Self::Connection(_) | Self::Silence(_) => true,
+            Self::Connection(_) | Self::Timeout(_) => true,
             Self::Status(status) => status.code == Code::UNAVAILABLE,
             Self::Malformed(_) | Self::Compacted(_) | Self::WatchEnded(_) => false,
         }
@@ -96,7 +96,7 @@ impl Failure {
     pub(crate) fn at(self, endpoint: &Endpoint) -> Error {
         let endpoint = endpoint.clone();
         match self {
-            Self::Connection(cause) | Self::Silence(cause) => Error::Connection { endpoint, cause },
+            Self::Connection(cause) | Self::Timeout(cause) => Error::Connection { endpoint, cause },
             Self::Status(status) => Error::Status { endpoint, status },
             Self::Malformed(cause) => Error::Malformed { endpoint, cause },
             Self::Compacted(revision) => Error::Compacted { endpoint, revision },

@@ -7,20 +7,20 @@ use prost::Message;
 /// The largest message that is sent or read, without its prefix. etcd takes
 /// requests up to 1.5 MiB and cuts what a watch says at 2 MiB; a listing may be
 /// larger than that, but 4 MiB of bridges would be many thousands.
-pub const MAX_MESSAGE: usize = 4 * 1024 * 1024;
+pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Flag and length.
-const PREFIX: usize = 5;
+const PREFIX_BYTES: usize = 5;
 
 /// Why bytes are no messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FrameError {
-    #[error("a message of {0} bytes, more than {MAX_MESSAGE}")]
+    #[error("a message of {0} bytes, more than {MAX_MESSAGE_BYTES}")]
     TooLarge(u32),
     #[error("a compressed message, which nobody asked for")]
     Compressed,
     #[error("the stream ends inside a message")]
-    Cut,
+    UnexpectedEof,
 }
 
 /// A message of this size is not sent.
@@ -31,17 +31,17 @@ pub(crate) struct Oversized(pub(crate) usize);
 pub(crate) fn encode(message: &impl Message) -> Result<Bytes, Oversized> {
     let length = message.encoded_len();
     let prefix = match u32::try_from(length) {
-        Ok(prefix) if length <= MAX_MESSAGE => prefix,
+        Ok(prefix) if length <= MAX_MESSAGE_BYTES => prefix,
         _ => return Err(Oversized(length)),
     };
-    let mut frame = BytesMut::with_capacity(PREFIX + length);
+    let mut frame = BytesMut::with_capacity(PREFIX_BYTES + length);
     frame.put_u8(0);
     frame.put_u32(prefix);
     message.encode_raw(&mut frame);
     Ok(frame.freeze())
 }
 
-/// Finds messages in bytes that come in any pieces.
+/// Finds messages in bytes that come in any chunks.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
     buffer: BytesMut,
@@ -49,14 +49,14 @@ pub(crate) struct Decoder {
 
 impl Decoder {
     /// Takes further bytes. The caller takes out all messages before it brings
-    /// more, so that no more waits here than one message and one piece.
-    pub(crate) fn push(&mut self, piece: &[u8]) {
-        self.buffer.extend_from_slice(piece);
+    /// more, so that no more waits here than one message and one chunk.
+    pub(crate) fn push(&mut self, chunk: &[u8]) {
+        self.buffer.extend_from_slice(chunk);
     }
 
     /// The next message, if all of it has come.
     pub(crate) fn next(&mut self) -> Result<Option<Bytes>, FrameError> {
-        let Some((prefix, _)) = self.buffer.split_first_chunk::<PREFIX>() else {
+        let Some((prefix, _)) = self.buffer.split_first_chunk::<PREFIX_BYTES>() else {
             return Ok(None);
         };
         let [compressed, length @ ..] = *prefix;
@@ -65,14 +65,15 @@ impl Decoder {
         }
         let announced = u32::from_be_bytes(length);
         let length = match usize::try_from(announced) {
-            Ok(length) if length <= MAX_MESSAGE => length,
+            Ok(length) if length <= MAX_MESSAGE_BYTES => length,
             _ => return Err(FrameError::TooLarge(announced)),
         };
-        if self.buffer.len() < PREFIX + length {
-            self.buffer.reserve(PREFIX + length - self.buffer.len());
+        if self.buffer.len() < PREFIX_BYTES + length {
+            self.buffer
+                .reserve(PREFIX_BYTES + length - self.buffer.len());
             return Ok(None);
         }
-        self.buffer.advance(PREFIX);
+        self.buffer.advance(PREFIX_BYTES);
         Ok(Some(self.buffer.split_to(length).freeze()))
     }
 
@@ -81,7 +82,7 @@ impl Decoder {
         if self.buffer.is_empty() {
             Ok(())
         } else {
-            Err(FrameError::Cut)
+            Err(FrameError::UnexpectedEof)
         }
     }
 }
@@ -134,13 +135,13 @@ mod tests {
         assert_eq!(decoder.finish(), Ok(()));
         decoder.push(&[0, 0]);
         assert_eq!(decoder.next(), Ok(None));
-        assert_eq!(decoder.finish(), Err(FrameError::Cut));
+        assert_eq!(decoder.finish(), Err(FrameError::UnexpectedEof));
     }
 
     #[test]
     fn what_is_too_large_is_not_sent() {
-        assert!(encode(&put(vec![0; MAX_MESSAGE - 100])).is_ok());
-        assert!(encode(&put(vec![0; MAX_MESSAGE])).is_err());
+        assert!(encode(&put(vec![0; MAX_MESSAGE_BYTES - 100])).is_ok());
+        assert!(encode(&put(vec![0; MAX_MESSAGE_BYTES])).is_err());
     }
 
     proptest! {
@@ -175,15 +176,15 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..8)) {
+        fn no_bytes_make_it_panic(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..8)) {
             let mut decoder = Decoder::default();
-            'pieces: for piece in pieces {
-                decoder.push(&piece);
+            'chunks: for chunk in chunks {
+                decoder.push(&chunk);
                 loop {
                     match decoder.next() {
                         Ok(Some(message)) => { let _ = crate::messages::WatchResponse::decode(message); }
                         Ok(None) => break,
-                        Err(_) => break 'pieces,
+                        Err(_) => break 'chunks,
                     }
                 }
             }

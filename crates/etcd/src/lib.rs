@@ -30,21 +30,21 @@
 //! # }
 //! ```
 
-mod calls;
 mod client;
 mod connection;
 mod endpoint;
 mod error;
 mod grpc;
 mod messages;
-mod model;
+mod rpc;
 mod status;
+mod types;
 mod watch;
 
 pub use client::Client;
 pub use endpoint::{Endpoint, EndpointError};
 pub use error::Error;
-pub use grpc::MAX_MESSAGE;
-pub use model::{Event, KeyValue, Lease, LeaseId, Listing, Revision};
+pub use grpc::MAX_MESSAGE_BYTES;
 pub use status::{Code, Status};
+pub use types::{Event, KeyValue, Lease, LeaseId, Listing, Revision};
 pub use watch::Watch;

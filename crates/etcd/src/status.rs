@@ -109,13 +109,13 @@ impl Status {
             .unwrap_or_default();
         Some(Self {
             code,
-            message: printable(&message),
+            message: sanitize_text(&message),
         })
     }
 
     /// What an answer means that did not come from a gRPC server, as gRPC maps
     /// it.
-    pub(crate) fn of_http(status: StatusCode) -> Self {
+    pub(crate) fn from_http_status(status: StatusCode) -> Self {
         let code = match status.as_u16() {
             400 => Code::INTERNAL,
             401 => Code::UNAUTHENTICATED,
@@ -132,7 +132,7 @@ impl Status {
 }
 
 /// Somebody else's words, fit for a log line.
-pub(crate) fn printable(words: &str) -> String {
+pub(crate) fn sanitize_text(words: &str) -> String {
     words
         .chars()
         .map(|char| {
@@ -183,9 +183,9 @@ mod tests {
     #[test]
     fn a_gateway_error_means_unavailable() {
         assert_eq!(
-            Status::of_http(StatusCode::BAD_GATEWAY).code,
+            Status::from_http_status(StatusCode::BAD_GATEWAY).code,
             Code::UNAVAILABLE
         );
-        assert_eq!(Status::of_http(StatusCode::OK).code, Code::UNKNOWN);
+        assert_eq!(Status::from_http_status(StatusCode::OK).code, Code::UNKNOWN);
     }
 }

@@ -6,13 +6,13 @@ use bytes::Bytes;
 use h2::SendStream;
 use prost::Message;
 
-use crate::connection::{Answers, Connection, Then, Watching};
+use crate::connection::{CallEnd, Connection, ResponseStream, WatchGuard};
 use crate::error::{Error, Failure};
 use crate::messages::{
     self, EventType, WatchAction, WatchCreateRequest, WatchRequest, WatchResponse,
 };
-use crate::model::{Event, Revision, prefix_range};
-use crate::status::printable;
+use crate::status::sanitize_text;
+use crate::types::{Event, Revision, prefix_range};
 
 const WATCH: &str = "/etcdserverpb.Watch/Watch";
 
@@ -21,18 +21,18 @@ const WATCH: &str = "/etcdserverpb.Watch/Watch";
 /// What is not read waits at etcd, for a small window's worth waits here.
 #[derive(Debug)]
 pub struct Watch {
-    answers: Answers,
+    responses: ResponseStream,
     seen: Revision,
     failed: Option<Error>,
     // Dropped, it would end the watch.
     _stream: SendStream<Bytes>,
-    _watching: Watching,
+    _watching: WatchGuard,
     connection: Arc<Connection>,
 }
 
 /// What a message of a watch says.
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
+enum WatchMessage {
     Created,
     Changes {
         events: Vec<Event>,
@@ -62,18 +62,18 @@ impl Watch {
         frame: Bytes,
         from: Revision,
     ) -> Result<Self, Failure> {
-        let watching = connection.watching();
-        let (stream, mut answers) = connection.call(WATCH, frame, Then::StayOpen).await?;
-        match next_message(&mut answers).await? {
-            Said::Created => Ok(Self {
-                answers,
+        let watching = connection.watch_guard();
+        let (stream, mut responses) = connection.call(WATCH, frame, CallEnd::Streaming).await?;
+        match next_message(&mut responses).await? {
+            WatchMessage::Created => Ok(Self {
+                responses,
                 seen: Revision::new(from.get().saturating_sub(1)),
                 failed: None,
                 _stream: stream,
                 _watching: watching,
                 connection,
             }),
-            Said::Changes { .. } => Err(malformed("changes before the watch was created")),
+            WatchMessage::Changes { .. } => Err(malformed("changes before the watch was created")),
         }
     }
 
@@ -105,9 +105,9 @@ impl Watch {
 
     async fn changes(&mut self) -> Result<Vec<Event>, Failure> {
         loop {
-            match next_message(&mut self.answers).await? {
-                Said::Created => return Err(malformed("the watch was created twice")),
-                Said::Changes { events, seen } => {
+            match next_message(&mut self.responses).await? {
+                WatchMessage::Created => return Err(malformed("the watch was created twice")),
+                WatchMessage::Changes { events, seen } => {
                     self.seen = self.seen.max(seen.unwrap_or(self.seen));
                     if !events.is_empty() {
                         return Ok(events);
@@ -118,23 +118,23 @@ impl Watch {
     }
 }
 
-async fn next_message(answers: &mut Answers) -> Result<Said, Failure> {
-    match answers.next().await? {
+async fn next_message(responses: &mut ResponseStream) -> Result<WatchMessage, Failure> {
+    match responses.next().await? {
         Some(message) => read(WatchResponse::decode(message)?),
         None => Err(Failure::WatchEnded("no reason given".to_owned())),
     }
 }
 
-fn read(response: WatchResponse) -> Result<Said, Failure> {
+fn read(response: WatchResponse) -> Result<WatchMessage, Failure> {
     if response.compact_revision != 0 {
         let revision = Revision::new(response.compact_revision);
         return Err(Failure::Compacted(revision));
     }
     if response.canceled {
-        return Err(Failure::WatchEnded(printable(&response.cancel_reason)));
+        return Err(Failure::WatchEnded(sanitize_text(&response.cancel_reason)));
     }
     if response.created {
-        return Ok(Said::Created);
+        return Ok(WatchMessage::Created);
     }
     let events = response
         .events
@@ -148,7 +148,7 @@ fn read(response: WatchResponse) -> Result<Said, Failure> {
         // Without changes, the header says how far etcd has looked.
         None => response.header.map(|header| Revision::new(header.revision)),
     };
-    Ok(Said::Changes { events, seen })
+    Ok(WatchMessage::Changes { events, seen })
 }
 
 fn event(event: messages::Event) -> Result<Event, Failure> {
@@ -192,7 +192,7 @@ mod tests {
 
     fn seen(response: WatchResponse) -> Option<i64> {
         match read(response) {
-            Ok(Said::Changes { seen, .. }) => seen.map(Revision::get),
+            Ok(WatchMessage::Changes { seen, .. }) => seen.map(Revision::get),
             other => panic!("{other:?}"),
         }
     }

@@ -2,11 +2,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
 
 #[allow(dead_code)] // each test file uses its part
-mod stand_in;
+mod fake_etcd;
 
+use fake_etcd::{StandIn, Step, answer, field, frame, header, number};
 use skewbridge_etcd::{Client, Code, Endpoint, Error, Revision};
 use skewbridge_testkit::{PATIENCE, eventually};
-use stand_in::{StandIn, Step, answer, field, frame, header, number};
 use tokio::net::TcpListener;
 
 async fn good() -> StandIn {
@@ -102,7 +102,7 @@ async fn each_endpoint_is_tried_once_and_the_last_is_named() {
 #[tokio::test]
 async fn a_connection_that_ends_is_opened_again_for_the_same_call() {
     let server = StandIn::start(|_, number| match number {
-        1 => vec![Step::Cut],
+        1 => vec![Step::Disconnect],
         _ => answer(&header(1)),
     })
     .await;
@@ -114,7 +114,7 @@ async fn a_connection_that_ends_is_opened_again_for_the_same_call() {
 
 #[tokio::test]
 async fn an_endpoint_that_cuts_every_call_is_given_up() {
-    let server = StandIn::start(|_, _| vec![Step::Cut]).await;
+    let server = StandIn::start(|_, _| vec![Step::Disconnect]).await;
     let error = client(&[server.endpoint()])
         .put(b"k", b"v", None)
         .await

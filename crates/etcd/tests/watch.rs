@@ -1,14 +1,14 @@
-//! Watches: in odd pieces, cancelled, compacted, cut off, and half-open.
+//! Watches: in odd chunks, cancelled, compacted, cut off, and half-open.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
 
 #[allow(dead_code)] // each test file uses its part
-mod stand_in;
+mod fake_etcd;
 
 use std::time::Duration;
 
+use fake_etcd::{StandIn, Step, answer, field, frame, header, kv, number};
 use skewbridge_etcd::{Client, Code, Error, Event, Revision, Watch};
 use skewbridge_testkit::{PATIENCE, eventually};
-use stand_in::{StandIn, Step, answer, field, frame, header, kv, number};
 use tokio::time::timeout;
 
 /// The bound that a user is promised, and some for a loaded machine.
@@ -159,7 +159,7 @@ async fn the_end_of_a_watch_is_an_error() {
 #[tokio::test]
 async fn a_connection_that_ends_ends_the_watch_and_calls_go_on() {
     let watching = vec![Step::Head, Step::Data(created()), Step::Hang];
-    let (_server, client, watch) = opened_before(watching, vec![Step::Cut]).await;
+    let (_server, client, watch) = opened_before(watching, vec![Step::Disconnect]).await;
     let mut watch = watch.unwrap();
     client.range_prefix(b"/p/").await.unwrap();
     let error = watch.next().await.unwrap_err();

@@ -41,7 +41,7 @@ use crate::route::{self, Journey, Refusal, Route};
 use crate::self_test::SelfTest;
 use crate::serve::{Answer, CloseConnection, Service};
 use crate::signatures::{self, Rejected, Signatures};
-use crate::streams::{self, Carried, Job, Streams, Switch, Switched};
+use crate::streams::{self, StreamOutcome, StreamRequest, Streams, UpgradeRequest, UpgradedStream};
 use crate::tls::reload::Live;
 use crate::upstream::{Pool, Pools, Prefer, Repeat, Replay, Reply};
 use crate::view::{Complete, Instead};
@@ -188,7 +188,7 @@ impl Service for Connection {
             }
         };
         match handled {
-            Ok(Carried::Response(mut response)) => {
+            Ok(StreamOutcome::Response(mut response)) => {
                 hygiene::remove_hop_by_hop(response.headers_mut());
                 // Whoever answered does not say for us what a peer may repeat.
                 remove_between_bridges(response.headers_mut());
@@ -206,7 +206,7 @@ impl Service for Connection {
                     record,
                 }
             }
-            Ok(Carried::Switched(response, switched)) => {
+            Ok(StreamOutcome::Upgraded(response, switched)) => {
                 record.audit_id(response.headers());
                 record.status(response.status());
                 Answer {
@@ -256,11 +256,11 @@ impl Connection {
         head: &mut Parts,
         body: RequestBody,
         record: &mut Record,
-    ) -> Result<Carried, Response<Bytes>> {
+    ) -> Result<StreamOutcome, Response<Bytes>> {
         let bridge = &*self.0.bridge;
         let trust = bridge.live.trust.load_full();
         let format = negotiate_error_format(&head.headers);
-        let switch = Switch::read(&head.method, &head.headers);
+        let switch = UpgradeRequest::read(&head.method, &head.headers);
         let upgrade = clean(head);
         let authenticated = self.authenticate(&trust, head, body).await;
         let Authenticated {
@@ -304,7 +304,7 @@ impl Connection {
             if let (true, Some(attempt)) = (proven, &attempt) {
                 attempt.settle(Outcome::Accepted);
             }
-            return Ok(Carried::Response(recalled));
+            return Ok(StreamOutcome::Response(recalled));
         }
         self.mark(head);
 
@@ -346,7 +346,7 @@ impl Connection {
             && let Some(job) = trip.job(switch)
         {
             // Boxed: watches are many, and do not come here.
-            return Box::pin(streams::carry(job, take(head), &trip, record)).await;
+            return Box::pin(streams::handshake(job, take(head), &trip, record)).await;
         }
         let mut reply = trip.send_with(take(head), body, record).await?;
         if !matches!(instead, Instead::Nothing)
@@ -562,7 +562,7 @@ impl Connection {
 
 /// The reply as it goes to the client: `/readyz` is also about the bridge, and a watch ends
 /// at its share of the drain.
-fn finish(bridge: &Bridge, decided: &Decided, mut reply: Reply) -> Carried {
+fn finish(bridge: &Bridge, decided: &Decided, mut reply: Reply) -> StreamOutcome {
     if let Reply::Response(response) = &mut reply
         && decided.subject.hopped
     {
@@ -574,7 +574,7 @@ fn finish(bridge: &Bridge, decided: &Decided, mut reply: Reply) -> Carried {
         if decided.readyz
             && let Some(problem) = bridge.unreadiness()
         {
-            return Carried::Response(health::not_ready(&problem).map(ResponseBody::full));
+            return StreamOutcome::Response(health::not_ready(&problem).map(ResponseBody::full));
         }
         if decided.watch {
             let share = bridge.next_share.fetch_add(97, Ordering::Relaxed);
@@ -583,9 +583,9 @@ fn finish(bridge: &Bridge, decided: &Decided, mut reply: Reply) -> Carried {
         }
     }
     match reply {
-        Reply::Response(response) => Carried::Response(response),
+        Reply::Response(response) => StreamOutcome::Response(response),
         Reply::Upgraded(response, upgraded) => {
-            Carried::Switched(response, Switched::Tunnel(upgraded, None))
+            StreamOutcome::Upgraded(response, UpgradedStream::Tunnel(upgraded, None))
         }
     }
 }
@@ -724,7 +724,7 @@ impl Trip<'_> {
     }
 
     /// What is to be done with a request to switch protocols, if it is for a stream.
-    fn job(&self, switch: Switch) -> Option<Job> {
+    fn job(&self, switch: UpgradeRequest) -> Option<StreamRequest> {
         let version = match self.going {
             Going::Local(_) => self.bridge().upstream_version.load().as_deref().copied(),
             // Whichever of them will answer: the one that knows least counts.
@@ -736,7 +736,7 @@ impl Trip<'_> {
         let streams = &self.bridge().streams;
         self.envoy
             .subject
-            .read(|info| streams.job(switch, info, version))
+            .read(|info| streams.request(switch, info, version))
             .flatten()
     }
 }

@@ -5,19 +5,19 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_wire::{Gulp, Prefixed, READ_AHEAD, write_sliced};
+use skewbridge_stream_io::{CoalescingReader, READ_AHEAD_BYTES, Rewind, write_chunked};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, split};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use crate::record::Record;
 use crate::serve::ClientIo;
-use crate::streams::{Ended, Tally};
+use crate::streams::{StreamEnd, StreamMetricsGuard};
 use crate::upstream::h1::Upgraded;
 
 /// As many TLS records as are read ahead: a system call for each of them is what bulk
 /// would mostly wait for.
-const BUFFER: usize = READ_AHEAD;
+const BUFFER: usize = READ_AHEAD_BYTES;
 
 /// How long a client may take for the last bytes, and to close, when upstream
 /// is gone. Closing on what it still sends would reset the connection, and the
@@ -33,19 +33,19 @@ pub(crate) async fn run(
     sent: BytesMut,
     upstream: Upgraded,
     mut record: Record,
-    tally: Option<Tally>,
+    stream_metrics: Option<StreamMetricsGuard>,
 ) {
     let Upgraded { io, input, slot } = upstream;
-    let (mut client_reader, mut client_writer) = split(Prefixed {
+    let (mut client_reader, mut client_writer) = split(Rewind {
         prefix: sent,
         io: client,
     });
-    let (mut upstream_reader, mut upstream_writer) = split(Prefixed { prefix: input, io });
+    let (mut upstream_reader, mut upstream_writer) = split(Rewind { prefix: input, io });
     let mut down_bytes = 0;
     let upstream_ended = Notify::new();
     let count_up = |bytes| {
-        if let Some(tally) = &tally {
-            tally.up(bytes);
+        if let Some(stream_metrics) = &stream_metrics {
+            stream_metrics.up(bytes);
         }
     };
     let ended = {
@@ -67,8 +67,8 @@ pub(crate) async fn run(
         let mut down = pin!(async {
             let count = |bytes| {
                 down_bytes += bytes;
-                if let Some(tally) = &tally {
-                    tally.down(bytes);
+                if let Some(stream_metrics) = &stream_metrics {
+                    stream_metrics.down(bytes);
                 }
             };
             let ended = pass(&mut upstream_reader, &mut client_writer, count).await;
@@ -88,10 +88,10 @@ pub(crate) async fn run(
     };
     record.add_bytes(down_bytes);
     drop((upstream_reader, upstream_writer));
-    if let Some(tally) = tally {
-        tally.end(match &ended {
-            Ok(()) => Ended::Complete,
-            Err(_) => Ended::CutOff,
+    if let Some(stream_metrics) = stream_metrics {
+        stream_metrics.end(match &ended {
+            Ok(()) => StreamEnd::Complete,
+            Err(_) => StreamEnd::Disconnected,
         });
     }
     match ended {
@@ -123,7 +123,7 @@ async fn pass(
     to: &mut (impl AsyncWrite + Unpin),
     mut count: impl FnMut(usize),
 ) -> Result<(), Broken> {
-    let mut from = Gulp::new(from);
+    let mut from = CoalescingReader::new(from);
     let mut buffer = vec![0; BUFFER];
     loop {
         let length = from.read(&mut buffer).await.map_err(Broken::Read)?;
@@ -131,7 +131,7 @@ async fn pass(
             return to.shutdown().await.map_err(Broken::Write);
         }
         let piece = &buffer[..length];
-        write_sliced(to, piece).await.map_err(Broken::Write)?;
+        write_chunked(to, piece).await.map_err(Broken::Write)?;
         to.flush().await.map_err(Broken::Write)?;
         count(length);
     }

@@ -29,7 +29,7 @@ use crate::serve::h1::Patience;
 use crate::serve::h2::Bounds;
 use crate::serve::{ClientIo, h1, h2};
 use crate::upstream::Pools;
-use skewbridge_wire::ReadAhead;
+use skewbridge_stream_io::ReadAhead;
 
 const TIDY_EVERY: Duration = Duration::from_secs(5);
 
@@ -197,7 +197,7 @@ async fn serve(
             plain_http::refuse(tcp).await;
             return Ok(None);
         }
-        let tls = TlsAcceptor::from(config).accept(ReadAhead::after(first, tcp));
+        let tls = TlsAcceptor::from(config).accept(ReadAhead::with_buffered(first, tcp));
         tls.await.map(Some)
     };
     let tls = match timeout(bridge.limits.handshake_timeout, accept).await {

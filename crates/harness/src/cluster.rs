@@ -9,7 +9,7 @@ use rustls::client::ResolvesClientCert;
 use rustls_pki_types::ServerName;
 use skewbridge_api::exec_credential::{self, Sensitive};
 use skewbridge_client::{CaRoots, Dialer, Stream};
-use skewbridge_wire::ReadAhead;
+use skewbridge_stream_io::ReadAhead;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 

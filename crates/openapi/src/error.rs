@@ -29,18 +29,18 @@ pub enum Error {
     },
     /// A document is no OpenAPI in protobuf. The other documents can be merged
     /// without it.
-    #[error("the OpenAPI document of {of} cannot be read: {fault}")]
+    #[error("the OpenAPI document of {of} cannot be read: {cause}")]
     Protobuf {
         /// Whose it is.
         of: Server,
         /// What is wrong with it.
-        fault: Fault,
+        cause: DecodeError,
     },
 }
 
 /// What is wrong with bytes that should be a document in protobuf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum DecodeError {
     /// They end in the middle of a field, or are no field.
     #[error("malformed protobuf")]
     Malformed,
@@ -49,11 +49,11 @@ pub enum Fault {
     WrongType,
     /// A name is not UTF-8.
     #[error("a name that is not text")]
-    NameNotText,
+    NameNotUtf8,
     /// Two entries of a map have the same name: readers would disagree on which
     /// of them counts.
     #[error("a name that comes twice")]
-    NameTwice,
+    DuplicateName,
 }
 
 impl Error {

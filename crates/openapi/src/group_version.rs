@@ -14,7 +14,7 @@ pub struct GroupVersion<'a> {
 impl<'a> GroupVersion<'a> {
     /// Of a key of the index: `api/v1`, `apis/apps/v1`. Other keys (`version`,
     /// `apis/apps`) have none.
-    pub fn of_key(key: &'a str) -> Option<Self> {
+    pub fn from_key(key: &'a str) -> Option<Self> {
         let mut segments = key.split('/');
         let found = Self::lead(&mut segments)?;
         segments.next().is_none().then_some(found)
@@ -22,7 +22,7 @@ impl<'a> GroupVersion<'a> {
 
     /// Of a path in a document: `/apis/apps/v1/deployments`. What belongs to no
     /// version (`/version/`, `/apis/apps/`) has none.
-    pub fn of_path(path: &'a str) -> Option<Self> {
+    pub fn from_path(path: &'a str) -> Option<Self> {
         Self::lead(&mut path.strip_prefix('/')?.split('/'))
     }
 
@@ -85,7 +85,7 @@ mod tests {
             ("apis/apps/v1?hash=1", None),
             ("apis/äpps/v1", None),
         ] {
-            let found = GroupVersion::of_key(key);
+            let found = GroupVersion::from_key(key);
             let pair = found.map(|it| (it.group, it.version));
             assert_eq!(pair, expected, "{key}");
             if let Some(found) = found {
@@ -108,7 +108,7 @@ mod tests {
             ("apis/apps/v1", None),
             ("", None),
         ] {
-            let found = GroupVersion::of_path(path).map(|it| (it.group, it.version));
+            let found = GroupVersion::from_path(path).map(|it| (it.group, it.version));
             assert_eq!(found, expected, "{path}");
         }
     }

@@ -144,7 +144,7 @@ pub(crate) fn write<'a>(entries: impl Iterator<Item = (&'a str, &'a str)>) -> Ve
     json
 }
 
-/// A string as Go writes it, which keeps JSON harmless inside of HTML.
+/// A string as Go writes it, which keeps JSON harmless submessage_fields of HTML.
 fn write_string(text: &str, to: &mut Vec<u8>) {
     const ESCAPED: [char; 5] = ['<', '>', '&', '\u{2028}', '\u{2029}'];
     let mut rest = text;

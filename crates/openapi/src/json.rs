@@ -9,7 +9,7 @@ use serde::de::Error as _;
 
 use crate::error::{Error, Server};
 use crate::object::{self, Member};
-use crate::spec::{Field, Holds, Spec, is_method, rank_among, rank_in_path};
+use crate::spec::{Field, FieldRole, Spec, is_method, rank_among, rank_in_path};
 
 /// Merges documents of one group-version (v3) or of whole servers (v2). The
 /// local server's comes first, and counts where several have the same name. To
@@ -90,12 +90,12 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
                 continue;
             }
             let text = text.unwrap_or("null");
-            let value = match field.holds {
-                Holds::Local => None,
-                Holds::Paths => self.paths(text, &theirs)?,
-                Holds::Names => names(text, &theirs)?,
-                Holds::Tags => tags(text, &theirs)?,
-                Holds::Components => {
+            let value = match field.role {
+                FieldRole::Local => None,
+                FieldRole::Paths => self.paths(text, &theirs)?,
+                FieldRole::Names => names(text, &theirs)?,
+                FieldRole::Tags => tags(text, &theirs)?,
+                FieldRole::Components => {
                     let local = object::read(text).map_err(of(Server::Local))?;
                     let others = read_all(&theirs)?;
                     self.fields(self.spec.components(), local, &others)?
@@ -106,7 +106,7 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
         if changed.is_empty() {
             return Ok(None);
         }
-        let mut members = unread(local);
+        let mut members = unparsed(local);
         for (name, value) in changed {
             put(&mut members, name.into(), value, |name| {
                 rank_among(fields, name)
@@ -191,7 +191,7 @@ impl<'a> PathItem<'a> {
             return Ok(Value::Text(self.text));
         }
         let own = object::read(self.text).map_err(of(self.of))?;
-        let mut members = unread(own);
+        let mut members = unparsed(own);
         for (name, text) in self.added {
             put(&mut members, name, Value::Text(text), rank_in_path);
         }
@@ -202,7 +202,7 @@ impl<'a> PathItem<'a> {
 fn names<'a>(local: &'a str, others: &[(Server, &'a str)]) -> Result<Option<Value<'a>>, Error> {
     let local = object::read(local).map_err(of(Server::Local))?;
     let before = local.len();
-    let mut names: BTreeMap<_, _> = unread(local).into_iter().collect();
+    let mut names: BTreeMap<_, _> = unparsed(local).into_iter().collect();
     for (_, members) in read_all(others)? {
         for (name, text) in members {
             names.entry(name).or_insert(Value::Text(text));
@@ -244,7 +244,7 @@ fn read_all<'a>(others: &[(Server, &'a str)]) -> Result<Vec<(Server, Vec<Member<
         .collect()
 }
 
-fn unread(members: Vec<Member<'_>>) -> Vec<(Cow<'_, str>, Value<'_>)> {
+fn unparsed(members: Vec<Member<'_>>) -> Vec<(Cow<'_, str>, Value<'_>)> {
     let members = members.into_iter();
     members
         .map(|(name, text)| (name, Value::Text(text)))

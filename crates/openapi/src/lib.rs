@@ -16,8 +16,8 @@
 //! let merged = local.merge(&[&other], |_group_version, _server| true);
 //!
 //! let entry = merged.get("apis/batch/v1").unwrap();
-//! let parts: Vec<_> = entry.parts.iter().map(|part| part.servers[0]).collect();
-//! assert_eq!(parts, [Server::Local, Server::Other(0)]);
+//! let sources: Vec<_> = entry.sources.iter().map(|source| source.servers[0]).collect();
+//! assert_eq!(sources, [Server::Local, Server::Other(0)]);
 //!
 //! let local = br#"{"openapi":"3.0.0","paths":{"/apis/batch/v1/jobs":{"get":{}}}}"#;
 //! let other = br#"{"openapi":"3.0.0","paths":{"/apis/batch/v1/fleets":{"get":{}}}}"#;
@@ -36,10 +36,9 @@ pub mod merged_index;
 mod object;
 pub mod protobuf;
 pub mod spec;
-mod wire;
 
 pub use error::{Error, Server};
 pub use group_version::GroupVersion;
 pub use index::{Index, Location, combined_hash};
-pub use merged_index::{Entry, MergedIndex, Part};
+pub use merged_index::{Entry, MergedIndex, Source};
 pub use spec::{Format, Spec};

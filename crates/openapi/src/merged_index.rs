@@ -19,12 +19,12 @@ pub struct Entry {
     pub location: Location,
     /// What it is made of; at least one. A single one is the document as it is,
     /// several are merged in this order.
-    pub parts: Vec<Part>,
+    pub sources: Vec<Source>,
 }
 
 /// A document that one server has, or several the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct Source {
     /// What its servers say its hash is. Without one it may change unnoticed.
     pub hash: Option<Box<str>>,
     /// Who has it; at least one. Each has it where its own index says.
@@ -44,25 +44,27 @@ impl Index {
         others: &[&Index],
         take: impl Fn(GroupVersion<'_>, usize) -> bool,
     ) -> MergedIndex {
-        let mut merged: BTreeMap<&str, Vec<Part>> = BTreeMap::new();
+        let mut merged: BTreeMap<&str, Vec<Source>> = BTreeMap::new();
         for (key, location) in self {
-            merged.insert(key, vec![Part::new(location, Server::Local)]);
+            merged.insert(key, vec![Source::new(location, Server::Local)]);
         }
         for (number, other) in others.iter().enumerate() {
             for (key, location) in *other {
-                let group_version = GroupVersion::of_key(key);
+                let group_version = GroupVersion::from_key(key);
                 if group_version.is_some_and(|it| take(it, number)) {
-                    let parts = merged.entry(key).or_default();
-                    add(parts, location, Server::Other(number));
+                    let sources = merged.entry(key).or_default();
+                    add(sources, location, Server::Other(number));
                 }
             }
         }
-        let entries = merged.into_iter().filter_map(|(key, parts)| {
-            let location = match (self.get(key), parts.as_slice()) {
+        let entries = merged.into_iter().filter_map(|(key, sources)| {
+            let location = match (self.get(key), sources.as_slice()) {
                 (Some(location), [_]) => location.clone(),
-                (_, parts) => Location::of(GroupVersion::of_key(key)?, hash(parts).as_deref()),
+                (_, sources) => {
+                    Location::of(GroupVersion::from_key(key)?, hash(sources).as_deref())
+                }
             };
-            Some((key.into(), Entry { location, parts }))
+            Some((key.into(), Entry { location, sources }))
         });
         MergedIndex {
             entries: entries.collect(),
@@ -71,20 +73,23 @@ impl Index {
 }
 
 /// The same document is taken once, and may be had from any server that has it.
-fn add(parts: &mut Vec<Part>, location: &Location, server: Server) {
+fn add(sources: &mut Vec<Source>, location: &Location, server: Server) {
     let hash = location.hash();
-    let same = parts
+    let same = sources
         .iter_mut()
-        .find(|part| hash.is_some() && part.hash.as_deref() == hash);
+        .find(|source| hash.is_some() && source.hash.as_deref() == hash);
     match same {
-        Some(part) => part.servers.push(server),
-        None => parts.push(Part::new(location, server)),
+        Some(source) => source.servers.push(server),
+        None => sources.push(Source::new(location, server)),
     }
 }
 
 /// None if a part has none: then clients must not keep what they got.
-fn hash(parts: &[Part]) -> Option<String> {
-    let hashes: Option<Vec<&str>> = parts.iter().map(|part| part.hash.as_deref()).collect();
+fn hash(sources: &[Source]) -> Option<String> {
+    let hashes: Option<Vec<&str>> = sources
+        .iter()
+        .map(|source| source.hash.as_deref())
+        .collect();
     match hashes?.as_slice() {
         [one] => Some((*one).to_owned()),
         several => Some(combined_hash(several.iter().copied())),
@@ -111,11 +116,11 @@ impl MergedIndex {
 impl Entry {
     /// Whether the local server's document is all of it.
     pub fn is_local(&self) -> bool {
-        matches!(self.parts.as_slice(), [part] if part.servers.contains(&Server::Local))
+        matches!(self.sources.as_slice(), [source] if source.servers.contains(&Server::Local))
     }
 }
 
-impl Part {
+impl Source {
     fn new(location: &Location, server: Server) -> Self {
         Self {
             hash: location.hash().map(Into::into),
@@ -141,8 +146,8 @@ mod tests {
     }
 
     fn servers(entry: &Entry) -> Vec<&[Server]> {
-        let parts = entry.parts.iter();
-        parts.map(|part| part.servers.as_slice()).collect()
+        let sources = entry.sources.iter();
+        sources.map(|source| source.servers.as_slice()).collect()
     }
 
     use Server::{Local, Other};
@@ -212,7 +217,7 @@ mod tests {
             .collect();
         let expected: Vec<_> = rows
             .iter()
-            .map(|(key, parts, _)| (*key, parts.to_vec()))
+            .map(|(key, sources, _)| (*key, sources.to_vec()))
             .collect();
         assert_eq!(found, expected);
         let urls: Vec<_> = rows.iter().map(|(key, _, hash)| (*key, *hash)).collect();

@@ -1,4 +1,4 @@
-//! Objects and lists of JSON whose values are left unread.
+//! Objects and lists of JSON whose values are left unparsed.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

@@ -1,14 +1,16 @@
 //! Documents in the protobuf of gnostic. They are cut into paths, methods and
 //! names, and these put together again as the bytes that they were.
 
+mod wire_format;
+
 use std::borrow::Cow;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-pub use crate::error::Fault;
+pub use crate::error::DecodeError;
 use crate::error::{Error, Server};
-use crate::spec::{self, Holds, Spec};
-use crate::wire::{self, Field, Pieces, framed};
+use crate::spec::{self, FieldRole, Spec};
+use wire_format::{Chunks, Field, length_delimited};
 
 /// Merges documents of one group-version (v3) or of whole servers (v2), by the
 /// rules of [`json::merge`](crate::json::merge).
@@ -20,23 +22,23 @@ pub fn merge<'a>(
     others: &[&'a [u8]],
     take: impl Fn(&str) -> bool,
 ) -> Result<Cow<'a, [u8]>, Error> {
-    let document = wire::fields(local).map_err(of(Server::Local))?;
+    let document = wire_format::fields(local).map_err(of(Server::Local))?;
     let mut further = Vec::with_capacity(others.len());
     for (number, other) in others.iter().enumerate() {
         let server = Server::Other(number);
-        further.push((server, wire::fields(other).map_err(of(server))?));
+        further.push((server, wire_format::fields(other).map_err(of(server))?));
     }
     let merge = Merge { spec, take: &take };
     let merged = merge.fields(spec.document(), &document, &further)?;
     Ok(match merged {
         None => Cow::Borrowed(local),
-        Some(pieces) => Cow::Owned(pieces.concat()),
+        Some(chunks) => Cow::Owned(chunks.concat()),
     })
 }
 
 /// Says whose document it was.
-fn of(server: Server) -> impl Fn(Fault) -> Error {
-    move |fault| Error::Protobuf { of: server, fault }
+fn of(server: Server) -> impl Fn(DecodeError) -> Error {
+    move |cause| Error::Protobuf { of: server, cause }
 }
 
 /// The fields of messages of others.
@@ -55,45 +57,50 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
         known: &[spec::Field],
         local: &[Field<'a>],
         others: &Others<'a>,
-    ) -> Result<Option<Pieces<'a>>, Error> {
+    ) -> Result<Option<Chunks<'a>>, Error> {
         let mut changed = BTreeMap::new();
         for field in known {
             let number = field.number;
-            let merged = match field.holds {
-                Holds::Local => None,
-                Holds::Tags => tags(number, local, others)?,
-                Holds::Paths | Holds::Names | Holds::Components => {
-                    let own = inside(number, local).map_err(of(Server::Local))?;
+            let merged = match field.role {
+                FieldRole::Local => None,
+                FieldRole::Tags => tags(number, local, others)?,
+                FieldRole::Paths | FieldRole::Names | FieldRole::Components => {
+                    let own = submessage_fields(number, local).map_err(of(Server::Local))?;
                     let mut theirs = Vec::with_capacity(others.len());
                     for (server, message) in others {
-                        theirs.push((*server, inside(number, message).map_err(of(*server))?));
+                        theirs.push((
+                            *server,
+                            submessage_fields(number, message).map_err(of(*server))?,
+                        ));
                     }
-                    let content = match field.holds {
-                        Holds::Paths => self.paths(&own, &theirs)?,
-                        Holds::Components => self.fields(self.spec.components(), &own, &theirs)?,
+                    let content = match field.role {
+                        FieldRole::Paths => self.paths(&own, &theirs)?,
+                        FieldRole::Components => {
+                            self.fields(self.spec.components(), &own, &theirs)?
+                        }
                         _ => names(&own, &theirs)?,
                     };
-                    content.map(|content| framed(number, content))
+                    content.map(|content| length_delimited(number, content))
                 }
             };
-            changed.extend(merged.map(|pieces| (number, pieces)));
+            changed.extend(merged.map(|chunks| (number, chunks)));
         }
-        Ok((!changed.is_empty()).then(|| replaced(local, changed)))
+        Ok((!changed.is_empty()).then(|| with_replaced_fields(local, changed)))
     }
 
     fn paths<'a>(
         &self,
         local: &[Field<'a>],
         others: &Others<'a>,
-    ) -> Result<Option<Pieces<'a>>, Error> {
+    ) -> Result<Option<Chunks<'a>>, Error> {
         let number = self.spec.path_number();
         let mut paths = BTreeMap::new();
-        for named in all_named(number, local).map_err(of(Server::Local))? {
+        for named in map_entries(number, local).map_err(of(Server::Local))? {
             paths.insert(named.name, PathItem::new(Server::Local, named));
         }
         let mut changed = false;
         for (server, message) in others {
-            for named in all_named(number, message).map_err(of(*server))? {
+            for named in map_entries(number, message).map_err(of(*server))? {
                 if !named.name.starts_with('/') || !(self.take)(named.name) {
                     continue;
                 }
@@ -111,12 +118,12 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
         if !changed {
             return Ok(None);
         }
-        let mut entries = Pieces::new();
+        let mut entries = Chunks::new();
         for item in paths.into_values() {
-            entries.extend(item.pieces(number)?);
+            entries.extend(item.chunks(number)?);
         }
         let changed = BTreeMap::from([(number, entries)]);
-        Ok(Some(replaced(local, changed)))
+        Ok(Some(with_replaced_fields(local, changed)))
     }
 }
 
@@ -127,14 +134,14 @@ const NAME: u32 = 1;
 /// Where an entry has what is named.
 const VALUE: u32 = 2;
 
-fn names<'a>(local: &[Field<'a>], others: &Others<'a>) -> Result<Option<Pieces<'a>>, Error> {
+fn names<'a>(local: &[Field<'a>], others: &Others<'a>) -> Result<Option<Chunks<'a>>, Error> {
     let mut names = BTreeMap::new();
-    for named in all_named(ENTRY, local).map_err(of(Server::Local))? {
+    for named in map_entries(ENTRY, local).map_err(of(Server::Local))? {
         names.insert(named.name, named.raw);
     }
     let before = names.len();
     for (server, message) in others {
-        for named in all_named(ENTRY, message).map_err(of(*server))? {
+        for named in map_entries(ENTRY, message).map_err(of(*server))? {
             names.entry(named.name).or_insert(named.raw);
         }
     }
@@ -143,7 +150,7 @@ fn names<'a>(local: &[Field<'a>], others: &Others<'a>) -> Result<Option<Pieces<'
     }
     let entries = names.into_values().map(Cow::Borrowed).collect();
     let changed = BTreeMap::from([(ENTRY, entries)]);
-    Ok(Some(replaced(local, changed)))
+    Ok(Some(with_replaced_fields(local, changed)))
 }
 
 /// In the order in which they come: nobody sorts them.
@@ -151,17 +158,17 @@ fn tags<'a>(
     number: u32,
     local: &[Field<'a>],
     others: &Others<'a>,
-) -> Result<Option<Pieces<'a>>, Error> {
+) -> Result<Option<Chunks<'a>>, Error> {
     let mut known = BTreeSet::new();
-    let mut tags = Pieces::new();
+    let mut tags = Chunks::new();
     for field in local.iter().filter(|field| field.number == number) {
-        known.insert(Named::read(field).map_err(of(Server::Local))?.name);
+        known.insert(MapEntry::read(field).map_err(of(Server::Local))?.name);
         tags.push(Cow::Borrowed(field.raw));
     }
     let before = tags.len();
     for (server, message) in others {
         for field in message.iter().filter(|field| field.number == number) {
-            if known.insert(Named::read(field).map_err(of(*server))?.name) {
+            if known.insert(MapEntry::read(field).map_err(of(*server))?.name) {
                 tags.push(Cow::Borrowed(field.raw));
             }
         }
@@ -173,13 +180,13 @@ fn tags<'a>(
 struct PathItem<'a> {
     /// Who had it first.
     of: Server,
-    named: Named<'a>,
+    named: MapEntry<'a>,
     /// Methods of others.
     added: Vec<Field<'a>>,
 }
 
 impl<'a> PathItem<'a> {
-    fn new(of: Server, named: Named<'a>) -> Self {
+    fn new(of: Server, named: MapEntry<'a>) -> Self {
         let added = Vec::new();
         Self { of, named, added }
     }
@@ -189,7 +196,7 @@ impl<'a> PathItem<'a> {
         &mut self,
         spec: Spec,
         server: Server,
-        other: &Named<'a>,
+        other: &MapEntry<'a>,
     ) -> Result<bool, Error> {
         if self.named.raw == other.raw {
             return Ok(false);
@@ -210,7 +217,7 @@ impl<'a> PathItem<'a> {
         Ok(self.added.len() > before)
     }
 
-    fn pieces(self, number: u32) -> Result<Pieces<'a>, Error> {
+    fn chunks(self, number: u32) -> Result<Chunks<'a>, Error> {
         if self.added.is_empty() {
             return Ok(vec![Cow::Borrowed(self.named.raw)]);
         }
@@ -218,33 +225,33 @@ impl<'a> PathItem<'a> {
         fields.extend(self.added);
         fields.sort_by_key(|field| field.number);
         let fields = fields.iter().map(|field| Cow::Borrowed(field.raw));
-        let mut entry = framed(NAME, vec![Cow::Borrowed(self.named.name.as_bytes())]);
-        entry.extend(framed(VALUE, fields.collect()));
-        Ok(framed(number, entry))
+        let mut entry = length_delimited(NAME, vec![Cow::Borrowed(self.named.name.as_bytes())]);
+        entry.extend(length_delimited(VALUE, fields.collect()));
+        Ok(length_delimited(number, entry))
     }
 }
 
 /// An entry of a map, or a tag.
-struct Named<'a> {
+struct MapEntry<'a> {
     /// The field in which it came.
     raw: &'a [u8],
     name: &'a str,
-    /// What is named; in pieces if it was written so.
+    /// What is named; in chunks if it was written so.
     values: Vec<&'a [u8]>,
 }
 
-impl<'a> Named<'a> {
-    fn read(field: &Field<'a>) -> Result<Self, Fault> {
+impl<'a> MapEntry<'a> {
+    fn read(field: &Field<'a>) -> Result<Self, DecodeError> {
         let mut named = Self {
             raw: field.raw,
             name: "",
             values: Vec::new(),
         };
-        for inner in wire::fields(field.content()?)? {
+        for inner in wire_format::fields(field.content()?)? {
             match inner.number {
                 NAME => {
                     named.name =
-                        str::from_utf8(inner.content()?).map_err(|_| Fault::NameNotText)?;
+                        str::from_utf8(inner.content()?).map_err(|_| DecodeError::NameNotUtf8)?;
                 }
                 VALUE => named.values.push(inner.content()?),
                 _ => {}
@@ -254,44 +261,52 @@ impl<'a> Named<'a> {
     }
 
     /// The fields of what is named.
-    fn fields(&self) -> Result<Vec<Field<'a>>, Fault> {
-        joined(self.values.iter().copied())
+    fn fields(&self) -> Result<Vec<Field<'a>>, DecodeError> {
+        concat_fields(self.values.iter().copied())
     }
 }
 
 /// The entries of a map.
-fn all_named<'a>(number: u32, map: &[Field<'a>]) -> Result<Vec<Named<'a>>, Fault> {
+fn map_entries<'a>(number: u32, map: &[Field<'a>]) -> Result<Vec<MapEntry<'a>>, DecodeError> {
     let entries = map.iter().filter(|field| field.number == number);
-    let all: Vec<_> = entries.map(Named::read).collect::<Result<_, _>>()?;
+    let all: Vec<_> = entries.map(MapEntry::read).collect::<Result<_, _>>()?;
     let names: BTreeSet<&str> = all.iter().map(|named| named.name).collect();
     if names.len() < all.len() {
-        return Err(Fault::NameTwice);
+        return Err(DecodeError::DuplicateName);
     }
     Ok(all)
 }
 
-/// The fields of the message that a field holds. By the book, one that comes
-/// several times is one in pieces.
-fn inside<'a>(number: u32, message: &[Field<'a>]) -> Result<Vec<Field<'a>>, Fault> {
+/// The fields of the message that a field role. By the book, one that comes
+/// several times is one in chunks.
+fn submessage_fields<'a>(
+    number: u32,
+    message: &[Field<'a>],
+) -> Result<Vec<Field<'a>>, DecodeError> {
     let found = message.iter().filter(|field| field.number == number);
     let contents: Vec<_> = found.map(Field::content).collect::<Result<_, _>>()?;
-    joined(contents.into_iter())
+    concat_fields(contents.into_iter())
 }
 
-fn joined<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Result<Vec<Field<'a>>, Fault> {
+fn concat_fields<'a>(
+    chunks: impl Iterator<Item = &'a [u8]>,
+) -> Result<Vec<Field<'a>>, DecodeError> {
     let mut fields = Vec::new();
-    for piece in pieces {
-        fields.extend(wire::fields(piece)?);
+    for chunk in chunks {
+        fields.extend(wire_format::fields(chunk)?);
     }
     Ok(fields)
 }
 
 /// A message with other fields in place of those of the same number, or behind
 /// those of lower ones.
-fn replaced<'a>(message: &[Field<'a>], mut changed: BTreeMap<u32, Pieces<'a>>) -> Pieces<'a> {
+fn with_replaced_fields<'a>(
+    message: &[Field<'a>],
+    mut changed: BTreeMap<u32, Chunks<'a>>,
+) -> Chunks<'a> {
     let numbers: BTreeSet<u32> = message.iter().map(|field| field.number).collect();
-    let replaced: BTreeSet<u32> = changed.keys().copied().collect();
-    let mut pieces = Pieces::new();
+    let with_replaced_fields: BTreeSet<u32> = changed.keys().copied().collect();
+    let mut chunks = Chunks::new();
     for field in message {
         let new: Vec<u32> = changed
             .keys()
@@ -301,22 +316,22 @@ fn replaced<'a>(message: &[Field<'a>], mut changed: BTreeMap<u32, Pieces<'a>>) -
             })
             .collect();
         for number in new {
-            pieces.extend(changed.remove(&number).unwrap_or_default());
+            chunks.extend(changed.remove(&number).unwrap_or_default());
         }
-        if !replaced.contains(&field.number) {
-            pieces.push(Cow::Borrowed(field.raw));
+        if !with_replaced_fields.contains(&field.number) {
+            chunks.push(Cow::Borrowed(field.raw));
         }
     }
-    pieces.extend(changed.into_values().flatten());
-    pieces
+    chunks.extend(changed.into_values().flatten());
+    chunks
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn field(number: u32, pieces: &[&[u8]]) -> Vec<u8> {
-        framed(number, vec![pieces.concat().into()]).concat()
+    fn field(number: u32, chunks: &[&[u8]]) -> Vec<u8> {
+        length_delimited(number, vec![chunks.concat().into()]).concat()
     }
 
     fn named(number: u32, name: &str, value: &[u8]) -> Vec<u8> {
@@ -439,21 +454,21 @@ mod tests {
         let good = field(8, &[&path("/a", &[(2, b"")])]);
         let name_not_text = field(2, &[&field(NAME, &[b"\xff"])]);
         let method_as_number = named(2, "/a", &[0x18, 1]);
-        let rows: [(Vec<u8>, Fault); 6] = [
-            (vec![0x0a, 9], Fault::Malformed),
-            (field(8, &[&[0x12, 9]]), Fault::Malformed),
-            (vec![0x40, 1], Fault::WrongType),
-            (field(8, &[&name_not_text]), Fault::NameNotText),
-            (field(8, &[&method_as_number]), Fault::WrongType),
+        let rows: [(Vec<u8>, DecodeError); 6] = [
+            (vec![0x0a, 9], DecodeError::Malformed),
+            (field(8, &[&[0x12, 9]]), DecodeError::Malformed),
+            (vec![0x40, 1], DecodeError::WrongType),
+            (field(8, &[&name_not_text]), DecodeError::NameNotUtf8),
+            (field(8, &[&method_as_number]), DecodeError::WrongType),
             (
                 field(8, &[&path("/a", &[]), &path("/a", &[])]),
-                Fault::NameTwice,
+                DecodeError::DuplicateName,
             ),
         ];
         for (broken, expected) in rows {
             let error = merge(Spec::V2, &good, &[&good, &broken], |_| true).unwrap_err();
             assert!(
-                matches!(error, Error::Protobuf { of: Server::Other(1), fault } if fault == expected),
+                matches!(error, Error::Protobuf { of: Server::Other(1), cause } if cause == expected),
                 "{error}, not {expected}"
             );
         }

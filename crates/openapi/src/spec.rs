@@ -35,7 +35,7 @@ impl Format {
 
     /// The format of this media type, without parameters. The names with `@` are
     /// no media types by the book, and kube-apiserver still accepts them.
-    pub fn of_media_type(spec: Spec, media_type: &str) -> Option<Self> {
+    pub fn from_media_type(spec: Spec, media_type: &str) -> Option<Self> {
         let deprecated = match spec {
             Spec::V2 => "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
             Spec::V3 => "application/com.github.proto-openapi.spec.v3@v1.0+protobuf",
@@ -55,12 +55,12 @@ pub(crate) struct Field {
     pub(crate) json: &'static str,
     /// In gnostic's protobuf.
     pub(crate) number: u32,
-    pub(crate) holds: Holds,
+    pub(crate) role: FieldRole,
 }
 
-/// What a field holds, which decides how it is merged.
+/// What a field role, which decides how it is merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Holds {
+pub(crate) enum FieldRole {
     /// The local server's alone.
     Local,
     /// Paths, and below them methods.
@@ -69,16 +69,12 @@ pub(crate) enum Holds {
     Names,
     /// A list of things that say their names.
     Tags,
-    /// A message that in turn holds such fields.
+    /// A message that in turn role such fields.
     Components,
 }
 
-const fn field(json: &'static str, number: u32, holds: Holds) -> Field {
-    Field {
-        json,
-        number,
-        holds,
-    }
+const fn field(json: &'static str, number: u32, role: FieldRole) -> Field {
+    Field { json, number, role }
 }
 
 // The order is that in which kube-apiserver's Go writes them in JSON. Shared
@@ -86,44 +82,44 @@ const fn field(json: &'static str, number: u32, holds: Holds) -> Field {
 // no API: paths refer to them.
 
 const V2: &[Field] = &[
-    field("consumes", 6, Holds::Local),
-    field("produces", 7, Holds::Local),
-    field("schemes", 5, Holds::Local),
-    field("swagger", 1, Holds::Local),
-    field("info", 2, Holds::Local),
-    field("host", 3, Holds::Local),
-    field("basePath", 4, Holds::Local),
-    field("paths", 8, Holds::Paths),
-    field("definitions", 9, Holds::Names),
-    field("parameters", 10, Holds::Names),
-    field("responses", 11, Holds::Names),
-    field("securityDefinitions", 13, Holds::Names),
-    field("security", 12, Holds::Local),
-    field("tags", 14, Holds::Tags),
-    field("externalDocs", 15, Holds::Local),
+    field("consumes", 6, FieldRole::Local),
+    field("produces", 7, FieldRole::Local),
+    field("schemes", 5, FieldRole::Local),
+    field("swagger", 1, FieldRole::Local),
+    field("info", 2, FieldRole::Local),
+    field("host", 3, FieldRole::Local),
+    field("basePath", 4, FieldRole::Local),
+    field("paths", 8, FieldRole::Paths),
+    field("definitions", 9, FieldRole::Names),
+    field("parameters", 10, FieldRole::Names),
+    field("responses", 11, FieldRole::Names),
+    field("securityDefinitions", 13, FieldRole::Names),
+    field("security", 12, FieldRole::Local),
+    field("tags", 14, FieldRole::Tags),
+    field("externalDocs", 15, FieldRole::Local),
 ];
 
 const V3: &[Field] = &[
-    field("openapi", 1, Holds::Local),
-    field("info", 2, Holds::Local),
-    field("paths", 4, Holds::Paths),
-    field("servers", 3, Holds::Local),
-    field("components", 5, Holds::Components),
-    field("security", 6, Holds::Local),
-    field("tags", 7, Holds::Tags),
-    field("externalDocs", 8, Holds::Local),
+    field("openapi", 1, FieldRole::Local),
+    field("info", 2, FieldRole::Local),
+    field("paths", 4, FieldRole::Paths),
+    field("servers", 3, FieldRole::Local),
+    field("components", 5, FieldRole::Components),
+    field("security", 6, FieldRole::Local),
+    field("tags", 7, FieldRole::Tags),
+    field("externalDocs", 8, FieldRole::Local),
 ];
 
 const V3_COMPONENTS: &[Field] = &[
-    field("schemas", 1, Holds::Names),
-    field("securitySchemes", 7, Holds::Names),
-    field("responses", 2, Holds::Names),
-    field("parameters", 3, Holds::Names),
-    field("examples", 4, Holds::Names),
-    field("requestBodies", 5, Holds::Names),
-    field("links", 8, Holds::Names),
-    field("headers", 6, Holds::Names),
-    field("callbacks", 9, Holds::Names),
+    field("schemas", 1, FieldRole::Names),
+    field("securitySchemes", 7, FieldRole::Names),
+    field("responses", 2, FieldRole::Names),
+    field("parameters", 3, FieldRole::Names),
+    field("examples", 4, FieldRole::Names),
+    field("requestBodies", 5, FieldRole::Names),
+    field("links", 8, FieldRole::Names),
+    field("headers", 6, FieldRole::Names),
+    field("callbacks", 9, FieldRole::Names),
 ];
 
 /// What a path can hold, in order; its methods are those in `METHODS`.
@@ -157,7 +153,7 @@ impl Spec {
         }
     }
 
-    /// The fields of what [`Holds::Components`].
+    /// The fields of what [`FieldRole::Components`].
     pub(crate) fn components(self) -> &'static [Field] {
         match self {
             // Has none: its names are in the document itself.
@@ -166,7 +162,7 @@ impl Spec {
         }
     }
 
-    /// Where a path is within what [`Holds::Paths`].
+    /// Where a path is within what [`FieldRole::Paths`].
     pub(crate) fn path_number(self) -> u32 {
         match self {
             Self::V2 => 2,
@@ -228,7 +224,7 @@ mod tests {
             (Spec::V2, "", None),
         ] {
             assert_eq!(
-                Format::of_media_type(spec, media_type),
+                Format::from_media_type(spec, media_type),
                 expected,
                 "{media_type}"
             );

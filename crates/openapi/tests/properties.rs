@@ -1,4 +1,4 @@
-//! What holds for every document, in every version and format.
+//! What role for every document, in every version and format.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
@@ -131,7 +131,7 @@ proptest! {
         let take = |it: GroupVersion<'_>, _: usize| it.group == group;
         let forth = local.merge(&[&one, &two], take);
         let back = local.merge(&[&two, &one], take);
-        let is_taken = |key: &&str| GroupVersion::of_key(key).is_some_and(|it| take(it, 0));
+        let is_taken = |key: &&str| GroupVersion::from_key(key).is_some_and(|it| take(it, 0));
         let theirs = one.iter().chain(&two).map(|(key, _)| key).filter(is_taken);
         let expected = keys(local.iter().map(|(key, _)| key).chain(theirs));
         prop_assert_eq!(&keys(forth.iter().map(|(key, _)| key)), &expected);
@@ -139,7 +139,7 @@ proptest! {
         for (key, entry) in forth.iter() {
             let has = |index: &Index| usize::from(index.get(key).is_some());
             let others = if is_taken(&key) { has(&one) + has(&two) } else { 0 };
-            let servers = entry.parts.iter().map(|part| part.servers.len()).sum::<usize>();
+            let servers = entry.sources.iter().map(|source| source.servers.len()).sum::<usize>();
             prop_assert_eq!(servers, has(&local) + others);
             if entry.is_local() {
                 prop_assert_eq!(Some(&entry.location), local.get(key));

@@ -153,18 +153,18 @@ impl Catalogue {
 
     /// `/apis` for those who know no documents.
     pub fn groups(&self) -> ApiGroupList {
-        ApiGroupList::of(&self.apis)
+        ApiGroupList::from_document(&self.apis)
     }
 
     /// `/apis/GROUP`
     pub fn group(&self, group: &str) -> Option<ApiGroup> {
-        self.apis.group(group).map(ApiGroup::of)
+        self.apis.group(group).map(ApiGroup::from_group)
     }
 
     /// `/api/v1` and `/apis/GROUP/VERSION`
     pub fn resources(&self, group: &str, version: &str) -> Option<ApiResourceList> {
         let version = self.version(group, version)?;
-        Some(ApiResourceList::of(group, version))
+        Some(ApiResourceList::from_version(group, version))
     }
 
     /// Whether it has a version of a group: kube-apiserver says differently that a

@@ -45,7 +45,7 @@ use skewbridge_gateway::serve::h2::Bounds;
 use skewbridge_gateway::serve::{ClientIo, h1, h2};
 use skewbridge_gateway::tls::material::{CaBundle, KeyPair};
 use skewbridge_gateway::tls::server_config;
-use skewbridge_wire::ReadAhead;
+use skewbridge_stream_io::ReadAhead;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinSet;

@@ -25,7 +25,7 @@ fn main() {
         .build()
         .unwrap();
     for (threads, runtime) in [("one thread", &one), ("two threads", &two)] {
-        for flow in [FlowControl::Never, FlowControl::Learned] {
+        for flow in [FlowControl::Never, FlowControl::Auto] {
             runtime.block_on(async {
                 let (here, there) = tokio::io::duplex(PIPE);
                 measure(&format!("memory, {threads}, {flow:?}"), flow, here, there).await;
@@ -58,7 +58,7 @@ where
     let mut sending = client.open(Headers::new()).unwrap();
     let receiving = incoming.next().await.unwrap();
     let receiving = receiving.accept(Headers::new()).unwrap();
-    sending.answered().await.unwrap();
+    sending.accepted().await.unwrap();
     let start = Instant::now();
     let writer = tokio::spawn(write(sending.sender));
     let reader = tokio::spawn(read(receiving.receiver));

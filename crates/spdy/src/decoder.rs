@@ -4,7 +4,7 @@ use bytes::{Buf as _, BytesMut};
 
 use crate::error::Error;
 use crate::frame::{
-    ControlHead, Data, DataHead, Fin, Frame, GoAway, HEAD_BYTES, Head, Kind, MoreHeaders, Ping,
+    ControlHead, Data, DataHead, Fin, Frame, GoAway, HEAD_BYTES, Head, HeadersFrame, Kind, Ping,
     RstStream, Settings, SynReply, SynStream, VERSION, WindowUpdate,
 };
 use crate::header_block::{Decompressor, MAX_COMPRESSED_BYTES};
@@ -126,7 +126,7 @@ impl Decoder {
         Ok(match kind {
             Kind::SynStream => Frame::SynStream(SynStream::parse(flags, payload, decompressor)?),
             Kind::SynReply => Frame::SynReply(SynReply::parse(flags, payload, decompressor)?),
-            Kind::Headers => Frame::MoreHeaders(MoreHeaders::parse(flags, payload, decompressor)?),
+            Kind::Headers => Frame::Headers(HeadersFrame::parse(flags, payload, decompressor)?),
             Kind::RstStream => Frame::RstStream(RstStream::parse(payload)?),
             Kind::Settings => Frame::Settings(Settings::parse(flags, payload)?),
             Kind::Ping => Frame::Ping(Ping::parse(payload)?),

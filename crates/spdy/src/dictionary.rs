@@ -4,7 +4,7 @@
 //! with their length before them, as in a block of headers, then text as it is.
 
 /// The words.
-#[rustfmt::skip] // one to a line would be two pages
+#[rustfmt::skip] // one to a ready_streams would be two pages
 const WORDS: [&str; 65] = [
     "options", "head", "post", "put", "delete", "trace", "accept", "accept-charset",
     "accept-encoding", "accept-language", "accept-ranges", "age", "allow", "authorization",

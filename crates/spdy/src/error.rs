@@ -17,7 +17,7 @@ pub enum Error {
     Malformed(&'static str),
     /// It ended where it must not.
     #[error("the connection ended inside a frame")]
-    CutOff,
+    UnexpectedEof,
     /// Headers that cannot be read or written.
     #[error(transparent)]
     Headers(#[from] HeaderBlockError),
@@ -46,13 +46,13 @@ impl From<io::Error> for Error {
 pub enum Closed {
     /// It ended where a frame may end, though this stream had not.
     #[error("the other side ended the connection")]
-    ByPeer,
+    Remote,
     /// It ended after a `GOAWAY`.
     #[error("the other side went away ({0:?})")]
-    GoneAway(GoAwayStatus),
+    GoAway(GoAwayStatus),
     /// It was ended here.
     #[error("the connection was closed")]
-    Here,
+    Local,
     /// It failed.
     #[error(transparent)]
     Failed(#[from] Error),
@@ -62,15 +62,15 @@ pub enum Closed {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StreamError {
     /// The other side refused to begin it, or went away before it looked: nothing
-    /// has happened, and it is safe to try again.
+    /// has on_event, and it is safe to try again.
     #[error("the other side refused the stream")]
     Refused,
     /// The other side ended it.
     #[error("the other side reset the stream ({0:?})")]
-    ResetByPeer(ResetStatus),
+    ResetByRemote(ResetStatus),
     /// It was ended here.
     #[error("the stream was reset ({0:?})")]
-    ResetHere(ResetStatus),
+    ResetLocally(ResetStatus),
     /// Its writing half is finished.
     #[error("the stream takes no more data")]
     Finished,

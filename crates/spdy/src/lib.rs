@@ -24,7 +24,7 @@
 //! assert_eq!(request.headers().get("streamtype"), Some("stdin"));
 //! let mut accepted = request.accept(Headers::new()).unwrap();
 //!
-//! stdin.answered().await.unwrap();
+//! stdin.accepted().await.unwrap();
 //! stdin.sender.write("hello".into()).await.unwrap();
 //! stdin.sender.finish().unwrap();
 //! assert_eq!(accepted.receiver.read().await.unwrap(), Some("hello".into()));
@@ -32,6 +32,7 @@
 //! # }
 //! ```
 
+mod bytes_list;
 pub mod connection;
 mod decoder;
 mod dictionary;
@@ -39,7 +40,6 @@ mod error;
 pub mod frame;
 mod header_block;
 mod headers;
-mod pieces;
 mod session;
 
 pub use decoder::Decoder;
@@ -49,4 +49,6 @@ pub use header_block::{
     MAX_SENT_BYTES,
 };
 pub use headers::{Headers, MAX_HEADERS};
-pub use session::{Config, Event, FlowControl, Half, Layout, Opening, Outbox, Role, Session};
+pub use session::{
+    Config, Event, FlowControl, Half, Layout, OpenOptions, Role, SendBuffer, Session,
+};

@@ -1,12 +1,12 @@
 //! Connections over memory and loopback.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-mod ends;
+mod pair;
 
 use std::time::Duration;
 
 use bytes::Bytes;
-use ends::{PATTERN, Pair, check, config, drained, pair, pattern, within};
+use pair::{PATTERN, Pair, check, config, drained, pair, pattern, within};
 use skewbridge_spdy::connection::{self, PingError, Stream};
 use skewbridge_spdy::frame::ResetStatus;
 use skewbridge_spdy::{Closed, Config, Error, FlowControl, Headers, OpenError, StreamError};
@@ -23,11 +23,7 @@ async fn echo(mut stream: Stream) {
 
 #[tokio::test]
 async fn many_streams_share_a_connection() {
-    for flow_control in [
-        FlowControl::Never,
-        FlowControl::Learned,
-        FlowControl::Always,
-    ] {
+    for flow_control in [FlowControl::Never, FlowControl::Auto, FlowControl::Always] {
         let mut pair = pair(config(flow_control));
         let mut tasks = JoinSet::new();
         for index in 0..100usize {
@@ -35,7 +31,7 @@ async fn many_streams_share_a_connection() {
             let headers = Headers::new().with("requestid", &name);
             let mut stream = pair.client.open(headers).unwrap();
             tasks.spawn(async move {
-                stream.answered().await.unwrap();
+                stream.accepted().await.unwrap();
                 let bytes = index * 1000;
                 stream.sender.write(pattern(0, bytes)).await.unwrap();
                 stream.sender.finish().unwrap();
@@ -94,7 +90,7 @@ async fn a_reset_ends_one_stream_after_what_came_before_it() {
     let end = within(reader.read()).await;
     assert!(matches!(
         end,
-        Err(StreamError::ResetByPeer(ResetStatus::Cancel))
+        Err(StreamError::ResetByRemote(ResetStatus::Cancel))
     ));
     assert!(writer.write("late".into()).await.is_err());
     assert!(writer.finish().is_err());
@@ -118,7 +114,7 @@ async fn who_has_nothing_to_write_hears_of_a_reset() {
     assert!(!waiting.is_finished());
     sender.reset(ResetStatus::Cancel);
     let stopped = within(waiting).await.unwrap();
-    let expected = StreamError::ResetByPeer(ResetStatus::Cancel);
+    let expected = StreamError::ResetByRemote(ResetStatus::Cancel);
     assert_eq!(stopped.to_string(), expected.to_string());
 }
 
@@ -128,7 +124,7 @@ async fn a_sender_dropped_without_an_end_is_no_end() {
     let (client, mut server) = pair.stream().await;
     drop(client.sender);
     let end = within(server.receiver.read()).await;
-    assert!(matches!(end, Err(StreamError::ResetByPeer(_))), "{end:?}");
+    assert!(matches!(end, Err(StreamError::ResetByRemote(_))), "{end:?}");
 }
 
 #[tokio::test]
@@ -141,17 +137,17 @@ async fn streams_that_nobody_wants_are_refused() {
     request.refuse(ResetStatus::InternalError);
     drop(pair.incoming.next().await.unwrap());
     drop(pair.incoming);
-    let answer = within(refused.answered()).await;
+    let answer = within(refused.accepted()).await;
     assert!(matches!(
         answer,
-        Err(StreamError::ResetByPeer(ResetStatus::InternalError))
+        Err(StreamError::ResetByRemote(ResetStatus::InternalError))
     ));
     for stream in [&mut dropped, &mut unseen] {
-        let answer = within(stream.answered()).await;
+        let answer = within(stream.accepted()).await;
         assert!(matches!(answer, Err(StreamError::Refused)), "{answer:?}");
     }
     let mut late = pair.client.open(Headers::new()).unwrap();
-    let answer = within(late.answered()).await;
+    let answer = within(late.accepted()).await;
     assert!(matches!(answer, Err(StreamError::Refused)), "{answer:?}");
 }
 
@@ -174,7 +170,7 @@ async fn fill(stream: &mut Stream) -> usize {
 
 #[tokio::test]
 async fn a_slow_reader_slows_its_own_stream_where_there_are_windows() {
-    let mut pair = pair(config(FlowControl::Learned));
+    let mut pair = pair(config(FlowControl::Auto));
     let (mut slow, not_read) = pair.stream().await;
     let bytes = fill(&mut slow).await;
     // Its window and its queue, and what one write and one piece are over.
@@ -231,15 +227,15 @@ async fn much_goes_both_ways_at_once_unharmed() {
         sender.finish().unwrap();
         assert_eq!(reader.await.unwrap().unwrap(), BYTES);
     }
-    for flow_control in [FlowControl::Never, FlowControl::Learned] {
+    for flow_control in [FlowControl::Never, FlowControl::Auto] {
         let config = Config {
             flow_control,
             ..Config::default()
         };
-        let (here, there) = ends::loopback().await;
+        let (here, there) = pair::loopback().await;
         let mut over_tcp = Pair::over(here, there, config.clone());
         let (here, there) = duplex(64 * 1024);
-        let mut flat = Pair::over(ends::Flat(here), ends::Flat(there), config);
+        let mut flat = Pair::over(pair::Flat(here), pair::Flat(there), config);
         for pair in [&mut over_tcp, &mut flat] {
             let (client, server) = pair.stream().await;
             let server = tokio::spawn(both(server));
@@ -281,11 +277,11 @@ async fn when_the_other_side_dies_everybody_learns_it() {
     assert_eq!(data, Some("last words".into()));
     let end = within(client.receiver.read()).await;
     assert!(
-        matches!(end, Err(StreamError::Closed(Closed::ByPeer))),
+        matches!(end, Err(StreamError::Closed(Closed::Remote))),
         "{end:?}"
     );
     assert!(client.sender.write("x".into()).await.is_err());
-    assert!(within(unanswered.answered()).await.is_err());
+    assert!(within(unanswered.accepted()).await.is_err());
     let ping = within(pair.client.ping()).await;
     assert!(matches!(ping, Err(PingError::Closed(_))), "{ping:?}");
     let opened = pair.client.open(Headers::new());
@@ -294,7 +290,7 @@ async fn when_the_other_side_dies_everybody_learns_it() {
     // Its own streams learn that the driver is gone.
     let end = within(server.receiver.read()).await;
     assert!(
-        matches!(end, Err(StreamError::Closed(Closed::Here))),
+        matches!(end, Err(StreamError::Closed(Closed::Local))),
         "{end:?}"
     );
     assert!(within(pair.incoming.next()).await.is_some());
@@ -303,7 +299,7 @@ async fn when_the_other_side_dies_everybody_learns_it() {
 
 #[tokio::test]
 async fn waiting_ends_when_the_connection_does() {
-    let mut pair = pair(config(FlowControl::Learned));
+    let mut pair = pair(config(FlowControl::Auto));
     let (mut client, mut server) = pair.stream().await;
     fill(&mut client).await;
     let Stream {
@@ -336,7 +332,7 @@ async fn a_connection_that_is_closed_ends_when_its_streams_have() {
         Err(OpenError::GoingAway)
     ));
     let mut refused = pair.server.open(Headers::new()).unwrap();
-    let answer = within(refused.answered()).await;
+    let answer = within(refused.accepted()).await;
     assert!(matches!(answer, Err(StreamError::Refused)), "{answer:?}");
     drop(refused);
 
@@ -372,7 +368,7 @@ async fn who_does_not_speak_spdy_is_told_and_left() {
         .write_all(b"\x80\x02\0\x06\0\0\0\x04\0\0\0\x07")
         .await
         .unwrap();
-    let answer = within(stream.answered()).await;
+    let answer = within(stream.accepted()).await;
     assert!(
         matches!(
             answer,
@@ -398,7 +394,7 @@ async fn a_connection_cut_off_inside_a_frame_has_failed() {
         .unwrap();
     drop(there);
     let end = within(driver).await.unwrap();
-    assert!(matches!(end, Err(Error::CutOff)), "{end:?}");
+    assert!(matches!(end, Err(Error::UnexpectedEof)), "{end:?}");
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
 use skewbridge_spdy::frame::{
-    Data, Fin, Frame, GoAway, GoAwayStatus, MoreHeaders, Ping, Priority, ResetStatus, RstStream,
+    Data, Fin, Frame, GoAway, GoAwayStatus, HeadersFrame, Ping, Priority, ResetStatus, RstStream,
     Setting, SettingId, Settings, StreamId, SynReply, SynStream, WindowUpdate,
 };
 use skewbridge_spdy::{Compressor, Decoder, Error, Headers};
@@ -244,7 +244,7 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         })
     });
     let headers = (any_id(), any_fin(), any_headers()).prop_map(|(stream, fin, headers)| {
-        Frame::MoreHeaders(MoreHeaders {
+        Frame::Headers(HeadersFrame {
             stream,
             fin,
             headers,

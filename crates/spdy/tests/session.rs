@@ -1,20 +1,20 @@
 //! What a session says to what it hears.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-mod wire;
+mod in_memory;
 
 use std::task::Poll;
 
 use bytes::BytesMut;
+use in_memory::{config, id, input, output, read};
 use skewbridge_spdy::frame::{
     Data, Fin, Frame, GoAway, GoAwayStatus, Priority, ResetStatus, RstStream, Setting, SettingId,
     Settings, StreamId, SynReply, SynStream, WindowUpdate,
 };
 use skewbridge_spdy::{
-    Compressor, Config, Decoder, Event, FlowControl, Half, Headers, OpenError, Opening, Role,
+    Compressor, Config, Decoder, Event, FlowControl, Half, Headers, OpenError, OpenOptions, Role,
     Session, StreamError,
 };
-use wire::{config, id, input, output, read};
 
 /// Less than a window, and two of it are more.
 static LARGE: [u8; 90_000] = [0; 90_000];
@@ -118,7 +118,7 @@ fn a_stream_is_opened_answered_and_closed_by_halves() {
     let reply = Headers::new().with("a", "b");
     server.accept(stream, reply.clone()).unwrap();
     let events = input(&mut client, output(&mut server));
-    assert_eq!(events, [Event::Answered(stream)]);
+    assert_eq!(events, [Event::Accepted(stream)]);
     assert!(matches!(client.poll_reply(stream), Poll::Ready(Ok(it)) if it == reply));
 
     let events = input(&mut server, output(&mut client));
@@ -148,12 +148,12 @@ fn a_stream_is_opened_answered_and_closed_by_halves() {
 
 #[test]
 fn ids_grow_and_belong_to_their_side() {
-    let mut peer = Peer::of(Role::Server, FlowControl::Learned);
-    assert_eq!(peer.session.open(Opening::default()).unwrap(), id(2));
-    assert_eq!(peer.session.open(Opening::default()).unwrap(), id(4));
+    let mut peer = Peer::of(Role::Server, FlowControl::Auto);
+    assert_eq!(peer.session.open(OpenOptions::default()).unwrap(), id(2));
+    assert_eq!(peer.session.open(OpenOptions::default()).unwrap(), id(4));
     assert_eq!(peer.opens(3).len(), 1);
     for wrong in [1, 3, 2, 6] {
-        let mut peer = Peer::of(Role::Server, FlowControl::Learned);
+        let mut peer = Peer::of(Role::Server, FlowControl::Auto);
         peer.opens(3);
         let frame = Frame::SynStream(SynStream {
             stream: id(wrong),
@@ -171,19 +171,19 @@ fn ids_grow_and_belong_to_their_side() {
 
 #[test]
 fn too_many_streams_are_refused_on_both_sides() {
-    let mut peer = Peer::of(Role::Server, FlowControl::Learned);
+    let mut peer = Peer::of(Role::Server, FlowControl::Auto);
     for stream in [1, 3, 5, 7] {
         assert_eq!(peer.opens(stream).len(), 1);
     }
     assert_eq!(peer.opens(9), []);
     assert_eq!(peer.hears(), [reset(9, ResetStatus::RefusedStream)]);
     for _ in 0..4 {
-        peer.session.open(Opening::default()).unwrap();
+        peer.session.open(OpenOptions::default()).unwrap();
     }
-    let error = peer.session.open(Opening::default()).unwrap_err();
+    let error = peer.session.open(OpenOptions::default()).unwrap_err();
     assert!(matches!(error, OpenError::TooMany));
 
-    let mut peer = Peer::of(Role::Client, FlowControl::Learned);
+    let mut peer = Peer::of(Role::Client, FlowControl::Auto);
     let setting = Setting {
         flags: 0,
         id: SettingId::MaxConcurrentStreams,
@@ -193,18 +193,18 @@ fn too_many_streams_are_refused_on_both_sides() {
         clear: false,
         settings: vec![setting],
     }));
-    peer.session.open(Opening::default()).unwrap();
-    assert!(peer.session.open(Opening::default()).is_err());
+    peer.session.open(OpenOptions::default()).unwrap();
+    assert!(peer.session.open(OpenOptions::default()).is_err());
 }
 
 #[test]
 fn a_broken_rule_ends_its_stream_only() {
     // Data before the answer, a second answer, an answer to one's own stream, data
     // after the end, data for a stream that never was.
-    let mut peer = Peer::of(Role::Client, FlowControl::Learned);
-    let early = peer.session.open(Opening::default()).unwrap();
-    let twice = peer.session.open(Opening::default()).unwrap();
-    let ended = peer.session.open(Opening::default()).unwrap();
+    let mut peer = Peer::of(Role::Client, FlowControl::Auto);
+    let early = peer.session.open(OpenOptions::default()).unwrap();
+    let twice = peer.session.open(OpenOptions::default()).unwrap();
+    let ended = peer.session.open(OpenOptions::default()).unwrap();
     peer.hears();
     assert_eq!(peer.sends(early, Fin::No, b"x"), [Event::Failed(early)]);
     peer.answers(twice);
@@ -230,14 +230,14 @@ fn a_broken_rule_ends_its_stream_only() {
     assert_eq!(peer.hears(), []);
     assert!(matches!(
         read(&mut peer.session, early),
-        Some(Err(StreamError::ResetHere(ResetStatus::ProtocolError)))
+        Some(Err(StreamError::ResetLocally(ResetStatus::ProtocolError)))
     ));
 }
 
 #[test]
 fn what_came_before_a_reset_is_read_first() {
-    let mut peer = Peer::of(Role::Client, FlowControl::Learned);
-    let stream = peer.session.open(Opening::default()).unwrap();
+    let mut peer = Peer::of(Role::Client, FlowControl::Auto);
+    let stream = peer.session.open(OpenOptions::default()).unwrap();
     peer.answers(stream);
     peer.sends(stream, Fin::No, b"status");
     peer.says(&reset(1, ResetStatus::Cancel));
@@ -245,7 +245,7 @@ fn what_came_before_a_reset_is_read_first() {
     assert_eq!(data, Some("status".into()));
     assert!(matches!(
         read(&mut peer.session, stream),
-        Some(Err(StreamError::ResetByPeer(ResetStatus::Cancel)))
+        Some(Err(StreamError::ResetByRemote(ResetStatus::Cancel)))
     ));
     peer.session.release(stream, Half::Receiver);
     peer.session.release(stream, Half::Sender);
@@ -254,7 +254,7 @@ fn what_came_before_a_reset_is_read_first() {
 
 #[test]
 fn a_sender_that_is_dropped_resets_and_a_receiver_that_is_dropped_discards() {
-    let mut peer = Peer::of(Role::Server, FlowControl::Learned);
+    let mut peer = Peer::of(Role::Server, FlowControl::Auto);
     peer.opens(1);
     peer.opens(3);
     peer.session.release(id(1), Half::Sender);
@@ -270,8 +270,8 @@ fn a_sender_that_is_dropped_resets_and_a_receiver_that_is_dropped_discards() {
     }
     // It does not hold up the end of the connection.
     peer.session.release(id(1), Half::Receiver);
-    peer.session.leave();
-    assert!(peer.session.may_end());
+    peer.session.shut_down();
+    assert!(peer.session.can_close());
     peer.sends(id(3), Fin::Yes, b"");
     assert_eq!(peer.session.streams(), 0);
 }
@@ -279,11 +279,11 @@ fn a_sender_that_is_dropped_resets_and_a_receiver_that_is_dropped_discards() {
 #[test]
 fn windows_hold_a_sender_where_they_count() {
     let mut peer = Peer::of(Role::Client, FlowControl::Always);
-    let stream = peer.session.open(Opening::default()).unwrap();
+    let stream = peer.session.open(OpenOptions::default()).unwrap();
     peer.answers(stream);
     peer.session.write(stream, vec![1; 300_000].into()).unwrap();
     peer.session.finish(stream).unwrap();
-    assert!(peer.session.poll_room(stream).is_ready(), "an error");
+    assert!(peer.session.poll_capacity(stream).is_ready(), "an error");
     assert_eq!(peer.hears_bytes(), 65_536);
     peer.widens(Some(stream), 100_000);
     assert_eq!(peer.hears_bytes(), 0, "the connection's window");
@@ -308,8 +308,8 @@ fn windows_hold_a_sender_where_they_count() {
 
 #[test]
 fn a_window_that_overflows_is_an_error() {
-    let mut peer = Peer::of(Role::Client, FlowControl::Learned);
-    let stream = peer.session.open(Opening::default()).unwrap();
+    let mut peer = Peer::of(Role::Client, FlowControl::Auto);
+    let stream = peer.session.open(OpenOptions::default()).unwrap();
     peer.hears();
     assert_eq!(
         peer.widens(Some(stream), 0x7fff_ffff),
@@ -326,9 +326,9 @@ fn a_window_that_overflows_is_an_error() {
 
 #[test]
 fn one_that_says_nothing_of_windows_is_sent_everything() {
-    for flow_control in [FlowControl::Learned, FlowControl::Never] {
+    for flow_control in [FlowControl::Auto, FlowControl::Never] {
         let mut peer = Peer::of(Role::Client, flow_control);
-        let stream = peer.session.open(Opening::default()).unwrap();
+        let stream = peer.session.open(OpenOptions::default()).unwrap();
         peer.answers(stream);
         peer.session
             .write(stream, vec![1; 10_000_000].into())
@@ -339,10 +339,10 @@ fn one_that_says_nothing_of_windows_is_sent_everything() {
         assert!(peer.session.wants_input());
         peer.sends(stream, Fin::No, &LARGE);
         assert!(!peer.session.wants_input());
-        assert!(peer.session.is_overfull(stream));
+        assert!(peer.session.is_over_limit(stream));
         read(&mut peer.session, stream).unwrap().unwrap();
         assert!(peer.session.wants_input());
-        assert!(!peer.session.is_overfull(stream));
+        assert!(!peer.session.is_over_limit(stream));
         assert_eq!(peer.hears(), []);
         // Until it shows that it knows them: then all is made good.
         peer.widens(Some(stream), 1_000);
@@ -368,9 +368,9 @@ fn one_that_says_nothing_of_windows_is_sent_everything() {
 fn streams_send_in_turn_and_by_priority() {
     let mut peer = Peer::of(Role::Client, FlowControl::Never);
     let mut open = |priority| {
-        let opening = Opening {
+        let opening = OpenOptions {
             priority: Priority::new(priority),
-            ..Opening::default()
+            ..OpenOptions::default()
         };
         let stream = peer.session.open(opening).unwrap();
         peer.answers(stream);
@@ -423,29 +423,29 @@ fn one_who_only_asks_is_not_read() {
 #[test]
 fn who_goes_away_refuses_what_it_has_not_seen() {
     let mut peer = Peer::of(Role::Client, FlowControl::Never);
-    let seen = peer.session.open(Opening::default()).unwrap();
-    let unseen = peer.session.open(Opening::default()).unwrap();
+    let seen = peer.session.open(OpenOptions::default()).unwrap();
+    let unseen = peer.session.open(OpenOptions::default()).unwrap();
     peer.answers(seen);
     let events = peer.says(&Frame::GoAway(GoAway {
         last: Some(seen),
         status: GoAwayStatus::Ok,
     }));
-    assert_eq!(events, [Event::GoneAway, Event::Failed(unseen)]);
+    assert_eq!(events, [Event::GoAway, Event::Failed(unseen)]);
     assert!(matches!(
         peer.session.poll_reply(unseen),
         Poll::Ready(Err(StreamError::Refused))
     ));
     assert!(matches!(
-        peer.session.open(Opening::default()),
+        peer.session.open(OpenOptions::default()),
         Err(OpenError::GoingAway)
     ));
-    assert!(peer.session.poll_room(seen).is_ready());
+    assert!(peer.session.poll_capacity(seen).is_ready());
     peer.hears();
-    assert!(!peer.session.may_end());
+    assert!(!peer.session.can_close());
     for stream in [seen, unseen] {
         peer.session.release(stream, Half::Receiver);
         peer.session.release(stream, Half::Sender);
     }
     assert_eq!(peer.hears(), [reset(1, ResetStatus::Cancel)]);
-    assert!(peer.session.may_end());
+    assert!(peer.session.can_close());
 }

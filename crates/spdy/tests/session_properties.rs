@@ -1,14 +1,14 @@
 //! What holds for sessions whatever applications and peers do.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-mod wire;
+mod in_memory;
 
 use std::task::Poll;
 
 use bytes::BytesMut;
+use in_memory::{config, id, input, output, read};
 use proptest::prelude::*;
-use skewbridge_spdy::{Event, FlowControl, Headers, Opening, Role, Session};
-use wire::{config, id, input, output, read};
+use skewbridge_spdy::{Event, FlowControl, Headers, OpenOptions, Role, Session};
 
 /// What two applications do to a pair of sessions.
 #[derive(Debug, Clone)]
@@ -51,7 +51,7 @@ impl Side {
 
     fn step(&mut self, step: &Step) {
         match *step {
-            Step::Open => drop(self.session.open(Opening::default())),
+            Step::Open => drop(self.session.open(OpenOptions::default())),
             Step::Write(stream, size) => {
                 self.noise = self.noise.wrapping_add(41);
                 let data = vec![self.noise; size];
@@ -94,11 +94,11 @@ proptest! {
         flows in (0usize..3, 0usize..3),
         steps in proptest::collection::vec(any_step(), 1..60),
     ) {
-        let flow = |index: usize| [FlowControl::Always, FlowControl::Learned, FlowControl::Never][index];
+        let flow = |index: usize| [FlowControl::Always, FlowControl::Auto, FlowControl::Never][index];
         // Who has windows and who has none do not get along, and need not.
         let (here, there) = match (flow(flows.0), flow(flows.1)) {
             (FlowControl::Always, FlowControl::Never) | (FlowControl::Never, FlowControl::Always) => {
-                (FlowControl::Learned, FlowControl::Learned)
+                (FlowControl::Auto, FlowControl::Auto)
             }
             flows => flows,
         };
@@ -142,8 +142,8 @@ proptest! {
         is_client in any::<bool>(),
     ) {
         let role = if is_client { Role::Client } else { Role::Server };
-        let mut session = Session::new(role, config(FlowControl::Learned));
-        let stream = session.open(Opening::default()).unwrap();
+        let mut session = Session::new(role, config(FlowControl::Auto));
+        let stream = session.open(OpenOptions::default()).unwrap();
         let mut wire = BytesMut::from(&bytes[..]);
         while let Ok(Some(_)) = session.receive(&mut wire) {}
         let _ = read(&mut session, stream);

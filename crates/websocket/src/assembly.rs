@@ -1,24 +1,24 @@
-//! Whole messages out of pieces.
+//! Whole messages out of chunks.
 
 use bytes::{Bytes, BytesMut};
 
-use crate::decode::Piece;
-use crate::frame::Kind;
+use crate::decode::MessageChunk;
+use crate::frame::MessageKind;
 
-/// Puts pieces together. It holds up to [`Limits::message`](crate::Limits)
-/// bytes; a message that came in one piece is passed on without being copied.
+/// Puts chunks together. It holds up to [`Limits::message`](crate::Limits)
+/// bytes; a message that came in one chunk is passed on without being copied.
 #[derive(Debug, Default)]
 pub struct Assembly(BytesMut);
 
 impl Assembly {
-    /// Takes the next piece, and gives the message that is whole with it.
-    pub fn piece(&mut self, piece: Piece) -> Option<(Kind, Bytes)> {
-        if piece.starts && piece.ends {
-            return Some((piece.kind, piece.bytes));
+    /// Takes the next chunk, and gives the message that is whole with it.
+    pub fn push(&mut self, chunk: MessageChunk) -> Option<(MessageKind, Bytes)> {
+        if chunk.is_first && chunk.is_last {
+            return Some((chunk.kind, chunk.bytes));
         }
-        self.0.extend_from_slice(&piece.bytes);
-        piece
-            .ends
-            .then(|| (piece.kind, std::mem::take(&mut self.0).freeze()))
+        self.0.extend_from_slice(&chunk.bytes);
+        chunk
+            .is_last
+            .then(|| (chunk.kind, std::mem::take(&mut self.0).freeze()))
     }
 }

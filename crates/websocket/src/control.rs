@@ -3,7 +3,7 @@
 use bytes::{BufMut as _, Bytes, BytesMut};
 
 use crate::decode::Violation;
-use crate::frame::{ControlOpcode, LONGEST_CONTROL};
+use crate::frame::{ControlOpcode, MAX_CONTROL_BYTES};
 
 /// A frame that is not part of any message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct ControlPayload(Bytes);
 impl ControlPayload {
     /// `None` if it is too long.
     pub fn new(bytes: Bytes) -> Option<Self> {
-        (bytes.len() <= LONGEST_CONTROL.into()).then_some(Self(bytes))
+        (bytes.len() <= MAX_CONTROL_BYTES.into()).then_some(Self(bytes))
     }
 
     /// The bytes.
@@ -40,12 +40,12 @@ pub struct Close {
 }
 
 /// What a reason has left of a control frame.
-const LONGEST_REASON: usize = LONGEST_CONTROL as usize - 2;
+const MAX_REASON_BYTES: usize = MAX_CONTROL_BYTES as usize - 2;
 
 impl Close {
     /// For programs and, cut where it does not fit, for people.
     pub fn new(code: CloseCode, reason: &str) -> Self {
-        let end = reason.floor_char_boundary(LONGEST_REASON);
+        let end = reason.floor_char_boundary(MAX_REASON_BYTES);
         Self {
             code,
             reason: reason[..end].to_owned(),

@@ -3,7 +3,7 @@
 use bytes::{Buf as _, Bytes, BytesMut};
 
 use crate::control::{CloseCode, Control};
-use crate::frame::{ControlOpcode, Header, Kind, Opcode, Role};
+use crate::frame::{ControlOpcode, Header, MessageKind, Opcode, Role};
 use crate::mask::Mask;
 use crate::utf8::{Invalid, Utf8};
 
@@ -11,21 +11,21 @@ use crate::utf8::{Invalid, Utf8};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// Some of a message, as much of it as is there.
-    Piece(Piece),
-    /// Not part of a message, though it may come between two pieces of one.
+    Chunk(MessageChunk),
+    /// Not part of a message, though it may come between two chunks of one.
     Control(Control),
 }
 
 /// Some of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
-    /// What the message is made of. A piece of text may end within a character.
-    pub kind: Kind,
+pub struct MessageChunk {
+    /// What the message is made of. A chunk of text may end within a character.
+    pub kind: MessageKind,
     /// The message begins with it.
-    pub starts: bool,
-    /// The message ends with it.
-    pub ends: bool,
-    /// May be empty where the message starts or ends.
+    pub is_first: bool,
+    /// The message is_last with it.
+    pub is_last: bool,
+    /// May be empty where the message is_first or is_last.
     pub bytes: Bytes,
 }
 
@@ -34,7 +34,7 @@ pub struct Piece {
 pub struct Limits {
     /// The payload of a frame.
     pub frame: u64,
-    /// All payloads of a message. Who takes pieces as they come needs no bound
+    /// All payloads of a message. Who takes chunks as they come needs no bound
     /// here; who puts them together does.
     pub message: u64,
 }
@@ -136,10 +136,10 @@ enum State {
 /// One that has begun and not ended.
 #[derive(Debug)]
 struct Message {
-    kind: Kind,
+    kind: MessageKind,
     length: u64,
-    /// No piece of it has been given yet.
-    fresh: bool,
+    /// No chunk of it has been given yet.
+    is_unread: bool,
     utf8: Utf8,
 }
 
@@ -166,7 +166,7 @@ impl Decoder {
     }
 
     /// Whether the other end has said that nothing follows. A connection that
-    /// ends without it was cut off.
+    /// is_last without it was cut off.
     pub fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed)
     }
@@ -215,8 +215,8 @@ impl Decoder {
                         0 => State::Head,
                         _ => State::Data { left, mask, fin },
                     };
-                    if let Some(piece) = self.piece(bytes.freeze(), fin && left == 0)? {
-                        return Ok(Some(Event::Piece(piece)));
+                    if let Some(chunk) = self.chunk(bytes.freeze(), fin && left == 0)? {
+                        return Ok(Some(Event::Chunk(chunk)));
                     }
                 }
             }
@@ -262,7 +262,7 @@ impl Decoder {
                 self.message = Some(Message {
                     kind,
                     length: 0,
-                    fresh: true,
+                    is_unread: true,
                     utf8: Utf8::default(),
                 });
             }
@@ -273,29 +273,29 @@ impl Decoder {
         self.state = State::Data { left, mask, fin };
     }
 
-    fn piece(&mut self, bytes: Bytes, ends: bool) -> Result<Option<Piece>, Violation> {
+    fn chunk(&mut self, bytes: Bytes, is_last: bool) -> Result<Option<MessageChunk>, Violation> {
         // Data is only read within a message.
         let Some(message) = &mut self.message else {
             return Ok(None);
         };
-        if bytes.is_empty() && !ends {
+        if bytes.is_empty() && !is_last {
             return Ok(None);
         }
         let kind = message.kind;
-        if kind == Kind::Text {
-            message.utf8.piece(&bytes)?;
-            if ends {
+        if kind == MessageKind::Text {
+            message.utf8.push(&bytes)?;
+            if is_last {
                 message.utf8.end()?;
             }
         }
-        let starts = std::mem::take(&mut message.fresh);
-        if ends {
+        let is_first = std::mem::take(&mut message.is_unread);
+        if is_last {
             self.message = None;
         }
-        Ok(Some(Piece {
+        Ok(Some(MessageChunk {
             kind,
-            starts,
-            ends,
+            is_first,
+            is_last,
             bytes,
         }))
     }

@@ -3,7 +3,7 @@
 use bytes::BytesMut;
 
 use crate::control::Control;
-use crate::frame::{Frame, Header, LONGEST_HEADER, Opcode, Role};
+use crate::frame::{Frame, Header, MAX_HEADER_BYTES, Opcode, Role};
 use crate::mask::{Mask, Masks};
 
 /// Writes the frames of one end.
@@ -48,7 +48,7 @@ impl Encoder {
             mask,
             length: length as u64,
         };
-        let mut bytes = [0; LONGEST_HEADER];
+        let mut bytes = [0; MAX_HEADER_BYTES];
         let length = header.write(&mut bytes);
         Head {
             bytes,
@@ -61,7 +61,7 @@ impl Encoder {
 /// The bytes that go before a payload.
 #[derive(Debug, Clone, Copy)]
 pub struct Head {
-    bytes: [u8; LONGEST_HEADER],
+    bytes: [u8; MAX_HEADER_BYTES],
     length: usize,
     mask: Option<Mask>,
 }
@@ -95,24 +95,24 @@ impl Head {
 mod tests {
     use super::*;
     use crate::control::{Close, CloseCode, ControlPayload};
-    use crate::frame::Kind;
+    use crate::frame::MessageKind;
 
     #[test]
     fn the_examples_of_the_rfc() {
         // RFC 6455, 5.7.
         let mut server = Encoder::new(Role::Server);
         let mut out = BytesMut::new();
-        server.write(Frame::Whole(Kind::Text), &[b"Hello"], &mut out);
+        server.write(Frame::Whole(MessageKind::Text), &[b"Hello"], &mut out);
         assert_eq!(out.split(), b"\x81\x05Hello"[..]);
-        server.write(Frame::First(Kind::Text), &[b"Hel"], &mut out);
+        server.write(Frame::First(MessageKind::Text), &[b"Hel"], &mut out);
         server.write(Frame::Last, &[b"lo"], &mut out);
         assert_eq!(out.split(), b"\x01\x03Hel\x80\x02lo"[..]);
         let hello = ControlPayload::new("Hello".into()).unwrap();
         server.control(&Control::Ping(hello), &mut out);
         assert_eq!(out.split(), b"\x89\x05Hello"[..]);
-        let head = server.head(Frame::Whole(Kind::Binary), 256);
+        let head = server.head(Frame::Whole(MessageKind::Binary), 256);
         assert_eq!(head.as_bytes(), b"\x82\x7e\x01\x00");
-        let head = server.head(Frame::Whole(Kind::Binary), 65536);
+        let head = server.head(Frame::Whole(MessageKind::Binary), 65536);
         assert_eq!(head.as_bytes(), b"\x82\x7f\0\0\0\0\0\x01\0\0");
         let close = Close::new(CloseCode::NORMAL, "bye");
         server.control(&Control::Close(Some(close)), &mut out);
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn a_client_masks_each_frame_with_a_key_of_its_own() {
         let mut client = Encoder::new(Role::Client);
-        let heads = [0; 2].map(|_| client.head(Frame::Whole(Kind::Binary), 5));
+        let heads = [0; 2].map(|_| client.head(Frame::Whole(MessageKind::Binary), 5));
         let [a, b] = heads.map(|head| head.mask().unwrap().key());
         assert_ne!(a, b);
         assert_eq!(&heads[0].as_bytes()[..2], b"\x82\x85");

@@ -15,7 +15,7 @@ pub enum Role {
 
 /// What a message is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MessageKind {
     /// UTF-8.
     Text,
     /// Bytes.
@@ -29,9 +29,9 @@ pub enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame {
     /// All of a message.
-    Whole(Kind),
+    Whole(MessageKind),
     /// The first part of one.
-    First(Kind),
+    First(MessageKind),
     /// A part that is neither the first nor the last.
     Middle,
     /// The last part of one.
@@ -41,7 +41,7 @@ pub enum Frame {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Opcode {
     Continuation,
-    Data(Kind),
+    Data(MessageKind),
     Control(ControlOpcode),
 }
 
@@ -53,7 +53,7 @@ pub(crate) enum ControlOpcode {
 }
 
 /// No payload of a control frame is longer (RFC 6455, 5.5).
-pub(crate) const LONGEST_CONTROL: u8 = 125;
+pub(crate) const MAX_CONTROL_BYTES: u8 = 125;
 
 const FIN: u8 = 0x80;
 const RESERVED: u8 = 0x70;
@@ -102,7 +102,7 @@ impl Header {
             _ => {}
         }
         let short = second & !MASKED;
-        if short > LONGEST_CONTROL && matches!(opcode, Opcode::Control(_)) {
+        if short > MAX_CONTROL_BYTES && matches!(opcode, Opcode::Control(_)) {
             return Err(Violation::LongControl);
         }
         let Some((length, at)) = length(short, &bytes[2..])? else {
@@ -131,11 +131,11 @@ impl Header {
     }
 
     /// Writes it in front of `out`, and says how long it is.
-    pub(crate) fn write(&self, out: &mut [u8; LONGEST_HEADER]) -> usize {
+    pub(crate) fn write(&self, out: &mut [u8; MAX_HEADER_BYTES]) -> usize {
         out[0] = self.opcode.number() | if self.fin { FIN } else { 0 };
         let masked = if self.mask.is_some() { MASKED } else { 0 };
         let mut end = match (u8::try_from(self.length), u16::try_from(self.length)) {
-            (Ok(short), _) if short <= LONGEST_CONTROL => {
+            (Ok(short), _) if short <= MAX_CONTROL_BYTES => {
                 out[1] = masked | short;
                 2
             }
@@ -159,7 +159,7 @@ impl Header {
 }
 
 /// Two bytes, eight of length, four of mask.
-pub(crate) const LONGEST_HEADER: usize = 14;
+pub(crate) const MAX_HEADER_BYTES: usize = 14;
 
 /// A length, and in how many further bytes it stood.
 fn length(short: u8, more: &[u8]) -> Result<Option<(u64, usize)>, Violation> {
@@ -169,7 +169,7 @@ fn length(short: u8, more: &[u8]) -> Result<Option<(u64, usize)>, Violation> {
                 return Ok(None);
             };
             let length = u16::from_be_bytes(*bytes);
-            if length <= LONGEST_CONTROL.into() {
+            if length <= MAX_CONTROL_BYTES.into() {
                 return Err(Violation::LengthNotMinimal);
             }
             Ok(Some((length.into(), 2)))
@@ -195,8 +195,8 @@ impl Opcode {
     fn parse(number: u8) -> Result<Self, Violation> {
         Ok(match number {
             0x0 => Self::Continuation,
-            0x1 => Self::Data(Kind::Text),
-            0x2 => Self::Data(Kind::Binary),
+            0x1 => Self::Data(MessageKind::Text),
+            0x2 => Self::Data(MessageKind::Binary),
             0x8 => Self::Control(ControlOpcode::Close),
             0x9 => Self::Control(ControlOpcode::Ping),
             0xa => Self::Control(ControlOpcode::Pong),
@@ -207,8 +207,8 @@ impl Opcode {
     fn number(self) -> u8 {
         match self {
             Self::Continuation => 0x0,
-            Self::Data(Kind::Text) => 0x1,
-            Self::Data(Kind::Binary) => 0x2,
+            Self::Data(MessageKind::Text) => 0x1,
+            Self::Data(MessageKind::Binary) => 0x2,
             Self::Control(ControlOpcode::Close) => 0x8,
             Self::Control(ControlOpcode::Ping) => 0x9,
             Self::Control(ControlOpcode::Pong) => 0xa,

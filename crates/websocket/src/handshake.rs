@@ -21,7 +21,7 @@ pub struct Request {
 
 /// Why a request for a WebSocket is not granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum RequestError {
     /// It asks for something else, or for nothing.
     #[error("not a request for a WebSocket")]
     NotWebSocket,
@@ -36,7 +36,7 @@ pub enum Refusal {
     Key,
 }
 
-impl Refusal {
+impl RequestError {
     /// What it is answered with: as kube-apiserver and gorilla do, 400 also to a
     /// wrong version, where RFC 6455, 4.2.2 has 426. `Sec-WebSocket-Version: 13`
     /// belongs to that answer.
@@ -50,7 +50,7 @@ impl Refusal {
 
 /// Why a response does not give a WebSocket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Rejection {
+pub enum ResponseError {
     /// It is an answer of another kind, to be read as HTTP.
     #[error("answered with {0} instead of an upgrade")]
     Status(StatusCode),
@@ -85,25 +85,28 @@ pub fn subprotocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
 }
 
 /// Reads a request for a WebSocket.
-pub fn read_request(method: &Method, headers: &HeaderMap) -> Result<Request, Refusal> {
+pub fn parse_upgrade_request(
+    method: &Method,
+    headers: &HeaderMap,
+) -> Result<Request, RequestError> {
     if !is_upgrade(headers) {
-        return Err(Refusal::NotWebSocket);
+        return Err(RequestError::NotWebSocket);
     }
     if method != Method::GET {
-        return Err(Refusal::Method);
+        return Err(RequestError::Method);
     }
     if only(headers, &SEC_WEBSOCKET_VERSION).is_none_or(|version| version != VERSION) {
-        return Err(Refusal::Version);
+        return Err(RequestError::Version);
     }
     let key = only(headers, &SEC_WEBSOCKET_KEY).and_then(Key::parse);
     Ok(Request {
-        key: key.ok_or(Refusal::Key)?,
+        key: key.ok_or(RequestError::Key)?,
     })
 }
 
 /// Sets what a request for a WebSocket has, in place of what another upgrade
 /// had. No offers, no header.
-pub fn asking_headers<'a>(
+pub fn set_request_headers<'a>(
     key: &Key,
     offers: impl IntoIterator<Item = &'a str>,
     headers: &mut HeaderMap,
@@ -123,7 +126,7 @@ pub fn asking_headers<'a>(
 }
 
 /// Sets what the 101 has that grants a request.
-pub fn accepting_headers(
+pub fn set_response_headers(
     request: &Request,
     subprotocol: Option<HeaderValue>,
     headers: &mut HeaderMap,
@@ -142,18 +145,18 @@ pub fn check_response<'a>(
     headers: &HeaderMap,
     key: &Key,
     offers: &[&'a str],
-) -> Result<Option<&'a str>, Rejection> {
+) -> Result<Option<&'a str>, ResponseError> {
     if status != StatusCode::SWITCHING_PROTOCOLS {
-        return Err(Rejection::Status(status));
+        return Err(ResponseError::Status(status));
     }
     if !is_upgrade(headers) {
-        return Err(Rejection::NotWebSocket);
+        return Err(ResponseError::NotWebSocket);
     }
     if only(headers, &SEC_WEBSOCKET_ACCEPT) != Some(&key.accept()) {
-        return Err(Rejection::Accept);
+        return Err(ResponseError::Accept);
     }
     if tokens(headers, &SEC_WEBSOCKET_EXTENSIONS).next().is_some() {
-        return Err(Rejection::Extension);
+        return Err(ResponseError::Extension);
     }
     // Kubernetes writes an empty one where it agrees to none.
     let mut taken = tokens(headers, &SEC_WEBSOCKET_PROTOCOL);
@@ -161,9 +164,9 @@ pub fn check_response<'a>(
         (None, _) => Ok(None),
         (Some(taken), None) => {
             let offer = offers.iter().find(|offer| **offer == taken);
-            offer.copied().map(Some).ok_or(Rejection::Subprotocol)
+            offer.copied().map(Some).ok_or(ResponseError::Subprotocol)
         }
-        (Some(_), Some(_)) => Err(Rejection::Subprotocol),
+        (Some(_), Some(_)) => Err(ResponseError::Subprotocol),
     }
 }
 
@@ -212,38 +215,38 @@ mod tests {
         let good = "Connection: keep-alive, upgrade\nUpgrade: WebSocket\nSec-WebSocket-Version: 13";
         let rows = [
             (format!("{good}\n{KEY}"), None),
-            (good.to_owned(), Some(Refusal::Key)),
-            (format!("{good}\n{KEY}\n{KEY}"), Some(Refusal::Key)),
+            (good.to_owned(), Some(RequestError::Key)),
+            (format!("{good}\n{KEY}\n{KEY}"), Some(RequestError::Key)),
             (
                 format!("{good}\nSec-WebSocket-Key: abc"),
-                Some(Refusal::Key),
+                Some(RequestError::Key),
             ),
             (
                 format!("{good}\n{KEY}").replace("13", "8"),
-                Some(Refusal::Version),
+                Some(RequestError::Version),
             ),
             (
                 format!("{good}\n{KEY}").replace("13", "13, 8"),
-                Some(Refusal::Version),
+                Some(RequestError::Version),
             ),
             (
                 format!("{good}\n{KEY}").replace("WebSocket\n", "SPDY/3.1\n"),
-                Some(Refusal::NotWebSocket),
+                Some(RequestError::NotWebSocket),
             ),
             (
                 format!("{good}\n{KEY}").replace("upgrade", "close"),
-                Some(Refusal::NotWebSocket),
+                Some(RequestError::NotWebSocket),
             ),
-            (KEY.to_owned(), Some(Refusal::NotWebSocket)),
+            (KEY.to_owned(), Some(RequestError::NotWebSocket)),
         ];
         for (text, refusal) in rows {
-            let got = read_request(&Method::GET, &headers(&text));
+            let got = parse_upgrade_request(&Method::GET, &headers(&text));
             assert_eq!(got.err(), refusal, "{text}");
         }
-        let post = read_request(&Method::POST, &headers(&format!("{good}\n{KEY}")));
-        assert_eq!(post, Err(Refusal::Method));
-        assert_eq!(Refusal::Method.status(), 405);
-        assert_eq!(Refusal::Version.status(), 400);
+        let post = parse_upgrade_request(&Method::POST, &headers(&format!("{good}\n{KEY}")));
+        assert_eq!(post, Err(RequestError::Method));
+        assert_eq!(RequestError::Method.status(), 405);
+        assert_eq!(RequestError::Version.status(), 400);
     }
 
     #[test]
@@ -263,14 +266,14 @@ mod tests {
         let key = Key::random();
         let offers = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
         let mut asking = headers("Upgrade: SPDY/3.1\nSec-WebSocket-Extensions: x");
-        asking_headers(&key, offers, &mut asking).unwrap();
+        set_request_headers(&key, offers, &mut asking).unwrap();
         assert_eq!(asking.get(SEC_WEBSOCKET_EXTENSIONS), None);
-        let request = read_request(&Method::GET, &asking).unwrap();
+        let request = parse_upgrade_request(&Method::GET, &asking).unwrap();
         assert_eq!(subprotocols(&asking).collect::<Vec<_>>(), offers);
 
         for taken in [Some("v4.channel.k8s.io"), None] {
             let mut accepting = HeaderMap::new();
-            accepting_headers(
+            set_response_headers(
                 &request,
                 taken.map(HeaderValue::from_static),
                 &mut accepting,
@@ -299,23 +302,32 @@ mod tests {
         // As kubelets answer who offers nothing.
         assert_eq!(check(&with("Sec-WebSocket-Protocol: ")), Ok(None));
         let rows = [
-            (good.replace("s3p", "S3P"), Rejection::Accept),
-            (good.replace("websocket", "h2c"), Rejection::NotWebSocket),
+            (good.replace("s3p", "S3P"), ResponseError::Accept),
+            (
+                good.replace("websocket", "h2c"),
+                ResponseError::NotWebSocket,
+            ),
             (
                 good.replace("Connection: Upgrade", "A: b"),
-                Rejection::NotWebSocket,
+                ResponseError::NotWebSocket,
             ),
-            (with("Sec-WebSocket-Protocol: c"), Rejection::Subprotocol),
-            (with("Sec-WebSocket-Protocol: a, b"), Rejection::Subprotocol),
+            (
+                with("Sec-WebSocket-Protocol: c"),
+                ResponseError::Subprotocol,
+            ),
+            (
+                with("Sec-WebSocket-Protocol: a, b"),
+                ResponseError::Subprotocol,
+            ),
             (
                 with("Sec-WebSocket-Extensions: permessage-deflate"),
-                Rejection::Extension,
+                ResponseError::Extension,
             ),
         ];
         for (text, rejection) in rows {
             assert_eq!(check(&text), Err(rejection), "{text}");
         }
         let forbidden = check_response(StatusCode::FORBIDDEN, &headers(good), &key, &offers);
-        assert_eq!(forbidden, Err(Rejection::Status(StatusCode::FORBIDDEN)));
+        assert_eq!(forbidden, Err(ResponseError::Status(StatusCode::FORBIDDEN)));
     }
 }

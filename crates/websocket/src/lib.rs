@@ -2,7 +2,7 @@
 //! back; and the handshake before it as functions over headers.
 //!
 //! Payloads are never copied on their way in: they are unmasked where they lie
-//! and split off the caller's buffer, a piece at a time, so a message of any
+//! and split off the caller's buffer, a chunk at a time, so a message of any
 //! length needs no more memory than the caller reads at once. On the way out
 //! [`Encoder::head`] gives the bytes that go before a payload, and the caller
 //! writes the payload itself.
@@ -12,14 +12,14 @@
 //!
 //! ```
 //! use bytes::BytesMut;
-//! use skewbridge_websocket::{Decoder, Encoder, Event, Frame, Kind, Limits, Role};
+//! use skewbridge_websocket::{Decoder, Encoder, Event, Frame, MessageKind, Limits, Role};
 //!
 //! let mut wire = BytesMut::new();
-//! Encoder::new(Role::Client).write(Frame::Whole(Kind::Binary), &[b"\0", b"ls\n"], &mut wire);
+//! Encoder::new(Role::Client).write(Frame::Whole(MessageKind::Binary), &[b"\0", b"ls\n"], &mut wire);
 //!
 //! let mut decoder = Decoder::new(Role::Server, Limits { frame: 1 << 20, message: 1 << 20 });
-//! let Ok(Some(Event::Piece(piece))) = decoder.decode(&mut wire) else { panic!() };
-//! assert_eq!((&piece.bytes[..], piece.starts, piece.ends), (&b"\0ls\n"[..], true, true));
+//! let Ok(Some(Event::Chunk(chunk))) = decoder.decode(&mut wire) else { panic!() };
+//! assert_eq!((&chunk.bytes[..], chunk.is_first, chunk.is_last), (&b"\0ls\n"[..], true, true));
 //! ```
 
 mod assembly;
@@ -34,12 +34,12 @@ mod utf8;
 
 pub use assembly::Assembly;
 pub use control::{Close, CloseCode, Control, ControlPayload};
-pub use decode::{Decoder, Event, Limits, Piece, Violation};
+pub use decode::{Decoder, Event, Limits, MessageChunk, Violation};
 pub use encode::{Encoder, Head};
-pub use frame::{Frame, Kind, Role};
+pub use frame::{Frame, MessageKind, Role};
 pub use handshake::{
-    Refusal, Rejection, Request, accepting_headers, asking_headers, check_response, is_upgrade,
-    read_request, subprotocols,
+    Request, RequestError, ResponseError, check_response, is_upgrade, parse_upgrade_request,
+    set_request_headers, set_response_headers, subprotocols,
 };
 pub use key::Key;
 pub use mask::Mask;

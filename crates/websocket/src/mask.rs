@@ -8,11 +8,11 @@ use bytes::BytesMut;
 
 /// How much is copied before it is masked: small enough to be still in the
 /// cache of the core.
-const CACHED: usize = 8 << 10;
+const COPY_BLOCK_BYTES: usize = 8 << 10;
 
 /// How many bytes are masked at once. The program is optimised for size as a whole, so
 /// that no loop becomes one over wider registers by itself.
-const BLOCK: usize = size_of::<u128>();
+const BLOCK_BYTES: usize = size_of::<u128>();
 
 /// The four bytes that a payload is combined with. Applying them twice gives
 /// the payload back.
@@ -34,10 +34,10 @@ impl Mask {
     /// that follow them in the same payload.
     #[must_use]
     pub fn apply(self, bytes: &mut [u8]) -> Self {
-        let mut keys = [0; BLOCK];
+        let mut keys = [0; BLOCK_BYTES];
         keys.as_chunks_mut().0.fill(self.0);
         let key = u128::from_ne_bytes(keys);
-        let mask = |block: &mut [u8; BLOCK]| {
+        let mask = |block: &mut [u8; BLOCK_BYTES]| {
             *block = (u128::from_ne_bytes(*block) ^ key).to_ne_bytes();
         };
         let (blocks, rest) = bytes.as_chunks_mut();
@@ -62,7 +62,7 @@ impl Mask {
     #[must_use]
     pub(crate) fn append(self, bytes: &[u8], out: &mut BytesMut) -> Self {
         let mut mask = self;
-        for block in bytes.chunks(CACHED) {
+        for block in bytes.chunks(COPY_BLOCK_BYTES) {
             let from = out.len();
             out.extend_from_slice(block);
             mask = mask.apply(&mut out[from..]);

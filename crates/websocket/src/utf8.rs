@@ -1,4 +1,4 @@
-//! Whether bytes that come in pieces are UTF-8.
+//! Whether bytes that come in chunks are UTF-8.
 
 use std::str;
 
@@ -15,8 +15,8 @@ pub(crate) struct Utf8 {
 pub(crate) struct Invalid;
 
 impl Utf8 {
-    /// Takes the next piece.
-    pub(crate) fn piece(&mut self, mut bytes: &[u8]) -> Result<(), Invalid> {
+    /// Takes the next chunk.
+    pub(crate) fn push(&mut self, mut bytes: &[u8]) -> Result<(), Invalid> {
         while self.length > 0 {
             let Some((&byte, rest)) = bytes.split_first() else {
                 return Ok(());
@@ -59,9 +59,9 @@ mod tests {
 
     use super::*;
 
-    fn is_valid(pieces: &[&[u8]]) -> bool {
+    fn is_valid(chunks: &[&[u8]]) -> bool {
         let mut utf8 = Utf8::default();
-        pieces.iter().all(|piece| utf8.piece(piece).is_ok()) && utf8.end().is_ok()
+        chunks.iter().all(|chunk| utf8.push(chunk).is_ok()) && utf8.end().is_ok()
     }
 
     proptest! {
@@ -77,8 +77,8 @@ mod tests {
         fn any_bytes_are_judged_as_the_standard_library_does(
             bytes in prop::collection::vec(prop_oneof![any::<u8>(), 0x80..0xc0u8, 0xe0..0xf5u8], 0..12),
         ) {
-            let pieces: Vec<_> = bytes.chunks(1).collect();
-            prop_assert_eq!(is_valid(&pieces), str::from_utf8(&bytes).is_ok());
+            let chunks: Vec<_> = bytes.chunks(1).collect();
+            prop_assert_eq!(is_valid(&chunks), str::from_utf8(&bytes).is_ok());
         }
     }
 }

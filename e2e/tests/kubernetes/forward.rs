@@ -10,7 +10,7 @@ use skewbridge_client::streams::{KeepAlive, Port, PortForwardOptions, TransportP
 use skewbridge_client::{Endpoint, Kubeconfig, PortForwarder};
 use skewbridge_e2e::{Node, Plane, Staying};
 use skewbridge_testkit::Connection;
-use skewbridge_websocket::{Decoder, Encoder, Event, Frame, Kind, Limits, Role};
+use skewbridge_websocket::{Decoder, Encoder, Event, Frame, Limits, MessageKind, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
@@ -135,7 +135,7 @@ pub(crate) async fn pump(mut socket: Connection, mut bytes: DuplexStream) {
                     return;
                 }
                 while let Some(event) = decoder.decode(&mut input).unwrap() {
-                    if let Event::Piece(piece) = event && bytes.write_all(&piece.bytes).await.is_err() {
+                    if let Event::Chunk(piece) = event && bytes.write_all(&piece.bytes).await.is_err() {
                         return;
                     }
                 }
@@ -143,7 +143,7 @@ pub(crate) async fn pump(mut socket: Connection, mut bytes: DuplexStream) {
             read = bytes.read(&mut output) => {
                 let Ok(length @ 1..) = read else { return };
                 let mut frame = BytesMut::new();
-                encoder.write(Frame::Whole(Kind::Binary), &[&output[..length]], &mut frame);
+                encoder.write(Frame::Whole(MessageKind::Binary), &[&output[..length]], &mut frame);
                 if socket.write_all(&frame).await.is_err() || socket.flush().await.is_err() {
                     return;
                 }

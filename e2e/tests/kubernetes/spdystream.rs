@@ -13,8 +13,8 @@ use skewbridge_spdy::connection::{
 };
 use skewbridge_spdy::frame::ResetStatus;
 use skewbridge_spdy::{Config, Error, Headers, Role, StreamError};
+use skewbridge_stream_io::{KeepaliveConfig, ObservedIo, PingPolicy, SpdyPinger};
 use skewbridge_testkit::{ScratchDir, eventually};
-use skewbridge_wire::{Asked, Pace, Pings, Tapped};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -130,7 +130,7 @@ async fn open(handle: &Handle, task: &str, bytes: usize) -> Stream {
     let headers = Headers::new().with("task", task);
     let headers = headers.with("bytes", bytes.to_string());
     let mut stream = handle.open(headers).unwrap();
-    within(stream.answered()).await.unwrap();
+    within(stream.accepted()).await.unwrap();
     stream
 }
 
@@ -144,7 +144,7 @@ async fn headers_go_there_and_back() {
             .with("many", "one")
             .with("many", "two");
         let mut stream = client.handle.open(sent.clone()).unwrap();
-        let reply = within(stream.answered()).await.unwrap();
+        let reply = within(stream.accepted()).await.unwrap();
         assert_eq!(reply.len(), sent.len());
         for (name, value) in sent.iter() {
             assert!(reply.get_all(name).any(|it| it == value), "{name}");
@@ -159,7 +159,7 @@ async fn one_ping_in_five_waits_behind_a_stream_that_it_does_not_read() {
     let client = Client::start().await;
     let mut stream = client.open("ignore", 0).await;
     stream.sender.write(PATTERN.slice(..1000)).await.unwrap();
-    within(stream.sender.sent()).await;
+    within(stream.sender.flushed()).await;
     let mut pings = JoinSet::new();
     let mut waiting = BTreeSet::new();
     for round in 0..3 {
@@ -177,23 +177,23 @@ async fn one_ping_in_five_waits_behind_a_stream_that_it_does_not_read() {
     assert_eq!((waiting.len(), lanes.len()), (3, 1), "{waiting:?}");
 }
 
-const PACE: Pace = Pace {
+const PACE: KeepaliveConfig = KeepaliveConfig {
     interval: Duration::from_millis(500),
-    patience: Duration::from_secs(3),
+    timeout: Duration::from_secs(3),
 };
 
 /// Moves bytes until it is known to be gone.
-async fn until_dead<T: AsyncRead + AsyncWrite + Unpin>(driver: Driver<T>, pings: Pings) {
+async fn until_dead<T: AsyncRead + AsyncWrite + Unpin>(driver: Driver<T>, pings: SpdyPinger) {
     let mut driver = std::pin::pin!(driver);
     loop {
-        pings.before();
+        pings.before_drive();
         // What is sent or heard meanwhile moves the next look.
         let soon = tokio::time::Instant::now() + PACE.interval / 20;
         tokio::select! {
             ended = &mut driver => panic!("{ended:?}"),
-            () = tokio::time::sleep_until(pings.next().min(soon)) => {}
+            () = tokio::time::sleep_until(pings.next_deadline().min(soon)) => {}
         }
-        if !pings.look(tokio::time::Instant::now()) {
+        if !pings.check(tokio::time::Instant::now()) {
             return;
         }
     }
@@ -202,7 +202,7 @@ async fn until_dead<T: AsyncRead + AsyncWrite + Unpin>(driver: Driver<T>, pings:
 #[tokio::test]
 async fn pings_tell_what_it_does_not_read_from_its_loss() {
     let (all, mut told) = (tokio::task::LocalSet::new(), JoinSet::new());
-    for asked in [Asked::Plainly, Asked::Gently] {
+    for asked in [PingPolicy::Always, PingPolicy::AvoidNearEof] {
         for unread in 0..=5 {
             told.spawn_local_on(tell(asked, unread), &all);
         }
@@ -210,13 +210,13 @@ async fn pings_tell_what_it_does_not_read_from_its_loss() {
     all.run_until(told.join_all()).await;
 }
 
-async fn tell(asked: Asked, unread: usize) {
+async fn tell(asked: PingPolicy, unread: usize) {
     let what = format!("{asked:?}, {unread} unread");
     let listening = Listening::start().await;
-    let io = Tapped::new(listening.connect().await, Role::Client, PACE, asked);
-    let tap = io.tap();
+    let io = ObservedIo::new(listening.connect().await, Role::Client, PACE, asked);
+    let keepalive = io.keepalive_handle();
     let (handle, _, driver) = connection::client(io, Config::default());
-    let pings = Pings::new(handle.clone(), tap);
+    let pings = SpdyPinger::new(handle.clone(), keepalive);
     let mut watched = tokio::spawn(until_dead(driver, pings));
     // A few frames in so many of its five lanes.
     let mut streams = Vec::new();
@@ -224,19 +224,19 @@ async fn tell(asked: Asked, unread: usize) {
         let mut stream = open(&handle, "ignore", 0).await;
         for _ in 0..=3 * index {
             stream.sender.write("some".into()).await.unwrap();
-            within(stream.sender.sent()).await;
+            within(stream.sender.flushed()).await;
         }
         streams.push(stream);
     }
     // Much longer than it takes to take somebody for dead.
-    let alive = tokio::time::timeout(4 * PACE.patience, &mut watched).await;
+    let alive = tokio::time::timeout(4 * PACE.timeout, &mut watched).await;
     assert!(alive.is_err(), "{what}: taken for dead");
     // The other lanes still go on.
     let mut answered = 0;
     for _ in 0..5 {
         let headers = Headers::new().with("task", "echo").with("bytes", "0");
         let mut stream = handle.open(headers).unwrap();
-        let answer = tokio::time::timeout(PACE.patience, stream.answered()).await;
+        let answer = tokio::time::timeout(PACE.timeout, stream.accepted()).await;
         answered += usize::from(answer.is_ok());
         streams.push(stream);
     }
@@ -304,12 +304,12 @@ async fn its_resets_and_refusals_are_understood() {
     assert_eq!(before, Some("before".into()));
     let end = within(stream.receiver.read()).await;
     assert!(
-        matches!(end, Err(StreamError::ResetByPeer(ResetStatus::Cancel))),
+        matches!(end, Err(StreamError::ResetByRemote(ResetStatus::Cancel))),
         "{end:?}"
     );
     let headers = Headers::new().with("task", "refuse");
     let mut stream = client.handle.open(headers).unwrap();
-    let answer = within(stream.answered()).await;
+    let answer = within(stream.accepted()).await;
     assert!(matches!(answer, Err(StreamError::Refused)), "{answer:?}");
     for _ in 0..10 {
         within(client.handle.ping()).await.unwrap();
@@ -377,7 +377,7 @@ async fn oblige(handle: Handle, request: Request, cancelled: watch::Sender<Strin
             while let Ok(Some(_)) = end {
                 end = stream.receiver.read().await;
             }
-            if let Err(StreamError::ResetByPeer(status)) = end {
+            if let Err(StreamError::ResetByRemote(status)) = end {
                 cancelled.send_replace(format!("{status:?}"));
             }
         }

@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use serde_json::{Value, json};
-use skewbridge_channels::{FromServer, Input, Output as Channel, Protocol, Said, ToServer};
 use skewbridge_e2e::{
     Bridge, Metrics, Node, Output, Plane, Protocol as Http, Request, User, Via, is_since, newest,
     versions,
+};
+use skewbridge_remotecommand::{
+    ChannelEvent, FromServer, Input, Output as Channel, Protocol, ToServer,
 };
 use skewbridge_testkit::{Connection, H1Client, PATIENCE, TlsClient, eventually};
 use skewbridge_websocket::{Control, Decoder, Event, Limits, Role};
@@ -320,13 +322,17 @@ impl Channels {
             return matches!(self.io.read_buf(&mut self.input).await, Ok(1..));
         };
         match event {
-            Event::Piece(piece) => match self.reader.piece(piece).unwrap() {
-                Some(Said::Data(Channel::Stdout, data)) => story.stdout.extend_from_slice(&data),
-                Some(Said::Data(Channel::Stderr, data)) => story.stderr.extend_from_slice(&data),
-                Some(Said::Data(Channel::Error, data)) => {
+            Event::Chunk(piece) => match self.reader.read_chunk(piece).unwrap() {
+                Some(ChannelEvent::Data(Channel::Stdout, data)) => {
+                    story.stdout.extend_from_slice(&data)
+                }
+                Some(ChannelEvent::Data(Channel::Stderr, data)) => {
+                    story.stderr.extend_from_slice(&data)
+                }
+                Some(ChannelEvent::Data(Channel::Error, data)) => {
                     story.error.push_str(std::str::from_utf8(&data).unwrap());
                 }
-                Some(Said::Closed(_)) | None => {}
+                Some(ChannelEvent::Closed(_)) | None => {}
             },
             Event::Control(Control::Ping(payload)) => {
                 self.pings += 1;

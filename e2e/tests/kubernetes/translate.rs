@@ -6,8 +6,8 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use skewbridge_channels::{Input, Protocol};
 use skewbridge_e2e::{Node, Plane, Server, User, base64url, is_since, oldest, versions};
+use skewbridge_remotecommand::{Input, Protocol};
 use skewbridge_spdy::{Config, Headers, connection};
 use skewbridge_testkit::{PATIENCE, ScratchDir, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

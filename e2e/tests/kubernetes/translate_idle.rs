@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use skewbridge_channels::{Input, Protocol};
 use skewbridge_client::streams::TransportPreference;
 use skewbridge_e2e::{Node, Plane, Server};
+use skewbridge_remotecommand::{Input, Protocol};
 use skewbridge_testkit::PATIENCE;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{sleep, timeout};

@@ -9,8 +9,9 @@ use skewbridge_h1::{
 };
 use skewbridge_testkit::{PATIENCE, ScratchDir};
 use skewbridge_websocket::{
-    Assembly, Close, CloseCode, Control, ControlPayload, Decoder, Encoder, Event, Frame, Key, Kind,
-    Limits, Role, accepting_headers, asking_headers, check_response, read_request, subprotocols,
+    Assembly, Close, CloseCode, Control, ControlPayload, Decoder, Encoder, Event, Frame, Key,
+    Limits, MessageKind, Role, check_response, parse_upgrade_request, set_request_headers,
+    set_response_headers, subprotocols,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -53,8 +54,8 @@ async fn servers_of_kubernetes_and_our_client_understand_each_other() {
             let message: Bytes = (0..251).cycle().take(length).collect();
             // One that does not know fragments sends back each for itself.
             let fragmented = library == Library::Gorilla;
-            client.send(Kind::Binary, &message, fragmented).await;
-            assert_eq!(client.message().await, Some((Kind::Binary, message)));
+            client.send(MessageKind::Binary, &message, fragmented).await;
+            assert_eq!(client.message().await, Some((MessageKind::Binary, message)));
         }
         let ping = ControlPayload::new("are you there".into()).unwrap();
         client.control(&Control::Ping(ping.clone())).await;
@@ -68,9 +69,11 @@ async fn servers_of_kubernetes_and_our_client_understand_each_other() {
                 let between: usize = LENGTHS.into_iter().map(|it| it.div_ceil(3000)).sum();
                 assert_eq!(client.pings, between, "pings between fragments");
                 let text = Bytes::from("ä€😀".repeat(5000));
-                client.send(Kind::Text, &text, true).await;
-                assert_eq!(client.message().await, Some((Kind::Text, text)));
-                client.send(Kind::Text, b"close 4321 enough", false).await;
+                client.send(MessageKind::Text, &text, true).await;
+                assert_eq!(client.message().await, Some((MessageKind::Text, text)));
+                client
+                    .send(MessageKind::Text, b"close 4321 enough", false)
+                    .await;
                 let close = Close::new(CloseCode::new(4321).unwrap(), "enough");
                 let close = Event::Control(Control::Close(Some(close)));
                 assert_eq!(client.next().await, Some(close));
@@ -91,11 +94,13 @@ async fn servers_of_kubernetes_take_fragments_for_messages() {
     let (_process, address) = serve_websocket(directory.path()).await;
     let stream = TcpStream::connect(address).await.unwrap();
     let mut client = End::ask(stream, Library::Net).await;
-    client.send(Kind::Binary, &[7; FRAGMENT + 1], true).await;
+    client
+        .send(MessageKind::Binary, &[7; FRAGMENT + 1], true)
+        .await;
     let first = Bytes::from_static(&[7; FRAGMENT]);
-    assert_eq!(client.message().await, Some((Kind::Binary, first)));
+    assert_eq!(client.message().await, Some((MessageKind::Binary, first)));
     let second = Bytes::from_static(&[7]);
-    assert_eq!(client.message().await, Some((Kind::Binary, second)));
+    assert_eq!(client.message().await, Some((MessageKind::Binary, second)));
 }
 
 #[tokio::test]
@@ -141,7 +146,7 @@ impl End {
         let (key, offers) = (Key::random(), [PROTOCOL, "unknown"]);
         let mut headers = HeaderMap::new();
         headers.insert(HOST, HeaderValue::from_static("localhost"));
-        asking_headers(&key, offers, &mut headers).unwrap();
+        set_request_headers(&key, offers, &mut headers).unwrap();
         let mut out = BytesMut::new();
         write_request_line(&mut out, &Method::GET, &format!("/{}", library.name()));
         write_headers(&mut out, &headers);
@@ -168,11 +173,11 @@ impl End {
                 break head;
             }
         };
-        let request = read_request(&head.method, &head.headers).unwrap();
+        let request = parse_upgrade_request(&head.method, &head.headers).unwrap();
         assert!(subprotocols(&head.headers).any(|offer| offer == PROTOCOL));
         let (mut headers, mut out) = (HeaderMap::new(), BytesMut::new());
         let taken = HeaderValue::from_static(PROTOCOL);
-        accepting_headers(&request, Some(taken), &mut headers);
+        set_response_headers(&request, Some(taken), &mut headers);
         write_status_line(&mut out, Version::HTTP_11, StatusCode::SWITCHING_PROTOCOLS);
         write_headers(&mut out, &headers);
         out.extend_from_slice(b"\r\n");
@@ -180,7 +185,7 @@ impl End {
         Self::new(stream, buffer, Role::Server)
     }
 
-    async fn send(&mut self, kind: Kind, message: &[u8], fragmented: bool) {
+    async fn send(&mut self, kind: MessageKind, message: &[u8], fragmented: bool) {
         let mut out = BytesMut::new();
         let mut parts = message.chunks(FRAGMENT).peekable();
         if message.len() <= FRAGMENT || !fragmented {
@@ -205,12 +210,12 @@ impl End {
     }
 
     /// The next message; pings are answered, and so is a close.
-    async fn message(&mut self) -> Option<(Kind, Bytes)> {
+    async fn message(&mut self) -> Option<(MessageKind, Bytes)> {
         let mut assembly = Assembly::default();
         loop {
             match self.next().await? {
-                Event::Piece(piece) => {
-                    if let Some(message) = assembly.piece(piece) {
+                Event::Chunk(piece) => {
+                    if let Some(message) = assembly.push(piece) {
                         return Some(message);
                     }
                 }

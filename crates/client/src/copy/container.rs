@@ -280,7 +280,7 @@ pub(super) async fn read_stderr(mut stderr: impl AsyncRead + Unpin) -> String {
 
 #[cfg(test)]
 mod tests {
-    use skewbridge_channels::{ExitCode, Failure};
+    use skewbridge_remotecommand::{ExitCode, Failure};
 
     use super::*;
 

@@ -14,7 +14,7 @@ use percent_encoding::percent_decode_str;
 use rustls::{CertificateError, ClientConfig, Error as TlsError};
 use rustls_pki_types::ServerName;
 use skewbridge_api::exec_credential::ProxyConfig;
-use skewbridge_wire::ReadAhead;
+use skewbridge_stream_io::ReadAhead;
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::address::{Address, Scheme};

@@ -41,7 +41,7 @@ mod tests {
         let reset = || io::Error::new(io::ErrorKind::ConnectionReset, "reset");
         assert_eq!(of_spdy(&reset().into()), "reset");
         assert_eq!(
-            of_closed(&Closed::ByPeer),
+            of_closed(&Closed::Remote),
             "the other side ended the connection"
         );
     }

@@ -4,8 +4,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use skewbridge_channels::{Channel, Options, Protocol, SpdyProtocol, agreed_spdy};
-use skewbridge_wire::Node;
+use skewbridge_remotecommand::{
+    Channel, Options, Protocol, SpdyProtocol, spdy_protocol_from_response,
+};
+use skewbridge_stream_io::SpdyExecClient;
 
 use super::keep_alive::KeepAlive;
 use super::process::{RemoteProcess, Transport};
@@ -148,14 +150,14 @@ impl Executor for SpdyExecutor {
                 cause,
             };
             let protocol = upgraded.protocol.as_deref();
-            if agreed_spdy(protocol) != Some(OFFERED_PROTOCOL) {
+            if spdy_protocol_from_response(protocol) != Some(OFFERED_PROTOCOL) {
                 let protocol = protocol.unwrap_or("no protocol version");
                 return Err(upgrade_mismatch(format!(
                     "to {protocol:?}, which was not offered"
                 )));
             }
             let Upgraded { io, input, .. } = upgraded;
-            let node = Node::open(
+            let node = SpdyExecClient::open(
                 io,
                 input,
                 options,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use skewbridge_wire::{Pace, Pulse};
+use skewbridge_stream_io::{KeepaliveConfig, WebSocketKeepalive};
 use tokio::time::Instant;
 
 /// Stands for "never".
@@ -30,20 +30,20 @@ impl Default for KeepAlive {
 }
 
 impl KeepAlive {
-    pub(crate) fn spdy_keepalive(self) -> Pace {
-        Pace {
+    pub(crate) fn spdy_keepalive(self) -> KeepaliveConfig {
+        KeepaliveConfig {
             interval: if self.interval.is_zero() {
                 DISABLED_INTERVAL
             } else {
                 self.interval
             },
-            patience: self.timeout,
+            timeout: self.timeout,
         }
     }
 
-    pub(crate) fn websocket_keepalive(self) -> Pulse {
-        let Pace { interval, patience } = self.spdy_keepalive();
-        Pulse::new(Instant::now(), interval, patience)
+    pub(crate) fn websocket_keepalive(self) -> WebSocketKeepalive {
+        let KeepaliveConfig { interval, timeout } = self.spdy_keepalive();
+        WebSocketKeepalive::new(Instant::now(), interval, timeout)
     }
 }
 
@@ -58,7 +58,7 @@ mod tests {
             ..KeepAlive::default()
         };
         assert_eq!(keep_alive.spdy_keepalive().interval, DISABLED_INTERVAL);
-        assert!(keep_alive.websocket_keepalive().next() > Instant::now() + DISABLED_INTERVAL / 2);
+        assert!(keep_alive.websocket_keepalive().next_deadline() > Instant::now() + DISABLED_INTERVAL / 2);
         let default = KeepAlive::default();
         assert_eq!(default.spdy_keepalive().interval, default.interval);
     }

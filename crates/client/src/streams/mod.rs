@@ -26,5 +26,5 @@ pub use process::{
     Disconnected, ExitStatus, ProcessOutput, ProcessStdin, RemoteProcess, Resizer, Transport,
 };
 pub use request::{AttachRequest, ExecRequest, StreamRequest, escape_component};
-pub use skewbridge_channels::port_forward::Port;
-pub use skewbridge_channels::{ExitCode, Failure, TerminalSize};
+pub use skewbridge_remotecommand::port_forward::Port;
+pub use skewbridge_remotecommand::{ExitCode, Failure, TerminalSize};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf as _, Bytes};
-use skewbridge_channels::{ExitCode, Failure, Outcome, TerminalSize};
+use skewbridge_remotecommand::{ExitCode, Failure, Outcome, TerminalSize};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::task::JoinHandle;
 
@@ -276,7 +276,7 @@ impl ExitStatus {
             Outcome::Success => Self::Success,
             Outcome::Exited(code) => Self::Code(code),
             Outcome::Failed(failure) => Self::Failed(failure),
-            Outcome::CutOff => Self::Disconnected(disconnected()),
+            Outcome::Disconnected => Self::Disconnected(disconnected()),
         }
     }
 }

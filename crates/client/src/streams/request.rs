@@ -1,7 +1,7 @@
 //! Requests for command streams.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use skewbridge_channels::{Options, Words};
+use skewbridge_remotecommand::{Options, QueryDialect};
 
 /// The characters that need no escaping in a path or a query (RFC 3986, 2.3).
 const UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC
@@ -115,7 +115,7 @@ impl StreamRequest {
         let query = query.join("&");
         let path = pod_path(namespace, pod, subresource);
         Self {
-            options: Options::from_query(Words::Api, Some(&query)),
+            options: Options::from_query(QueryDialect::Api, Some(&query)),
             path: format!("{path}?{query}"),
         }
     }

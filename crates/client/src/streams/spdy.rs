@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use skewbridge_channels::{Input, Output};
-use skewbridge_wire::{Node, Said, Verdict};
+use skewbridge_remotecommand::{Input, Output};
+use skewbridge_stream_io::{ExecEvent, ExecResult, SpdyExecClient};
 use tokio::time::{Instant, timeout};
 
 use super::disconnect_message;
@@ -19,7 +19,7 @@ use crate::connection::Stream;
 const CLOSE_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Drives a command until it has ended.
-pub(crate) async fn drive(node: Node<Stream>, buffers: Arc<StreamBuffers>) {
+pub(crate) async fn drive(node: SpdyExecClient<Stream>, buffers: Arc<StreamBuffers>) {
     let mut session = Session {
         node,
         timer: Timer::new(),
@@ -36,7 +36,7 @@ pub(crate) async fn drive(node: Node<Stream>, buffers: Arc<StreamBuffers>) {
             buffers.end(ExitStatus::from_outcome(verdict.outcome, || {
                 buffers.disconnected(cause())
             }));
-            let _ = timeout(CLOSE_FLUSH_TIMEOUT, node.leave()).await;
+            let _ = timeout(CLOSE_FLUSH_TIMEOUT, node.disconnect()).await;
         }
         SessionEnd::Unresponsive => {
             buffers.end(ExitStatus::Disconnected(
@@ -48,13 +48,13 @@ pub(crate) async fn drive(node: Node<Stream>, buffers: Arc<StreamBuffers>) {
 
 /// Why the session ended.
 enum SessionEnd {
-    Ended(Verdict),
+    Ended(ExecResult),
     /// The server does not answer pings.
     Unresponsive,
 }
 
 struct Session<'a> {
-    node: Node<Stream>,
+    node: SpdyExecClient<Stream>,
     timer: Timer,
     buffers: &'a StreamBuffers,
 }
@@ -76,7 +76,7 @@ impl Session<'_> {
     }
 
     /// Moves output from the connection to its readers.
-    fn poll_incoming(&mut self, cx: &mut Context<'_>) -> Poll<Verdict> {
+    fn poll_incoming(&mut self, cx: &mut Context<'_>) -> Poll<ExecResult> {
         loop {
             let streams = [OutputStream::Stdout, OutputStream::Stderr];
             if !streams
@@ -85,8 +85,8 @@ impl Session<'_> {
             {
                 return Poll::Pending;
             }
-            match ready!(self.node.poll_said(cx)) {
-                Said::Data(output, data) => {
+            match ready!(self.node.poll_event(cx)) {
+                ExecEvent::Data(output, data) => {
                     let output_stream = match output {
                         Output::Stderr => OutputStream::Stderr,
                         Output::Stdout | Output::Error => OutputStream::Stdout,
@@ -95,7 +95,7 @@ impl Session<'_> {
                     // There may be room for more of it.
                     self.node.drive(cx);
                 }
-                Said::End(verdict) => return Poll::Ready(verdict),
+                ExecEvent::Ended(verdict) => return Poll::Ready(verdict),
             }
         }
     }
@@ -123,13 +123,14 @@ impl Session<'_> {
     }
 
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<SessionEnd> {
-        self.timer.bring_forward(self.node.pings.next(), cx);
+        self.timer
+            .bring_forward(self.node.pinger.next_deadline(), cx);
         ready!(self.timer.poll_expired(cx));
-        if !self.node.pings.look(Instant::now()) {
+        if !self.node.pinger.check(Instant::now()) {
             return Poll::Ready(SessionEnd::Unresponsive);
         }
         self.node.drive(cx);
-        self.timer.set(self.node.pings.next(), cx);
+        self.timer.set(self.node.pinger.next_deadline(), cx);
         Poll::Pending
     }
 }

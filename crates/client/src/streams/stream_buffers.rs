@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use skewbridge_channels::TerminalSize;
+use skewbridge_remotecommand::TerminalSize;
 
 use super::process::{Disconnected, ExitStatus};
 

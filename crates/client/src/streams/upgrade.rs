@@ -3,7 +3,7 @@
 use bytes::BytesMut;
 use http::header::{CONNECTION, UPGRADE};
 use http::{HeaderMap, Method, StatusCode};
-use skewbridge_websocket::{Key, Rejection, asking_headers, check_response};
+use skewbridge_websocket::{Key, ResponseError, check_response, set_request_headers};
 
 use crate::connection::{Request, Stream};
 use crate::endpoint::Endpoint;
@@ -35,7 +35,7 @@ pub(crate) async fn websocket(
     let key = Key::random();
     let mut headers = HeaderMap::new();
     // Our subprotocol names are valid header values.
-    let _ = asking_headers(&key, [offer], &mut headers);
+    let _ = set_request_headers(&key, [offer], &mut headers);
     let request = with_headers(Request::new(Method::GET, path), &headers);
     let mut connection = endpoint.connection().await?;
     let response = connection
@@ -56,7 +56,7 @@ pub(crate) async fn websocket(
             server,
             cause: format!("named no subprotocol; {offer} was requested"),
         }),
-        Err(Rejection::Status(status)) => Err(api_error(server, status, &response.body)),
+        Err(ResponseError::Status(status)) => Err(api_error(server, status, &response.body)),
         Err(rejection) => Err(Error::UpgradeMismatch {
             server,
             cause: rejection.to_string(),

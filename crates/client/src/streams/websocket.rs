@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use skewbridge_channels::{
-    End, ErrorChannel, FromServer, Input, Output, Protocol, Said, ToServer, Version,
+use skewbridge_remotecommand::{
+    ChannelEvent, ErrorChannel, ErrorChannelEnd, FromServer, Input, Output, Protocol, ToServer,
+    Version,
 };
+use skewbridge_stream_io::{DisconnectReason, PingPolicy, WebSocketConn};
 use skewbridge_websocket::{Close, CloseCode, Role};
-use skewbridge_wire::{Asked, Left, Socket};
 use tokio::time::{Instant, timeout};
 
 use super::disconnect_message;
@@ -30,11 +31,13 @@ const CLOSE_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) async fn drive(upgraded: Upgraded, buffers: Arc<StreamBuffers>, keep_alive: KeepAlive) {
     let Upgraded { io, input, .. } = upgraded;
     let mut session = Session {
-        socket: Socket::new(
+        socket: WebSocketConn::new(
             io,
             input,
             Role::Client,
-            keep_alive.websocket_keepalive().asked(Asked::Gently),
+            keep_alive
+                .websocket_keepalive()
+                .with_policy(PingPolicy::AvoidNearEof),
         ),
         reader: FromServer::new(Protocol::V5),
         writer: ToServer::new(Protocol::V5),
@@ -53,10 +56,12 @@ pub(crate) async fn drive(upgraded: Upgraded, buffers: Arc<StreamBuffers>, keep_
         ..
     } = session;
     let end = match &session_end {
-        SessionEnd::Left(Left::Closed(Some(close))) if close.code() == CloseCode::NORMAL => {
-            End::Clean
+        SessionEnd::DisconnectReason(DisconnectReason::Closed(Some(close)))
+            if close.code() == CloseCode::NORMAL =>
+        {
+            ErrorChannelEnd::Clean
         }
-        _ => End::Cut,
+        _ => ErrorChannelEnd::Aborted,
     };
     // The exit status is published before the close handshake.
     let cause = || match write_error {
@@ -69,7 +74,7 @@ pub(crate) async fn drive(upgraded: Upgraded, buffers: Arc<StreamBuffers>, keep_
     buffers.end(ExitStatus::from_outcome(error_channel.end(end), || {
         buffers.disconnected(cause())
     }));
-    if let SessionEnd::Left(Left::Closed(close)) = session_end {
+    if let SessionEnd::DisconnectReason(DisconnectReason::Closed(close)) = session_end {
         // RFC 6455, 5.5.1: with the same code.
         socket.close(close.unwrap_or_else(|| Close::new(CloseCode::NORMAL, "")));
         let _ = timeout(CLOSE_FLUSH_TIMEOUT, poll_fn(|cx| socket.poll_flush(cx))).await;
@@ -78,7 +83,7 @@ pub(crate) async fn drive(upgraded: Upgraded, buffers: Arc<StreamBuffers>, keep_
 
 /// Why the session ended.
 enum SessionEnd {
-    Left(Left),
+    DisconnectReason(DisconnectReason),
     /// The server sent a partial exit status, and did not close the connection in time.
     StatusThenSilence,
     /// The server does not answer pings.
@@ -90,14 +95,20 @@ enum SessionEnd {
 impl SessionEnd {
     fn cause(&self) -> String {
         match self {
-            Self::Left(Left::Closed(None)) => "the server closed the stream".to_owned(),
-            Self::Left(Left::Closed(Some(close))) => {
+            Self::DisconnectReason(DisconnectReason::Closed(None)) => {
+                "the server closed the stream".to_owned()
+            }
+            Self::DisconnectReason(DisconnectReason::Closed(Some(close))) => {
                 let (code, reason) = (close.code().number(), close.reason());
                 let colon = if reason.is_empty() { "" } else { ": " };
                 format!("the server closed the stream ({code}{colon}{reason})")
             }
-            Self::Left(Left::Cut(error)) => disconnect_message::of_io(error),
-            Self::Left(Left::Broke(violation)) => violation.to_string(),
+            Self::DisconnectReason(DisconnectReason::ConnectionLost(error)) => {
+                disconnect_message::of_io(error)
+            }
+            Self::DisconnectReason(DisconnectReason::ProtocolViolation(violation)) => {
+                violation.to_string()
+            }
             Self::StatusThenSilence => "the server sent an incomplete exit status".to_owned(),
             Self::Unresponsive => "the server does not answer any more".to_owned(),
             Self::ProtocolError(message) => message.clone(),
@@ -106,11 +117,11 @@ impl SessionEnd {
 }
 
 struct Session<'a> {
-    socket: Socket<Stream>,
+    socket: WebSocketConn<Stream>,
     reader: FromServer,
     writer: ToServer,
     /// Received output that does not fit into its buffer.
-    pending: Option<Said<Output>>,
+    pending: Option<ChannelEvent<Output>>,
     /// Why writing failed. Output that the server sent before is still read.
     write_error: Option<std::io::Error>,
     error_channel: ErrorChannel,
@@ -141,29 +152,30 @@ impl Session<'_> {
     fn poll_incoming(&mut self, cx: &mut Context<'_>) -> Poll<SessionEnd> {
         loop {
             match self.pending.take() {
-                Some(Said::Data(Output::Error, data)) => {
+                Some(ChannelEvent::Data(Output::Error, data)) => {
                     self.error_channel.push(&data);
                     if !data.is_empty() {
                         let deadline = Instant::now() + CLOSE_TIMEOUT;
                         self.close_deadline = Some(deadline);
-                        self.timer.set(deadline.min(self.socket.next_look()), cx);
+                        self.timer
+                            .set(deadline.min(self.socket.next_deadline()), cx);
                     }
                 }
-                Some(Said::Data(output, data)) => {
+                Some(ChannelEvent::Data(output, data)) => {
                     let output_stream = output_stream(output);
                     if !self.buffers.has_room(output_stream) {
-                        self.pending = Some(Said::Data(output, data));
+                        self.pending = Some(ChannelEvent::Data(output, data));
                         return Poll::Pending;
                     }
                     self.buffers.push_output(output_stream, data);
                 }
-                Some(Said::Closed(_)) | None => {}
+                Some(ChannelEvent::Closed(_)) | None => {}
             }
-            let piece = match ready!(self.socket.poll_piece(cx)) {
+            let piece = match ready!(self.socket.poll_chunk(cx)) {
                 Ok(piece) => piece,
-                Err(left) => return Poll::Ready(SessionEnd::Left(left)),
+                Err(left) => return Poll::Ready(SessionEnd::DisconnectReason(left)),
             };
-            match self.reader.piece(piece) {
+            match self.reader.read_chunk(piece) {
                 Ok(said) => self.pending = said,
                 Err(error) => return Poll::Ready(SessionEnd::ProtocolError(error.to_string())),
             }
@@ -206,17 +218,17 @@ impl Session<'_> {
     }
 
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<SessionEnd> {
-        self.timer.bring_forward(self.socket.next_look(), cx);
+        self.timer.bring_forward(self.socket.next_deadline(), cx);
         ready!(self.timer.poll_expired(cx));
         let now = Instant::now();
         if self.close_deadline.is_some_and(|deadline| deadline <= now) {
             return Poll::Ready(SessionEnd::StatusThenSilence);
         }
-        if !self.socket.look(now, self.pending.is_none()) {
+        if !self.socket.check_keepalive(now, self.pending.is_none()) {
             return Poll::Ready(SessionEnd::Unresponsive);
         }
         self.poll_outgoing(cx);
-        let next = self.socket.next_look();
+        let next = self.socket.next_deadline();
         self.timer.set(
             self.close_deadline
                 .map_or(next, |deadline| deadline.min(next)),

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 
-use skewbridge_channels::{ExitCode, Failure};
 use skewbridge_client::copy::{Container, Process, RunFuture, Stdin};
 use skewbridge_client::streams::{Disconnected, ExitStatus};
+use skewbridge_remotecommand::{ExitCode, Failure};
 use skewbridge_testkit::ScratchDir;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::process::Command;

@@ -61,7 +61,7 @@ pub(crate) fn negotiate(headers: &HeaderMap, spec: Spec) -> Option<Format> {
         .iter()
         .filter_map(|range| match (&*range.kind, &*range.subkind) {
             ("*" | "application", "*") => Some(Format::Json),
-            (kind, subkind) => Format::of_media_type(spec, &format!("{kind}/{subkind}")),
+            (kind, subkind) => Format::from_media_type(spec, &format!("{kind}/{subkind}")),
         });
     formats.next()
 }

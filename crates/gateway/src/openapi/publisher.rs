@@ -428,7 +428,7 @@ fn merge(
 ) -> Option<Merged> {
     let mut unreadable = Vec::new();
     let take = |path: &str| {
-        let Some(asked) = GroupVersion::of_path(path) else {
+        let Some(asked) = GroupVersion::from_path(path) else {
             return false;
         };
         (incomplete.iter())

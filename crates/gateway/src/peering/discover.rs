@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use http::StatusCode;
 use http::header::{ACCEPT, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
 use skewbridge_api::version::Version;
-use skewbridge_discovery::{Answered, Document, Index, Legacy, accept};
+use skewbridge_discovery::{DiscoveryFormat, Document, Index, LegacyDiscovery, accept};
 use skewbridge_peers::{Excluded, Served};
 use tokio::time::timeout;
 
@@ -130,9 +130,9 @@ async fn ask(
     let answer = answer.ok(path)?;
     match answer
         .header(&CONTENT_TYPE)
-        .and_then(Answered::of_content_type)
+        .and_then(DiscoveryFormat::from_content_type)
     {
-        Some(Answered::V2 | Answered::V2Beta1) => {
+        Some(DiscoveryFormat::V2 | DiscoveryFormat::V2Beta1) => {
             let document =
                 Document::parse(&answer.body).map_err(|error| format!("{path}: {error}"))?;
             Ok(Said::Document(Tagged {
@@ -140,7 +140,7 @@ async fn ask(
                 etag: answer.header(&ETAG).map(str::to_owned),
             }))
         }
-        Some(Answered::Legacy) => Ok(Said::Legacy(answer)),
+        Some(DiscoveryFormat::Legacy) => Ok(Said::Legacy(answer)),
         None => Err(format!("{path}: an answer that is not discovery")),
     }
 }
@@ -158,7 +158,7 @@ async fn legacy(
         .await?
         .ok("/api")?;
     let mut legacy =
-        Legacy::from_groups(&api.body, &apis.body).map_err(|error| error.to_string())?;
+        LegacyDiscovery::from_groups(&api.body, &apis.body).map_err(|error| error.to_string())?;
     let paths: Vec<_> = legacy.paths().take(MAX_LISTS + 1).collect();
     if paths.len() > MAX_LISTS {
         return Err(format!("it lists more than {MAX_LISTS} group-versions"));
@@ -224,7 +224,7 @@ async fn legacy(
 }
 
 /// Adds the list of a path as it was known before. Whether it was.
-fn keep_known(legacy: &mut Legacy, path: &str, known: Option<&Served>) -> bool {
+fn keep_known(legacy: &mut LegacyDiscovery, path: &str, known: Option<&Served>) -> bool {
     let (group, version) = match group_version(path) {
         Some(group_version) => group_version,
         None => ("", path.trim_start_matches("/api/")),

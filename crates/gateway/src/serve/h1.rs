@@ -16,7 +16,7 @@ use skewbridge_h1::{
     Decoder, Encoder, Framing, HeadEnd, HeadError, Piece, RequestHead, parse_request,
     write_headers, write_status_line,
 };
-use skewbridge_wire::Buffered;
+use skewbridge_stream_io::Buffered;
 use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
@@ -26,7 +26,7 @@ use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
 use crate::drain::Drain;
 use crate::record::Record;
 use crate::respond;
-use crate::streams::Switched;
+use crate::streams::UpgradedStream;
 
 /// Requests are small: a head and perhaps an object.
 const READ_CHUNK: usize = 8 * 1024;
@@ -422,7 +422,7 @@ enum After {
     NextRequest,
     Close,
     Cut,
-    Switch(Box<Switched>, Record),
+    Switch(Box<UpgradedStream>, Record),
 }
 
 async fn reply(

@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
-use skewbridge_wire::ReadAhead;
+use skewbridge_stream_io::ReadAhead;
 
 /// The byte stream to a client: TLS, or plain TCP for the admin listener.
 #[derive(Debug)]

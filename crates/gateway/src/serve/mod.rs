@@ -18,7 +18,7 @@ use crate::body::{RequestBody, ResponseBody};
 pub use crate::buffer_budget::ClientLimits;
 pub use crate::header_metrics::HeaderLimit;
 use crate::record::Record;
-use crate::streams::Switched;
+use crate::streams::UpgradedStream;
 
 /// Answers requests.
 pub trait Service: Clone + Send + Sync + 'static {
@@ -47,7 +47,7 @@ pub struct Answer {
     /// Status, headers and, unless the protocol is switched, the body.
     pub response: Response<ResponseBody>,
     /// How a connection goes on that switches protocols (101).
-    pub(crate) switched: Option<Switched>,
+    pub(crate) switched: Option<UpgradedStream>,
     /// Counts and logs the request when it has ended.
     pub record: Record,
 }
@@ -93,7 +93,7 @@ impl Answer {
     pub fn switching(head: Response<()>, takeover: Takeover) -> Self {
         Self {
             response: head.map(|()| ResponseBody::empty()),
-            switched: Some(Switched::TakenOver(takeover)),
+            switched: Some(UpgradedStream::TakenOver(takeover)),
             record: Record::none(),
         }
     }

@@ -8,7 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use super::plan::Kind;
+use super::translation_plan::Kind;
 use crate::metrics::Metrics;
 
 /// Counters of streams.
@@ -96,28 +96,28 @@ impl StreamMetrics {
 
 /// How a stream ended. A closed set, since it is a label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
-    /// As it should.
+pub(crate) enum StreamEnd {
+    /// PingRole it should.
     Complete,
     /// The command failed, and its exit code was told.
     Exited,
     /// The server told why there is no exit code.
     Failed,
     /// Upstream, the node or the connection to it was lost.
-    CutOff,
+    Disconnected,
     /// The client left before the end.
     ClientLeft,
     /// The client broke the rules.
-    ClientBroke,
+    ClientError,
     /// Nothing came for too long.
     Idle,
     /// The bridge had to leave.
     Aborted,
 }
 
-impl Ended {
+impl StreamEnd {
     /// Nothing has ended well, nor with an exit code, before the client has seen it.
-    pub(crate) fn if_told(self, told: bool) -> Self {
+    pub(crate) fn if_delivered(self, told: bool) -> Self {
         match self {
             Self::Complete | Self::Exited | Self::Failed if !told => Self::ClientLeft,
             ended => ended,
@@ -129,9 +129,9 @@ impl Ended {
             Self::Complete => "complete",
             Self::Exited => "exited",
             Self::Failed => "failed",
-            Self::CutOff => "cut_off",
+            Self::Disconnected => "cut_off",
             Self::ClientLeft => "client_left",
-            Self::ClientBroke => "client_error",
+            Self::ClientError => "client_error",
             Self::Idle => "idle",
             Self::Aborted => "aborted",
         }
@@ -140,14 +140,14 @@ impl Ended {
 
 /// Counts one stream, which has not ended until it is said how.
 #[derive(Debug)]
-pub(crate) struct Tally {
+pub(crate) struct StreamMetricsGuard {
     metrics: Metrics,
     labels: EndLabels,
     up: Counter,
     down: Counter,
 }
 
-impl Tally {
+impl StreamMetricsGuard {
     /// A stream has begun.
     pub(crate) fn begin(
         metrics: &Metrics,
@@ -167,7 +167,7 @@ impl Tally {
                 kind,
                 client,
                 upstream,
-                outcome: Ended::Aborted.as_str(),
+                outcome: StreamEnd::Aborted.as_str(),
             },
             up: bytes("up"),
             down: bytes("down"),
@@ -186,12 +186,12 @@ impl Tally {
     }
 
     /// It has ended.
-    pub(crate) fn end(mut self, how: Ended) {
+    pub(crate) fn end(mut self, how: StreamEnd) {
         self.labels.outcome = how.as_str();
     }
 }
 
-impl Drop for Tally {
+impl Drop for StreamMetricsGuard {
     fn drop(&mut self) {
         let kind = self.labels.kind;
         let streams = self.metrics.streams();

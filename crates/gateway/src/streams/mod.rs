@@ -1,24 +1,24 @@
 //! Exec, attach and port-forward: which of them are translated between WebSocket
 //! and SPDY (KEP-4006), and the translators.
 //!
-//! [`plan`] decides, [`heads`] rewrites what is asked and answered, and after 101
+//! [`plan`] decides, [`upgrade_headers`] rewrites what is asked and answered, and after 101
 //! [`command`], [`port_forward`] and their counterparts [`to_websocket`] carry the
 //! stream to its end. Everything that needs no translation stays a plain tunnel.
 
-mod carry;
-mod clock;
-mod command;
-mod farewell;
-mod heads;
-mod interjected;
+mod access_review;
+mod busy_poll;
+mod handshake;
+mod injected_pings;
 mod metrics;
-mod permission;
-mod plan;
 mod port_forward;
-mod refusals;
-mod relay;
-mod to_websocket;
-mod vigil;
+mod port_forward_relay;
+mod refusal_cache;
+mod spdy_to_ws;
+mod termination_status;
+mod timer;
+mod translation_plan;
+mod upgrade_headers;
+mod ws_to_spdy;
 
 use std::num::NonZero;
 use std::sync::Arc;
@@ -28,24 +28,24 @@ use std::time::Duration;
 use bytes::BytesMut;
 use skewbridge_api::request_info::RequestInfo;
 use skewbridge_api::version::Version;
-use skewbridge_wire::{Asked, Pace, Pulse};
+use skewbridge_stream_io::{KeepaliveConfig, PingPolicy, WebSocketKeepalive};
 use tokio::time::Instant;
 
-pub(crate) use carry::{Carried, carry};
-pub(crate) use metrics::{Ended, StreamMetrics, Tally};
-pub(crate) use plan::Switch;
+pub(crate) use handshake::{StreamOutcome, handshake};
+pub(crate) use metrics::{StreamEnd, StreamMetrics, StreamMetricsGuard};
+pub(crate) use translation_plan::UpgradeRequest;
 
 use crate::config::{Config, Feature};
 use crate::record::Record;
 use crate::serve::{ClientIo, Takeover};
 use crate::tunnel;
 use crate::upstream::h1::Upgraded;
-use command::Command;
-use plan::{Kind, Known, Plan, Rules};
-use port_forward::{PortForward, PortForwardToWebSocket};
-use refusals::{Refusals, Spoken};
-use to_websocket::CommandToWebSocket;
-use vigil::Floor;
+use busy_poll::BusyPollArbiter;
+use port_forward::{SpdyToWsPortForward, WsToSpdyPortForward};
+use refusal_cache::{RefusalCache, StreamProtocol};
+use spdy_to_ws::SpdyToWsExec;
+use translation_plan::{Kind, TranslationPlan, TranslationRules, UpstreamCaps};
+use ws_to_spdy::WsToSpdyExec;
 
 /// How many pings a client may leave unanswered. Clients are far away, on networks
 /// that come and go, and TCP bears that.
@@ -54,14 +54,14 @@ const CLIENT_PATIENCE: u32 = 5;
 /// How streams are carried by a bridge.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    rules: Rules,
-    care: Care,
+    rules: TranslationRules,
+    timeouts: StreamTimeouts,
     /// For all translated commands.
-    floor: Arc<Floor>,
-    refusals: Refusals,
+    arbiter: Arc<BusyPollArbiter>,
+    refusals: RefusalCache,
 }
 
-/// As long as anybody waits for.
+/// PingRole long as anybody waits for.
 const NEVER: Duration = Duration::from_hours(10 * 365 * 24);
 
 /// Zero switches a time off.
@@ -71,7 +71,7 @@ fn or_never(time: Duration) -> Duration {
 
 /// How streams are looked after.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Care {
+pub(crate) struct StreamTimeouts {
     /// `--stream-ping-interval`
     ping: Duration,
     /// `--streaming-connection-idle-timeout`
@@ -80,31 +80,31 @@ pub(crate) struct Care {
     stall: Duration,
 }
 
-impl Care {
+impl StreamTimeouts {
     /// A client is patiently waited for.
-    fn pace_of_client(self) -> Pace {
-        Pace {
+    fn client_keepalive(self) -> KeepaliveConfig {
+        KeepaliveConfig {
             interval: self.ping,
-            patience: self.ping * CLIENT_PATIENCE,
+            timeout: self.ping * CLIENT_PATIENCE,
         }
     }
 
     /// What is above is near, and whoever waits for it wants to know.
-    fn pace_of_upstream(self) -> Pace {
-        Pace {
+    fn upstream_keepalive(self) -> KeepaliveConfig {
+        KeepaliveConfig {
             interval: self.ping,
-            patience: self.ping / 2,
+            timeout: self.ping / 2,
         }
     }
 
-    fn of_client(self, now: Instant) -> Pulse {
-        let Pace { interval, patience } = self.pace_of_client();
-        Pulse::new(now, interval, patience)
+    fn client_ws_keepalive(self, now: Instant) -> WebSocketKeepalive {
+        let KeepaliveConfig { interval, timeout } = self.client_keepalive();
+        WebSocketKeepalive::new(now, interval, timeout)
     }
 
-    fn of_upstream(self, asked: Asked, now: Instant) -> Pulse {
-        let Pace { interval, patience } = self.pace_of_upstream();
-        Pulse::new(now, interval, patience).asked(asked)
+    fn upstream_ws_keepalive(self, policy: PingPolicy, now: Instant) -> WebSocketKeepalive {
+        let KeepaliveConfig { interval, timeout } = self.upstream_keepalive();
+        WebSocketKeepalive::new(now, interval, timeout).with_policy(policy)
     }
 }
 
@@ -112,85 +112,89 @@ impl Streams {
     pub(crate) fn new(config: &Config) -> Self {
         let enabled = |feature| config.features.enabled(feature);
         Self {
-            rules: Rules {
+            rules: TranslationRules {
                 translate: config.streams.translate,
                 upstream: config.streams.upstream,
                 commands: enabled(Feature::TranslateStreamCloseWebsocketRequests),
                 port_forward: enabled(Feature::PortForwardWebsockets),
             },
-            care: Care {
+            timeouts: StreamTimeouts {
                 ping: or_never(config.streams.ping_interval),
                 idle: or_never(config.streams.idle_timeout),
                 stall: config.limits.stall_timeout,
             },
-            floor: Arc::new(Floor::new(available_parallelism().map_or(1, NonZero::get))),
-            refusals: Refusals::new(Instant::now()),
+            arbiter: Arc::new(BusyPollArbiter::new(
+                available_parallelism().map_or(1, NonZero::get),
+            )),
+            refusals: RefusalCache::new(Instant::now()),
         }
     }
 
     /// What is to be done with a request to switch protocols; `None` if it is not
     /// for a stream.
-    pub(crate) fn job(
+    pub(crate) fn request(
         &self,
-        switch: Switch,
+        switch: UpgradeRequest,
         info: &RequestInfo<'_>,
         version: Option<Version>,
-    ) -> Option<Job> {
+    ) -> Option<StreamRequest> {
         let kind = Kind::of(info)?;
-        let known = Known {
+        let known = UpstreamCaps {
             version,
             refused: self.refusals.lately(Instant::now()),
         };
-        Some(Job {
+        Some(StreamRequest {
             kind,
             client: switch.as_str(),
-            plan: plan::plan(kind, switch, self.rules, known),
+            plan: translation_plan::plan(kind, switch, self.rules, known),
         })
     }
 
     /// Upstream has refused what it understood in translation.
-    fn remember_refusal(&self, spoken: Spoken) {
+    fn remember_refusal(&self, spoken: StreamProtocol) {
         self.refusals.remember(spoken, Instant::now());
     }
 }
 
 /// A stream that is asked for, and how it is to be carried.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct StreamRequest {
     kind: Kind,
     /// What the client speaks, as a metric label.
     client: &'static str,
-    plan: Plan,
+    plan: TranslationPlan,
 }
 
 /// A connection after 101.
 #[derive(Debug)]
-pub(crate) enum Switched {
+pub(crate) enum UpgradedStream {
     /// The same protocol on both sides.
-    Tunnel(Upgraded, Option<Tally>),
+    Tunnel(Upgraded, Option<StreamMetricsGuard>),
     /// A command by WebSocket here and by SPDY above.
-    Command(Box<Command>),
+    WsToSpdyExec(Box<WsToSpdyExec>),
     /// A port-forward by WebSocket here and by SPDY above.
-    PortForward(Box<PortForward>),
+    WsToSpdyPortForward(Box<WsToSpdyPortForward>),
     /// A command by SPDY here and by WebSocket above.
-    CommandToWebSocket(Box<CommandToWebSocket>),
+    SpdyToWsExec(Box<SpdyToWsExec>),
     /// A port-forward by SPDY here and by WebSocket above.
-    PortForwardToWebSocket(Box<PortForwardToWebSocket>),
+    SpdyToWsPortForward(Box<SpdyToWsPortForward>),
     /// Whatever somebody else does with the connection.
     TakenOver(Takeover),
 }
 
-impl Switched {
+impl UpgradedStream {
     /// Carries the stream to its end.
     pub(crate) async fn run(self, client: ClientIo, input: BytesMut, record: Record) {
         match self {
-            Self::Tunnel(upstream, tally) => {
-                tunnel::run(client, input, upstream, record, tally).await;
+            Self::Tunnel(upstream, stream_metrics) => {
+                tunnel::run(client, input, upstream, record, stream_metrics).await;
             }
-            Self::Command(command) => command.run(client, input, record).await,
-            Self::PortForward(port_forward) => port_forward.run(client, input, record).await,
-            Self::CommandToWebSocket(command) => command.run(client, input, record).await,
-            Self::PortForwardToWebSocket(port_forward) => {
+            Self::WsToSpdyExec(command) => command.run(client, input, record).await,
+            Self::WsToSpdyPortForward(port_forward) => {
+                port_forward.run(client, input, record).await
+            }
+            Self::SpdyToWsExec(command) => command.run(client, input, record).await,
+            Self::SpdyToWsPortForward(port_forward) => {
                 port_forward.run(client, input, record).await;
             }
             Self::TakenOver(takeover) => takeover.run(client, input).await,

@@ -6,15 +6,15 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use skewbridge_stream_io::{DisconnectReason, PingPolicy, WebSocketConn};
 use skewbridge_websocket::{CloseCode, Role};
-use skewbridge_wire::{Asked, Left, Socket};
 use tokio::io::{AsyncWrite as _, AsyncWriteExt as _};
 use tokio::time::{Instant, timeout};
 
-use super::Care;
-use super::interjected::{As, Interjected};
-use super::metrics::{Ended, Tally};
-use super::relay::{Over, Relay, Went, close_for};
+use super::StreamTimeouts;
+use super::injected_pings::{InjectedPings, PingRole};
+use super::metrics::{StreamEnd, StreamMetricsGuard};
+use super::port_forward_relay::{Direction, Relay, RelayEnd, close_for};
 use crate::drain::Drain;
 use crate::record::Record;
 use crate::serve::ClientIo;
@@ -25,14 +25,14 @@ const GOODBYE: Duration = Duration::from_secs(2);
 
 /// A port-forward that has begun above, and is about to here.
 #[derive(Debug)]
-pub(crate) struct PortForward {
+pub(crate) struct WsToSpdyPortForward {
     pub(crate) upstream: Upgraded,
-    pub(crate) care: Care,
+    pub(crate) timeouts: StreamTimeouts,
     pub(crate) drain: Drain,
-    pub(crate) tally: Tally,
+    pub(crate) stream_metrics: StreamMetricsGuard,
 }
 
-impl PortForward {
+impl WsToSpdyPortForward {
     /// Carries it to its end.
     pub(crate) async fn run(self, client: ClientIo, input: BytesMut, mut record: Record) {
         let Upgraded {
@@ -41,14 +41,19 @@ impl PortForward {
             slot,
         } = self.upstream;
         let now = Instant::now();
-        let socket = Socket::new(client, input, Role::Server, self.care.of_client(now));
-        let pings = Interjected::new(As::Client, self.care.pace_of_upstream(), now);
-        let mut relay = Relay::new(io, sent, pings, socket, self.care.idle, self.drain);
+        let socket = WebSocketConn::new(
+            client,
+            input,
+            Role::Server,
+            self.timeouts.client_ws_keepalive(now),
+        );
+        let pings = InjectedPings::new(PingRole::Client, self.timeouts.upstream_keepalive(), now);
+        let mut relay = Relay::new(io, sent, pings, socket, self.timeouts.idle, self.drain);
         let over = poll_fn(|cx| {
             relay.poll(cx, |went, bytes| match went {
-                Went::Outwards => self.tally.up(bytes),
-                Went::Inwards => {
-                    self.tally.down(bytes);
+                Direction::Outwards => self.stream_metrics.up(bytes),
+                Direction::Inwards => {
+                    self.stream_metrics.down(bytes);
                     record.add_bytes(bytes);
                 }
             })
@@ -60,14 +65,15 @@ impl PortForward {
             ..
         } = relay;
         let ended = match &over {
-            Over::RawEnded => Ended::Complete,
-            Over::RawCut(_) | Over::RawDead => Ended::CutOff,
-            Over::Left(Left::Broke(_)) | Over::NotBinary => Ended::ClientBroke,
-            Over::Left(_) | Over::Dead => Ended::ClientLeft,
-            Over::Idle => Ended::Idle,
-            Over::Leaving => Ended::Aborted,
+            RelayEnd::RawEnded => StreamEnd::Complete,
+            RelayEnd::RawLost(_) | RelayEnd::RawDead => StreamEnd::Disconnected,
+            RelayEnd::Disconnected(DisconnectReason::ProtocolViolation(_))
+            | RelayEnd::NotBinary => StreamEnd::ClientError,
+            RelayEnd::Disconnected(_) | RelayEnd::Dead => StreamEnd::ClientLeft,
+            RelayEnd::Idle => StreamEnd::Idle,
+            RelayEnd::Shutdown => StreamEnd::Aborted,
         };
-        if let Over::Left(Left::Closed(_)) = &over {
+        if let RelayEnd::Disconnected(DisconnectReason::Closed(_)) = &over {
             // Upstream learns that it was no accident.
             let goodbye = async {
                 poll_fn(|cx| raw.poll_flush(cx)).await?;
@@ -77,13 +83,18 @@ impl PortForward {
         }
         drop((raw, slot));
         let Some(close) = close_for(&over) else {
-            self.tally.end(ended);
+            self.stream_metrics.end(ended);
             return;
         };
         socket.close(close);
-        let told = socket.finish(self.care.stall).await.is_ok();
-        self.tally.end(ended.if_told(told));
-        if told && matches!(over, Over::RawEnded | Over::Left(Left::Closed(_))) {
+        let told = socket.finish(self.timeouts.stall).await.is_ok();
+        self.stream_metrics.end(ended.if_delivered(told));
+        if told
+            && matches!(
+                over,
+                RelayEnd::RawEnded | RelayEnd::Disconnected(DisconnectReason::Closed(_))
+            )
+        {
             record.complete();
         }
     }
@@ -91,27 +102,27 @@ impl PortForward {
 
 /// A port-forward by SPDY that is carried upstream inside a WebSocket.
 #[derive(Debug)]
-pub(crate) struct PortForwardToWebSocket {
+pub(crate) struct SpdyToWsPortForward {
     pub(crate) upstream: Upgraded,
-    pub(crate) care: Care,
+    pub(crate) timeouts: StreamTimeouts,
     pub(crate) drain: Drain,
-    pub(crate) tally: Tally,
+    pub(crate) stream_metrics: StreamMetricsGuard,
 }
 
-impl PortForwardToWebSocket {
+impl SpdyToWsPortForward {
     /// Carries it to its end.
     pub(crate) async fn run(self, client: ClientIo, sent: BytesMut, mut record: Record) {
         let Upgraded { io, input, slot } = self.upstream;
         let now = Instant::now();
-        let pulse = self.care.of_upstream(Asked::Plainly, now);
-        let socket = Socket::new(io, input, Role::Client, pulse);
-        let pings = Interjected::new(As::Server, self.care.pace_of_client(), now);
-        let mut relay = Relay::new(client, sent, pings, socket, self.care.idle, self.drain);
+        let pulse = self.timeouts.upstream_ws_keepalive(PingPolicy::Always, now);
+        let socket = WebSocketConn::new(io, input, Role::Client, pulse);
+        let pings = InjectedPings::new(PingRole::Server, self.timeouts.client_keepalive(), now);
+        let mut relay = Relay::new(client, sent, pings, socket, self.timeouts.idle, self.drain);
         let over = poll_fn(|cx| {
             relay.poll(cx, |went, bytes| match went {
-                Went::Inwards => self.tally.up(bytes),
-                Went::Outwards => {
-                    self.tally.down(bytes);
+                Direction::Inwards => self.stream_metrics.up(bytes),
+                Direction::Outwards => {
+                    self.stream_metrics.down(bytes);
                     record.add_bytes(bytes);
                 }
             })
@@ -123,23 +134,25 @@ impl PortForwardToWebSocket {
             ..
         } = relay;
         let whole = match &over {
-            Over::RawEnded => true,
-            Over::Left(Left::Closed(Some(close))) => close.code() == CloseCode::NORMAL,
+            RelayEnd::RawEnded => true,
+            RelayEnd::Disconnected(DisconnectReason::Closed(Some(close))) => {
+                close.code() == CloseCode::NORMAL
+            }
             _ => false,
         };
-        self.tally.end(match &over {
-            Over::RawEnded | Over::RawCut(_) | Over::RawDead => Ended::ClientLeft,
-            Over::Left(Left::Closed(_)) if whole => Ended::Complete,
-            Over::Idle => Ended::Idle,
-            Over::Leaving => Ended::Aborted,
-            _ => Ended::CutOff,
+        self.stream_metrics.end(match &over {
+            RelayEnd::RawEnded | RelayEnd::RawLost(_) | RelayEnd::RawDead => StreamEnd::ClientLeft,
+            RelayEnd::Disconnected(DisconnectReason::Closed(_)) if whole => StreamEnd::Complete,
+            RelayEnd::Idle => StreamEnd::Idle,
+            RelayEnd::Shutdown => StreamEnd::Aborted,
+            _ => StreamEnd::Disconnected,
         });
         if let Some(close) = close_for(&over) {
             socket.close(close);
             let _ = socket.finish(GOODBYE).await;
         }
         drop(slot);
-        if matches!(over, Over::RawDead) {
+        if matches!(over, RelayEnd::RawDead) {
             return;
         }
         let goodbye = async {
@@ -150,7 +163,7 @@ impl PortForwardToWebSocket {
                 raw.io.cut().await
             }
         };
-        if matches!(timeout(self.care.stall, goodbye).await, Ok(Ok(()))) && whole {
+        if matches!(timeout(self.timeouts.stall, goodbye).await, Ok(Ok(()))) && whole {
             record.complete();
         }
     }

@@ -14,7 +14,7 @@ use tokio_rustls::client::TlsStream;
 use super::dial::{Dialer, authority};
 use super::wire::Wire;
 use crate::tls::serving_key::is_pinned;
-use skewbridge_wire::ReadAhead;
+use skewbridge_stream_io::ReadAhead;
 
 /// A byte stream to upstream.
 pub type UpstreamIo = Box<TlsStream<ReadAhead<Wire>>>;

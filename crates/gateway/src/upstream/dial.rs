@@ -16,7 +16,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
 use super::wire::Wire;
-use skewbridge_wire::ReadAhead;
+use skewbridge_stream_io::ReadAhead;
 
 /// How a byte stream to a server is opened.
 #[derive(Debug, Clone)]
@@ -132,7 +132,7 @@ impl Proxy {
     async fn dial(&self, host: &str, port: u16) -> Result<ReadAhead<Wire>, ProxyError> {
         let mut wire = self.reach().await.map_err(ProxyError::Unreachable)?;
         let rest = connect(&mut wire, authority(host, port)).await?;
-        Ok(ReadAhead::after(rest, wire))
+        Ok(ReadAhead::with_buffered(rest, wire))
     }
 
     async fn reach(&self) -> io::Result<Wire> {

@@ -14,7 +14,7 @@ use skewbridge_h1::{
     Decoder, Encoder, Framing, HeadEnd, Piece, ResponseHead, parse_response, write_headers,
     write_request_line,
 };
-use skewbridge_wire::Buffered;
+use skewbridge_stream_io::Buffered;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Duration, Sleep, sleep};

@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::client::TlsStream;
 
-use skewbridge_wire::ReadAhead;
+use skewbridge_stream_io::ReadAhead;
 
 /// A byte stream to a server, straight or through a proxy.
 #[derive(Debug)]

@@ -252,7 +252,7 @@ fn incomplete(
             let local = local.map(|local| &*local.documents[which]);
             for (group, version) in source.documents[which].versions() {
                 let here = local.and_then(|local| local.version(group, &version.version));
-                let adds = here.is_none_or(|here| !version.is_within(here));
+                let adds = here.is_none_or(|here| !version.is_subset_of(here));
                 if adds && !shared.contains(group, &version.version, now) {
                     let key = (group.to_owned(), version.version.clone());
                     incomplete

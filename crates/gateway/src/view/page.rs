@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::HeaderValue;
 use skewbridge_api::media::Format;
 use skewbridge_discovery::document::Schema;
-use skewbridge_discovery::{Document, Layout, Object as _, Wish};
+use skewbridge_discovery::{Document, DocumentEncoding, Layout, Object as _};
 
 use crate::gzip::{WORTH_COMPRESSING, gzip};
 
@@ -53,7 +53,7 @@ impl Page {
     }
 
     /// As a client wishes to have it.
-    pub(super) fn written(&self, wish: Wish, may_gzip: bool) -> Sent {
+    pub(super) fn written(&self, wish: DocumentEncoding, may_gzip: bool) -> Sent {
         let beta = || Document {
             schema: Schema::V2Beta1,
             items: self.document.items.clone(),

@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderValue, Method};
 use skewbridge_api::media::{Format, negotiate};
 use skewbridge_api::request_info::DecodedPath;
 use skewbridge_discovery::accept::{self, LOCAL_AGGREGATED, LOCAL_DOCUMENT};
-use skewbridge_discovery::{Layout, Wanted, Wish};
+use skewbridge_discovery::{DocumentEncoding, Layout, RequestedDiscovery};
 use skewbridge_openapi::GroupVersion;
 
 use super::{View, Which};
@@ -38,7 +38,7 @@ impl Complete {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Question {
     /// A document of aggregated discovery.
-    Document(Which, Wish),
+    Document(Which, DocumentEncoding),
     /// `/apis` as a list.
     Groups(Form),
     /// `/apis/GROUP`
@@ -80,21 +80,29 @@ impl Question {
         match (parts, complete) {
             ([Some("apis" | "api"), ..], _) if is_among_peers(head) => None,
             ([Some("apis"), None, ..], _) => {
-                match Wanted::of(&head.headers, |schema| view.is_spoken(schema)) {
-                    Wanted::Merged(wish) => Some(Self::Document(Which::Apis, laid_out(wish, head))),
-                    Wanted::Lists if complete == Complete::Yes => {
+                match RequestedDiscovery::from_headers(&head.headers, |schema| {
+                    view.is_spoken(schema)
+                }) {
+                    RequestedDiscovery::Merged(wish) => {
+                        Some(Self::Document(Which::Apis, laid_out(wish, head)))
+                    }
+                    RequestedDiscovery::Lists if complete == Complete::Yes => {
                         form(head, &OFFERS[..3]).map(Self::Groups)
                     }
-                    Wanted::Local(_) | Wanted::Lists => None,
+                    RequestedDiscovery::Local(_) | RequestedDiscovery::Lists => None,
                 }
             }
             (_, Complete::No) => None,
             // A list, whatever is accepted.
             ([Some("apis"), Some(""), None, _], _) => form(head, &OFFERS[..3]).map(Self::Groups),
             ([Some("api"), None, ..], _) => {
-                match Wanted::of(&head.headers, |schema| view.is_spoken(schema)) {
-                    Wanted::Merged(wish) => Some(Self::Document(Which::Api, laid_out(wish, head))),
-                    Wanted::Local(_) | Wanted::Lists => None,
+                match RequestedDiscovery::from_headers(&head.headers, |schema| {
+                    view.is_spoken(schema)
+                }) {
+                    RequestedDiscovery::Merged(wish) => {
+                        Some(Self::Document(Which::Api, laid_out(wish, head)))
+                    }
+                    RequestedDiscovery::Local(_) | RequestedDiscovery::Lists => None,
                 }
             }
             ([Some("apis"), Some(group), None, _], _) => {
@@ -129,7 +137,7 @@ impl Question {
             "/openapi/v3" => return Some(Self::OpenApiIndex),
             _ => {
                 let key = path.strip_prefix("/openapi/v3/")?;
-                let GroupVersion { group, version } = GroupVersion::of_key(key)?;
+                let GroupVersion { group, version } = GroupVersion::from_key(key)?;
                 let (group, version) = (group.to_owned(), version.to_owned());
                 let key = (group, version);
                 view.incomplete.get(&key)?;
@@ -191,13 +199,21 @@ fn local_document(headers: &HeaderMap) -> HeaderValue {
 
 /// Whether a caller wants the local server's own document, as peers do.
 pub(crate) fn is_for_local_alone(head: &Parts) -> bool {
-    is_apis(head) && matches!(Wanted::of(&head.headers, |_| true), Wanted::Local(_))
+    is_apis(head)
+        && matches!(
+            RequestedDiscovery::from_headers(&head.headers, |_| true),
+            RequestedDiscovery::Local(_)
+        )
 }
 
 /// Whether a caller would be given the document of the whole cluster, if there
 /// were one.
 pub(crate) fn is_for_all(head: &Parts) -> bool {
-    is_apis(head) && matches!(Wanted::of(&head.headers, |_| true), Wanted::Merged(_))
+    is_apis(head)
+        && matches!(
+            RequestedDiscovery::from_headers(&head.headers, |_| true),
+            RequestedDiscovery::Merged(_)
+        )
 }
 
 pub(super) fn is_apis(head: &Parts) -> bool {
@@ -208,8 +224,11 @@ pub(super) fn is_apis(head: &Parts) -> bool {
 /// A document that is asked for may be one that is not understood: then the lists
 /// that follow it are meant so too.
 fn is_among_peers(head: &Parts) -> bool {
-    accept::is_for_local_alone(&head.headers)
-        && !matches!(Wanted::of(&head.headers, |_| true), Wanted::Merged(_))
+    accept::requests_local_only(&head.headers)
+        && !matches!(
+            RequestedDiscovery::from_headers(&head.headers, |_| true),
+            RequestedDiscovery::Merged(_)
+        )
 }
 
 fn form(head: &Parts, offers: &[Format]) -> Option<Form> {
@@ -219,8 +238,8 @@ fn form(head: &Parts, offers: &[Format]) -> Option<Form> {
     })
 }
 
-fn laid_out(wish: Wish, head: &Parts) -> Wish {
-    Wish {
+fn laid_out(wish: DocumentEncoding, head: &Parts) -> DocumentEncoding {
+    DocumentEncoding {
         layout: match wish.layout {
             Layout::Pretty => Layout::Pretty,
             Layout::Compact => layout(head),

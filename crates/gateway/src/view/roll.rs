@@ -26,7 +26,7 @@ pub(crate) struct Roll;
 impl Roll {
     /// Whether a request asks for it.
     pub(crate) fn is_asked_for(head: &Parts) -> bool {
-        is_apis(head) && head.method == Method::GET && servers::is_wanted(&head.headers)
+        is_apis(head) && head.method == Method::GET && servers::is_requested(&head.headers)
     }
 
     /// Makes the request one to the local server, which says who may read.

@@ -15,7 +15,7 @@ use skewbridge_api::cbor;
 use skewbridge_api::media::{Format, content_type};
 use skewbridge_api::status::Status;
 use skewbridge_discovery::lists::{ApiGroup, ApiGroupList, ApiResourceList};
-use skewbridge_discovery::{Document, Object, Wish};
+use skewbridge_discovery::{Document, DocumentEncoding, Object};
 use tokio::time::timeout;
 
 use super::page::Sent;
@@ -170,10 +170,10 @@ impl Stead {
                 self.replace_list(answer, form, metrics, |said| {
                     let whole = view.version(&group, &version).0?;
                     let Some(said) = said else {
-                        return Some(ApiResourceList::of(&group, whole));
+                        return Some(ApiResourceList::from_version(&group, whole));
                     };
                     let mut list = ApiResourceList::parse(said).ok()?;
-                    list.complete(whole);
+                    list.merge_version(whole);
                     Some(list)
                 })
                 .await
@@ -184,7 +184,7 @@ impl Stead {
     async fn replace_document(
         self,
         which: Which,
-        wish: Wish,
+        wish: DocumentEncoding,
         mut answer: Response<ResponseBody>,
         interop: &Interop,
         metrics: &DiscoveryMetrics,
@@ -249,7 +249,13 @@ impl Stead {
         Some(view)
     }
 
-    fn document(&self, view: &View, which: Which, wish: Wish, answer: &mut Response<ResponseBody>) {
+    fn document(
+        &self,
+        view: &View,
+        which: Which,
+        wish: DocumentEncoding,
+        answer: &mut Response<ResponseBody>,
+    ) {
         let page = view.page(which);
         let is_known = (self.known.as_ref())
             .is_some_and(|known| names(known.as_bytes(), page.etag.as_bytes()));
@@ -341,7 +347,7 @@ impl Stead {
 /// All that the view has, and of what the local server says besides that which it
 /// serves itself and which is too new to be known here.
 fn complete_groups(view: &View, said: ApiGroupList) -> ApiGroupList {
-    let mut list = ApiGroupList::of(&view.page(Which::Apis).document);
+    let mut list = ApiGroupList::from_document(&view.page(Which::Apis).document);
     // What all servers share is gone when the local one says so.
     list.groups.retain_mut(|group| {
         let listed = said.groups.iter().find(|it| it.name == group.name);
@@ -365,7 +371,7 @@ fn complete_groups(view: &View, said: ApiGroupList) -> ApiGroupList {
 }
 
 fn complete_group(view: &View, name: &str, said: Option<ApiGroup>) -> Option<ApiGroup> {
-    let mut group = ApiGroup::of(view.group(name).0?);
+    let mut group = ApiGroup::from_group(view.group(name).0?);
     view.leave_out_gone(&mut group, said.as_ref());
     let mut versions = said.map(|said| said.versions).unwrap_or_default();
     versions.retain(|it| view.may_list(name, &it.version));

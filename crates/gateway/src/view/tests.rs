@@ -252,7 +252,7 @@ fn only_what_is_not_whole_here_is_answered_from_the_view() {
     let view = mixed();
     let beta_first = format!("{V2_BETA1},{V2}");
     let document = |which, schema| {
-        let wish = skewbridge_discovery::Wish {
+        let wish = skewbridge_discovery::DocumentEncoding {
             schema,
             format: Format::Json,
             layout: Layout::Compact,

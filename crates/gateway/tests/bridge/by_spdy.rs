@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_channels::{FromClient, Input, Output, Protocol, Said, ToClient};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{self, UpstreamStreams};
+use skewbridge_remotecommand::{ChannelEvent, FromClient, Input, Output, Protocol, ToClient};
 use skewbridge_spdy::connection::{self, Handle as Spdy, Stream};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_testkit::upstream::Upgrade;
@@ -187,11 +187,11 @@ impl Server {
         }
     }
 
-    pub(crate) async fn said(&mut self) -> Option<Said<Input>> {
+    pub(crate) async fn said(&mut self) -> Option<ChannelEvent<Input>> {
         loop {
             match self.decoder.decode(&mut self.input).unwrap() {
-                Some(Event::Piece(piece)) => {
-                    if let Some(said) = self.reader.piece(piece).unwrap() {
+                Some(Event::Chunk(piece)) => {
+                    if let Some(said) = self.reader.read_chunk(piece).unwrap() {
                         return Some(said);
                     }
                 }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_channels::Protocol;
+use skewbridge_remotecommand::Protocol;
 use skewbridge_testkit::{Connection, PATIENCE, eventually};
 use skewbridge_websocket::{Control, Encoder, Event, Role};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -93,7 +93,7 @@ async fn a_quiet_port_forward_is_pinged_on_both_sides() {
     let code = timeout(PATIENCE, async {
         loop {
             match client.event().await.unwrap() {
-                Event::Piece(piece) => came.extend_from_slice(&piece.bytes),
+                Event::Chunk(piece) => came.extend_from_slice(&piece.bytes),
                 Event::Control(Control::Close(Some(close))) => break close.code().number(),
                 Event::Control(_) => {}
             }
@@ -213,7 +213,7 @@ async fn a_client_by_spdy_is_pinged_too() {
         let mut came = Vec::new();
         let code = loop {
             match there.decoder.decode(&mut there.input).unwrap() {
-                Some(Event::Piece(piece)) => came.extend_from_slice(&piece.bytes),
+                Some(Event::Chunk(piece)) => came.extend_from_slice(&piece.bytes),
                 Some(Event::Control(Control::Ping(payload))) => {
                     let mut pong = BytesMut::new();
                     Encoder::new(Role::Server).control(&Control::Pong(payload), &mut pong);

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use http::Request;
 use serde_json::{Value, json};
-use skewbridge_channels::{Input, Protocol};
 use skewbridge_gateway::Handle;
+use skewbridge_remotecommand::{Input, Protocol};
 use skewbridge_testkit::upstream::Upgrade;
 use skewbridge_testkit::{BodySender, PATIENCE, Reply, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use skewbridge_channels::{Input, Protocol};
+use skewbridge_remotecommand::{Input, Protocol};
 use skewbridge_testkit::{PATIENCE, eventually};
 use skewbridge_websocket::{Close, CloseCode, Control, Event};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -331,7 +331,7 @@ async fn the_pings_inside_a_port_forward_do_not_keep_it() {
     let code = timeout(PATIENCE, async {
         loop {
             match client.event().await.unwrap() {
-                Event::Piece(piece) => {
+                Event::Chunk(piece) => {
                     answers += piece.bytes.len();
                     client.binary(PING).await;
                 }

@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use skewbridge_channels::{Input, Protocol};
+use skewbridge_remotecommand::{Input, Protocol};
 use skewbridge_testkit::{Connection, PATIENCE, eventually};
 use tokio::io::{
     AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadHalf, WriteHalf,

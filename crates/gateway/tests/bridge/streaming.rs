@@ -8,15 +8,17 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_channels::{FromServer, Input, Output, Protocol, Said, ToServer};
 use skewbridge_gateway::config as gateway;
+use skewbridge_remotecommand::{ChannelEvent, FromServer, Input, Output, Protocol, ToServer};
 use skewbridge_spdy::connection::{self, Handle, Stream};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_testkit::upstream::{Seen, Upgrade};
 use skewbridge_testkit::{
     ApiServer, ClientAuth, Connection, Options, PATIENCE, Reply, TlsClient, eventually,
 };
-use skewbridge_websocket::{Control, Decoder, Encoder, Event, Frame, Kind, Limits, Piece, Role};
+use skewbridge_websocket::{
+    Control, Decoder, Encoder, Event, Frame, Limits, MessageChunk, MessageKind, Role,
+};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -320,7 +322,7 @@ impl WebSocket {
     pub(crate) async fn binary(&mut self, data: &[u8]) {
         let mut out = BytesMut::new();
         self.encoder
-            .write(Frame::Whole(Kind::Binary), &[data], &mut out);
+            .write(Frame::Whole(MessageKind::Binary), &[data], &mut out);
         self.send(out).await.unwrap();
     }
 
@@ -350,9 +352,9 @@ impl WebSocket {
         }
     }
 
-    pub(crate) async fn piece(&mut self) -> Piece {
+    pub(crate) async fn piece(&mut self) -> MessageChunk {
         match self.event().await.unwrap() {
-            Event::Piece(piece) => piece,
+            Event::Chunk(piece) => piece,
             Event::Control(control) => panic!("{control:?}"),
         }
     }
@@ -361,9 +363,9 @@ impl WebSocket {
     pub(crate) async fn told(&mut self) -> io::Result<Told> {
         loop {
             match self.event().await? {
-                Event::Piece(piece) => match self.reader.piece(piece).unwrap() {
-                    Some(Said::Data(output, data)) => return Ok(Told::Data(output, data)),
-                    Some(Said::Closed(_)) => panic!("servers close no channels"),
+                Event::Chunk(piece) => match self.reader.read_chunk(piece).unwrap() {
+                    Some(ChannelEvent::Data(output, data)) => return Ok(Told::Data(output, data)),
+                    Some(ChannelEvent::Closed(_)) => panic!("servers close no channels"),
                     None => {}
                 },
                 Event::Control(Control::Close(Some(close))) => {

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use skewbridge_channels::{Input, Output, Protocol};
 use skewbridge_gateway::config::TranslateStreams;
+use skewbridge_remotecommand::{Input, Output, Protocol};
 use skewbridge_testkit::{PATIENCE, Reply, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -128,7 +128,7 @@ async fn older_protocols_are_spoken_where_the_node_refuses_them() {
         node.end(failure).await;
         let story = client.all().await;
         assert_eq!(story.stdout, b"\x00\xffout", "{protocol:?}");
-        let expected = if protocol.version().tells_status() {
+        let expected = if protocol.version().has_status() {
             failure
         } else {
             "command terminated with non-zero exit code: command terminated with exit code 3"

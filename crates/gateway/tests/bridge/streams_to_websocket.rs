@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_channels::{Input, Output, Protocol, Said, ToClient};
 use skewbridge_gateway::config::UpstreamStreams;
+use skewbridge_remotecommand::{ChannelEvent, Input, Output, Protocol, ToClient};
 use skewbridge_spdy::connection;
 use skewbridge_spdy::frame::ResetStatus;
 use skewbridge_spdy::{Config, Headers};
@@ -37,7 +37,7 @@ async fn a_command_by_spdy_runs_over_a_way_that_carries_only_websocket() {
         .write("in".into())
         .await
         .unwrap();
-    let expected = Said::Data(Input::Stdin, Bytes::from_static(b"in"));
+    let expected = ChannelEvent::Data(Input::Stdin, Bytes::from_static(b"in"));
     assert_eq!(server.said().await, Some(expected));
     client
         .streams
@@ -46,7 +46,10 @@ async fn a_command_by_spdy_runs_over_a_way_that_carries_only_websocket() {
         .sender
         .finish()
         .unwrap();
-    assert_eq!(server.said().await, Some(Said::Closed(Input::Stdin)));
+    assert_eq!(
+        server.said().await,
+        Some(ChannelEvent::Closed(Input::Stdin))
+    );
     server.say(Output::Stdout, "out").await;
     server.say(Output::Stderr, "err").await;
     server.say(Output::Error, SUCCESS).await;
@@ -196,7 +199,7 @@ async fn a_stdin_that_was_reset_does_not_look_complete() {
     stdin.sender.write("half of".into()).await.unwrap();
     assert!(matches!(
         server.said().await,
-        Some(Said::Data(Input::Stdin, _))
+        Some(ChannelEvent::Data(Input::Stdin, _))
     ));
     stdin.reset(ResetStatus::Cancel);
     // Nothing more, and no signal that this was all.
@@ -232,14 +235,14 @@ async fn a_port_forward_is_put_into_a_websocket() {
     here.write_all(b"up").await.unwrap();
     here.flush().await.unwrap();
     loop {
-        if let Some(Event::Piece(piece)) = there.decoder.decode(&mut there.input).unwrap() {
+        if let Some(Event::Chunk(piece)) = there.decoder.decode(&mut there.input).unwrap() {
             assert_eq!(piece.bytes, "up");
             break;
         }
         assert!(there.io.read_buf(&mut there.input).await.unwrap() > 0);
     }
     let mut out = BytesMut::new();
-    let frame = skewbridge_websocket::Frame::Whole(skewbridge_websocket::Kind::Binary);
+    let frame = skewbridge_websocket::Frame::Whole(skewbridge_websocket::MessageKind::Binary);
     skewbridge_websocket::Encoder::new(Role::Server).write(frame, &[b"down"], &mut out);
     there.io.write_all(&out).await.unwrap();
     there.io.flush().await.unwrap();
@@ -323,7 +326,7 @@ async fn a_process_that_takes_its_time_keeps_its_client_by_spdy() {
     let mut read = 0;
     while read < SIZE {
         match server.said().await {
-            Some(Said::Data(Input::Stdin, data)) => read += data.len(),
+            Some(ChannelEvent::Data(Input::Stdin, data)) => read += data.len(),
             other => panic!("after {read} of {SIZE}: {other:?}"),
         }
     }
@@ -358,11 +361,11 @@ async fn streams_that_nobody_asked_for_are_refused() {
     let mut client = Client::open(&bed.client(), &bridge, "v4.channel.k8s.io").await;
     let _server = Server::over(upstream.connection().await);
     for stream in client.streams.values_mut() {
-        stream.answered().await.unwrap();
+        stream.accepted().await.unwrap();
     }
     let headers = Headers::new().with("streamtype", "stdin");
     let mut more = client.handle.open(headers).unwrap();
-    let answered = timeout(Duration::from_secs(5), more.answered()).await;
+    let answered = timeout(Duration::from_secs(5), more.accepted()).await;
     assert!(matches!(answered, Ok(Err(_))), "{answered:?}");
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use skewbridge_client::Stream;
-use skewbridge_wire::{Gulp, write_sliced};
+use skewbridge_stream_io::{CoalescingReader, write_chunked};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, split};
 use tokio::sync::Notify;
 use tokio::time::sleep;
@@ -86,7 +86,7 @@ async fn pass(
         to.flush().await.map_err(Broken::Write)?;
     }
     drop(first);
-    let mut from = Gulp::new(from);
+    let mut from = CoalescingReader::new(from);
     let mut buffer = vec![0; BUFFER];
     loop {
         let length = from.read(&mut buffer).await.map_err(Broken::Read)?;
@@ -94,7 +94,7 @@ async fn pass(
             return to.shutdown().await.map_err(Broken::Write);
         }
         let piece = &buffer[..length];
-        write_sliced(to, piece).await.map_err(Broken::Write)?;
+        write_chunked(to, piece).await.map_err(Broken::Write)?;
         to.flush().await.map_err(Broken::Write)?;
     }
 }

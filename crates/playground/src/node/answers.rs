@@ -10,13 +10,15 @@ use http::header::{CONNECTION, CONTENT_TYPE, UPGRADE};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use percent_encoding::percent_decode_str;
 use skewbridge_api::status::Status;
-use skewbridge_channels::port_forward::tunnel::{PORT_FORWARD, TUNNELLED_PORT_FORWARD, tunnelled};
-use skewbridge_channels::{
-    Channel, ExitCode, Options, Outcome, Protocol, Server, SpdyProtocol, Words, negotiate,
-    negotiate_spdy,
+use skewbridge_remotecommand::port_forward::tunnel::{
+    PORT_FORWARD, TUNNELLED_PORT_FORWARD, tunnelled_protocols,
 };
-use skewbridge_websocket::{accepting_headers, is_upgrade, read_request, subprotocols};
-use skewbridge_wire::Prefixed;
+use skewbridge_remotecommand::{
+    Channel, ExitCode, Options, Outcome, Protocol, QueryDialect, ServerKind, SpdyProtocol,
+    negotiate, negotiate_spdy,
+};
+use skewbridge_stream_io::Rewind;
+use skewbridge_websocket::{is_upgrade, parse_upgrade_request, set_response_headers, subprotocols};
 use tokio::io::{AsyncRead, AsyncWrite, duplex};
 use tokio::sync::mpsc;
 
@@ -290,22 +292,22 @@ enum Wants {
 
 fn wants(request: &StreamRequest) -> Result<Wants, Status> {
     let headers = &request.headers;
-    let options = Options::from_query(Words::Api, Some(&request.query));
-    if !options.any() {
+    let options = Options::from_query(QueryDialect::Api, Some(&request.query));
+    if !options.has_any_stream() {
         return Err(Status::bad_request(
             "you must specify at least 1 of stdin, stdout, stderr",
         ));
     }
     if is_upgrade(headers) {
-        let asked = read_request(&request.method, headers);
+        let asked = parse_upgrade_request(&request.method, headers);
         let asked = asked.map_err(|refusal| Status::bad_request(refusal.to_string()))?;
-        let agreed = negotiate(Server::Bridge, subprotocols(headers)).ok_or_else(|| {
+        let agreed = negotiate(ServerKind::Bridge, subprotocols(headers)).ok_or_else(|| {
             Status::bad_request("none of the subprotocols that are asked for is known")
         })?;
         let mut answer = HeaderMap::new();
-        accepting_headers(
+        set_response_headers(
             &asked,
-            agreed.answer.map(HeaderValue::from_static),
+            agreed.header.map(HeaderValue::from_static),
             &mut answer,
         );
         return Ok(Wants::WebSocket(answer, agreed.protocol, options));
@@ -379,21 +381,21 @@ fn forwarded(
     };
     let headers = &request.headers;
     if is_upgrade(headers) {
-        let asked = read_request(&request.method, headers);
+        let asked = parse_upgrade_request(&request.method, headers);
         let asked = asked.map_err(|refusal| Status::bad_request(refusal.to_string()))?;
         let mut answer = HeaderMap::new();
-        if !tunnelled(subprotocols(headers)).any(|offer| offer == PORT_FORWARD) {
+        if !tunnelled_protocols(subprotocols(headers)).any(|offer| offer == PORT_FORWARD) {
             let wanted = Wanted::of(subprotocols(headers), &request.query);
             let wanted = wanted.map_err(Status::bad_request)?;
-            let protocol = wanted.agreed.answer.map(HeaderValue::from_static);
-            accepting_headers(&asked, protocol, &mut answer);
+            let protocol = wanted.agreed.header.map(HeaderValue::from_static);
+            set_response_headers(&asked, protocol, &mut answer);
             let takeover = Takeover::new(move |switched| async move {
                 channel_forward::carry(whole(switched), wanted, reach).await;
             });
             return Ok(StreamAnswer::Switch(switching(answer), takeover));
         }
         let protocol = HeaderValue::from_static(TUNNELLED_PORT_FORWARD);
-        accepting_headers(&asked, Some(protocol), &mut answer);
+        set_response_headers(&asked, Some(protocol), &mut answer);
         let takeover = Takeover::new(move |switched| async move {
             let (outside, inside) = duplex(TUNNEL);
             let forward = port_forward::carry(inside, reach);
@@ -417,7 +419,7 @@ fn forwarded(
 
 /// The connection, with what was read of it already.
 fn whole(switched: Switched) -> impl AsyncRead + AsyncWrite + Unpin + Send {
-    Prefixed {
+    Rewind {
         prefix: switched.input,
         io: switched.io,
     }

@@ -5,11 +5,11 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_channels::port_forward::legacy::{
-    FromClient, FromPod, ToClient, announce, most_ports, negotiate,
+use skewbridge_remotecommand::port_forward::legacy::{
+    FromClient, FromPod, ToClient, encode_port, max_ports, negotiate,
 };
-use skewbridge_channels::port_forward::{self, Port, Stream};
-use skewbridge_channels::{Agreement, Protocol, Said};
+use skewbridge_remotecommand::port_forward::{self, Port, Stream};
+use skewbridge_remotecommand::{ChannelEvent, NegotiatedProtocol, Protocol};
 use skewbridge_websocket::{Close, CloseCode, Control};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -24,7 +24,7 @@ use super::websocket::{FAREWELL, Hearing, PINGS};
 /// What a client asks for.
 #[derive(Debug)]
 pub(super) struct Wanted {
-    pub(super) agreed: Agreement,
+    pub(super) agreed: NegotiatedProtocol,
     ports: Vec<Port>,
 }
 
@@ -40,7 +40,7 @@ impl Wanted {
         )?;
         let ports = port_forward::ports("ports", Some(query))
             .map_err(|error| format!("unable to parse query parameter \"ports\": {error}"))?;
-        let most = most_ports(agreed.protocol.encoding());
+        let most = max_ports(agreed.protocol.encoding());
         if ports.is_empty() {
             return Err("query parameter \"ports\" is required".to_owned());
         }
@@ -82,7 +82,7 @@ pub(super) async fn carry(io: impl AsyncRead + AsyncWrite, wanted: Wanted, reach
                     port: place,
                     stream,
                 };
-                writer.write(channel, &announce(port), &mut out);
+                writer.write(channel, &encode_port(port), &mut out);
             }
         }
         loop {
@@ -117,8 +117,8 @@ async fn listen<R: AsyncRead + Unpin>(
 ) {
     let mut reader = FromClient::new(protocol);
     while let Some(piece) = hearing.next().await {
-        match reader.piece(piece) {
-            Ok(Some(Said::Data(to, data))) => {
+        match reader.read_chunk(piece) {
+            Ok(Some(ChannelEvent::Data(to, data))) => {
                 if let Some(input) = inputs.get(usize::from(to.port)) {
                     // Fails when the connection to this port has ended.
                     let _ = input.send(data).await;

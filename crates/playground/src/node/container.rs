@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_channels::{Output, TerminalSize};
+use skewbridge_remotecommand::{Output, TerminalSize};
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_channels::{ExitCode, Failure, Outcome, Output};
+use skewbridge_remotecommand::{ExitCode, Failure, Outcome, Output};
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{broadcast, mpsc};
 

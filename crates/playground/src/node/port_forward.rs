@@ -8,8 +8,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use skewbridge_channels::port_forward::Stream as Which;
-use skewbridge_channels::port_forward::pair;
+use skewbridge_remotecommand::port_forward::Stream as Which;
+use skewbridge_remotecommand::port_forward::pair;
 use skewbridge_spdy::connection::{self, Receiver, Request, Sender, Stream};
 use skewbridge_spdy::{Config, Headers};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -176,8 +176,8 @@ async fn forward(connected: Result<TcpStream, String>, data: Stream, error: Stre
     }
     let _ = to_client.finish();
     let _ = said.finish();
-    to_client.sent().await;
-    said.sent().await;
+    to_client.flushed().await;
+    said.flushed().await;
 }
 
 /// Ends when the client has broken off: one that has only ended what it says may still
@@ -215,7 +215,7 @@ async fn downwards(from: &mut (impl AsyncRead + Unpin), to: &mut Sender) {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use skewbridge_channels::port_forward::Port;
+    use skewbridge_remotecommand::port_forward::Port;
     use skewbridge_spdy::frame::ResetStatus;
     use tokio::net::TcpListener;
 

@@ -3,7 +3,7 @@
 //! that neither end outruns the other.
 
 use bytes::Bytes;
-use skewbridge_channels::{Channel, Options, Output, Sizes, TerminalSize};
+use skewbridge_remotecommand::{Channel, Options, Output, ResizeDecoder, TerminalSize};
 use tokio::sync::mpsc;
 
 /// Pieces that wait between the two ends: enough to keep both busy.
@@ -39,7 +39,7 @@ pub(super) struct Inputs {
 #[derive(Debug)]
 pub(super) struct Resizing {
     sender: Option<mpsc::Sender<TerminalSize>>,
-    parser: Sizes,
+    parser: ResizeDecoder,
 }
 
 /// From the process.
@@ -71,7 +71,7 @@ pub(super) fn ends(options: Options) -> (Near, Far) {
             stdin: to_stdin,
             resizing: Resizing {
                 sender: Some(sender),
-                parser: Sizes::default(),
+                parser: ResizeDecoder::default(),
             },
         },
         outputs: Outputs {

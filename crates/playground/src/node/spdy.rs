@@ -5,10 +5,10 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use skewbridge_channels::{Options, Outcome, SpdyProtocol};
+use skewbridge_remotecommand::{Options, Outcome, SpdyProtocol};
 use skewbridge_spdy::Config;
 use skewbridge_spdy::connection::{self, Receiver, Sender};
-use skewbridge_wire::CommandStreams;
+use skewbridge_stream_io::CommandStreams;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -35,7 +35,7 @@ pub(super) async fn carry<T, F>(
     let (handle, mut incoming, driver) = connection::server(io, Config::default());
     let mut driver = pin!(driver);
     let opened = tokio::select! {
-        opened = timeout(OPENING, CommandStreams::open(&mut incoming, options, protocol)) => opened.ok(),
+        opened = timeout(OPENING, CommandStreams::accept(&mut incoming, options, protocol)) => opened.ok(),
         _ = &mut driver => None,
     };
     let Some(mut streams) = opened else { return };
@@ -70,7 +70,7 @@ pub(super) async fn carry<T, F>(
     let words = outcome.encode(protocol.version());
     tokio::select! {
         _ = &mut driver => return,
-        ended = timeout(FAREWELL, streams.end(words)) => if ended.is_err() { return },
+        ended = timeout(FAREWELL, streams.finish(words)) => if ended.is_err() { return },
     }
     handle.close();
     drop(handle);

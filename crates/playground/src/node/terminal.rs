@@ -11,7 +11,7 @@ use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, open as open_file};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
-use skewbridge_channels::TerminalSize;
+use skewbridge_remotecommand::TerminalSize;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::unix::pipe;
 

@@ -5,13 +5,13 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use skewbridge_channels::port_forward::tunnel;
-use skewbridge_channels::{
-    Failure, FromClient, Input, Options, Outcome, Output, Protocol, Said, ToClient, Version,
+use skewbridge_remotecommand::port_forward::tunnel;
+use skewbridge_remotecommand::{
+    ChannelEvent, Failure, FromClient, Input, Options, Outcome, Output, Protocol, ToClient, Version,
 };
 use skewbridge_websocket::{
-    Close, CloseCode, Control, ControlPayload, Decoder, Encoder, Event, Frame, Kind, Limits, Piece,
-    Role,
+    Close, CloseCode, Control, ControlPayload, Decoder, Encoder, Event, Frame, Limits,
+    MessageChunk, MessageKind, Role,
 };
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream};
 use tokio::sync::mpsc;
@@ -64,8 +64,8 @@ pub(super) async fn carry<T, F>(
                 },
             }
         }
-        let words =
-            as_translated(outcome.unwrap_or(Outcome::CutOff), protocol).encode(protocol.version());
+        let words = as_translated(outcome.unwrap_or(Outcome::Disconnected), protocol)
+            .encode(protocol.version());
         // Before the fourth version success is silent.
         if !words.is_empty() {
             writer.write(Output::Error, &words, &mut out);
@@ -104,11 +104,11 @@ async fn listen(
     let mut hearing = Hearing::new(read, pings);
     let mut reader = FromClient::new(protocol);
     while let Some(piece) = hearing.next().await {
-        match reader.piece(piece) {
-            Ok(Some(Said::Data(Input::Stdin, data))) => inputs.write(data).await,
-            Ok(Some(Said::Data(Input::Resize, data))) => inputs.resizing.push(&data),
-            Ok(Some(Said::Closed(Input::Stdin))) => inputs.stdin = None,
-            Ok(Some(Said::Closed(Input::Resize)) | None) => {}
+        match reader.read_chunk(piece) {
+            Ok(Some(ChannelEvent::Data(Input::Stdin, data))) => inputs.write(data).await,
+            Ok(Some(ChannelEvent::Data(Input::Resize, data))) => inputs.resizing.push(&data),
+            Ok(Some(ChannelEvent::Closed(Input::Stdin))) => inputs.stdin = None,
+            Ok(Some(ChannelEvent::Closed(Input::Resize)) | None) => {}
             Err(_) => return,
         }
     }
@@ -122,7 +122,7 @@ pub(super) async fn tunnel(io: impl AsyncRead + AsyncWrite, inside: DuplexStream
     let inwards = async {
         let mut hearing = Hearing::new(read, ping);
         while let Some(piece) = hearing.next().await {
-            let Ok(data) = tunnel::carried(piece) else {
+            let Ok(data) = tunnel::tunnel_payload(piece) else {
                 return;
             };
             if to_inside.write_all(&data).await.is_err() {
@@ -139,7 +139,7 @@ pub(super) async fn tunnel(io: impl AsyncRead + AsyncWrite, inside: DuplexStream
                     if read? == 0 {
                         break;
                     }
-                    encoder.write(Frame::Whole(Kind::Binary), &[&piece], &mut out);
+                    encoder.write(Frame::Whole(MessageKind::Binary), &[&piece], &mut out);
                     piece.clear();
                 }
                 Some(payload) = pings.recv() => encoder.control(&Control::Pong(payload), &mut out),
@@ -179,10 +179,10 @@ impl<R: AsyncRead + Unpin> Hearing<R> {
     }
 
     /// The next piece; `None` when the client has left, or broke the rules.
-    pub(super) async fn next(&mut self) -> Option<Piece> {
+    pub(super) async fn next(&mut self) -> Option<MessageChunk> {
         loop {
             match self.decoder.decode(&mut self.buffer) {
-                Ok(Some(Event::Piece(piece))) => return Some(piece),
+                Ok(Some(Event::Chunk(piece))) => return Some(piece),
                 Ok(Some(Event::Control(Control::Ping(payload)))) => {
                     // One that asks faster than it is answered is answered for some.
                     let _ = self.pings.try_send(payload);

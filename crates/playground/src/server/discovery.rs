@@ -6,7 +6,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH, VARY};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use skewbridge_api::media::{Format, negotiate};
 use skewbridge_api::status::Status;
-use skewbridge_discovery::accept::Wanted;
+use skewbridge_discovery::accept::RequestedDiscovery;
 use skewbridge_discovery::{Layout, Object};
 
 use super::answers::{self, Reply};
@@ -42,8 +42,9 @@ pub(super) fn answer(
 
 /// A document, if that is what is wanted.
 fn document(catalogue: &Catalogue, root: Root, headers: &HeaderMap) -> Option<Reply> {
-    let wanted = Wanted::of(headers, |schema| catalogue.release().understands(schema));
-    let (Wanted::Merged(wish) | Wanted::Local(wish)) = wanted else {
+    let wanted =
+        RequestedDiscovery::from_headers(headers, |schema| catalogue.release().understands(schema));
+    let (RequestedDiscovery::Merged(wish) | RequestedDiscovery::Local(wish)) = wanted else {
         return None;
     };
     let etag = catalogue.etag(root);

@@ -5,9 +5,9 @@ use http::header::UPGRADE;
 use http::{HeaderValue, StatusCode};
 use serde_json::json;
 use skewbridge_api::status::Status;
-use skewbridge_channels::port_forward::tunnel::tunnelled;
 use skewbridge_gateway::body::{Pieces, ResponseBody};
 use skewbridge_gateway::serve::{self, Answer};
+use skewbridge_remotecommand::port_forward::tunnel::tunnelled_protocols;
 use skewbridge_websocket::subprotocols;
 use tokio::sync::mpsc;
 
@@ -110,7 +110,7 @@ pub(super) async fn stream(
 /// Whether a port-forward is SPDY inside of a WebSocket (KEP-4006), and not the older channels,
 /// which every release takes.
 fn is_tunnel(headers: &http::HeaderMap) -> bool {
-    tunnelled(subprotocols(headers)).next().is_some()
+    tunnelled_protocols(subprotocols(headers)).next().is_some()
 }
 
 /// What a kubelet of 1.28 answers to a subprotocol that it does not know: the handshake

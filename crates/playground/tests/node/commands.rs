@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use serde_json::json;
-use skewbridge_channels::{
+use skewbridge_playground::server::pod_streams::StreamKind::{Attach, Exec};
+use skewbridge_remotecommand::{
     ExitCode, Input, Outcome, Protocol, SpdyProtocol, TerminalSize, Version,
 };
-use skewbridge_playground::server::pod_streams::StreamKind::{Attach, Exec};
 
 use crate::site::{Site, eventually, heard, query};
 

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use skewbridge_channels::{ExitCode, Outcome, SpdyProtocol};
 use skewbridge_playground::server::pod_streams::StreamKind::Exec;
 use skewbridge_playground::status::GroupResource;
 use skewbridge_playground::strategy::Part;
+use skewbridge_remotecommand::{ExitCode, Outcome, SpdyProtocol};
 
 use crate::commands::lives;
 use crate::site::{Site, eventually, pods, query};

@@ -3,10 +3,12 @@
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use serde_json::json;
-use skewbridge_channels::port_forward::legacy::{FromPod, FromServer, ToPod, ToServer, announced};
-use skewbridge_channels::port_forward::{Port, Stream as Which, pair};
-use skewbridge_channels::{Protocol, Said};
 use skewbridge_playground::server::pod_streams::StreamKind::PortForward;
+use skewbridge_remotecommand::port_forward::legacy::{
+    FromPod, FromServer, ToPod, ToServer, decode_port,
+};
+use skewbridge_remotecommand::port_forward::{Port, Stream as Which, pair};
+use skewbridge_remotecommand::{ChannelEvent, Protocol};
 use skewbridge_spdy::connection::{self, Handle, Receiver, Stream};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_websocket::{Control, Decoder, Event, Limits, Role};
@@ -154,8 +156,8 @@ impl Channels {
     async fn next(&mut self) -> Option<(FromPod, Bytes)> {
         loop {
             match self.decoder.decode(&mut self.buffer).unwrap() {
-                Some(Event::Piece(piece)) => match self.reader.piece(piece).unwrap() {
-                    Some(Said::Data(channel, data)) => return Some((channel, data)),
+                Some(Event::Chunk(piece)) => match self.reader.read_chunk(piece).unwrap() {
+                    Some(ChannelEvent::Data(channel, data)) => return Some((channel, data)),
                     _ => continue,
                 },
                 Some(Event::Control(Control::Close(_))) => return None,
@@ -168,7 +170,7 @@ impl Channels {
         }
     }
 
-    /// What comes on each channel until the close, after the ports were announced.
+    /// What comes on each channel until the close, after the ports were decode_port.
     async fn finish(&mut self, ports: &[u16]) -> Vec<[String; 2]> {
         let mut texts = vec![[const { Vec::new() }; 2]; ports.len()];
         let mut announced_on = Vec::new();
@@ -177,7 +179,7 @@ impl Channels {
             if announced_on.contains(&channel) {
                 texts[port][usize::from(channel.stream == Which::Error)].extend_from_slice(&data);
             } else {
-                assert_eq!(announced(&data).unwrap().number(), ports[port]);
+                assert_eq!(decode_port(&data).unwrap().number(), ports[port]);
                 announced_on.push(channel);
             }
         }

@@ -11,10 +11,6 @@ use http::{HeaderMap, HeaderValue, Method};
 use serde_json::{Value, json};
 use skewbridge_api::identity::User;
 use skewbridge_api::status::Status;
-use skewbridge_channels::{
-    Channel, End, ErrorChannel, FromServer, Input, Options, Outcome, Output, Protocol, STREAM_TYPE,
-    Said, SpdyProtocol, ToServer, Words,
-};
 use skewbridge_playground::catalogue::Release;
 use skewbridge_playground::node::{Node, NodeConfig, Program};
 use skewbridge_playground::object::Object;
@@ -26,11 +22,15 @@ use skewbridge_playground::server::shared::StoreWatch;
 use skewbridge_playground::status::GroupResource;
 use skewbridge_playground::store::{Effect, Preconditions};
 use skewbridge_playground::watch::Change;
+use skewbridge_remotecommand::{
+    Channel, ChannelEvent, ErrorChannel, ErrorChannelEnd, FromServer, Input, Options, Outcome,
+    Output, Protocol, QueryDialect, STREAM_TYPE, SpdyProtocol, ToServer,
+};
 use skewbridge_spdy::connection::{self, Receiver, Sender};
 use skewbridge_spdy::{Config, Headers};
 use skewbridge_testkit::ScratchDir;
 use skewbridge_websocket::{
-    Control, ControlPayload, Decoder, Event, Key, Limits, Role, asking_headers,
+    Control, ControlPayload, Decoder, Event, Key, Limits, Role, set_request_headers,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
@@ -222,7 +222,7 @@ pub(crate) fn spdy_headers(protocol: &'static str) -> HeaderMap {
 
 pub(crate) fn websocket_headers(protocol: &str) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    asking_headers(&Key::random(), [protocol], &mut headers).unwrap();
+    set_request_headers(&Key::random(), [protocol], &mut headers).unwrap();
     headers
 }
 
@@ -262,7 +262,7 @@ impl SpdyClient {
         let driver = tokio::spawn(async {
             let _ = driver.await;
         });
-        let options = Options::from_query(Words::Api, Some(query));
+        let options = Options::from_query(QueryDialect::Api, Some(query));
         let (mut stdin, mut resize, mut stdout, mut stderr, mut error) =
             (None, None, None, None, None);
         let mut halves = Vec::new();
@@ -344,7 +344,7 @@ impl SpdyClient {
         Heard {
             stdout: String::from_utf8(stdout).unwrap(),
             stderr: String::from_utf8(stderr).unwrap(),
-            outcome: told.end(End::Clean),
+            outcome: told.end(ErrorChannelEnd::Clean),
         }
     }
 }
@@ -398,8 +398,8 @@ impl Socket {
     pub(crate) async fn next(&mut self) -> Option<(Output, Bytes)> {
         loop {
             match self.decoder.decode(&mut self.buffer).unwrap() {
-                Some(Event::Piece(piece)) => match self.reader.piece(piece).unwrap() {
-                    Some(Said::Data(output, data)) => return Some((output, data)),
+                Some(Event::Chunk(piece)) => match self.reader.read_chunk(piece).unwrap() {
+                    Some(ChannelEvent::Data(output, data)) => return Some((output, data)),
                     _ => continue,
                 },
                 Some(Event::Control(Control::Close(_))) => return None,
@@ -427,7 +427,7 @@ impl Socket {
         Heard {
             stdout: String::from_utf8(stdout).unwrap(),
             stderr: String::from_utf8(stderr).unwrap(),
-            outcome: told.end(End::Clean),
+            outcome: told.end(ErrorChannelEnd::Clean),
         }
     }
 }

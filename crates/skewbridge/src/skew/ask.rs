@@ -5,7 +5,9 @@ use http::StatusCode;
 use serde::Deserialize;
 use skewbridge_client::{Connection, Endpoint, Error, Request, Response};
 use skewbridge_discovery::document::Group;
-use skewbridge_discovery::{Answered, Document, Legacy, ServerDiscoveryList, accept, servers};
+use skewbridge_discovery::{
+    DiscoveryFormat, Document, LegacyDiscovery, ServerDiscoveryList, accept, servers,
+};
 
 /// A document of a cluster with very many custom resources has some 2 MiB.
 const MAX_DOCUMENT: usize = 8 * 1024 * 1024;
@@ -173,11 +175,11 @@ impl Asking {
     }
 
     fn read(path: &str, answer: Response) -> Result<Said, String> {
-        match Answered::of_content_type(answer.content_type()) {
-            Some(Answered::V2 | Answered::V2Beta1) => Document::parse(&answer.body)
+        match DiscoveryFormat::from_content_type(answer.content_type()) {
+            Some(DiscoveryFormat::V2 | DiscoveryFormat::V2Beta1) => Document::parse(&answer.body)
                 .map(Said::Document)
                 .map_err(|error| format!("{path}: {error}")),
-            Some(Answered::Legacy) => Ok(Said::Legacy(answer)),
+            Some(DiscoveryFormat::Legacy) => Ok(Said::Legacy(answer)),
             None => Err(format!("{path}: an answer that is not discovery")),
         }
     }
@@ -187,8 +189,8 @@ impl Asking {
         if api.status != StatusCode::OK {
             return Err(refusal("/api", &api));
         }
-        let mut legacy =
-            Legacy::from_groups(&api.body, &apis.body).map_err(|error| error.to_string())?;
+        let mut legacy = LegacyDiscovery::from_groups(&api.body, &apis.body)
+            .map_err(|error| error.to_string())?;
         let paths: Vec<_> = legacy.paths().collect();
         if paths.len() > MAX_LISTS {
             return Err(format!("/apis: more than {MAX_LISTS} group-versions"));

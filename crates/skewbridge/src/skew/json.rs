@@ -1,7 +1,7 @@
 //! The report for programs. What it looks like is in docs/skew.md, and stays.
 
 use serde::Serialize;
-use skewbridge_discovery::diff::{Difference, Lacks};
+use skewbridge_discovery::diff::{Difference, Missing};
 
 use super::report::{Bridge, Report, group_version, resource};
 
@@ -122,7 +122,7 @@ pub(crate) fn render(report: &Report) -> String {
             .iter()
             .map(|missing| MissingView {
                 server: name(&missing.server),
-                lacks: word(missing.lacks),
+                lacks: word(missing.missing),
             })
             .collect(),
     });
@@ -138,10 +138,10 @@ pub(crate) fn render(report: &Report) -> String {
             resources: report.skew.servers[place].resources,
             subresources: report.skew.servers[place].subresources,
             only_here: lines(report.skew.only_on(place), |it| {
-                it.missing.iter().any(|it| it.lacks == Lacks::Verbs)
+                it.missing.iter().any(|it| it.missing == Missing::Verbs)
             }),
-            misses: lines(report.reach.missed_by(place), |it| {
-                it.lacked_by(place) == Some(Lacks::Verbs)
+            misses: lines(report.reach.missing_from(place), |it| {
+                it.missing_on(place) == Some(Missing::Verbs)
             }),
         }),
     });
@@ -153,7 +153,7 @@ pub(crate) fn render(report: &Report) -> String {
     let document = Document {
         kind: "SkewReport",
         api_version: "skewbridge.io/v1alpha1",
-        skew: !report.skew.is_none(),
+        skew: !report.skew.is_empty(),
         complete: report.is_complete(),
         servers: servers.collect(),
         differences: differences.collect(),
@@ -164,12 +164,12 @@ pub(crate) fn render(report: &Report) -> String {
     text
 }
 
-fn word(lacks: Lacks) -> &'static str {
+fn word(lacks: Missing) -> &'static str {
     match lacks {
-        Lacks::Version => "version",
-        Lacks::Resource => "resource",
-        Lacks::Subresource => "subresource",
-        Lacks::Verbs => "verbs",
+        Missing::Version => "version",
+        Missing::Resource => "resource",
+        Missing::Subresource => "subresource",
+        Missing::Verbs => "verbs",
     }
 }
 

@@ -64,7 +64,7 @@ fn gather(wish: &Wish) -> Result<Report, String> {
 fn verdict(report: &Report) -> ExitCode {
     if !report.is_complete() {
         ExitCode::FAILURE
-    } else if report.skew.is_none() {
+    } else if report.skew.is_empty() {
         ExitCode::SUCCESS
     } else {
         ExitCode::from(EXIT_SKEW)

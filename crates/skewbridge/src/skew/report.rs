@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use skewbridge_discovery::ServerDiscoveryList;
-use skewbridge_discovery::diff::{Difference, Lacks, Skew, diff};
+use skewbridge_discovery::diff::{Difference, Missing, Skew, diff};
 use skewbridge_discovery::document::{Document, Group, Schema};
 
 /// The servers and their skew.
@@ -143,16 +143,16 @@ impl Report {
         // One of either may be told in several differences, by who else has
         // which verbs of it.
         let (mut resources, mut subresources) = (BTreeSet::new(), BTreeSet::new());
-        for it in self.reach.missed_by(place) {
+        for it in self.reach.missing_from(place) {
             let resource = (&it.group, &it.version, &it.resource);
-            match it.lacked_by(place) {
-                Some(Lacks::Version | Lacks::Resource) => {
+            match it.missing_on(place) {
+                Some(Missing::Version | Missing::Resource) => {
                     resources.insert(resource);
                 }
-                Some(Lacks::Subresource) => {
+                Some(Missing::Subresource) => {
                     subresources.insert((resource, &it.subresource));
                 }
-                Some(Lacks::Verbs) => verbs += it.verbs.len(),
+                Some(Missing::Verbs) => verbs += it.verbs.len(),
                 None => {}
             }
         }

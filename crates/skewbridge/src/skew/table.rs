@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use skewbridge_discovery::diff::{Difference, Lacks};
+use skewbridge_discovery::diff::{Difference, Missing};
 
 use super::report::{Bridge, Loss, Report, group_version, plain, resource};
 
@@ -30,7 +30,7 @@ pub(crate) fn render(report: &Report, detail: Detail) -> String {
         numbered: (report.servers.iter()).any(|server| server.name.chars().count() > LONGEST_LABEL),
     };
     let mut out = table.servers();
-    if report.skew.is_none() {
+    if report.skew.is_empty() {
         out.push_str(&table.nothing());
     } else {
         out.push('\n');
@@ -118,7 +118,7 @@ impl Table<'_> {
                 let _ = write!(title, " (stale on {})", self.labels(&stale.on).join(", "));
             }
             let is_whole = section.iter().all(|it| {
-                let whole = it.missing.iter().all(|it| it.lacks == Lacks::Version);
+                let whole = it.missing.iter().all(|it| it.missing == Missing::Version);
                 whole && it.on == section[0].on
             });
             if is_whole {
@@ -145,7 +145,7 @@ impl Table<'_> {
     /// What stands in a line of its own: a resource with those of its
     /// subresources that the same servers have, or verbs of it.
     fn entries<'d>(&self, section: &[&'d Difference]) -> Vec<(String, &'d Difference)> {
-        let is_verbs = |it: &Difference| it.missing.iter().any(|it| it.lacks == Lacks::Verbs);
+        let is_verbs = |it: &Difference| it.missing.iter().any(|it| it.missing == Missing::Verbs);
         let itself = |it: &Difference| {
             section.iter().find(|other| {
                 other.subresource.is_empty()
@@ -208,19 +208,19 @@ impl Table<'_> {
                 words(loss)
             );
             let mut sections = BTreeMap::<(&str, &str), Vec<&Difference>>::new();
-            for it in self.report.reach.missed_by(place) {
+            for it in self.report.reach.missing_from(place) {
                 let section = sections.entry((&it.group, &it.version)).or_default();
                 section.push(it);
             }
             for ((group, version), section) in sections {
-                let whole = section[0].lacked_by(place) == Some(Lacks::Version);
+                let whole = section[0].missing_on(place) == Some(Missing::Version);
                 let title = group_version(group, version);
                 let all = if whole { ", all of it" } else { "" };
                 let mut items: Vec<String> = Vec::new();
                 for it in section {
-                    let item = match it.lacked_by(place) {
-                        Some(Lacks::Version | Lacks::Resource) => it.resource.clone(),
-                        Some(Lacks::Verbs) => {
+                    let item = match it.missing_on(place) {
+                        Some(Missing::Version | Missing::Resource) => it.resource.clone(),
+                        Some(Missing::Verbs) => {
                             format!("{} ({})", resource(it), it.verbs.join(" "))
                         }
                         _ => resource(it),

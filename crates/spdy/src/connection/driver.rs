@@ -15,18 +15,18 @@ use tokio_util::io::{poll_read_buf, poll_write_buf};
 use super::shared::Shared;
 use crate::error::{Closed, Error};
 use crate::frame::GoAwayStatus;
-use crate::session::{Layout, Outbox};
+use crate::session::{Layout, SendBuffer};
 
 /// What is read at once at first: most connections carry keystrokes.
-const MIN_READ: usize = 8 * 1024;
+const MIN_READ_BYTES: usize = 8 * 1024;
 /// What is read at once where there is always more.
-const MAX_READ: usize = 128 * 1024;
+const MAX_READ_BYTES: usize = 128 * 1024;
 
 /// How often a driver reads and writes before others have their turn.
 const MAX_ROUNDS: usize = 16;
 
 /// How long something has to come from the other side once it takes nothing more.
-const DEAF: Duration = Duration::from_secs(2);
+const READ_AFTER_WRITE_FAILURE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Moves the bytes of a connection for as long as it lasts.
 ///
@@ -38,18 +38,18 @@ pub struct Driver<T> {
     shared: Arc<Shared>,
     input: BytesMut,
     read_size: usize,
-    output: Outbox,
+    output: SendBuffer,
     needs_flush: bool,
     /// Who may go on, kept for its memory.
     wake: Vec<Waker>,
-    deaf: Option<Deaf>,
+    write_failure: Option<WriteFailure>,
     linger: Duration,
     phase: Phase,
 }
 
 /// The other side takes nothing any more. What it has sent before is still read: it
 /// may be all that somebody waits for.
-struct Deaf {
+struct WriteFailure {
     error: Error,
     /// Until when something has to come.
     deadline: Pin<Box<Sleep>>,
@@ -58,7 +58,7 @@ struct Deaf {
 enum Phase {
     Running,
     /// The last frame is on its way; then the other side's end is waited for.
-    Leaving {
+    Closing {
         result: Result<(), Error>,
         deadline: Pin<Box<Sleep>>,
     },
@@ -72,7 +72,7 @@ enum Progress {
     /// Nothing now; whoever carries the bytes will say when to try again.
     None,
     /// Nothing is read while so much waits.
-    Held,
+    Paused,
     /// The other side has ended the connection.
     End,
 }
@@ -80,8 +80,8 @@ enum Progress {
 /// How a connection ends that has not failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
-    ByPeer,
-    Here,
+    Remote,
+    Local,
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
@@ -95,11 +95,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             io,
             shared,
             input: BytesMut::new(),
-            read_size: MIN_READ,
-            output: Outbox::new(layout),
+            read_size: MIN_READ_BYTES,
+            output: SendBuffer::new(layout),
             needs_flush: false,
             wake: Vec::new(),
-            deaf: None,
+            write_failure: None,
             linger,
             phase: Phase::Running,
         }
@@ -110,30 +110,30 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             let written = self.write(context);
             let read = self.read(context)?;
             if read == Progress::End {
-                return Poll::Ready(Ok(Ending::ByPeer));
+                return Poll::Ready(Ok(Ending::Remote));
             }
             if written == Progress::Some || read == Progress::Some {
                 continue;
             }
             if read == Progress::None
-                && let Some(deaf) = &mut self.deaf
-                && deaf.deadline.as_mut().poll(context).is_ready()
+                && let Some(write_failure) = &mut self.write_failure
+                && write_failure.deadline.as_mut().poll(context).is_ready()
             {
-                return Poll::Ready(Err(deaf.error.clone()));
+                return Poll::Ready(Err(write_failure.error.clone()));
             }
             let mut state = self.shared.lock();
-            if read == Progress::Held && state.session.wants_input() {
+            if read == Progress::Paused && state.session.wants_input() {
                 continue;
             }
             if !self.output.has_remaining() {
                 if state.session.has_output() {
                     continue;
                 }
-                if state.session.may_end() {
-                    return Poll::Ready(Ok(Ending::Here));
+                if state.session.can_close() {
+                    return Poll::Ready(Ok(Ending::Local));
                 }
             }
-            state.drive_by(context);
+            state.register_driver(context);
             return Poll::Pending;
         }
         // Others have waited long enough.
@@ -149,16 +149,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             drop(state);
             self.wake.drain(..).for_each(Waker::wake);
         }
-        if self.deaf.is_some() {
+        if self.write_failure.is_some() {
             self.output.advance(self.output.remaining());
             return Progress::None;
         }
         match self.write_output(context) {
             Ok(progress) => progress,
             Err(error) => {
-                self.deaf = Some(Deaf {
+                self.write_failure = Some(WriteFailure {
                     error: error.into(),
-                    deadline: Box::pin(sleep(DEAF)),
+                    deadline: Box::pin(sleep(READ_AFTER_WRITE_FAILURE_TIMEOUT)),
                 });
                 Progress::Some
             }
@@ -186,7 +186,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     /// Reads once, and hands over what came.
     fn read(&mut self, context: &mut Context<'_>) -> Result<Progress, Error> {
         if !self.shared.lock().session.wants_input() {
-            return Ok(Progress::Held);
+            return Ok(Progress::Paused);
         }
         let spare = self.input.capacity() - self.input.len();
         if spare < self.read_size / 4 {
@@ -201,10 +201,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             return Ok(Progress::End);
         }
         if count == spare {
-            self.read_size = (self.read_size * 2).min(MAX_READ);
+            self.read_size = (self.read_size * 2).min(MAX_READ_BYTES);
         }
-        if let Some(deaf) = &mut self.deaf {
-            deaf.deadline.as_mut().reset(Instant::now() + DEAF);
+        if let Some(write_failure) = &mut self.write_failure {
+            write_failure
+                .deadline
+                .as_mut()
+                .reset(Instant::now() + READ_AFTER_WRITE_FAILURE_TIMEOUT);
         }
         let mut state = self.shared.lock();
         let result = state.receive(&mut self.input, &mut self.wake);
@@ -216,20 +219,20 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
     /// The connection is over for its streams. Says what is left to be done.
     fn end(&mut self, ending: Result<Ending, Error>) -> Phase {
         let ending = match ending {
-            Ok(Ending::ByPeer) => {
+            Ok(Ending::Remote) => {
                 let ended = self.shared.lock().session.end_of_input(&self.input);
-                ended.map(|()| Ending::ByPeer)
+                ended.map(|()| Ending::Remote)
             }
             other => other,
         };
         let why = match &ending {
-            Ok(Ending::ByPeer) => Closed::ByPeer,
-            Ok(Ending::Here) => Closed::Here,
+            Ok(Ending::Remote) => Closed::Remote,
+            Ok(Ending::Local) => Closed::Local,
             Err(error) => Closed::Failed(error.clone()),
         };
         let last = match &ending {
-            Ok(Ending::ByPeer) | Err(Error::Io(_) | Error::CutOff) => None,
-            Ok(Ending::Here) => Some(GoAwayStatus::Ok),
+            Ok(Ending::Remote) | Err(Error::Io(_) | Error::UnexpectedEof) => None,
+            Ok(Ending::Local) => Some(GoAwayStatus::Ok),
             Err(_) => Some(GoAwayStatus::ProtocolError),
         };
         self.close(why, last);
@@ -237,14 +240,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         if last.is_none() {
             return Phase::Over(result);
         }
-        Phase::Leaving {
+        Phase::Closing {
             result,
             deadline: Box::pin(sleep(self.linger)),
         }
     }
 
     /// Writes the last frame, then waits for the other side's end.
-    fn poll_leaving(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_closing(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.output.has_remaining() {
             ready!(poll_write_buf(
                 Pin::new(&mut self.io),
@@ -255,7 +258,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         ready!(Pin::new(&mut self.io).poll_shutdown(context))?;
         loop {
             self.input.clear();
-            self.input.reserve(MIN_READ);
+            self.input.reserve(MIN_READ_BYTES);
             let read = poll_read_buf(Pin::new(&mut self.io), context, &mut self.input);
             if ready!(read)? == 0 {
                 return Poll::Ready(Ok(()));
@@ -275,12 +278,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Future for Driver<T> {
                     let ending = ready!(this.poll_running(context));
                     this.phase = this.end(ending);
                 }
-                Phase::Leaving { result, deadline } => {
+                Phase::Closing { result, deadline } => {
                     let is_late = deadline.as_mut().poll(context).is_ready();
                     let result = result.clone();
                     // What fails now has been said all the same, or cannot be.
                     if !is_late {
-                        let _ = ready!(this.poll_leaving(context));
+                        let _ = ready!(this.poll_closing(context));
                     }
                     this.phase = Phase::Over(result);
                 }
@@ -307,7 +310,7 @@ impl<T> Driver<T> {
 
 impl<T> Drop for Driver<T> {
     fn drop(&mut self) {
-        self.close(Closed::Here, None);
+        self.close(Closed::Local, None);
     }
 }
 

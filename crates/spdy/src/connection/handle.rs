@@ -1,4 +1,4 @@
-//! Opening streams, and taking those of the other side.
+//! OpenOptions streams, and taking those of the other side.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::shared::{Ahead, Opened, Shared};
+use super::shared::{IncomingStream, PingsBeforeData, Shared};
 use super::stream::Stream;
 use crate::error::{Closed, OpenError, StreamError};
 use crate::frame::{Priority, ResetStatus, StreamId};
 use crate::headers::Headers;
-use crate::session::Opening;
+use crate::session::OpenOptions;
 
 /// The most pings that wait for an answer.
-const MAX_PINGS: usize = 256;
+const MAX_OUTSTANDING_PINGS: usize = 256;
 
 /// Opens streams. Clones are the same connection.
 pub struct Handle(Arc<Shared>);
@@ -40,9 +40,11 @@ impl Handle {
 
     /// Opens a stream. Nothing waits: what is written to it is sent when the other
     /// side has answered.
-    pub fn open(&self, opening: impl Into<Opening>) -> Result<Stream, OpenError> {
+    pub fn open(&self, opening: impl Into<OpenOptions>) -> Result<Stream, OpenError> {
         let opening = opening.into();
-        let id = self.0.act(|state| state.session.open(opening))?;
+        let id = self
+            .0
+            .update_and_wake(|state| state.session.open(opening))?;
         Ok(Stream::new(self.0.clone(), id))
     }
 
@@ -55,47 +57,48 @@ impl Handle {
     pub async fn ping(&self) -> Result<Duration, PingError> {
         let (sender, receiver) = oneshot::channel();
         let start = Instant::now();
-        let id = self.0.act(|state| {
+        let id = self.0.update_and_wake(|state| {
             if let Some(closed) = state.session.closed() {
                 return Err(closed.clone().into());
             }
-            if state.pings.len() >= MAX_PINGS {
+            if state.pings.len() >= MAX_OUTSTANDING_PINGS {
                 return Err(PingError::TooMany);
             }
             let id = state.session.ping();
             state.pings.insert(id, sender);
             Ok(id)
         })?;
-        let _forget = Forget(&self.0, id);
+        let _forget = PendingPing(&self.0, id);
         match receiver.await {
             Ok(()) => Ok(start.elapsed()),
-            Err(_) => Err(self.closed().unwrap_or(Closed::Here).into()),
+            Err(_) => Err(self.closed().unwrap_or(Closed::Local).into()),
         }
     }
 
     /// Sends so many pings, for whose answers nobody here waits.
     pub fn send_pings(&self, count: usize) {
-        self.0.act(|state| state.ping(count));
+        self.0.update_and_wake(|state| state.ping(count));
     }
 
     /// Whenever data of a stream is about to be sent, this says how many such pings go
     /// before it.
-    pub fn ping_before_data(&self, count: impl FnMut() -> usize + Send + 'static) {
-        self.0.lock().ahead = Some(Ahead(Box::new(count)));
+    pub fn set_pings_before_data(&self, count: impl FnMut() -> usize + Send + 'static) {
+        self.0.lock().pings_before_data = Some(PingsBeforeData(Box::new(count)));
     }
 
     /// Ends a stream that never was, if it is none. The other side makes nothing of it, but
     /// those who stand between hear that the connection lives, also where a ping would wait
     /// behind what nobody reads.
-    pub fn mark_time(&self, stream: StreamId) {
-        self.0.act(|state| state.session.mark_time(stream));
+    pub fn send_noop_reset(&self, stream: StreamId) {
+        self.0
+            .update_and_wake(|state| state.session.send_noop_reset(stream));
     }
 
     /// Takes and opens no more streams. When those that there are have ended, and
     /// all is sent, the connection ends.
     pub fn close(&self) {
-        let waiting = self.0.act(|state| {
-            state.session.leave();
+        let waiting = self.0.update_and_wake(|state| {
+            state.session.shut_down();
             state.opened_waker.take()
         });
         if let Some(waiting) = waiting {
@@ -104,10 +107,10 @@ impl Handle {
     }
 
     /// Whether nothing is read from the connection just now, because more waits here
-    /// than should: for the reader of a stream ([`super::Receiver::is_overfull`]), or to
+    /// than should: for the reader of a stream ([`super::Receiver::is_over_limit`]), or to
     /// be sent. What the other side says meanwhile, answers to pings included, is not
     /// heard.
-    pub fn is_held(&self) -> bool {
+    pub fn is_read_paused(&self) -> bool {
         !self.0.lock().session.wants_input()
     }
 
@@ -125,7 +128,7 @@ impl Clone for Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        leave_if_last(&self.0);
+        shut_down_if_last(&self.0);
     }
 }
 
@@ -135,19 +138,19 @@ impl fmt::Debug for Handle {
     }
 }
 
-fn leave_if_last(shared: &Shared) {
-    shared.act(|state| {
+fn shut_down_if_last(shared: &Shared) {
+    shared.update_and_wake(|state| {
         state.users -= 1;
         if state.users == 0 {
-            state.session.leave();
+            state.session.shut_down();
         }
     });
 }
 
 /// A ping for whose answer nobody waits any longer.
-struct Forget<'a>(&'a Shared, u32);
+struct PendingPing<'a>(&'a Shared, u32);
 
-impl Drop for Forget<'_> {
+impl Drop for PendingPing<'_> {
     fn drop(&mut self) {
         self.0.lock().pings.remove(&self.1);
     }
@@ -169,7 +172,7 @@ impl Incoming {
             if let Some(opened) = state.opened.pop_front() {
                 return Poll::Ready(Some(opened));
             }
-            if state.session.takes_no_more() {
+            if state.session.accepts_no_streams() {
                 return Poll::Ready(None);
             }
             state.opened_waker = Some(context.waker().clone());
@@ -185,13 +188,13 @@ impl Incoming {
 
 impl Drop for Incoming {
     fn drop(&mut self) {
-        self.0.act(|state| {
+        self.0.update_and_wake(|state| {
             state.accepts = false;
             for opened in std::mem::take(&mut state.opened) {
                 state.refuse(opened.stream);
             }
         });
-        leave_if_last(&self.0);
+        shut_down_if_last(&self.0);
     }
 }
 
@@ -204,7 +207,7 @@ impl fmt::Debug for Incoming {
 /// A stream that the other side asks for. When this is dropped, it is refused.
 pub struct Request {
     shared: Arc<Shared>,
-    opened: Option<Opened>,
+    opened: Option<IncomingStream>,
 }
 
 /// What a request says that has been answered: nothing any more.
@@ -227,18 +230,18 @@ impl Request {
     /// Answers it.
     pub fn accept(mut self, headers: Headers) -> Result<Stream, StreamError> {
         let Some(opened) = self.opened.take() else {
-            return Err(Closed::Here.into());
+            return Err(Closed::Local.into());
         };
         let stream = Stream::new(self.shared.clone(), opened.stream);
         self.shared
-            .act(|state| state.session.accept(opened.stream, headers))?;
+            .update_and_wake(|state| state.session.accept(opened.stream, headers))?;
         Ok(stream)
     }
 
     /// Refuses it for a reason of its own.
     pub fn refuse(mut self, status: ResetStatus) {
         if let Some(opened) = self.opened.take() {
-            self.shared.act(|state| {
+            self.shared.update_and_wake(|state| {
                 state.session.reset(opened.stream, status);
                 state.refuse(opened.stream);
             });
@@ -249,7 +252,8 @@ impl Request {
 impl Drop for Request {
     fn drop(&mut self) {
         if let Some(opened) = self.opened.take() {
-            self.shared.act(|state| state.refuse(opened.stream));
+            self.shared
+                .update_and_wake(|state| state.refuse(opened.stream));
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use crate::error::{Closed, Error};
 use crate::frame::{Priority, ResetStatus, StreamId};
 use crate::headers::Headers;
-use crate::session::{Config, Event, Half, Outbox, Role, Session};
+use crate::session::{Config, Event, Half, Role, SendBuffer, Session};
 
 /// The session, and who waits for it. It is locked for as long as it takes to move
 /// pointers; bytes are read and written without it.
@@ -26,27 +26,27 @@ pub(super) struct State {
     /// Whether somebody wants streams of the other side.
     pub(super) accepts: bool,
     /// Streams that nobody has taken yet; no more than the session lets be open.
-    pub(super) opened: VecDeque<Opened>,
+    pub(super) opened: VecDeque<IncomingStream>,
     pub(super) opened_waker: Option<Waker>,
     pub(super) pings: HashMap<u32, oneshot::Sender<()>>,
     /// How many pings go before data.
-    pub(super) ahead: Option<Ahead>,
-    streams: BTreeMap<StreamId, Waiting>,
+    pub(super) pings_before_data: Option<PingsBeforeData>,
+    streams: BTreeMap<StreamId, StreamWakers>,
     driver: Option<Waker>,
 }
 
 /// Asked whenever data is about to be sent.
-pub(super) struct Ahead(pub(super) Box<dyn FnMut() -> usize + Send>);
+pub(super) struct PingsBeforeData(pub(super) Box<dyn FnMut() -> usize + Send>);
 
-impl fmt::Debug for Ahead {
+impl fmt::Debug for PingsBeforeData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Ahead").finish_non_exhaustive()
+        f.debug_tuple("PingsBeforeData").finish_non_exhaustive()
     }
 }
 
 /// A stream that the other side has opened.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct IncomingStream {
     pub(super) stream: StreamId,
     pub(super) headers: Headers,
     pub(super) priority: Priority,
@@ -54,9 +54,9 @@ pub(super) struct Opened {
 
 /// Who waits on a stream.
 #[derive(Debug, Default)]
-struct Waiting {
-    to_read: Option<Waker>,
-    to_write: Option<Waker>,
+struct StreamWakers {
+    read: Option<Waker>,
+    write: Option<Waker>,
 }
 
 impl Shared {
@@ -68,7 +68,7 @@ impl Shared {
             opened: VecDeque::new(),
             opened_waker: None,
             pings: HashMap::new(),
-            ahead: None,
+            pings_before_data: None,
             streams: BTreeMap::new(),
             driver: None,
         })))
@@ -80,7 +80,7 @@ impl Shared {
     }
 
     /// Does something to the session, and lets the driver see to what follows.
-    pub(super) fn act<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
+    pub(super) fn update_and_wake<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = action(&mut state);
         let driver = state.driver.take();
@@ -93,7 +93,7 @@ impl Shared {
 
     /// The same, where most often nothing follows: the driver is woken only if
     /// there is something to send, or if it may read again.
-    pub(super) fn act_quietly<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
+    pub(super) fn update_and_wake_if_needed<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let could_read = state.session.wants_input();
         let result = action(&mut state);
@@ -113,7 +113,7 @@ impl Shared {
 
 impl State {
     /// The driver waits here while it has nothing to do.
-    pub(super) fn drive_by(&mut self, context: &Context<'_>) {
+    pub(super) fn register_driver(&mut self, context: &Context<'_>) {
         match &mut self.driver {
             Some(waker) => waker.clone_from(context.waker()),
             none => *none = Some(context.waker().clone()),
@@ -123,8 +123,8 @@ impl State {
     pub(super) fn wait(&mut self, stream: StreamId, half: Half, context: &Context<'_>) {
         let waiting = self.streams.entry(stream).or_default();
         let slot = match half {
-            Half::Receiver => &mut waiting.to_read,
-            Half::Sender => &mut waiting.to_write,
+            Half::Receiver => &mut waiting.read,
+            Half::Sender => &mut waiting.write,
         };
         match slot {
             Some(waker) => waker.clone_from(context.waker()),
@@ -138,10 +138,10 @@ impl State {
             return;
         };
         match half {
-            Half::Receiver => waiting.to_read = None,
-            Half::Sender => waiting.to_write = None,
+            Half::Receiver => waiting.read = None,
+            Half::Sender => waiting.write = None,
         }
-        if waiting.to_read.is_none() && waiting.to_write.is_none() {
+        if waiting.read.is_none() && waiting.write.is_none() {
             self.streams.remove(&stream);
         }
     }
@@ -153,7 +153,7 @@ impl State {
         wake: &mut Vec<Waker>,
     ) -> Result<(), Error> {
         while let Some(event) = self.session.receive(input)? {
-            self.happened(event, wake);
+            self.on_event(event, wake);
         }
         Ok(())
     }
@@ -166,9 +166,9 @@ impl State {
     }
 
     /// Takes what is to be sent.
-    pub(super) fn transmit(&mut self, output: &mut Outbox, wake: &mut Vec<Waker>) {
+    pub(super) fn transmit(&mut self, output: &mut SendBuffer, wake: &mut Vec<Waker>) {
         if self.session.has_data()
-            && let Some(Ahead(count)) = &mut self.ahead
+            && let Some(PingsBeforeData(count)) = &mut self.pings_before_data
         {
             let count = count();
             self.ping(count);
@@ -176,13 +176,13 @@ impl State {
         let streams = &mut self.streams;
         self.session.transmit(output, |stream| {
             if let Some(waiting) = streams.get_mut(&stream) {
-                wake.extend(waiting.to_write.take());
+                wake.extend(waiting.write.take());
             }
         });
     }
 
     /// Lets those go on whom an event concerns.
-    fn happened(&mut self, event: Event, wake: &mut Vec<Waker>) {
+    fn on_event(&mut self, event: Event, wake: &mut Vec<Waker>) {
         match event {
             Event::Opened {
                 stream,
@@ -193,7 +193,7 @@ impl State {
                     self.refuse(stream);
                     return;
                 }
-                self.opened.push_back(Opened {
+                self.opened.push_back(IncomingStream {
                     stream,
                     headers,
                     priority,
@@ -202,13 +202,13 @@ impl State {
             }
             Event::Readable(stream) => {
                 if let Some(waiting) = self.streams.get_mut(&stream) {
-                    wake.extend(waiting.to_read.take());
+                    wake.extend(waiting.read.take());
                 }
             }
-            Event::Answered(stream) | Event::Failed(stream) => {
+            Event::Accepted(stream) | Event::Failed(stream) => {
                 if let Some(waiting) = self.streams.get_mut(&stream) {
-                    wake.extend(waiting.to_read.take());
-                    wake.extend(waiting.to_write.take());
+                    wake.extend(waiting.read.take());
+                    wake.extend(waiting.write.take());
                 }
             }
             Event::Pong(id) => {
@@ -217,8 +217,8 @@ impl State {
                 }
             }
             // Nobody in Kubernetes sends any.
-            Event::MoreHeaders { .. } => {}
-            Event::GoneAway => wake.extend(self.opened_waker.take()),
+            Event::Headers { .. } => {}
+            Event::GoAway => wake.extend(self.opened_waker.take()),
         }
     }
 
@@ -233,8 +233,8 @@ impl State {
     pub(super) fn close(&mut self, why: Closed, wake: &mut Vec<Waker>) {
         self.session.close(why);
         for waiting in self.streams.values_mut() {
-            wake.extend(waiting.to_read.take());
-            wake.extend(waiting.to_write.take());
+            wake.extend(waiting.read.take());
+            wake.extend(waiting.write.take());
         }
         wake.extend(self.opened_waker.take());
         self.pings.clear();

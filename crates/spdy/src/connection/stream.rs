@@ -40,7 +40,7 @@ impl Stream {
 
     /// Waits until the other side has accepted a stream that was opened here; gives
     /// what it said.
-    pub async fn answered(&mut self) -> Result<Headers, StreamError> {
+    pub async fn accepted(&mut self) -> Result<Headers, StreamError> {
         poll_fn(|context| {
             let mut state = self.sender.shared.lock();
             let reply = state.session.poll_reply(self.sender.id);
@@ -82,7 +82,7 @@ impl Sender {
     /// Whether there is room for more.
     pub fn poll_ready(&mut self, context: &Context<'_>) -> Poll<Result<(), StreamError>> {
         let mut state = self.shared.lock();
-        let room = state.session.poll_room(self.id);
+        let room = state.session.poll_capacity(self.id);
         if room.is_pending() {
             state.wait(self.id, Half::Sender, context);
         }
@@ -94,7 +94,7 @@ impl Sender {
     pub async fn stopped(&mut self) -> StreamError {
         poll_fn(|context| {
             let mut state = self.shared.lock();
-            if let Poll::Ready(Err(error)) = state.session.poll_room(self.id) {
+            if let Poll::Ready(Err(error)) = state.session.poll_capacity(self.id) {
                 return Poll::Ready(error);
             }
             state.wait(self.id, Half::Sender, context);
@@ -107,18 +107,18 @@ impl Sender {
     /// [`Sender::poll_ready`] answers for the memory.
     pub fn send(&mut self, data: Bytes) -> Result<(), StreamError> {
         self.shared
-            .act_quietly(|state| state.session.write(self.id, data))
+            .update_and_wake_if_needed(|state| state.session.write(self.id, data))
     }
 
     /// Closes this half, after all that was written. The other half stays.
     pub fn finish(&mut self) -> Result<(), StreamError> {
         self.shared
-            .act_quietly(|state| state.session.finish(self.id))
+            .update_and_wake_if_needed(|state| state.session.finish(self.id))
     }
 
     /// Waits until all that was written has been handed to the connection, or never
     /// will be.
-    pub async fn sent(&mut self) {
+    pub async fn flushed(&mut self) {
         poll_fn(|context| {
             let mut state = self.shared.lock();
             let sent = state.session.poll_sent(self.id);
@@ -133,14 +133,14 @@ impl Sender {
     /// Ends the stream at once, both ways.
     pub fn reset(self, status: ResetStatus) {
         self.shared
-            .act(|state| state.session.reset(self.id, status));
+            .update_and_wake(|state| state.session.reset(self.id, status));
     }
 }
 
 impl Drop for Sender {
     fn drop(&mut self) {
         self.shared
-            .act(|state| state.release(self.id, Half::Sender));
+            .update_and_wake(|state| state.release(self.id, Half::Sender));
     }
 }
 
@@ -170,7 +170,7 @@ impl Receiver {
 
     /// [`Receiver::read`] for those who poll.
     pub fn poll_read(&mut self, context: &Context<'_>) -> Poll<Result<Option<Bytes>, StreamError>> {
-        self.shared.act_quietly(|state| {
+        self.shared.update_and_wake_if_needed(|state| {
             let read = state.session.poll_read(self.id);
             if read.is_pending() {
                 state.wait(self.id, Half::Receiver, context);
@@ -182,15 +182,15 @@ impl Receiver {
     /// Whether so much waits to be read here that nothing more is read from the
     /// connection, for any of its streams. It comes to that only with another side that
     /// heeds no windows.
-    pub fn is_overfull(&self) -> bool {
-        self.shared.lock().session.is_overfull(self.id)
+    pub fn is_over_limit(&self) -> bool {
+        self.shared.lock().session.is_over_limit(self.id)
     }
 }
 
 impl Drop for Receiver {
     fn drop(&mut self) {
         self.shared
-            .act(|state| state.release(self.id, Half::Receiver));
+            .update_and_wake(|state| state.release(self.id, Half::Receiver));
     }
 }
 

@@ -27,12 +27,12 @@ impl StreamId {
     }
 
     /// The next id of the same side; `None` when all are used up.
-    pub fn following(self) -> Option<Self> {
+    pub fn next_of_same_side(self) -> Option<Self> {
         Self::new(self.get() + 2)
     }
 
     /// Whether the client is the one who opens streams with such an id.
-    pub fn is_of_client(self) -> bool {
+    pub fn is_client_initiated(self) -> bool {
         self.get() % 2 == 1
     }
 

@@ -4,20 +4,20 @@
 //! with the id of its stream. Both go on with a byte of flags and a length of 24
 //! bits. `parse` gets what follows these eight bytes, `encode` writes all.
 
+mod connection_control;
 mod data;
 mod id;
-mod of_connection;
-mod of_stream;
 mod status;
+mod stream_control;
 
 use bytes::{BufMut as _, BytesMut};
 
+pub use connection_control::{GoAway, Ping, Setting, SettingId, Settings, WindowUpdate};
 pub use data::Data;
 pub(crate) use data::DataHead;
 pub use id::{Priority, StreamId};
-pub use of_connection::{GoAway, Ping, Setting, SettingId, Settings, WindowUpdate};
-pub use of_stream::{MoreHeaders, RstStream, SynReply, SynStream};
 pub use status::{GoAwayStatus, ResetStatus};
+pub use stream_control::{HeadersFrame, RstStream, SynReply, SynStream};
 
 use crate::header_block::{Compressor, HeaderBlockError};
 
@@ -82,7 +82,7 @@ pub enum Frame {
     /// Takes no more streams.
     GoAway(GoAway),
     /// Further headers of a stream.
-    MoreHeaders(MoreHeaders),
+    Headers(HeadersFrame),
     /// Lets the other side send more.
     WindowUpdate(WindowUpdate),
     /// Bytes of a stream.
@@ -100,7 +100,7 @@ impl Frame {
         match self {
             Self::SynStream(frame) => return frame.encode(compressor, out),
             Self::SynReply(frame) => return frame.encode(compressor, out),
-            Self::MoreHeaders(frame) => return frame.encode(compressor, out),
+            Self::Headers(frame) => return frame.encode(compressor, out),
             Self::RstStream(frame) => frame.encode(out),
             Self::Settings(frame) => frame.encode(out),
             Self::Ping(frame) => frame.encode(out),

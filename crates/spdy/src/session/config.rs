@@ -33,7 +33,7 @@ pub enum FlowControl {
     /// over. A side that has windows and says nothing at all would be stuck, but
     /// there is none.
     #[default]
-    Learned,
+    Auto,
     /// From the first byte, by the book.
     Always,
     /// Never, and nothing is announced.

@@ -7,7 +7,7 @@ use super::window::SendWindow;
 use super::{FlowControl, Role, Session};
 use crate::error::{Closed, Error, StreamError};
 use crate::frame::{
-    Data, Fin, Frame, GoAway, MoreHeaders, Ping, Priority, ResetStatus, RstStream, SettingId,
+    Data, Fin, Frame, GoAway, HeadersFrame, Ping, Priority, ResetStatus, RstStream, SettingId,
     Settings, StreamId, SynReply, SynStream, WindowUpdate,
 };
 use crate::headers::Headers;
@@ -16,7 +16,7 @@ use crate::headers::Headers;
 /// nothing more is read.
 const MAX_CONTROL_BYTES: usize = 64 * 1024;
 
-/// What happened.
+/// What on_event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// The other side opened a stream: to be accepted or reset.
@@ -29,11 +29,11 @@ pub enum Event {
         priority: Priority,
     },
     /// The other side accepted a stream.
-    Answered(StreamId),
+    Accepted(StreamId),
     /// There is something to read, or the end.
     Readable(StreamId),
     /// Further headers came.
-    MoreHeaders {
+    Headers {
         /// Of which stream.
         stream: StreamId,
         /// The headers.
@@ -44,7 +44,7 @@ pub enum Event {
     /// The answer to a ping.
     Pong(u32),
     /// The other side takes no more streams.
-    GoneAway,
+    GoAway,
 }
 
 impl Session {
@@ -68,11 +68,11 @@ impl Session {
     /// of some stream than its window has: only one that heeds no windows sends so
     /// much, and such a one can be slowed only as a whole.
     pub fn wants_input(&self) -> bool {
-        self.overfull == 0 && self.control.len() < MAX_CONTROL_BYTES
+        self.over_limit_streams == 0 && self.control.len() < MAX_CONTROL_BYTES
     }
 
     /// Whether it is for this stream that the connection is not read.
-    pub fn is_overfull(&self, id: StreamId) -> bool {
+    pub fn is_over_limit(&self, id: StreamId) -> bool {
         let limit = self.config.receive_window as usize;
         let stream = self.streams.get(&id);
         stream.is_some_and(|stream| stream.inbound.bytes() > limit)
@@ -81,10 +81,10 @@ impl Session {
     /// The other side has ended the connection. `buffer` is what is left of it.
     pub fn end_of_input(&mut self, buffer: &BytesMut) -> Result<(), Error> {
         if self.decoder.is_between_frames(buffer) {
-            self.close(Closed::ByPeer);
+            self.close(Closed::Remote);
             Ok(())
         } else {
-            Err(Error::CutOff)
+            Err(Error::UnexpectedEof)
         }
     }
 
@@ -94,9 +94,9 @@ impl Session {
             Frame::SynStream(frame) => self.syn_stream(frame)?,
             Frame::SynReply(frame) => self.syn_reply(frame),
             Frame::RstStream(frame) => self.rst_stream(frame),
-            Frame::MoreHeaders(frame) => self.more_headers(frame),
+            Frame::Headers(frame) => self.on_headers(frame),
             Frame::Ping(frame) => self.answer_ping(frame),
-            Frame::GoAway(frame) => Some(self.peer_goes_away(frame)),
+            Frame::GoAway(frame) => Some(self.on_goaway(frame)),
             Frame::Settings(frame) => {
                 self.settings(&frame)?;
                 None
@@ -111,11 +111,11 @@ impl Session {
             fin,
             payload,
         } = frame;
-        self.owed.add(payload.len());
-        self.settle_connection();
+        self.pending_credit.add(payload.len());
+        self.grant_connection_credit();
         let limit = self.config.receive_window as usize;
         let Some(stream) = self.streams.get_mut(&id) else {
-            self.refuse_unknown(id);
+            self.reset_unknown(id);
             return None;
         };
         if stream.failure.is_some() {
@@ -124,29 +124,29 @@ impl Session {
         if stream.receiving == Receiving::Finished {
             return self.fail(id, ResetStatus::StreamAlreadyClosed);
         }
-        if !stream.answered && stream.origin == Origin::Here {
+        if !stream.answered && stream.origin == Origin::Local {
             return self.fail(id, ResetStatus::ProtocolError);
         }
         stream.receiving = fin.into();
-        if stream.held.receiver {
+        if stream.held_halves.receiver {
             let before = stream.inbound.bytes();
             stream.inbound.push(payload);
             if before <= limit && stream.inbound.bytes() > limit {
-                self.overfull += 1;
+                self.over_limit_streams += 1;
             }
         } else {
-            stream.owed.add(payload.len());
-            self.settle(id);
+            stream.pending_credit.add(payload.len());
+            self.grant_credit(id);
         }
-        self.forget_if_over(id);
+        self.remove_if_closed(id);
         Some(Event::Readable(id))
     }
 
     /// Something for a stream that is not there. Of one that was there it may
     /// have been on its way.
-    fn refuse_unknown(&mut self, id: StreamId) {
-        let was_there = if self.is_of_peer(id) {
-            self.last_of_peer.is_some_and(|last| id <= last)
+    fn reset_unknown(&mut self, id: StreamId) {
+        let was_there = if self.is_remote(id) {
+            self.last_remote_id.is_some_and(|last| id <= last)
         } else {
             self.next_id.is_none_or(|next| id < next)
         };
@@ -158,23 +158,23 @@ impl Session {
 
     fn syn_stream(&mut self, frame: SynStream) -> Result<Option<Event>, Error> {
         let id = frame.stream;
-        if !self.is_of_peer(id) || self.last_of_peer.is_some_and(|last| id <= last) {
+        if !self.is_remote(id) || self.last_remote_id.is_some_and(|last| id <= last) {
             return Err(Error::Protocol("a stream with an id that must not be used"));
         }
-        self.last_of_peer = Some(id);
-        if self.leaving || self.opened_by_peer >= self.config.max_streams {
+        self.last_remote_id = Some(id);
+        if self.shutting_down || self.remote_streams >= self.config.max_streams {
             let status = ResetStatus::RefusedStream;
             RstStream { stream: id, status }.encode(&mut self.control);
             return Ok(None);
         }
         let window = SendWindow::new(self.initial_send_window);
-        let mut stream = Stream::new(Origin::Peer, frame.priority, window);
+        let mut stream = Stream::new(Origin::Remote, frame.priority, window);
         stream.receiving = frame.fin.into();
         if frame.unidirectional {
             stream.sending = Sending::Finished;
         }
         self.streams.insert(id, stream);
-        self.opened_by_peer += 1;
+        self.remote_streams += 1;
         Ok(Some(Event::Opened {
             stream: id,
             headers: frame.headers,
@@ -188,7 +188,7 @@ impl Session {
         if stream.failure.is_some() {
             return None;
         }
-        if stream.origin == Origin::Peer {
+        if stream.origin == Origin::Remote {
             return self.fail(id, ResetStatus::ProtocolError);
         }
         if stream.answered {
@@ -197,12 +197,12 @@ impl Session {
         stream.answered = true;
         stream.reply = Some(frame.headers);
         stream.receiving = frame.fin.into();
-        self.stand_in_line(id);
-        self.forget_if_over(id);
-        Some(Event::Answered(id))
+        self.schedule(id);
+        self.remove_if_closed(id);
+        Some(Event::Accepted(id))
     }
 
-    fn more_headers(&mut self, frame: MoreHeaders) -> Option<Event> {
+    fn on_headers(&mut self, frame: HeadersFrame) -> Option<Event> {
         let stream = self.streams.get_mut(&frame.stream)?;
         if stream.failure.is_some() {
             return None;
@@ -214,8 +214,8 @@ impl Session {
             stream.receiving = Receiving::Finished;
             self.events.push_back(Event::Readable(frame.stream));
         }
-        self.forget_if_over(frame.stream);
-        Some(Event::MoreHeaders {
+        self.remove_if_closed(frame.stream);
+        Some(Event::Headers {
             stream: frame.stream,
             headers: frame.headers,
         })
@@ -229,10 +229,10 @@ impl Session {
         }
         stream.failure = Some(match frame.status {
             ResetStatus::RefusedStream => StreamError::Refused,
-            status => StreamError::ResetByPeer(status),
+            status => StreamError::ResetByRemote(status),
         });
         stream.outbound.clear();
-        self.forget_if_over(id);
+        self.remove_if_closed(id);
         Some(Event::Failed(id))
     }
 
@@ -248,23 +248,23 @@ impl Session {
         None
     }
 
-    fn peer_goes_away(&mut self, frame: GoAway) -> Event {
-        self.peer_gone = Some(frame.status);
+    fn on_goaway(&mut self, frame: GoAway) -> Event {
+        self.remote_goaway = Some(frame.status);
         for (id, stream) in &mut self.streams {
             let is_unseen = frame.last.is_none_or(|last| *id > last);
-            if stream.origin == Origin::Here && is_unseen && !stream.answered {
+            if stream.origin == Origin::Local && is_unseen && !stream.answered {
                 stream.failure = Some(StreamError::Refused);
                 stream.outbound.clear();
                 self.events.push_back(Event::Failed(*id));
             }
         }
-        Event::GoneAway
+        Event::GoAway
     }
 
     fn settings(&mut self, frame: &Settings) -> Result<(), Error> {
-        self.peer_has_windows();
+        self.on_remote_flow_control();
         if let Some(most) = frame.get(SettingId::MaxConcurrentStreams) {
-            self.peer_max_streams = most;
+            self.remote_max_streams = most;
         }
         if let Some(size) = frame.get(SettingId::InitialWindowSize) {
             let delta = i64::from(size) - i64::from(self.initial_send_window);
@@ -276,17 +276,17 @@ impl Session {
                 stream.send_window.shift(delta).map_err(overflow)?;
             }
             self.initial_send_window = size;
-            self.all_stand_in_line();
+            self.schedule_all();
         }
         Ok(())
     }
 
     fn window_update(&mut self, frame: WindowUpdate) -> Result<Option<Event>, Error> {
-        self.peer_has_windows();
+        self.on_remote_flow_control();
         let Some(id) = frame.stream else {
             let overflow = |_| Error::Protocol("a window that overflows");
             self.send_window.widen(frame.delta).map_err(overflow)?;
-            self.all_stand_in_line();
+            self.schedule_all();
             return Ok(None);
         };
         let Some(stream) = self.streams.get_mut(&id) else {
@@ -295,13 +295,13 @@ impl Session {
         if stream.send_window.widen(frame.delta).is_err() {
             return Ok(self.fail(id, ResetStatus::FlowControlError));
         }
-        self.stand_in_line(id);
+        self.schedule(id);
         Ok(None)
     }
 
-    fn peer_has_windows(&mut self) {
-        if self.config.flow_control == FlowControl::Learned && !self.windows_count {
-            self.let_windows_count();
+    fn on_remote_flow_control(&mut self) {
+        if self.config.flow_control == FlowControl::Auto && !self.flow_control_active {
+            self.activate_flow_control();
         }
     }
 
@@ -315,7 +315,7 @@ impl Session {
         Some(Event::Failed(id))
     }
 
-    fn is_of_peer(&self, id: StreamId) -> bool {
-        id.is_of_client() == (self.role == Role::Server)
+    fn is_remote(&self, id: StreamId) -> bool {
+        id.is_client_initiated() == (self.role == Role::Server)
     }
 }

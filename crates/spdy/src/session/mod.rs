@@ -7,7 +7,7 @@
 mod config;
 mod inbound;
 mod outbound;
-mod outbox;
+mod send_buffer;
 mod stream;
 mod window;
 
@@ -18,7 +18,7 @@ use bytes::{Bytes, BytesMut};
 
 pub use config::{Config, FlowControl, Role};
 pub use inbound::Event;
-pub use outbox::{Layout, Outbox};
+pub use send_buffer::{Layout, SendBuffer};
 pub use stream::Half;
 
 use crate::decoder::Decoder;
@@ -30,11 +30,11 @@ use crate::frame::{
 use crate::header_block::Compressor;
 use crate::headers::Headers;
 use stream::{Origin, Receiving, Sending, Stream};
-use window::{DEFAULT_WINDOW, MAX_WINDOW, Owed, SendWindow};
+use window::{DEFAULT_WINDOW, MAX_WINDOW, PendingCredit, SendWindow};
 
 /// How a stream begins.
 #[derive(Debug, Clone, Default)]
-pub struct Opening {
+pub struct OpenOptions {
     /// What it is for.
     pub headers: Headers,
     /// How much it matters.
@@ -43,7 +43,7 @@ pub struct Opening {
     pub fin: Fin,
 }
 
-impl From<Headers> for Opening {
+impl From<Headers> for OpenOptions {
     fn from(headers: Headers) -> Self {
         Self {
             headers,
@@ -64,29 +64,29 @@ pub struct Session {
     /// The id of the next stream to be opened here; `None` when they are used up.
     next_id: Option<StreamId>,
     /// The last stream that the other side opened.
-    last_of_peer: Option<StreamId>,
-    opened_here: usize,
-    opened_by_peer: usize,
+    last_remote_id: Option<StreamId>,
+    local_streams: usize,
+    remote_streams: usize,
     next_ping: u32,
     /// Whether windows count, both ways.
-    windows_count: bool,
+    flow_control_active: bool,
     send_window: SendWindow,
     /// What the other side gives each stream.
     initial_send_window: u32,
     /// How many streams the other side lets us have open.
-    peer_max_streams: u32,
-    owed: Owed,
+    remote_max_streams: u32,
+    pending_credit: PendingCredit,
     /// How many streams have more waiting for their readers than they should.
-    overfull: usize,
+    over_limit_streams: usize,
     events: VecDeque<Event>,
     /// Encoded control frames; they precede all data that is not yet taken.
     control: BytesMut,
     /// The streams with something to send, in turn.
-    line: VecDeque<StreamId>,
+    ready_streams: VecDeque<StreamId>,
     /// Whether the other side takes no more streams.
-    peer_gone: Option<GoAwayStatus>,
+    remote_goaway: Option<GoAwayStatus>,
     /// Whether this side takes no more.
-    leaving: bool,
+    shutting_down: bool,
     closed: Option<Closed>,
 }
 
@@ -100,34 +100,34 @@ impl Session {
             compressor: Compressor::new(),
             streams: BTreeMap::new(),
             next_id: StreamId::new(first),
-            last_of_peer: None,
-            opened_here: 0,
-            opened_by_peer: 0,
+            last_remote_id: None,
+            local_streams: 0,
+            remote_streams: 0,
             next_ping: first,
-            windows_count: false,
+            flow_control_active: false,
             send_window: SendWindow::new(DEFAULT_WINDOW),
             initial_send_window: DEFAULT_WINDOW,
-            peer_max_streams: u32::MAX,
-            owed: Owed::default(),
-            overfull: 0,
+            remote_max_streams: u32::MAX,
+            pending_credit: PendingCredit::default(),
+            over_limit_streams: 0,
             events: VecDeque::new(),
             control: BytesMut::new(),
-            line: VecDeque::new(),
-            peer_gone: None,
-            leaving: false,
+            ready_streams: VecDeque::new(),
+            remote_goaway: None,
+            shutting_down: false,
             closed: None,
             config,
         };
         if session.config.flow_control != FlowControl::Never {
-            session.announce();
+            session.send_settings();
         }
         if session.config.flow_control == FlowControl::Always {
-            session.let_windows_count();
+            session.activate_flow_control();
         }
         session
     }
 
-    fn announce(&mut self) {
+    fn send_settings(&mut self) {
         let setting = |id, value| Setting {
             flags: 0,
             id,
@@ -147,27 +147,27 @@ impl Session {
     /// The window of the connection is made so large that it never holds anybody: a
     /// stream that is not read must not stop the others. Memory is bounded by the
     /// windows of the streams.
-    fn let_windows_count(&mut self) {
-        self.windows_count = true;
-        self.grant(None, MAX_WINDOW - DEFAULT_WINDOW);
-        self.settle_connection();
+    fn activate_flow_control(&mut self) {
+        self.flow_control_active = true;
+        self.send_window_update(None, MAX_WINDOW - DEFAULT_WINDOW);
+        self.grant_connection_credit();
         let ids: Vec<_> = self.streams.keys().copied().collect();
         for id in ids {
-            self.settle(id);
+            self.grant_credit(id);
         }
     }
 
     /// Opens a stream. Nothing that is written to it is sent before the other side
     /// has answered.
-    pub fn open(&mut self, opening: Opening) -> Result<StreamId, OpenError> {
+    pub fn open(&mut self, opening: OpenOptions) -> Result<StreamId, OpenError> {
         if let Some(closed) = &self.closed {
             return Err(closed.clone().into());
         }
-        if self.leaving || self.peer_gone.is_some() {
+        if self.shutting_down || self.remote_goaway.is_some() {
             return Err(OpenError::GoingAway);
         }
-        let allowed = usize::try_from(self.peer_max_streams).unwrap_or(usize::MAX);
-        if self.opened_here >= self.config.max_streams.min(allowed) {
+        let allowed = usize::try_from(self.remote_max_streams).unwrap_or(usize::MAX);
+        if self.local_streams >= self.config.max_streams.min(allowed) {
             return Err(OpenError::TooMany);
         }
         let stream = self.next_id.ok_or(OpenError::GoingAway)?;
@@ -180,22 +180,22 @@ impl Session {
             headers: opening.headers,
         };
         frame.encode(&mut self.compressor, &mut self.control)?;
-        self.next_id = stream.following();
+        self.next_id = stream.next_of_same_side();
         let window = SendWindow::new(self.initial_send_window);
-        let mut state = Stream::new(Origin::Here, opening.priority, window);
+        let mut state = Stream::new(Origin::Local, opening.priority, window);
         if opening.fin == Fin::Yes {
             state.sending = Sending::Finished;
         }
         self.streams.insert(stream, state);
-        self.opened_here += 1;
+        self.local_streams += 1;
         Ok(stream)
     }
 
     /// Accepts a stream that the other side has opened. A second time it does
     /// nothing.
     pub fn accept(&mut self, id: StreamId, headers: Headers) -> Result<(), StreamError> {
-        let stream = Self::living(&mut self.streams, self.closed.as_ref(), id)?;
-        if stream.origin == Origin::Here || stream.answered {
+        let stream = Self::live_stream(&mut self.streams, self.closed.as_ref(), id)?;
+        if stream.origin == Origin::Local || stream.answered {
             return Ok(());
         }
         let frame = SynReply {
@@ -205,7 +205,7 @@ impl Session {
         };
         frame.encode(&mut self.compressor, &mut self.control)?;
         stream.answered = true;
-        self.stand_in_line(id);
+        self.schedule(id);
         Ok(())
     }
 
@@ -217,7 +217,7 @@ impl Session {
         {
             return Poll::Ready(Ok(stream.reply.take().unwrap_or_default()));
         }
-        match Self::living(&mut self.streams, closed, id) {
+        match Self::live_stream(&mut self.streams, closed, id) {
             Ok(_) => Poll::Pending,
             Err(error) => Poll::Ready(Err(error)),
         }
@@ -225,7 +225,7 @@ impl Session {
 
     /// Whether a stream takes data now: fewer than [`Config::send_queue`] bytes
     /// wait.
-    pub fn poll_room(&mut self, id: StreamId) -> Poll<Result<(), StreamError>> {
+    pub fn poll_capacity(&mut self, id: StreamId) -> Poll<Result<(), StreamError>> {
         let stream = match Self::writable(&mut self.streams, self.closed.as_ref(), id) {
             Ok(stream) => stream,
             Err(error) => return Poll::Ready(Err(error)),
@@ -233,31 +233,31 @@ impl Session {
         if stream.outbound.bytes() < self.config.send_queue {
             return Poll::Ready(Ok(()));
         }
-        stream.wants_room = true;
+        stream.awaiting_capacity = true;
         Poll::Pending
     }
 
-    /// Takes data of any size; ask [`Session::poll_room`] first.
+    /// Takes data of any size; ask [`Session::poll_capacity`] first.
     pub fn write(&mut self, id: StreamId, data: Bytes) -> Result<(), StreamError> {
         let stream = Self::writable(&mut self.streams, self.closed.as_ref(), id)?;
         stream.outbound.push(data);
-        self.stand_in_line(id);
+        self.schedule(id);
         Ok(())
     }
 
     /// Closes the writing half, after what waits. A second time it does nothing.
     pub fn finish(&mut self, id: StreamId) -> Result<(), StreamError> {
-        let stream = Self::living(&mut self.streams, self.closed.as_ref(), id)?;
+        let stream = Self::live_stream(&mut self.streams, self.closed.as_ref(), id)?;
         if stream.sending == Sending::Open {
             stream.sending = Sending::Finishing;
-            self.stand_in_line(id);
+            self.schedule(id);
         }
         Ok(())
     }
 
     /// Waits until nothing that was written waits to be sent, the end included.
     pub fn poll_sent(&mut self, id: StreamId) -> Poll<()> {
-        match Self::living(&mut self.streams, self.closed.as_ref(), id) {
+        match Self::live_stream(&mut self.streams, self.closed.as_ref(), id) {
             Ok(stream) if !stream.outbound.is_empty() || stream.sending == Sending::Finishing => {
                 Poll::Pending
             }
@@ -272,21 +272,21 @@ impl Session {
     pub fn poll_read(&mut self, id: StreamId) -> Poll<Result<Option<Bytes>, StreamError>> {
         let limit = self.config.receive_window as usize;
         let Some(stream) = self.streams.get_mut(&id) else {
-            return Poll::Ready(Err(Closed::Here.into()));
+            return Poll::Ready(Err(Closed::Local.into()));
         };
         let before = stream.inbound.bytes();
         if let Some(piece) = stream.inbound.pop(usize::MAX) {
-            stream.owed.add(piece.len());
+            stream.pending_credit.add(piece.len());
             if before > limit && stream.inbound.bytes() <= limit {
-                self.overfull -= 1;
+                self.over_limit_streams -= 1;
             }
-            self.settle(id);
+            self.grant_credit(id);
             return Poll::Ready(Ok(Some(piece)));
         }
         if stream.receiving == Receiving::Finished {
             return Poll::Ready(Ok(None));
         }
-        match Self::living(&mut self.streams, self.closed.as_ref(), id) {
+        match Self::live_stream(&mut self.streams, self.closed.as_ref(), id) {
             Ok(_) => Poll::Pending,
             Err(error) => Poll::Ready(Err(error)),
         }
@@ -297,15 +297,15 @@ impl Session {
         if let Some(stream) = self.streams.get_mut(&id)
             && stream.failure.is_none()
         {
-            let is_over = stream.is_over() || self.closed.is_some();
-            stream.failure = Some(StreamError::ResetHere(status));
+            let is_closed = stream.is_closed() || self.closed.is_some();
+            stream.failure = Some(StreamError::ResetLocally(status));
             stream.outbound.clear();
             self.discard_inbound(id);
-            if !is_over {
+            if !is_closed {
                 RstStream { stream: id, status }.encode(&mut self.control);
             }
         }
-        self.forget_if_over(id);
+        self.remove_if_closed(id);
     }
 
     /// The application lets go of a half. A sender that has not finished did not
@@ -317,22 +317,22 @@ impl Session {
         };
         match half {
             Half::Sender => {
-                stream.held.sender = false;
+                stream.held_halves.sender = false;
                 if stream.sending == Sending::Open && self.closed.is_none() {
                     return self.reset(id, ResetStatus::Cancel);
                 }
             }
             Half::Receiver => {
-                stream.held.receiver = false;
+                stream.held_halves.receiver = false;
                 self.discard_inbound(id);
             }
         }
-        self.forget_if_over(id);
+        self.remove_if_closed(id);
     }
 
     /// Resets a stream, if there is none of this id: nobody makes anything of it, and it is
     /// something to be sent.
-    pub fn mark_time(&mut self, stream: StreamId) {
+    pub fn send_noop_reset(&mut self, stream: StreamId) {
         if !self.streams.contains_key(&stream) {
             let status = ResetStatus::Cancel;
             RstStream { stream, status }.encode(&mut self.control);
@@ -351,39 +351,39 @@ impl Session {
     }
 
     /// Takes no more streams from now on, of either side.
-    pub fn leave(&mut self) {
-        self.leaving = true;
+    pub fn shut_down(&mut self) {
+        self.shutting_down = true;
     }
 
     /// Whether no more streams can come, of either side.
-    pub fn takes_no_more(&self) -> bool {
-        self.leaving || self.peer_gone.is_some() || self.closed.is_some()
+    pub fn accepts_no_streams(&self) -> bool {
+        self.shutting_down || self.remote_goaway.is_some() || self.closed.is_some()
     }
 
     /// Whether the connection may end: somebody wants it to, and no stream is in
     /// use. Then comes [`Session::go_away`].
-    pub fn may_end(&self) -> bool {
-        let wanted = self.leaving || self.peer_gone.is_some();
+    pub fn can_close(&self) -> bool {
+        let wanted = self.shutting_down || self.remote_goaway.is_some();
         wanted && !self.has_output() && !self.streams.values().any(Stream::is_busy)
     }
 
     /// The last frame. It is not for open streams: moby/spdystream reads nothing
     /// after it.
     pub fn go_away(&mut self, status: GoAwayStatus) {
-        let last = self.last_of_peer;
+        let last = self.last_remote_id;
         GoAway { last, status }.encode(&mut self.control);
-        self.leaving = true;
+        self.shutting_down = true;
     }
 
     /// The connection is over. What has come can still be read.
     pub fn close(&mut self, why: Closed) {
         if self.closed.is_none() {
-            self.closed = Some(match (why, self.peer_gone) {
-                (Closed::ByPeer, Some(status)) => Closed::GoneAway(status),
+            self.closed = Some(match (why, self.remote_goaway) {
+                (Closed::Remote, Some(status)) => Closed::GoAway(status),
                 (why, _) => why,
             });
         }
-        self.line.clear();
+        self.ready_streams.clear();
         for stream in self.streams.values_mut() {
             stream.outbound.clear();
         }
@@ -401,12 +401,12 @@ impl Session {
     }
 
     /// A stream that has not failed.
-    fn living<'a>(
+    fn live_stream<'a>(
         streams: &'a mut BTreeMap<StreamId, Stream>,
         closed: Option<&Closed>,
         id: StreamId,
     ) -> Result<&'a mut Stream, StreamError> {
-        let stream = streams.get_mut(&id).ok_or(Closed::Here)?;
+        let stream = streams.get_mut(&id).ok_or(Closed::Local)?;
         match (&stream.failure, closed) {
             (Some(failure), _) => Err(failure.clone()),
             (None, Some(closed)) => Err(closed.clone().into()),
@@ -420,7 +420,7 @@ impl Session {
         closed: Option<&Closed>,
         id: StreamId,
     ) -> Result<&'a mut Stream, StreamError> {
-        let stream = Self::living(streams, closed, id)?;
+        let stream = Self::live_stream(streams, closed, id)?;
         if stream.sending == Sending::Open {
             Ok(stream)
         } else {
@@ -428,16 +428,16 @@ impl Session {
         }
     }
 
-    fn forget_if_over(&mut self, id: StreamId) {
+    fn remove_if_closed(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get(&id) else {
             return;
         };
-        if stream.held.any() || !stream.is_over() && self.closed.is_none() {
+        if stream.held_halves.any() || !stream.is_closed() && self.closed.is_none() {
             return;
         }
         match stream.origin {
-            Origin::Here => self.opened_here -= 1,
-            Origin::Peer => self.opened_by_peer -= 1,
+            Origin::Local => self.local_streams -= 1,
+            Origin::Remote => self.remote_streams -= 1,
         }
         self.streams.remove(&id);
     }
@@ -448,37 +448,37 @@ impl Session {
             return;
         };
         let bytes = stream.inbound.clear();
-        stream.owed.add(bytes);
+        stream.pending_credit.add(bytes);
         if bytes > self.config.receive_window as usize {
-            self.overfull -= 1;
+            self.over_limit_streams -= 1;
         }
-        self.settle(id);
+        self.grant_credit(id);
     }
 
     /// Grants a stream again what was read of it, when it is half of its window.
-    fn settle(&mut self, id: StreamId) {
+    fn grant_credit(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get_mut(&id) else {
             return;
         };
         let may_send = stream.receiving == Receiving::Open && stream.failure.is_none();
-        if self.windows_count
+        if self.flow_control_active
             && may_send
-            && let Some(delta) = stream.owed.settle(self.config.receive_window / 2)
+            && let Some(delta) = stream.pending_credit.take(self.config.receive_window / 2)
         {
-            self.grant(Some(id), delta);
+            self.send_window_update(Some(id), delta);
         }
     }
 
     /// The same for all together, by much larger steps.
-    fn settle_connection(&mut self) {
-        if self.windows_count
-            && let Some(delta) = self.owed.settle(MAX_WINDOW / 4)
+    fn grant_connection_credit(&mut self) {
+        if self.flow_control_active
+            && let Some(delta) = self.pending_credit.take(MAX_WINDOW / 4)
         {
-            self.grant(None, delta);
+            self.send_window_update(None, delta);
         }
     }
 
-    fn grant(&mut self, stream: Option<StreamId>, delta: u32) {
+    fn send_window_update(&mut self, stream: Option<StreamId>, delta: u32) {
         if self.closed.is_none() {
             WindowUpdate { stream, delta }.encode(&mut self.control);
         }

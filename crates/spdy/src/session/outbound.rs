@@ -3,69 +3,72 @@
 use bytes::Buf as _;
 
 use super::stream::{Sending, Stream};
-use super::{Outbox, Session};
+use super::{SendBuffer, Session};
 use crate::frame::{DataHead, Fin, StreamId};
 
 /// How much is taken at a time: enough for one write, little enough that answers
 /// to pings do not wait for long.
-const OUTBOX_BYTES: usize = 256 * 1024;
+const SEND_BUFFER_BYTES: usize = 256 * 1024;
 
 /// How much a stream of the lowest priority sends in its turn. One of priority `p`
 /// sends `8 - p` times as much, 64 KiB at most, in one frame. moby/spdystream
 /// allocates each frame that it reads, and keeps 50 of them for a reader that is
 /// slow.
-const TURN_BYTES: usize = 8 * 1024;
+const FRAME_BYTES_PER_PRIORITY: usize = 8 * 1024;
 
 impl Session {
     /// Whether [`Session::transmit`] has something to give.
     pub fn has_output(&self) -> bool {
-        !self.control.is_empty() || !self.line.is_empty()
+        !self.control.is_empty() || !self.ready_streams.is_empty()
     }
 
     /// Whether some of that is data of a stream, or its end.
     pub fn has_data(&self) -> bool {
         // One that was reset may still stand there.
-        let mut waiting = self.line.iter().filter_map(|id| self.streams.get(id));
+        let mut waiting = self
+            .ready_streams
+            .iter()
+            .filter_map(|id| self.streams.get(id));
         waiting.any(Stream::has_output)
     }
 
     /// Moves frames to `outbox`, up to its bound: first all control frames, then
     /// data, a frame of each stream in turn. `has_room` is told of each stream
     /// whose writer may go on.
-    pub fn transmit(&mut self, outbox: &mut Outbox, mut has_room: impl FnMut(StreamId)) {
+    pub fn transmit(&mut self, outbox: &mut SendBuffer, mut has_room: impl FnMut(StreamId)) {
         if !self.control.is_empty() {
             outbox.push_frames(self.control.split().freeze());
         }
-        while outbox.remaining() < OUTBOX_BYTES {
-            let Some(id) = self.line.pop_front() else {
+        while outbox.remaining() < SEND_BUFFER_BYTES {
+            let Some(id) = self.ready_streams.pop_front() else {
                 return;
             };
-            if self.take_turn(id, outbox) {
+            if self.send_frame(id, outbox) {
                 has_room(id);
             }
-            self.stand_in_line(id);
-            self.forget_if_over(id);
+            self.schedule(id);
+            self.remove_if_closed(id);
         }
     }
 
     /// Sends a frame of a stream; says whether its writer may go on.
-    fn take_turn(&mut self, id: StreamId, outbox: &mut Outbox) -> bool {
+    fn send_frame(&mut self, id: StreamId, outbox: &mut SendBuffer) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else {
             return false;
         };
-        stream.in_line = false;
+        stream.is_scheduled = false;
         if !stream.has_output() {
             return false;
         }
-        let turn = TURN_BYTES * usize::from(8 - stream.priority.get());
+        let turn = FRAME_BYTES_PER_PRIORITY * usize::from(8 - stream.priority.get());
         let mut length = stream.outbound.bytes().min(turn);
-        if self.windows_count {
+        if self.flow_control_active {
             let connection = self.send_window.available();
             length = length.min(stream.send_window.available()).min(connection);
         }
         let is_last = stream.sending == Sending::Finishing && length == stream.outbound.bytes();
         if length == 0 && !is_last {
-            // Stands in line again when its window is wider.
+            // Stands in ready_streams again when its window is wider.
             return false;
         }
         outbox.push_head(DataHead {
@@ -83,15 +86,16 @@ impl Session {
         if is_last {
             stream.sending = Sending::Finished;
         }
-        let has_room = stream.wants_room && stream.outbound.bytes() <= self.config.send_queue / 2;
+        let has_room =
+            stream.awaiting_capacity && stream.outbound.bytes() <= self.config.send_queue / 2;
         if has_room {
-            stream.wants_room = false;
+            stream.awaiting_capacity = false;
         }
         has_room || stream.outbound.is_empty()
     }
 
     /// Lets a stream wait for its turn, if it has something to send and may.
-    pub(super) fn stand_in_line(&mut self, id: StreamId) {
+    pub(super) fn schedule(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get_mut(&id) else {
             return;
         };
@@ -99,17 +103,17 @@ impl Session {
             .send_window
             .available()
             .min(self.send_window.available());
-        let is_held = self.windows_count && window == 0 && !stream.outbound.is_empty();
-        if stream.has_output() && !is_held && !stream.in_line && self.closed.is_none() {
-            stream.in_line = true;
-            self.line.push_back(id);
+        let is_read_paused = self.flow_control_active && window == 0 && !stream.outbound.is_empty();
+        if stream.has_output() && !is_read_paused && !stream.is_scheduled && self.closed.is_none() {
+            stream.is_scheduled = true;
+            self.ready_streams.push_back(id);
         }
     }
 
-    pub(super) fn all_stand_in_line(&mut self) {
+    pub(super) fn schedule_all(&mut self) {
         let ids: Vec<_> = self.streams.keys().copied().collect();
         for id in ids {
-            self.stand_in_line(id);
+            self.schedule(id);
         }
     }
 }

@@ -1,17 +1,17 @@
 //! What is known of one stream.
 
+use crate::bytes_list::BytesList;
 use crate::error::StreamError;
 use crate::frame::{Fin, Priority};
 use crate::headers::Headers;
-use crate::pieces::Pieces;
 
-use super::window::{Owed, SendWindow};
+use super::window::{PendingCredit, SendWindow};
 
 /// Who opened a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
-    Here,
-    Peer,
+    Local,
+    Remote,
 }
 
 /// How far sending is.
@@ -61,25 +61,25 @@ pub(super) struct Stream {
     pub(super) receiving: Receiving,
     /// Why it ended early.
     pub(super) failure: Option<StreamError>,
-    pub(super) inbound: Pieces,
-    pub(super) outbound: Pieces,
+    pub(super) inbound: BytesList,
+    pub(super) outbound: BytesList,
     pub(super) send_window: SendWindow,
-    pub(super) owed: Owed,
-    /// Whether it stands in line to be sent.
-    pub(super) in_line: bool,
+    pub(super) pending_credit: PendingCredit,
+    /// Whether it stands in ready_streams to be sent.
+    pub(super) is_scheduled: bool,
     /// Whether its writer waits for room.
-    pub(super) wants_room: bool,
-    pub(super) held: Held,
+    pub(super) awaiting_capacity: bool,
+    pub(super) held_halves: HeldHalves,
 }
 
 /// Which halves the application still has.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Held {
+pub(super) struct HeldHalves {
     pub(super) sender: bool,
     pub(super) receiver: bool,
 }
 
-impl Held {
+impl HeldHalves {
     pub(super) fn any(self) -> bool {
         self.sender || self.receiver
     }
@@ -95,13 +95,13 @@ impl Stream {
             sending: Sending::Open,
             receiving: Receiving::Open,
             failure: None,
-            inbound: Pieces::default(),
-            outbound: Pieces::default(),
+            inbound: BytesList::default(),
+            outbound: BytesList::default(),
             send_window,
-            owed: Owed::default(),
-            in_line: false,
-            wants_room: false,
-            held: Held {
+            pending_credit: PendingCredit::default(),
+            is_scheduled: false,
+            awaiting_capacity: false,
+            held_halves: HeldHalves {
                 sender: true,
                 receiver: true,
             },
@@ -117,11 +117,11 @@ impl Stream {
     /// still has to do or waits for. What the other side may yet send and nobody
     /// here reads does not count.
     pub(super) fn is_busy(&self) -> bool {
-        self.held.any() || self.failure.is_none() && self.sending != Sending::Finished
+        self.held_halves.any() || self.failure.is_none() && self.sending != Sending::Finished
     }
 
     /// Whether neither side may send anything more.
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         let is_closed = self.sending == Sending::Finished && self.receiving == Receiving::Finished;
         is_closed || self.failure.is_some()
     }

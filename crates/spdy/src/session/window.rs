@@ -1,4 +1,4 @@
-//! Windows: how much may be sent, and what is owed for what was received.
+//! Windows: how much may be sent, and what is pending_credit for what was received.
 
 /// What a window begins with unless it is said otherwise (SPDY/3.1, 2.6.8).
 pub(super) const DEFAULT_WINDOW: u32 = 64 * 1024;
@@ -45,19 +45,20 @@ impl SendWindow {
 
 /// What was received and not yet granted again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Owed(u64);
+pub(super) struct PendingCredit(u64);
 
-impl Owed {
+impl PendingCredit {
     pub(super) fn add(&mut self, bytes: usize) {
         self.0 = self.0.saturating_add(bytes as u64);
     }
 
-    /// What to grant now: all of it, when it has become `threshold`.
-    pub(super) fn settle(&mut self, threshold: u32) -> Option<u32> {
+    /// What to send_window_update now: all of it, when it has become `threshold`.
+    pub(super) fn take(&mut self, threshold: u32) -> Option<u32> {
         if self.0 == 0 || self.0 < u64::from(threshold) {
             return None;
         }
-        let delta = u32::try_from(self.0).map_or(MAX_WINDOW, |owed| owed.min(MAX_WINDOW));
+        let delta = u32::try_from(self.0)
+            .map_or(MAX_WINDOW, |pending_credit| pending_credit.min(MAX_WINDOW));
         self.0 -= u64::from(delta);
         Some(delta)
     }
@@ -82,14 +83,14 @@ mod tests {
 
     #[test]
     fn what_is_owed_is_granted_once_it_is_worth_a_frame() {
-        let mut owed = Owed::default();
-        assert_eq!(owed.settle(0), None);
-        owed.add(9);
-        assert_eq!(owed.settle(10), None);
-        owed.add(3);
-        assert_eq!(owed.settle(10), Some(12));
-        assert_eq!(owed.settle(0), None);
-        owed.add(1 << 32);
-        assert_eq!(owed.settle(10), Some(MAX_WINDOW));
+        let mut pending_credit = PendingCredit::default();
+        assert_eq!(pending_credit.take(0), None);
+        pending_credit.add(9);
+        assert_eq!(pending_credit.take(10), None);
+        pending_credit.add(3);
+        assert_eq!(pending_credit.take(10), Some(12));
+        assert_eq!(pending_credit.take(0), None);
+        pending_credit.add(1 << 32);
+        assert_eq!(pending_credit.take(10), Some(MAX_WINDOW));
     }
 }

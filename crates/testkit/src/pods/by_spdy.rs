@@ -1,11 +1,11 @@
 //! Streams by SPDY, as kubelets have them.
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_channels::port_forward::{Stream as Kind, pair};
-use skewbridge_channels::{Channel, Options, STREAM_TYPE, SpdyProtocol};
+use skewbridge_remotecommand::port_forward::{Stream as Kind, pair};
+use skewbridge_remotecommand::{Channel, Options, STREAM_TYPE, SpdyProtocol};
 use skewbridge_spdy::connection::{self, Receiver, Sender};
 use skewbridge_spdy::{Config, Headers};
-use skewbridge_wire::Prefixed;
+use skewbridge_stream_io::Rewind;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -16,7 +16,7 @@ use crate::task::Owned;
 type Io = Cut<TcpStream>;
 
 pub(super) async fn command(io: Io, prefix: BytesMut, options: Options, words: &[String]) {
-    let io = Prefixed { prefix, io };
+    let io = Rewind { prefix, io };
     let (handle, mut incoming, driver) = connection::server(io, Config::default());
     let running = async {
         let mut process = Process::start(words, options);
@@ -81,7 +81,7 @@ pub(super) async fn command(io: Io, prefix: BytesMut, options: Options, words: &
             .flatten()
         {
             let _ = sender.finish();
-            sender.sent().await;
+            sender.flushed().await;
         }
         for mut sender in idle {
             let _ = sender.finish();
@@ -121,7 +121,7 @@ async fn read_all(mut from: impl AsyncRead + Unpin, to: &mut Option<Sender>) {
 }
 
 pub(super) async fn port_forward(io: Io, prefix: BytesMut) {
-    forward(Prefixed { prefix, io }).await;
+    forward(Rewind { prefix, io }).await;
 }
 
 /// Connects pairs of streams with ports of this machine. Port 1 says something wrong.
@@ -168,7 +168,7 @@ async fn connect(port: u16, mut to: Sender, from: Receiver, mut error: Sender) {
                 read_all(read, &mut sender).await;
                 if let Some(to) = &mut sender {
                     let _ = to.finish();
-                    to.sent().await;
+                    to.flushed().await;
                 }
             };
             tokio::join!(write_all(Some(from), Some(Box::new(write))), down);
@@ -178,9 +178,9 @@ async fn connect(port: u16, mut to: Sender, from: Receiver, mut error: Sender) {
             let words = format!("error forwarding port {port} to pod: {cause}");
             let _ = error.write(Bytes::from(words)).await;
             let _ = error.finish();
-            error.sent().await;
+            error.flushed().await;
             let _ = to.finish();
-            to.sent().await;
+            to.flushed().await;
         }
     }
 }

@@ -4,9 +4,11 @@ use std::future::poll_fn;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use skewbridge_channels::{FromClient, Input, Options, Output, Protocol, Said, ToClient};
+use skewbridge_remotecommand::{
+    ChannelEvent, FromClient, Input, Options, Output, Protocol, ToClient,
+};
+use skewbridge_stream_io::{WebSocketConn, WebSocketIo, WebSocketKeepalive};
 use skewbridge_websocket::{Close, CloseCode, Role};
-use skewbridge_wire::{Pulse, Socket, Tunnel};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -19,13 +21,13 @@ use crate::task::Owned;
 
 type Io = Cut<TcpStream>;
 
-fn socket(io: Io, input: BytesMut) -> Socket<Io> {
+fn socket(io: Io, input: BytesMut) -> WebSocketConn<Io> {
     let never = Duration::from_hours(1);
-    Socket::new(
+    WebSocketConn::new(
         io,
         input,
         Role::Server,
-        Pulse::new(Instant::now(), never, never),
+        WebSocketKeepalive::new(Instant::now(), never, never),
     )
 }
 
@@ -70,12 +72,12 @@ pub(super) async fn command(io: Io, input: BytesMut, options: Options, words: &[
                     permit.send(data);
                 }
             }
-            piece = poll_fn(|cx| socket.poll_piece(cx)), if pending.is_none() => {
+            piece = poll_fn(|cx| socket.poll_chunk(cx)), if pending.is_none() => {
                 let Ok(piece) = piece else { return };
-                match reader.piece(piece) {
-                    Ok(Some(Said::Data(Input::Stdin, data))) => pending = Some(data),
-                    Ok(Some(Said::Data(Input::Resize, data))) => process.resize(&data).await,
-                    Ok(Some(Said::Closed(_))) => {
+                match reader.read_chunk(piece) {
+                    Ok(Some(ChannelEvent::Data(Input::Stdin, data))) => pending = Some(data),
+                    Ok(Some(ChannelEvent::Data(Input::Resize, data))) => process.resize(&data).await,
+                    Ok(Some(ChannelEvent::Closed(_))) => {
                         to_stdin = None;
                         process.end_of_input();
                     }
@@ -105,5 +107,5 @@ pub(super) async fn command(io: Io, input: BytesMut, options: Options, words: &[
 }
 
 pub(super) async fn port_forward(io: Io, input: BytesMut) {
-    super::by_spdy::forward(Tunnel::new(socket(io, input))).await;
+    super::by_spdy::forward(WebSocketIo::new(socket(io, input))).await;
 }

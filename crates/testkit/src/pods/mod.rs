@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use bytes::BytesMut;
-use skewbridge_channels::{Options, Protocol, SpdyProtocol, Words};
+use skewbridge_remotecommand::{Options, Protocol, QueryDialect, SpdyProtocol};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -244,7 +244,7 @@ async fn stream(request: &Request, mut io: Cut<TcpStream>, input: BytesMut) {
         .target
         .split_once('?')
         .unwrap_or((&request.target, ""));
-    let options = Options::from_query(Words::Api, Some(query));
+    let options = Options::from_query(QueryDialect::Api, Some(query));
     let is_command = !path.ends_with("/portforward");
     let head = if let Some(key) = &request.key {
         let protocol = if is_command {

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use skewbridge_channels::{Channel, ExitCode, Failure, Options, Outcome, Sizes};
+use skewbridge_remotecommand::{Channel, ExitCode, Failure, Options, Outcome, ResizeDecoder};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::process::{Child, Command};
 
@@ -18,7 +18,7 @@ pub(super) struct Process {
     pub(super) stdout: Reader,
     pub(super) stderr: Reader,
     end: End,
-    sizes: Sizes,
+    sizes: ResizeDecoder,
     shows_sizes: Option<DuplexStream>,
 }
 
@@ -37,7 +37,7 @@ impl Process {
             stdout: nothing(),
             stderr: nothing(),
             end: End::Outcome(Outcome::Success),
-            sizes: Sizes::default(),
+            sizes: ResizeDecoder::default(),
             shows_sizes: None,
         };
         let words: Vec<&str> = words.iter().map(String::as_str).collect();

@@ -11,10 +11,10 @@ const LIMITS: Limits = Limits {
     message: 2000,
 };
 
-/// What is said in all, with the pieces of messages put together.
+/// What is said in all, with the chunks of messages put together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Said {
-    Message(Kind, Bytes),
+    Message(MessageKind, Bytes),
     Control(Control),
 }
 
@@ -36,9 +36,9 @@ fn read<'a>(
                 }
                 Ok(None) => break,
                 Ok(Some(Event::Control(control))) => said.push(Said::Control(control)),
-                Ok(Some(Event::Piece(piece))) => {
-                    assert!(!piece.bytes.is_empty() || piece.ends);
-                    if let Some((kind, bytes)) = assembly.piece(piece) {
+                Ok(Some(Event::Chunk(chunk))) => {
+                    assert!(!chunk.bytes.is_empty() || chunk.is_last);
+                    if let Some((kind, bytes)) = assembly.push(chunk) {
                         assert!(bytes.len() as u64 <= limits.message);
                         said.push(Said::Message(kind, bytes));
                     }
@@ -54,7 +54,7 @@ fn from_server(bytes: &[u8]) -> (Vec<Said>, Option<Violation>) {
 }
 
 fn text(text: &'static str) -> Said {
-    Said::Message(Kind::Text, text.into())
+    Said::Message(MessageKind::Text, text.into())
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn what_the_rfc_forbids_is_refused() {
 fn a_message_of_many_frames_has_a_bound() {
     let mut wire = BytesMut::new();
     let mut server = Encoder::new(Role::Server);
-    server.write(Frame::First(Kind::Binary), &[&[0; 1000]], &mut wire);
+    server.write(Frame::First(MessageKind::Binary), &[&[0; 1000]], &mut wire);
     server.write(Frame::Middle, &[&[0; 1000]], &mut wire);
     assert_eq!(from_server(&wire), (Vec::new(), None));
     server.write(Frame::Middle, &[&[0; 1]], &mut wire);
@@ -140,21 +140,21 @@ fn pieces_are_given_as_they_come_and_not_copied() {
     let mut decoder = Decoder::new(Role::Client, LIMITS);
     let mut buffer = BytesMut::from(&b"\x82\x05abc"[..]);
     let at = buffer[2..].as_ptr();
-    let Ok(Some(Event::Piece(piece))) = decoder.decode(&mut buffer) else {
-        panic!("no piece");
+    let Ok(Some(Event::Chunk(chunk))) = decoder.decode(&mut buffer) else {
+        panic!("no chunk");
     };
     assert_eq!(
-        (&piece.bytes[..], piece.starts, piece.ends),
+        (&chunk.bytes[..], chunk.is_first, chunk.is_last),
         (&b"abc"[..], true, false)
     );
-    assert_eq!(piece.bytes.as_ptr(), at);
+    assert_eq!(chunk.bytes.as_ptr(), at);
     assert_eq!(decoder.decode(&mut buffer), Ok(None));
     buffer.extend_from_slice(b"de");
-    let Ok(Some(Event::Piece(piece))) = decoder.decode(&mut buffer) else {
-        panic!("no piece");
+    let Ok(Some(Event::Chunk(chunk))) = decoder.decode(&mut buffer) else {
+        panic!("no chunk");
     };
     assert_eq!(
-        (&piece.bytes[..], piece.starts, piece.ends),
+        (&chunk.bytes[..], chunk.is_first, chunk.is_last),
         (&b"de"[..], false, true)
     );
 }
@@ -173,7 +173,7 @@ fn nothing_follows_a_close() {
 /// What one end says, in frames.
 #[derive(Debug, Clone)]
 enum Say {
-    Message(Kind, Vec<Vec<u8>>),
+    Message(MessageKind, Vec<Vec<u8>>),
     Control(Control),
 }
 
@@ -189,9 +189,9 @@ fn say() -> impl Strategy<Value = Say> {
                 .prop_flat_map(|it| prop::collection::vec(any::<u8>(), it))
                 .boxed()
         )
-        .prop_map(|it| Say::Message(Kind::Binary, it)),
+        .prop_map(|it| Say::Message(MessageKind::Binary, it)),
         fragments("\\PC{0,40}".prop_map(String::into_bytes).boxed())
-            .prop_map(|it| Say::Message(Kind::Text, it)),
+            .prop_map(|it| Say::Message(MessageKind::Text, it)),
         payload
             .clone()
             .prop_map(|it| Say::Control(Control::Ping(it))),

@@ -129,7 +129,7 @@ async fn copy_to_local(
         while !chunk.is_empty() {
             match time::timeout(timeout, to.write(&chunk)).await {
                 Ok(written) => advance(&mut chunk, written?)?,
-                Err(_) if incoming.data.is_overfull() && guard.has_others() => {
+                Err(_) if incoming.data.is_over_limit() && guard.has_others() => {
                     return Err(io::Error::new(
                         io::ErrorKind::TimedOut,
                         "the local side reads nothing and blocks other connections",

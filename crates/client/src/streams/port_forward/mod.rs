@@ -10,12 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 
-use skewbridge_channels::port_forward::tunnel::{PORT_FORWARD, TUNNELLED_PORT_FORWARD};
-use skewbridge_channels::port_forward::{Port, Stream as Kind, pair};
+use skewbridge_remotecommand::port_forward::tunnel::{PORT_FORWARD, TUNNELLED_PORT_FORWARD};
+use skewbridge_remotecommand::port_forward::{Port, Stream as Kind, pair};
 use skewbridge_spdy::connection::{self, Driver, Handle};
 use skewbridge_spdy::{Config, Headers};
+use skewbridge_stream_io::{
+    ObservedIo, PingPolicy, Rewind, SpdyPinger, WebSocketConn, WebSocketIo,
+};
 use skewbridge_websocket::Role;
-use skewbridge_wire::{Asked, Pings, Prefixed, Socket, Tapped, Tunnel};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -127,8 +129,8 @@ impl PortForwarder {
     ) -> Result<Self, Error> {
         let upgraded = upgrade::websocket(endpoint, path, TUNNELLED_PORT_FORWARD).await?;
         let Upgraded { io, input, .. } = upgraded;
-        let socket = Socket::new(io, input, Role::Client, keep_alive.websocket_keepalive());
-        let io = Tunnel::new(socket);
+        let socket = WebSocketConn::new(io, input, Role::Client, keep_alive.websocket_keepalive());
+        let io = WebSocketIo::new(socket);
         let transport = Transport::WebSocket;
         Ok(Self::start(io, endpoint.server(), transport, keep_alive))
     }
@@ -146,7 +148,7 @@ impl PortForwarder {
             });
         }
         let (prefix, io) = (upgraded.input, upgraded.io);
-        let io = Prefixed { prefix, io };
+        let io = Rewind { prefix, io };
         let transport = Transport::Spdy {
             fallback_reason: None,
         };
@@ -157,18 +159,18 @@ impl PortForwarder {
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let io = Tapped::new(
+        let io = ObservedIo::new(
             io,
             skewbridge_spdy::Role::Client,
             keep_alive.spdy_keepalive(),
-            Asked::Plainly,
+            PingPolicy::Always,
         );
-        let tap = io.tap();
+        let tap = io.keepalive_handle();
         let (handle, incoming, driver) = connection::client(io, Config::default());
         // Pods open no streams.
         drop(incoming);
         let (close_sender, close_reason) = watch::channel(None);
-        let pings = Pings::new(handle.clone(), tap);
+        let pings = SpdyPinger::new(handle.clone(), tap);
         let task = tokio::spawn(async move {
             let cause = drive(driver, pings).await;
             close_sender.send_replace(Some(cause));
@@ -259,26 +261,26 @@ impl Drop for PortForwarder {
 /// If the pod ignores flow-control windows, a local program that does not read keeps us from
 /// reading the connection. Answers to pings are not read then, so their absence does not count
 /// as silence of the pod.
-async fn drive<T>(driver: Driver<T>, pings: Pings) -> String
+async fn drive<T>(driver: Driver<T>, pings: SpdyPinger) -> String
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let mut driver = pin!(driver);
     let mut timer = Timer::new();
     poll_fn(|cx| {
-        pings.before();
+        pings.before_drive();
         if let Poll::Ready(ended) = driver.as_mut().poll(cx) {
             return Poll::Ready(match ended {
                 Ok(()) => "the other side ended the connection".to_owned(),
                 Err(error) => disconnect_message::of_spdy(&error),
             });
         }
-        timer.bring_forward(pings.next(), cx);
+        timer.bring_forward(pings.next_deadline(), cx);
         while timer.poll_expired(cx).is_ready() {
-            if !pings.look(Instant::now()) {
+            if !pings.check(Instant::now()) {
                 return Poll::Ready("the other side does not answer any more".to_owned());
             }
-            timer.set(pings.next(), cx);
+            timer.set(pings.next_deadline(), cx);
             cx.waker().wake_by_ref();
         }
         Poll::Pending

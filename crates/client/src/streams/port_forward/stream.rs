@@ -150,7 +150,7 @@ impl Incoming {
                 let _ = self.error.poll_end(cx);
                 return Poll::Ready(self.error.error().map_or(Ok(None), Err));
             }
-            Err(reset @ StreamError::ResetByPeer(ResetStatus::Cancel)) => reset,
+            Err(reset @ StreamError::ResetByRemote(ResetStatus::Cancel)) => reset,
             Err(error) => {
                 let _ = self.error.poll_end(cx);
                 return Poll::Ready(Err(self

@@ -100,7 +100,7 @@ fn flood(mut pair: Pair) -> JoinHandle<()> {
         }
         pair.error.sender.finish().unwrap();
         pair.data.sender.finish().unwrap();
-        pair.data.sender.sent().await;
+        pair.data.sender.flushed().await;
     })
 }
 
@@ -111,7 +111,7 @@ async fn a_local_program_that_does_not_read_is_waited_for() {
     let flooding = flood(pair);
     sleep(HOUR).await;
     assert!(!forwarder.is_closed());
-    assert!(forwarder.handle.is_held(), "nothing kept it waiting");
+    assert!(forwarder.handle.is_read_paused(), "nothing kept it waiting");
     let mut received = Vec::new();
     local.read_to_end(&mut received).await.unwrap();
     assert_eq!(received.len(), FLOOD_BYTES);
@@ -255,7 +255,7 @@ async fn data_received_before_a_reset_is_delivered() {
         let (mut local, mut pair, forwarding) = open_forwarded(&forwarder, &mut pod).await;
         let last = Bytes::from(vec![7; 100_000]);
         pair.data.sender.write(last.clone()).await.unwrap();
-        pair.data.sender.sent().await;
+        pair.data.sender.flushed().await;
         if matches!(error_stream, ErrorStreamContent::Error) {
             let message = Bytes::from("no such port\n");
             pair.error.sender.write(message).await.unwrap();
@@ -263,7 +263,7 @@ async fn data_received_before_a_reset_is_delivered() {
         if !matches!(error_stream, ErrorStreamContent::Open) {
             pair.error.sender.finish().unwrap();
         }
-        pair.error.sender.sent().await;
+        pair.error.sender.flushed().await;
         pair.data.sender.reset(status);
         // The client learns that the pod accepts no more before all data has been read.
         pod.handle.ping().await.unwrap();

@@ -1,0 +1,159 @@
+//! Two ends of a connection, and data that can be told from other data.
+
+use std::pin::Pin;
+use std::sync::LazyLock;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use std::{future, io};
+
+use bytes::Bytes;
+use skewbridge_spdy::connection::{self, Handle, Incoming, Receiver, Stream};
+use skewbridge_spdy::{Config, Error, FlowControl, Headers, StreamError};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf, duplex};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+/// Bytes whose places can be told from each other: of a length that is no multiple
+/// of any buffer's.
+pub(crate) static PATTERN: LazyLock<Bytes> = LazyLock::new(|| {
+    let mut noise = 1u32;
+    let next = |_| {
+        noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        noise.to_be_bytes()[0]
+    };
+    (0..1_000_003).map(next).collect()
+});
+
+/// What stands at `from` when the pattern is repeated.
+pub(crate) fn pattern(from: usize, bytes: usize) -> Bytes {
+    let from = from % PATTERN.len();
+    let rest = PATTERN.len() - from;
+    if bytes <= rest {
+        return PATTERN.slice(from..from + bytes);
+    }
+    [&PATTERN[from..], &pattern(0, bytes - rest)]
+        .concat()
+        .into()
+}
+
+/// Reads to the end; gives how much came. All of it has to be the pattern.
+pub(crate) async fn check(mut receiver: Receiver) -> Result<usize, StreamError> {
+    let mut bytes = 0;
+    while let Some(data) = receiver.read().await? {
+        assert!(data == pattern(bytes, data.len()), "other bytes at {bytes}");
+        bytes += data.len();
+    }
+    Ok(bytes)
+}
+
+/// All that comes.
+pub(crate) async fn drained(receiver: &mut Receiver) -> Result<Bytes, StreamError> {
+    let mut all = Vec::new();
+    while let Some(data) = within(receiver.read()).await? {
+        all.extend_from_slice(&data);
+    }
+    Ok(all.into())
+}
+
+/// Waits, but not for ever.
+pub(crate) async fn within<F: future::IntoFuture>(future: F) -> F::Output {
+    let limit = Duration::from_mins(1);
+    tokio::time::timeout(limit, future).await.unwrap()
+}
+
+/// Small bounds.
+pub(crate) fn config(flow_control: FlowControl) -> Config {
+    Config {
+        flow_control,
+        receive_window: 100_000,
+        send_queue: 50_000,
+        ..Config::default()
+    }
+}
+
+/// Two ends with their drivers.
+pub(crate) struct Pair {
+    pub(crate) client: Handle,
+    pub(crate) server: Handle,
+    /// The streams that the client opens.
+    pub(crate) incoming: Incoming,
+    pub(crate) client_driver: JoinHandle<Result<(), Error>>,
+    pub(crate) server_driver: JoinHandle<Result<(), Error>>,
+}
+
+pub(crate) fn pair(config: Config) -> Pair {
+    let (here, there) = duplex(64 * 1024);
+    Pair::over(here, there, config)
+}
+
+impl Pair {
+    pub(crate) fn over<T>(here: T, there: T, config: Config) -> Self
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (client, _, client_driver) = connection::client(here, config.clone());
+        let (server, incoming, server_driver) = connection::server(there, config);
+        Self {
+            client,
+            server,
+            incoming,
+            client_driver: tokio::spawn(client_driver),
+            server_driver: tokio::spawn(server_driver),
+        }
+    }
+
+    /// A stream that is answered: the client's end of it, and the server's.
+    pub(crate) async fn stream(&mut self) -> (Stream, Stream) {
+        let mut client = self.client.open(Headers::new()).unwrap();
+        let request = within(self.incoming.next()).await.unwrap();
+        let server = request.accept(Headers::new()).unwrap();
+        within(client.accepted()).await.unwrap();
+        (client, server)
+    }
+
+    /// The client closes, and both ends see a good end.
+    pub(crate) async fn end_well(self) {
+        self.client.close();
+        within(self.client_driver).await.unwrap().unwrap();
+        within(self.server_driver).await.unwrap().unwrap();
+    }
+}
+
+/// A connection over loopback.
+pub(crate) async fn loopback() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let here = TcpStream::connect(listener.local_addr().unwrap());
+    let (here, there) = tokio::join!(here, listener.accept());
+    (here.unwrap(), there.unwrap().0)
+}
+
+/// Takes one slice at a time.
+pub(crate) struct Flat(pub(crate) DuplexStream);
+
+impl AsyncRead for Flat {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Flat {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(context, buffer)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(context)
+    }
+}
