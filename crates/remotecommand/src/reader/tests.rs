@@ -25,7 +25,7 @@ fn read<C: ChannelId>(
                 is_last: index + 1 == chunks.len(),
                 bytes: Bytes::copy_from_slice(bytes),
             };
-            events = match (events, reader.read_chunk(chunk)?) {
+            event = match (event, reader.read_chunk(chunk)?) {
                 (Some(ChannelEvent::Data(channel, left)), Some(ChannelEvent::Data(_, right))) => {
                     let data = [left, right].concat().into();
                     Some(ChannelEvent::Data(channel, data))
@@ -33,7 +33,7 @@ fn read<C: ChannelId>(
                 (before, now) => now.or(before),
             };
         }
-        all.extend(events);
+        all.extend(event);
     }
     Ok(all)
 }
