@@ -1,11 +1,11 @@
-//! Base64 in chunks, as read and written by Go's standard encoding.
+//! Base64 in chunks, as Go's standard encoding reads and writes it.
 
 use base64::Engine as _;
 use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use bytes::{Bytes, BytesMut};
 
-/// Go wants padding, and does not look at bits that pad the last byte.
+/// Go requires padding, and ignores the padding bits of the last byte.
 const ENGINE: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new()
@@ -13,62 +13,65 @@ const ENGINE: GeneralPurpose = GeneralPurpose::new(
         .with_decode_padding_mode(DecodePaddingMode::RequireCanonical),
 );
 
-/// How much is encoded at once; a multiple of three.
-const BLOCK: usize = 3 << 10;
+/// Bytes that are encoded at once; a multiple of three.
+const BLOCK_BYTES: usize = 3 << 10;
 
-/// What has been read of one message.
+/// The decoder state of one message.
 #[derive(Debug, Default)]
 pub(crate) struct Base64Text {
-    /// Up to three characters of a group of four.
-    begun: Vec<u8>,
+    /// Up to three characters of an incomplete group of four.
+    partial_group: Vec<u8>,
     /// Padding was read: nothing may follow.
     ended: bool,
 }
 
-/// It is not base64.
+/// The text is not base64.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Invalid;
+pub(crate) struct InvalidBase64;
 
 impl Base64Text {
-    /// Takes the next chunk, and gives what is whole with it.
-    pub(crate) fn push(&mut self, text: &[u8]) -> Result<Bytes, Invalid> {
+    /// Decodes the next chunk as far as its groups are complete.
+    pub(crate) fn push(&mut self, text: &[u8]) -> Result<Bytes, InvalidBase64> {
         let mut joined = Vec::new();
-        let text = if self.begun.is_empty() && !text.iter().copied().any(is_line_end) {
+        let text = if self.partial_group.is_empty() && !text.iter().copied().any(is_line_end) {
             text
         } else {
-            joined.append(&mut self.begun);
+            joined.append(&mut self.partial_group);
             joined.extend(text.iter().copied().filter(|byte| !is_line_end(*byte)));
             &joined
         };
         if self.ended && !text.is_empty() {
-            return Err(Invalid);
+            return Err(InvalidBase64);
         }
-        let (whole, begun) = text.split_at(text.len() / 4 * 4);
-        self.begun = begun.to_vec();
+        let (whole, partial_group) = text.split_at(text.len() / 4 * 4);
+        self.partial_group = partial_group.to_vec();
         self.ended |= whole.ends_with(b"=");
-        ENGINE.decode(whole).map(Bytes::from).map_err(|_| Invalid)
+        ENGINE
+            .decode(whole)
+            .map(Bytes::from)
+            .map_err(|_| InvalidBase64)
     }
 
     /// Whether the message may end here.
-    pub(crate) fn end(&self) -> Result<(), Invalid> {
-        if self.begun.is_empty() {
+    pub(crate) fn end(&self) -> Result<(), InvalidBase64> {
+        if self.partial_group.is_empty() {
             Ok(())
         } else {
-            Err(Invalid)
+            Err(InvalidBase64)
         }
     }
 }
 
-/// Go passes over line ends wherever they stand.
+/// Go ignores line ends anywhere.
 fn is_line_end(byte: u8) -> bool {
     matches!(byte, b'\r' | b'\n')
 }
 
-/// Appends bytes as text.
+/// Appends bytes as base64.
 pub(crate) fn append(bytes: &[u8], out: &mut BytesMut) {
-    let mut text = [0; BLOCK / 3 * 4];
-    for block in bytes.chunks(BLOCK) {
-        // The text of a block has room.
+    let mut text = [0; BLOCK_BYTES / 3 * 4];
+    for block in bytes.chunks(BLOCK_BYTES) {
+        // The buffer has room for the text of a block.
         let length = ENGINE.encode_slice(block, &mut text).unwrap_or_default();
         out.extend_from_slice(&text[..length]);
     }
@@ -80,7 +83,7 @@ mod tests {
 
     use super::*;
 
-    fn read<'a>(chunks: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<u8>, Invalid> {
+    fn read<'a>(chunks: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<u8>, InvalidBase64> {
         let (mut text, mut bytes) = (Base64Text::default(), Vec::new());
         for chunk in chunks {
             bytes.extend_from_slice(&text.push(chunk)?);
@@ -89,13 +92,13 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_read_as_go_reads_them() {
+    fn base64_is_decoded_as_go_decodes_it() {
         let rows: &[(&str, Option<&[u8]>)] = &[
             ("", Some(b"")),
             ("bHMK", Some(b"ls\n")),
             ("bHM=", Some(b"ls")),
             ("b\r\nHM=\n", Some(b"ls")),
-            // Bits that nobody reads.
+            // Bits that are ignored.
             ("bHN=", Some(b"ls")),
             ("bHM", None),
             ("bHM=bHM=", None),
@@ -118,7 +121,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
+        fn encoded_bytes_decode_to_themselves(
             bytes in prop::collection::vec(any::<u8>(), 0..8000), cut in 1..5000usize,
         ) {
             let mut text = BytesMut::new();
@@ -127,7 +130,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_judged_the_same_however_it_is_split(
+        fn any_split_of_a_text_decodes_the_same(
             text in "[AQg9+/=\n-]{0,24}", cut in 1..24usize,
         ) {
             let whole = read([text.as_bytes()]);

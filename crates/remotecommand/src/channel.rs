@@ -1,8 +1,7 @@
-//! What a remote command reads and writes.
+//! The channels of a remote command.
 
-/// The header of an SPDY stream that says which channel it is, as it stands on
-/// the wire: SPDY/3 has no upper case in names, though Kubernetes writes
-/// `streamType`.
+/// The header of an SPDY stream that names its channel, as on the wire: SPDY/3 header names
+/// are lower case, though Kubernetes writes `streamType`.
 pub const STREAM_TYPE: &str = "streamtype";
 
 /// A channel of a remote command: a stream over SPDY, the first byte of a
@@ -13,16 +12,16 @@ pub enum Channel {
     Stdin,
     /// From the process.
     Stdout,
-    /// From the process; with a terminal all comes by stdout.
+    /// From the process; with a terminal all output goes to stdout.
     Stderr,
-    /// From the server: how the command ended.
+    /// From the server: the result of the command.
     Error,
-    /// To the server: how large the terminal is.
+    /// To the server: terminal sizes.
     Resize,
 }
 
 impl Channel {
-    /// All of them, by number.
+    /// All channels, ordered by number.
     pub const ALL: [Self; 5] = [
         Self::Stdin,
         Self::Stdout,
@@ -49,23 +48,23 @@ impl Channel {
     }
 }
 
-/// What clients write.
+/// The channels that clients write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Input {
     /// To the process.
     Stdin,
-    /// How large the terminal is.
+    /// Terminal sizes.
     Resize,
 }
 
-/// What servers write.
+/// The channels that servers write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Output {
     /// From the process.
     Stdout,
-    /// From the process, where it has no terminal.
+    /// From the process, if it has no terminal.
     Stderr,
-    /// How the command ended.
+    /// The result of the command.
     Error,
 }
 
@@ -88,16 +87,15 @@ impl From<Output> for Channel {
     }
 }
 
-/// Channels of one direction of a WebSocket, by the number in front of their
-/// messages.
+/// The channels of one direction of a WebSocket, by the number at the start of their messages.
 pub trait ChannelId: Copy + PartialEq {
-    /// How many numbers are channels of either direction.
-    const NUMBERS: u8;
-    /// Whether who writes them may close one for itself, where the version of
-    /// the protocol has a signal for it.
+    /// How many numbers are channels, of either direction.
+    const CHANNEL_COUNT: u8;
+    /// Whether the writer may close a single channel, where the protocol version has a signal
+    /// for it.
     const CLOSABLE: bool;
 
-    /// In front of a message.
+    /// The first byte of a message.
     fn number(self) -> u8;
 
     /// `None` for a number that is no channel of this direction.
@@ -105,7 +103,7 @@ pub trait ChannelId: Copy + PartialEq {
 }
 
 impl ChannelId for Channel {
-    const NUMBERS: u8 = 5;
+    const CHANNEL_COUNT: u8 = 5;
     const CLOSABLE: bool = false;
 
     fn number(self) -> u8 {
@@ -118,7 +116,7 @@ impl ChannelId for Channel {
 }
 
 impl ChannelId for Input {
-    const NUMBERS: u8 = Channel::NUMBERS;
+    const CHANNEL_COUNT: u8 = Channel::CHANNEL_COUNT;
     const CLOSABLE: bool = true;
 
     fn number(self) -> u8 {
@@ -135,7 +133,7 @@ impl ChannelId for Input {
 }
 
 impl ChannelId for Output {
-    const NUMBERS: u8 = Channel::NUMBERS;
+    const CHANNEL_COUNT: u8 = Channel::CHANNEL_COUNT;
     const CLOSABLE: bool = false;
 
     fn number(self) -> u8 {

@@ -1,14 +1,13 @@
-//! What the error channel carries, until it ends.
+//! The error channel, up to its end.
 
 use crate::outcome::{Failure, Outcome, from_text};
 use crate::protocol::Version;
 use crate::status;
 
-/// No error that somebody is to read is longer; what a server sends beyond it
-/// is dropped.
+/// The longest error that is kept; the rest is dropped.
 pub const MAX_ERROR_BYTES: usize = 64 << 10;
 
-/// Collects what comes on the error channel.
+/// Collects the bytes of the error channel.
 #[derive(Debug)]
 pub struct ErrorChannel {
     version: Version,
@@ -16,17 +15,17 @@ pub struct ErrorChannel {
     overflows: bool,
 }
 
-/// How a channel came to its end.
+/// How the error channel ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorChannelEnd {
-    /// The other end has closed it, or the whole connection, and said so.
+    /// The other end closed it, or sent a close for the connection.
     Clean,
     /// The connection was lost, or the stream was reset.
     Aborted,
 }
 
 impl ErrorChannel {
-    /// Of a protocol of this version.
+    /// For a protocol of this version.
     pub fn new(version: Version) -> Self {
         Self {
             version,
@@ -35,7 +34,7 @@ impl ErrorChannel {
         }
     }
 
-    /// Takes the next bytes.
+    /// Adds the next bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         let room = MAX_ERROR_BYTES - self.bytes.len();
         self.overflows |= bytes.len() > room;
@@ -43,15 +42,15 @@ impl ErrorChannel {
             .extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
-    /// All that has come.
+    /// All bytes received.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// What it has told. From the fourth version on, an end without a Status
-    /// is none, however clean: every server writes one, also for success.
-    /// client-go takes that for success. Before, success is silent, and only
-    /// the way in which the channel ended tells it from a connection lost.
+    /// Decodes the result. From version 4 on, every server writes a Status, also for success,
+    /// so an end without one means that the connection was lost (client-go takes it for
+    /// success). Before version 4, success is an empty channel, and only the kind of end
+    /// distinguishes it from a lost connection.
     pub fn end(self, end: ErrorChannelEnd) -> Outcome {
         let text = || String::from_utf8_lossy(&self.bytes);
         match (self.version.has_status(), self.bytes.is_empty()) {

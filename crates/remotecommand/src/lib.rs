@@ -1,16 +1,15 @@
-//! The subprotocols of exec, attach and port-forward, without I/O: which one is
-//! spoken, what is on which channel, and how a command ended.
+//! The subprotocols of exec, attach and port-forward, without I/O: negotiation, channels, and
+//! the result of a command.
 //!
-//! A remote command has five [`Channel`]s. Over SPDY each is a stream of its
-//! own; over WebSocket they share one connection, and each message names its
-//! channel. [`Reader`] and [`Writer`] are for the latter; a type says which
-//! channels a direction has, so that no end can write what only the other one
-//! may. How the command ended is an [`Outcome`], which each version of the
-//! protocol writes in its own way.
+//! A remote command has five [`Channel`]s. Over SPDY each is a stream of its own; over
+//! WebSocket they share one connection, and each message names its channel. [`Reader`] and
+//! [`Writer`] are for the latter; their type parameter names the channels of a direction, so
+//! that neither end can write a channel of the other. The result of a command is an
+//! [`Outcome`], which each protocol version encodes differently.
 //!
 //! ```
 //! use bytes::BytesMut;
-//! use skewbridge_remotecommand::{FromClient, Input, Protocol, ChannelEvent, ServerKind, ToServer, negotiate};
+//! use skewbridge_remotecommand::{ChannelEvent, FromClient, Input, Protocol, ServerKind, ToServer, negotiate};
 //! use skewbridge_websocket::{Decoder, Event, Limits, Role};
 //!
 //! // KEP-4006: a client that half-closes stdin needs version 5.
@@ -22,13 +21,13 @@
 //! assert!(client.close(Input::Stdin, &mut wire));
 //!
 //! let mut frames = Decoder::new(Role::Server, Limits { frame: 1 << 20, message: 1 << 20 });
-//! let (mut server, mut said) = (FromClient::new(agreed.protocol), Vec::new());
+//! let (mut server, mut events) = (FromClient::new(agreed.protocol), Vec::new());
 //! while let Some(event) = frames.decode(&mut wire).unwrap() {
 //!     let Event::Chunk(chunk) = event else { continue };
-//!     said.extend(server.read_chunk(chunk).unwrap());
+//!     events.extend(server.read_chunk(chunk).unwrap());
 //! }
 //! let data = ChannelEvent::Data(Input::Stdin, "ls\n".into());
-//! assert_eq!(said, [data, ChannelEvent::Closed(Input::Stdin)]);
+//! assert_eq!(events, [data, ChannelEvent::Closed(Input::Stdin)]);
 //! ```
 
 mod base64_text;

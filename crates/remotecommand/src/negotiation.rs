@@ -1,36 +1,32 @@
-//! Which protocol is spoken.
+//! Negotiation of the subprotocol.
 
 use crate::protocol::{Protocol, SpdyProtocol};
 
-/// Who answers a request for a WebSocket with a remote command.
+/// Which server answers a WebSocket request for a remote command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServerKind {
-    /// kube-apiserver where it translates itself, from 1.30 on: the fifth
-    /// version, if it is among the offers.
+    /// kube-apiserver from 1.30 on, which translates itself: version 5, if it is offered.
     Translator,
-    /// A container runtime that a kubelet, and before it a kube-apiserver,
-    /// passes the connection on to: the first and the fourth, and no offer at
-    /// all. Everything else is 403.
+    /// A container runtime behind a kubelet and a kube-apiserver that relay the connection:
+    /// versions 1 and 4, and requests without an offer. Everything else is answered with 403.
     Runtime,
-    /// A bridge, which has to do for both.
+    /// A bridge, which supports all of them.
     Bridge,
 }
 
-/// What two ends have agreed on.
+/// The result of a negotiation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NegotiatedProtocol {
-    /// What is spoken.
+    /// The protocol of the connection.
     pub protocol: Protocol,
-    /// The offer that was taken; `None` if there was none.
+    /// The offer to confirm in the response; `None` if the request had no offer.
     pub header: Option<&'static str>,
 }
 
-/// Takes the first offer that a server knows: it is the client whose order
-/// counts.
+/// Takes the first offer that the server supports: the client's order counts.
 ///
-/// Kubernetes itself reads only the first of several headers, and takes an
-/// empty member of the list for an offer of the unnamed protocol; here the list
-/// is what RFC 6455 says.
+/// Kubernetes reads only the first of several headers, and treats an empty list member as an
+/// offer of the unnamed protocol. Here the list is parsed as RFC 6455 defines it.
 pub fn negotiate<'a>(
     server: ServerKind,
     offers: impl IntoIterator<Item = &'a str>,
@@ -68,21 +64,20 @@ impl ServerKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SpdyNegotiationError {
     /// 400: `X-Stream-Protocol-Version` is missing or empty.
-    #[error("no protocol is offered")]
+    #[error("no stream protocol version is offered")]
     NoOffer,
-    /// 403, with what there is in `X-Accepted-Stream-Protocol-Versions`.
-    #[error("no protocol that is offered is known")]
+    /// 403, with the supported versions in `X-Accepted-Stream-Protocol-Versions`.
+    #[error("none of the offered stream protocol versions is supported")]
     NoneSupported,
 }
 
-/// What a client of SPDY offers in `X-Stream-Protocol-Version`, each in a header
-/// of its own.
+/// What an SPDY client offers in `X-Stream-Protocol-Version`, each in a header of its own.
 pub fn spdy_offers() -> impl Iterator<Item = &'static str> {
     SpdyProtocol::ALL.into_iter().map(SpdyProtocol::name)
 }
 
-/// Takes the first offer that is known, from the values of all headers
-/// `X-Stream-Protocol-Version`, each of which may be a list.
+/// Takes the first supported offer from the values of all headers `X-Stream-Protocol-Version`,
+/// each of which may be a list.
 pub fn negotiate_spdy<'a>(
     values: impl IntoIterator<Item = &'a str>,
 ) -> Result<SpdyProtocol, SpdyNegotiationError> {
@@ -100,8 +95,8 @@ pub fn negotiate_spdy<'a>(
         .ok_or(SpdyNegotiationError::NoneSupported)
 }
 
-/// What a server has agreed to in its 101. One that names none speaks the first
-/// version; `None` is a version that nobody has offered.
+/// The protocol that a server confirmed in its 101. A response without the header means
+/// version 1; `None` is an unknown version.
 pub fn spdy_protocol_from_response(value: Option<&str>) -> Option<SpdyProtocol> {
     match value.map(str::trim) {
         None | Some("") => Some(SpdyProtocol::V1),
@@ -114,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_offer_that_is_known_is_taken() {
+    fn the_first_supported_offer_is_taken() {
         use ServerKind::{Bridge, Runtime, Translator};
         type Row<'a> = (ServerKind, &'a [&'a str], Option<Option<&'a str>>);
 
@@ -155,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn spdy_is_negotiated_as_kubelets_do() {
+    fn spdy_negotiation_matches_kubelets() {
         let rows: &[(&[&str], Result<SpdyProtocol, SpdyNegotiationError>)] = &[
             (&[], Err(SpdyNegotiationError::NoOffer)),
             (&["", " , "], Err(SpdyNegotiationError::NoOffer)),

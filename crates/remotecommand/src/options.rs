@@ -1,4 +1,4 @@
-//! What a remote command is asked to read and write.
+//! The streams that a request for a remote command asks for.
 
 use crate::channel::{Channel, Output};
 use crate::protocol::SpdyProtocol;
@@ -12,8 +12,8 @@ pub struct Options {
     stderr: Stderr,
 }
 
-/// A terminal has one output: kubelets and clients leave stderr out though it
-/// is asked for, and runtimes refuse it.
+/// A terminal has one output: kubelets and clients ignore stderr even if it is requested, and
+/// runtimes refuse it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stderr {
     Off,
@@ -21,7 +21,7 @@ enum Stderr {
     Terminal,
 }
 
-/// In which dialect a query says it.
+/// How a query names the options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueryDialect {
     /// `stdin`, `stdout`, `stderr` and `tty`, as clients ask kube-apiserver:
@@ -33,8 +33,8 @@ pub enum QueryDialect {
 }
 
 impl Options {
-    /// From the query of a request. Nothing is on that is not asked for,
-    /// whatever the API's documentation says of defaults.
+    /// Parses the query of a request. Options that are missing are off, whatever the API
+    /// documentation says about defaults.
     pub fn from_query(dialect: QueryDialect, query: Option<&str>) -> Self {
         let query = query.unwrap_or_default();
         let is_on = |key| {
@@ -59,19 +59,18 @@ impl Options {
         }
     }
 
-    /// Whether a command with a terminal is asked for.
+    /// Whether a terminal is requested.
     pub fn tty(self) -> bool {
         self.stderr == Stderr::Terminal
     }
 
-    /// Whether something is to be read or written at all. Kubelets answer 400
-    /// otherwise.
+    /// Whether any stream is requested. Otherwise kubelets answer 400.
     pub fn has_any_stream(self) -> bool {
         self.stdin || self.stdout || self.stderr == Stderr::On
     }
 
-    /// Whether a channel is in use over WebSocket. There is always one for
-    /// errors; sizes are always listened to, in every version.
+    /// Whether a channel is in use over WebSocket. The error channel always is, and terminal
+    /// sizes are always read, in every version.
     pub fn has(self, channel: Channel) -> bool {
         match channel {
             Channel::Stdin => self.stdin,
@@ -81,8 +80,8 @@ impl Options {
         }
     }
 
-    /// Where a server writes an empty message first of all, so that a client
-    /// knows that it is connected: the lowest channel that it may write.
+    /// The channel on which a server first writes an empty message, so that the client knows
+    /// that it is connected: the lowest channel that it may write.
     pub fn initial_channel(self) -> Output {
         if self.stdout {
             Output::Stdout
@@ -93,9 +92,8 @@ impl Options {
         }
     }
 
-    /// The streams that a client of SPDY opens, in this order, all of them
-    /// before it writes to any. A server waits until it has as many as it
-    /// expects, for 30 s.
+    /// The streams that an SPDY client opens, in this order, all of them before it writes to
+    /// any. A server waits up to 30 s for all streams that it expects.
     pub fn streams(self, protocol: SpdyProtocol) -> impl Iterator<Item = Channel> {
         [
             (Channel::Error, true),

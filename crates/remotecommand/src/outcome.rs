@@ -1,4 +1,4 @@
-//! How a remote command ended.
+//! The result of a remote command.
 
 use std::fmt;
 use std::num::NonZeroU8;
@@ -9,20 +9,20 @@ use crate::error_channel::ErrorChannel;
 use crate::protocol::Version;
 use crate::status;
 
-/// How a remote command ended, in whatever protocol it is told.
+/// The result of a remote command, independent of the protocol version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// With exit code 0; or an attachment ended.
+    /// Exit code 0, or the end of an attach.
     Success,
-    /// With another one.
+    /// Another exit code.
     Exited(ExitCode),
-    /// The server says why there is no exit code.
+    /// The server reported why there is no exit code.
     Failed(Failure),
-    /// Nobody said. Never to be told as a success.
+    /// The result is unknown. It must never be reported as a success.
     Disconnected,
 }
 
-/// The exit code of a command that failed.
+/// The exit code of a failed command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ExitCode(NonZeroU8);
 
@@ -45,42 +45,41 @@ impl ExitCode {
     }
 }
 
-/// What a server has to say of a command that it could not run to its end.
+/// Why a server could not run a command to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The HTTP status code; text has none.
+    /// The HTTP status code; plain text has none.
     pub code: Option<u16>,
-    /// For programs; empty where there is no word for it.
+    /// Machine-readable; may be empty.
     pub reason: String,
-    /// For people.
+    /// Human-readable.
     pub message: String,
 }
 
-/// What Go puts before an error of its own.
-pub(crate) const INTERNAL: &str = "Internal error occurred: ";
+/// The prefix of Go's internal errors.
+pub(crate) const INTERNAL_PREFIX: &str = "Internal error occurred: ";
 
 impl Failure {
-    /// Something broke.
+    /// An internal error.
     pub fn internal(error: impl fmt::Display) -> Self {
         Self {
             code: Some(500),
             reason: "InternalError".to_owned(),
-            message: format!("{INTERNAL}{error}"),
+            message: format!("{INTERNAL_PREFIX}{error}"),
         }
     }
 }
 
-/// What is told of a command that nobody knows the end of.
-const CUT_OFF: &str = "the stream was cut off before it was known how the command ended";
+/// The message if the result of a command is unknown.
+const DISCONNECTED: &str = "the connection was lost before the result of the command was known";
 
 impl Outcome {
-    /// What the error channel carries in this version; nothing at all where
-    /// success is silent.
+    /// The bytes of the error channel in this version; empty for a success before version 4.
     pub fn encode(&self, version: Version) -> Bytes {
         let failure;
         let outcome = match self {
             Self::Disconnected => {
-                failure = Self::Failed(Failure::internal(CUT_OFF));
+                failure = Self::Failed(Failure::internal(DISCONNECTED));
                 &failure
             }
             outcome => outcome,
@@ -95,7 +94,7 @@ impl Outcome {
         }
     }
 
-    /// From all that the error channel has carried, if that ended as it should.
+    /// Decodes a complete error channel that ended cleanly.
     pub fn decode(version: Version, bytes: &[u8]) -> Self {
         let mut channel = ErrorChannel::new(version);
         channel.push(bytes);
@@ -103,20 +102,20 @@ impl Outcome {
     }
 }
 
-const EXITED: &str = "command terminated with non-zero exit code: ";
+const EXITED_PREFIX: &str = "command terminated with non-zero exit code: ";
 
-/// As kube-apiserver says it.
+/// The wording of kube-apiserver.
 pub(crate) fn exit_message(code: ExitCode) -> String {
     format!(
-        "{EXITED}command terminated with exit code {}",
+        "{EXITED_PREFIX}command terminated with exit code {}",
         code.number()
     )
 }
 
-/// What versions without a Status say. How runtimes put an exit code into dialect
-/// is theirs; all have it as the last one.
+/// Decodes the text of versions without a Status. Runtimes word it differently, but the exit
+/// code is always the last word.
 pub(crate) fn from_text(text: &str) -> Outcome {
-    let code = text.strip_prefix(EXITED).and_then(|exit| {
+    let code = text.strip_prefix(EXITED_PREFIX).and_then(|exit| {
         let last = exit.split_whitespace().next_back()?;
         last.parse().ok().and_then(ExitCode::new)
     });

@@ -1,6 +1,6 @@
-//! Port-forward, in its three forms: pairs of streams over SPDY ([`pair`]), the
-//! same inside a WebSocket ([`tunnel`]), and the older framing of WebSocket
-//! with two channels a port ([`legacy`]).
+//! Port-forward in its three forms: pairs of SPDY streams ([`pair`]), the same inside a
+//! WebSocket ([`tunnel`]), and the older WebSocket framing with two channels per port
+//! ([`legacy`]).
 
 pub mod legacy;
 pub mod pair;
@@ -15,7 +15,7 @@ use crate::query;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Port(NonZeroU16);
 
-/// It is not a number from 1 to 65535.
+/// The text is not a number from 1 to 65535.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a port is a number from 1 to 65535")]
 pub struct PortError;
@@ -36,24 +36,24 @@ impl FromStr for Port {
     type Err = PortError;
 
     fn from_str(text: &str) -> Result<Self, PortError> {
-        // Go takes no sign.
+        // Go accepts no sign.
         let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
         let number = text.parse().ok().filter(|_| is_number);
         number.and_then(Self::new).ok_or(PortError)
     }
 }
 
-/// Each connection to a port has two.
+/// The two streams of each connection to a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stream {
     /// To and from the port.
     Data,
-    /// From the server: why there is no connection, in plain text.
+    /// From the server: why the connection failed, as plain text.
     Error,
 }
 
-/// The ports that a request names in its query: `ports` towards kube-apiserver,
-/// `port` towards kubelets. Only the older framing needs them there.
+/// The ports in the query of a request: `ports` for kube-apiserver, `port` for kubelets. Only
+/// the older framing needs them there.
 pub fn ports(key: &str, query: Option<&str>) -> Result<Vec<Port>, PortError> {
     let query = query.unwrap_or_default();
     let mut ports = Vec::new();
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_read_from_lists_and_repeated_keys() {
+    fn ports_are_parsed_from_lists_and_repeated_keys() {
         let read = |query| {
             let ports = ports("ports", Some(query)).ok()?;
             Some(ports.into_iter().map(Port::number).collect::<Vec<_>>())

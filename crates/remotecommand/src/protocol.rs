@@ -2,35 +2,35 @@
 
 use skewbridge_websocket::MessageKind;
 
-/// What a version can do follows from where it stands.
+/// A protocol version. Later versions have all features of earlier ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Version {
-    /// Named without a number.
+    /// The one without a number in its name.
     V1,
-    /// As the first, with its faults in SPDY corrected (stdin may be closed).
+    /// Version 1 with fixes for SPDY (stdin may be closed).
     V2,
-    /// With resizing in SPDY.
+    /// Adds resizing over SPDY.
     V3,
     /// The error channel carries a Status.
     V4,
-    /// With a signal that closes a channel. There is no SPDY of this version:
-    /// its streams can be closed anyway.
+    /// Adds a signal that closes a channel. There is no SPDY protocol of this version: SPDY
+    /// streams can be closed anyway.
     V5,
 }
 
 impl Version {
-    /// Whether the error channel carries a Status, and not plain text.
+    /// Whether the error channel carries a Status instead of plain text.
     pub fn has_status(self) -> bool {
         self >= Self::V4
     }
 
-    /// Whether a client has a signal for the end of what it writes.
+    /// Whether a client can signal the end of a channel.
     pub fn has_close_signal(self) -> bool {
         self >= Self::V5
     }
 }
 
-/// How messages are written over WebSocket.
+/// How messages are encoded over WebSocket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Encoding {
     /// The number of the channel as a byte, then data.
@@ -40,7 +40,7 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// What messages are made of.
+    /// The kind of WebSocket message.
     pub fn kind(self) -> MessageKind {
         match self {
             Self::Binary => MessageKind::Binary,
@@ -49,7 +49,7 @@ impl Encoding {
     }
 }
 
-/// A subprotocol of WebSocket for remote commands.
+/// A WebSocket subprotocol for remote commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Protocol {
     version: Version,
@@ -57,19 +57,19 @@ pub struct Protocol {
 }
 
 impl Protocol {
-    /// What kubectl asks for, and kube-apiserver translates (KEP-4006).
+    /// What kubectl requests, and kube-apiserver translates (KEP-4006).
     pub const V5: Self = Self::binary(Version::V5);
-    /// What container runtimes speak.
+    /// What container runtimes support.
     pub const V4: Self = Self::binary(Version::V4);
-    /// The same for clients that have no bytes.
+    /// The same for clients that cannot send bytes.
     pub const V4_BASE64: Self = Self::text(Version::V4);
-    /// Also what is spoken to a client that offers nothing.
+    /// Also used if a client offers no subprotocol.
     pub const V1: Self = Self::binary(Version::V1);
-    /// The same for clients that have no bytes.
+    /// The same for clients that cannot send bytes.
     pub const V1_BASE64: Self = Self::text(Version::V1);
 
-    /// All that has a name. The fifth version has no text form: its signal to
-    /// close is a byte that no text has.
+    /// All named protocols. Version 5 has no text form: its close signal is a byte that cannot
+    /// occur in text.
     pub const ALL: [Self; 9] = [
         Self::V5,
         Self::V4,
@@ -92,12 +92,12 @@ impl Protocol {
         Self { version, encoding }
     }
 
-    /// Its version.
+    /// The protocol version.
     pub fn version(self) -> Version {
         self.version
     }
 
-    /// How its messages are written.
+    /// The encoding of messages.
     pub fn encoding(self) -> Encoding {
         self.encoding
     }
@@ -115,13 +115,13 @@ impl Protocol {
         }
     }
 
-    /// The subprotocol of that name.
+    /// The subprotocol with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|it| it.name() == name)
     }
 }
 
-/// A protocol of SPDY for remote commands.
+/// An SPDY protocol for remote commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SpdyProtocol {
     /// [`Version::V1`]
@@ -135,10 +135,10 @@ pub enum SpdyProtocol {
 }
 
 impl SpdyProtocol {
-    /// All of them, as clients and servers prefer them.
+    /// All protocols, in the order of preference of clients and servers.
     pub const ALL: [Self; 4] = [Self::V4, Self::V3, Self::V2, Self::V1];
 
-    /// Its version.
+    /// The protocol version.
     pub fn version(self) -> Version {
         match self {
             Self::V1 => Version::V1,
@@ -148,7 +148,7 @@ impl SpdyProtocol {
         }
     }
 
-    /// Whether there is a stream for the size of a terminal.
+    /// Whether there is a stream for terminal sizes.
     pub fn has_resize_stream(self) -> bool {
         self >= Self::V3
     }
@@ -158,7 +158,7 @@ impl SpdyProtocol {
         name(self.version())
     }
 
-    /// The protocol of that name.
+    /// The protocol with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|it| it.name() == name)
     }
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_protocols_belong_together() {
+    fn names_and_protocols_map_to_each_other() {
         for protocol in Protocol::ALL {
             assert_eq!(Protocol::from_name(protocol.name()), Some(protocol));
         }
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_such_name_is_unknown() {
+    fn other_names_are_unknown() {
         for name in [
             "",
             "v1.channel.k8s.io",

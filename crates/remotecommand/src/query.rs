@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use percent_encoding::percent_decode_str;
 
-/// All values of a key, in their order, decoded.
+/// All values of a key, decoded, in order.
 pub(crate) fn values<'a>(query: &'a str, key: &'a str) -> impl Iterator<Item = Cow<'a, str>> {
     query
         .split('&')

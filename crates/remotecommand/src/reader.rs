@@ -1,68 +1,65 @@
-//! Messages of a WebSocket, taken apart by channel.
+//! Decodes the messages of a WebSocket into channel events.
 
 use std::marker::PhantomData;
 
 use bytes::{Buf as _, Bytes};
 use skewbridge_websocket::MessageChunk;
 
-use crate::base64_text::{Base64Text, Invalid};
+use crate::base64_text::{Base64Text, InvalidBase64};
 use crate::channel::{ChannelId, Input, Output};
 use crate::protocol::{Encoding, Protocol};
 
-/// Stands where the number of a channel does, and says that the channel in the
-/// next byte is closed.
+/// Replaces the channel number and has_close_signal the channel that the next byte names.
 pub(crate) const CLOSE_SIGNAL: u8 = 255;
 
-/// What the other end says on a channel.
+/// What the other end sent on a channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ChannelEvent<C> {
-    /// Some bytes, or none: a message without data, such as the first one of a
+    /// Some bytes. They may be empty: a message without data, such as the first one of a
     /// server.
     Data(C, Bytes),
-    /// Nothing follows on that channel.
+    /// Nothing follows on this channel.
     Closed(C),
 }
 
-/// What the other end may not say. Kubernetes ends the connection as well,
-/// except for text that is not base64, which it drops: input that is lost in
-/// silence.
+/// A message that the protocol does not allow. Kubernetes ends the connection as well, except
+/// for invalid base64, which it drops, so that input is lost silently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ReaderError {
-    /// It names one channel, in one byte.
-    #[error("a signal to close that does not name one channel")]
+    /// It does not name exactly one channel, in one byte.
+    #[error("a close signal that does not name exactly one channel")]
     CloseSignal,
-    /// It names a channel that there is not.
-    #[error("a signal to close channel {0}")]
+    /// It names an unknown channel.
+    #[error("a close signal for the unknown channel {0}")]
     CloseUnknown(u8),
     /// A message of a text protocol is not base64.
     #[error("a message that is not base64")]
     Base64,
 }
 
-impl From<Invalid> for ReaderError {
-    fn from(Invalid: Invalid) -> Self {
+impl From<InvalidBase64> for ReaderError {
+    fn from(InvalidBase64: InvalidBase64) -> Self {
         Self::Base64
     }
 }
 
-/// Reads what a client says.
+/// Reads the messages of a client.
 pub type FromClient = Reader<Input>;
 
-/// Reads what a server says.
+/// Reads the messages of a server.
 pub type FromServer = Reader<Output>;
 
-/// Reads the messages of one end. Messages may come in chunks, and nothing of
-/// them is kept or copied (base64 is, to decode it).
+/// Reads the messages of one end. Messages may arrive in chunks, and are neither buffered nor
+/// copied (except to decode base64).
 ///
-/// Whether messages are text or binary does not matter, as it does not to
-/// Kubernetes. What is for no channel of this direction is dropped, and so is
-/// what follows on a channel that was closed.
+/// Text and binary messages are treated alike, as Kubernetes does. Data for a channel of the
+/// other direction is dropped, and so is data on a closed channel.
 #[derive(Debug)]
 pub struct Reader<C> {
     encoding: Encoding,
-    closes: bool,
+    has_close_signal: bool,
     state: State,
-    /// Numbers of channels that are closed, as bits. Only the first few can be.
+    /// A bit for each closed channel. Only the first few can be closed.
     closed: u8,
     channels: PhantomData<C>,
 }
@@ -74,28 +71,28 @@ enum State {
     Data {
         number: u8,
         text: Base64Text,
-        /// Nothing has been given of this message.
+        /// No event was returned for this message yet.
         empty: bool,
     },
-    /// After the signal.
+    /// After the close signal.
     Closing,
     /// After the number of the channel to close.
     Closed(u8),
 }
 
 impl<C: ChannelId> Reader<C> {
-    /// Reads what is said in this protocol.
+    /// Reads messages of this protocol.
     pub fn new(protocol: Protocol) -> Self {
         Self {
             encoding: protocol.encoding(),
-            closes: protocol.version().has_close_signal() && C::CLOSABLE,
+            has_close_signal: protocol.version().has_close_signal() && C::CLOSABLE,
             state: State::Number,
             closed: 0,
             channels: PhantomData,
         }
     }
 
-    /// Takes the next chunk of a message.
+    /// Decodes the next chunk of a message.
     pub fn read_chunk(
         &mut self,
         chunk: MessageChunk,
@@ -115,12 +112,12 @@ impl<C: ChannelId> Reader<C> {
             State::Closed(_) if !bytes.is_empty() => Err(ReaderError::CloseSignal),
             State::Closed(number) if chunk.is_last => {
                 let number = *number;
-                if number >= C::NUMBERS {
+                if number >= C::CHANNEL_COUNT {
                     return Err(ReaderError::CloseUnknown(number));
                 }
                 Ok(self.close(number).map(ChannelEvent::Closed))
             }
-            // Nothing yet, or an empty message.
+            // No event yet, or an empty message.
             State::Number | State::Closing | State::Closed(_) => Ok(None),
             State::Data {
                 number,
@@ -149,7 +146,7 @@ impl<C: ChannelId> Reader<C> {
     }
 
     fn begin(&self, first: u8) -> State {
-        if self.closes && first == CLOSE_SIGNAL {
+        if self.has_close_signal && first == CLOSE_SIGNAL {
             return State::Closing;
         }
         let number = match self.encoding {
@@ -163,8 +160,8 @@ impl<C: ChannelId> Reader<C> {
         }
     }
 
-    /// A channel that the other end only reads is not its to close: to
-    /// Kubernetes that means nothing, nor does a second time.
+    /// A client may close only channels that it writes. As in Kubernetes, other close signals
+    /// and repeated ones are ignored.
     fn close(&mut self, number: u8) -> Option<C> {
         let channel = C::from_number(number)?;
         let before = self.closed;
@@ -173,7 +170,7 @@ impl<C: ChannelId> Reader<C> {
     }
 }
 
-/// Numbers of channels that can be closed are below eight.
+/// Channels that can be closed have numbers below eight.
 fn bit(number: u8) -> u8 {
     1u8.checked_shl(number.into()).unwrap_or_default()
 }

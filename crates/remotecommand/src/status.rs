@@ -1,53 +1,53 @@
-//! The Status on the error channel, from the fourth version on.
+//! The Status on the error channel, from version 4 on.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::outcome::{ExitCode, Failure, INTERNAL, Outcome, exit_message};
+use crate::outcome::{ExitCode, Failure, INTERNAL_PREFIX, Outcome, exit_message};
 
 const SUCCESS: &str = "Success";
 const FAILURE: &str = "Failure";
 const NON_ZERO_EXIT_CODE: &str = "NonZeroExitCode";
 const EXIT_CODE: &str = "ExitCode";
 
-/// Field for field as kube-apiserver writes it: without kind and version, and
-/// without a line feed.
+/// Field for field as kube-apiserver writes it: without kind and version, and without a line
+/// feed.
 pub(crate) fn encode(outcome: &Outcome) -> Bytes {
     let status = match outcome {
-        Outcome::Success | Outcome::Disconnected => Document {
+        Outcome::Success | Outcome::Disconnected => StatusDocument {
             status: SUCCESS.to_owned(),
-            ..Document::default()
+            ..StatusDocument::default()
         },
-        Outcome::Exited(code) => Document {
+        Outcome::Exited(code) => StatusDocument {
             status: FAILURE.to_owned(),
             message: exit_message(*code),
             reason: NON_ZERO_EXIT_CODE.to_owned(),
             details: cause(EXIT_CODE, &code.number().to_string()),
-            ..Document::default()
+            ..StatusDocument::default()
         },
-        Outcome::Failed(failure) => Document {
+        Outcome::Failed(failure) => StatusDocument {
             status: FAILURE.to_owned(),
             message: failure.message.clone(),
             reason: failure.reason.clone(),
             details: failure
                 .message
-                .strip_prefix(INTERNAL)
+                .strip_prefix(INTERNAL_PREFIX)
                 .and_then(|error| cause("", error)),
             code: failure.code.unwrap_or_default().into(),
-            ..Document::default()
+            ..StatusDocument::default()
         },
     };
-    // A plain structure with string keys does not fail to serialise.
+    // Serialising a plain structure with string keys cannot fail.
     serde_json::to_vec(&status).unwrap_or_default().into()
 }
 
-/// As client-go understands it; but half a Status, which to client-go is some
-/// failure or other, was cut off.
+/// Decoded as client-go does, except that an incomplete Status, for client-go an unspecified
+/// failure, means that the connection was lost.
 pub(crate) fn decode(bytes: &[u8]) -> Outcome {
-    let status = match serde_json::from_slice::<Document>(bytes) {
+    let status = match serde_json::from_slice::<StatusDocument>(bytes) {
         Ok(status) => status,
         Err(error) if error.is_eof() => return Outcome::Disconnected,
-        Err(_) => return unknown(&String::from_utf8_lossy(bytes)),
+        Err(_) => return invalid_status(&String::from_utf8_lossy(bytes)),
     };
     match (&*status.status, &*status.reason) {
         (SUCCESS, _) => Outcome::Success,
@@ -55,9 +55,8 @@ pub(crate) fn decode(bytes: &[u8]) -> Outcome {
             let code = status.exit_code().and_then(|code| code.parse().ok());
             match code.and_then(ExitCode::new) {
                 Some(code) => Outcome::Exited(code),
-                // Exit codes of Windows may be larger: client-go does not take
-                // them either.
-                None => unknown(&status.message),
+                // Exit codes on Windows may be larger: client-go does not accept them either.
+                None => invalid_status(&status.message),
             }
         }
         (FAILURE, _) => Outcome::Failed(Failure {
@@ -65,11 +64,11 @@ pub(crate) fn decode(bytes: &[u8]) -> Outcome {
             reason: status.reason,
             message: status.message,
         }),
-        _ => unknown(&status.message),
+        _ => invalid_status(&status.message),
     }
 }
 
-fn unknown(what: &str) -> Outcome {
+fn invalid_status(what: &str) -> Outcome {
     Outcome::Failed(Failure::internal(format_args!(
         "the error stream has no valid status: {what}"
     )))
@@ -77,7 +76,7 @@ fn unknown(what: &str) -> Outcome {
 
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
-struct Document {
+struct StatusDocument {
     metadata: Metadata,
     #[serde(skip_serializing_if = "String::is_empty")]
     status: String,
@@ -109,7 +108,7 @@ struct Cause {
     message: String,
 }
 
-impl Document {
+impl StatusDocument {
     fn exit_code(&self) -> Option<&str> {
         let mut causes = self.details.as_ref()?.causes.iter();
         let cause = causes.find(|cause| cause.reason == EXIT_CODE)?;
@@ -117,12 +116,12 @@ impl Document {
     }
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde requires this signature
 fn is_zero(code: &i32) -> bool {
     *code == 0
 }
 
-#[allow(clippy::unnecessary_wraps)] // as it is used
+#[allow(clippy::unnecessary_wraps)] // matches the type of the field
 fn cause(reason: &str, message: &str) -> Option<Details> {
     Some(Details {
         causes: vec![Cause {

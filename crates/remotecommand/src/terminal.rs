@@ -1,4 +1,4 @@
-//! How large a terminal is.
+//! The size of a terminal.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct TerminalSize {
-    /// How many columns.
+    /// Columns.
     #[serde(alias = "width")]
     pub width: u16,
-    /// How many rows.
+    /// Rows.
     #[serde(alias = "height")]
     pub height: u16,
 }
@@ -23,31 +23,28 @@ impl TerminalSize {
     }
 }
 
-/// What is kept of a size that is not whole: a size as clients write it has 33
-/// bytes.
-const LONGEST: usize = 1024;
+/// Bound of the buffered bytes of an incomplete size: one that clients write has 33 bytes.
+const MAX_BUFFERED_BYTES: usize = 1024;
 
-/// Reads sizes out of the bytes of the resize channel, which need not be cut
-/// where messages are.
+/// Decodes sizes from the bytes of the resize channel, which need not be split at message
+/// boundaries.
 #[derive(Debug, Default)]
 pub struct ResizeDecoder(Vec<u8>);
 
-/// Something else than sizes. Servers then listen to no further ones, and go
-/// on otherwise.
+/// The bytes are no sizes. Servers then ignore the rest of the channel and continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the resize channel has something that is not the size of a terminal")]
+#[error("the resize channel carries data that is not a terminal size")]
 pub struct ResizeError;
 
 impl ResizeDecoder {
-    /// Takes the next bytes, and gives the last size that is whole with them:
-    /// an older one is of no use any more.
+    /// Adds bytes and returns the last complete size: older ones are obsolete.
     pub fn push(&mut self, bytes: &[u8]) -> Result<Option<TerminalSize>, ResizeError> {
         let mut last = None;
-        // A bound for what is parsed at once, whatever the length of a message.
-        for block in bytes.chunks(LONGEST) {
+        // Bounds how much is parsed at once, whatever the length of a message.
+        for block in bytes.chunks(MAX_BUFFERED_BYTES) {
             self.0.extend_from_slice(block);
             last = self.take()?.or(last);
-            if self.0.len() > LONGEST {
+            if self.0.len() > MAX_BUFFERED_BYTES {
                 return Err(ResizeError);
             }
         }
@@ -87,12 +84,12 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_written_as_client_go_writes_them() {
+    fn sizes_are_encoded_as_client_go_does() {
         assert_eq!(size(80, 24).encode(), "{\"Width\":80,\"Height\":24}\n");
     }
 
     #[test]
-    fn sizes_are_read_as_go_reads_them() {
+    fn sizes_are_decoded_as_go_does() {
         type Row<'a> = (&'a [u8], Result<Option<TerminalSize>, ResizeError>);
         let rows: &[Row<'_>] = &[
             (b"{\"Width\":80,\"Height\":24}\n", Ok(Some(size(80, 24)))),
@@ -114,11 +111,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_has_a_bound() {
+    fn buffered_bytes_are_bounded() {
         let mut sizes = ResizeDecoder::default();
         let endless = [b"{\"x\":\"".to_vec(), vec![b'a'; 1 << 20]].concat();
         assert_eq!(sizes.push(&endless), Err(ResizeError));
-        assert!(sizes.0.capacity() < 8 * LONGEST);
+        assert!(sizes.0.capacity() < 8 * MAX_BUFFERED_BYTES);
         assert_eq!(
             ResizeDecoder::default().push(&vec![b' '; 1 << 20]),
             Ok(None)
@@ -127,7 +124,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sizes_need_not_come_in_messages(all: Vec<(u16, u16)>, cut in 1..40usize) {
+        fn sizes_may_be_split_anywhere(all: Vec<(u16, u16)>, cut in 1..40usize) {
             let wire: Vec<u8> = all.iter().flat_map(|(w, h)| size(*w, *h).encode()).collect();
             let (mut sizes, mut last) = (ResizeDecoder::default(), None);
             for chunk in wire.chunks(cut) {

@@ -1,4 +1,4 @@
-//! Channels, put together into messages of a WebSocket.
+//! Encodes channel data as WebSocket messages.
 
 use std::marker::PhantomData;
 
@@ -11,14 +11,14 @@ use crate::options::Options;
 use crate::protocol::{Encoding, Protocol};
 use crate::reader::CLOSE_SIGNAL;
 
-/// Writes what a server says.
+/// Writes the messages of a server.
 pub type ToClient = Writer<Output>;
 
-/// Writes what a client says.
+/// Writes the messages of a client.
 pub type ToServer = Writer<Input>;
 
-/// Writes the messages of one end, each in one frame: Kubernetes takes the
-/// frames of a message for messages of their own.
+/// Writes the messages of one end, each in one frame: Kubernetes treats each frame of a
+/// fragmented message as a message.
 #[derive(Debug)]
 pub struct Writer<C> {
     protocol: Protocol,
@@ -33,7 +33,7 @@ impl ToClient {
         Self::with_role(protocol, Role::Server)
     }
 
-    /// Appends the empty message with which a server begins.
+    /// Appends the empty message with which a server starts.
     pub fn open(&mut self, options: Options, out: &mut BytesMut) {
         self.write(options.initial_channel(), &[], out);
     }
@@ -45,10 +45,9 @@ impl ToServer {
         Self::with_role(protocol, Role::Client)
     }
 
-    /// Appends what has to be written before data, and gives the data back as it is to be
-    /// written after it: masked where it lies. What has to be encoded is appended
-    /// whole.
-    #[must_use = "what is given back is to be written"]
+    /// Appends the start of a message and returns the data that is to be written after it,
+    /// masked in place. If the data has to be encoded, the whole message is appended.
+    #[must_use = "the returned data has to be written"]
     pub fn frame_in_place(
         &mut self,
         channel: Input,
@@ -71,18 +70,18 @@ impl ToServer {
         Some(data.into())
     }
 
-    /// Appends the signal that nothing follows on a channel. `false` where the
-    /// protocol has none: then only the end of the connection says so, and
-    /// that ends the command as well.
+    /// Appends the signal that nothing follows on a channel. Returns `false` if the protocol
+    /// has none: then only closing the connection ends the channel, which ends the command as
+    /// well.
     #[must_use]
     pub fn close(&mut self, channel: Input, out: &mut BytesMut) -> bool {
-        let closes = self.protocol.version().has_close_signal();
-        if closes {
+        let has_close_signal = self.protocol.version().has_close_signal();
+        if has_close_signal {
             let frame = Frame::Whole(MessageKind::Binary);
             let signal = [CLOSE_SIGNAL, channel.number()];
             self.frames.write(frame, &[&signal], out);
         }
-        closes
+        has_close_signal
     }
 }
 
@@ -113,10 +112,9 @@ impl<C: ChannelId> Writer<C> {
         }
     }
 
-    /// Appends what has to be written before data, and gives the data back if
-    /// it is to be written after it as it is. What has to be masked or encoded
-    /// is appended whole.
-    #[must_use = "what is given back is to be written"]
+    /// Appends the start of a message and returns the data that is to be written after it
+    /// unchanged. If the data has to be masked or encoded, the whole message is appended.
+    #[must_use = "the returned data has to be written"]
     pub fn frame(&mut self, channel: C, data: Bytes, out: &mut BytesMut) -> Option<Bytes> {
         if (self.role, self.protocol.encoding()) != (Role::Server, Encoding::Binary) {
             self.write(channel, &data, out);
@@ -129,7 +127,7 @@ impl<C: ChannelId> Writer<C> {
         Some(data)
     }
 
-    /// Appends a ping, a pong or a close.
+    /// Appends a ping, pong or close frame.
     pub fn control(&mut self, control: &Control, out: &mut BytesMut) {
         self.frames.control(control, out);
     }
@@ -149,7 +147,7 @@ mod tests {
     };
 
     #[test]
-    fn what_is_masked_in_place_is_what_is_masked_by_copying() {
+    fn masking_in_place_and_by_copying_give_the_same_message() {
         for protocol in [Protocol::V5, Protocol::V4_BASE64] {
             for length in [0, 1, 5, 70_000] {
                 let data: Vec<u8> = (0..=250).cycle().take(length).collect();
@@ -159,7 +157,7 @@ mod tests {
                 out.extend_from_slice(&rest.unwrap_or_default());
                 let mut decoder = Decoder::new(Role::Server, LIMITS);
                 let mut reader = FromClient::new(protocol);
-                let mut heard = Vec::new();
+                let mut received = Vec::new();
                 while let Some(event) = decoder.decode(&mut out).unwrap() {
                     let Event::Chunk(chunk) = event else {
                         panic!("{event:?}")
@@ -167,16 +165,16 @@ mod tests {
                     if let Some(ChannelEvent::Data(Input::Stdin, bytes)) =
                         reader.read_chunk(chunk).unwrap()
                     {
-                        heard.extend_from_slice(&bytes);
+                        received.extend_from_slice(&bytes);
                     }
                 }
-                assert_eq!(heard, data);
+                assert_eq!(received, data);
             }
         }
     }
 
     #[test]
-    fn messages_of_a_server() {
+    fn server_messages_are_encoded() {
         let options = Options::from_query(QueryDialect::Api, Some("stdin=1&stderr=1"));
         let mut out = BytesMut::new();
         let mut server = ToClient::new(Protocol::V5);
@@ -198,12 +196,12 @@ mod tests {
     }
 
     #[test]
-    fn only_the_fifth_version_has_a_signal() {
+    fn only_version_5_has_a_close_signal() {
         let mut out = BytesMut::new();
         for protocol in Protocol::ALL {
-            let closes = ToServer::new(protocol).close(Input::Stdin, &mut out);
-            assert_eq!(closes, protocol == Protocol::V5);
-            assert_eq!(out.split().is_empty(), !closes);
+            let has_close_signal = ToServer::new(protocol).close(Input::Stdin, &mut out);
+            assert_eq!(has_close_signal, protocol == Protocol::V5);
+            assert_eq!(out.split().is_empty(), !has_close_signal);
         }
     }
 }

@@ -1,6 +1,5 @@
-//! What a container runtime wrote (`k8s.io/cri-streaming` 0.37.2, recorded): a
-//! command that says "hi" and ends with exit code 3, asked for stdout and
-//! stderr.
+//! What a container runtime wrote (`k8s.io/cri-streaming` 0.37.2, recorded): a command that
+//! prints "hi" and exits with code 3, with stdout and stderr requested.
 #![allow(clippy::unwrap_used)]
 
 use bytes::BytesMut;
@@ -26,7 +25,7 @@ const ALL: [(Protocol, &[u8]); 4] = [
 ];
 
 #[test]
-fn what_a_runtime_writes_is_understood() {
+fn recorded_runtime_output_is_decoded() {
     for (protocol, wire) in ALL {
         let limits = Limits {
             frame: 1 << 20,
@@ -41,13 +40,13 @@ fn what_a_runtime_writes_is_understood() {
                 Event::Chunk(chunk) => match reader.read_chunk(chunk).unwrap().unwrap() {
                     ChannelEvent::Data(Output::Stdout, data) => stdout.push(data),
                     ChannelEvent::Data(Output::Error, data) => errors.push(&data),
-                    said => panic!("{said:?}"),
+                    event => panic!("{event:?}"),
                 },
                 Event::Control(Control::Close(close)) => closed = close,
                 Event::Control(control) => panic!("{control:?}"),
             }
         }
-        // It is connected; then the output.
+        // The initial empty message, then the output.
         assert_eq!(stdout, ["", "hi"]);
         assert_eq!(closed.unwrap().code(), CloseCode::NORMAL);
         let exited = ExitCode::new(3).map(Outcome::Exited);
@@ -56,15 +55,15 @@ fn what_a_runtime_writes_is_understood() {
 }
 
 #[test]
-fn what_is_plain_text_we_write_byte_for_byte() {
+fn plain_text_results_match_the_runtime_byte_for_byte() {
     let options = Options::from_query(QueryDialect::Kubelet, Some("output=1&error=1"));
     for (protocol, wire) in &ALL[..2] {
         let (mut server, mut out) = (ToClient::new(*protocol), BytesMut::new());
         server.open(options, &mut out);
         server.write(Output::Stdout, b"hi", &mut out);
         let outcome = Outcome::Exited(ExitCode::new(3).unwrap());
-        let told = outcome.encode(protocol.version());
-        server.write(Output::Error, &told, &mut out);
+        let encoded = outcome.encode(protocol.version());
+        server.write(Output::Error, &encoded, &mut out);
         assert_eq!(out, wire[..wire.len() - 4]);
     }
 }

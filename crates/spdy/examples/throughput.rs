@@ -1,6 +1,5 @@
-//! How fast a stream is, in memory and over loopback TCP, each with one thread and
-//! with one for each end:
-//! `cargo run --release -p skewbridge-spdy --example throughput`.
+//! Throughput of a stream, in memory and over loopback TCP, each with one thread and with one
+//! per end: `cargo run --release -p skewbridge-spdy --example throughput`.
 #![allow(clippy::unwrap_used)] // a measurement that fails has nothing to say
 
 use std::time::Instant;
@@ -14,7 +13,7 @@ use tokio::runtime::Builder;
 
 const BYTES: usize = 4 << 30;
 const PIECE: usize = 32 * 1024;
-/// What fits between two ends in memory.
+/// Capacity of the in-memory pipe.
 const PIPE: usize = 256 * 1024;
 
 fn main() {

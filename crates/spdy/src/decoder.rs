@@ -1,4 +1,4 @@
-//! Takes frames off a buffer.
+//! Decodes frames from a buffer.
 
 use bytes::{Buf as _, BytesMut};
 
@@ -9,12 +9,11 @@ use crate::frame::{
 };
 use crate::header_block::{Decompressor, MAX_COMPRESSED_BYTES};
 
-/// The longest control frame that is looked at: headers and what precedes them.
-/// It has to be whole before it is read, so this is what a decoder waits for at
-/// most.
+/// The longest control frame that is accepted: headers and what precedes them. It has to be
+/// complete before it is decoded, so this bounds what is buffered.
 const MAX_CONTROL_BYTES: usize = MAX_COMPRESSED_BYTES + 16;
 
-/// Reads the frames of one direction of a connection, however their bytes arrive.
+/// Decodes the frames of one direction of a connection, in whatever chunks they arrive.
 #[derive(Debug, Default)]
 pub struct Decoder {
     decompressor: Decompressor,
@@ -26,22 +25,23 @@ enum State {
     #[default]
     Head,
     Control(Kind, ControlHead),
-    /// Of a data frame: what is still to come.
+    /// Inside a data frame: what is left of it.
     Data(DataHead),
-    /// Of a frame without a meaning: how much is still to come.
+    /// Inside a frame of an unknown type: how much is left.
     Skip(usize),
 }
 
 impl Decoder {
-    /// The beginning of a direction.
+    /// Starts at the beginning of a connection.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the next frame off the front of `buffer`; `None` asks for more bytes.
+    /// Decodes the next frame from the front of `buffer`; `None` means that more bytes are
+    /// needed.
     ///
-    /// Data is given as it comes, without waiting for the rest of its frame and
-    /// without being copied. After an error the connection is over.
+    /// Data is returned as it arrives, without waiting for the rest of its frame and without
+    /// being copied. After an error the connection has failed.
     pub fn decode(&mut self, buffer: &mut BytesMut) -> Result<Option<Frame>, Error> {
         loop {
             match self.state {
@@ -66,7 +66,7 @@ impl Decoder {
                     if buffer.is_empty() && head.length > 0 {
                         return Ok(None);
                     }
-                    return Ok(Some(Frame::Data(self.piece(head, buffer))));
+                    return Ok(Some(Frame::Data(self.data_chunk(head, buffer))));
                 }
                 State::Control(kind, head) => {
                     if buffer.len() < head.length {
@@ -80,7 +80,7 @@ impl Decoder {
         }
     }
 
-    /// Whether the next byte begins a frame: then the connection may end here.
+    /// Whether the next byte starts a frame: then the connection may end here.
     pub fn is_between_frames(&self, buffer: &BytesMut) -> bool {
         matches!(self.state, State::Head) && buffer.is_empty()
     }
@@ -102,7 +102,7 @@ impl Decoder {
         Ok(State::Control(kind, head))
     }
 
-    fn piece(&mut self, head: DataHead, buffer: &mut BytesMut) -> Data {
+    fn data_chunk(&mut self, head: DataHead, buffer: &mut BytesMut) -> Data {
         let length = head.length.min(buffer.len());
         let payload = buffer.split_to(length).freeze();
         let left = head.length - length;

@@ -1,7 +1,7 @@
-//! The dictionary that the compression of headers begins with in SPDY/3.
+//! The initial dictionary of header compression in SPDY/3.
 //!
-//! A fact of the protocol: both sides must have it byte by byte. First come words
-//! with their length before them, as in a block of headers, then text as it is.
+//! The protocol defines it: both sides must have it byte for byte. First come words with their
+//! length before them, as in a header block, then plain text.
 
 /// The words.
 #[rustfmt::skip] // one to a ready_streams would be two pages
@@ -37,7 +37,7 @@ const LENGTH: usize = {
     length
 };
 
-/// All of it.
+/// The whole dictionary.
 pub(crate) static DICTIONARY: [u8; LENGTH] = {
     let mut bytes = [0; LENGTH];
     let mut at = 0;
@@ -55,7 +55,7 @@ pub(crate) static DICTIONARY: [u8; LENGTH] = {
     bytes
 };
 
-/// Copies `text` to where `at` is; gives where it ends.
+/// Copies `text` to `at`; returns the offset after it.
 const fn put(bytes: &mut [u8; LENGTH], at: usize, text: &[u8]) -> usize {
     let mut index = 0;
     while index < text.len() {

@@ -1,4 +1,4 @@
-//! What can go wrong, and for whom: a connection or one of its streams.
+//! Errors of a connection or of one of its streams.
 
 use std::io;
 use std::sync::Arc;
@@ -6,25 +6,25 @@ use std::sync::Arc;
 use crate::frame::{GoAwayStatus, MalformedFrame, ResetStatus};
 use crate::header_block::HeaderBlockError;
 
-/// Why a connection cannot go on.
+/// Why a connection failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    /// The other side does not speak SPDY/3.
+    /// The remote does not use SPDY/3.
     #[error("SPDY version {0} is not spoken here")]
     Version(u16),
-    /// A frame that is none.
+    /// A malformed frame.
     #[error("malformed frame: {0}")]
     Malformed(&'static str),
-    /// It ended where it must not.
+    /// It ended inside a frame.
     #[error("the connection ended inside a frame")]
     UnexpectedEof,
-    /// Headers that cannot be read or written.
+    /// Headers that cannot be decoded or encoded.
     #[error(transparent)]
     Headers(#[from] HeaderBlockError),
-    /// The other side broke a rule.
+    /// The remote violated the protocol.
     #[error("protocol error: {0}")]
     Protocol(&'static str),
-    /// What carries the frames failed.
+    /// The byte stream failed.
     #[error("connection failed: {0}")]
     Io(Arc<io::Error>),
 }
@@ -41,16 +41,16 @@ impl From<io::Error> for Error {
     }
 }
 
-/// Why a connection is over, as its streams see it.
+/// Why a connection has ended, as its streams see it.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Closed {
-    /// It ended where a frame may end, though this stream had not.
+    /// The remote ended it between two frames, before the stream had ended.
     #[error("the other side ended the connection")]
     Remote,
-    /// It ended after a `GOAWAY`.
+    /// The remote ended it after a `GOAWAY`.
     #[error("the other side went away ({0:?})")]
     GoAway(GoAwayStatus),
-    /// It was ended here.
+    /// It was closed locally.
     #[error("the connection was closed")]
     Local,
     /// It failed.
@@ -58,26 +58,26 @@ pub enum Closed {
     Failed(#[from] Error),
 }
 
-/// Why a stream cannot go on. Others may.
+/// Why a stream failed. Others may continue.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StreamError {
-    /// The other side refused to begin it, or went away before it looked: nothing
-    /// has on_event, and it is safe to try again.
+    /// The remote refused the stream, or sent a `GOAWAY` before it handled it: nothing has
+    /// happened, and a retry is safe.
     #[error("the other side refused the stream")]
     Refused,
-    /// The other side ended it.
+    /// The remote reset it.
     #[error("the other side reset the stream ({0:?})")]
     ResetByRemote(ResetStatus),
-    /// It was ended here.
+    /// It was reset locally.
     #[error("the stream was reset ({0:?})")]
     ResetLocally(ResetStatus),
-    /// Its writing half is finished.
+    /// Its writing half was finished.
     #[error("the stream takes no more data")]
     Finished,
     /// The headers cannot be sent.
     #[error(transparent)]
     Headers(#[from] HeaderBlockError),
-    /// The connection is over before the stream was.
+    /// The connection ended before the stream.
     #[error(transparent)]
     Closed(#[from] Closed),
 }
@@ -85,16 +85,16 @@ pub enum StreamError {
 /// Why no stream can be opened.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum OpenError {
-    /// As many are open as either side allows.
+    /// The limit of either side is reached.
     #[error("too many streams on one connection")]
     TooMany,
-    /// The other side takes no more, or the connection is about to end.
+    /// The remote accepts no more streams, or the connection is about to close.
     #[error("the connection takes no more streams")]
     GoingAway,
     /// The headers cannot be sent.
     #[error(transparent)]
     Headers(#[from] HeaderBlockError),
-    /// The connection is over.
+    /// The connection has ended.
     #[error(transparent)]
     Closed(#[from] Closed),
 }

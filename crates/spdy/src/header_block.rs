@@ -1,9 +1,8 @@
-//! Compressed blocks of headers.
+//! Compressed header blocks.
 //!
-//! All blocks of one direction of a connection are one zlib stream that begins
-//! with the dictionary of SPDY/3, each flushed to a byte. So a block can be read
-//! only after all blocks before it, and one that cannot be read ends the
-//! connection.
+//! All blocks of one direction of a connection are one zlib stream that starts with the SPDY/3
+//! dictionary, each flushed to a byte boundary. A block can therefore be decoded only after
+//! all blocks before it, and one that cannot be decoded ends the connection.
 
 use bytes::{BufMut as _, BytesMut};
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
@@ -11,36 +10,34 @@ use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, 
 use crate::dictionary::DICTIONARY;
 use crate::headers::Headers;
 
-/// The largest block as it comes. Kubernetes sends less than 100 bytes.
+/// The largest compressed block. Kubernetes sends less than 100 bytes.
 pub const MAX_COMPRESSED_BYTES: usize = 16 * 1024;
 
-/// The largest block when it is unpacked: zlib can make a thousand times as much
-/// of what comes.
+/// The largest decompressed block: zlib can expand a thousandfold.
 pub const MAX_BLOCK_BYTES: usize = 64 * 1024;
 
-/// The largest block that is sent: one that is accepted even if it does not
-/// compress.
+/// The largest block that is sent: one that is accepted even if it does not compress.
 pub const MAX_SENT_BYTES: usize = MAX_COMPRESSED_BYTES - 64;
 
-/// How far back the compressor looks, as a power of two: just over the dictionary.
-/// What is sent is small, and there is one compressor for each connection.
+/// The window of the compressor, as a power of two: just larger than the dictionary. Blocks
+/// are small, and there is one compressor per connection.
 const WINDOW_BITS: u8 = 11;
 
-/// Why a block of headers could not be written or read.
+/// Why a header block could not be encoded or decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderBlockError {
-    /// More than a block may have.
-    #[error("headers that are too large")]
+    /// The block exceeds its limit.
+    #[error("the headers are too large")]
     TooLarge,
-    /// Not what zlib writes, or with another dictionary.
-    #[error("headers that cannot be unpacked")]
+    /// Not a zlib stream, or one with another dictionary.
+    #[error("the headers cannot be decompressed")]
     Compression,
-    /// Unpacked, but not names and values.
+    /// The decompressed block is malformed.
     #[error("malformed headers: {0}")]
     Malformed(&'static str),
 }
 
-/// Packs the blocks of one direction.
+/// Compresses the blocks of one direction.
 #[derive(Debug)]
 pub struct Compressor {
     stream: Compress,
@@ -54,10 +51,10 @@ impl Default for Compressor {
 }
 
 impl Compressor {
-    /// The beginning of a direction.
+    /// Starts at the beginning of a connection.
     pub fn new() -> Self {
         let mut stream = Compress::new_with_window_bits(Compression::default(), true, WINDOW_BITS);
-        // A dictionary is refused only after the first byte.
+        // A dictionary is rejected only after the first byte.
         let _ = stream.set_dictionary(&DICTIONARY);
         Self {
             stream,
@@ -65,8 +62,8 @@ impl Compressor {
         }
     }
 
-    /// Appends a block to `out`; what is too large is refused before any of it is
-    /// packed.
+    /// Appends a block to `out`; a block that is too large is rejected before any of it is
+    /// compressed.
     pub(crate) fn append(
         &mut self,
         headers: &Headers,
@@ -77,27 +74,27 @@ impl Compressor {
         }
         self.block.clear();
         headers.encode(&mut self.block);
-        // Bytes that do not compress grow by five for each 16 KiB, and the flush adds five.
-        let mut packed = Vec::with_capacity(self.block.len() + 64);
+        // Incompressible data grows by five bytes for each 16 KiB, and the flush adds five.
+        let mut compressed = Vec::with_capacity(self.block.len() + 64);
         let before = self.stream.total_in();
         loop {
             let taken = usize::try_from(self.stream.total_in() - before).unwrap_or(usize::MAX);
             let rest = self.block.get(taken..).unwrap_or_default();
             self.stream
-                .compress_vec(rest, &mut packed, FlushCompress::Sync)
+                .compress_vec(rest, &mut compressed, FlushCompress::Sync)
                 .map_err(|_| HeaderBlockError::Compression)?;
-            // All is written when there was room for more.
-            if packed.len() < packed.capacity() {
+            // Everything is written if the buffer was not filled.
+            if compressed.len() < compressed.capacity() {
                 break;
             }
-            packed.reserve(256);
+            compressed.reserve(256);
         }
-        out.put_slice(&packed);
+        out.put_slice(&compressed);
         Ok(())
     }
 }
 
-/// Unpacks the blocks of one direction.
+/// Decompresses the blocks of one direction.
 #[derive(Debug)]
 pub struct Decompressor {
     stream: Decompress,
@@ -111,7 +108,7 @@ impl Default for Decompressor {
 }
 
 impl Decompressor {
-    /// The beginning of a direction.
+    /// Starts at the beginning of a connection.
     pub fn new() -> Self {
         Self {
             stream: Decompress::new(true),
@@ -119,27 +116,27 @@ impl Decompressor {
         }
     }
 
-    /// Reads a block. A frame that has none at all has no headers.
-    pub(crate) fn headers(&mut self, packed: &[u8]) -> Result<Headers, HeaderBlockError> {
-        if packed.is_empty() {
+    /// Decodes a block. A frame without a block has no headers.
+    pub(crate) fn headers(&mut self, compressed: &[u8]) -> Result<Headers, HeaderBlockError> {
+        if compressed.is_empty() {
             return Ok(Headers::new());
         }
-        self.unpack(packed)?;
+        self.decompress(compressed)?;
         Headers::parse(&self.block).map_err(HeaderBlockError::Malformed)
     }
 
-    fn unpack(&mut self, mut packed: &[u8]) -> Result<(), HeaderBlockError> {
+    fn decompress(&mut self, mut compressed: &[u8]) -> Result<(), HeaderBlockError> {
         self.block.clear();
         loop {
-            // One byte more than allowed tells too much from just enough.
+            // One byte more than allowed distinguishes too much from just enough.
             let room = (MAX_BLOCK_BYTES + 1 - self.block.len()).min(4096);
             self.block.reserve(room);
             let (taken, given) = (self.stream.total_in(), self.stream.total_out());
-            let result = self
-                .stream
-                .decompress_vec(packed, &mut self.block, FlushDecompress::Sync);
+            let result =
+                self.stream
+                    .decompress_vec(compressed, &mut self.block, FlushDecompress::Sync);
             let taken = usize::try_from(self.stream.total_in() - taken).unwrap_or(usize::MAX);
-            packed = packed.get(taken..).unwrap_or_default();
+            compressed = compressed.get(taken..).unwrap_or_default();
             match result {
                 Err(error) if error.needs_dictionary().is_some() => {
                     self.stream
@@ -154,12 +151,14 @@ impl Decompressor {
             if self.block.len() > MAX_BLOCK_BYTES {
                 return Err(HeaderBlockError::TooLarge);
             }
-            let stands_still = taken == 0 && self.stream.total_out() == given;
-            if stands_still || packed.is_empty() && self.block.len() < self.block.capacity() {
+            let makes_no_progress = taken == 0 && self.stream.total_out() == given;
+            if makes_no_progress
+                || compressed.is_empty() && self.block.len() < self.block.capacity()
+            {
                 break;
             }
         }
-        if packed.is_empty() {
+        if compressed.is_empty() {
             Ok(())
         } else {
             Err(HeaderBlockError::Compression)
@@ -171,14 +170,14 @@ impl Decompressor {
 mod tests {
     use super::*;
 
-    fn packed(compressor: &mut Compressor, headers: &Headers) -> Vec<u8> {
+    fn compressed(compressor: &mut Compressor, headers: &Headers) -> Vec<u8> {
         let mut out = BytesMut::new();
         compressor.append(headers, &mut out).unwrap();
         out.to_vec()
     }
 
     #[test]
-    fn the_dictionary_is_the_one_of_spdy_3() {
+    fn the_dictionary_matches_spdy_3() {
         let (mut low, mut high) = (1u32, 0u32);
         for byte in DICTIONARY {
             low = (low + u32::from(byte)) % 65521;
@@ -192,17 +191,17 @@ mod tests {
     fn blocks_share_one_context() {
         let (mut compressor, mut decompressor) = (Compressor::new(), Decompressor::new());
         let headers = Headers::new().with("streamtype", "stdout");
-        let first = packed(&mut compressor, &headers);
-        let second = packed(&mut compressor, &headers);
+        let first = compressed(&mut compressor, &headers);
+        let second = compressed(&mut compressor, &headers);
         assert!(second.len() < first.len());
         assert_eq!(decompressor.headers(&first), Ok(headers.clone()));
         assert_eq!(decompressor.headers(&second), Ok(headers.clone()));
-        // Without what came before it means nothing.
+        // A block cannot be decoded without those before it.
         assert!(Decompressor::new().headers(&second).is_err());
     }
 
     #[test]
-    fn blocks_of_every_size_up_to_the_bound_come_through() {
+    fn blocks_of_every_size_up_to_the_limit_round_trip() {
         let (mut compressor, mut decompressor) = (Compressor::new(), Decompressor::new());
         let mut noise = 1u32;
         for size in (0..5000).chain([10_000, MAX_SENT_BYTES - 13]) {
@@ -213,23 +212,23 @@ mod tests {
                 })
                 .collect();
             let headers = Headers::new().with("v", &value);
-            let block = packed(&mut compressor, &headers);
+            let block = compressed(&mut compressor, &headers);
             assert!(block.len() <= MAX_COMPRESSED_BYTES);
             assert_eq!(decompressor.headers(&block), Ok(headers), "{size}");
         }
     }
 
     #[test]
-    fn a_bomb_is_refused_before_it_goes_off() {
+    fn a_decompression_bomb_is_rejected() {
         let mut bomb = Compress::new(Compression::best(), true);
         bomb.set_dictionary(&DICTIONARY).unwrap();
-        let mut packed = Vec::with_capacity(MAX_COMPRESSED_BYTES);
-        bomb.compress_vec(&vec![0; 8 << 20], &mut packed, FlushCompress::Sync)
+        let mut compressed = Vec::with_capacity(MAX_COMPRESSED_BYTES);
+        bomb.compress_vec(&vec![0; 8 << 20], &mut compressed, FlushCompress::Sync)
             .unwrap();
-        assert!(packed.len() < MAX_COMPRESSED_BYTES);
+        assert!(compressed.len() < MAX_COMPRESSED_BYTES);
         let mut decompressor = Decompressor::new();
         assert_eq!(
-            decompressor.headers(&packed),
+            decompressor.headers(&compressed),
             Err(HeaderBlockError::TooLarge)
         );
         assert!(decompressor.block.capacity() <= 2 * MAX_BLOCK_BYTES);
@@ -242,19 +241,19 @@ mod tests {
     }
 
     #[test]
-    fn another_dictionary_or_the_end_of_the_stream_is_refused() {
+    fn another_dictionary_or_the_end_of_the_stream_is_rejected() {
         let mut other = Compress::new(Compression::best(), true);
         other.set_dictionary(b"another").unwrap();
-        let mut packed = Vec::with_capacity(1024);
+        let mut compressed = Vec::with_capacity(1024);
         other
-            .compress_vec(&[0; 4], &mut packed, FlushCompress::Sync)
+            .compress_vec(&[0; 4], &mut compressed, FlushCompress::Sync)
             .unwrap();
-        assert!(Decompressor::new().headers(&packed).is_err());
+        assert!(Decompressor::new().headers(&compressed).is_err());
         let mut finished = Compress::new(Compression::best(), true);
-        let mut packed = Vec::with_capacity(1024);
+        let mut compressed = Vec::with_capacity(1024);
         finished
-            .compress_vec(&[0; 4], &mut packed, FlushCompress::Finish)
+            .compress_vec(&[0; 4], &mut compressed, FlushCompress::Finish)
             .unwrap();
-        assert!(Decompressor::new().headers(&packed).is_err());
+        assert!(Decompressor::new().headers(&compressed).is_err());
     }
 }

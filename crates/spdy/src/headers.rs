@@ -1,20 +1,20 @@
-//! The headers of a stream, and the block of names and values that carries them.
+//! The headers of a stream, and the block of names and values that encodes them.
 
 use bytes::{Buf as _, BufMut as _};
 
-/// What separates the values of one name.
+/// Separates the values of one name.
 const SEPARATOR: u8 = 0;
 
-/// The most names in a block. Kubernetes sends four at most.
+/// The most names in a block. Kubernetes sends at most four.
 pub const MAX_HEADERS: usize = 128;
 
-/// Names and values, in the order of the wire.
+/// Names and values, in wire order.
 ///
-/// Names are kept in lower case, as they are sent. A name may have several
-/// values: they travel as one, with NUL between them.
+/// Names are stored in lower case, as they are sent. A name may have several values, which are
+/// encoded as one with NUL between them.
 ///
-/// moby/spdystream gives up a connection on which `connection`, `host`,
-/// `keep-alive`, `proxy-connection` or `transfer-encoding` come.
+/// moby/spdystream closes a connection on which it receives `connection`, `host`,
+/// `keep-alive`, `proxy-connection` or `transfer-encoding`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Headers(Vec<(String, Vec<u8>)>);
 
@@ -24,7 +24,7 @@ impl Headers {
         Self(Vec::new())
     }
 
-    /// The same with a further value of a name.
+    /// Adds a value to a name.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
         self.append(name, value);
@@ -43,7 +43,7 @@ impl Headers {
         }
     }
 
-    /// The first value of a name, if it is text.
+    /// The first value of a name, if it is UTF-8.
     pub fn get(&self, name: &str) -> Option<&str> {
         let first = self.get_all(name).next()?;
         std::str::from_utf8(first).ok()
@@ -75,7 +75,7 @@ impl Headers {
         self.0.is_empty()
     }
 
-    /// How many bytes the block has.
+    /// The size of the encoded block.
     pub(crate) fn block_bytes(&self) -> usize {
         let fields = self.0.iter();
         4 + fields.map(|(n, v)| 8 + n.len() + v.len()).sum::<usize>()
@@ -91,8 +91,8 @@ impl Headers {
         }
     }
 
-    /// As lenient as moby/spdystream or more: no name has to be there, one in upper
-    /// case is put in lower case, one that comes twice has both values.
+    /// At least as lenient as moby/spdystream: no name is required, upper case is converted to
+    /// lower case, and a repeated name has both values.
     pub(crate) fn parse(mut block: &[u8]) -> Result<Self, &'static str> {
         let count = take_length(&mut block)?;
         if count > MAX_HEADERS {
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_have_no_case_and_may_have_many_values() {
+    fn names_are_case_insensitive_and_may_have_many_values() {
         let headers = Headers::new()
             .with("streamType", "stdin")
             .with("Port", "80")
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_blocks_are_read_leniently() {
+    fn blocks_are_parsed_leniently() {
         let block = b"\0\0\0\x02\0\0\0\x01A\0\0\0\x01x\0\0\0\x01a\0\0\0\0";
         let headers = Headers::parse(block).unwrap();
         assert_eq!(headers, Headers::new().with("a", "x").with("a", ""));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_blocks_are_refused() {
+    fn malformed_blocks_are_rejected() {
         for block in [
             &b""[..],
             b"\0\0\0",

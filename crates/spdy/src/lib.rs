@@ -1,21 +1,20 @@
-//! SPDY/3.1 as Kubernetes speaks it.
+//! SPDY/3.1 as Kubernetes uses it.
 //!
-//! exec, attach, cp and port-forward end at nodes in SPDY, a protocol that only one
-//! library still has: moby/spdystream. So what is written here holds to SPDY/3.1
-//! and gets along with that library, which does not: it knows no windows, misses no
-//! headers, drops data of streams that are not answered, and reads nothing after a
-//! `GOAWAY`.
+//! exec, attach, cp and port-forward reach nodes over SPDY, which only one library still
+//! implements: moby/spdystream. This crate follows SPDY/3.1 and works with that library, which
+//! does not: it has no flow control, does not require headers, drops data of streams that are
+//! not accepted yet, and reads nothing after a `GOAWAY`.
 //!
-//! There are three layers, each usable by itself: frames and their [`Decoder`], a
-//! [`Session`] with its streams (both without I/O), and a [`connection`] on tokio.
+//! There are three layers, each usable by itself: frames and their [`Decoder`], a [`Session`]
+//! with its streams (both without I/O), and a [`connection`] on tokio.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() {
 //! use skewbridge_spdy::{Config, Headers, connection};
 //!
-//! let (here, there) = tokio::io::duplex(4096);
-//! let (client, _, client_driver) = connection::client(here, Config::default());
-//! let (_server, mut incoming, server_driver) = connection::server(there, Config::default());
+//! let (local, remote) = tokio::io::duplex(4096);
+//! let (client, _, client_driver) = connection::client(local, Config::default());
+//! let (_server, mut incoming, server_driver) = connection::server(remote, Config::default());
 //! tokio::spawn(client_driver);
 //! tokio::spawn(server_driver);
 //!

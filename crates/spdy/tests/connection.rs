@@ -13,7 +13,7 @@ use skewbridge_spdy::{Closed, Config, Error, FlowControl, Headers, OpenError, St
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 use tokio::task::JoinSet;
 
-/// Gives back all that comes, then the end.
+/// Echoes everything, then closes.
 async fn echo(mut stream: Stream) {
     while let Some(data) = stream.receiver.read().await.unwrap() {
         stream.sender.write(data).await.unwrap();
@@ -45,7 +45,7 @@ async fn many_streams_share_a_connection() {
             tasks.spawn(echo(request.accept(Headers::new()).unwrap()));
         }
         within(tasks.join_all()).await;
-        pair.end_well().await;
+        pair.close_cleanly().await;
     }
 }
 
@@ -65,17 +65,17 @@ async fn either_side_closes_its_half_first() {
         let late = first.sender.write("late".into()).await;
         assert!(matches!(late, Err(StreamError::Finished)));
         assert_eq!(drained(&mut second.receiver).await.unwrap(), "one");
-        // The other half goes on.
+        // The other half continues.
         second.sender.write("two ".into()).await.unwrap();
         second.sender.write("three".into()).await.unwrap();
         second.sender.finish().unwrap();
         assert_eq!(drained(&mut first.receiver).await.unwrap(), "two three");
     }
-    pair.end_well().await;
+    pair.close_cleanly().await;
 }
 
 #[tokio::test]
-async fn a_reset_ends_one_stream_after_what_came_before_it() {
+async fn a_reset_ends_one_stream_after_its_data() {
     let mut pair = pair(Config::default());
     let (mut other, echoing) = pair.stream().await;
     let echoing = tokio::spawn(echo(echoing));
@@ -83,7 +83,7 @@ async fn a_reset_ends_one_stream_after_what_came_before_it() {
     let (mut reader, mut writer) = (client.receiver, client.sender);
     let mut server_sender = server.sender;
     server_sender.write("status".into()).await.unwrap();
-    // It is on its way when the answer to a ping has come after it.
+    // The reply to a later ping shows that it is in flight.
     pair.server.ping().await.unwrap();
     server_sender.reset(ResetStatus::Cancel);
     assert_eq!(reader.read().await.unwrap(), Some("status".into()));
@@ -102,12 +102,12 @@ async fn a_reset_ends_one_stream_after_what_came_before_it() {
 }
 
 #[tokio::test]
-async fn who_has_nothing_to_write_hears_of_a_reset() {
+async fn an_idle_writer_is_notified_of_a_reset() {
     let mut pair = pair(Config::default());
     let (client, server) = pair.stream().await;
     let (mut writer, mut reader) = (client.sender, client.receiver);
     let waiting = tokio::spawn(async move { writer.stopped().await });
-    // The end of what is read is not the end of what is written.
+    // The end of reading is not the end of writing.
     let mut sender = server.sender;
     sender.finish().unwrap();
     assert_eq!(within(reader.read()).await.unwrap(), None);
@@ -119,7 +119,7 @@ async fn who_has_nothing_to_write_hears_of_a_reset() {
 }
 
 #[tokio::test]
-async fn a_sender_dropped_without_an_end_is_no_end() {
+async fn dropping_an_unfinished_sender_resets_the_stream() {
     let mut pair = pair(Config::default());
     let (client, mut server) = pair.stream().await;
     drop(client.sender);
@@ -128,7 +128,7 @@ async fn a_sender_dropped_without_an_end_is_no_end() {
 }
 
 #[tokio::test]
-async fn streams_that_nobody_wants_are_refused() {
+async fn streams_that_are_not_accepted_are_refused() {
     let mut pair = pair(Config::default());
     let mut refused = pair.client.open(Headers::new()).unwrap();
     let mut dropped = pair.client.open(Headers::new()).unwrap();
@@ -151,7 +151,7 @@ async fn streams_that_nobody_wants_are_refused() {
     assert!(matches!(answer, Err(StreamError::Refused)), "{answer:?}");
 }
 
-/// Writes until the stream takes no more for a while; gives how much it took.
+/// Writes until the stream accepts no more for a while; returns how much it accepted.
 async fn fill(stream: &mut Stream) -> usize {
     let mut bytes = 0;
     loop {
@@ -169,11 +169,11 @@ async fn fill(stream: &mut Stream) -> usize {
 }
 
 #[tokio::test]
-async fn a_slow_reader_slows_its_own_stream_where_there_are_windows() {
+async fn with_flow_control_a_slow_reader_slows_only_its_stream() {
     let mut pair = pair(config(FlowControl::Auto));
     let (mut slow, not_read) = pair.stream().await;
     let bytes = fill(&mut slow).await;
-    // Its window and its queue, and what one write and one piece are over.
+    // Its window and its queue, and the excess of one write and one chunk.
     assert!(bytes <= 100_000 + 50_000 + 2 * 10_000, "{bytes}");
     let (mut quick, echoing) = pair.stream().await;
     let echoing = tokio::spawn(echo(echoing));
@@ -187,16 +187,16 @@ async fn a_slow_reader_slows_its_own_stream_where_there_are_windows() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_stops_a_connection_without_windows_and_nothing_grows() {
+async fn without_flow_control_a_slow_reader_stops_the_connection_and_memory_is_bounded() {
     let mut pair = pair(config(FlowControl::Never));
     let (mut slow, not_read) = pair.stream().await;
     let bytes = fill(&mut slow).await;
-    // Also what lies in the pipe, in the outbox and in one read.
+    // Also what is in the pipe, in the send buffer and in one read.
     assert!(bytes <= 100_000 + 50_000 + 64_000 + 512_000, "{bytes}");
     slow.sender.finish().unwrap();
     assert_eq!(within(check(not_read.receiver)).await.unwrap(), bytes);
     within(pair.client.ping()).await.unwrap();
-    // A reader that is gone stops nobody.
+    // A dropped reader blocks nothing.
     let (mut unread, server) = pair.stream().await;
     let (receiver, _sender) = (server.receiver, server.sender);
     drop(receiver);
@@ -209,7 +209,7 @@ async fn a_slow_reader_stops_a_connection_without_windows_and_nothing_grows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn much_goes_both_ways_at_once_unharmed() {
+async fn bulk_data_flows_both_ways_at_once() {
     const BYTES: usize = 200 << 20;
     async fn both(stream: Stream) {
         let Stream {
@@ -232,25 +232,25 @@ async fn much_goes_both_ways_at_once_unharmed() {
             flow_control,
             ..Config::default()
         };
-        let (here, there) = pair::loopback().await;
-        let mut over_tcp = Pair::over(here, there, config.clone());
-        let (here, there) = duplex(64 * 1024);
-        let mut flat = Pair::over(pair::Flat(here), pair::Flat(there), config);
+        let (local, remote) = pair::loopback().await;
+        let mut over_tcp = Pair::over(local, remote, config.clone());
+        let (local, remote) = duplex(64 * 1024);
+        let mut flat = Pair::over(pair::Flat(local), pair::Flat(remote), config);
         for pair in [&mut over_tcp, &mut flat] {
             let (client, server) = pair.stream().await;
             let server = tokio::spawn(both(server));
             within(both(client)).await;
             within(server).await.unwrap();
         }
-        over_tcp.end_well().await;
-        flat.end_well().await;
+        over_tcp.close_cleanly().await;
+        flat.close_cleanly().await;
     }
 }
 
 #[tokio::test]
-async fn the_narrowest_pipe_will_do() {
-    let (here, there) = duplex(1);
-    let mut pair = Pair::over(here, there, Config::default());
+async fn a_one_byte_pipe_works() {
+    let (local, remote) = duplex(1);
+    let mut pair = Pair::over(local, remote, Config::default());
     let (mut client, server) = pair.stream().await;
     let server = tokio::spawn(echo(server));
     client.sender.write(pattern(0, 20_000)).await.unwrap();
@@ -258,11 +258,11 @@ async fn the_narrowest_pipe_will_do() {
     assert_eq!(within(check(client.receiver)).await.unwrap(), 20_000);
     server.await.unwrap();
     drop(client.sender);
-    pair.end_well().await;
+    pair.close_cleanly().await;
 }
 
 #[tokio::test]
-async fn when_the_other_side_dies_everybody_learns_it() {
+async fn all_streams_are_notified_when_the_remote_dies() {
     let mut pair = pair(Config::default());
     let (mut client, mut server) = pair.stream().await;
     let mut unanswered = pair.client.open(Headers::new()).unwrap();
@@ -271,7 +271,7 @@ async fn when_the_other_side_dies_everybody_learns_it() {
     pair.server_driver.abort();
     within(&mut pair.server_driver).await.unwrap_err();
 
-    // The pipe is gone between two frames: no failure, but no end of a stream.
+    // The pipe closed between two frames: no failure, but no clean end of a stream either.
     within(&mut pair.client_driver).await.unwrap().unwrap();
     let data = client.receiver.read().await.unwrap();
     assert_eq!(data, Some("last words".into()));
@@ -343,7 +343,7 @@ async fn a_connection_that_is_closed_ends_when_its_streams_have() {
     assert_eq!(drained(&mut client.receiver).await.unwrap(), "bye");
     drop(client);
     within(&mut pair.client_driver).await.unwrap().unwrap();
-    // All of it has come, though the connection has ended.
+    // Everything was received, though the connection has ended.
     assert_eq!(check(server.receiver).await.unwrap(), 200_000);
     drop(server.sender);
     within(&mut pair.server_driver).await.unwrap().unwrap();
@@ -351,7 +351,7 @@ async fn a_connection_that_is_closed_ends_when_its_streams_have() {
 }
 
 #[tokio::test]
-async fn a_driver_ends_when_nobody_uses_it() {
+async fn a_driver_ends_when_all_handles_are_dropped() {
     let pair = pair(Config::default());
     drop((pair.client, pair.server, pair.incoming));
     within(pair.client_driver).await.unwrap().unwrap();
@@ -359,12 +359,12 @@ async fn a_driver_ends_when_nobody_uses_it() {
 }
 
 #[tokio::test]
-async fn who_does_not_speak_spdy_is_told_and_left() {
-    let (here, mut there) = duplex(4096);
-    let (handle, _incoming, driver) = connection::server(here, Config::default());
+async fn a_remote_without_spdy_gets_a_goaway_and_is_disconnected() {
+    let (local, mut remote) = duplex(4096);
+    let (handle, _incoming, driver) = connection::server(local, Config::default());
     let driver = tokio::spawn(driver);
     let mut stream = handle.open(Headers::new()).unwrap();
-    there
+    remote
         .write_all(b"\x80\x02\0\x06\0\0\0\x04\0\0\0\x07")
         .await
         .unwrap();
@@ -377,34 +377,34 @@ async fn who_does_not_speak_spdy_is_told_and_left() {
         "{answer:?}"
     );
     let mut said = Vec::new();
-    within(there.read_to_end(&mut said)).await.unwrap();
+    within(remote.read_to_end(&mut said)).await.unwrap();
     assert!(said.ends_with(b"\x80\x03\0\x07\0\0\0\x08\0\0\0\0\0\0\0\x01"));
-    drop(there);
+    drop(remote);
     assert!(within(driver).await.unwrap().is_err());
 }
 
 #[tokio::test]
-async fn a_connection_cut_off_inside_a_frame_has_failed() {
-    let (here, mut there) = duplex(4096);
-    let (_handle, _incoming, driver) = connection::server(here, Config::default());
+async fn a_connection_that_ends_inside_a_frame_has_failed() {
+    let (local, mut remote) = duplex(4096);
+    let (_handle, _incoming, driver) = connection::server(local, Config::default());
     let driver = tokio::spawn(driver);
-    there
+    remote
         .write_all(b"\x80\x03\0\x06\0\0\0\x04\0\0")
         .await
         .unwrap();
-    drop(there);
+    drop(remote);
     let end = within(driver).await.unwrap();
     assert!(matches!(end, Err(Error::UnexpectedEof)), "{end:?}");
 }
 
 #[tokio::test]
-async fn what_came_is_read_though_nothing_can_be_sent() {
+async fn received_data_is_read_after_a_write_failure() {
     let mut pair = pair(Config::default());
     let (mut client, mut server) = pair.stream().await;
     server.sender.write("status".into()).await.unwrap();
     server.sender.finish().unwrap();
     pair.server.ping().await.unwrap();
-    // The pipe breaks under what the client writes before it has read the rest.
+    // The pipe breaks for the client's writes before it has read the rest.
     pair.server_driver.abort();
     client.sender.write(pattern(0, 300_000)).await.unwrap();
     assert_eq!(drained(&mut client.receiver).await.unwrap(), "status");
@@ -412,7 +412,7 @@ async fn what_came_is_read_though_nothing_can_be_sent() {
 }
 
 #[tokio::test]
-async fn pings_are_answered_while_much_is_sent() {
+async fn pings_are_answered_during_bulk_transfer() {
     let mut pair = pair(Config::default());
     let (mut client, server) = pair.stream().await;
     let reading = tokio::spawn(check(server.receiver));
@@ -425,8 +425,8 @@ async fn pings_are_answered_while_much_is_sent() {
         client
     });
     for _ in 0..20 {
-        let (here, there) = tokio::join!(pair.client.ping(), pair.server.ping());
-        assert!(here.is_ok() && there.is_ok());
+        let (local, remote) = tokio::join!(pair.client.ping(), pair.server.ping());
+        assert!(local.is_ok() && remote.is_ok());
     }
     within(sending).await.unwrap();
     assert_eq!(within(reading).await.unwrap().unwrap(), 40_000_000);

@@ -1,4 +1,4 @@
-//! Frames: as they lie on the wire, and what holds for all of them.
+//! Frames: their wire format, and properties of all frames.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use bytes::{Bytes, BytesMut};
@@ -22,14 +22,13 @@ fn encode(frames: &[Frame]) -> BytesMut {
     wire
 }
 
-/// What comes out, with the pieces of a data frame put together again, and where
-/// it ends.
-fn decode(pieces: &[&[u8]]) -> (Vec<Frame>, Result<bool, Error>) {
+/// The decoded frames, with the chunks of a data frame joined, and the error if there is one.
+fn decode(chunks: &[&[u8]]) -> (Vec<Frame>, Result<bool, Error>) {
     let mut decoder = Decoder::new();
     let mut buffer = BytesMut::new();
     let mut frames = Vec::new();
-    for piece in pieces {
-        buffer.extend_from_slice(piece);
+    for chunk in chunks {
+        buffer.extend_from_slice(chunk);
         loop {
             match decoder.decode(&mut buffer) {
                 Ok(Some(frame)) => join(&mut frames, frame),
@@ -55,7 +54,7 @@ fn join(frames: &mut Vec<Frame>, frame: Frame) {
 }
 
 #[test]
-fn frames_lie_on_the_wire_as_the_protocol_says() {
+fn frames_are_encoded_as_the_protocol_says() {
     let reset = RstStream {
         stream: id(5),
         status: ResetStatus::Cancel,
@@ -110,10 +109,10 @@ fn frames_lie_on_the_wire_as_the_protocol_says() {
     }
 }
 
-/// What moby/spdystream 0.5.1 wrote when it opened a stream with
-/// `Streamtype: stdin` and `Port: 80`, and when it answered one.
+/// What moby/spdystream 0.5.1 wrote when it opened a stream with `Streamtype: stdin` and
+/// `Port: 80`, and when it accepted one.
 #[test]
-fn what_spdystream_writes_is_read() {
+fn recorded_spdystream_frames_are_decoded() {
     let opened = include_bytes!("spdystream/syn_stream.bin");
     let answered = include_bytes!("spdystream/syn_reply.bin");
     let (frames, end) = decode(&[opened]);
@@ -139,7 +138,7 @@ fn what_spdystream_writes_is_read() {
 }
 
 #[test]
-fn missing_fields_are_not_missed() {
+fn missing_optional_fields_are_accepted() {
     // A SYN_REPLY without headers at all, and a GOAWAY without a status.
     let wire = b"\x80\x03\0\x02\x01\0\0\x04\0\0\0\x01\x80\x03\0\x07\0\0\0\x04\0\0\0\x03";
     let reply = SynReply {
@@ -157,8 +156,8 @@ fn missing_fields_are_not_missed() {
 }
 
 #[test]
-fn frames_without_a_meaning_are_passed_over() {
-    // CREDENTIAL, and a type that never was, longer than anything that is kept.
+fn frames_of_unknown_types_are_skipped() {
+    // CREDENTIAL, and an undefined type, longer than any buffer.
     let mut wire = b"\x80\x03\0\x0a\0\0\0\x02xx\x80\x03\0\x77\0\xff\xff\xff".to_vec();
     wire.extend(vec![1; 0x00ff_ffff]);
     wire.extend_from_slice(b"\x80\x03\0\x06\0\0\0\x04\0\0\0\x07");
@@ -172,7 +171,7 @@ fn malformed_frames_end_the_connection() {
     for wire in [
         // another version
         &b"\x80\x02\0\x06\0\0\0\x04\0\0\0\x07"[..],
-        // data, a reset and an opening of the stream zero
+        // data, a reset and a SYN_STREAM with the id zero
         b"\0\0\0\0\0\0\0\x01x",
         b"\x80\x03\0\x03\0\0\0\x08\0\0\0\0\0\0\0\x05",
         b"\x80\x03\0\x01\0\0\0\x0a\0\0\0\0\0\0\0\0\0\0",
@@ -187,10 +186,10 @@ fn malformed_frames_end_the_connection() {
         b"\x80\x03\0\x09\0\0\0\x04\0\0\0\0",
         // too long
         b"\x80\x03\0\x06\0\xff\xff\xff",
-        // more settings than there are, and than there may be
+        // more settings than the frame has, and than are allowed
         b"\x80\x03\0\x04\0\0\0\x04\0\0\0\x01",
         b"\x80\x03\0\x04\0\0\0\x04\xff\xff\xff\xff",
-        // headers that are not packed
+        // headers that are not compressed
         b"\x80\x03\0\x02\0\0\0\x08\0\0\0\x01\0\0\0\0",
     ] {
         let (frames, end) = decode(&[wire]);
@@ -297,18 +296,18 @@ fn any_frame() -> impl Strategy<Value = Frame> {
     ]
 }
 
-/// `bytes`, cut at these places.
+/// `bytes`, split at these offsets.
 fn cut<'a>(bytes: &'a [u8], cuts: &[usize]) -> Vec<&'a [u8]> {
     let mut cuts: Vec<_> = cuts.iter().map(|cut| cut % (bytes.len() + 1)).collect();
     cuts.sort_unstable();
-    let mut pieces = Vec::new();
+    let mut chunks = Vec::new();
     let mut from = 0;
     for cut in cuts {
-        pieces.push(&bytes[from..cut]);
+        chunks.push(&bytes[from..cut]);
         from = cut;
     }
-    pieces.push(&bytes[from..]);
-    pieces
+    chunks.push(&bytes[from..]);
+    chunks
 }
 
 proptest! {
@@ -341,8 +340,8 @@ proptest! {
             }
         }
         let (whole, end) = decode(&[&wire]);
-        let (pieces, end_of_pieces) = decode(&cut(&wire, &cuts));
-        prop_assert_eq!(whole, pieces);
+        let (chunks, end_of_pieces) = decode(&cut(&wire, &cuts));
+        prop_assert_eq!(whole, chunks);
         prop_assert_eq!(format!("{end:?}"), format!("{end_of_pieces:?}"));
     }
 

@@ -1,4 +1,4 @@
-//! What a session says to what it hears.
+//! How a session responds to frames.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 mod in_memory;
@@ -19,14 +19,14 @@ use skewbridge_spdy::{
 /// Less than a window, and two of it are more.
 static LARGE: [u8; 90_000] = [0; 90_000];
 
-/// A session whose other side is made of frames.
-struct Peer {
+/// A session, and a remote that sends raw frames.
+struct FrameLevelRemote {
     session: Session,
     compressor: Compressor,
     decoder: Decoder,
 }
 
-impl Peer {
+impl FrameLevelRemote {
     fn of(role: Role, flow_control: FlowControl) -> Self {
         let mut session = Session::new(role, config(flow_control));
         let mut decoder = Decoder::new();
@@ -39,14 +39,14 @@ impl Peer {
         }
     }
 
-    fn says(&mut self, frame: &Frame) -> Vec<Event> {
+    fn sends_frame(&mut self, frame: &Frame) -> Vec<Event> {
         let mut wire = BytesMut::new();
         frame.encode(&mut self.compressor, &mut wire).unwrap();
         input(&mut self.session, wire)
     }
 
     fn opens(&mut self, stream: u32) -> Vec<Event> {
-        self.says(&Frame::SynStream(SynStream {
+        self.sends_frame(&Frame::SynStream(SynStream {
             stream: id(stream),
             associated: None,
             priority: Priority::HIGHEST,
@@ -57,7 +57,7 @@ impl Peer {
     }
 
     fn answers(&mut self, stream: StreamId) -> Vec<Event> {
-        self.says(&Frame::SynReply(SynReply {
+        self.sends_frame(&Frame::SynReply(SynReply {
             stream,
             fin: Fin::No,
             headers: Headers::new(),
@@ -65,24 +65,24 @@ impl Peer {
     }
 
     fn sends(&mut self, stream: StreamId, fin: Fin, payload: &'static [u8]) -> Vec<Event> {
-        self.says(&Frame::Data(Data {
+        self.sends_frame(&Frame::Data(Data {
             stream,
             fin,
             payload: payload.into(),
         }))
     }
 
-    fn widens(&mut self, stream: Option<StreamId>, delta: u32) -> Vec<Event> {
-        self.says(&Frame::WindowUpdate(WindowUpdate { stream, delta }))
+    fn updates_window(&mut self, stream: Option<StreamId>, delta: u32) -> Vec<Event> {
+        self.sends_frame(&Frame::WindowUpdate(WindowUpdate { stream, delta }))
     }
 
-    fn hears(&mut self) -> Vec<Frame> {
+    fn receives(&mut self) -> Vec<Frame> {
         let mut wire = output(&mut self.session);
         std::iter::from_fn(|| self.decoder.decode(&mut wire).unwrap()).collect()
     }
 
     fn hears_bytes(&mut self) -> usize {
-        let frames = self.hears();
+        let frames = self.receives();
         let data = frames.iter().map(|frame| match frame {
             Frame::Data(data) => data.payload.len(),
             _ => 0,
@@ -97,7 +97,7 @@ fn reset(stream: u32, status: ResetStatus) -> Frame {
 }
 
 #[test]
-fn a_stream_is_opened_answered_and_closed_by_halves() {
+fn a_stream_is_opened_accepted_and_half_closed() {
     let mut client = Session::new(Role::Client, Config::default());
     let mut server = Session::new(Role::Server, Config::default());
     let headers = Headers::new().with("streamtype", "stdin");
@@ -113,7 +113,7 @@ fn a_stream_is_opened_answered_and_closed_by_halves() {
         headers,
         priority,
     };
-    // Not a byte of data before the answer.
+    // No data before the reply.
     assert_eq!(events, [opened]);
     let reply = Headers::new().with("a", "b");
     server.accept(stream, reply.clone()).unwrap();
@@ -148,13 +148,13 @@ fn a_stream_is_opened_answered_and_closed_by_halves() {
 
 #[test]
 fn ids_grow_and_belong_to_their_side() {
-    let mut peer = Peer::of(Role::Server, FlowControl::Auto);
-    assert_eq!(peer.session.open(OpenOptions::default()).unwrap(), id(2));
-    assert_eq!(peer.session.open(OpenOptions::default()).unwrap(), id(4));
-    assert_eq!(peer.opens(3).len(), 1);
+    let mut remote = FrameLevelRemote::of(Role::Server, FlowControl::Auto);
+    assert_eq!(remote.session.open(OpenOptions::default()).unwrap(), id(2));
+    assert_eq!(remote.session.open(OpenOptions::default()).unwrap(), id(4));
+    assert_eq!(remote.opens(3).len(), 1);
     for wrong in [1, 3, 2, 6] {
-        let mut peer = Peer::of(Role::Server, FlowControl::Auto);
-        peer.opens(3);
+        let mut remote = FrameLevelRemote::of(Role::Server, FlowControl::Auto);
+        remote.opens(3);
         let frame = Frame::SynStream(SynStream {
             stream: id(wrong),
             associated: None,
@@ -164,59 +164,59 @@ fn ids_grow_and_belong_to_their_side() {
             headers: Headers::new(),
         });
         let mut wire = BytesMut::new();
-        frame.encode(&mut peer.compressor, &mut wire).unwrap();
-        assert!(peer.session.receive(&mut wire).is_err(), "{wrong}");
+        frame.encode(&mut remote.compressor, &mut wire).unwrap();
+        assert!(remote.session.receive(&mut wire).is_err(), "{wrong}");
     }
 }
 
 #[test]
 fn too_many_streams_are_refused_on_both_sides() {
-    let mut peer = Peer::of(Role::Server, FlowControl::Auto);
+    let mut remote = FrameLevelRemote::of(Role::Server, FlowControl::Auto);
     for stream in [1, 3, 5, 7] {
-        assert_eq!(peer.opens(stream).len(), 1);
+        assert_eq!(remote.opens(stream).len(), 1);
     }
-    assert_eq!(peer.opens(9), []);
-    assert_eq!(peer.hears(), [reset(9, ResetStatus::RefusedStream)]);
+    assert_eq!(remote.opens(9), []);
+    assert_eq!(remote.receives(), [reset(9, ResetStatus::RefusedStream)]);
     for _ in 0..4 {
-        peer.session.open(OpenOptions::default()).unwrap();
+        remote.session.open(OpenOptions::default()).unwrap();
     }
-    let error = peer.session.open(OpenOptions::default()).unwrap_err();
+    let error = remote.session.open(OpenOptions::default()).unwrap_err();
     assert!(matches!(error, OpenError::TooMany));
 
-    let mut peer = Peer::of(Role::Client, FlowControl::Auto);
+    let mut remote = FrameLevelRemote::of(Role::Client, FlowControl::Auto);
     let setting = Setting {
         flags: 0,
         id: SettingId::MaxConcurrentStreams,
         value: 1,
     };
-    peer.says(&Frame::Settings(Settings {
+    remote.sends_frame(&Frame::Settings(Settings {
         clear: false,
         settings: vec![setting],
     }));
-    peer.session.open(OpenOptions::default()).unwrap();
-    assert!(peer.session.open(OpenOptions::default()).is_err());
+    remote.session.open(OpenOptions::default()).unwrap();
+    assert!(remote.session.open(OpenOptions::default()).is_err());
 }
 
 #[test]
-fn a_broken_rule_ends_its_stream_only() {
-    // Data before the answer, a second answer, an answer to one's own stream, data
-    // after the end, data for a stream that never was.
-    let mut peer = Peer::of(Role::Client, FlowControl::Auto);
-    let early = peer.session.open(OpenOptions::default()).unwrap();
-    let twice = peer.session.open(OpenOptions::default()).unwrap();
-    let ended = peer.session.open(OpenOptions::default()).unwrap();
-    peer.hears();
-    assert_eq!(peer.sends(early, Fin::No, b"x"), [Event::Failed(early)]);
-    peer.answers(twice);
-    assert_eq!(peer.answers(twice), [Event::Failed(twice)]);
-    peer.answers(ended);
-    peer.sends(ended, Fin::Yes, b"");
-    assert_eq!(peer.sends(ended, Fin::No, b"x"), [Event::Failed(ended)]);
-    peer.opens(2);
-    assert_eq!(peer.answers(id(2)), [Event::Failed(id(2))]);
-    assert_eq!(peer.sends(id(77), Fin::No, b"x"), []);
+fn a_protocol_violation_ends_only_its_stream() {
+    // Data before the reply, a second reply, a reply to the remote's own stream, data after
+    // the end, data for a stream that never existed.
+    let mut remote = FrameLevelRemote::of(Role::Client, FlowControl::Auto);
+    let early = remote.session.open(OpenOptions::default()).unwrap();
+    let twice = remote.session.open(OpenOptions::default()).unwrap();
+    let ended = remote.session.open(OpenOptions::default()).unwrap();
+    remote.receives();
+    assert_eq!(remote.sends(early, Fin::No, b"x"), [Event::Failed(early)]);
+    remote.answers(twice);
+    assert_eq!(remote.answers(twice), [Event::Failed(twice)]);
+    remote.answers(ended);
+    remote.sends(ended, Fin::Yes, b"");
+    assert_eq!(remote.sends(ended, Fin::No, b"x"), [Event::Failed(ended)]);
+    remote.opens(2);
+    assert_eq!(remote.answers(id(2)), [Event::Failed(id(2))]);
+    assert_eq!(remote.sends(id(77), Fin::No, b"x"), []);
     assert_eq!(
-        peer.hears(),
+        remote.receives(),
         [
             reset(1, ResetStatus::ProtocolError),
             reset(3, ResetStatus::StreamInUse),
@@ -225,72 +225,75 @@ fn a_broken_rule_ends_its_stream_only() {
             reset(77, ResetStatus::InvalidStream),
         ]
     );
-    // What was on its way to them is passed over.
-    assert_eq!(peer.sends(early, Fin::No, b"x"), []);
-    assert_eq!(peer.hears(), []);
+    // Frames in flight for these streams are ignored.
+    assert_eq!(remote.sends(early, Fin::No, b"x"), []);
+    assert_eq!(remote.receives(), []);
     assert!(matches!(
-        read(&mut peer.session, early),
+        read(&mut remote.session, early),
         Some(Err(StreamError::ResetLocally(ResetStatus::ProtocolError)))
     ));
 }
 
 #[test]
-fn what_came_before_a_reset_is_read_first() {
-    let mut peer = Peer::of(Role::Client, FlowControl::Auto);
-    let stream = peer.session.open(OpenOptions::default()).unwrap();
-    peer.answers(stream);
-    peer.sends(stream, Fin::No, b"status");
-    peer.says(&reset(1, ResetStatus::Cancel));
-    let data = read(&mut peer.session, stream).unwrap().unwrap();
+fn data_before_a_reset_is_read_first() {
+    let mut remote = FrameLevelRemote::of(Role::Client, FlowControl::Auto);
+    let stream = remote.session.open(OpenOptions::default()).unwrap();
+    remote.answers(stream);
+    remote.sends(stream, Fin::No, b"status");
+    remote.sends_frame(&reset(1, ResetStatus::Cancel));
+    let data = read(&mut remote.session, stream).unwrap().unwrap();
     assert_eq!(data, Some("status".into()));
     assert!(matches!(
-        read(&mut peer.session, stream),
+        read(&mut remote.session, stream),
         Some(Err(StreamError::ResetByRemote(ResetStatus::Cancel)))
     ));
-    peer.session.release(stream, Half::Receiver);
-    peer.session.release(stream, Half::Sender);
-    assert_eq!(peer.session.streams(), 0);
+    remote.session.release(stream, Half::Receiver);
+    remote.session.release(stream, Half::Sender);
+    assert_eq!(remote.session.streams(), 0);
 }
 
 #[test]
-fn a_sender_that_is_dropped_resets_and_a_receiver_that_is_dropped_discards() {
-    let mut peer = Peer::of(Role::Server, FlowControl::Auto);
-    peer.opens(1);
-    peer.opens(3);
-    peer.session.release(id(1), Half::Sender);
-    assert_eq!(peer.hears(), [reset(1, ResetStatus::Cancel)]);
-    peer.session.accept(id(3), Headers::new()).unwrap();
-    peer.session.finish(id(3)).unwrap();
-    peer.session.release(id(3), Half::Sender);
-    peer.session.release(id(3), Half::Receiver);
-    assert_eq!(peer.hears().len(), 2);
+fn dropping_a_sender_resets_and_dropping_a_receiver_discards() {
+    let mut remote = FrameLevelRemote::of(Role::Server, FlowControl::Auto);
+    remote.opens(1);
+    remote.opens(3);
+    remote.session.release(id(1), Half::Sender);
+    assert_eq!(remote.receives(), [reset(1, ResetStatus::Cancel)]);
+    remote.session.accept(id(3), Headers::new()).unwrap();
+    remote.session.finish(id(3)).unwrap();
+    remote.session.release(id(3), Half::Sender);
+    remote.session.release(id(3), Half::Receiver);
+    assert_eq!(remote.receives().len(), 2);
     for _ in 0..10 {
-        peer.sends(id(3), Fin::No, &LARGE);
-        assert!(peer.session.wants_input());
+        remote.sends(id(3), Fin::No, &LARGE);
+        assert!(remote.session.wants_input());
     }
-    // It does not hold up the end of the connection.
-    peer.session.release(id(1), Half::Receiver);
-    peer.session.shut_down();
-    assert!(peer.session.can_close());
-    peer.sends(id(3), Fin::Yes, b"");
-    assert_eq!(peer.session.streams(), 0);
+    // It does not delay the end of the connection.
+    remote.session.release(id(1), Half::Receiver);
+    remote.session.shut_down();
+    assert!(remote.session.can_close());
+    remote.sends(id(3), Fin::Yes, b"");
+    assert_eq!(remote.session.streams(), 0);
 }
 
 #[test]
-fn windows_hold_a_sender_where_they_count() {
-    let mut peer = Peer::of(Role::Client, FlowControl::Always);
-    let stream = peer.session.open(OpenOptions::default()).unwrap();
-    peer.answers(stream);
-    peer.session.write(stream, vec![1; 300_000].into()).unwrap();
-    peer.session.finish(stream).unwrap();
-    assert!(peer.session.poll_capacity(stream).is_ready(), "an error");
-    assert_eq!(peer.hears_bytes(), 65_536);
-    peer.widens(Some(stream), 100_000);
-    assert_eq!(peer.hears_bytes(), 0, "the connection's window");
-    peer.widens(None, 150_000);
-    assert_eq!(peer.hears_bytes(), 100_000);
-    // Another initial size moves the windows of streams that are open.
-    peer.says(&Frame::Settings(Settings {
+fn windows_limit_a_sender_with_flow_control() {
+    let mut remote = FrameLevelRemote::of(Role::Client, FlowControl::Always);
+    let stream = remote.session.open(OpenOptions::default()).unwrap();
+    remote.answers(stream);
+    remote
+        .session
+        .write(stream, vec![1; 300_000].into())
+        .unwrap();
+    remote.session.finish(stream).unwrap();
+    assert!(remote.session.poll_capacity(stream).is_ready(), "an error");
+    assert_eq!(remote.hears_bytes(), 65_536);
+    remote.updates_window(Some(stream), 100_000);
+    assert_eq!(remote.hears_bytes(), 0, "the connection's window");
+    remote.updates_window(None, 150_000);
+    assert_eq!(remote.hears_bytes(), 100_000);
+    // A new initial size changes the windows of open streams.
+    remote.sends_frame(&Frame::Settings(Settings {
         clear: false,
         settings: vec![Setting {
             flags: 0,
@@ -298,21 +301,21 @@ fn windows_hold_a_sender_where_they_count() {
             value: 165_536,
         }],
     }));
-    assert_eq!(peer.hears_bytes(), 50_000);
-    peer.widens(None, 150_000);
-    assert_eq!(peer.hears_bytes(), 50_000);
-    peer.widens(Some(stream), 100_000);
-    let frames = peer.hears();
+    assert_eq!(remote.hears_bytes(), 50_000);
+    remote.updates_window(None, 150_000);
+    assert_eq!(remote.hears_bytes(), 50_000);
+    remote.updates_window(Some(stream), 100_000);
+    let frames = remote.receives();
     assert!(matches!(frames.last(), Some(Frame::Data(data)) if data.fin == Fin::Yes));
 }
 
 #[test]
 fn a_window_that_overflows_is_an_error() {
-    let mut peer = Peer::of(Role::Client, FlowControl::Auto);
-    let stream = peer.session.open(OpenOptions::default()).unwrap();
-    peer.hears();
+    let mut remote = FrameLevelRemote::of(Role::Client, FlowControl::Auto);
+    let stream = remote.session.open(OpenOptions::default()).unwrap();
+    remote.receives();
     assert_eq!(
-        peer.widens(Some(stream), 0x7fff_ffff),
+        remote.updates_window(Some(stream), 0x7fff_ffff),
         [Event::Failed(stream)]
     );
     let update = WindowUpdate {
@@ -321,37 +324,38 @@ fn a_window_that_overflows_is_an_error() {
     };
     let mut wire = BytesMut::new();
     update.encode(&mut wire);
-    assert!(peer.session.receive(&mut wire).is_err());
+    assert!(remote.session.receive(&mut wire).is_err());
 }
 
 #[test]
-fn one_that_says_nothing_of_windows_is_sent_everything() {
+fn a_remote_without_flow_control_is_sent_everything() {
     for flow_control in [FlowControl::Auto, FlowControl::Never] {
-        let mut peer = Peer::of(Role::Client, flow_control);
-        let stream = peer.session.open(OpenOptions::default()).unwrap();
-        peer.answers(stream);
-        peer.session
+        let mut remote = FrameLevelRemote::of(Role::Client, flow_control);
+        let stream = remote.session.open(OpenOptions::default()).unwrap();
+        remote.answers(stream);
+        remote
+            .session
             .write(stream, vec![1; 10_000_000].into())
             .unwrap();
-        assert_eq!(peer.hears_bytes(), 10_000_000);
-        // And is not told of windows either, but slowed when it sends too much.
-        peer.sends(stream, Fin::No, &LARGE);
-        assert!(peer.session.wants_input());
-        peer.sends(stream, Fin::No, &LARGE);
-        assert!(!peer.session.wants_input());
-        assert!(peer.session.is_over_limit(stream));
-        read(&mut peer.session, stream).unwrap().unwrap();
-        assert!(peer.session.wants_input());
-        assert!(!peer.session.is_over_limit(stream));
-        assert_eq!(peer.hears(), []);
-        // Until it shows that it knows them: then all is made good.
-        peer.widens(Some(stream), 1_000);
-        let heard = peer.hears();
+        assert_eq!(remote.hears_bytes(), 10_000_000);
+        // It gets no window updates either, but is not read when it sends too much.
+        remote.sends(stream, Fin::No, &LARGE);
+        assert!(remote.session.wants_input());
+        remote.sends(stream, Fin::No, &LARGE);
+        assert!(!remote.session.wants_input());
+        assert!(remote.session.is_over_limit(stream));
+        read(&mut remote.session, stream).unwrap().unwrap();
+        assert!(remote.session.wants_input());
+        assert!(!remote.session.is_over_limit(stream));
+        assert_eq!(remote.receives(), []);
+        // Once it uses flow control, the pending credit is sent.
+        remote.updates_window(Some(stream), 1_000);
+        let received = remote.receives();
         if flow_control == FlowControl::Never {
-            assert_eq!(heard, []);
+            assert_eq!(received, []);
             continue;
         }
-        let granted: Vec<_> = heard
+        let granted: Vec<_> = received
             .iter()
             .map(|frame| match frame {
                 Frame::WindowUpdate(update) => (update.stream, update.delta),
@@ -359,28 +363,29 @@ fn one_that_says_nothing_of_windows_is_sent_everything() {
             })
             .collect();
         assert_eq!(granted, [(None, 0x7ffe_ffff), (Some(stream), 90_000)]);
-        peer.session.write(stream, "x".into()).unwrap();
-        assert_eq!(peer.hears(), [], "its window is spent");
+        remote.session.write(stream, "x".into()).unwrap();
+        assert_eq!(remote.receives(), [], "its window is spent");
     }
 }
 
 #[test]
-fn streams_send_in_turn_and_by_priority() {
-    let mut peer = Peer::of(Role::Client, FlowControl::Never);
+fn streams_send_round_robin_and_by_priority() {
+    let mut remote = FrameLevelRemote::of(Role::Client, FlowControl::Never);
     let mut open = |priority| {
         let opening = OpenOptions {
             priority: Priority::new(priority),
             ..OpenOptions::default()
         };
-        let stream = peer.session.open(opening).unwrap();
-        peer.answers(stream);
-        peer.session
+        let stream = remote.session.open(opening).unwrap();
+        remote.answers(stream);
+        remote
+            .session
             .write(stream, vec![1; 1_000_000].into())
             .unwrap();
         stream
     };
     let (first, second, low) = (open(0), open(0), open(7));
-    let frames = peer.hears();
+    let frames = remote.receives();
     let order: Vec<_> = frames
         .iter()
         .filter_map(|frame| match frame {
@@ -394,7 +399,7 @@ fn streams_send_in_turn_and_by_priority() {
 }
 
 #[test]
-fn pings_are_answered_and_answers_recognized() {
+fn pings_are_answered_and_replies_recognised() {
     let mut client = Session::new(Role::Client, config(FlowControl::Never));
     let mut server = Session::new(Role::Server, config(FlowControl::Never));
     let (first, second) = (client.ping(), client.ping());
@@ -408,44 +413,44 @@ fn pings_are_answered_and_answers_recognized() {
 }
 
 #[test]
-fn one_who_only_asks_is_not_read() {
-    let mut peer = Peer::of(Role::Server, FlowControl::Never);
+fn a_remote_that_sends_pings_and_does_not_read_is_not_read() {
+    let mut remote = FrameLevelRemote::of(Role::Server, FlowControl::Never);
     let mut asked = 0;
-    while peer.session.wants_input() {
-        peer.says(&Frame::Ping(skewbridge_spdy::frame::Ping { id: 1 }));
+    while remote.session.wants_input() {
+        remote.sends_frame(&Frame::Ping(skewbridge_spdy::frame::Ping { id: 1 }));
         asked += 1;
         assert!(asked < 100_000);
     }
-    assert_eq!(peer.hears().len(), asked);
-    assert!(peer.session.wants_input());
+    assert_eq!(remote.receives().len(), asked);
+    assert!(remote.session.wants_input());
 }
 
 #[test]
-fn who_goes_away_refuses_what_it_has_not_seen() {
-    let mut peer = Peer::of(Role::Client, FlowControl::Never);
-    let seen = peer.session.open(OpenOptions::default()).unwrap();
-    let unseen = peer.session.open(OpenOptions::default()).unwrap();
-    peer.answers(seen);
-    let events = peer.says(&Frame::GoAway(GoAway {
+fn a_goaway_refuses_unseen_streams() {
+    let mut remote = FrameLevelRemote::of(Role::Client, FlowControl::Never);
+    let seen = remote.session.open(OpenOptions::default()).unwrap();
+    let unseen = remote.session.open(OpenOptions::default()).unwrap();
+    remote.answers(seen);
+    let events = remote.sends_frame(&Frame::GoAway(GoAway {
         last: Some(seen),
         status: GoAwayStatus::Ok,
     }));
     assert_eq!(events, [Event::GoAway, Event::Failed(unseen)]);
     assert!(matches!(
-        peer.session.poll_reply(unseen),
+        remote.session.poll_reply(unseen),
         Poll::Ready(Err(StreamError::Refused))
     ));
     assert!(matches!(
-        peer.session.open(OpenOptions::default()),
+        remote.session.open(OpenOptions::default()),
         Err(OpenError::GoingAway)
     ));
-    assert!(peer.session.poll_capacity(seen).is_ready());
-    peer.hears();
-    assert!(!peer.session.can_close());
+    assert!(remote.session.poll_capacity(seen).is_ready());
+    remote.receives();
+    assert!(!remote.session.can_close());
     for stream in [seen, unseen] {
-        peer.session.release(stream, Half::Receiver);
-        peer.session.release(stream, Half::Sender);
+        remote.session.release(stream, Half::Receiver);
+        remote.session.release(stream, Half::Sender);
     }
-    assert_eq!(peer.hears(), [reset(1, ResetStatus::Cancel)]);
-    assert!(peer.session.can_close());
+    assert_eq!(remote.receives(), [reset(1, ResetStatus::Cancel)]);
+    assert!(remote.session.can_close());
 }

@@ -1,4 +1,4 @@
-//! What holds for sessions whatever applications and peers do.
+//! Properties of sessions, whatever applications and remotes do.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 mod in_memory;
@@ -95,15 +95,15 @@ proptest! {
         steps in proptest::collection::vec(any_step(), 1..60),
     ) {
         let flow = |index: usize| [FlowControl::Always, FlowControl::Auto, FlowControl::Never][index];
-        // Who has windows and who has none do not get along, and need not.
-        let (here, there) = match (flow(flows.0), flow(flows.1)) {
+        // A side with flow control and one without do not work together, and need not.
+        let (local, remote) = match (flow(flows.0), flow(flows.1)) {
             (FlowControl::Always, FlowControl::Never) | (FlowControl::Never, FlowControl::Always) => {
                 (FlowControl::Auto, FlowControl::Auto)
             }
             flows => flows,
         };
-        let mut client = Side::new(Role::Client, here);
-        let mut server = Side::new(Role::Server, there);
+        let mut client = Side::new(Role::Client, local);
+        let mut server = Side::new(Role::Server, remote);
         let carry = |from: &mut Side, to: &mut Side| {
             if to.session.wants_input() {
                 to.hear(output(&mut from.session));

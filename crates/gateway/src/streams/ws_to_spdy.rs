@@ -182,7 +182,7 @@ fn normal() -> Close {
 }
 
 fn cut_off() -> Close {
-    let reason = "the stream was cut off before it was known how the command ended";
+    let reason = "the connection was lost before the result of the command was known";
     Close::new(CloseCode::INTERNAL_ERROR, reason)
 }
 

@@ -24,7 +24,7 @@ fn failed(code: Option<u16>, reason: &str, message: &str) -> Outcome {
 }
 
 #[test]
-fn a_status_is_written_as_kube_apiserver_writes_it() {
+fn a_status_is_encoded_as_kube_apiserver_does() {
     let rows = [
         (Outcome::Success, r#"{"metadata":{},"status":"Success"}"#),
         (
@@ -56,9 +56,9 @@ fn a_status_is_written_as_kube_apiserver_writes_it() {
 }
 
 #[test]
-fn a_status_is_read_as_client_go_reads_it() {
+fn a_status_is_decoded_as_client_go_does() {
     let rows = [
-        // As runtimes write it, with and without what metav1.Status has besides.
+        // As runtimes write it, with and without the other fields of metav1.Status.
         (r#"{"status":"Success"}"#, Outcome::Success),
         (
             r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success"}"#,
@@ -88,7 +88,7 @@ fn a_status_is_read_as_client_go_reads_it() {
             "{json}"
         );
     }
-    // Never a success, never an exit code.
+    // Neither a success nor an exit code.
     for json in [
         "{}",
         r#"{"status":"Maybe"}"#,
@@ -106,7 +106,7 @@ fn a_status_is_read_as_client_go_reads_it() {
 }
 
 #[test]
-fn earlier_versions_have_plain_text_and_are_silent_of_success() {
+fn earlier_versions_use_plain_text_and_an_empty_channel_for_success() {
     for version in [Version::V1, Version::V2, Version::V3] {
         assert_eq!(Outcome::Success.encode(version), "");
         let text =
@@ -149,13 +149,13 @@ fn an_end_without_a_status_is_no_success() {
             end(version, "", ErrorChannelEnd::Aborted),
             Outcome::Disconnected
         );
-        // What was said whole counts, whatever came after it.
-        let told = exited(1).encode(version);
-        let told = str::from_utf8(&told).unwrap();
-        assert_eq!(end(version, told, ErrorChannelEnd::Aborted), exited(1));
-        let retold = Outcome::Disconnected.encode(version);
+        // A complete result counts, whatever comes after it.
+        let encoded = exited(1).encode(version);
+        let encoded = str::from_utf8(&encoded).unwrap();
+        assert_eq!(end(version, encoded, ErrorChannelEnd::Aborted), exited(1));
+        let reencoded = Outcome::Disconnected.encode(version);
         assert!(matches!(
-            Outcome::decode(version, &retold),
+            Outcome::decode(version, &reencoded),
             Outcome::Failed(_)
         ));
     }
@@ -176,7 +176,7 @@ fn an_end_without_a_status_is_no_success() {
 }
 
 #[test]
-fn what_is_kept_has_a_bound() {
+fn the_error_channel_is_bounded() {
     for version in ALL {
         let mut channel = ErrorChannel::new(version);
         for _ in 0..100 {
@@ -191,7 +191,7 @@ fn what_is_kept_has_a_bound() {
 }
 
 #[test]
-fn exit_codes_tell_of_signals() {
+fn exit_codes_map_to_signals() {
     let signal = |code| ExitCode::new(code).and_then(ExitCode::signal);
     assert_eq!(
         [0, 1, 128, 130, 137, 143, 192, 255].map(signal),
@@ -202,7 +202,7 @@ fn exit_codes_tell_of_signals() {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(
+    fn encoded_results_decode_to_themselves(
         code in prop::option::of(1..600u16), reason in "[A-Z][A-Za-z]{0,8}", message in "\\PC{1,30}", exit in 1..=255u8,
     ) {
         prop_assume!(reason != "NonZeroExitCode");

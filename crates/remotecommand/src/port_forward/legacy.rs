@@ -1,7 +1,7 @@
-//! The older framing of WebSocket, which container runtimes speak: the ports
-//! are in the query, each has two channels, and there is one connection a port.
+//! The older WebSocket framing, which container runtimes support: the query names the ports,
+//! each port has two channels and one connection.
 //!
-//! Its messages are those of a remote command: a [`Reader`] and a [`Writer`] of
+//! Messages are encoded like those of a remote command: a [`Reader`] and a [`Writer`] of
 //! [`ToPod`] and [`FromPod`].
 
 use skewbridge_websocket::Role;
@@ -12,11 +12,11 @@ use crate::protocol::{Encoding, Protocol};
 use crate::reader::Reader;
 use crate::writer::Writer;
 
-/// Each port takes two of the numbers that a byte has, and 255 is none.
+/// Each port takes two channel numbers of one byte, and 255 is reserved.
 const MAX_PORTS: usize = 127;
 
-/// How many ports a request can have. In text, channels have the characters
-/// from `0` on, and there are 80 until ASCII ends.
+/// How many ports a request can have. In text, channel numbers are the characters from `0` on,
+/// of which ASCII has 80.
 pub fn max_ports(encoding: Encoding) -> usize {
     match encoding {
         Encoding::Binary => MAX_PORTS,
@@ -24,8 +24,7 @@ pub fn max_ports(encoding: Encoding) -> usize {
     }
 }
 
-/// What is spoken: the fourth version, or it without a name. There is no other
-/// one.
+/// Negotiates version 4, which may be unnamed. There is no other version.
 pub fn negotiate<'a>(
     offers: impl IntoIterator<Item = &'a str>,
 ) -> Option<crate::NegotiatedProtocol> {
@@ -44,26 +43,26 @@ pub fn negotiate<'a>(
     })
 }
 
-/// What clients write: data, to a port by its place in the query.
+/// The channels that clients write: data to a port, by its position in the query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ToPod {
-    /// Which of the ports; may be one that the query does not have.
+    /// The position of the port; may be beyond those of the query.
     pub port: u8,
 }
 
-/// What servers write.
+/// The channels that servers write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FromPod {
-    /// Which of the ports.
+    /// The position of the port.
     pub port: u8,
     /// Which of its two channels.
     pub stream: Stream,
 }
 
-/// Reads what a client says.
+/// Reads the messages of a client.
 pub type FromClient = Reader<ToPod>;
 
-/// Writes what a server says.
+/// Writes the messages of a server.
 pub type ToClient = Writer<FromPod>;
 
 impl ToClient {
@@ -73,10 +72,10 @@ impl ToClient {
     }
 }
 
-/// Reads what a server says.
+/// Reads the messages of a server.
 pub type FromServer = Reader<FromPod>;
 
-/// Writes what a client says.
+/// Writes the messages of a client.
 pub type ToServer = Writer<ToPod>;
 
 impl ToServer {
@@ -86,19 +85,19 @@ impl ToServer {
     }
 }
 
-/// The first message on each of a server's channels: which port it is for.
+/// The first message on each channel of a server: the port of the channel.
 pub fn encode_port(port: Port) -> [u8; 2] {
     port.number().to_le_bytes()
 }
 
-/// Reads the first message on a channel.
+/// Decodes the first message on a channel.
 pub fn decode_port(message: &[u8]) -> Option<Port> {
     let bytes = message.try_into().ok()?;
     Port::new(u16::from_le_bytes(bytes))
 }
 
 impl ChannelId for ToPod {
-    const NUMBERS: u8 = u8::MAX;
+    const CHANNEL_COUNT: u8 = u8::MAX;
     const CLOSABLE: bool = false;
 
     fn number(self) -> u8 {
@@ -112,7 +111,7 @@ impl ChannelId for ToPod {
 }
 
 impl ChannelId for FromPod {
-    const NUMBERS: u8 = u8::MAX;
+    const CHANNEL_COUNT: u8 = u8::MAX;
     const CLOSABLE: bool = false;
 
     fn number(self) -> u8 {
@@ -136,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_port_has_two_numbers() {
+    fn each_port_has_two_channel_numbers() {
         for number in 0..254 {
             let from = FromPod::from_number(number).unwrap();
             assert_eq!(from.number(), number);
@@ -150,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_begins_with_the_ports() {
+    fn a_server_starts_with_the_ports() {
         let (mut server, mut out) = (ToClient::new(Protocol::V4), BytesMut::new());
         let port = Port::new(8080).unwrap();
         for stream in [Stream::Data, Stream::Error] {
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_fourth_version_is_spoken() {
+    fn only_version_4_is_supported() {
         let header = |offers: &[&str]| negotiate(offers.iter().copied()).map(|it| it.header);
         let v4 = "v4.channel.k8s.io";
         assert_eq!(header(&[]), Some(None));

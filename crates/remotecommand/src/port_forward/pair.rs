@@ -1,20 +1,20 @@
-//! Pairs of SPDY streams, one pair a connection to a port.
+//! Pairs of SPDY streams, one pair per connection to a port.
 
 use super::{Port, PortError, Stream};
 use crate::channel::STREAM_TYPE;
 
-/// Header names as they stand on the wire, where SPDY/3 has no upper case.
+/// Header names as on the wire: SPDY/3 header names are lower case.
 pub const PORT: &str = "port";
-/// Joins the two streams of a pair; Kubernetes writes `requestID`.
+/// Links the two streams of a pair; Kubernetes writes `requestID`.
 pub const REQUEST_ID: &str = "requestid";
 
-/// What the headers of a stream say. A client opens the error stream first,
-/// and closes its own side of it at once.
+/// The headers of a stream. A client opens the error stream first, and closes its own side of
+/// it at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Headers {
-    /// Which one of its pair.
+    /// Which stream of the pair.
     pub stream: Stream,
-    /// Where the connection goes.
+    /// The target port.
     pub port: Port,
     /// The same for both streams of a pair, and for no other.
     pub request: String,
@@ -24,15 +24,15 @@ pub struct Headers {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeadersError {
     /// Neither data nor error.
-    #[error("a stream that is neither for data nor for errors")]
+    #[error("the stream type is neither data nor error")]
     StreamType,
-    /// No port, or none that there can be.
+    /// The port is missing or invalid.
     #[error(transparent)]
     Port(#[from] PortError),
 }
 
 impl Headers {
-    /// As they are written.
+    /// The headers as name and value.
     pub fn fields(&self) -> [(&'static str, String); 3] {
         let stream = match self.stream {
             Stream::Data => "data",
@@ -45,9 +45,8 @@ impl Headers {
         ]
     }
 
-    /// From the headers of the stream with this number. Clients that name no
-    /// request open the data stream right after the error stream, whose number
-    /// then stands for it.
+    /// Parses the headers of the stream with this number. Clients that send no request id open
+    /// the data stream right after the error stream, whose number is then used as the id.
     pub fn parse<'a>(
         header: impl Fn(&str) -> Option<&'a str>,
         number: u32,
@@ -84,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn headers_parse_to_what_was_written() {
         for stream in [Stream::Error, Stream::Data] {
             let headers = Headers {
                 stream,
@@ -98,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn older_clients_name_no_request() {
+    fn streams_of_older_clients_are_paired_by_stream_id() {
         let request = |kind, number| {
             let headers = parse(&[("streamtype", kind), ("port", "80")], number);
             headers.unwrap().request

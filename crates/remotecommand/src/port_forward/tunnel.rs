@@ -1,20 +1,18 @@
-//! SPDY inside a WebSocket: the bytes of the one are the payloads of binary
-//! messages of the other, cut anywhere.
+//! SPDY inside a WebSocket: SPDY bytes are the payloads of binary messages, split anywhere.
 
 use skewbridge_websocket::{MessageChunk, MessageKind};
 
-/// What is spoken over SPDY.
+/// The protocol over SPDY.
 pub const PORT_FORWARD: &str = "portforward.k8s.io";
 
-/// The same inside a WebSocket.
+/// The subprotocol of SPDY inside a WebSocket.
 pub const TUNNELLED_PORT_FORWARD: &str = "SPDY/3.1+portforward.k8s.io";
 
 const PREFIX: &str = "SPDY/3.1+";
 const SUFFIX: &str = ".k8s.io";
 
-/// The protocols of SPDY that a client offers inside a WebSocket, to be offered
-/// upstream in `X-Stream-Protocol-Version`. None, no tunnel: then the request is
-/// of the older kind.
+/// The SPDY protocols that a client offers inside a WebSocket, to be offered upstream in
+/// `X-Stream-Protocol-Version`. If there are none, the request uses the older framing.
 pub fn tunnelled_protocols<'a>(
     offers: impl IntoIterator<Item = &'a str>,
 ) -> impl Iterator<Item = &'a str> {
@@ -24,9 +22,8 @@ pub fn tunnelled_protocols<'a>(
         .filter_map(|offer| offer.strip_prefix(PREFIX))
 }
 
-/// The offer that upstream has taken, from what it said in its 101. `None` if
-/// it said nothing, or something that was not offered: the client then does not
-/// go on.
+/// The offer that upstream confirmed in its 101. `None` if it confirmed none, or one that was
+/// not offered: the client then does not continue.
 pub fn accepted_offer<'a>(
     offers: impl IntoIterator<Item = &'a str>,
     upstream: Option<&str>,
@@ -37,12 +34,12 @@ pub fn accepted_offer<'a>(
         .find(|offer| offer.ends_with(SUFFIX) && offer.strip_prefix(PREFIX) == Some(upstream))
 }
 
-/// Something else than binary messages. Both ends then give up.
+/// A message that is not binary. Both ends then close the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a tunnel carries binary messages only")]
 pub struct NotBinary;
 
-/// What a chunk of a message has for SPDY: all of it.
+/// The SPDY bytes in a chunk of a message.
 pub fn tunnel_payload(chunk: MessageChunk) -> Result<bytes::Bytes, NotBinary> {
     match chunk.kind {
         MessageKind::Binary => Ok(chunk.bytes),
@@ -55,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offers_of_tunnels_are_found_and_answered() {
+    fn tunnel_offers_are_found_and_confirmed() {
         let offers = [
             "v4.channel.k8s.io",
             TUNNELLED_PORT_FORWARD,

@@ -5,8 +5,7 @@ use skewbridge_websocket::{Decoder, Event, Limits, MessageKind, Role};
 use super::*;
 use crate::writer::{ToClient, ToServer};
 
-/// Reads messages, each in chunks of up to `cut` bytes, and joins the data of
-/// each message.
+/// Reads messages, each in chunks of up to `cut` bytes, and joins the data of each message.
 fn read<C: ChannelId>(
     protocol: Protocol,
     messages: &[&[u8]],
@@ -14,7 +13,7 @@ fn read<C: ChannelId>(
 ) -> Result<Vec<ChannelEvent<C>>, ReaderError> {
     let (mut reader, mut all) = (Reader::new(protocol), Vec::new());
     for message in messages {
-        let mut said = None;
+        let mut event = None;
         let mut chunks: Vec<_> = message.chunks(cut).collect();
         if chunks.is_empty() {
             chunks.push(&[]);
@@ -26,7 +25,7 @@ fn read<C: ChannelId>(
                 is_last: index + 1 == chunks.len(),
                 bytes: Bytes::copy_from_slice(bytes),
             };
-            said = match (said, reader.read_chunk(chunk)?) {
+            event = match (event, reader.read_chunk(chunk)?) {
                 (Some(ChannelEvent::Data(channel, left)), Some(ChannelEvent::Data(_, right))) => {
                     let data = [left, right].concat().into();
                     Some(ChannelEvent::Data(channel, data))
@@ -34,7 +33,7 @@ fn read<C: ChannelId>(
                 (before, now) => now.or(before),
             };
         }
-        all.extend(said);
+        all.extend(event);
     }
     Ok(all)
 }
@@ -54,7 +53,7 @@ fn data<C>(channel: C, data: &'static str) -> ChannelEvent<C> {
 }
 
 #[test]
-fn clients_write_stdin_and_sizes() {
+fn client_messages_are_stdin_and_sizes() {
     let messages: &[&[u8]] = &[
         b"\0ls\n",
         b"",
@@ -66,42 +65,42 @@ fn clients_write_stdin_and_sizes() {
         b"\xfe\0",
         b"\0x",
     ];
-    let said = [
+    let events = [
         data(Input::Stdin, "ls\n"),
         data(Input::Stdin, ""),
         data(Input::Resize, "{}"),
         data(Input::Stdin, "x"),
     ];
     for protocol in [Protocol::V1, Protocol::V4, Protocol::V5] {
-        assert_eq!(whole(protocol, messages), Ok(said.to_vec()));
+        assert_eq!(whole(protocol, messages), Ok(events.to_vec()));
     }
 }
 
 #[test]
-fn servers_write_the_others() {
+fn server_messages_are_output_and_errors() {
     let messages: &[&[u8]] = &[
         b"\x01", b"\x01out", b"\x02err", b"\x03{}", b"\0in", b"\xff\0",
     ];
-    let said = [
+    let events = [
         data(Output::Stdout, ""),
         data(Output::Stdout, "out"),
         data(Output::Stderr, "err"),
         data(Output::Error, "{}"),
     ];
-    assert_eq!(whole(Protocol::V5, messages), Ok(said.to_vec()));
+    assert_eq!(whole(Protocol::V5, messages), Ok(events.to_vec()));
 }
 
 #[test]
-fn the_fifth_version_closes_channels() {
+fn version_5_closes_channels() {
     let close = |messages: &[&[u8]]| whole::<Input>(Protocol::V5, messages);
-    // Only what the client writes, only once, and nothing follows.
+    // Only channels that the client writes, only once, and nothing follows.
     let messages: &[&[u8]] = &[b"\0a", b"\xff\0", b"\0b", b"\xff\0", b"\xff\x01", b"\x04{}"];
-    let said = [
+    let events = [
         data(Input::Stdin, "a"),
         ChannelEvent::Closed(Input::Stdin),
         data(Input::Resize, "{}"),
     ];
-    assert_eq!(close(messages), Ok(said.to_vec()));
+    assert_eq!(close(messages), Ok(events.to_vec()));
     assert_eq!(
         close(&[b"\xff\x04"]),
         Ok(vec![ChannelEvent::Closed(Input::Resize)])
@@ -109,7 +108,7 @@ fn the_fifth_version_closes_channels() {
     assert_eq!(close(&[b"\xff"]), Err(ReaderError::CloseSignal));
     assert_eq!(close(&[b"\xff\0\0"]), Err(ReaderError::CloseSignal));
     assert_eq!(close(&[b"\xff\x05"]), Err(ReaderError::CloseUnknown(5)));
-    // Before, it is a channel that there is not.
+    // Before version 5 it is an unknown channel.
     assert_eq!(
         whole::<Input>(Protocol::V4, &[b"\xff\0", b"\xff"]),
         Ok(vec![])
@@ -117,17 +116,17 @@ fn the_fifth_version_closes_channels() {
 }
 
 #[test]
-fn text_protocols_have_digits_and_base64() {
+fn text_protocols_use_digits_and_base64() {
     let messages: &[&[u8]] = &[
         b"0bHMK", b"0", b"4e30=", b"1bHMK", b"9!", b"\0bHMK", b"\xff0",
     ];
-    let said = [
+    let events = [
         data(Input::Stdin, "ls\n"),
         data(Input::Stdin, ""),
         data(Input::Resize, "{}"),
     ];
     for protocol in [Protocol::V1_BASE64, Protocol::V4_BASE64] {
-        assert_eq!(whole(protocol, messages), Ok(said.to_vec()));
+        assert_eq!(whole(protocol, messages), Ok(events.to_vec()));
         assert_eq!(whole::<Input>(protocol, &[b"0!"]), Err(ReaderError::Base64));
         assert_eq!(
             whole::<Input>(protocol, &[b"0bHM"]),
@@ -154,8 +153,8 @@ fn data_is_not_copied() {
     assert_eq!(data.as_ptr(), at);
 }
 
-/// All that comes over a wire, in chunks.
-fn over_the_wire<C: ChannelId>(
+/// All events from a byte stream that arrives in chunks.
+fn decoded_events<C: ChannelId>(
     protocol: Protocol,
     role: Role,
     wire: &[u8],
@@ -181,8 +180,8 @@ fn over_the_wire<C: ChannelId>(
                 {
                     *left = [&left[..], &right[..]].concat().into();
                 }
-                (_, Some(said)) => {
-                    all.push(said);
+                (_, Some(events)) => {
+                    all.push(events);
                     joins = true;
                 }
                 (_, None) => {}
@@ -194,44 +193,44 @@ fn over_the_wire<C: ChannelId>(
 
 proptest! {
     #[test]
-    fn what_a_client_writes_the_server_reads(
+    fn servers_read_what_clients_write(
         protocol in prop::sample::select(&Protocol::ALL[..]),
         messages in prop::collection::vec((any::<bool>(), prop::collection::vec(any::<u8>(), 0..300)), 0..6),
         closes: bool, cut in 1..400usize,
     ) {
-        let (mut client, mut wire, mut said) = (ToServer::new(protocol), BytesMut::new(), Vec::new());
+        let (mut client, mut wire, mut events) = (ToServer::new(protocol), BytesMut::new(), Vec::new());
         for (is_stdin, data) in messages {
             let channel = if is_stdin { Input::Stdin } else { Input::Resize };
             if let Some(rest) = client.frame(channel, data.clone().into(), &mut wire) {
                 wire.extend_from_slice(&rest);
             }
-            said.push(ChannelEvent::Data(channel, data.into()));
+            events.push(ChannelEvent::Data(channel, data.into()));
         }
         if closes && client.close(Input::Stdin, &mut wire) {
-            said.push(ChannelEvent::Closed(Input::Stdin));
+            events.push(ChannelEvent::Closed(Input::Stdin));
         }
-        prop_assert_eq!(over_the_wire(protocol, Role::Server, &wire, cut), said);
+        prop_assert_eq!(decoded_events(protocol, Role::Server, &wire, cut), events);
     }
 
     #[test]
-    fn what_a_server_writes_the_client_reads(
+    fn clients_read_what_servers_write(
         protocol in prop::sample::select(&Protocol::ALL[..]),
         messages in prop::collection::vec((1..4u8, prop::collection::vec(any::<u8>(), 0..300)), 0..6),
         cut in 1..400usize,
     ) {
-        let (mut server, mut wire, mut said) = (ToClient::new(protocol), BytesMut::new(), Vec::new());
+        let (mut server, mut wire, mut events) = (ToClient::new(protocol), BytesMut::new(), Vec::new());
         for (number, data) in messages {
             let channel = Output::from_number(number).unwrap();
             let rest = server.frame(channel, data.clone().into(), &mut wire);
             prop_assert_eq!(rest.is_some(), protocol.encoding() == Encoding::Binary);
             wire.extend_from_slice(&rest.unwrap_or_default());
-            said.push(ChannelEvent::Data(channel, data.into()));
+            events.push(ChannelEvent::Data(channel, data.into()));
         }
-        prop_assert_eq!(over_the_wire(protocol, Role::Client, &wire, cut), said);
+        prop_assert_eq!(decoded_events(protocol, Role::Client, &wire, cut), events);
     }
 
     #[test]
-    fn any_messages_are_read_the_same_in_pieces(
+    fn any_messages_are_read_the_same_in_chunks(
         protocol in prop::sample::select(&Protocol::ALL[..]),
         messages in prop::collection::vec(
             prop::collection::vec(prop_oneof![any::<u8>(), 0..6u8, Just(255), b'0'..b'6', Just(b'=')], 0..8), 0..6),

@@ -1,4 +1,4 @@
-//! Moves bytes between a session and what carries it.
+//! Moves bytes between a session and its byte stream.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -17,22 +17,22 @@ use crate::error::{Closed, Error};
 use crate::frame::GoAwayStatus;
 use crate::session::{Layout, SendBuffer};
 
-/// What is read at once at first: most connections carry keystrokes.
+/// Initial size of a read: most connections carry keystrokes.
 const MIN_READ_BYTES: usize = 8 * 1024;
-/// What is read at once where there is always more.
+/// Size of a read on a connection with bulk data.
 const MAX_READ_BYTES: usize = 128 * 1024;
 
-/// How often a driver reads and writes before others have their turn.
+/// How often a driver reads and writes before it yields.
 const MAX_ROUNDS: usize = 16;
 
-/// How long something has to come from the other side once it takes nothing more.
+/// How long to wait for further bytes of the remote after a write has failed.
 const READ_AFTER_WRITE_FAILURE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Moves the bytes of a connection for as long as it lasts.
+/// Moves the bytes of a connection until it ends.
 ///
-/// It ends well when the other side ends the connection between two frames, or when
-/// it was closed here.
-#[must_use = "nothing moves unless the driver is awaited"]
+/// It succeeds if the remote ends the connection between two frames, or if it was closed
+/// locally.
+#[must_use = "the connection makes no progress unless the driver is awaited"]
 pub struct Driver<T> {
     io: T,
     shared: Arc<Shared>,
@@ -40,24 +40,24 @@ pub struct Driver<T> {
     read_size: usize,
     output: SendBuffer,
     needs_flush: bool,
-    /// Who may go on, kept for its memory.
+    /// Wakers to call, kept to reuse the allocation.
     wake: Vec<Waker>,
     write_failure: Option<WriteFailure>,
     linger: Duration,
     phase: Phase,
 }
 
-/// The other side takes nothing any more. What it has sent before is still read: it
-/// may be all that somebody waits for.
+/// The remote accepts no more data. What it sent before is still read: it may be the result
+/// that the application waits for.
 struct WriteFailure {
     error: Error,
-    /// Until when something has to come.
+    /// Until when further bytes have to arrive.
     deadline: Pin<Box<Sleep>>,
 }
 
 enum Phase {
     Running,
-    /// The last frame is on its way; then the other side's end is waited for.
+    /// The last frame is being sent; then the end of the remote is awaited.
     Closing {
         result: Result<(), Error>,
         deadline: Pin<Box<Sleep>>,
@@ -65,19 +65,19 @@ enum Phase {
     Over(Result<(), Error>),
 }
 
-/// What came of reading or writing once.
+/// Result of one read or write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
     Some,
-    /// Nothing now; whoever carries the bytes will say when to try again.
+    /// Nothing now; the byte stream will wake the task.
     None,
-    /// Nothing is read while so much waits.
+    /// Reading is paused while too much waits.
     Paused,
-    /// The other side has ended the connection.
+    /// The remote has ended the connection.
     End,
 }
 
-/// How a connection ends that has not failed.
+/// How a connection ended that has not failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
     Remote,
@@ -136,12 +136,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             state.register_driver(context);
             return Poll::Pending;
         }
-        // Others have waited long enough.
+        // Yields to other tasks.
         context.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// Takes what is to be sent, and writes what was taken.
+    /// Takes frames from the session and writes them.
     fn write(&mut self, context: &mut Context<'_>) -> Progress {
         if !self.output.has_remaining() {
             let mut state = self.shared.lock();
@@ -183,7 +183,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         Ok(progress)
     }
 
-    /// Reads once, and hands over what came.
+    /// Reads once, and passes the bytes to the session.
     fn read(&mut self, context: &mut Context<'_>) -> Result<Progress, Error> {
         if !self.shared.lock().session.wants_input() {
             return Ok(Progress::Paused);
@@ -216,7 +216,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         result.map(|()| Progress::Some)
     }
 
-    /// The connection is over for its streams. Says what is left to be done.
+    /// Ends the connection for its streams. Returns what is left to do.
     fn end(&mut self, ending: Result<Ending, Error>) -> Phase {
         let ending = match ending {
             Ok(Ending::Remote) => {
@@ -246,7 +246,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         }
     }
 
-    /// Writes the last frame, then waits for the other side's end.
+    /// Writes the last frame, then waits for the end of the remote.
     fn poll_closing(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.output.has_remaining() {
             ready!(poll_write_buf(
@@ -281,7 +281,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Future for Driver<T> {
                 Phase::Closing { result, deadline } => {
                     let is_late = deadline.as_mut().poll(context).is_ready();
                     let result = result.clone();
-                    // What fails now has been said all the same, or cannot be.
+                    // Errors no longer matter: the last frame was sent, or cannot be.
                     if !is_late {
                         let _ = ready!(this.poll_closing(context));
                     }
@@ -294,8 +294,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Future for Driver<T> {
 }
 
 impl<T> Driver<T> {
-    /// Tells everybody that the connection is over, the other side too if there is
-    /// a last word.
+    /// Wakes all waiters, and sends a `GOAWAY` if `last` is given.
     fn close(&mut self, why: Closed, last: Option<GoAwayStatus>) {
         let mut state = self.shared.lock();
         state.close(why, &mut self.wake);

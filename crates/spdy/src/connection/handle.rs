@@ -1,4 +1,4 @@
-//! OpenOptions streams, and taking those of the other side.
+//! Opening streams, and accepting those of the remote.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -15,17 +15,17 @@ use crate::frame::{Priority, ResetStatus, StreamId};
 use crate::headers::Headers;
 use crate::session::OpenOptions;
 
-/// The most pings that wait for an answer.
+/// The most pings without a reply.
 const MAX_OUTSTANDING_PINGS: usize = 256;
 
-/// Opens streams. Clones are the same connection.
+/// Opens streams. Clones refer to the same connection.
 pub struct Handle(Arc<Shared>);
 
-/// Why a ping has no answer.
+/// Why a ping has no reply.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum PingError {
-    /// So many wait already that one more would not tell anything.
-    #[error("too many pings without an answer")]
+    /// Too many pings are without a reply already.
+    #[error("too many unanswered pings")]
     TooMany,
     /// The connection is over.
     #[error(transparent)]
@@ -38,22 +38,21 @@ impl Handle {
         Self(shared)
     }
 
-    /// Opens a stream. Nothing waits: what is written to it is sent when the other
-    /// side has answered.
-    pub fn open(&self, opening: impl Into<OpenOptions>) -> Result<Stream, OpenError> {
-        let opening = opening.into();
+    /// Opens a stream. Does not wait: data is sent once the remote has accepted the stream.
+    pub fn open(&self, options: impl Into<OpenOptions>) -> Result<Stream, OpenError> {
+        let options = options.into();
         let id = self
             .0
-            .update_and_wake(|state| state.session.open(opening))?;
+            .update_and_wake(|state| state.session.open(options))?;
         Ok(Stream::new(self.0.clone(), id))
     }
 
-    /// Waits until the other side has answered a ping; gives how long it took.
+    /// Waits until the remote has answered a ping; returns the round-trip time.
     ///
-    /// That there is no answer does not mean that nobody is there, nor does an answer
-    /// mean that all was taken that was sent before: moby/spdystream gives what it reads
-    /// to five workers, pings to each in turn. One whose stream nobody reads answers
-    /// nothing, and when 50 frames wait for it, nothing more is read at all.
+    /// A missing reply does not mean that the remote is dead, nor does a reply mean that
+    /// everything sent before was processed: moby/spdystream hands frames to five workers,
+    /// pings round-robin. A worker whose stream is not read answers nothing, and once 50
+    /// frames wait for it, the connection is not read any more.
     pub async fn ping(&self) -> Result<Duration, PingError> {
         let (sender, receiver) = oneshot::channel();
         let start = Instant::now();
@@ -68,34 +67,33 @@ impl Handle {
             state.pings.insert(id, sender);
             Ok(id)
         })?;
-        let _forget = PendingPing(&self.0, id);
+        let _pending = PendingPing(&self.0, id);
         match receiver.await {
             Ok(()) => Ok(start.elapsed()),
             Err(_) => Err(self.closed().unwrap_or(Closed::Local).into()),
         }
     }
 
-    /// Sends so many pings, for whose answers nobody here waits.
+    /// Sends pings without waiting for their replies.
     pub fn send_pings(&self, count: usize) {
         self.0.update_and_wake(|state| state.ping(count));
     }
 
-    /// Whenever data of a stream is about to be sent, this says how many such pings go
-    /// before it.
+    /// Sets a callback that is called before data of a stream is sent, and returns how many
+    /// such pings to send before it.
     pub fn set_pings_before_data(&self, count: impl FnMut() -> usize + Send + 'static) {
         self.0.lock().pings_before_data = Some(PingsBeforeData(Box::new(count)));
     }
 
-    /// Ends a stream that never was, if it is none. The other side makes nothing of it, but
-    /// those who stand between hear that the connection lives, also where a ping would wait
-    /// behind what nobody reads.
+    /// Resets a stream that was never opened. The remote ignores it, but middleboxes see
+    /// traffic, also where a ping would wait behind data that is not read.
     pub fn send_noop_reset(&self, stream: StreamId) {
         self.0
             .update_and_wake(|state| state.session.send_noop_reset(stream));
     }
 
-    /// Takes and opens no more streams. When those that there are have ended, and
-    /// all is sent, the connection ends.
+    /// Accepts and opens no more streams. The connection ends once the open streams have ended
+    /// and everything is sent.
     pub fn close(&self) {
         let waiting = self.0.update_and_wake(|state| {
             state.session.shut_down();
@@ -106,15 +104,14 @@ impl Handle {
         }
     }
 
-    /// Whether nothing is read from the connection just now, because more waits here
-    /// than should: for the reader of a stream ([`super::Receiver::is_over_limit`]), or to
-    /// be sent. What the other side says meanwhile, answers to pings included, is not
-    /// heard.
+    /// Whether the connection is not read now, because too much waits here: for the reader of
+    /// a stream ([`super::Receiver::is_over_limit`]), or to be sent. Meanwhile nothing is
+    /// received, including replies to pings.
     pub fn is_read_paused(&self) -> bool {
         !self.0.lock().session.wants_input()
     }
 
-    /// Why the connection is over, when it is.
+    /// Why the connection has ended, if it has.
     pub fn closed(&self) -> Option<Closed> {
         self.0.lock().session.closed().cloned()
     }
@@ -147,7 +144,7 @@ fn shut_down_if_last(shared: &Shared) {
     });
 }
 
-/// A ping for whose answer nobody waits any longer.
+/// Removes a ping whose waiter is gone.
 struct PendingPing<'a>(&'a Shared, u32);
 
 impl Drop for PendingPing<'_> {
@@ -156,7 +153,7 @@ impl Drop for PendingPing<'_> {
     }
 }
 
-/// The streams that the other side opens. When this is dropped, they are refused.
+/// The streams that the remote opens. When this is dropped, they are refused.
 pub struct Incoming(Arc<Shared>);
 
 impl Incoming {
@@ -165,7 +162,7 @@ impl Incoming {
         Self(shared)
     }
 
-    /// The next one; `None` when no more can come.
+    /// The next stream; `None` when no more can come.
     pub async fn next(&mut self) -> Option<Request> {
         let opened = poll_fn(|context| {
             let mut state = self.0.lock();
@@ -204,22 +201,22 @@ impl fmt::Debug for Incoming {
     }
 }
 
-/// A stream that the other side asks for. When this is dropped, it is refused.
+/// A stream that the remote wants to open. When this is dropped, it is refused.
 pub struct Request {
     shared: Arc<Shared>,
     opened: Option<IncomingStream>,
 }
 
-/// What a request says that has been answered: nothing any more.
+/// The headers of a request that was answered.
 static NO_HEADERS: Headers = Headers::new();
 
 impl Request {
-    /// What it is for.
+    /// The headers of the stream.
     pub fn headers(&self) -> &Headers {
         self.opened.as_ref().map_or(&NO_HEADERS, |it| &it.headers)
     }
 
-    /// How much it matters to the other side.
+    /// The priority of the stream.
     pub fn priority(&self) -> Priority {
         self.opened
             .as_ref()
@@ -227,7 +224,7 @@ impl Request {
             .unwrap_or_default()
     }
 
-    /// Answers it.
+    /// Accepts the stream.
     pub fn accept(mut self, headers: Headers) -> Result<Stream, StreamError> {
         let Some(opened) = self.opened.take() else {
             return Err(Closed::Local.into());
@@ -238,7 +235,7 @@ impl Request {
         Ok(stream)
     }
 
-    /// Refuses it for a reason of its own.
+    /// Refuses the stream with this status.
     pub fn refuse(mut self, status: ResetStatus) {
         if let Some(opened) = self.opened.take() {
             self.shared.update_and_wake(|state| {

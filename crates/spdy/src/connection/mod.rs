@@ -1,30 +1,29 @@
-//! A connection on tokio: a session over anything that reads and writes.
+//! An SPDY connection on tokio: a session over any byte stream.
 //!
-//! [`client`] and [`server`] give three things. The [`Driver`] is a future that
-//! moves the bytes; nothing moves unless somebody awaits it, and all ends when it is
-//! dropped: there is no task of this crate's own. The [`Handle`] opens streams, pings
-//! and closes. [`Incoming`] are the streams that the other side opens.
+//! [`client`] and [`server`] return three parts. The [`Driver`] is a future that moves the
+//! bytes: nothing moves unless it is polled, and dropping it ends the connection. This crate
+//! spawns no task. The [`Handle`] opens streams, sends pings and closes the connection.
+//! [`Incoming`] yields the streams that the remote opens.
 //!
-//! # Who waits for whom
+//! # Backpressure
 //!
-//! A writer waits when [`Config::send_queue`] bytes of its stream have not been
-//! sent. Streams send in turn, so one that has much to send takes nothing from
-//! others. A reader that does not keep up stops its own stream, where the other side
-//! heeds windows. moby/spdystream does not: of such a connection nothing is read
-//! while more than [`Config::receive_window`] bytes wait on one of its streams, so
-//! that one slow reader slows all, which is what that library does to its peers as
-//! well. Memory is bounded either way. Who does not want to read a stream drops its
-//! [`Receiver`]: then what comes is thrown away.
+//! A writer waits while [`Config::send_queue`] bytes of its stream are unsent. Streams send
+//! round-robin, so a busy stream does not starve others. A slow reader stops only its own
+//! stream if the remote implements flow control. moby/spdystream does not: such a connection
+//! is not read while more than [`Config::receive_window`] bytes wait on one of its streams, so
+//! one slow reader slows all streams, as that library does itself. Memory is bounded either
+//! way. An application that does not want to read a stream drops its [`Receiver`]: received
+//! data is then discarded.
 //!
-//! # How things end
+//! # How streams and connections end
 //!
-//! | what | what the other side sees |
+//! | local action | what the remote sees |
 //! |---|---|
 //! | [`Sender::finish`] | the end of the data, after all of it |
-//! | a [`Sender`] is dropped without it | a reset: nobody said that this was all |
+//! | a [`Sender`] is dropped without it | a reset: the data may be incomplete |
 //! | a [`Receiver`] is dropped | nothing |
 //! | [`Stream::reset`] | a reset |
-//! | [`Handle::close`], or all handles and [`Incoming`] are dropped | `GOAWAY` and the end, when the streams have ended |
+//! | [`Handle::close`], or all handles and [`Incoming`] are dropped | `GOAWAY` and the end, once the streams have ended |
 //! | the [`Driver`] is dropped | the end |
 
 mod driver;
@@ -41,7 +40,7 @@ pub use stream::{Receiver, Sender, Stream};
 use crate::session::{Config, Role};
 use shared::Shared;
 
-/// The end of a connection that asked for SPDY.
+/// The end that requested the upgrade to SPDY.
 pub fn client<T>(io: T, config: Config) -> (Handle, Incoming, Driver<T>)
 where
     T: AsyncRead + AsyncWrite + Unpin,
@@ -49,7 +48,7 @@ where
     new(io, Role::Client, config)
 }
 
-/// The end that granted it.
+/// The end that accepted the upgrade.
 pub fn server<T>(io: T, config: Config) -> (Handle, Incoming, Driver<T>)
 where
     T: AsyncRead + AsyncWrite + Unpin,

@@ -1,4 +1,4 @@
-//! What the driver, handles and streams of a connection share.
+//! State shared by the driver, handles and streams of a connection.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -13,29 +13,29 @@ use crate::frame::{Priority, ResetStatus, StreamId};
 use crate::headers::Headers;
 use crate::session::{Config, Event, Half, Role, SendBuffer, Session};
 
-/// The session, and who waits for it. It is locked for as long as it takes to move
-/// pointers; bytes are read and written without it.
+/// The session and the wakers of its users. The lock is held only while pointers are moved;
+/// I/O happens without it.
 #[derive(Debug)]
 pub(super) struct Shared(Mutex<State>);
 
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) session: Session,
-    /// Handles and [`super::Incoming`]: who could still make use of new streams.
+    /// Handles and [`super::Incoming`]: users that could still use new streams.
     pub(super) users: usize,
-    /// Whether somebody wants streams of the other side.
+    /// Whether streams of the remote are accepted.
     pub(super) accepts: bool,
-    /// Streams that nobody has taken yet; no more than the session lets be open.
+    /// Streams that were not accepted yet; bounded by the stream limit of the session.
     pub(super) opened: VecDeque<IncomingStream>,
     pub(super) opened_waker: Option<Waker>,
     pub(super) pings: HashMap<u32, oneshot::Sender<()>>,
-    /// How many pings go before data.
+    /// How many pings to send before data.
     pub(super) pings_before_data: Option<PingsBeforeData>,
     streams: BTreeMap<StreamId, StreamWakers>,
     driver: Option<Waker>,
 }
 
-/// Asked whenever data is about to be sent.
+/// Called whenever data is about to be sent.
 pub(super) struct PingsBeforeData(pub(super) Box<dyn FnMut() -> usize + Send>);
 
 impl fmt::Debug for PingsBeforeData {
@@ -44,7 +44,7 @@ impl fmt::Debug for PingsBeforeData {
     }
 }
 
-/// A stream that the other side has opened.
+/// A stream that the remote has opened.
 #[derive(Debug)]
 pub(super) struct IncomingStream {
     pub(super) stream: StreamId,
@@ -52,7 +52,7 @@ pub(super) struct IncomingStream {
     pub(super) priority: Priority,
 }
 
-/// Who waits on a stream.
+/// The wakers of a stream.
 #[derive(Debug, Default)]
 struct StreamWakers {
     read: Option<Waker>,
@@ -74,12 +74,12 @@ impl Shared {
         })))
     }
 
-    /// A panic under the lock is a bug elsewhere; the others may still end well.
+    /// A panic under the lock is a bug elsewhere; other users can still end cleanly.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something to the session, and lets the driver see to what follows.
+    /// Updates the session and wakes the driver.
     pub(super) fn update_and_wake<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let result = action(&mut state);
@@ -91,8 +91,8 @@ impl Shared {
         result
     }
 
-    /// The same, where most often nothing follows: the driver is woken only if
-    /// there is something to send, or if it may read again.
+    /// The same, where most updates need no wake-up: the driver is woken only if there is
+    /// something to send, or if it may read again.
     pub(super) fn update_and_wake_if_needed<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.lock();
         let could_read = state.session.wants_input();
@@ -112,7 +112,7 @@ impl Shared {
 }
 
 impl State {
-    /// The driver waits here while it has nothing to do.
+    /// Registers the waker of the idle driver.
     pub(super) fn register_driver(&mut self, context: &Context<'_>) {
         match &mut self.driver {
             Some(waker) => waker.clone_from(context.waker()),
@@ -146,7 +146,7 @@ impl State {
         }
     }
 
-    /// Hands over what came.
+    /// Processes received bytes.
     pub(super) fn receive(
         &mut self,
         input: &mut BytesMut,
@@ -158,14 +158,14 @@ impl State {
         Ok(())
     }
 
-    /// Pings for whose answers nobody waits.
+    /// Sends pings without waiting for their replies.
     pub(super) fn ping(&mut self, count: usize) {
         for _ in 0..count {
             self.session.ping();
         }
     }
 
-    /// Takes what is to be sent.
+    /// Takes the frames that are to be sent.
     pub(super) fn transmit(&mut self, output: &mut SendBuffer, wake: &mut Vec<Waker>) {
         if self.session.has_data()
             && let Some(PingsBeforeData(count)) = &mut self.pings_before_data
@@ -181,7 +181,7 @@ impl State {
         });
     }
 
-    /// Lets those go on whom an event concerns.
+    /// Wakes the tasks that an event concerns.
     fn on_event(&mut self, event: Event, wake: &mut Vec<Waker>) {
         match event {
             Event::Opened {
@@ -216,20 +216,20 @@ impl State {
                     let _ = ping.send(());
                 }
             }
-            // Nobody in Kubernetes sends any.
+            // Kubernetes never sends HEADERS.
             Event::Headers { .. } => {}
             Event::GoAway => wake.extend(self.opened_waker.take()),
         }
     }
 
-    /// Nobody wants this stream of the other side.
+    /// Refuses a stream of the remote.
     pub(super) fn refuse(&mut self, stream: StreamId) {
         self.session.reset(stream, ResetStatus::RefusedStream);
         self.session.release(stream, Half::Sender);
         self.session.release(stream, Half::Receiver);
     }
 
-    /// The connection is over: everybody is told.
+    /// Ends the connection and wakes all waiters.
     pub(super) fn close(&mut self, why: Closed, wake: &mut Vec<Waker>) {
         self.session.close(why);
         for waiting in self.streams.values_mut() {

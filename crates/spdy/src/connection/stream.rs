@@ -13,12 +13,12 @@ use crate::frame::{ResetStatus, StreamId};
 use crate::headers::Headers;
 use crate::session::Half;
 
-/// A stream. Its halves can be moved out and go separate ways.
+/// A stream. Its halves can be moved out and used separately.
 #[derive(Debug)]
 pub struct Stream {
-    /// The half that is written to.
+    /// The half for writing.
     pub sender: Sender,
-    /// The half that is read from.
+    /// The half for reading.
     pub receiver: Receiver,
 }
 
@@ -33,13 +33,13 @@ impl Stream {
         }
     }
 
-    /// Its id.
+    /// The stream id.
     pub fn id(&self) -> StreamId {
         self.sender.id
     }
 
-    /// Waits until the other side has accepted a stream that was opened here; gives
-    /// what it said.
+    /// Waits until the remote has accepted a stream that was opened locally; returns the
+    /// headers of its reply.
     pub async fn accepted(&mut self) -> Result<Headers, StreamError> {
         poll_fn(|context| {
             let mut state = self.sender.shared.lock();
@@ -52,22 +52,20 @@ impl Stream {
         .await
     }
 
-    /// Ends it at once, both ways.
+    /// Resets the stream in both directions.
     pub fn reset(self, status: ResetStatus) {
         self.sender.reset(status);
     }
 }
 
-/// The half of a stream that is written to. Dropped before [`Sender::finish`], it
-/// resets the stream.
+/// The half of a stream for writing. Dropped before [`Sender::finish`], it resets the stream.
 pub struct Sender {
     shared: Arc<Shared>,
     id: StreamId,
 }
 
 impl Sender {
-    /// Waits until there is room, and leaves `data` to be sent. It may be of any
-    /// size and is not copied.
+    /// Waits until there is room, and queues `data`. It may be of any size and is not copied.
     ///
     /// Cancelled while it waits, it has written nothing.
     pub async fn write(&mut self, data: Bytes) -> Result<(), StreamError> {
@@ -89,8 +87,8 @@ impl Sender {
         room
     }
 
-    /// Waits until nothing more can be written: the other side has reset the stream, or the
-    /// connection is over. With nothing to write, nobody would notice otherwise.
+    /// Waits until nothing more can be written: the remote has reset the stream, or the
+    /// connection has ended. An application without data to write would not notice otherwise.
     pub async fn stopped(&mut self) -> StreamError {
         poll_fn(|context| {
             let mut state = self.shared.lock();
@@ -103,20 +101,20 @@ impl Sender {
         .await
     }
 
-    /// Leaves `data` to be sent even if there is no room; who does this without
-    /// [`Sender::poll_ready`] answers for the memory.
+    /// Queues `data` even if there is no room. A caller that does not use
+    /// [`Sender::poll_ready`] is responsible for the memory.
     pub fn send(&mut self, data: Bytes) -> Result<(), StreamError> {
         self.shared
             .update_and_wake_if_needed(|state| state.session.write(self.id, data))
     }
 
-    /// Closes this half, after all that was written. The other half stays.
+    /// Closes this half after everything that was written. The other half stays open.
     pub fn finish(&mut self) -> Result<(), StreamError> {
         self.shared
             .update_and_wake_if_needed(|state| state.session.finish(self.id))
     }
 
-    /// Waits until all that was written has been handed to the connection, or never
+    /// Waits until everything that was written has been handed to the connection, or never
     /// will be.
     pub async fn flushed(&mut self) {
         poll_fn(|context| {
@@ -130,7 +128,7 @@ impl Sender {
         .await;
     }
 
-    /// Ends the stream at once, both ways.
+    /// Resets the stream in both directions.
     pub fn reset(self, status: ResetStatus) {
         self.shared
             .update_and_wake(|state| state.session.reset(self.id, status));
@@ -150,25 +148,25 @@ impl fmt::Debug for Sender {
     }
 }
 
-/// The half of a stream that is read from.
+/// The half of a stream for reading.
 pub struct Receiver {
     shared: Arc<Shared>,
     id: StreamId,
 }
 
 impl Receiver {
-    /// The next bytes, never none; `None` at the end of the stream.
+    /// The next bytes, never empty; `None` at the end of the stream.
     ///
-    /// Only that is a clean end. What came before a reset or before the connection
-    /// failed is given first, then the error. Kubernetes' servers end all streams of
-    /// an exec by [`ResetStatus::Cancel`] when they have said how it went.
+    /// Only `None` is a clean end. Data that came before a reset or a failure is returned
+    /// first, then the error. Kubernetes' servers end all streams of an exec with
+    /// [`ResetStatus::Cancel`] after they have reported its result.
     ///
-    /// Cancelled, it has taken nothing.
+    /// Cancelled, it has read nothing.
     pub async fn read(&mut self) -> Result<Option<Bytes>, StreamError> {
         poll_fn(|context| self.poll_read(context)).await
     }
 
-    /// [`Receiver::read`] for those who poll.
+    /// The poll version of [`Receiver::read`].
     pub fn poll_read(&mut self, context: &Context<'_>) -> Poll<Result<Option<Bytes>, StreamError>> {
         self.shared.update_and_wake_if_needed(|state| {
             let read = state.session.poll_read(self.id);
@@ -179,9 +177,8 @@ impl Receiver {
         })
     }
 
-    /// Whether so much waits to be read here that nothing more is read from the
-    /// connection, for any of its streams. It comes to that only with another side that
-    /// heeds no windows.
+    /// Whether so much waits to be read here that the connection is not read any more, for any
+    /// of its streams. This happens only with a remote that has no flow control.
     pub fn is_over_limit(&self) -> bool {
         self.shared.lock().session.is_over_limit(self.id)
     }

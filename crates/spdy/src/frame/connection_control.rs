@@ -1,4 +1,4 @@
-//! The control frames that concern all streams, and windows.
+//! The control frames of the connection, and of flow control.
 
 use bytes::{BufMut as _, BytesMut};
 
@@ -6,37 +6,37 @@ use super::{
     GoAwayStatus, Kind, MalformedFrame, StreamId, encode_control, encode_words, take_word,
 };
 
-/// The most settings of one frame: SPDY/3.1 defines eight.
+/// The most settings in one frame: SPDY/3.1 defines eight.
 const MAX_SETTINGS: usize = 32;
 
-/// Says what its sender can take.
+/// Announces limits of the sender.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Settings {
-    /// Whether what was said before is void.
+    /// Whether earlier settings are void.
     pub clear: bool,
-    /// In the order of the wire.
+    /// In wire order.
     pub settings: Vec<Setting>,
 }
 
-/// One of them.
+/// One setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Setting {
-    /// Whether it is to be remembered. Nobody does.
+    /// Whether to persist it, which no implementation does.
     pub flags: u8,
-    /// What is set.
+    /// The setting.
     pub id: SettingId,
-    /// To what.
+    /// Its value.
     pub value: u32,
 }
 
-/// What can be set.
+/// The id of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SettingId {
-    /// 4: how many streams the sender lets the other side have open.
+    /// 4: how many open streams the sender allows.
     MaxConcurrentStreams,
-    /// 7: the window that each stream begins with.
+    /// 7: the initial window of each stream.
     InitialWindowSize,
-    /// Any other, which changes nothing here.
+    /// Any other, which is ignored.
     Other(u32),
 }
 
@@ -98,11 +98,11 @@ impl Settings {
     }
 }
 
-/// Asks for an answer, or is one: then it has the id of the question. Questions of
-/// clients are odd.
+/// Requests a reply, or is one: then it has the id of the request. Requests of clients are
+/// odd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ping {
-    /// Which question. moby/spdystream gives up a connection on which it reads 0.
+    /// The id. moby/spdystream closes a connection on which it reads 0.
     pub id: u32,
 }
 
@@ -118,15 +118,15 @@ impl Ping {
     }
 }
 
-/// Takes no more streams.
+/// The sender accepts no more streams.
 ///
-/// moby/spdystream reads nothing that comes after it, data of open streams
-/// included: to such a peer it is the last frame of all.
+/// moby/spdystream reads nothing after it, including data of open streams: for such a remote
+/// it must be the last frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GoAway {
-    /// The last of the other side's streams that its sender took.
+    /// The last stream of the remote that the sender accepted.
     pub last: Option<StreamId>,
-    /// Why.
+    /// The reason.
     pub status: GoAwayStatus,
 }
 
@@ -148,12 +148,12 @@ impl GoAway {
     }
 }
 
-/// Lets the other side send more.
+/// Allows the remote to send more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowUpdate {
-    /// On which stream; `None` for all together.
+    /// The stream; `None` for the connection.
     pub stream: Option<StreamId>,
-    /// How many bytes more: 31 bits.
+    /// How many more bytes: 31 bits.
     pub delta: u32,
 }
 

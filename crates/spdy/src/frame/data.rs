@@ -4,22 +4,22 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 
 use super::{Fin, HEAD_BYTES, StreamId};
 
-/// The most that a length of 24 bits can say.
+/// The largest length that 24 bits can express.
 pub(crate) const MAX_DATA_BYTES: usize = (1 << 24) - 1;
 
-/// Bytes of a stream. One that is read may be a piece of the one that was sent:
-/// nothing waits for the rest of a frame.
+/// Bytes of a stream. A decoded one may be a part of the sent frame: the decoder does not wait
+/// for the rest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Data {
-    /// Of which stream.
+    /// The stream.
     pub stream: StreamId,
-    /// Whether these are its sender's last.
+    /// Whether these are the last bytes of the sender.
     pub fin: Fin,
     /// The bytes.
     pub payload: Bytes,
 }
 
-/// What precedes the bytes.
+/// The head of a data frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DataHead {
     pub(crate) stream: StreamId,
@@ -38,18 +38,18 @@ impl DataHead {
 }
 
 impl Data {
-    /// Appends the bytes, in as many frames as they need.
+    /// Appends the bytes, in as many frames as needed.
     pub fn encode(&self, out: &mut BytesMut) {
         let mut rest = &self.payload[..];
         loop {
-            let (piece, after) = rest.split_at(rest.len().min(MAX_DATA_BYTES));
+            let (chunk, after) = rest.split_at(rest.len().min(MAX_DATA_BYTES));
             let head = DataHead {
                 stream: self.stream,
                 fin: if after.is_empty() { self.fin } else { Fin::No },
-                length: piece.len(),
+                length: chunk.len(),
             };
             out.put_slice(&head.encode());
-            out.put_slice(piece);
+            out.put_slice(chunk);
             rest = after;
             if rest.is_empty() {
                 return;

@@ -1,4 +1,4 @@
-//! What names a stream, and how much it matters.
+//! Stream ids and priorities.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -8,12 +8,12 @@ use super::MalformedFrame;
 /// The highest id that fits into 31 bits.
 const MAX_ID: u32 = 0x7fff_ffff;
 
-/// The id of a stream: 31 bits, never zero, odd where the client opened it.
+/// The id of a stream: 31 bits, never zero, odd if the client opened it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(NonZeroU32);
 
 impl StreamId {
-    /// An id, unless it is zero or too large.
+    /// `None` if the id is zero or too large.
     pub const fn new(id: u32) -> Option<Self> {
         match NonZeroU32::new(id) {
             Some(id) if id.get() <= MAX_ID => Some(Self(id)),
@@ -26,17 +26,17 @@ impl StreamId {
         self.0.get()
     }
 
-    /// The next id of the same side; `None` when all are used up.
+    /// The next id of the same side; `None` when all are used.
     pub fn next_of_same_side(self) -> Option<Self> {
         Self::new(self.get() + 2)
     }
 
-    /// Whether the client is the one who opens streams with such an id.
+    /// Whether the client opens streams with such an id.
     pub fn is_client_initiated(self) -> bool {
         self.get() % 2 == 1
     }
 
-    /// Reads the id of a frame that has to have one; the first bit is reserved.
+    /// Parses a required id; the first bit is reserved.
     pub(super) fn parse(word: u32) -> Result<Self, MalformedFrame> {
         Self::new(word & MAX_ID).ok_or(MalformedFrame("a stream with the id zero"))
     }
@@ -48,17 +48,17 @@ impl fmt::Display for StreamId {
     }
 }
 
-/// How much a stream matters: 0 most, 7 least. Kubernetes always says 0.
+/// The priority of a stream: 0 is the highest, 7 the lowest. Kubernetes always sends 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Priority(u8);
 
 impl Priority {
-    /// What matters most, and what everybody in Kubernetes sends.
+    /// The highest priority, which Kubernetes always sends.
     pub const HIGHEST: Self = Self(0);
-    /// What matters least.
+    /// The lowest priority.
     pub const LOWEST: Self = Self(7);
 
-    /// A priority; what is beyond the lowest is the lowest.
+    /// A priority; values beyond the lowest are the lowest.
     pub const fn new(priority: u8) -> Self {
         if priority > 7 {
             Self::LOWEST

@@ -1,8 +1,8 @@
 //! The frames of SPDY/3.1: small types, each with its `parse` and `encode`.
 //!
-//! A control frame begins with a set bit, the version and the type; a data frame
-//! with the id of its stream. Both go on with a byte of flags and a length of 24
-//! bits. `parse` gets what follows these eight bytes, `encode` writes all.
+//! A control frame starts with a set bit, the version and the type; a data frame with the id
+//! of its stream. Both continue with a byte of flags and a length of 24 bits. `parse` gets
+//! what follows these eight bytes, `encode` writes the whole frame.
 
 mod connection_control;
 mod data;
@@ -21,31 +21,31 @@ pub use stream_control::{HeadersFrame, RstStream, SynReply, SynStream};
 
 use crate::header_block::{Compressor, HeaderBlockError};
 
-/// SPDY/3.1 says 3 on the wire.
+/// The version field of SPDY/3.1 is 3.
 pub(crate) const VERSION: u16 = 3;
 
-/// The eight bytes that every frame begins with.
+/// The eight bytes at the start of each frame.
 pub(crate) const HEAD_BYTES: usize = 8;
 
-/// The bit that a control frame begins with.
+/// The bit at the start of a control frame.
 const CONTROL: u32 = 0x8000_0000;
 
 /// The last frame of its sender on this stream.
 const FLAG_FIN: u8 = 0x01;
-/// On a `SYN_STREAM`: the other side is not to send anything.
+/// On a `SYN_STREAM`: the remote must not send data.
 const FLAG_UNIDIRECTIONAL: u8 = 0x02;
 
-/// What is malformed about a frame.
+/// Why a frame is malformed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MalformedFrame(pub(crate) &'static str);
 
 /// Whether a frame is the last one of its sender on a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Fin {
-    /// More may come.
+    /// More frames may follow.
     #[default]
     No,
-    /// Nothing comes after it: this half of the stream is closed.
+    /// Nothing follows: this half of the stream is closed.
     Yes,
 }
 
@@ -71,27 +71,26 @@ impl Fin {
 pub enum Frame {
     /// Opens a stream.
     SynStream(SynStream),
-    /// Accepts one.
+    /// Accepts a stream.
     SynReply(SynReply),
-    /// Ends one at once.
+    /// Resets a stream.
     RstStream(RstStream),
-    /// Says what the sender can take.
+    /// Announces limits of the sender.
     Settings(Settings),
-    /// Asks for an answer, or is one.
+    /// Requests a reply, or is one.
     Ping(Ping),
-    /// Takes no more streams.
+    /// The sender accepts no more streams.
     GoAway(GoAway),
     /// Further headers of a stream.
     Headers(HeadersFrame),
-    /// Lets the other side send more.
+    /// Allows the remote to send more.
     WindowUpdate(WindowUpdate),
     /// Bytes of a stream.
     Data(Data),
 }
 
 impl Frame {
-    /// Appends the frame to `out`. Of a data frame, too: without a copy it goes by
-    /// its own ways in a session.
+    /// Appends the frame to `out`. A session sends data frames another way, without copying.
     pub fn encode(
         &self,
         compressor: &mut Compressor,
@@ -112,7 +111,7 @@ impl Frame {
     }
 }
 
-/// The types of control frames that have a meaning here.
+/// The types of control frames that are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     SynStream = 1,
@@ -179,8 +178,7 @@ impl Head {
     }
 }
 
-/// Writes a control frame: its head, and around what `payload` writes the length
-/// that it turns out to have.
+/// Writes a control frame: the head, the payload, and then the length in the head.
 fn encode_control<E>(
     out: &mut BytesMut,
     kind: Kind,
@@ -201,7 +199,7 @@ fn encode_control<E>(
     Ok(())
 }
 
-/// The same, for frames of fixed words.
+/// The same for frames of fixed words.
 fn encode_words(out: &mut BytesMut, kind: Kind, words: &[u32]) {
     let Ok(()) = encode_control(out, kind, 0, |out| {
         for word in words {

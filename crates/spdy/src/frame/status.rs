@@ -1,21 +1,21 @@
-//! Why a stream or a connection was ended.
+//! Reasons for ending a stream or a connection.
 
 /// The status of a `RST_STREAM`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResetStatus {
-    /// 1: a frame that this stream must not have got.
+    /// 1: a frame that is not allowed on this stream.
     ProtocolError,
-    /// 2: a frame for a stream that is not there.
+    /// 2: a frame for an unknown stream.
     InvalidStream,
-    /// 3: not begun; it is safe to try again.
+    /// 3: not handled; a retry is safe.
     RefusedStream,
     /// 4
     UnsupportedVersion,
-    /// 5: no longer wanted; what moby/spdystream always says.
+    /// 5: no longer wanted; what moby/spdystream always sends.
     Cancel,
     /// 6
     InternalError,
-    /// 7: more than the window allows, or a window that overflows.
+    /// 7: more than the window allows, or a window overflow.
     FlowControlError,
     /// 8: a second reply.
     StreamInUse,
@@ -66,11 +66,11 @@ impl ResetStatus {
 /// The status of a `GOAWAY`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GoAwayStatus {
-    /// 0: nothing is wrong.
+    /// 0: no error.
     Ok,
-    /// 1: the other side broke the protocol.
+    /// 1: the remote violated the protocol.
     ProtocolError,
-    /// 2: this side is broken.
+    /// 2: an internal error.
     InternalError,
     /// Any other.
     Other(u32),

@@ -12,21 +12,21 @@ use crate::headers::Headers;
 
 /// Opens a stream.
 ///
-/// The headers that SPDY asks for (`:method`, `:path` and so on) are not missed:
-/// nobody in Kubernetes sends them.
+/// The headers that SPDY requires (`:method`, `:path` and so on) are not checked: Kubernetes
+/// does not send them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SynStream {
     /// The new stream.
     pub stream: StreamId,
-    /// The stream that it belongs to. Nobody in Kubernetes uses it.
+    /// The associated stream. Kubernetes does not use it.
     pub associated: Option<StreamId>,
-    /// How much it matters.
+    /// The priority.
     pub priority: Priority,
-    /// Whether its sender will send no data.
+    /// Whether the sender will send no data.
     pub fin: Fin,
-    /// Whether its receiver must send none.
+    /// Whether the receiver must not send data.
     pub unidirectional: bool,
-    /// What it is for.
+    /// The headers.
     pub headers: Headers,
 }
 
@@ -66,7 +66,7 @@ impl SynStream {
             out.put_u32(self.stream.get());
             out.put_u32(self.associated.map_or(0, StreamId::get));
             out.put_u8(self.priority.get() << 5);
-            // The slot of a client certificate, which SPDY/3.1 no longer has.
+            // The slot of a client certificate, which SPDY/3.1 removed.
             out.put_u8(0);
             compressor.append(&self.headers, out)
         })
@@ -78,24 +78,24 @@ impl SynStream {
 pub struct SynReply {
     /// The accepted stream.
     pub stream: StreamId,
-    /// Whether its sender will send no data.
-    pub fin: Fin,
-    /// What there is to say.
-    pub headers: Headers,
-}
-
-/// Further headers of a stream. Nobody in Kubernetes sends any.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HeadersFrame {
-    /// Of which stream.
-    pub stream: StreamId,
-    /// Whether this is its sender's last frame.
+    /// Whether the sender will send no data.
     pub fin: Fin,
     /// The headers.
     pub headers: Headers,
 }
 
-/// `SYN_REPLY` and `HEADERS` differ in their type only.
+/// Further headers of a stream. Kubernetes does not send them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeadersFrame {
+    /// The stream.
+    pub stream: StreamId,
+    /// Whether this is the last frame of the sender.
+    pub fin: Fin,
+    /// The headers.
+    pub headers: Headers,
+}
+
+/// `SYN_REPLY` and `HEADERS` differ only in their type.
 macro_rules! stream_and_headers {
     ($frame:ident, $missing:literal, $kind:expr) => {
         impl $frame {
@@ -129,12 +129,12 @@ macro_rules! stream_and_headers {
 stream_and_headers!(SynReply, "a SYN_REPLY that is too short", Kind::SynReply);
 stream_and_headers!(HeadersFrame, "a HEADERS that is too short", Kind::Headers);
 
-/// Ends a stream at once, both ways.
+/// Resets a stream, in both directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RstStream {
-    /// The ended stream.
+    /// The stream.
     pub stream: StreamId,
-    /// Why.
+    /// The reason.
     pub status: ResetStatus,
 }
 

@@ -1,13 +1,13 @@
-//! How a session behaves, and its bounds.
+//! Configuration and limits of a session.
 
 use std::time::Duration;
 
-/// Which end of the connection this is: it decides who has the odd ids.
+/// Which end of the connection this is: the client uses odd ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Asked for the upgrade to SPDY.
+    /// Requested the upgrade to SPDY.
     Client,
-    /// Granted it.
+    /// Accepted the upgrade.
     Server,
 }
 
@@ -21,42 +21,39 @@ impl Role {
     }
 }
 
-/// Whether windows count.
+/// Whether flow control is active.
 ///
-/// moby/spdystream, which is every other SPDY in Kubernetes, has none: it sends as
-/// fast as TCP takes it, and neither sends nor reads a `WINDOW_UPDATE`. Each one
-/// that it is sent waits in a queue that slow readers fill up.
+/// moby/spdystream, the only other SPDY implementation in Kubernetes, has none: it sends as
+/// fast as TCP allows, and neither sends nor reads a `WINDOW_UPDATE`. Each one that it
+/// receives waits in a queue that slow readers fill up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FlowControl {
-    /// As soon as the other side has sent `SETTINGS` or a `WINDOW_UPDATE`, and not
-    /// before. Ours are announced by `SETTINGS`, once, which moby/spdystream passes
-    /// over. A side that has windows and says nothing at all would be stuck, but
-    /// there is none.
+    /// As soon as the remote has sent `SETTINGS` or a `WINDOW_UPDATE`, and not before. The
+    /// local windows are announced once, in a `SETTINGS` frame that moby/spdystream ignores. A
+    /// remote with flow control that announces nothing would block, but none is known.
     #[default]
     Auto,
-    /// From the first byte, by the book.
+    /// From the first byte, as the specification says.
     Always,
     /// Never, and nothing is announced.
     Never,
 }
 
-/// How a session behaves.
+/// Configuration of a session.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Whether windows count.
+    /// Whether flow control is active.
     pub flow_control: FlowControl,
-    /// How many streams each side may have open: a port-forward has two for each
-    /// connection.
+    /// How many streams each side may have open: a port-forward has two for each connection.
     pub max_streams: usize,
-    /// How many bytes wait for the reader of a stream: its window, where windows
-    /// count. Where they do not, nothing is read from the connection while more
-    /// than this waits on any stream.
+    /// The window of each stream with flow control. Without it, the connection is not read
+    /// while more than this many bytes wait on any stream.
     pub receive_window: u32,
-    /// How many bytes wait to be sent on a stream before its writer has to.
+    /// How many unsent bytes a stream queues before its writer has to wait.
     pub send_queue: usize,
-    /// How long the other side has for taking the last frame and ending, too. A
-    /// connection that is closed while something is on its way to it may lose what
-    /// it sent last, and there is no other way to know that all has been taken.
+    /// How long the remote may take to receive the last frame and end the connection. Closing
+    /// it while data is in flight to this side may lose the last data of the remote, and there
+    /// is no other way to know that everything was received.
     pub linger: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! What the other side sends.
+//! Handling of received frames.
 
 use bytes::BytesMut;
 
@@ -12,44 +12,44 @@ use crate::frame::{
 };
 use crate::headers::Headers;
 
-/// The most answers that wait to be sent: of somebody who asks and does not read
-/// nothing more is read.
+/// Bound of unsent control frames: a remote that sends pings and does not read is not read
+/// either.
 const MAX_CONTROL_BYTES: usize = 64 * 1024;
 
-/// What on_event.
+/// An event for the application.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The other side opened a stream: to be accepted or reset.
+    /// The remote opened a stream: to be accepted or reset.
     Opened {
         /// The stream.
         stream: StreamId,
-        /// What it is for.
+        /// Its headers.
         headers: Headers,
-        /// How much it matters.
+        /// Its priority.
         priority: Priority,
     },
-    /// The other side accepted a stream.
+    /// The remote accepted a stream.
     Accepted(StreamId),
-    /// There is something to read, or the end.
+    /// There is data to read, or the end.
     Readable(StreamId),
-    /// Further headers came.
+    /// A HEADERS frame was received.
     Headers {
-        /// Of which stream.
+        /// The stream.
         stream: StreamId,
         /// The headers.
         headers: Headers,
     },
     /// A stream failed: reading, writing and waiting end.
     Failed(StreamId),
-    /// The answer to a ping.
+    /// The reply to a ping.
     Pong(u32),
-    /// The other side takes no more streams.
+    /// The remote accepts no more streams.
     GoAway,
 }
 
 impl Session {
-    /// Takes the next event off the front of `buffer`; `None` asks for more bytes.
-    /// An error is the end of the connection: [`Session::close`] it.
+    /// Decodes the next event from the front of `buffer`; `None` means that more bytes are
+    /// needed. After an error the connection has to be closed ([`Session::close`]).
     pub fn receive(&mut self, buffer: &mut BytesMut) -> Result<Option<Event>, Error> {
         loop {
             if let Some(event) = self.events.pop_front() {
@@ -64,21 +64,21 @@ impl Session {
         }
     }
 
-    /// Whether the connection should be read. Not while more waits for the reader
-    /// of some stream than its window has: only one that heeds no windows sends so
-    /// much, and such a one can be slowed only as a whole.
+    /// Whether the connection should be read. Not while a stream has more unread data than its
+    /// window: only a remote without flow control sends that much, and it can be slowed only
+    /// as a whole.
     pub fn wants_input(&self) -> bool {
         self.over_limit_streams == 0 && self.control.len() < MAX_CONTROL_BYTES
     }
 
-    /// Whether it is for this stream that the connection is not read.
+    /// Whether this stream has more unread data than its window.
     pub fn is_over_limit(&self, id: StreamId) -> bool {
         let limit = self.config.receive_window as usize;
         let stream = self.streams.get(&id);
         stream.is_some_and(|stream| stream.inbound.bytes() > limit)
     }
 
-    /// The other side has ended the connection. `buffer` is what is left of it.
+    /// The remote has ended the connection. `buffer` is what is left unparsed.
     pub fn end_of_input(&mut self, buffer: &BytesMut) -> Result<(), Error> {
         if self.decoder.is_between_frames(buffer) {
             self.close(Closed::Remote);
@@ -124,7 +124,7 @@ impl Session {
         if stream.receiving == Receiving::Finished {
             return self.fail(id, ResetStatus::StreamAlreadyClosed);
         }
-        if !stream.answered && stream.origin == Origin::Local {
+        if !stream.is_accepted && stream.origin == Origin::Local {
             return self.fail(id, ResetStatus::ProtocolError);
         }
         stream.receiving = fin.into();
@@ -142,8 +142,8 @@ impl Session {
         Some(Event::Readable(id))
     }
 
-    /// Something for a stream that is not there. Of one that was there it may
-    /// have been on its way.
+    /// A frame for an unknown stream. If the stream existed before, the frame may have been in
+    /// flight.
     fn reset_unknown(&mut self, id: StreamId) {
         let was_there = if self.is_remote(id) {
             self.last_remote_id.is_some_and(|last| id <= last)
@@ -191,10 +191,10 @@ impl Session {
         if stream.origin == Origin::Remote {
             return self.fail(id, ResetStatus::ProtocolError);
         }
-        if stream.answered {
+        if stream.is_accepted {
             return self.fail(id, ResetStatus::StreamInUse);
         }
-        stream.answered = true;
+        stream.is_accepted = true;
         stream.reply = Some(frame.headers);
         stream.receiving = frame.fin.into();
         self.schedule(id);
@@ -252,7 +252,7 @@ impl Session {
         self.remote_goaway = Some(frame.status);
         for (id, stream) in &mut self.streams {
             let is_unseen = frame.last.is_none_or(|last| *id > last);
-            if stream.origin == Origin::Local && is_unseen && !stream.answered {
+            if stream.origin == Origin::Local && is_unseen && !stream.is_accepted {
                 stream.failure = Some(StreamError::Refused);
                 stream.outbound.clear();
                 self.events.push_back(Event::Failed(*id));
@@ -285,14 +285,14 @@ impl Session {
         self.on_remote_flow_control();
         let Some(id) = frame.stream else {
             let overflow = |_| Error::Protocol("a window that overflows");
-            self.send_window.widen(frame.delta).map_err(overflow)?;
+            self.send_window.grow(frame.delta).map_err(overflow)?;
             self.schedule_all();
             return Ok(None);
         };
         let Some(stream) = self.streams.get_mut(&id) else {
             return Ok(None);
         };
-        if stream.send_window.widen(frame.delta).is_err() {
+        if stream.send_window.grow(frame.delta).is_err() {
             return Ok(self.fail(id, ResetStatus::FlowControlError));
         }
         self.schedule(id);
@@ -305,7 +305,7 @@ impl Session {
         }
     }
 
-    /// Ends a stream on which the other side has broken a rule.
+    /// Resets a stream on which the remote has violated the protocol.
     fn fail(&mut self, id: StreamId, status: ResetStatus) -> Option<Event> {
         let stream = self.streams.get_mut(&id)?;
         if stream.failure.is_some() {

@@ -1,8 +1,8 @@
-//! A session: all that is known of a connection and its streams, without I/O.
+//! A session: the state of a connection and its streams, without I/O.
 //!
-//! The wire's side gives it bytes ([`Session::receive`]) and takes frames
-//! ([`Session::transmit`]); the application's side opens, answers, reads and
-//! writes streams. Queues are inside, and bounded.
+//! The transport passes bytes in ([`Session::receive`]) and takes frames out
+//! ([`Session::transmit`]); the application opens, accepts, reads and writes streams. All
+//! queues are inside, and bounded.
 
 mod config;
 mod inbound;
@@ -32,12 +32,12 @@ use crate::headers::Headers;
 use stream::{Origin, Receiving, Sending, Stream};
 use window::{DEFAULT_WINDOW, MAX_WINDOW, PendingCredit, SendWindow};
 
-/// How a stream begins.
+/// Options of a new stream.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// What it is for.
+    /// The headers.
     pub headers: Headers,
-    /// How much it matters.
+    /// The priority.
     pub priority: Priority,
     /// Whether nothing will be sent on it.
     pub fin: Fin,
@@ -59,39 +59,39 @@ pub struct Session {
     config: Config,
     decoder: Decoder,
     compressor: Compressor,
-    /// A command has five: for so few a tree is one node, and nothing is hashed.
+    /// A command has five streams: a tree of that size is one node, and needs no hashing.
     streams: BTreeMap<StreamId, Stream>,
-    /// The id of the next stream to be opened here; `None` when they are used up.
+    /// The id of the next local stream; `None` when all are used.
     next_id: Option<StreamId>,
-    /// The last stream that the other side opened.
+    /// The last stream that the remote opened.
     last_remote_id: Option<StreamId>,
     local_streams: usize,
     remote_streams: usize,
     next_ping: u32,
-    /// Whether windows count, both ways.
+    /// Whether flow control is active, in both directions.
     flow_control_active: bool,
     send_window: SendWindow,
-    /// What the other side gives each stream.
+    /// The initial send window of each stream, as the remote announced it.
     initial_send_window: u32,
-    /// How many streams the other side lets us have open.
+    /// How many open streams the remote allows.
     remote_max_streams: u32,
     pending_credit: PendingCredit,
-    /// How many streams have more waiting for their readers than they should.
+    /// How many streams have more unread bytes than their window.
     over_limit_streams: usize,
     events: VecDeque<Event>,
-    /// Encoded control frames; they precede all data that is not yet taken.
+    /// Encoded control frames; they precede all data that was not taken yet.
     control: BytesMut,
-    /// The streams with something to send, in turn.
+    /// The streams with something to send, round-robin.
     ready_streams: VecDeque<StreamId>,
-    /// Whether the other side takes no more streams.
+    /// The remote accepts no more streams.
     remote_goaway: Option<GoAwayStatus>,
-    /// Whether this side takes no more.
+    /// This side accepts no more streams.
     shutting_down: bool,
     closed: Option<Closed>,
 }
 
 impl Session {
-    /// The beginning of a connection.
+    /// A new connection.
     pub fn new(role: Role, config: Config) -> Self {
         let first = role.first_id();
         let mut session = Self {
@@ -144,9 +144,8 @@ impl Session {
         settings.encode(&mut self.control);
     }
 
-    /// The window of the connection is made so large that it never holds anybody: a
-    /// stream that is not read must not stop the others. Memory is bounded by the
-    /// windows of the streams.
+    /// Makes the connection window so large that it never blocks: a stream that is not read
+    /// must not stop the others. The windows of the streams bound the memory.
     fn activate_flow_control(&mut self) {
         self.flow_control_active = true;
         self.send_window_update(None, MAX_WINDOW - DEFAULT_WINDOW);
@@ -157,9 +156,8 @@ impl Session {
         }
     }
 
-    /// Opens a stream. Nothing that is written to it is sent before the other side
-    /// has answered.
-    pub fn open(&mut self, opening: OpenOptions) -> Result<StreamId, OpenError> {
+    /// Opens a stream. Its data is not sent before the remote has accepted it.
+    pub fn open(&mut self, options: OpenOptions) -> Result<StreamId, OpenError> {
         if let Some(closed) = &self.closed {
             return Err(closed.clone().into());
         }
@@ -174,16 +172,16 @@ impl Session {
         let frame = SynStream {
             stream,
             associated: None,
-            priority: opening.priority,
-            fin: opening.fin,
+            priority: options.priority,
+            fin: options.fin,
             unidirectional: false,
-            headers: opening.headers,
+            headers: options.headers,
         };
         frame.encode(&mut self.compressor, &mut self.control)?;
         self.next_id = stream.next_of_same_side();
         let window = SendWindow::new(self.initial_send_window);
-        let mut state = Stream::new(Origin::Local, opening.priority, window);
-        if opening.fin == Fin::Yes {
+        let mut state = Stream::new(Origin::Local, options.priority, window);
+        if options.fin == Fin::Yes {
             state.sending = Sending::Finished;
         }
         self.streams.insert(stream, state);
@@ -191,11 +189,10 @@ impl Session {
         Ok(stream)
     }
 
-    /// Accepts a stream that the other side has opened. A second time it does
-    /// nothing.
+    /// Accepts a stream that the remote opened. Repeated calls do nothing.
     pub fn accept(&mut self, id: StreamId, headers: Headers) -> Result<(), StreamError> {
         let stream = Self::live_stream(&mut self.streams, self.closed.as_ref(), id)?;
-        if stream.origin == Origin::Local || stream.answered {
+        if stream.origin == Origin::Local || stream.is_accepted {
             return Ok(());
         }
         let frame = SynReply {
@@ -204,16 +201,16 @@ impl Session {
             headers,
         };
         frame.encode(&mut self.compressor, &mut self.control)?;
-        stream.answered = true;
+        stream.is_accepted = true;
         self.schedule(id);
         Ok(())
     }
 
-    /// Waits for the answer to a stream that was opened here; it is given once.
+    /// Waits for the reply to a stream that was opened locally; it is returned once.
     pub fn poll_reply(&mut self, id: StreamId) -> Poll<Result<Headers, StreamError>> {
         let closed = self.closed.as_ref();
         if let Some(stream) = self.streams.get_mut(&id)
-            && stream.answered
+            && stream.is_accepted
         {
             return Poll::Ready(Ok(stream.reply.take().unwrap_or_default()));
         }
@@ -223,8 +220,7 @@ impl Session {
         }
     }
 
-    /// Whether a stream takes data now: fewer than [`Config::send_queue`] bytes
-    /// wait.
+    /// Whether a stream accepts data now: fewer than [`Config::send_queue`] bytes are queued.
     pub fn poll_capacity(&mut self, id: StreamId) -> Poll<Result<(), StreamError>> {
         let stream = match Self::writable(&mut self.streams, self.closed.as_ref(), id) {
             Ok(stream) => stream,
@@ -237,7 +233,7 @@ impl Session {
         Poll::Pending
     }
 
-    /// Takes data of any size; ask [`Session::poll_capacity`] first.
+    /// Queues data of any size; see [`Session::poll_capacity`].
     pub fn write(&mut self, id: StreamId, data: Bytes) -> Result<(), StreamError> {
         let stream = Self::writable(&mut self.streams, self.closed.as_ref(), id)?;
         stream.outbound.push(data);
@@ -245,7 +241,7 @@ impl Session {
         Ok(())
     }
 
-    /// Closes the writing half, after what waits. A second time it does nothing.
+    /// Closes the writing half after the queued data. Repeated calls do nothing.
     pub fn finish(&mut self, id: StreamId) -> Result<(), StreamError> {
         let stream = Self::live_stream(&mut self.streams, self.closed.as_ref(), id)?;
         if stream.sending == Sending::Open {
@@ -255,7 +251,7 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until nothing that was written waits to be sent, the end included.
+    /// Waits until all queued data was sent, including the end.
     pub fn poll_sent(&mut self, id: StreamId) -> Poll<()> {
         match Self::live_stream(&mut self.streams, self.closed.as_ref(), id) {
             Ok(stream) if !stream.outbound.is_empty() || stream.sending == Sending::Finishing => {
@@ -267,8 +263,8 @@ impl Session {
 
     /// The next bytes of a stream, or `None` at its end.
     ///
-    /// What came before a reset or the end of the connection is read before it is
-    /// an error: Kubernetes ends streams by resetting them.
+    /// Data that came before a reset or the end of the connection is read before the error:
+    /// Kubernetes ends streams by resetting them.
     pub fn poll_read(&mut self, id: StreamId) -> Poll<Result<Option<Bytes>, StreamError>> {
         let limit = self.config.receive_window as usize;
         let Some(stream) = self.streams.get_mut(&id) else {
@@ -292,7 +288,7 @@ impl Session {
         }
     }
 
-    /// Ends a stream at once, both ways; what waits is thrown away.
+    /// Resets a stream in both directions; queued data is discarded.
     pub fn reset(&mut self, id: StreamId, status: ResetStatus) {
         if let Some(stream) = self.streams.get_mut(&id)
             && stream.failure.is_none()
@@ -308,9 +304,8 @@ impl Session {
         self.remove_if_closed(id);
     }
 
-    /// The application lets go of a half. A sender that has not finished did not
-    /// mean an end: its stream is reset. What comes for a receiver that is gone is
-    /// thrown away.
+    /// The application drops a half. A sender that was not finished resets its stream, since
+    /// the data may be incomplete. Data for a dropped receiver is discarded.
     pub fn release(&mut self, id: StreamId, half: Half) {
         let Some(stream) = self.streams.get_mut(&id) else {
             return;
@@ -330,8 +325,7 @@ impl Session {
         self.remove_if_closed(id);
     }
 
-    /// Resets a stream, if there is none of this id: nobody makes anything of it, and it is
-    /// something to be sent.
+    /// Resets a stream if none with this id exists: the remote ignores it, but it is traffic.
     pub fn send_noop_reset(&mut self, stream: StreamId) {
         if !self.streams.contains_key(&stream) {
             let status = ResetStatus::Cancel;
@@ -339,7 +333,7 @@ impl Session {
         }
     }
 
-    /// Asks for an answer: [`Event::Pong`] with this id.
+    /// Sends a ping. The reply is [`Event::Pong`] with this id.
     pub fn ping(&mut self) -> u32 {
         let id = self.next_ping;
         self.next_ping = match id.checked_add(2) {
@@ -350,32 +344,32 @@ impl Session {
         id
     }
 
-    /// Takes no more streams from now on, of either side.
+    /// From now on neither side may open streams.
     pub fn shut_down(&mut self) {
         self.shutting_down = true;
     }
 
-    /// Whether no more streams can come, of either side.
+    /// Whether no more streams can be opened, by either side.
     pub fn accepts_no_streams(&self) -> bool {
         self.shutting_down || self.remote_goaway.is_some() || self.closed.is_some()
     }
 
-    /// Whether the connection may end: somebody wants it to, and no stream is in
-    /// use. Then comes [`Session::go_away`].
+    /// Whether the connection can be closed: one side has requested it, and no stream is in
+    /// use. [`Session::go_away`] comes next.
     pub fn can_close(&self) -> bool {
         let wanted = self.shutting_down || self.remote_goaway.is_some();
         wanted && !self.has_output() && !self.streams.values().any(Stream::is_busy)
     }
 
-    /// The last frame. It is not for open streams: moby/spdystream reads nothing
-    /// after it.
+    /// Sends the last frame. Not while streams are open: moby/spdystream reads nothing after
+    /// it.
     pub fn go_away(&mut self, status: GoAwayStatus) {
         let last = self.last_remote_id;
         GoAway { last, status }.encode(&mut self.control);
         self.shutting_down = true;
     }
 
-    /// The connection is over. What has come can still be read.
+    /// Ends the connection. Received data can still be read.
     pub fn close(&mut self, why: Closed) {
         if self.closed.is_none() {
             self.closed = Some(match (why, self.remote_goaway) {
@@ -389,13 +383,12 @@ impl Session {
         }
     }
 
-    /// Why the connection is over, when it is.
+    /// Why the connection has ended, if it has.
     pub fn closed(&self) -> Option<&Closed> {
         self.closed.as_ref()
     }
 
-    /// How many streams are known: open ones, and those that the application
-    /// still holds.
+    /// How many streams exist: open ones, and those that the application still holds.
     pub fn streams(&self) -> usize {
         self.streams.len()
     }
@@ -442,7 +435,7 @@ impl Session {
         self.streams.remove(&id);
     }
 
-    /// Throws away what waits for a reader; the other side may send as much again.
+    /// Discards unread data; the remote may send as much again.
     fn discard_inbound(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get_mut(&id) else {
             return;
@@ -455,7 +448,7 @@ impl Session {
         self.grant_credit(id);
     }
 
-    /// Grants a stream again what was read of it, when it is half of its window.
+    /// Sends the credit for data that was read once it is half of the window.
     fn grant_credit(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get_mut(&id) else {
             return;
@@ -469,7 +462,7 @@ impl Session {
         }
     }
 
-    /// The same for all together, by much larger steps.
+    /// The same for the connection, in much larger steps.
     fn grant_connection_credit(&mut self) {
         if self.flow_control_active
             && let Some(delta) = self.pending_credit.take(MAX_WINDOW / 4)

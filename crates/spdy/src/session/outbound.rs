@@ -1,4 +1,4 @@
-//! Whose turn it is to send.
+//! Scheduling of sent frames.
 
 use bytes::Buf as _;
 
@@ -6,25 +6,24 @@ use super::stream::{Sending, Stream};
 use super::{SendBuffer, Session};
 use crate::frame::{DataHead, Fin, StreamId};
 
-/// How much is taken at a time: enough for one write, little enough that answers
-/// to pings do not wait for long.
+/// How much is taken at a time: enough for one write, little enough not to delay replies to
+/// pings.
 const SEND_BUFFER_BYTES: usize = 256 * 1024;
 
-/// How much a stream of the lowest priority sends in its turn. One of priority `p`
-/// sends `8 - p` times as much, 64 KiB at most, in one frame. moby/spdystream
-/// allocates each frame that it reads, and keeps 50 of them for a reader that is
-/// slow.
+/// The frame size of a stream of the lowest priority. One of priority `p` sends `8 - p` times
+/// as much, at most 64 KiB, in one frame. moby/spdystream allocates each frame that it reads,
+/// and queues 50 of them for a slow reader.
 const FRAME_BYTES_PER_PRIORITY: usize = 8 * 1024;
 
 impl Session {
-    /// Whether [`Session::transmit`] has something to give.
+    /// Whether [`Session::transmit`] has something to send.
     pub fn has_output(&self) -> bool {
         !self.control.is_empty() || !self.ready_streams.is_empty()
     }
 
-    /// Whether some of that is data of a stream, or its end.
+    /// Whether that includes data of a stream, or its end.
     pub fn has_data(&self) -> bool {
-        // One that was reset may still stand there.
+        // A stream that was reset may still be queued.
         let mut waiting = self
             .ready_streams
             .iter()
@@ -32,18 +31,18 @@ impl Session {
         waiting.any(Stream::has_output)
     }
 
-    /// Moves frames to `outbox`, up to its bound: first all control frames, then
-    /// data, a frame of each stream in turn. `has_room` is told of each stream
-    /// whose writer may go on.
-    pub fn transmit(&mut self, outbox: &mut SendBuffer, mut has_room: impl FnMut(StreamId)) {
+    /// Moves frames to `send_buffer`, up to its bound: first all control frames, then data, a
+    /// frame of each stream round-robin. Calls `has_room` with each stream whose writer may
+    /// continue.
+    pub fn transmit(&mut self, send_buffer: &mut SendBuffer, mut has_room: impl FnMut(StreamId)) {
         if !self.control.is_empty() {
-            outbox.push_frames(self.control.split().freeze());
+            send_buffer.push_frames(self.control.split().freeze());
         }
-        while outbox.remaining() < SEND_BUFFER_BYTES {
+        while send_buffer.remaining() < SEND_BUFFER_BYTES {
             let Some(id) = self.ready_streams.pop_front() else {
                 return;
             };
-            if self.send_frame(id, outbox) {
+            if self.send_frame(id, send_buffer) {
                 has_room(id);
             }
             self.schedule(id);
@@ -51,8 +50,8 @@ impl Session {
         }
     }
 
-    /// Sends a frame of a stream; says whether its writer may go on.
-    fn send_frame(&mut self, id: StreamId, outbox: &mut SendBuffer) -> bool {
+    /// Sends a frame of a stream; returns whether its writer may continue.
+    fn send_frame(&mut self, id: StreamId, send_buffer: &mut SendBuffer) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else {
             return false;
         };
@@ -68,10 +67,10 @@ impl Session {
         }
         let is_last = stream.sending == Sending::Finishing && length == stream.outbound.bytes();
         if length == 0 && !is_last {
-            // Stands in ready_streams again when its window is wider.
+            // It is scheduled again when its window grows.
             return false;
         }
-        outbox.push_head(DataHead {
+        send_buffer.push_head(DataHead {
             stream: id,
             fin: if is_last { Fin::Yes } else { Fin::No },
             length,
@@ -79,7 +78,7 @@ impl Session {
         let mut left = length;
         while let Some(piece) = stream.outbound.pop(left) {
             left -= piece.len();
-            outbox.push_payload(piece);
+            send_buffer.push_payload(piece);
         }
         stream.send_window.spend(length);
         self.send_window.spend(length);
@@ -94,7 +93,7 @@ impl Session {
         has_room || stream.outbound.is_empty()
     }
 
-    /// Lets a stream wait for its turn, if it has something to send and may.
+    /// Schedules a stream if it has something to send and its window allows it.
     pub(super) fn schedule(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get_mut(&id) else {
             return;
@@ -103,8 +102,8 @@ impl Session {
             .send_window
             .available()
             .min(self.send_window.available());
-        let is_read_paused = self.flow_control_active && window == 0 && !stream.outbound.is_empty();
-        if stream.has_output() && !is_read_paused && !stream.is_scheduled && self.closed.is_none() {
+        let is_blocked = self.flow_control_active && window == 0 && !stream.outbound.is_empty();
+        if stream.has_output() && !is_blocked && !stream.is_scheduled && self.closed.is_none() {
             stream.is_scheduled = true;
             self.ready_streams.push_back(id);
         }

@@ -1,4 +1,4 @@
-//! What is about to be written.
+//! Frames that are about to be written.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -7,17 +7,16 @@ use bytes::{Buf, Bytes, BytesMut};
 
 use crate::frame::{DataHead, HEAD_BYTES};
 
-/// How frames lie in an [`SendBuffer`].
+/// Memory layout of a [`SendBuffer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// As they are, for writers that take many slices at once.
+    /// Separate slices, for vectored writers.
     Vectored,
-    /// Copied into one, for writers that do not.
+    /// Copied into one slice, for other writers.
     Flat,
 }
 
-/// Encoded frames in the order of the wire, as a [`Buf`]. Data is not copied into
-/// it, unless it has to be flat.
+/// Encoded frames in wire order, as a [`Buf`]. Data is not copied, unless the layout is flat.
 #[derive(Debug)]
 pub struct SendBuffer {
     segments: VecDeque<Segment>,
@@ -42,7 +41,7 @@ impl Segment {
 }
 
 impl SendBuffer {
-    /// An empty one.
+    /// An empty buffer.
     pub fn new(layout: Layout) -> Self {
         Self {
             segments: VecDeque::new(),

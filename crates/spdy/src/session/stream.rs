@@ -1,4 +1,4 @@
-//! What is known of one stream.
+//! The state of one stream.
 
 use crate::bytes_list::BytesList;
 use crate::error::StreamError;
@@ -7,23 +7,23 @@ use crate::headers::Headers;
 
 use super::window::{PendingCredit, SendWindow};
 
-/// Who opened a stream.
+/// Which side opened a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
     Local,
     Remote,
 }
 
-/// How far sending is.
+/// State of sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sending {
     Open,
-    /// No more will be written; what waits and then the end is to be sent.
+    /// No more will be written; the queued data and then the end are to be sent.
     Finishing,
     Finished,
 }
 
-/// How far receiving is.
+/// State of receiving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Receiving {
     Open,
@@ -39,12 +39,12 @@ impl From<Fin> for Receiving {
     }
 }
 
-/// One of the two halves, as the application holds them.
+/// One of the two halves that the application holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Half {
-    /// The one that is written to.
+    /// The half for writing.
     Sender,
-    /// The one that is read from.
+    /// The half for reading.
     Receiver,
 }
 
@@ -52,10 +52,10 @@ pub enum Half {
 pub(super) struct Stream {
     pub(super) origin: Origin,
     pub(super) priority: Priority,
-    /// Whether the `SYN_REPLY` has been sent or received. Nothing is sent before:
-    /// moby/spdystream drops data of streams that are not answered.
-    pub(super) answered: bool,
-    /// What the other side said when it accepted.
+    /// Whether the `SYN_REPLY` was sent or received. No data is sent before: moby/spdystream
+    /// drops data of streams that are not accepted yet.
+    pub(super) is_accepted: bool,
+    /// The headers of the remote's reply.
     pub(super) reply: Option<Headers>,
     pub(super) sending: Sending,
     pub(super) receiving: Receiving,
@@ -65,14 +65,14 @@ pub(super) struct Stream {
     pub(super) outbound: BytesList,
     pub(super) send_window: SendWindow,
     pub(super) pending_credit: PendingCredit,
-    /// Whether it stands in ready_streams to be sent.
+    /// Whether it is queued to be sent.
     pub(super) is_scheduled: bool,
     /// Whether its writer waits for room.
     pub(super) awaiting_capacity: bool,
     pub(super) held_halves: HeldHalves,
 }
 
-/// Which halves the application still has.
+/// Which halves the application still holds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HeldHalves {
     pub(super) sender: bool,
@@ -90,7 +90,7 @@ impl Stream {
         Self {
             origin,
             priority,
-            answered: false,
+            is_accepted: false,
             reply: None,
             sending: Sending::Open,
             receiving: Receiving::Open,
@@ -110,17 +110,16 @@ impl Stream {
 
     pub(super) fn has_output(&self) -> bool {
         let is_finishing = self.sending == Sending::Finishing;
-        self.answered && self.failure.is_none() && (is_finishing || !self.outbound.is_empty())
+        self.is_accepted && self.failure.is_none() && (is_finishing || !self.outbound.is_empty())
     }
 
-    /// Whether the end of the connection would cut something off that this side
-    /// still has to do or waits for. What the other side may yet send and nobody
-    /// here reads does not count.
+    /// Whether ending the connection would interrupt something that this side still does or
+    /// waits for. Data that the remote may still send and that is not read does not count.
     pub(super) fn is_busy(&self) -> bool {
         self.held_halves.any() || self.failure.is_none() && self.sending != Sending::Finished
     }
 
-    /// Whether neither side may send anything more.
+    /// Whether neither side may send any more.
     pub(super) fn is_closed(&self) -> bool {
         let is_closed = self.sending == Sending::Finished && self.receiving == Receiving::Finished;
         is_closed || self.failure.is_some()

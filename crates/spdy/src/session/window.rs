@@ -1,17 +1,18 @@
-//! Windows: how much may be sent, and what is pending_credit for what was received.
+//! Flow control windows: how much may be sent, and the credit that is pending for received
+//! data.
 
-/// What a window begins with unless it is said otherwise (SPDY/3.1, 2.6.8).
+/// The initial window unless SETTINGS changes it (SPDY/3.1, 2.6.8).
 pub(super) const DEFAULT_WINDOW: u32 = 64 * 1024;
 
 /// The largest window.
 pub(super) const MAX_WINDOW: u32 = 0x7fff_ffff;
 
-/// A window would get larger than it may.
+/// A window would exceed its maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Overflow;
 
-/// How much may be sent. What is sent is counted even where windows do not count
-/// yet, so it can be below zero when they begin to.
+/// How much may be sent. Sent data is counted even before flow control is active, so the
+/// window can be negative when it starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SendWindow(i64);
 
@@ -28,11 +29,11 @@ impl SendWindow {
         self.0 = self.0.saturating_sub_unsigned(bytes as u64);
     }
 
-    pub(super) fn widen(&mut self, delta: u32) -> Result<(), Overflow> {
+    pub(super) fn grow(&mut self, delta: u32) -> Result<(), Overflow> {
         self.shift(i64::from(delta))
     }
 
-    /// Another initial size moves windows that are in use, too, below zero even.
+    /// A new initial size also changes windows in use, possibly below zero.
     pub(super) fn shift(&mut self, delta: i64) -> Result<(), Overflow> {
         let window = self.0.saturating_add(delta);
         if window > i64::from(MAX_WINDOW) {
@@ -43,7 +44,7 @@ impl SendWindow {
     }
 }
 
-/// What was received and not yet granted again.
+/// Data that was received and for which no credit was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct PendingCredit(u64);
 
@@ -52,13 +53,12 @@ impl PendingCredit {
         self.0 = self.0.saturating_add(bytes as u64);
     }
 
-    /// What to send_window_update now: all of it, when it has become `threshold`.
+    /// The credit to send now: all of it, if it is at least `threshold`.
     pub(super) fn take(&mut self, threshold: u32) -> Option<u32> {
         if self.0 == 0 || self.0 < u64::from(threshold) {
             return None;
         }
-        let delta = u32::try_from(self.0)
-            .map_or(MAX_WINDOW, |pending_credit| pending_credit.min(MAX_WINDOW));
+        let delta = u32::try_from(self.0).map_or(MAX_WINDOW, |credit| credit.min(MAX_WINDOW));
         self.0 -= u64::from(delta);
         Some(delta)
     }
@@ -69,28 +69,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_goes_below_zero_and_never_beyond_its_bound() {
+    fn a_window_may_be_negative_and_never_exceeds_its_maximum() {
         let mut window = SendWindow::new(10);
         window.spend(30);
         assert_eq!(window.available(), 0);
-        assert_eq!(window.widen(25), Ok(()));
+        assert_eq!(window.grow(25), Ok(()));
         assert_eq!(window.available(), 5);
-        assert_eq!(window.widen(MAX_WINDOW), Err(Overflow));
+        assert_eq!(window.grow(MAX_WINDOW), Err(Overflow));
         assert_eq!(window.available(), 5);
         assert_eq!(window.shift(-10), Ok(()));
         assert_eq!(window.available(), 0);
     }
 
     #[test]
-    fn what_is_owed_is_granted_once_it_is_worth_a_frame() {
-        let mut pending_credit = PendingCredit::default();
-        assert_eq!(pending_credit.take(0), None);
-        pending_credit.add(9);
-        assert_eq!(pending_credit.take(10), None);
-        pending_credit.add(3);
-        assert_eq!(pending_credit.take(10), Some(12));
-        assert_eq!(pending_credit.take(0), None);
-        pending_credit.add(1 << 32);
-        assert_eq!(pending_credit.take(10), Some(MAX_WINDOW));
+    fn credit_is_taken_once_it_reaches_the_threshold() {
+        let mut credit = PendingCredit::default();
+        assert_eq!(credit.take(0), None);
+        credit.add(9);
+        assert_eq!(credit.take(10), None);
+        credit.add(3);
+        assert_eq!(credit.take(10), Some(12));
+        assert_eq!(credit.take(0), None);
+        credit.add(1 << 32);
+        assert_eq!(credit.take(10), Some(MAX_WINDOW));
     }
 }

@@ -1,4 +1,4 @@
-//! The bytes between two sessions, without a wire.
+//! Exchanges bytes between two sessions in memory.
 
 use std::task::Poll;
 
@@ -20,15 +20,15 @@ pub(crate) fn config(flow_control: FlowControl) -> Config {
     }
 }
 
-/// What a session has to send now.
+/// The bytes that a session sends now.
 pub(crate) fn output(session: &mut Session) -> BytesMut {
     let mut wire = BytesMut::new();
     while session.has_output() {
-        let mut outbox = SendBuffer::new(Layout::Vectored);
-        session.transmit(&mut outbox, |_| {});
-        while outbox.has_remaining() {
-            wire.extend_from_slice(outbox.chunk());
-            outbox.advance(outbox.chunk().len());
+        let mut send_buffer = SendBuffer::new(Layout::Vectored);
+        session.transmit(&mut send_buffer, |_| {});
+        while send_buffer.has_remaining() {
+            wire.extend_from_slice(send_buffer.chunk());
+            send_buffer.advance(send_buffer.chunk().len());
         }
     }
     wire

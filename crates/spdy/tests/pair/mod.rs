@@ -1,4 +1,4 @@
-//! Two ends of a connection, and data that can be told from other data.
+//! Two ends of a connection, and a data pattern to verify.
 
 use std::pin::Pin;
 use std::sync::LazyLock;
@@ -13,8 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf, duplex};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-/// Bytes whose places can be told from each other: of a length that is no multiple
-/// of any buffer's.
+/// A byte pattern that reveals wrong offsets: its length is no multiple of any buffer size.
 pub(crate) static PATTERN: LazyLock<Bytes> = LazyLock::new(|| {
     let mut noise = 1u32;
     let next = |_| {
@@ -24,7 +23,7 @@ pub(crate) static PATTERN: LazyLock<Bytes> = LazyLock::new(|| {
     (0..1_000_003).map(next).collect()
 });
 
-/// What stands at `from` when the pattern is repeated.
+/// The bytes at `from` of the repeated pattern.
 pub(crate) fn pattern(from: usize, bytes: usize) -> Bytes {
     let from = from % PATTERN.len();
     let rest = PATTERN.len() - from;
@@ -36,7 +35,7 @@ pub(crate) fn pattern(from: usize, bytes: usize) -> Bytes {
         .into()
 }
 
-/// Reads to the end; gives how much came. All of it has to be the pattern.
+/// Reads to the end and verifies the pattern; returns the length.
 pub(crate) async fn check(mut receiver: Receiver) -> Result<usize, StreamError> {
     let mut bytes = 0;
     while let Some(data) = receiver.read().await? {
@@ -46,7 +45,7 @@ pub(crate) async fn check(mut receiver: Receiver) -> Result<usize, StreamError> 
     Ok(bytes)
 }
 
-/// All that comes.
+/// All data.
 pub(crate) async fn drained(receiver: &mut Receiver) -> Result<Bytes, StreamError> {
     let mut all = Vec::new();
     while let Some(data) = within(receiver.read()).await? {
@@ -55,13 +54,13 @@ pub(crate) async fn drained(receiver: &mut Receiver) -> Result<Bytes, StreamErro
     Ok(all.into())
 }
 
-/// Waits, but not for ever.
+/// Waits with a timeout.
 pub(crate) async fn within<F: future::IntoFuture>(future: F) -> F::Output {
     let limit = Duration::from_mins(1);
     tokio::time::timeout(limit, future).await.unwrap()
 }
 
-/// Small bounds.
+/// Small limits.
 pub(crate) fn config(flow_control: FlowControl) -> Config {
     Config {
         flow_control,
@@ -82,17 +81,17 @@ pub(crate) struct Pair {
 }
 
 pub(crate) fn pair(config: Config) -> Pair {
-    let (here, there) = duplex(64 * 1024);
-    Pair::over(here, there, config)
+    let (local, remote) = duplex(64 * 1024);
+    Pair::over(local, remote, config)
 }
 
 impl Pair {
-    pub(crate) fn over<T>(here: T, there: T, config: Config) -> Self
+    pub(crate) fn over<T>(local: T, remote: T, config: Config) -> Self
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let (client, _, client_driver) = connection::client(here, config.clone());
-        let (server, incoming, server_driver) = connection::server(there, config);
+        let (client, _, client_driver) = connection::client(local, config.clone());
+        let (server, incoming, server_driver) = connection::server(remote, config);
         Self {
             client,
             server,
@@ -102,7 +101,7 @@ impl Pair {
         }
     }
 
-    /// A stream that is answered: the client's end of it, and the server's.
+    /// An accepted stream: the client's end and the server's.
     pub(crate) async fn stream(&mut self) -> (Stream, Stream) {
         let mut client = self.client.open(Headers::new()).unwrap();
         let request = within(self.incoming.next()).await.unwrap();
@@ -111,8 +110,8 @@ impl Pair {
         (client, server)
     }
 
-    /// The client closes, and both ends see a good end.
-    pub(crate) async fn end_well(self) {
+    /// Closes from the client, and checks that both drivers succeed.
+    pub(crate) async fn close_cleanly(self) {
         self.client.close();
         within(self.client_driver).await.unwrap().unwrap();
         within(self.server_driver).await.unwrap().unwrap();
@@ -122,12 +121,12 @@ impl Pair {
 /// A connection over loopback.
 pub(crate) async fn loopback() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let here = TcpStream::connect(listener.local_addr().unwrap());
-    let (here, there) = tokio::join!(here, listener.accept());
-    (here.unwrap(), there.unwrap().0)
+    let local = TcpStream::connect(listener.local_addr().unwrap());
+    let (local, remote) = tokio::join!(local, listener.accept());
+    (local.unwrap(), remote.unwrap().0)
 }
 
-/// Takes one slice at a time.
+/// Does not support vectored writes.
 pub(crate) struct Flat(pub(crate) DuplexStream);
 
 impl AsyncRead for Flat {
