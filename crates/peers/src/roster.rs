@@ -167,8 +167,6 @@ struct Entry {
     asks_server: bool,
     /// The fetch under way goes to the server itself.
     fetch_asks_server: bool,
-    /// The address in the file answers, although its bridge has announced that it leaves.
-    answers_still: bool,
     /// What has come of asking the server itself since its bridge left.
     direct: Direct,
 }
@@ -181,6 +179,8 @@ enum Direct {
     Untried,
     /// It answers: it is a peer like any other.
     Answers,
+    /// The bridge, whose address is in a file, answers all the same.
+    BridgeAnswers,
     /// It has not answered within [`ROLLOUT_GRACE`]: it counts as one that never had a
     /// bridge.
     GivenUp,
@@ -557,7 +557,7 @@ impl Roster {
                     if entry.fetch_asks_server {
                         entry.direct = Direct::Answers;
                     } else if has_answered {
-                        entry.direct = Direct::Untried;
+                        entry.direct = Direct::BridgeAnswers;
                     }
                 }
                 // Back again. One that tells what it serves and fails with
@@ -569,6 +569,9 @@ impl Roster {
             Err(problem) => {
                 entry.fetch.failed(at, jitter);
                 entry.problem = Some(problem);
+                if entry.direct == Direct::BridgeAnswers {
+                    entry.direct = Direct::Untried;
+                }
                 // Its bridge has crashed, or the registry has lost its address, or the file
                 // still has the address of a bridge that has left: both places are tried in
                 // turn.
@@ -578,7 +581,6 @@ impl Roster {
                 }
             }
         }
-        entry.answers_still = has_answered && !entry.fetch_asks_server;
         if has_answered {
             self.restart_grace(identity, at);
         }
@@ -593,8 +595,7 @@ impl Roster {
             && entry.is_in_file()
             && !entry.fetch_asks_server
         {
-            entry.answers_still = true;
-            entry.direct = Direct::Untried;
+            entry.direct = Direct::BridgeAnswers;
             self.restart_grace(identity, at);
         }
     }
@@ -750,7 +751,8 @@ impl Roster {
             (None, _) => return None,
         };
         let departure = self.departures.get(identity);
-        let departure = departure.filter(|_| !entry.has_bridge() && !entry.answers_still);
+        let answers = entry.has_bridge() || entry.direct == Direct::BridgeAnswers;
+        let departure = departure.filter(|_| !answers);
         let bridge_left = departure.is_some();
         let departure_problem = departure.filter(|_| entry.direct != Direct::Answers);
         let is_bridge = advertised.is_some_and(|it| match it.origin {

@@ -150,21 +150,12 @@ pub(crate) async fn run(
     let registry_status = membership.registry_status();
     let registry_reporter = membership.registry_reporter();
     let stored = stored.map(|stored| stored.permitted(&membership.networks));
-    let mut roster = Roster::new(membership.identity.clone());
-    let (registry, annotations): (Option<Arc<dyn Registry>>, _) = match membership.whereabouts {
-        Whereabouts::Registry(registry) => (Some(registry.into()), Annotations::Nothing),
-        Whereabouts::File(registry) => {
-            roster = roster.with_addresses_in_file();
-            (Some(registry.into()), Annotations::Records)
-        }
-        Whereabouts::Leases => (None, Annotations::AddressesAndRecords),
-    };
+    let (registry, annotations) = kept_in(membership.whereabouts);
     let with_records = registry.clone();
     let with_records = with_records.filter(|_| annotations == Annotations::Nothing);
     let registry = registry.map(|it| tokio::spawn(async move { it.run(published, found).await }));
     let host = HostBoot::read();
-    roster.set_host_clock(host.clock());
-    roster.await_registry();
+    let mut roster = empty_roster(&membership.identity, annotations, &host);
     let (records, mut found_records) = RecordKeeper::start(
         membership.identity.clone(),
         (membership.server, membership.address),
@@ -242,6 +233,27 @@ pub(crate) async fn run(
         }
     };
     learner.leave(withdraw, parted).await;
+}
+
+/// The registry, and what is in annotations of Leases instead.
+fn kept_in(whereabouts: Whereabouts) -> (Option<Arc<dyn Registry>>, Annotations) {
+    match whereabouts {
+        Whereabouts::Registry(registry) => (Some(registry.into()), Annotations::Nothing),
+        Whereabouts::File(registry) => (Some(registry.into()), Annotations::Records),
+        Whereabouts::Leases => (None, Annotations::AddressesAndRecords),
+    }
+}
+
+/// A roster that awaits the registry.
+fn empty_roster(own: &Identity, annotations: Annotations, host: &HostBoot) -> Roster {
+    let roster = Roster::new(own.clone());
+    let mut roster = match annotations {
+        Annotations::Records => roster.with_addresses_in_file(),
+        Annotations::Nothing | Annotations::AddressesAndRecords => roster,
+    };
+    roster.set_host_clock(host.clock());
+    roster.await_registry();
+    roster
 }
 
 fn spawn_informers(tasks: &mut JoinSet<()>, own: &Arc<Own>, tell: &mpsc::Sender<Event>) {

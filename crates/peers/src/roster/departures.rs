@@ -63,7 +63,6 @@ impl Roster {
             match departure {
                 None => {
                     entry.direct = Direct::Untried;
-                    entry.answers_still = false;
                     if before.contains_key(identity) {
                         entry.asks_server = false;
                     }
@@ -95,15 +94,18 @@ impl Roster {
         };
         let known = self.departures.get(identity);
         let known = known.filter(|it| is_same(it.announced, it.is_missing_in_file));
-        let since = known.map(|it| it.since).unwrap_or_else(|| {
-            let stored = stored.and_then(|it| it.departure.as_ref());
-            let stored = stored.filter(|it| is_same(it.announced, it.is_missing_in_file));
-            let age = stored.zip(self.host_clock.as_ref());
-            let age = age.and_then(|(stored, clock)| clock.time_at(at).since(&stored.since));
-            // More than twice the time makes no difference.
-            let age = age.unwrap_or_default().min(2 * ROLLOUT_GRACE);
-            at.checked_sub(age).unwrap_or(at)
-        });
+        let since = known.map_or_else(
+            || {
+                let stored = stored.and_then(|it| it.departure.as_ref());
+                let stored = stored.filter(|it| is_same(it.announced, it.is_missing_in_file));
+                let age = stored.zip(self.host_clock.as_ref());
+                let age = age.and_then(|(stored, clock)| clock.time_at(at).since(&stored.since));
+                // More than twice the time makes no difference.
+                let age = age.unwrap_or_default().min(2 * ROLLOUT_GRACE);
+                at.checked_sub(age).unwrap_or(at)
+            },
+            |it| it.since,
+        );
         Some(Departure {
             announced,
             is_missing_in_file,
@@ -117,12 +119,13 @@ impl Roster {
         self.file_is_read && !self.entries.get(identity).is_some_and(is_in_it)
     }
 
-    /// An administrator has changed or removed the address at which a server answered after
-    /// its bridge had left.
+    /// An administrator has changed or removed the address that answered after a bridge had
+    /// announced that it leaves.
     pub(super) fn end_direct_answers(&mut self, all: &Addresses, at: Instant) {
         let mut ended = Vec::new();
         for (identity, entry) in &mut self.entries {
-            if entry.direct == Direct::Answers && all.get(identity) != entry.address.as_ref() {
+            let answers = matches!(entry.direct, Direct::Answers | Direct::BridgeAnswers);
+            if answers && all.get(identity) != entry.address.as_ref() {
                 entry.direct = Direct::Untried;
                 ended.push(identity.clone());
             }

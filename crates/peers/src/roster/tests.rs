@@ -480,7 +480,7 @@ fn an_announcement_that_was_there_before_counts_from_the_first_look() {
         let mut roster = Roster::new(identity(ME));
         roster.leases(vec![seen(A, "h", 1)], at);
         roster.published_records(&records(None, Some(announced)), at);
-        let before = at + ROLLOUT_GRACE - Duration::from_secs(1);
+        let before = at + ROLLOUT_GRACE * 9 / 10;
         roster.lease(seen(A, "h", 2), before);
         assert!(!roster.expire(before), "{announced:?}");
         assert!(roster.snapshot().peers[0].served.is_some());
@@ -517,7 +517,7 @@ fn a_stored_announcement_counts_from_when_this_host_first_saw_it() {
         second.published_records(&left, at);
         second.expire(at);
         if !remaining.is_zero() {
-            let last = at + remaining - Duration::from_millis(1);
+            let last = at + remaining * 9 / 10;
             second.lease(seen(A, "h", 2), last);
             second.expire(last);
             let peer = second.snapshot().peers.remove(0);
@@ -616,7 +616,9 @@ fn records_do_not_decide_where_a_server_of_the_file_is_asked() {
         assert!(peer.record.serving_keys.is_empty());
     }
     // From its last answer on.
-    roster.expire(now + ROLLOUT_GRACE / 2);
+    let later = now + ROLLOUT_GRACE / 2;
+    assert_eq!(ask(&mut roster, later, fails()), Some(7443));
+    roster.expire(later);
     assert!(roster.snapshot().peers[0].served.is_some());
     roster.expire(now + ROLLOUT_GRACE);
     assert!(roster.snapshot().peers[0].served.is_none());
