@@ -25,6 +25,7 @@ mod peer_faults;
 mod peer_identity;
 mod peer_memory;
 mod peer_registries;
+mod peer_rollback;
 mod peer_rounds;
 mod peer_silence;
 mod peer_upgrade;

@@ -7,7 +7,9 @@ use serde_json::Value;
 use skewbridge_e2e::{Plane, Server, Special, Via, told_apart};
 use skewbridge_testkit::eventually;
 
-use crate::pair::{FOUND, NEW, OLD, etcd, identity, is_found, is_found_by, keys, lease_of};
+use crate::pair::{
+    FOUND, NEW, OLD, debug_peers, etcd, identity, is_found, is_found_by, keys, lease_of,
+};
 
 /// Two renewals of a Lease.
 const RENEWED: Duration = Duration::from_secs(30);
@@ -114,4 +116,45 @@ async fn peers_are_found_by_a_file() {
     plane.file("peers.yaml", &format!("peers:\n{}", entries.concat()));
     they_reach_each_other(&plane).await;
     nothing_of_theirs_is_in_etcd(&mut plane).await;
+
+    // What a server serves is on its Lease, and no address.
+    eventually("what it serves is on its Lease", FOUND, async || {
+        lease_of(&plane, NEW).await["metadata"]["annotations"][SERVED].is_string()
+    })
+    .await;
+    let lease = lease_of(&plane, NEW).await;
+    let annotations = &lease["metadata"]["annotations"];
+    assert_eq!(annotations[OF_THE_BRIDGE], Value::Null, "{lease}");
+
+    // A bridge that leaves announces it there. Only the file says where its server is.
+    plane.end_bridge(NEW, "TERM");
+    let policies = Special::POLICIES.path;
+    let peer = async |plane: &Plane| debug_peers(plane, OLD).await["peers"][0].clone();
+    eventually("it is known to have left", FOUND, async || {
+        peer(&plane).await["state"] == "bridge-left"
+    })
+    .await;
+    assert_eq!(plane.status(OLD, Via::Bridge, policies).await, 503);
+    let server = plane.servers[NEW].address;
+    let with_server = format!("{}  server: {server}\n", entries[1]);
+    plane.file(
+        "peers.yaml",
+        &format!("peers:\n{}{with_server}", entries[0]),
+    );
+    is_found(&plane, &Special::POLICIES, FOUND).await;
+    assert_eq!(peer(&plane).await["address"], server.to_string());
+
+    // A server that the administrator removes has left, too.
+    plane.file("peers.yaml", &format!("peers:\n{}", entries[0]));
+    eventually("it is not asked any more", FOUND, async || {
+        plane.status(OLD, Via::Bridge, policies).await == 503
+    })
+    .await;
+    let problem = peer(&plane).await["problem"].to_string();
+    assert!(problem.contains("--peer-registry file"), "{problem}");
+    plane.run_bridge(NEW);
+    plane.file("peers.yaml", &format!("peers:\n{}", entries.concat()));
+    plane.all_ready().await;
+    is_found(&plane, &Special::POLICIES, FOUND).await;
+    assert_eq!(peer(&plane).await["state"], Value::Null);
 }

@@ -28,7 +28,7 @@ const LONGEST: [&str; 14] = [
 ];
 
 /// Suites that wait for timers nearly all of their time. They run beside the others.
-const IDLE: [&str; 3] = ["upgrades", "peer_memory", "peer_silence"];
+const IDLE: [&str; 4] = ["peer_rollback", "upgrades", "peer_memory", "peer_silence"];
 
 /// The example of the client library that a test runs.
 const EXAMPLE: &str = "run_a_command";
