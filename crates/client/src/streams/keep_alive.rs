@@ -58,7 +58,10 @@ mod tests {
             ..KeepAlive::default()
         };
         assert_eq!(keep_alive.spdy_keepalive().interval, DISABLED_INTERVAL);
-        assert!(keep_alive.websocket_keepalive().next_deadline() > Instant::now() + DISABLED_INTERVAL / 2);
+        assert!(
+            keep_alive.websocket_keepalive().next_deadline()
+                > Instant::now() + DISABLED_INTERVAL / 2
+        );
         let default = KeepAlive::default();
         assert_eq!(default.spdy_keepalive().interval, default.interval);
     }
