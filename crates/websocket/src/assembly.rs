@@ -1,17 +1,17 @@
-//! Whole messages out of chunks.
+//! Assembles messages from chunks.
 
 use bytes::{Bytes, BytesMut};
 
 use crate::decode::MessageChunk;
 use crate::frame::MessageKind;
 
-/// Puts chunks together. It holds up to [`Limits::message`](crate::Limits)
-/// bytes; a message that came in one chunk is passed on without being copied.
+/// Joins the chunks of a message. It buffers up to [`Limits::message`](crate::Limits) bytes; a
+/// message in one chunk is not copied.
 #[derive(Debug, Default)]
 pub struct Assembly(BytesMut);
 
 impl Assembly {
-    /// Takes the next chunk, and gives the message that is whole with it.
+    /// Adds a chunk, and returns the message if it is complete.
     pub fn push(&mut self, chunk: MessageChunk) -> Option<(MessageKind, Bytes)> {
         if chunk.is_first && chunk.is_last {
             return Some((chunk.kind, chunk.bytes));

@@ -1,4 +1,4 @@
-//! Control frames (RFC 6455, 5.5) and why a connection is closed (7.4).
+//! Control frames (RFC 6455, 5.5) and close codes (7.4).
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 
@@ -8,15 +8,15 @@ use crate::frame::{ControlOpcode, MAX_CONTROL_BYTES};
 /// A frame that is not part of any message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Control {
-    /// Asks for a [`Control::Pong`] with the same payload.
+    /// Requests a [`Control::Pong`] with the same payload.
     Ping(ControlPayload),
-    /// Answers a [`Control::Ping`], or says without being asked that we live.
+    /// Answers a [`Control::Ping`], or is an unsolicited keepalive.
     Pong(ControlPayload),
     /// The last frame in its direction.
     Close(Option<Close>),
 }
 
-/// What a ping takes along and a pong brings back: at most 125 bytes.
+/// The payload of a ping and of its pong: at most 125 bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ControlPayload(Bytes);
 
@@ -39,11 +39,11 @@ pub struct Close {
     reason: String,
 }
 
-/// What a reason has left of a control frame.
+/// What the close code leaves of a control frame.
 const MAX_REASON_BYTES: usize = MAX_CONTROL_BYTES as usize - 2;
 
 impl Close {
-    /// For programs and, cut where it does not fit, for people.
+    /// A code and a human-readable reason, which is truncated if it is too long.
     pub fn new(code: CloseCode, reason: &str) -> Self {
         let end = reason.floor_char_boundary(MAX_REASON_BYTES);
         Self {
@@ -52,49 +52,48 @@ impl Close {
         }
     }
 
-    /// For programs.
+    /// Machine-readable.
     pub fn code(&self) -> CloseCode {
         self.code
     }
 
-    /// For people; often empty.
+    /// Human-readable; often empty.
     pub fn reason(&self) -> &str {
         &self.reason
     }
 }
 
-/// A code that may stand in a frame: never 1005, 1006 or 1015, which only say
-/// what an end has seen (RFC 6455, 7.4.1).
+/// A code that may occur in a frame: never 1005, 1006 or 1015, which only describe what an end
+/// has observed (RFC 6455, 7.4.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CloseCode(u16);
 
 impl CloseCode {
-    /// All has been said. To clients of Kubernetes it means success unless the
-    /// error channel says otherwise: never to be used for a stream that was
-    /// cut off.
+    /// Clean end. Kubernetes clients take it for success unless the error channel reports
+    /// otherwise: it must not be used for a stream that was interrupted.
     pub const NORMAL: Self = Self(1000);
-    /// We go away, or the user does.
+    /// This end shuts down, or the user leaves.
     pub const GOING_AWAY: Self = Self(1001);
-    /// The other end broke the rules.
+    /// The other end violated the protocol.
     pub const PROTOCOL_ERROR: Self = Self(1002);
-    /// The other end sent what we do not take, such as text.
+    /// The other end sent a kind of data that is not accepted, such as text.
     pub const UNSUPPORTED_DATA: Self = Self(1003);
-    /// The other end sent text that is none.
+    /// The other end sent invalid UTF-8 as text.
     pub const INVALID_DATA: Self = Self(1007);
-    /// The other end did what it may not.
+    /// The other end violated a policy.
     pub const POLICY_VIOLATION: Self = Self(1008);
-    /// The other end sent too much at once.
+    /// The other end sent too large a message.
     pub const TOO_BIG: Self = Self(1009);
-    /// Something broke here or behind us.
+    /// An internal error, here or upstream.
     pub const INTERNAL_ERROR: Self = Self(1011);
 
     /// `None` for a code that may not be sent.
     pub fn new(code: u16) -> Option<Self> {
-        // The registry of IANA has 1012 to 1014 besides those of the RFC.
+        // The IANA registry adds 1012 to 1014 to those of the RFC.
         matches!(code, 1000..=1003 | 1007..=1014 | 3000..=4999).then_some(Self(code))
     }
 
-    /// As it stands in a frame.
+    /// The number in a frame.
     pub fn number(self) -> u16 {
         self.0
     }
@@ -154,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_that_may_stand_in_a_frame() {
+    fn only_defined_codes_are_accepted() {
         let allowed = [
             1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 1013, 1014, 3000, 3999,
             4000, 4999,
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_reason_is_cut_between_characters() {
+    fn a_long_reason_is_truncated_at_a_character_boundary() {
         let close = Close::new(CloseCode::NORMAL, &"ä".repeat(100));
         assert_eq!(close.reason(), "ä".repeat(61));
         let payload = Control::Close(Some(close)).payload();
@@ -188,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_have_a_bound() {
+    fn control_payloads_are_bounded() {
         assert!(ControlPayload::new(Bytes::from_static(&[0; 125])).is_some());
         assert!(ControlPayload::new(Bytes::from_static(&[0; 126])).is_none());
     }

@@ -1,85 +1,85 @@
-//! Bytes in, events out.
+//! Decodes bytes into events.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 
 use crate::control::{CloseCode, Control};
 use crate::frame::{ControlOpcode, Header, MessageKind, Opcode, Role};
 use crate::mask::Mask;
-use crate::utf8::{Invalid, Utf8};
+use crate::utf8::{self, Utf8};
 
-/// What the other end says.
+/// What the other end sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Some of a message, as much of it as is there.
+    /// A part of a message, as much as is available.
     Chunk(MessageChunk),
-    /// Not part of a message, though it may come between two chunks of one.
+    /// A control frame, which may come between two chunks of a message.
     Control(Control),
 }
 
-/// Some of a message.
+/// A part of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MessageChunk {
-    /// What the message is made of. A chunk of text may end within a character.
+    /// The kind of the message. A chunk of text may end inside a character.
     pub kind: MessageKind,
-    /// The message begins with it.
+    /// The message starts with it.
     pub is_first: bool,
-    /// The message is_last with it.
+    /// The message ends with it.
     pub is_last: bool,
-    /// May be empty where the message is_first or is_last.
+    /// May be empty at the start or end of a message.
     pub bytes: Bytes,
 }
 
-/// What is refused as too long, in bytes.
+/// Size limits, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// The payload of a frame.
     pub frame: u64,
-    /// All payloads of a message. Who takes chunks as they come needs no bound
-    /// here; who puts them together does.
+    /// All payloads of a message. A caller that handles chunks as they arrive needs no limit
+    /// here; one that assembles messages does.
     pub message: u64,
 }
 
-/// What the other end may not do.
+/// A violation of the protocol by the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// RFC 6455, 5.2: they belong to extensions, and none was agreed to.
+    /// RFC 6455, 5.2: they belong to extensions, and none was negotiated.
     #[error("a frame with reserved bits")]
     ReservedBits,
     /// RFC 6455, 5.2.
-    #[error("a frame of the unknown kind {0}")]
+    #[error("a frame with the unknown opcode {0}")]
     ReservedOpcode(u8),
-    /// RFC 6455, 5.1: clients mask.
-    #[error("a frame of a client that is not masked")]
+    /// RFC 6455, 5.1: clients mask frames.
+    #[error("an unmasked frame from a client")]
     Unmasked,
     /// RFC 6455, 5.1: servers do not.
-    #[error("a frame of a server that is masked")]
+    #[error("a masked frame from a server")]
     Masked,
     /// RFC 6455, 5.4.
-    #[error("a control frame in fragments")]
+    #[error("a fragmented control frame")]
     FragmentedControl,
     /// RFC 6455, 5.5.
     #[error("a control frame longer than 125 bytes")]
     LongControl,
     /// RFC 6455, 5.2.
-    #[error("a length that is not written in the fewest bytes")]
+    #[error("a length that is not minimally encoded")]
     LengthNotMinimal,
     /// RFC 6455, 5.2.
     #[error("a length with its highest bit set")]
     ReservedLength,
     /// RFC 6455, 5.4.
-    #[error("a continuation of no message")]
+    #[error("a continuation frame outside of a message")]
     NothingToContinue,
     /// RFC 6455, 5.4.
-    #[error("a message within another one")]
+    #[error("a new message before the end of the last one")]
     Interleaved,
     /// RFC 6455, 8.1.
     #[error("text that is not UTF-8")]
     InvalidUtf8,
     /// RFC 6455, 5.5.1.
-    #[error("a close frame with half a code")]
+    #[error("a close frame with an incomplete code")]
     ShortClose,
     /// RFC 6455, 7.4.
-    #[error("a close frame with the code {0}")]
+    #[error("a close frame with the invalid code {0}")]
     ReservedCloseCode(u16),
     /// [`Limits::frame`].
     #[error("a frame that is too long")]
@@ -90,7 +90,7 @@ pub enum Violation {
 }
 
 impl Violation {
-    /// What the connection is to be closed with.
+    /// The close code for the connection.
     pub fn close_code(self) -> CloseCode {
         match self {
             Self::InvalidUtf8 => CloseCode::INVALID_DATA,
@@ -100,14 +100,13 @@ impl Violation {
     }
 }
 
-impl From<Invalid> for Violation {
-    fn from(Invalid: Invalid) -> Self {
+impl From<utf8::InvalidUtf8> for Violation {
+    fn from(utf8::InvalidUtf8: utf8::InvalidUtf8) -> Self {
         Self::InvalidUtf8
     }
 }
 
-/// Takes the bytes of one direction of a connection apart. It keeps none of
-/// them.
+/// Decodes one direction of a connection. It buffers nothing.
 #[derive(Debug)]
 pub struct Decoder {
     role: Role,
@@ -133,18 +132,18 @@ enum State {
     Failed(Violation),
 }
 
-/// One that has begun and not ended.
+/// A message that has started and not ended.
 #[derive(Debug)]
 struct Message {
     kind: MessageKind,
     length: u64,
-    /// No chunk of it has been given yet.
+    /// No chunk of it was returned yet.
     is_unread: bool,
     utf8: Utf8,
 }
 
 impl Decoder {
-    /// For the end that has this role: what is read comes from the other one.
+    /// For the end with this role: the input comes from the other one.
     pub fn new(role: Role, limits: Limits) -> Self {
         Self {
             role,
@@ -154,9 +153,9 @@ impl Decoder {
         }
     }
 
-    /// Takes the next event off the front of `buffer`; `None` asks for more
-    /// bytes. After a close whatever follows is dropped; after a violation
-    /// every call gives the same one.
+    /// Decodes the next event from the front of `buffer`; `None` means that more bytes are
+    /// needed. After a close frame all input is dropped; after a violation every call returns
+    /// the same one.
     pub fn decode(&mut self, buffer: &mut BytesMut) -> Result<Option<Event>, Violation> {
         let result = self.step(buffer);
         if let Err(violation) = result {
@@ -165,8 +164,7 @@ impl Decoder {
         result
     }
 
-    /// Whether the other end has said that nothing follows. A connection that
-    /// is_last without it was cut off.
+    /// Whether a close frame was received. A connection that ends without one was interrupted.
     pub fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed)
     }
@@ -204,13 +202,13 @@ impl Decoder {
                     return Ok(Some(Event::Control(control)));
                 }
                 State::Data { left, mask, fin } => {
-                    let there = usize::try_from(left).unwrap_or(usize::MAX);
-                    let there = there.min(buffer.len());
-                    if there == 0 && left > 0 {
+                    let available = usize::try_from(left).unwrap_or(usize::MAX);
+                    let available = available.min(buffer.len());
+                    if available == 0 && left > 0 {
                         return Ok(None);
                     }
-                    let (bytes, mask) = take(buffer, there, mask);
-                    let left = left - there as u64;
+                    let (bytes, mask) = take(buffer, available, mask);
+                    let left = left - available as u64;
                     self.state = match left {
                         0 => State::Head,
                         _ => State::Data { left, mask, fin },
@@ -223,7 +221,7 @@ impl Decoder {
         }
     }
 
-    /// Whether such a frame may come now.
+    /// Whether such a frame is allowed now.
     fn check(&self, opcode: Opcode, length: Option<u64>) -> Result<(), Violation> {
         let before = match (opcode, &self.message) {
             (Opcode::Control(_), _) => return Ok(()),
@@ -248,7 +246,7 @@ impl Decoder {
         let (left, mask, fin) = (header.length, header.mask, header.fin);
         match header.opcode {
             Opcode::Control(opcode) => {
-                // At most 125, or it would not have been parsed.
+                // At most 125, as the parser has checked.
                 let length = usize::try_from(left).unwrap_or(usize::MAX);
                 self.state = State::Control {
                     opcode,
@@ -274,7 +272,7 @@ impl Decoder {
     }
 
     fn chunk(&mut self, bytes: Bytes, is_last: bool) -> Result<Option<MessageChunk>, Violation> {
-        // Data is only read within a message.
+        // Data frames occur only within a message.
         let Some(message) = &mut self.message else {
             return Ok(None);
         };
@@ -301,7 +299,7 @@ impl Decoder {
     }
 }
 
-/// Splits bytes off, unmasks them, and says how those that follow are masked.
+/// Splits off bytes and unmasks them; returns the mask for those that follow.
 fn take(buffer: &mut BytesMut, length: usize, mask: Option<Mask>) -> (BytesMut, Option<Mask>) {
     let mut bytes = buffer.split_to(length);
     let mask = mask.map(|mask| mask.apply(&mut bytes));

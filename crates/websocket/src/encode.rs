@@ -1,4 +1,4 @@
-//! Messages and control frames out.
+//! Encodes messages and control frames.
 
 use bytes::BytesMut;
 
@@ -6,12 +6,12 @@ use crate::control::Control;
 use crate::frame::{Frame, Header, MAX_HEADER_BYTES, Opcode, Role};
 use crate::mask::{Mask, Masks};
 
-/// Writes the frames of one end.
+/// Encodes the frames of one end.
 #[derive(Debug)]
 pub struct Encoder(Option<Masks>);
 
 impl Encoder {
-    /// For the end that has this role.
+    /// For the end with this role.
     pub fn new(role: Role) -> Self {
         Self(match role {
             Role::Client => Some(Masks::new()),
@@ -19,13 +19,13 @@ impl Encoder {
         })
     }
 
-    /// What goes before a payload of this length. A server writes the payload
-    /// after it as it is; a client masks it first ([`Head::mask`]).
+    /// The bytes that precede a payload of this length. A server writes the payload after them
+    /// unchanged; a client masks it first ([`Head::mask`]).
     pub fn head(&mut self, frame: Frame, length: usize) -> Head {
         self.header(frame.fin(), frame.opcode(), length)
     }
 
-    /// Appends a frame whose payload is these parts, one after the other.
+    /// Appends a frame whose payload is the concatenation of these parts.
     pub fn write(&mut self, frame: Frame, payload: &[&[u8]], out: &mut BytesMut) {
         let length = payload.iter().map(|part| part.len()).sum();
         let head = self.head(frame, length);
@@ -58,7 +58,7 @@ impl Encoder {
     }
 }
 
-/// The bytes that go before a payload.
+/// The bytes that precede a payload.
 #[derive(Debug, Clone, Copy)]
 pub struct Head {
     bytes: [u8; MAX_HEADER_BYTES],
@@ -67,13 +67,12 @@ pub struct Head {
 }
 
 impl Head {
-    /// As they are written.
+    /// The encoded bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
 
-    /// What the payload has to be masked with before it is written; `None` for
-    /// servers.
+    /// The mask to apply to the payload before it is written; `None` for servers.
     pub fn mask(&self) -> Option<Mask> {
         self.mask
     }
@@ -120,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_masks_each_frame_with_a_key_of_its_own() {
+    fn a_client_masks_each_frame_with_a_new_key() {
         let mut client = Encoder::new(Role::Client);
         let heads = [0; 2].map(|_| client.head(Frame::Whole(MessageKind::Binary), 5));
         let [a, b] = heads.map(|head| head.mask().unwrap().key());

@@ -1,19 +1,19 @@
-//! The head of a frame (RFC 6455, 5.2).
+//! The header of a frame (RFC 6455, 5.2).
 
 use crate::decode::Violation;
 use crate::mask::Mask;
 
-/// Which end of a connection is ours: clients mask what they send, servers do
-/// not (RFC 6455, 5.1).
+/// Which end of a connection this is: clients mask what they send, servers do not (RFC 6455,
+/// 5.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// We asked for the connection.
+    /// Requested the connection.
     Client,
-    /// We were asked.
+    /// Accepted it.
     Server,
 }
 
-/// What a message is made of.
+/// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MessageKind {
     /// UTF-8.
@@ -22,19 +22,19 @@ pub enum MessageKind {
     Binary,
 }
 
-/// A frame that carries data: a whole message, or a part of one.
+/// A data frame: a whole message, or a part of one.
 ///
-/// Messages to Kubernetes are to be whole: its server side takes each frame for
-/// a message, whatever FIN says (`golang.org/x/net/websocket`).
+/// Messages to Kubernetes should be whole: its servers treat each frame as a message, whatever
+/// FIN says (`golang.org/x/net/websocket`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame {
     /// All of a message.
     Whole(MessageKind),
-    /// The first part of one.
+    /// The first part of a message.
     First(MessageKind),
     /// A part that is neither the first nor the last.
     Middle,
-    /// The last part of one.
+    /// The last part of a message.
     Last,
 }
 
@@ -52,19 +52,19 @@ pub(crate) enum ControlOpcode {
     Pong,
 }
 
-/// No payload of a control frame is longer (RFC 6455, 5.5).
+/// The longest payload of a control frame (RFC 6455, 5.5).
 pub(crate) const MAX_CONTROL_BYTES: u8 = 125;
 
 const FIN: u8 = 0x80;
 const RESERVED: u8 = 0x70;
 const MASKED: u8 = 0x80;
 
-/// Says that two bytes of length follow.
+/// Two bytes of length follow.
 const LENGTH_16: u8 = 126;
-/// Says that eight bytes of length follow.
+/// Eight bytes of length follow.
 const LENGTH_64: u8 = 127;
 
-/// A head that has been read.
+/// A decoded header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) fin: bool,
@@ -74,8 +74,8 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// Reads what is there of a head; `None` asks for more. What is wrong is
-    /// found with the first byte that shows it.
+    /// Parses a header as far as it was received; `None` means that more bytes are needed.
+    /// Errors are detected at the first byte that shows them.
     pub(crate) fn parse(
         bytes: &[u8],
         role: Role,
@@ -130,7 +130,7 @@ impl Header {
         Ok(Some((header, end)))
     }
 
-    /// Writes it in front of `out`, and says how long it is.
+    /// Writes it to the front of `out`, and returns its length.
     pub(crate) fn write(&self, out: &mut [u8; MAX_HEADER_BYTES]) -> usize {
         out[0] = self.opcode.number() | if self.fin { FIN } else { 0 };
         let masked = if self.mask.is_some() { MASKED } else { 0 };
@@ -161,7 +161,7 @@ impl Header {
 /// Two bytes, eight of length, four of mask.
 pub(crate) const MAX_HEADER_BYTES: usize = 14;
 
-/// A length, and in how many further bytes it stood.
+/// A length, and how many further bytes encode it.
 fn length(short: u8, more: &[u8]) -> Result<Option<(u64, usize)>, Violation> {
     match short {
         LENGTH_16 => {

@@ -1,4 +1,4 @@
-//! The opening handshake (RFC 6455, 4), as functions over heads.
+//! The opening handshake (RFC 6455, 4), as functions over headers.
 
 use http::header::{
     CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_EXTENSIONS, SEC_WEBSOCKET_KEY,
@@ -8,38 +8,37 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 
 use crate::key::Key;
 
-/// The one version there is.
+/// The only version.
 const VERSION: &str = "13";
 
-/// A request for a WebSocket that may be granted. The subprotocols that it
-/// offers are told by [`subprotocols`].
+/// A valid WebSocket request. [`subprotocols`] returns the subprotocols that it offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// What the response has to show that it has seen.
+    /// The key that the response has to answer.
     pub key: Key,
 }
 
-/// Why a request for a WebSocket is not granted.
+/// Why a WebSocket request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// It asks for something else, or for nothing.
-    #[error("not a request for a WebSocket")]
+    /// It requests another upgrade, or none.
+    #[error("not a WebSocket request")]
     NotWebSocket,
     /// RFC 6455, 4.1: only GET.
-    #[error("a WebSocket is asked for by GET")]
+    #[error("a WebSocket request must use GET")]
     Method,
-    /// RFC 6455, 4.2.2 and 4.4: the answer says which one we have.
-    #[error("only version 13 of WebSocket is spoken here")]
+    /// RFC 6455, 4.2.2 and 4.4: the response names the supported version.
+    #[error("only WebSocket version 13 is supported")]
     Version,
     /// RFC 6455, 4.2.1.
-    #[error("Sec-WebSocket-Key is not one key of 16 bytes in base64")]
+    #[error("Sec-WebSocket-Key must be exactly one key of 16 bytes in base64")]
     Key,
 }
 
 impl RequestError {
-    /// What it is answered with: as kube-apiserver and gorilla do, 400 also to a
-    /// wrong version, where RFC 6455, 4.2.2 has 426. `Sec-WebSocket-Version: 13`
-    /// belongs to that answer.
+    /// The status of the response. As kube-apiserver and gorilla do, 400 also for a wrong
+    /// version, where RFC 6455, 4.2.2 has 426. The response also has `Sec-WebSocket-Version:
+    /// 13`.
     pub fn status(self) -> StatusCode {
         match self {
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
@@ -48,43 +47,42 @@ impl RequestError {
     }
 }
 
-/// Why a response does not give a WebSocket.
+/// Why a response does not open a WebSocket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ResponseError {
-    /// It is an answer of another kind, to be read as HTTP.
+    /// It has another status, and is plain HTTP.
     #[error("answered with {0} instead of an upgrade")]
     Status(StatusCode),
     /// RFC 6455, 4.1: `Upgrade: websocket` and `Connection: Upgrade`.
-    #[error("upgraded to something else")]
+    #[error("upgraded to another protocol")]
     NotWebSocket,
-    /// The answer is to another request, or from somebody who does not know
-    /// what it answered.
-    #[error("Sec-WebSocket-Accept does not belong to our key")]
+    /// The response belongs to another request, or the server does not implement WebSocket.
+    #[error("Sec-WebSocket-Accept does not match the key")]
     Accept,
-    /// We have offered none.
+    /// No extension was offered.
     #[error("an extension that was not offered")]
     Extension,
-    /// One that we have not offered, or more than one.
+    /// A subprotocol that was not offered, or more than one.
     #[error("a subprotocol that was not offered")]
     Subprotocol,
 }
 
-/// Whether headers ask for, or grant, an upgrade to WebSocket.
+/// Whether headers request or accept an upgrade to WebSocket.
 pub fn is_upgrade(headers: &HeaderMap) -> bool {
     tokens(headers, &UPGRADE).any(|token| token.eq_ignore_ascii_case("websocket"))
         && tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
 }
 
-/// The subprotocols of a request in the order of preference: any number of
-/// headers counts as one list (RFC 6455, 11.3.4).
+/// The subprotocols of a request in the order of preference: any number of headers forms one
+/// list (RFC 6455, 11.3.4).
 ///
-/// A bearer token may be among them (`base64url.bearer.authorization.k8s.io.`):
-/// what is not known must not be logged.
+/// A bearer token may be among them (`base64url.bearer.authorization.k8s.io.`): unknown
+/// subprotocols must not be logged.
 pub fn subprotocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     tokens(headers, &SEC_WEBSOCKET_PROTOCOL)
 }
 
-/// Reads a request for a WebSocket.
+/// Parses a WebSocket request.
 pub fn parse_upgrade_request(
     method: &Method,
     headers: &HeaderMap,
@@ -104,8 +102,8 @@ pub fn parse_upgrade_request(
     })
 }
 
-/// Sets what a request for a WebSocket has, in place of what another upgrade
-/// had. No offers, no header.
+/// Sets the headers of a WebSocket request, replacing those of another upgrade. Without offers
+/// there is no subprotocol header.
 pub fn set_request_headers<'a>(
     key: &Key,
     offers: impl IntoIterator<Item = &'a str>,
@@ -125,7 +123,7 @@ pub fn set_request_headers<'a>(
     Ok(())
 }
 
-/// Sets what the 101 has that grants a request.
+/// Sets the headers of the 101 that accepts a request.
 pub fn set_response_headers(
     request: &Request,
     subprotocol: Option<HeaderValue>,
@@ -138,8 +136,7 @@ pub fn set_response_headers(
     }
 }
 
-/// Reads a response to a request for a WebSocket, and says which of the offers
-/// was taken.
+/// Checks the response to a WebSocket request, and returns the accepted offer.
 pub fn check_response<'a>(
     status: StatusCode,
     headers: &HeaderMap,
@@ -158,12 +155,12 @@ pub fn check_response<'a>(
     if tokens(headers, &SEC_WEBSOCKET_EXTENSIONS).next().is_some() {
         return Err(ResponseError::Extension);
     }
-    // Kubernetes writes an empty one where it agrees to none.
-    let mut taken = tokens(headers, &SEC_WEBSOCKET_PROTOCOL);
-    match (taken.next(), taken.next()) {
+    // Kubernetes writes an empty value if it accepts none.
+    let mut accepted = tokens(headers, &SEC_WEBSOCKET_PROTOCOL);
+    match (accepted.next(), accepted.next()) {
         (None, _) => Ok(None),
-        (Some(taken), None) => {
-            let offer = offers.iter().find(|offer| **offer == taken);
+        (Some(accepted), None) => {
+            let offer = offers.iter().find(|offer| **offer == accepted);
             offer.copied().map(Some).ok_or(ResponseError::Subprotocol)
         }
         (Some(_), Some(_)) => Err(ResponseError::Subprotocol),
@@ -175,8 +172,8 @@ fn upgrade(headers: &mut HeaderMap) {
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
 }
 
-/// The members of a list that may be spread over headers, without empty ones
-/// (RFC 9110, 5.6.1). A header that is not ASCII has none.
+/// The members of a list that may be spread over several headers, without empty ones (RFC
+/// 9110, 5.6.1). A header that is not ASCII has none.
 fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
     headers
         .get_all(name)
@@ -187,7 +184,7 @@ fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item =
         .filter(|token| !token.is_empty())
 }
 
-/// The value of a header that may stand only once.
+/// The value of a header that may occur only once.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
     let mut values = headers.get_all(name).iter();
     let first = values.next()?;
@@ -211,7 +208,7 @@ mod tests {
     const KEY: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==";
 
     #[test]
-    fn requests_are_read_as_the_rfc_says() {
+    fn requests_are_parsed_as_the_rfc_says() {
         let good = "Connection: keep-alive, upgrade\nUpgrade: WebSocket\nSec-WebSocket-Version: 13";
         let rows = [
             (format!("{good}\n{KEY}"), None),
@@ -262,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_is_understood_and_what_is_granted_too() {
+    fn generated_requests_and_responses_are_accepted() {
         let key = Key::random();
         let offers = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
         let mut asking = headers("Upgrade: SPDY/3.1\nSec-WebSocket-Extensions: x");
@@ -271,20 +268,23 @@ mod tests {
         let request = parse_upgrade_request(&Method::GET, &asking).unwrap();
         assert_eq!(subprotocols(&asking).collect::<Vec<_>>(), offers);
 
-        for taken in [Some("v4.channel.k8s.io"), None] {
+        for accepted in [Some("v4.channel.k8s.io"), None] {
             let mut accepting = HeaderMap::new();
             set_response_headers(
                 &request,
-                taken.map(HeaderValue::from_static),
+                accepted.map(HeaderValue::from_static),
                 &mut accepting,
             );
             let status = StatusCode::SWITCHING_PROTOCOLS;
-            assert_eq!(check_response(status, &accepting, &key, &offers), Ok(taken));
+            assert_eq!(
+                check_response(status, &accepting, &key, &offers),
+                Ok(accepted)
+            );
         }
     }
 
     #[test]
-    fn responses_that_give_no_websocket_are_rejected() {
+    fn invalid_responses_are_rejected() {
         let key = Key::parse(&HeaderValue::from_static("dGhlIHNhbXBsZSBub25jZQ==")).unwrap();
         let good = "Connection: Upgrade\nUpgrade: websocket\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=";
         let offers = ["a", "b"];
@@ -299,7 +299,7 @@ mod tests {
         let with = |more: &str| format!("{good}\n{more}");
         assert_eq!(check(good), Ok(None));
         assert_eq!(check(&with("Sec-WebSocket-Protocol: b")), Ok(Some("b")));
-        // As kubelets answer who offers nothing.
+        // As kubelets answer a request without offers.
         assert_eq!(check(&with("Sec-WebSocket-Protocol: ")), Ok(None));
         let rows = [
             (good.replace("s3p", "S3P"), ResponseError::Accept),

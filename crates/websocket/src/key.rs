@@ -1,4 +1,4 @@
-//! How a server proves that it has read the handshake (RFC 6455, 4.2.2).
+//! The key with which a server proves that it has read the handshake (RFC 6455, 4.2.2).
 
 use std::fmt;
 
@@ -15,21 +15,21 @@ const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 pub struct Key(HeaderValue);
 
 impl Key {
-    /// One that has not been used before.
+    /// A new random key.
     pub fn random() -> Self {
         let mut nonce = [0; 16];
-        // AWS-LC does not come back without randomness: it aborts.
+        // Cannot fail: AWS-LC aborts if it has no randomness.
         let _ = rand::fill(&mut nonce);
         Self(ascii(&BASE64_STANDARD.encode(nonce)))
     }
 
-    /// `None` if it is not what the RFC says (4.2.1, 5).
+    /// `None` if it does not conform to the RFC (4.2.1, 5).
     pub fn parse(value: &HeaderValue) -> Option<Self> {
         let nonce = BASE64_STANDARD.decode(value.as_bytes()).ok()?;
         (nonce.len() == 16).then(|| Self(value.clone()))
     }
 
-    /// As it stands in a request.
+    /// The header value of a request.
     pub fn value(&self) -> &HeaderValue {
         &self.0
     }
@@ -50,7 +50,7 @@ impl fmt::Debug for Key {
 }
 
 fn ascii(base64: &str) -> HeaderValue {
-    // Base64 has no character that a header value may not have.
+    // Base64 has only characters that a header value may have.
     HeaderValue::from_str(base64).unwrap_or_else(|_| HeaderValue::from_static(""))
 }
 

@@ -1,14 +1,13 @@
-//! WebSocket (RFC 6455) without I/O, in both roles: bytes in, events out, and
-//! back; and the handshake before it as functions over headers.
+//! WebSocket (RFC 6455) without I/O, in both roles: a decoder and an encoder of frames, and
+//! the opening handshake as functions over headers.
 //!
-//! Payloads are never copied on their way in: they are unmasked where they lie
-//! and split off the caller's buffer, a chunk at a time, so a message of any
-//! length needs no more memory than the caller reads at once. On the way out
-//! [`Encoder::head`] gives the bytes that go before a payload, and the caller
-//! writes the payload itself.
+//! Received payloads are never copied: they are unmasked in place and split off the caller's
+//! buffer chunk by chunk, so a message of any length needs no more memory than one read. To
+//! send, [`Encoder::head`] returns the bytes that precede a payload, and the caller writes the
+//! payload itself.
 //!
-//! What the RFC forbids is refused with the [`Violation`] that says which code
-//! the connection is to be closed with. Extensions are never agreed to.
+//! Input that the RFC forbids is rejected with a [`Violation`], which names the close code for
+//! the connection. Extensions are never negotiated.
 //!
 //! ```
 //! use bytes::BytesMut;

@@ -1,37 +1,35 @@
-//! Masking (RFC 6455, 5.3): what makes bytes of a client unlike any that a
-//! script could choose.
+//! Masking (RFC 6455, 5.3): makes the bytes of a client unpredictable for a script that
+//! chooses the payload.
 
 use std::fmt;
 
 use aws_lc_rs::rand;
 use bytes::BytesMut;
 
-/// How much is copied before it is masked: small enough to be still in the
-/// cache of the core.
+/// How much is copied before it is masked: small enough to stay in the cache.
 const COPY_BLOCK_BYTES: usize = 8 << 10;
 
-/// How many bytes are masked at once. The program is optimised for size as a whole, so
-/// that no loop becomes one over wider registers by itself.
+/// How many bytes are masked at once. The program is optimised for size, so the compiler
+/// vectorises no loop by itself.
 const BLOCK_BYTES: usize = size_of::<u128>();
 
-/// The four bytes that a payload is combined with. Applying them twice gives
-/// the payload back.
+/// The four bytes that a payload is combined with. Applying them twice restores the payload.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Mask([u8; 4]);
 
 impl Mask {
-    /// A mask as it stands in a frame.
+    /// A mask with the key of a frame.
     pub const fn new(key: [u8; 4]) -> Self {
         Self(key)
     }
 
-    /// As it stands in a frame.
+    /// The key in a frame.
     pub const fn key(self) -> [u8; 4] {
         self.0
     }
 
-    /// Masks or unmasks bytes where they lie, and gives the mask for those
-    /// that follow them in the same payload.
+    /// Masks or unmasks bytes in place, and returns the mask for those that follow in the same
+    /// payload.
     #[must_use]
     pub fn apply(self, bytes: &mut [u8]) -> Self {
         let mut keys = [0; BLOCK_BYTES];
@@ -42,14 +40,14 @@ impl Mask {
         };
         let (blocks, rest) = bytes.as_chunks_mut();
         // Nor is any loop unrolled.
-        let (fours, few) = blocks.as_chunks_mut();
+        let (fours, rest_blocks) = blocks.as_chunks_mut();
         for [first, second, third, fourth] in fours {
             mask(first);
             mask(second);
             mask(third);
             mask(fourth);
         }
-        few.iter_mut().for_each(mask);
+        rest_blocks.iter_mut().for_each(mask);
         for (byte, key) in rest.iter_mut().zip(keys) {
             *byte ^= key;
         }
@@ -58,7 +56,7 @@ impl Mask {
         Self(next)
     }
 
-    /// Appends bytes masked, and gives the mask for those that follow.
+    /// Appends bytes masked, and returns the mask for those that follow.
     #[must_use]
     pub(crate) fn append(self, bytes: &[u8], out: &mut BytesMut) -> Self {
         let mut mask = self;
@@ -77,27 +75,27 @@ impl fmt::Debug for Mask {
     }
 }
 
-/// Masks that nobody can foresee, drawn in advance: one at a time costs more
-/// than masking a small message.
+/// Unpredictable masks, generated in advance: one at a time costs more than masking a small
+/// message.
 pub(crate) struct Masks {
-    drawn: [[u8; 4]; 64],
+    generated: [[u8; 4]; 64],
     used: usize,
 }
 
 impl Masks {
     pub(crate) fn new() -> Self {
-        let drawn = [[0; 4]; 64];
-        let used = drawn.len();
-        Self { drawn, used }
+        let generated = [[0; 4]; 64];
+        let used = generated.len();
+        Self { generated, used }
     }
 
     pub(crate) fn next(&mut self) -> Mask {
-        if self.used == self.drawn.len() {
-            // AWS-LC does not come back without randomness: it aborts.
-            let _ = rand::fill(self.drawn.as_flattened_mut());
+        if self.used == self.generated.len() {
+            // Cannot fail: AWS-LC aborts if it has no randomness.
+            let _ = rand::fill(self.generated.as_flattened_mut());
             self.used = 0;
         }
-        let mask = Mask(self.drawn[self.used]);
+        let mask = Mask(self.generated[self.used]);
         self.used += 1;
         mask
     }
@@ -127,8 +125,9 @@ mod tests {
     #[test]
     fn masks_differ() {
         let mut masks = Masks::new();
-        let drawn: std::collections::HashSet<_> = (0..200).map(|_| masks.next().key()).collect();
-        assert!(drawn.len() > 190);
+        let generated: std::collections::HashSet<_> =
+            (0..200).map(|_| masks.next().key()).collect();
+        assert!(generated.len() > 190);
     }
 
     proptest! {

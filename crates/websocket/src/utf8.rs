@@ -1,33 +1,33 @@
-//! Whether bytes that come in chunks are UTF-8.
+//! Validates UTF-8 that arrives in chunks.
 
 use std::str;
 
-/// What has been seen of a text.
+/// The state of a text.
 #[derive(Debug, Default)]
 pub(crate) struct Utf8 {
-    /// The beginning of a character whose end has not come.
-    begun: [u8; 4],
+    /// The start of an incomplete character.
+    partial: [u8; 4],
     length: usize,
 }
 
-/// It is not UTF-8, and no continuation can make it so.
+/// The text is not UTF-8, whatever follows.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Invalid;
+pub(crate) struct InvalidUtf8;
 
 impl Utf8 {
-    /// Takes the next chunk.
-    pub(crate) fn push(&mut self, mut bytes: &[u8]) -> Result<(), Invalid> {
+    /// Validates the next chunk.
+    pub(crate) fn push(&mut self, mut bytes: &[u8]) -> Result<(), InvalidUtf8> {
         while self.length > 0 {
             let Some((&byte, rest)) = bytes.split_first() else {
                 return Ok(());
             };
-            // No character has more than four bytes: at four it is one, or an error.
-            self.begun[self.length] = byte;
+            // No character has more than four bytes: four are a character or an error.
+            self.partial[self.length] = byte;
             self.length += 1;
             bytes = rest;
-            match str::from_utf8(&self.begun[..self.length]) {
+            match str::from_utf8(&self.partial[..self.length]) {
                 Ok(_) => self.length = 0,
-                Err(error) if error.error_len().is_some() => return Err(Invalid),
+                Err(error) if error.error_len().is_some() => return Err(InvalidUtf8),
                 Err(_) => {}
             }
         }
@@ -35,20 +35,20 @@ impl Utf8 {
             return Ok(());
         };
         if error.error_len().is_some() {
-            return Err(Invalid);
+            return Err(InvalidUtf8);
         }
-        let begun = &bytes[error.valid_up_to()..];
-        self.begun[..begun.len()].copy_from_slice(begun);
-        self.length = begun.len();
+        let partial = &bytes[error.valid_up_to()..];
+        self.partial[..partial.len()].copy_from_slice(partial);
+        self.length = partial.len();
         Ok(())
     }
 
     /// Whether the text may end here.
-    pub(crate) fn end(&self) -> Result<(), Invalid> {
+    pub(crate) fn end(&self) -> Result<(), InvalidUtf8> {
         if self.length == 0 {
             Ok(())
         } else {
-            Err(Invalid)
+            Err(InvalidUtf8)
         }
     }
 }
@@ -66,7 +66,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_are_judged_as_the_whole(text in "\\PC*", at: prop::sample::Index, also: prop::sample::Index) {
+        fn chunks_are_validated_like_the_whole_text(text in "\\PC*", at: prop::sample::Index, also: prop::sample::Index) {
             let bytes = text.as_bytes();
             let (left, right) = bytes.split_at(at.index(bytes.len() + 1));
             let (middle, right) = right.split_at(also.index(right.len() + 1));
@@ -74,7 +74,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_judged_as_the_standard_library_does(
+        fn any_bytes_are_validated_like_the_standard_library_does(
             bytes in prop::collection::vec(prop_oneof![any::<u8>(), 0x80..0xc0u8, 0xe0..0xf5u8], 0..12),
         ) {
             let chunks: Vec<_> = bytes.chunks(1).collect();

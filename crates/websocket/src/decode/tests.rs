@@ -11,50 +11,51 @@ const LIMITS: Limits = Limits {
     message: 2000,
 };
 
-/// What is said in all, with the chunks of messages put together.
+/// A complete message or a control frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Said {
+enum Received {
     Message(MessageKind, Bytes),
     Control(Control),
 }
 
-/// Everything that is whole, and how it ended.
+/// Everything that was decoded completely, and the error if there is one.
 fn read<'a>(
     role: Role,
     limits: Limits,
     chunks: impl IntoIterator<Item = &'a [u8]>,
-) -> (Vec<Said>, Option<Violation>) {
+) -> (Vec<Received>, Option<Violation>) {
     let mut decoder = Decoder::new(role, limits);
-    let (mut buffer, mut assembly, mut said) = (BytesMut::new(), Assembly::default(), Vec::new());
+    let (mut buffer, mut assembly, mut received) =
+        (BytesMut::new(), Assembly::default(), Vec::new());
     for chunk in chunks {
         buffer.extend_from_slice(chunk);
         loop {
             match decoder.decode(&mut buffer) {
                 Err(violation) => {
                     assert_eq!(decoder.decode(&mut buffer), Err(violation));
-                    return (said, Some(violation));
+                    return (received, Some(violation));
                 }
                 Ok(None) => break,
-                Ok(Some(Event::Control(control))) => said.push(Said::Control(control)),
+                Ok(Some(Event::Control(control))) => received.push(Received::Control(control)),
                 Ok(Some(Event::Chunk(chunk))) => {
                     assert!(!chunk.bytes.is_empty() || chunk.is_last);
                     if let Some((kind, bytes)) = assembly.push(chunk) {
                         assert!(bytes.len() as u64 <= limits.message);
-                        said.push(Said::Message(kind, bytes));
+                        received.push(Received::Message(kind, bytes));
                     }
                 }
             }
         }
     }
-    (said, None)
+    (received, None)
 }
 
-fn from_server(bytes: &[u8]) -> (Vec<Said>, Option<Violation>) {
+fn from_server(bytes: &[u8]) -> (Vec<Received>, Option<Violation>) {
     read(Role::Client, LIMITS, [bytes])
 }
 
-fn text(text: &'static str) -> Said {
-    Said::Message(MessageKind::Text, text.into())
+fn text(text: &'static str) -> Received {
+    Received::Message(MessageKind::Text, text.into())
 }
 
 #[test]
@@ -66,10 +67,10 @@ fn the_examples_of_the_rfc() {
     let masked = b"\x81\x85\x37\xfa\x21\x3d\x7f\x9f\x4d\x51\x58";
     assert_eq!(read(Role::Server, LIMITS, [&masked[..]]), (hello, None));
     let payload = ControlPayload::new("Hello".into()).unwrap();
-    let ping = Said::Control(Control::Ping(payload.clone()));
+    let ping = Received::Control(Control::Ping(payload.clone()));
     assert_eq!(from_server(b"\x89\x05Hello"), (vec![ping], None));
     let masked = b"\x8a\x85\x37\xfa\x21\x3d\x7f\x9f\x4d\x51\x58";
-    let answer = Said::Control(Control::Pong(payload));
+    let answer = Received::Control(Control::Pong(payload));
     assert_eq!(
         read(Role::Server, LIMITS, [&masked[..]]),
         (vec![answer], None)
@@ -77,7 +78,7 @@ fn the_examples_of_the_rfc() {
 }
 
 #[test]
-fn what_the_rfc_forbids_is_refused() {
+fn input_that_the_rfc_forbids_is_rejected() {
     let rows: &[(&[u8], Violation)] = &[
         (b"\xc1\x00", Violation::ReservedBits),
         (b"\xa1\x00", Violation::ReservedBits),
@@ -107,8 +108,12 @@ fn what_the_rfc_forbids_is_refused() {
         ),
     ];
     for (bytes, violation) in rows {
-        let (said, got) = from_server(bytes);
-        assert_eq!((said, got), (Vec::new(), Some(*violation)), "{bytes:x?}");
+        let (received, got) = from_server(bytes);
+        assert_eq!(
+            (received, got),
+            (Vec::new(), Some(*violation)),
+            "{bytes:x?}"
+        );
     }
     let unmasked = read(Role::Server, LIMITS, [&b"\x81\x05Hello"[..]]);
     assert_eq!(unmasked.1, Some(Violation::Unmasked));
@@ -118,7 +123,7 @@ fn what_the_rfc_forbids_is_refused() {
 }
 
 #[test]
-fn a_message_of_many_frames_has_a_bound() {
+fn the_length_of_a_fragmented_message_is_limited() {
     let mut wire = BytesMut::new();
     let mut server = Encoder::new(Role::Server);
     server.write(Frame::First(MessageKind::Binary), &[&[0; 1000]], &mut wire);
@@ -129,14 +134,17 @@ fn a_message_of_many_frames_has_a_bound() {
 }
 
 #[test]
-fn control_frames_come_between_fragments_and_characters() {
-    let (said, violation) = from_server(b"\x01\x01\xc3\x89\x00\x00\x00\x80\x01\xa4\x81\x00");
-    let ping = Said::Control(Control::Ping(ControlPayload::default()));
-    assert_eq!((said, violation), (vec![ping, text("ä"), text("")], None));
+fn control_frames_may_come_between_fragments_and_inside_characters() {
+    let (received, violation) = from_server(b"\x01\x01\xc3\x89\x00\x00\x00\x80\x01\xa4\x81\x00");
+    let ping = Received::Control(Control::Ping(ControlPayload::default()));
+    assert_eq!(
+        (received, violation),
+        (vec![ping, text("ä"), text("")], None)
+    );
 }
 
 #[test]
-fn pieces_are_given_as_they_come_and_not_copied() {
+fn chunks_are_returned_as_they_arrive_and_not_copied() {
     let mut decoder = Decoder::new(Role::Client, LIMITS);
     let mut buffer = BytesMut::from(&b"\x82\x05abc"[..]);
     let at = buffer[2..].as_ptr();
@@ -170,14 +178,14 @@ fn nothing_follows_a_close() {
     assert!(buffer.is_empty());
 }
 
-/// What one end says, in frames.
+/// What one end sends, in frames.
 #[derive(Debug, Clone)]
-enum Say {
+enum Send {
     Message(MessageKind, Vec<Vec<u8>>),
     Control(Control),
 }
 
-fn say() -> impl Strategy<Value = Say> {
+fn any_send() -> impl Strategy<Value = Send> {
     let fragments = |bytes| prop::collection::vec(bytes, 1..4);
     let payload = prop::collection::vec(any::<u8>(), 0..=125);
     let payload = payload.prop_map(|it| ControlPayload::new(it.into()).unwrap());
@@ -189,41 +197,41 @@ fn say() -> impl Strategy<Value = Say> {
                 .prop_flat_map(|it| prop::collection::vec(any::<u8>(), it))
                 .boxed()
         )
-        .prop_map(|it| Say::Message(MessageKind::Binary, it)),
+        .prop_map(|it| Send::Message(MessageKind::Binary, it)),
         fragments("\\PC{0,40}".prop_map(String::into_bytes).boxed())
-            .prop_map(|it| Say::Message(MessageKind::Text, it)),
+            .prop_map(|it| Send::Message(MessageKind::Text, it)),
         payload
             .clone()
-            .prop_map(|it| Say::Control(Control::Ping(it))),
-        payload.prop_map(|it| Say::Control(Control::Pong(it))),
-        Just(Say::Control(Control::Close(None))),
+            .prop_map(|it| Send::Control(Control::Ping(it))),
+        payload.prop_map(|it| Send::Control(Control::Pong(it))),
+        Just(Send::Control(Control::Close(None))),
         (code, "\\PC{0,50}").prop_map(|(code, reason)| {
             let close = Close::new(CloseCode::new(code).unwrap(), &reason);
-            Say::Control(Control::Close(Some(close)))
+            Send::Control(Control::Close(Some(close)))
         }),
     ]
 }
 
-fn roles() -> impl Strategy<Value = (Role, Role)> {
+fn any_role() -> impl Strategy<Value = (Role, Role)> {
     prop_oneof![
         Just((Role::Client, Role::Server)),
         Just((Role::Server, Role::Client))
     ]
 }
 
-/// Up to the first close, as the other end has it.
-fn write(role: Role, says: &[Say]) -> (BytesMut, Vec<Said>) {
-    let (mut encoder, mut wire, mut said) = (Encoder::new(role), BytesMut::new(), Vec::new());
-    for say in says {
+/// The encoded frames, and what the other end decodes, up to the first close.
+fn write(role: Role, sends: &[Send]) -> (BytesMut, Vec<Received>) {
+    let (mut encoder, mut wire, mut received) = (Encoder::new(role), BytesMut::new(), Vec::new());
+    for say in sends {
         match say {
-            Say::Control(control) => {
+            Send::Control(control) => {
                 encoder.control(control, &mut wire);
-                said.push(Said::Control(control.clone()));
+                received.push(Received::Control(control.clone()));
                 if matches!(control, Control::Close(_)) {
                     break;
                 }
             }
-            Say::Message(kind, fragments) => {
+            Send::Message(kind, fragments) => {
                 for (index, fragment) in fragments.iter().enumerate() {
                     let frame = match (index, fragments.len() - 1 - index) {
                         (0, 0) => Frame::Whole(*kind),
@@ -234,14 +242,14 @@ fn write(role: Role, says: &[Say]) -> (BytesMut, Vec<Said>) {
                     let (left, right) = fragment.split_at(fragment.len() / 3);
                     encoder.write(frame, &[left, right], &mut wire);
                 }
-                said.push(Said::Message(*kind, fragments.concat().into()));
+                received.push(Received::Message(*kind, fragments.concat().into()));
             }
         }
     }
-    (wire, said)
+    (wire, received)
 }
 
-/// Splits bytes at any places.
+/// Splits bytes at any offsets.
 fn chunks<'a>(mut bytes: &'a [u8], sizes: &[usize]) -> Vec<&'a [u8]> {
     let mut chunks = Vec::new();
     for &size in sizes {
@@ -256,14 +264,14 @@ fn chunks<'a>(mut bytes: &'a [u8], sizes: &[usize]) -> Vec<&'a [u8]> {
 proptest! {
     #[test]
     fn what_one_end_writes_the_other_reads_however_it_is_split(
-        (writes, reads) in roles(),
-        says in prop::collection::vec(say(), 0..8),
+        (writes, reads) in any_role(),
+        sends in prop::collection::vec(any_send(), 0..8),
         sizes in prop::collection::vec(0..40usize, 0..60),
     ) {
-        let (wire, said) = write(writes, &says);
-        prop_assert_eq!(read(reads, LIMITS, [&wire[..]]), (said.clone(), None));
-        prop_assert_eq!(read(reads, LIMITS, chunks(&wire, &sizes)), (said.clone(), None));
-        prop_assert_eq!(read(reads, LIMITS, wire.chunks(1)), (said, None));
+        let (wire, received) = write(writes, &sends);
+        prop_assert_eq!(read(reads, LIMITS, [&wire[..]]), (received.clone(), None));
+        prop_assert_eq!(read(reads, LIMITS, chunks(&wire, &sizes)), (received.clone(), None));
+        prop_assert_eq!(read(reads, LIMITS, wire.chunks(1)), (received, None));
     }
 
     #[test]
