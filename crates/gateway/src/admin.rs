@@ -8,14 +8,14 @@ use skewbridge_api::status::Status;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
+use crate::access_log::Record;
 use crate::body::{RequestBody, ResponseBody};
 use crate::debug_peers;
 use crate::drain::announcement;
+use crate::error_response;
 use crate::health::{self, Health, Question};
 use crate::listener::AFTER_FAILURE;
 use crate::metrics::Metrics;
-use crate::record::Record;
-use crate::respond;
 use crate::serve::h1::Patience;
 use crate::serve::{Answer, ClientIo, Service, h1};
 
@@ -65,7 +65,8 @@ impl Admin {
     fn answer(&self, request: &Request<RequestBody>) -> Response<Bytes> {
         if request.method() != Method::GET && request.method() != Method::HEAD {
             let status = Status::method_not_allowed("only GET and HEAD are served here");
-            let mut refused = respond::status(&status, negotiate_error_format(request.headers()));
+            let mut refused =
+                error_response::status(&status, negotiate_error_format(request.headers()));
             let allow = HeaderValue::from_static("GET, HEAD");
             refused.headers_mut().insert(ALLOW, allow);
             return refused;
@@ -120,5 +121,5 @@ impl Admin {
 
 fn not_found(request: &Request<RequestBody>) -> Response<Bytes> {
     let status = Status::not_found("here are /metrics, /livez, /readyz, /healthz and /debug/peers");
-    respond::status(&status, negotiate_error_format(request.headers()))
+    error_response::status(&status, negotiate_error_format(request.headers()))
 }

@@ -16,7 +16,7 @@ use crate::serve::h1::WireBody;
 use crate::serve::h2::StreamBody;
 use crate::upstream::h1::H1Body;
 use crate::upstream::h2::H2Body;
-use crate::watch::WatchEnd;
+use crate::watch_drain::WatchEnd;
 
 /// A piece of a body.
 #[derive(Debug, Clone)]

@@ -8,7 +8,7 @@ use http::header::AUTHORIZATION;
 use http::request::Parts;
 use http::{Method, StatusCode};
 
-use crate::caller::Caller;
+use crate::authn::Caller;
 use crate::connection_slots::{Class, Promotion};
 
 /// Shared by the listener, which decides who keeps a slot, and the tasks that serve the

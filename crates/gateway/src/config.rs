@@ -15,7 +15,7 @@ use rustls_pki_types::ServerName;
 use skewbridge_api::identity::IdentityHeaders;
 use skewbridge_peers::registry::Exchange;
 
-use crate::tls::material::KeyPairFiles;
+use crate::tls::files::KeyPairFiles;
 
 /// Everything `skewbridge serve` was told.
 #[derive(Debug, Clone)]

@@ -8,9 +8,9 @@ use skewbridge_discovery::Index;
 use skewbridge_peers::registry::RegistryStatus;
 use skewbridge_peers::{MicroTime, Peer, reachability};
 
-use crate::cluster::{Cluster, Interop};
+use crate::cluster_state::{Cluster, Interop};
 use crate::local_identity::{KeptBy, LocalIdentity};
-use crate::membership::LocalOnly;
+use crate::peer_config::LocalOnly;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -127,7 +127,7 @@ fn view(cluster: &Cluster, own: &LocalIdentity, registry: &RegistryStatus) -> Vi
     let others: Vec<&Index> = served.iter().map(|it| &*it.index).collect();
     View {
         local_only: None,
-        waiting_for: cluster.missing().map(crate::cluster::Missing::as_str),
+        waiting_for: cluster.missing().map(crate::cluster_state::Missing::as_str),
         local: Some(LocalView {
             host: own.name().host().map(str::to_owned),
             identity: own.identity.to_string(),

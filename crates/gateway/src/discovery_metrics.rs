@@ -11,7 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::view::View;
+use crate::discovery_view::View;
 
 /// Counters of discovery.
 #[derive(Debug)]

@@ -11,9 +11,9 @@ use http::{HeaderName, HeaderValue, Response, StatusCode};
 use skewbridge_peers::registry::RegistryStatus;
 use skewbridge_peers::{Peers, reachability};
 
-use crate::cluster::Interop;
+use crate::cluster_state::Interop;
 use crate::drain::Drain;
-use crate::membership::LocalOnly;
+use crate::peer_config::LocalOnly;
 use crate::self_test::SelfTest;
 use crate::tls::reload::Live;
 

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, sp
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use crate::record::Record;
+use crate::access_log::Record;
 use crate::serve::ClientIo;
 use crate::streams::{StreamEnd, StreamMetricsGuard};
 use crate::upstream::h1::Upgraded;

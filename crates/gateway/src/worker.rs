@@ -17,12 +17,12 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
+use crate::authn::Presented;
 use crate::buffer_budget::ClientLimits;
-use crate::caller::Presented;
 use crate::client_connection::ClientConnection;
 use crate::connection_slots::{EvictionReason, Slot};
 use crate::drain::Running;
-use crate::flow::{Bridge, Connection, Inner};
+use crate::handler::{Bridge, Connection, Inner};
 use crate::metrics::Gauge;
 use crate::plain_http;
 use crate::serve::h1::Patience;

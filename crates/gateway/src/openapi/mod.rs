@@ -2,8 +2,8 @@
 //! whole, and the same completed with what peers publish. KEP-4020 leaves this out,
 //! and `kubectl explain` and validation then know half of the cluster.
 
-mod publisher;
-mod shelf;
+mod cache;
+mod merger;
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use skewbridge_peers::Identity;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-pub(crate) use publisher::run;
-pub(crate) use shelf::{Published, Shelf};
+pub(crate) use cache::{Published, Shelf};
+pub(crate) use merger::run;
 
 /// A document.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use skewbridge_api::identity::IdentityHeaders;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::tls::material::certificates;
+use crate::tls::files::certificates;
 use crate::tls::own_certificates::{CaFile, FrontProxy};
 
 /// The user and the group that the bridge asserts for the test. They have no

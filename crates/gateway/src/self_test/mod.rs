@@ -16,9 +16,9 @@ use tokio::time::{sleep, timeout};
 
 pub(crate) use self::judge::Verdict;
 use self::judge::{GROUP, Published, SeenAs, USER};
-use crate::flow::Bridge;
+use crate::handler::Bridge;
 use crate::health::UpstreamHealth;
-use crate::own::{Answer, Ask, Own, Party};
+use crate::internal_client::{Answer, Ask, Own, Party};
 use crate::tls::own_certificates::OwnCertificates;
 use crate::tls::reload::judge_published;
 

@@ -21,11 +21,11 @@ use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::{Answer, ClientIo, CloseConnection, HeaderLimit, Service};
+use crate::access_log::Record;
 use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody};
 use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
 use crate::drain::Drain;
-use crate::record::Record;
-use crate::respond;
+use crate::error_response;
 use crate::streams::UpgradedStream;
 
 /// Requests are small: a head and perhaps an object.
@@ -71,13 +71,13 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, patience: Patience, mut
                 if error == HeadError::TooLarge {
                     service.met_header_limit(HeaderLimit::RequestTooLarge);
                 }
-                let response = respond::bad_head(error);
+                let response = error_response::bad_head(error);
                 service.refused(response.status());
                 refuse(&wire, response).await;
                 return;
             }
             Next::TooSlow => {
-                let response = respond::slow_head();
+                let response = error_response::slow_head();
                 service.refused(response.status());
                 refuse(&wire, response).await;
                 return;
@@ -95,7 +95,7 @@ pub async fn serve<S: Service>(io: ClientIo, service: S, patience: Patience, mut
             Ok(answer) => answer,
             Err(Unserved::Gone | Unserved::Evicted(Eviction::OverBudget)) => return,
             Err(Unserved::Evicted(Eviction::TimedOut)) => {
-                refuse(&wire, respond::slow_body(asks.format)).await;
+                refuse(&wire, error_response::slow_body(asks.format)).await;
                 return;
             }
         };

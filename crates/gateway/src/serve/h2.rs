@@ -19,16 +19,16 @@ use skewbridge_h1::MAX_FIELDS;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::h1::{Patience, expects_continue};
-use super::received::Received;
+use super::header_counter::Received;
 use super::{Answer, ClientIo, CloseConnection, HeaderLimit, Service};
+use crate::access_log::Record;
 use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody, poll_stream};
 use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
 use crate::drain::Drain;
+use crate::error_response;
 use crate::header_bounds::{
     HeaderCredit, MAX_HEADER_LIST_BYTES, MAX_JOINED_COOKIE_BYTES, Pace, list_bytes,
 };
-use crate::record::Record;
-use crate::respond;
 
 /// What a client may send on one stream before upstream has taken it: what
 /// kube-apiserver allows (its 99th percentile of object sizes).
@@ -334,7 +334,7 @@ async fn answer<S: Service>(
     if let Err(status) = checked {
         let bodiless = method == Method::HEAD;
         let format = negotiate_error_format(&head.headers);
-        let (head, body) = respond::status(&status, format).into_parts();
+        let (head, body) = error_response::status(&status, format).into_parts();
         service.refused(head.status);
         if let Ok(mut stream) = send_head(&respond, Response::from_parts(head, ()), bodiless)
             && !bodiless
@@ -593,7 +593,7 @@ fn evict(respond: &SharedRespond, eviction: Eviction, format: Format) {
     match eviction {
         Eviction::OverBudget => lock(respond).send.send_reset(Reason::ENHANCE_YOUR_CALM),
         Eviction::TimedOut => {
-            let (head, body) = respond::slow_body(format).into_parts();
+            let (head, body) = error_response::slow_body(format).into_parts();
             if let Ok(mut stream) = send_head(respond, Response::from_parts(head, ()), false) {
                 let _ = stream.send_data(body, true);
             }

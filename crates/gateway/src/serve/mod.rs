@@ -3,8 +3,8 @@
 
 pub mod h1;
 pub mod h2;
+mod header_counter;
 mod io;
-mod received;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,10 +14,10 @@ use http::{Request, Response, StatusCode};
 
 pub use io::ClientIo;
 
+use crate::access_log::Record;
 use crate::body::{RequestBody, ResponseBody};
 pub use crate::buffer_budget::ClientLimits;
 pub use crate::header_metrics::HeaderLimit;
-use crate::record::Record;
 use crate::streams::UpgradedStream;
 
 /// Answers requests.

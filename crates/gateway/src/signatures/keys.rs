@@ -12,7 +12,7 @@ use skewbridge_api::identity::{IdentityHeaders, PreparedIdentity, User};
 use skewbridge_signatures::http_signature::{Algorithm, VerifyingKey};
 use zeroize::{Zeroize as _, Zeroizing};
 
-use crate::tls::material::{FileProblem, Fingerprint, Problem, read};
+use crate::tls::files::{FileProblem, Fingerprint, Problem, read};
 
 /// Keys by their names.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use super::reject::Rejected;
+use super::error::Rejected;
 
 /// Counters of signatures.
 #[derive(Debug)]

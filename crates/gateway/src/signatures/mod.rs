@@ -3,10 +3,10 @@
 //! that was signed. What is judged how is in `skewbridge_signatures`; here it meets
 //! clocks, memory and bodies.
 
-mod held;
+mod buffered_body;
+mod error;
 pub mod keys;
 mod metrics;
-mod reject;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -18,12 +18,12 @@ use skewbridge_signatures::http_signature::{
     remove_signatures,
 };
 
-use self::held::Room;
+use self::buffered_body::Room;
+pub(crate) use self::error::Rejected;
 use self::keys::{SignatureKeys, SignedUser};
 pub(crate) use self::metrics::SignatureMetrics;
-pub(crate) use self::reject::Rejected;
+use crate::authn::Caller;
 use crate::body::RequestBody;
-use crate::caller::Caller;
 use crate::config;
 
 /// Accepted signatures that are remembered: about 100 bytes each at worst. That is
@@ -94,7 +94,7 @@ impl Signatures {
         body: &RequestBody,
     ) -> Result<(Arc<SignedUser>, Option<ExpectedDigest>), Rejected> {
         // Nothing is read that is too long anyway.
-        if held::is_too_long(&head.headers) {
+        if buffered_body::is_too_long(&head.headers) {
             return Err(Rejected::TooLarge);
         }
         // Who a token is, only upstream can tell: it might be somebody else.

@@ -11,9 +11,9 @@ use skewbridge_api::request_info::RequestInfo;
 use skewbridge_api::status::Status;
 
 use super::translation_plan::STREAM_PROTOCOL;
+use crate::access_log::Record;
 use crate::body::RequestBody;
-use crate::flow::Trip;
-use crate::record::Record;
+use crate::handler::Trip;
 use crate::upstream::Reply;
 
 const PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";

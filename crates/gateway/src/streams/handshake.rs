@@ -23,10 +23,10 @@ use super::translation_plan::{
 };
 use super::ws_to_spdy::WsToSpdyExec;
 use super::{StreamRequest, StreamTimeouts, UpgradedStream, access_review, upgrade_headers};
+use crate::access_log::Record;
 use crate::body::ResponseBody;
 use crate::drain::Drain;
-use crate::flow::Trip;
-use crate::record::Record;
+use crate::handler::Trip;
 use crate::upstream::Reply;
 use crate::upstream::h1::Upgraded;
 

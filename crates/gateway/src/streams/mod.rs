@@ -35,8 +35,8 @@ pub(crate) use handshake::{StreamOutcome, handshake};
 pub(crate) use metrics::{StreamEnd, StreamMetrics, StreamMetricsGuard};
 pub(crate) use translation_plan::UpgradeRequest;
 
+use crate::access_log::Record;
 use crate::config::{Config, Feature};
-use crate::record::Record;
 use crate::serve::{ClientIo, Takeover};
 use crate::tunnel;
 use crate::upstream::h1::Upgraded;

@@ -15,8 +15,8 @@ use super::StreamTimeouts;
 use super::injected_pings::{InjectedPings, PingRole};
 use super::metrics::{StreamEnd, StreamMetricsGuard};
 use super::port_forward_relay::{Direction, Relay, RelayEnd, close_for};
+use crate::access_log::Record;
 use crate::drain::Drain;
-use crate::record::Record;
 use crate::serve::ClientIo;
 use crate::upstream::h1::Upgraded;
 

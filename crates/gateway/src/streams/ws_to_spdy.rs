@@ -23,9 +23,9 @@ use super::metrics::{StreamEnd, StreamMetricsGuard};
 use super::timer::{StreamTimer, TimerEvent};
 use super::translation_plan::Kind;
 use super::{StreamTimeouts, termination_status};
+use crate::access_log::Record;
 use crate::drain::Drain;
 use crate::metrics::Metrics;
-use crate::record::Record;
 use crate::serve::ClientIo;
 use crate::upstream::{Slot, UpstreamIo};
 

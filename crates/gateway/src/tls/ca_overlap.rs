@@ -9,7 +9,7 @@ use rustls::crypto::aws_lc_rs;
 use rustls_pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::material::CaBundle;
+use super::files::CaBundle;
 
 /// Longest path from a certificate to a root, as in rustls' own path building.
 const MAX_PATH_LENGTH: usize = 6;
@@ -94,7 +94,7 @@ mod tests {
     use skewbridge_testkit::{Ca, ScratchDir, Validity};
 
     use super::*;
-    use crate::tls::material::load_ca;
+    use crate::tls::files::load_ca;
 
     fn bundle(cas: &[&Ca]) -> CaBundle {
         let pem: String = cas.iter().map(|ca| ca.pem()).collect();

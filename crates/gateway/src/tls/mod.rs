@@ -2,7 +2,7 @@
 //! files again when they change.
 
 pub mod ca_overlap;
-pub mod material;
+pub mod files;
 pub mod own_certificates;
 pub mod reload;
 mod server;

@@ -9,7 +9,7 @@ use rustls::server::ParsedCertificate;
 use rustls_pki_types::{CertificateDer, ServerName};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::material::{KeyPair, Rough};
+use super::files::{KeyPair, Rough};
 use crate::upstream_problem::UpstreamFlags;
 
 /// A certificate that expires sooner is warned of: enough time for a ticket and
@@ -158,7 +158,7 @@ mod tests {
     use rcgen::{CertificateParams, DnType, KeyPair as Key};
 
     use super::*;
-    use crate::tls::material::KeyPairFiles;
+    use crate::tls::files::KeyPairFiles;
 
     const DAY: Duration = Duration::from_hours(24);
 

@@ -17,11 +17,11 @@ use rustls::{ClientConfig, ServerConfig};
 use rustls_pki_types::{CertificateDer, ServerName};
 use skewbridge_peers::KeyDigest;
 
-use super::material::{CaBundle, FileProblem, Fingerprint, KeyPair, KeyPairFiles, load_ca};
+use super::files::{CaBundle, FileProblem, Fingerprint, KeyPair, KeyPairFiles, load_ca};
 use super::own_certificates::{CaFile, Flagged, FrontProxy, OwnCertificates, warnings};
 use super::serving_key::{key_digest, rotated};
 use super::{ca_overlap, client_config, server_config};
-use crate::caller::Trust;
+use crate::authn::Trust;
 use crate::config::{Callers, Config, Egress, Feature, ProxyTransport};
 use crate::metrics::Metrics;
 use crate::signatures::keys::SignatureKeys;

@@ -15,7 +15,7 @@ use rustls::{
 };
 use rustls_pki_types::{CertificateDer, UnixTime};
 
-use super::material::{CaBundle, KeyPair};
+use super::files::{CaBundle, KeyPair};
 use super::timed_roots::TimedServerVerifier;
 use crate::config::TlsVersion;
 

@@ -18,7 +18,7 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::material::CaBundle;
+use super::files::CaBundle;
 
 /// The CAs of a bundle, each with the time in which it is valid.
 #[derive(Debug, Clone)]
@@ -280,7 +280,7 @@ mod tests {
     use skewbridge_testkit::{Ca, Leaf, ScratchDir, Validity};
 
     use super::*;
-    use crate::tls::material::load_ca;
+    use crate::tls::files::load_ca;
 
     /// The end of the CAs here: the first second of 2033 is the last one.
     const END: u64 = 1_988_150_400;

@@ -12,7 +12,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::dial::{Dialer, authority};
-use super::wire::Wire;
+use super::transport::Wire;
 use crate::tls::serving_key::is_pinned;
 use skewbridge_stream_io::ReadAhead;
 

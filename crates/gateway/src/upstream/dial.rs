@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
-use super::wire::Wire;
+use super::transport::Wire;
 use skewbridge_stream_io::ReadAhead;
 
 /// How a byte stream to a server is opened.

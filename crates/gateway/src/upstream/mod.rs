@@ -10,18 +10,18 @@ mod dial;
 pub mod h1;
 pub mod h2;
 mod pool;
-mod pools;
+mod pool_set;
 mod replay;
-mod wire;
+mod transport;
 
 pub use connect::{ConnectError, Role, Target, UpstreamIo};
 pub(crate) use dial::authority;
 pub use dial::{Dialer, Proxy};
 pub use pool::Pool;
 pub(crate) use pool::Slot;
-pub use pools::Pools;
+pub use pool_set::Pools;
 pub use replay::{Repeat, Replay};
-pub use wire::Wire;
+pub use transport::Wire;
 
 use http::{Response, StatusCode};
 

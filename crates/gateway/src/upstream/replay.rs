@@ -9,9 +9,9 @@ use std::sync::Arc;
 use http::StatusCode;
 use skewbridge_api::hygiene;
 
+use crate::authn::Trust;
 use crate::body::{BodyError, Frame, PollFrame, RequestBody};
 use crate::buffer_budget::Reservation;
-use crate::caller::Trust;
 use crate::header_bounds::list_bytes;
 
 /// How much of a body is kept for a second try. kube-apiserver gives a stream a

@@ -13,7 +13,7 @@ use skewbridge_gateway::config::{
     LogFormat, Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
     TranslateStreams, Upstream, UpstreamStreams,
 };
-use skewbridge_gateway::tls::material::KeyPairFiles;
+use skewbridge_gateway::tls::files::KeyPairFiles;
 use skewbridge_testkit::{Ca, Leaf, ScratchDir, TlsClient};
 
 /// Everybody's certificates, and the files that the bridge reads.

@@ -14,7 +14,7 @@ use rustls_pki_types::ServerName;
 use serde_json::{Value, json};
 use skewbridge_gateway::Handle;
 use skewbridge_gateway::config::{ApiServerIdentity, Config, Egress, ProxyTransport, RegistryKind};
-use skewbridge_gateway::tls::material::KeyPairFiles;
+use skewbridge_gateway::tls::files::KeyPairFiles;
 use skewbridge_peers::registry::{Addresses, Exchange, Registry};
 use skewbridge_peers::{Identity, IdentityLease};
 use skewbridge_testkit::upstream::Upgrade;

@@ -17,7 +17,7 @@ use std::{fmt, io};
 use skewbridge_api::identity::User;
 use skewbridge_api::status::Status;
 use skewbridge_gateway::Handle;
-use skewbridge_gateway::tls::material::{FileProblem, load_ca};
+use skewbridge_gateway::tls::files::{FileProblem, load_ca};
 use skewbridge_peers::registry::Exchange;
 use tokio::task::JoinSet;
 use tokio::time::timeout;

@@ -9,7 +9,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType,
     ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
 };
-use skewbridge_gateway::tls::material::KeyPairFiles;
+use skewbridge_gateway::tls::files::KeyPairFiles;
 
 /// What servers and bridges are reached by, and peers ask each other for.
 const SERVING_NAMES: [&str; 4] = [

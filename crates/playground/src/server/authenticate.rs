@@ -11,7 +11,7 @@ use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
 use skewbridge_api::identity::{IdentityHeaders, User};
 use skewbridge_api::status::Status;
 use skewbridge_api::version::Version;
-use skewbridge_gateway::caller::{Caller, Presented, Trust};
+use skewbridge_gateway::authn::{Caller, Presented, Trust};
 
 use crate::rbac::Deed;
 

@@ -10,8 +10,8 @@ use http::{HeaderValue, Method, Request, StatusCode};
 use skewbridge_api::identity::User;
 use skewbridge_api::request_info::{DecodedPath, Kind, RequestInfo};
 use skewbridge_api::status::Status;
+use skewbridge_gateway::authn::Presented;
 use skewbridge_gateway::body::{Frame, RequestBody};
-use skewbridge_gateway::caller::Presented;
 use skewbridge_gateway::serve::{Answer, Service};
 
 use super::ask::Ask;

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::{Method, Request};
 use serde_json::Value;
 use skewbridge_api::identity::User;
-use skewbridge_gateway::tls::material::{KeyPairFiles, load_ca};
+use skewbridge_gateway::tls::files::{KeyPairFiles, load_ca};
 use skewbridge_playground::catalogue::Release;
 use skewbridge_playground::server::pod_streams::{NoNode, PodStreams};
 use skewbridge_playground::server::{ApiServer, RunningServer, ServerConfig, SharedStore};

@@ -12,7 +12,7 @@ use skewbridge_gateway::config::{
     LogFormat, Logs, Peers, RegistryKind, RequestHeader, Serving, Shutdown, Streams, TlsVersion,
     TranslateStreams, Upstream, UpstreamStreams,
 };
-use skewbridge_gateway::tls::material::{KeyPairFiles, load_ca};
+use skewbridge_gateway::tls::files::{KeyPairFiles, load_ca};
 use skewbridge_gateway::tls::reload::{self, CaConflict};
 
 use super::egress;

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use skewbridge_gateway::config::{Egress, ProxyTransport};
-use skewbridge_gateway::tls::material::KeyPairFiles;
+use skewbridge_gateway::tls::files::KeyPairFiles;
 
 use super::files;
 use super::findings::Findings;

@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde::de::DeserializeOwned;
-use skewbridge_gateway::tls::material::{
-    self, CaBundle, FileProblem, Found, KeyPairFiles, Problem,
-};
+use skewbridge_gateway::tls::files::{self, CaBundle, FileProblem, Found, KeyPairFiles, Problem};
 
 use super::findings::Findings;
 use super::parse::Parsed;
@@ -25,7 +23,7 @@ impl Findings {
     /// A CA bundle, if one was given.
     pub(crate) fn ca(&mut self, (flag, path): Given<'_>) -> Option<(PathBuf, CaBundle)> {
         let path = PathBuf::from(path?);
-        match material::load_ca(&path) {
+        match files::load_ca(&path) {
             Ok(bundle) => {
                 if let Some(untimely) = bundle.untimely(SystemTime::now()) {
                     self.warning(flag, Some(&path), untimely.to_string());

@@ -7,14 +7,14 @@ use std::time::Duration;
 use http::{Request, Response, StatusCode};
 use tokio::time::sleep;
 
+use crate::access_log::Record;
 use crate::body::ResponseBody;
-use crate::cluster::{Hint, Place};
-use crate::envoy::{Envoy, Unanswered};
+use crate::cluster_state::{Hint, Place};
+use crate::error_response;
+use crate::forward_peer;
 use crate::header_bounds;
 use crate::header_metrics::HeaderLimit;
-use crate::peer;
-use crate::record::Record;
-use crate::respond;
+use crate::request_context::{Envoy, Unanswered};
 use crate::upstream::{Pool, Replay, Reply, SendError};
 
 /// A server that refuses connections is often one that is just starting.
@@ -53,7 +53,7 @@ pub(crate) async fn forward(
         outcome => outcome.map_err(|error| {
             tracing::debug!(%error, "no answer from upstream");
             Unanswered {
-                status: respond::send_error(&error, &envoy.bridge.upstream_name()),
+                status: error_response::send_error(&error, &envoy.bridge.upstream_name()),
                 untouched: error.is_safe_to_repeat(),
             }
         }),
@@ -111,7 +111,7 @@ async fn elsewhere(
     match envoy.elsewhere() {
         Place::There(peers) if !envoy.subject.hopped && request.body_mut().rewind() => {
             record.route("peer");
-            peer::forward(envoy, peers, request, record).await
+            forward_peer::forward(envoy, peers, request, record).await
         }
         _ => Err(gone),
     }
@@ -129,7 +129,7 @@ fn not_here(envoy: &Envoy<'_>) -> Unanswered {
         interop.hint(Hint::LocalChanged);
     }
     Unanswered {
-        status: respond::later(format!(
+        status: error_response::later(format!(
             "{} does not serve this any more; which servers do is being found out",
             envoy.bridge.upstream_name()
         )),

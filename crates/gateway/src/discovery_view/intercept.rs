@@ -4,12 +4,12 @@ use http::Response;
 use http::request::Parts;
 use skewbridge_api::status::Status;
 
-use super::question::{is_for_all, is_for_local_alone};
+use super::discovery_request::{is_for_all, is_for_local_alone};
 use super::{Roll, Stead};
+use crate::authn::Caller;
 use crate::body::ResponseBody;
-use crate::caller::Caller;
 use crate::discovery_metrics::Fallback;
-use crate::flow::Bridge;
+use crate::handler::Bridge;
 
 /// What is answered in the stead of the local server's discovery.
 pub(crate) enum Instead {

@@ -14,10 +14,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::timeout;
 
-use super::shelf::Part;
+use super::cache::Part;
 use super::{Contributors, DocumentOrder, Local, Order, Page, Published};
 use crate::gzip::gzip;
-use crate::own::{Ask, Own, Party};
+use crate::internal_client::{Ask, Own, Party};
 
 /// How long a server may take to send a document.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -185,7 +185,7 @@ impl State {
         let mut indexes = self.indexes.lock().unwrap_or_else(PoisonError::into_inner);
         let cluster = self.own.bridge.interop.as_ref().map(|it| it.cluster.load());
         indexes.retain(|peer, _| {
-            let is_there = |it: &crate::cluster::Cluster| it.peers.get(peer).is_some();
+            let is_there = |it: &crate::cluster_state::Cluster| it.peers.get(peer).is_some();
             cluster.as_ref().is_some_and(|it| is_there(it))
         });
         indexes.insert(peer.clone(), (Instant::now(), index));

@@ -9,9 +9,9 @@ use http::StatusCode;
 use skewbridge_api::version::Version;
 use tokio::time::{sleep, timeout};
 
-use crate::flow::Bridge;
+use crate::handler::Bridge;
 use crate::health::UpstreamHealth;
-use crate::own::{Answer, Ask, Own, Party};
+use crate::internal_client::{Answer, Ask, Own, Party};
 use crate::upstream_problem::explained;
 
 /// Between two questions: to an upstream that was ready, and to one that was

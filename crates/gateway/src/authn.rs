@@ -20,11 +20,11 @@ use skewbridge_api::identity::{IdentityHeaders, PreparedIdentity, User};
 use skewbridge_api::version::Version;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use crate::access_log::sanitized;
 use crate::connection_slots::{Class, is_component};
 use crate::log_budget::LogBudget;
-use crate::record::sanitized;
 use crate::signatures::keys::SignedUser;
-use crate::tls::material::CaBundle;
+use crate::tls::files::CaBundle;
 use crate::tls::timed_roots::{TimedClientVerifier, TimedRoots};
 
 /// Who sent a request.
@@ -469,7 +469,7 @@ mod tests {
     use skewbridge_testkit::{Ca, ScratchDir, Validity};
 
     use super::*;
-    use crate::tls::material::load_ca;
+    use crate::tls::files::load_ca;
 
     const YEAR: u64 = 365 * 24 * 60 * 60;
 

@@ -14,9 +14,9 @@ use skewbridge_discovery::{ServerDiscovery, ServerDiscoveryList};
 use skewbridge_peers::registry::RegistryStatus;
 use skewbridge_peers::{Identity, MicroTime, Peer, Served, reachability};
 
-use super::question::is_apis;
+use super::discovery_request::is_apis;
 use crate::body::ResponseBody;
-use crate::cluster::Cluster;
+use crate::cluster_state::Cluster;
 use crate::local_identity::LocalIdentity;
 
 /// The list, to be sent to whom the local server lets read discovery.

@@ -9,7 +9,7 @@ use skewbridge_peers::{CustomResourceDefinition, Exclusions, Roster, Seen, Serve
 use skewbridge_signatures::http_signature::VerifyingKey;
 
 use super::*;
-use crate::caller::CertificateUser;
+use crate::authn::CertificateUser;
 use crate::connection_slots::Class;
 use crate::signatures::keys::SignedUser;
 

@@ -10,7 +10,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use skewbridge_api::identity::User;
 
-use crate::caller::Caller;
+use crate::authn::Caller;
 
 /// How long a yes counts. A no is not remembered.
 const LIFETIME: Duration = Duration::from_secs(10);

@@ -3,8 +3,8 @@
 use skewbridge_api::status::Status;
 use skewbridge_signatures::http_signature::Refusal;
 
-use super::held::MAX_BODY;
-use crate::respond;
+use super::buffered_body::MAX_BODY;
+use crate::error_response;
 
 /// Why a signed request is not passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,16 +87,16 @@ impl Rejected {
                  a bearer token, or the certificate of another user",
             ),
             Self::NoMemory => {
-                respond::later("more signed requests come than this gateway can remember")
+                error_response::later("more signed requests come than this gateway can remember")
             }
             Self::TooLarge => Status::new(
                 413,
                 "RequestEntityTooLarge",
                 format!("the body of a signed request is longer than {MAX_BODY} bytes"),
             ),
-            Self::NoRoom => {
-                respond::later("more bodies of signed requests come than this gateway can hold")
-            }
+            Self::NoRoom => error_response::later(
+                "more bodies of signed requests come than this gateway can hold",
+            ),
             Self::BodyLost => Status::bad_request("the body of the signed request did not come"),
             Self::BodySlow => {
                 Status::client_timeout("the body of the signed request did not come in time")

@@ -18,12 +18,12 @@ use skewbridge_discovery::lists::{ApiGroup, ApiGroupList, ApiResourceList};
 use skewbridge_discovery::{Document, DocumentEncoding, Object};
 use tokio::time::timeout;
 
-use super::page::Sent;
-use super::question::Form;
+use super::discovery_request::Form;
+use super::encoded_document::Sent;
 use super::{Complete, Credential, Question, View, Which};
+use crate::authn::Caller;
 use crate::body::ResponseBody;
-use crate::caller::Caller;
-use crate::cluster::{Hint, Interop};
+use crate::cluster_state::{Hint, Interop};
 use crate::discovery_metrics::{DiscoveryMetrics, Fallback};
 use crate::gzip;
 use crate::openapi::Published;

@@ -7,8 +7,8 @@ use std::time::Instant;
 use skewbridge_api::request_info::{Kind, RequestInfo};
 use skewbridge_peers::{Identity, Peer};
 
-use crate::caller::Caller;
-use crate::cluster::{Cluster, Missing, Place};
+use crate::authn::Caller;
+use crate::cluster_state::{Cluster, Missing, Place};
 use crate::upstream::Leg;
 
 /// Where a request goes.

@@ -8,15 +8,15 @@ use http::header::{
 };
 use http::{HeaderValue, Response, StatusCode};
 
-use super::page::{Sent, quoted_sha512};
-use super::stead::{Replaced, Stead, is_longer, names, whole};
+use super::encoded_document::{Sent, quoted_sha512};
+use super::merged_response::{Replaced, Stead, is_longer, names, whole};
 use crate::body::ResponseBody;
-use crate::cluster::Interop;
+use crate::cluster_state::Interop;
 use crate::date;
 use crate::discovery_metrics::{DiscoveryMetrics, Fallback};
+use crate::error_response;
 use crate::gzip::WORTH_COMPRESSING;
 use crate::openapi::{DocumentOrder, Format, Local, Page, Published};
-use crate::respond;
 
 /// `/openapi/v2` of a cluster with very many custom resources has some 20 MiB.
 const MAX_DOCUMENT: usize = 64 * 1024 * 1024;
@@ -116,7 +116,7 @@ impl Stead {
             metrics.fallback(Fallback::NotMerged);
             if head.status == StatusCode::NOT_FOUND {
                 // It is known to be there.
-                return Err(respond::later(format!(
+                return Err(error_response::later(format!(
                     "{} is published by a peer that cannot be reached now",
                     page.path()
                 )));

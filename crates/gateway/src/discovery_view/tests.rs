@@ -16,9 +16,9 @@ use skewbridge_peers::registry::Advertised;
 use skewbridge_peers::{Exclusions, Roster, Seen};
 
 use super::*;
+use crate::authn::Caller;
 use crate::body::ResponseBody;
-use crate::caller::Caller;
-use crate::cluster::Interop;
+use crate::cluster_state::Interop;
 use crate::discovery_metrics::DiscoveryMetrics;
 use crate::local_identity::LocalIdentity;
 

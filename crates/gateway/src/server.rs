@@ -21,23 +21,23 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::admin::{self, Admin};
 use crate::authentication_limit::AuthenticationLimit;
 use crate::buffer_budget::BufferBudget;
-use crate::cluster::Interop;
+use crate::cluster_state::Interop;
 use crate::config::Config;
 use crate::connection_slots::ConnectionSlots;
+use crate::discovery_view::Complete;
 use crate::drain::{Drain, Leave, announcement};
-use crate::flow::Bridge;
+use crate::handler::Bridge;
 use crate::health::{Health, UpstreamHealth};
 use crate::local_identity::LocalIdentity;
-use crate::membership::{LocalOnly, Membership};
 use crate::metrics::Metrics;
+use crate::peer_config::{LocalOnly, Membership};
 use crate::self_test::SelfTest;
 use crate::serve::h1::Patience;
 use crate::signatures::Signatures;
 use crate::streams::Streams;
 use crate::tls::reload::{Files, Live, LoadError};
-use crate::view::Complete;
 use crate::worker::Worker;
-use crate::{listener, peering, probe, process_metrics, self_test};
+use crate::{listener, peer_controller, process_metrics, self_test, upstream_probe};
 
 /// Why a bridge does not run.
 #[derive(Debug, thiserror::Error)]
@@ -222,7 +222,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         let (bridge, upstream) = (bridge.clone(), health.upstream.clone());
         async move {
             if let (Some(membership), Some(requests)) = (membership, requests) {
-                peering::run(bridge, membership, upstream, requests, stored, parted).await;
+                peer_controller::run(bridge, membership, upstream, requests, stored, parted).await;
             } else {
                 let _ = parted.send(());
             }
@@ -258,16 +258,16 @@ fn start_workers(config: &Config, bridge: &Arc<Bridge>) -> io::Result<Vec<Worker
 }
 
 /// What an earlier process of this bridge has stored.
-fn stored(config: &Config) -> Result<Option<peering::Stored>, Error> {
+fn stored(config: &Config) -> Result<Option<peer_controller::Stored>, Error> {
     let Some(path) = &config.peers.state_dir else {
         return Ok(None);
     };
-    let state = peering::StateDir::open(path).map_err(|cause| Error::StateDir {
+    let state = peer_controller::StateDir::open(path).map_err(|cause| Error::StateDir {
         path: path.clone(),
         cause,
     })?;
     let records = state.read();
-    Ok(Some(peering::Stored { state, records }))
+    Ok(Some(peer_controller::Stored { state, records }))
 }
 
 /// Reads files again when they change, in a thread of its own.
@@ -346,7 +346,7 @@ fn govern(
         };
         let serve_admin = admin::run(ports.admin, admin, plan.patience);
         let test = self_test::run(bridge.clone(), health.upstream.clone());
-        let ask = probe::run(bridge, health.upstream);
+        let ask = upstream_probe::run(bridge, health.upstream);
         let serve = async {
             listener::run(ports.main, &workers, &plan.slots, drain).await;
             while workers.iter().any(|worker| worker.connections() > 0) {

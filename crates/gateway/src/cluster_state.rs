@@ -12,9 +12,9 @@ use skewbridge_peers::{Elsewhere, Excluded, Identity, Peers, Served};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
+use crate::discovery_view::{Permits, View};
 use crate::local_identity::LocalIdentity;
 use crate::openapi::{Library, Order};
-use crate::view::{Permits, View};
 
 /// What is known of the cluster.
 #[derive(Debug, Default)]

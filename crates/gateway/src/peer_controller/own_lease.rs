@@ -17,9 +17,9 @@ use skewbridge_peers::{
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::flow::Bridge;
+use crate::handler::Bridge;
+use crate::internal_client::{Ask, Own, Party};
 use crate::local_identity::KeptBy;
-use crate::own::{Ask, Own, Party};
 
 /// How long a write may take.
 const PATIENCE: Duration = Duration::from_secs(5);

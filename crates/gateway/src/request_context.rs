@@ -14,11 +14,11 @@ use skewbridge_api::status::Status;
 use skewbridge_api::version::Version;
 use tokio::time::{self, sleep};
 
+use crate::authn::{Caller, Trust};
 use crate::body::ResponseBody;
-use crate::caller::{Caller, Trust};
-use crate::cluster::Place;
+use crate::cluster_state::Place;
 use crate::config::Limits;
-use crate::flow::Bridge;
+use crate::handler::Bridge;
 use crate::header_metrics::HeaderLimit;
 use crate::peer_metrics::PeerError;
 use crate::upstream::{Pools, Prefer, SendError};

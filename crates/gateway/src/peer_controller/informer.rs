@@ -7,7 +7,7 @@ use skewbridge_peers::watch::{List, Object, WatchEvent};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::own::{Ask, Own, Party};
+use crate::internal_client::{Ask, Own, Party};
 
 /// Between two tries: doubled each time, never longer than the second. The
 /// server is beside us and often just starting.

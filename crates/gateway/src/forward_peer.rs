@@ -12,15 +12,15 @@ use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use skewbridge_api::status::Status;
 use skewbridge_peers::{Peer, order};
 
+use crate::access_log::{CLIENT_LEFT, Record};
+use crate::authn::Caller;
 use crate::body::ResponseBody;
-use crate::caller::Caller;
-use crate::cluster::Hint;
-use crate::envoy::{Envoy, LIVENESS_CHECK_DELAY, Unanswered, is_not_processed};
+use crate::cluster_state::Hint;
+use crate::error_response;
 use crate::header_bounds;
 use crate::header_metrics::HeaderLimit;
 use crate::peer_metrics::PeerError;
-use crate::record::{CLIENT_LEFT, Record};
-use crate::respond;
+use crate::request_context::{Envoy, LIVENESS_CHECK_DELAY, Unanswered, is_not_processed};
 use crate::upstream::{PeerLeg, Prefer, Repeat, Replay, Reply, SendError};
 
 /// As it is on the wire; KEP-4020 names another.
@@ -442,7 +442,7 @@ async fn whole(response: Response<ResponseBody>) -> Result<Reply, SendError> {
 
 fn untouched(message: String) -> Unanswered {
     Unanswered {
-        status: respond::later(message),
+        status: error_response::later(message),
         untouched: true,
     }
 }

@@ -10,7 +10,7 @@ use skewbridge_api::media::{Format, content_type};
 use skewbridge_api::status::Status;
 use skewbridge_h1::HeadError;
 
-use crate::caller::Caller;
+use crate::authn::Caller;
 use crate::client_connection::ClientConnection;
 use crate::upstream::SendError;
 

@@ -13,7 +13,7 @@ use skewbridge_peers::Peer;
 
 use crate::body::{Frame, RequestBody, ResponseBody};
 use crate::config::BridgeUser;
-use crate::flow::Bridge;
+use crate::handler::Bridge;
 use crate::upstream::{Leg, PeerLeg, Pools, Prefer, Repeat, Replay, Reply};
 
 /// Who we are in a server's log.

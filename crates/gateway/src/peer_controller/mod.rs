@@ -4,7 +4,7 @@
 //! One task owns all of that knowledge. Others ask and listen for it, and tell
 //! it by [`Event`]; what requests need to know is published as a whole.
 
-mod discover;
+mod discovery_fetch;
 mod host_boot;
 mod informer;
 mod own_lease;
@@ -30,21 +30,21 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{interval, sleep, timeout};
 
-use self::discover::{ask_version, discover};
+use self::discovery_fetch::{ask_version, discover};
 use self::host_boot::HostBoot;
 use self::informer::{Change, Kind};
 use self::own_lease::{Annotations, OwnLease};
 use self::records::RecordKeeper;
 pub(crate) use self::records::Stored;
 pub(crate) use self::state_dir::StateDir;
-use crate::cluster::{Cluster, Hint, Requests};
-use crate::flow::Bridge;
+use crate::cluster_state::{Cluster, Hint, Requests};
+use crate::discovery_view::View;
+use crate::handler::Bridge;
 use crate::health::UpstreamHealth;
-use crate::membership::{Membership, Whereabouts};
+use crate::internal_client::{Own, Party};
 use crate::openapi;
-use crate::own::{Own, Party};
+use crate::peer_config::{Membership, Whereabouts};
 use crate::peer_metrics::SyncError;
-use crate::view::View;
 
 /// How often it is looked whether something is due.
 const TICK: Duration = Duration::from_millis(200);

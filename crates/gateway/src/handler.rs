@@ -20,32 +20,34 @@ use skewbridge_api::version::Version as KubeVersion;
 use skewbridge_peers::Peer;
 use skewbridge_signatures::http_signature::Refusal as SignatureRefusal;
 
+use crate::access_log::Record;
 use crate::authentication_limit::{Attempt, AuthenticationLimit, Credential, Outcome, TokenHash};
+use crate::authn::{Caller, Presented, Recognised, Trust};
 use crate::body::{RequestBody, ResponseBody};
 use crate::buffer_budget::{BufferBudget, ClientLimits};
-use crate::caller::{Caller, Presented, Recognised, Trust};
 use crate::client_connection::{ClientConnection, TokenPlace};
-use crate::cluster::{Hint, Interop};
+use crate::cluster_state::{Hint, Interop};
 use crate::config::{BridgeUser, Limits};
 use crate::date;
+use crate::discovery_view::{Complete, Instead};
 use crate::drain::Drain;
-use crate::envoy::{Deadline, Envoy, Subject, by_bridge, not_processed, remove_between_bridges};
+use crate::error_response::{self, Detail};
+use crate::forward_local;
+use crate::forward_peer;
 use crate::header_metrics::HeaderLimit;
 use crate::health;
-use crate::local;
 use crate::metrics::Metrics;
-use crate::peer;
-use crate::record::Record;
-use crate::respond::{self, Detail};
-use crate::route::{self, Journey, Refusal, Route};
+use crate::request_context::{
+    Deadline, Envoy, Subject, by_bridge, not_processed, remove_between_bridges,
+};
+use crate::routing::{self, Journey, Refusal, Route};
 use crate::self_test::SelfTest;
 use crate::serve::{Answer, CloseConnection, Service};
 use crate::signatures::{self, Rejected, Signatures};
 use crate::streams::{self, StreamOutcome, StreamRequest, Streams, UpgradeRequest, UpgradedStream};
 use crate::tls::reload::Live;
 use crate::upstream::{Pool, Pools, Prefer, Repeat, Replay, Reply};
-use crate::view::{Complete, Instead};
-use crate::watch::WatchEnd;
+use crate::watch_drain::WatchEnd;
 
 /// What all connections of a bridge share.
 #[derive(Debug)]
@@ -248,7 +250,10 @@ impl Connection {
         let name = hygiene::not_removable(&head.headers, trust.headers())?;
         let message = format!("the Connection header must not list {name}");
         let format = negotiate_error_format(&head.headers);
-        Some(respond::status(&Status::bad_request(message), format))
+        Some(error_response::status(
+            &Status::bad_request(message),
+            format,
+        ))
     }
 
     async fn handle(
@@ -269,7 +274,7 @@ impl Connection {
             attempt,
         } = authenticated.map_err(|status| {
             record.route("refuse");
-            respond::status(&status, format)
+            error_response::status(&status, format)
         })?;
         let Recognised { caller, from_peer } = recognised;
         record.caller(caller.name());
@@ -490,7 +495,7 @@ impl Connection {
             .map_err(|error| Refused::Status(Status::bad_request(error.to_string())))?;
         let info = RequestInfo::parse(&head.method, &path, head.uri.query());
         record.verb(info.verb.as_str());
-        let facts = route::Bridge {
+        let facts = routing::Bridge {
             leaving: bridge.drain.is_leaving(),
             can_assert: bridge.live.targets.load().front_proxy.is_some(),
             journey: match (bridge.via.seen(&head.headers), hopped) {
@@ -501,7 +506,7 @@ impl Connection {
         };
         let cluster = bridge.interop.as_ref().map(|it| it.cluster.load());
         let cluster = cluster.as_deref().map(|it| (&**it, Instant::now()));
-        let route = route::route(&info, caller, facts, cluster);
+        let route = routing::route(&info, caller, facts, cluster);
         record.route(route.as_str());
         let going = match route {
             Route::Local(leg) => {
@@ -639,11 +644,19 @@ impl Trip<'_> {
         let mut request = Request::from_parts(head, body);
         let sent = async {
             match self.going {
-                Going::Local(pool) => local::forward(&self.envoy, pool, &mut request, record).await,
+                Going::Local(pool) => {
+                    forward_local::forward(&self.envoy, pool, &mut request, record).await
+                }
                 // Boxed: most requests stay here, and watches are many.
                 Going::Peers(peers) => {
                     let peers = peers.clone();
-                    Box::pin(peer::forward(&self.envoy, peers, &mut request, record)).await
+                    Box::pin(forward_peer::forward(
+                        &self.envoy,
+                        peers,
+                        &mut request,
+                        record,
+                    ))
+                    .await
                 }
             }
         };
@@ -715,7 +728,7 @@ impl Trip<'_> {
 
     /// Answers with a Status.
     pub(crate) fn refuse(&self, status: &Status) -> Response<Bytes> {
-        respond::status(status, self.format)
+        error_response::status(status, self.format)
     }
 
     /// The same, where the failure may name servers and addresses.
@@ -788,7 +801,7 @@ impl Refused {
 
     fn answer(&self, format: Format, bridge: &Bridge, detail: Detail) -> Response<Bytes> {
         let status = match self {
-            Self::Status(status) => return respond::status(status, format),
+            Self::Status(status) => return error_response::status(status, format),
             Self::Refusal(Refusal::NotReady) => return health::not_ready(LEAVING),
             Self::Refusal(Refusal::Unauthorized) => Status::unauthorized(),
             Self::Refusal(Refusal::CannotAssert) => Status::internal(
@@ -797,23 +810,23 @@ impl Refused {
             Self::Refusal(Refusal::Loop) => Status::loop_detected(
                 "this request has passed this gateway before: --upstream leads back to it",
             ),
-            Self::Refusal(Refusal::TooEarly(missing)) => respond::later(format!(
+            Self::Refusal(Refusal::TooEarly(missing)) => error_response::later(format!(
                 "the gateway of {} has just started and does not know yet {}",
                 bridge.upstream_name(),
                 missing.as_str()
             )),
-            Self::Refusal(Refusal::NotHere) => respond::later(format!(
+            Self::Refusal(Refusal::NotHere) => error_response::later(format!(
                 "a peer sent this request to {}, which does not serve it any more",
                 bridge.upstream_name()
             )),
             Self::Refusal(Refusal::PeerUnknown(identity)) => {
-                respond::later(match &bridge.interop {
+                error_response::later(match &bridge.interop {
                     Some(interop) => interop.unknown_peer(identity),
                     None => format!("not served here, nor known of {identity}"),
                 })
             }
         };
-        respond::status(&detail.of_status(&status), format)
+        error_response::status(&detail.of_status(&status), format)
     }
 }
 

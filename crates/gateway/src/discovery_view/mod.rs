@@ -2,13 +2,13 @@
 //! it (KEP-4020, Discovery Merging; and what that leaves out). It is made when
 //! something has changed, on the control thread, and requests read the last one.
 
-mod instead;
-mod page;
-mod permits;
-mod published;
-mod question;
-mod roll;
-mod stead;
+mod authz_cache;
+mod discovery_request;
+mod encoded_document;
+mod intercept;
+mod merged_response;
+mod openapi_response;
+mod server_list;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use skewbridge_discovery::lists::ApiGroup;
 use skewbridge_discovery::{Document, merge};
 use skewbridge_peers::{Excluded, Identity, Peers, Served};
 
-pub(crate) use instead::Instead;
-use page::Page;
-pub(crate) use permits::{Credential, Permits};
-pub(crate) use question::{Complete, Question};
-use roll::Roll;
-use stead::Stead;
+pub(crate) use authz_cache::{Credential, Permits};
+pub(crate) use discovery_request::{Complete, Question};
+use encoded_document::Page;
+pub(crate) use intercept::Instead;
+use merged_response::Stead;
+use server_list::Roll;
 
 /// What all servers serve, ready to be sent.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use http::header::CONTENT_LENGTH;
 use skewbridge_signatures::http_signature::{ExpectedDigest, Refusal};
 use tokio::time::timeout;
 
-use super::reject::Rejected;
+use super::error::Rejected;
 use crate::body::{Frame, RequestBody};
 
 /// The longest body that is held: what kube-apiserver takes of an object.
