@@ -24,7 +24,7 @@ const MAX_LOGGED_CHARS: usize = 256;
 
 /// One request.
 #[derive(Debug)]
-pub struct Record {
+pub struct AccessLogEntry {
     metrics: Option<Metrics>,
     started: Instant,
     route: &'static str,
@@ -50,7 +50,7 @@ struct Line {
     impersonate_user: Option<String>,
 }
 
-impl Record {
+impl AccessLogEntry {
     /// A request that has just arrived.
     pub(crate) fn begin(metrics: &Metrics) -> Self {
         Self {
@@ -156,7 +156,7 @@ impl Record {
     }
 }
 
-impl Drop for Record {
+impl Drop for AccessLogEntry {
     fn drop(&mut self) {
         let Some(metrics) = &self.metrics else { return };
         let took = self.started.elapsed();
@@ -246,7 +246,7 @@ mod tests {
 
     fn logged_path(path: &str) -> String {
         let (head, ()) = http::Request::get(path).body(()).unwrap().into_parts();
-        let mut record = Record::none();
+        let mut record = AccessLogEntry::none();
         record.log(&head, ([192, 0, 2, 1], 40_000).into());
         record.line.take().unwrap().path
     }
@@ -292,9 +292,9 @@ mod tests {
     fn the_audit_id_of_the_answer_replaces_that_of_the_request() {
         let request = http::Request::get("/").header(AUDIT_ID, "asked");
         let (head, ()) = request.body(()).unwrap().into_parts();
-        let mut record = Record::none();
+        let mut record = AccessLogEntry::none();
         record.log(&head, ([192, 0, 2, 1], 40_000).into());
-        let id = |record: &Record| record.line.as_ref().unwrap().audit_id.clone().unwrap();
+        let id = |record: &AccessLogEntry| record.line.as_ref().unwrap().audit_id.clone().unwrap();
         record.audit_id(&HeaderMap::new());
         assert_eq!(id(&record), "asked");
         let mut answer = HeaderMap::new();
@@ -320,14 +320,14 @@ mod tests {
             );
             metrics.text().contains(&sample)
         };
-        let record = Record::begin(&metrics);
+        let record = AccessLogEntry::begin(&metrics);
         assert!(!total(499), "counted at its end");
         drop(record);
         assert!(total(499));
-        let mut record = Record::begin(&metrics);
+        let mut record = AccessLogEntry::begin(&metrics);
         record.status(StatusCode::NO_CONTENT);
         drop(record);
         assert!(total(204));
-        drop(Record::none());
+        drop(AccessLogEntry::none());
     }
 }

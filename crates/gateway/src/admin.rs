@@ -8,7 +8,7 @@ use skewbridge_api::status::Status;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-use crate::access_log::Record;
+use crate::access_log::AccessLogEntry;
 use crate::body::{RequestBody, ResponseBody};
 use crate::debug_peers;
 use crate::drain::announcement;
@@ -16,7 +16,7 @@ use crate::error_response;
 use crate::health::{self, Health, Question};
 use crate::listener::AFTER_FAILURE;
 use crate::metrics::Metrics;
-use crate::serve::h1::Patience;
+use crate::serve::h1::ClientTimeouts;
 use crate::serve::{Answer, ClientIo, Service, h1};
 
 /// A scraper, a prober and a person; not a crowd.
@@ -31,7 +31,7 @@ pub(crate) struct Admin {
 
 /// Serves until it is dropped: also while the bridge drains, so that one can
 /// watch it do so.
-pub(crate) async fn run(listener: TcpListener, admin: Admin, patience: Patience) {
+pub(crate) async fn run(listener: TcpListener, admin: Admin, patience: ClientTimeouts) {
     // Connections here do not hear of the end.
     let (_never, drain) = announcement();
     let mut connections = JoinSet::new();
@@ -56,7 +56,7 @@ impl Service for Admin {
         Answer {
             response: self.answer(&request).map(ResponseBody::full),
             switched: None,
-            record: Record::none(),
+            record: AccessLogEntry::none(),
         }
     }
 }

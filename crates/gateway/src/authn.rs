@@ -81,7 +81,7 @@ impl CertificateUser {
 
 /// Whom to believe. Replaced as a whole when its files change.
 #[derive(Debug)]
-pub struct Trust {
+pub struct TrustConfig {
     client: Option<Arc<dyn ClientCertVerifier>>,
     request_header: Option<FrontProxies>,
     headers: IdentityHeaders,
@@ -95,7 +95,7 @@ struct FrontProxies {
     allowed_names: Vec<String>,
 }
 
-impl Trust {
+impl TrustConfig {
     /// Believes certificates of the client CA, and the word of those from the
     /// requestheader CA that have an allowed name (no names: any).
     pub fn new(
@@ -292,10 +292,10 @@ fn common_name<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a str> {
 /// What was shown on a connection, judged when it is first used and again when
 /// the trust changes or one of its certificates runs out.
 #[derive(Debug)]
-pub struct Presented {
+pub struct ClientCertState {
     client: Option<SocketAddr>,
     chain: Vec<CertificateDer<'static>>,
-    judged: Mutex<Option<(Arc<Trust>, Verdict)>>,
+    judged: Mutex<Option<(Arc<TrustConfig>, Verdict)>>,
 }
 
 #[derive(Debug, Clone)]
@@ -321,14 +321,14 @@ impl Verdict {
 
 /// Who sent a request, and whether another server of this cluster brought it.
 #[derive(Debug)]
-pub struct Recognised {
+pub struct AuthnResult {
     /// Who.
     pub caller: Caller,
     /// Whether its hop headers may be believed.
     pub from_peer: bool,
 }
 
-impl Presented {
+impl ClientCertState {
     /// The certificates of a connection; none is fine.
     pub fn new(chain: Vec<CertificateDer<'static>>) -> Self {
         Self {
@@ -347,7 +347,7 @@ impl Presented {
     }
 
     /// What the certificates alone prove, before any request.
-    pub(crate) fn class(&self, trust: &Arc<Trust>) -> Class {
+    pub(crate) fn class(&self, trust: &Arc<TrustConfig>) -> Class {
         if self.chain.is_empty() {
             return Class::Unauthenticated;
         }
@@ -360,9 +360,9 @@ impl Presented {
     }
 
     /// Who sent a request with these headers.
-    pub fn caller(&self, trust: &Arc<Trust>, headers: &HeaderMap) -> Recognised {
+    pub fn caller(&self, trust: &Arc<TrustConfig>, headers: &HeaderMap) -> AuthnResult {
         if self.chain.is_empty() {
-            return Recognised {
+            return AuthnResult {
                 caller: without_certificate(headers),
                 from_peer: false,
             };
@@ -391,13 +391,13 @@ impl Presented {
                 caller => caller,
             },
         };
-        Recognised {
+        AuthnResult {
             caller,
             from_peer: verdict.peer,
         }
     }
 
-    fn verdict(&self, trust: &Arc<Trust>, now: UnixTime) -> Verdict {
+    fn verdict(&self, trust: &Arc<TrustConfig>, now: UnixTime) -> Verdict {
         let mut judged = self.judged.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((by, verdict)) = &*judged
             && Arc::ptr_eq(by, trust)
@@ -479,13 +479,17 @@ mod tests {
     }
 
     /// Believes this CA's users.
-    fn trust(ca_pem: &str) -> Arc<Trust> {
+    fn trust(ca_pem: &str) -> Arc<TrustConfig> {
         let dir = ScratchDir::new();
         let ca = load_ca(&dir.write("ca.crt", ca_pem)).unwrap();
-        Arc::new(Trust::new(Some(&ca), None, IdentityHeaders::default()).unwrap())
+        Arc::new(TrustConfig::new(Some(&ca), None, IdentityHeaders::default()).unwrap())
     }
 
-    fn user(presented: &Presented, trust: &Arc<Trust>, now: UnixTime) -> Option<String> {
+    fn user(
+        presented: &ClientCertState,
+        trust: &Arc<TrustConfig>,
+        now: UnixTime,
+    ) -> Option<String> {
         let user = presented.verdict(trust, now).user?;
         Some(user.name.clone())
     }
@@ -494,7 +498,7 @@ mod tests {
     fn a_certificate_is_believed_until_it_runs_out() {
         let ca = Ca::new("users");
         let (trust, leaf) = (trust(&ca.pem()), ca.client("alice", &[]));
-        let presented = Presented::new(leaf.chain_der);
+        let presented = ClientCertState::new(leaf.chain_der);
         // The testkit's are valid from 1975 to 4096.
         for years in [56, 57, 2000] {
             assert_eq!(user(&presented, &trust, after(years)).unwrap(), "alice");
@@ -512,14 +516,14 @@ mod tests {
         let expires = std::time::UNIX_EPOCH + Duration::from_secs(end);
         let ca = Ca::new("users").renewed_until(expires);
         let (trust, leaf) = (trust(&ca.pem()), ca.client("alice", &[]));
-        let presented = Presented::new(leaf.chain_der);
+        let presented = ClientCertState::new(leaf.chain_der);
         assert_eq!(user(&presented, &trust, at(end - 1)).unwrap(), "alice");
         assert_eq!(user(&presented, &trust, at(end)).unwrap(), "alice");
         assert_eq!(user(&presented, &trust, at(end + 1)), None);
         // A CA that begins later is used from its first second.
         let future = Ca::new("users").renewed(Validity::NotYetValid);
         let trust = self::trust(&future.pem());
-        let presented = Presented::new(future.client("bob", &[]).chain_der);
+        let presented = ClientCertState::new(future.client("bob", &[]).chain_der);
         assert_eq!(user(&presented, &trust, after(60)), None);
         assert_eq!(user(&presented, &trust, after(1031)).unwrap(), "bob");
     }
@@ -537,7 +541,7 @@ mod tests {
         let bundle = load_ca(&dir.write("ca.crt", ca.pem())).unwrap();
         let names = ["front-proxy-client".to_owned()];
         let proxies = Some((&bundle, &names[..]));
-        let trust = Trust::new(Some(&bundle), proxies, IdentityHeaders::default());
+        let trust = TrustConfig::new(Some(&bundle), proxies, IdentityHeaders::default());
         let trust = Arc::new(trust.unwrap());
         let rows: [(&str, &[Field], &str); 10] = [
             (PROXY, &[], PROXY),
@@ -553,7 +557,7 @@ mod tests {
             ("other-proxy", &[HOP, ASSERTED], "(unauthorized)"),
         ];
         for (name, fields, expected) in rows {
-            let presented = Presented::new(ca.client(name, &["system:masters"]).chain_der);
+            let presented = ClientCertState::new(ca.client(name, &["system:masters"]).chain_der);
             let mut headers = HeaderMap::new();
             for (name, value) in fields {
                 headers.append(*name, HeaderValue::from_static(value));
@@ -567,7 +571,7 @@ mod tests {
     #[test]
     fn a_user_with_a_forged_hop_header_stays_the_user() {
         let ca = Ca::new("users");
-        let presented = Presented::new(ca.client("alice", &[]).chain_der);
+        let presented = ClientCertState::new(ca.client("alice", &[]).chain_der);
         let mut headers = HeaderMap::new();
         headers.append(
             "x-kubernetes-peer-proxied",
@@ -581,7 +585,7 @@ mod tests {
     fn new_trust_judges_anew() {
         let (ca, other) = (Ca::new("users"), Ca::new("users"));
         let (old, new) = (trust(&ca.pem()), trust(&other.pem()));
-        let presented = Presented::new(ca.client("alice", &[]).chain_der);
+        let presented = ClientCertState::new(ca.client("alice", &[]).chain_der);
         assert_eq!(user(&presented, &old, after(56)).unwrap(), "alice");
         assert_eq!(user(&presented, &new, after(56)), None);
         assert_eq!(user(&presented, &old, after(56)).unwrap(), "alice");
@@ -591,7 +595,7 @@ mod tests {
     fn what_cannot_be_parsed_is_nobody() {
         let trust = trust(&Ca::new("users").pem());
         for chain in [vec![], vec![CertificateDer::from(b"garbage".to_vec())]] {
-            assert_eq!(user(&Presented::new(chain), &trust, after(56)), None);
+            assert_eq!(user(&ClientCertState::new(chain), &trust, after(56)), None);
         }
     }
 
@@ -622,7 +626,7 @@ mod tests {
                 params.distinguished_name.push(kind, value);
             }
             let leaf = params.signed_by(&KeyPair::generate().unwrap(), &issuer);
-            let presented = Presented::new(vec![leaf.unwrap().der().clone()]);
+            let presented = ClientCertState::new(vec![leaf.unwrap().der().clone()]);
             let found = user(&presented, &trust, after(56));
             assert_eq!(found.as_deref(), expected);
         }

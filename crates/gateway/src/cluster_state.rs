@@ -12,9 +12,9 @@ use skewbridge_peers::{Elsewhere, Excluded, Identity, Peers, Served};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
-use crate::discovery_view::{Permits, View};
+use crate::discovery_view::{AuthzCache, View};
 use crate::local_identity::LocalIdentity;
-use crate::openapi::{Library, Order};
+use crate::openapi::{MergeRequest, OpenApiService};
 
 /// What is known of the cluster.
 #[derive(Debug, Default)]
@@ -35,22 +35,22 @@ pub struct Cluster {
 
 /// Where a request is served, as far as is known.
 #[derive(Debug, Clone)]
-pub enum Place {
+pub enum ServedBy {
     /// By the kube-apiserver behind this bridge, which also says 404 to what
     /// nobody serves.
-    Here,
+    Local,
     /// By these peers, and not here.
-    There(Vec<Arc<skewbridge_peers::Peer>>),
+    Peers(Vec<Arc<skewbridge_peers::Peer>>),
     /// Not here, and this peer, which runs, has not said yet whether it does.
     Unknown(Identity),
     /// It is too early to tell.
-    TooEarly(Missing),
+    TooEarly(UnsyncedInput),
 }
 
 /// What has to be known first (KEP-4020, Aggregation Layer: the post-start
 /// hook).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Missing {
+pub enum UnsyncedInput {
     /// What the local server serves.
     LocalDiscovery,
     /// Which servers there are.
@@ -61,7 +61,7 @@ pub enum Missing {
     Registry,
 }
 
-impl Missing {
+impl UnsyncedInput {
     /// What is being waited for.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -75,41 +75,41 @@ impl Missing {
 
 impl Cluster {
     /// What is not known yet.
-    pub fn missing(&self) -> Option<Missing> {
+    pub fn missing(&self) -> Option<UnsyncedInput> {
         if self.local.is_none() {
-            Some(Missing::LocalDiscovery)
+            Some(UnsyncedInput::LocalDiscovery)
         } else if !self.peers.listed {
-            Some(Missing::Leases)
+            Some(UnsyncedInput::Leases)
         } else if self.shared.is_none() {
-            Some(Missing::Extensions)
+            Some(UnsyncedInput::Extensions)
         } else if self.awaits_registry {
-            Some(Missing::Registry)
+            Some(UnsyncedInput::Registry)
         } else {
             None
         }
     }
 
     /// Where a request for something of the API is served.
-    pub fn place(&self, request: &RequestInfo<'_>, now: Instant) -> Place {
+    pub fn place(&self, request: &RequestInfo<'_>, now: Instant) -> ServedBy {
         if let Some(missing) = self.missing() {
-            return Place::TooEarly(missing);
+            return ServedBy::TooEarly(missing);
         }
         if self.is_here(request, now) {
-            return Place::Here;
+            return ServedBy::Local;
         }
         self.elsewhere(request, now)
     }
 
     /// Where it is served if the local server does not. What all servers share
     /// is nowhere then: a peer that still lists it has not noticed its deletion.
-    pub fn elsewhere(&self, request: &RequestInfo<'_>, now: Instant) -> Place {
+    pub fn elsewhere(&self, request: &RequestInfo<'_>, now: Instant) -> ServedBy {
         if self.is_shared(request, now) {
-            return Place::Here;
+            return ServedBy::Local;
         }
         match self.peers.serving(request, now) {
-            Elsewhere::Served(peers) => Place::There(peers),
-            Elsewhere::Unknown(identity) => Place::Unknown(identity),
-            Elsewhere::NoPeers | Elsewhere::Nowhere => Place::Here,
+            Elsewhere::Served(peers) => ServedBy::Peers(peers),
+            Elsewhere::Unknown(identity) => ServedBy::Unknown(identity),
+            Elsewhere::NoPeers | Elsewhere::Nowhere => ServedBy::Local,
         }
     }
 
@@ -151,7 +151,7 @@ impl Cluster {
 
 /// The cluster as it is now, and a way to say that it looks different.
 #[derive(Debug)]
-pub struct Interop {
+pub struct ClusterHandle {
     /// What is known.
     pub cluster: ArcSwap<Cluster>,
     /// As whom the bridge takes part.
@@ -159,18 +159,18 @@ pub struct Interop {
     /// Whether addresses of peers can be read and published.
     pub registry: watch::Receiver<RegistryStatus>,
     /// Whom the local server has lately let read discovery.
-    pub(crate) permits: Permits,
+    pub(crate) permits: AuthzCache,
     /// A view with news of the local server, and the one it was made of.
     pub(crate) renewed: Mutex<Option<(Arc<View>, Arc<View>)>>,
     /// OpenAPI of the whole cluster.
-    pub(crate) library: Library,
-    hints: mpsc::Sender<Hint>,
+    pub(crate) library: OpenApiService,
+    hints: mpsc::Sender<ResyncHint>,
     looks: mpsc::Sender<oneshot::Sender<()>>,
 }
 
 /// Something that a request has found out.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Hint {
+pub enum ResyncHint {
     /// The local server does not serve what it is known to serve.
     LocalChanged,
     /// This peer does not answer, or not as it should.
@@ -180,8 +180,8 @@ pub enum Hint {
 /// What those who serve requests want of those who learn.
 #[derive(Debug)]
 pub(crate) struct Requests {
-    pub(crate) hints: mpsc::Receiver<Hint>,
-    pub(crate) orders: mpsc::Receiver<Order>,
+    pub(crate) hints: mpsc::Receiver<ResyncHint>,
+    pub(crate) orders: mpsc::Receiver<MergeRequest>,
     pub(crate) looks: mpsc::Receiver<oneshot::Sender<()>>,
 }
 
@@ -195,17 +195,17 @@ const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 /// Hints repeat themselves: what finds no room was said already.
 const HINTS: usize = 64;
 
-impl Interop {
+impl ClusterHandle {
     /// Nothing is known yet.
     pub(crate) fn new(local: LocalIdentity) -> (Self, Requests) {
         let (hints, heard) = mpsc::channel(HINTS);
-        let (library, orders) = Library::new();
+        let (library, orders) = OpenApiService::new();
         let (looks, looked) = mpsc::channel(LOOKS);
         let interop = Self {
             cluster: ArcSwap::default(),
             local,
             registry: watch::Sender::new(RegistryStatus::up("memory")).subscribe(),
-            permits: Permits::default(),
+            permits: AuthzCache::default(),
             renewed: Mutex::default(),
             library,
             hints,
@@ -271,7 +271,7 @@ impl Interop {
     }
 
     /// Says what a request has found out.
-    pub fn hint(&self, hint: Hint) {
+    pub fn hint(&self, hint: ResyncHint) {
         let _ = self.hints.try_send(hint);
     }
 }

@@ -8,9 +8,9 @@ use skewbridge_discovery::Index;
 use skewbridge_peers::registry::RegistryStatus;
 use skewbridge_peers::{MicroTime, Peer, reachability};
 
-use crate::cluster_state::{Cluster, Interop};
+use crate::cluster_state::{Cluster, ClusterHandle};
 use crate::local_identity::{KeptBy, LocalIdentity};
-use crate::peer_config::LocalOnly;
+use crate::peer_config::PeeringDisabled;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -99,7 +99,7 @@ struct PeerView {
 }
 
 /// As JSON, for people and programs.
-pub(crate) fn json(interop: &Result<Arc<Interop>, LocalOnly>) -> String {
+pub(crate) fn json(interop: &Result<Arc<ClusterHandle>, PeeringDisabled>) -> String {
     let view = match interop {
         Err(why) => View {
             local_only: Some(why.to_string()),
@@ -127,7 +127,9 @@ fn view(cluster: &Cluster, own: &LocalIdentity, registry: &RegistryStatus) -> Vi
     let others: Vec<&Index> = served.iter().map(|it| &*it.index).collect();
     View {
         local_only: None,
-        waiting_for: cluster.missing().map(crate::cluster_state::Missing::as_str),
+        waiting_for: cluster
+            .missing()
+            .map(crate::cluster_state::UnsyncedInput::as_str),
         local: Some(LocalView {
             host: own.name().host().map(str::to_owned),
             identity: own.identity.to_string(),

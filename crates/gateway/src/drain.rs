@@ -21,19 +21,19 @@ enum Phase {
 
 /// Announces the end.
 #[derive(Debug)]
-pub struct Leave(watch::Sender<Phase>);
+pub struct DrainTrigger(watch::Sender<Phase>);
 
 /// Hears of the end.
 #[derive(Debug, Clone)]
 pub struct Drain(watch::Receiver<Phase>);
 
 /// The two ends of one announcement.
-pub fn announcement() -> (Leave, Drain) {
+pub fn announcement() -> (DrainTrigger, Drain) {
     let (sender, receiver) = watch::channel(Phase::Serving);
-    (Leave(sender), Drain(receiver))
+    (DrainTrigger(sender), Drain(receiver))
 }
 
-impl Leave {
+impl DrainTrigger {
     /// Not ready any more.
     pub fn leave(&self) {
         self.0.send_replace(Phase::Leaving);
@@ -93,9 +93,9 @@ impl Drain {
 
 /// Counts what is still running, so that leaving can end early.
 #[derive(Debug, Clone, Default)]
-pub struct Running(Arc<()>);
+pub struct InFlight(Arc<()>);
 
-impl Running {
+impl InFlight {
     /// One more, until it is dropped.
     #[must_use]
     pub fn one(&self) -> Self {
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn what_runs_is_counted_until_it_is_dropped() {
-        let running = Running::default();
+        let running = InFlight::default();
         assert_eq!(running.count(), 0);
         let (one, two) = (running.one(), running.one());
         assert_eq!(running.count(), 2);

@@ -7,15 +7,15 @@ use std::time::Duration;
 use http::{Request, Response, StatusCode};
 use tokio::time::sleep;
 
-use crate::access_log::Record;
+use crate::access_log::AccessLogEntry;
 use crate::body::ResponseBody;
-use crate::cluster_state::{Hint, Place};
+use crate::cluster_state::{ResyncHint, ServedBy};
 use crate::error_response;
 use crate::forward_peer;
 use crate::header_bounds;
 use crate::header_metrics::HeaderLimit;
-use crate::request_context::{Envoy, Unanswered};
-use crate::upstream::{Pool, Replay, Reply, SendError};
+use crate::request_context::{ForwardError, RequestContext};
+use crate::upstream::{Pool, Replay, SendError, UpstreamResponse};
 
 /// A server that refuses connections is often one that is just starting.
 const BEFORE_RECONNECT: Duration = Duration::from_millis(100);
@@ -30,30 +30,32 @@ const BEFORE_REPEATING: Duration = Duration::from_millis(2);
 
 /// Sends a request up and gives the reply, or says what to answer instead.
 pub(crate) async fn forward(
-    envoy: &Envoy<'_>,
+    context: &RequestContext<'_>,
     pool: &Arc<Pool>,
     request: &mut Request<Replay>,
-    record: &mut Record,
-) -> Result<Reply, Unanswered> {
-    let introduced = envoy.introduce_here(request.headers_mut());
-    introduced.map_err(Unanswered::perhaps_done)?;
+    record: &mut AccessLogEntry,
+) -> Result<UpstreamResponse, ForwardError> {
+    let introduced = context.set_identity_for_local(request.headers_mut());
+    introduced.map_err(ForwardError::perhaps_done)?;
     let bytes = header_bounds::check_outgoing(request.method(), request.uri(), request.headers())
-        .inspect_err(|_| envoy.met_header_limit(HeaderLimit::OutgoingTooLarge))
-        .map_err(Unanswered::perhaps_done)?;
+        .inspect_err(|_| context.met_header_limit(HeaderLimit::OutgoingTooLarge))
+        .map_err(ForwardError::perhaps_done)?;
     request.body_mut().set_header_bytes(bytes);
-    let outcome = match send(envoy, pool, request).await {
-        Ok(Reply::Response(response)) if is_doubtful(envoy, &response) => {
-            let unmasked = Box::pin(envoy.unmask(response)).await;
-            Ok(Reply::Response(unmasked.map_err(|_| not_here(envoy))?))
+    let outcome = match send(context, pool, request).await {
+        Ok(UpstreamResponse::Response(response)) if is_doubtful(context, &response) => {
+            let unmasked = Box::pin(context.detect_unserved_404(response)).await;
+            Ok(UpstreamResponse::Response(
+                unmasked.map_err(|_| not_here(context))?,
+            ))
         }
         outcome => outcome,
     };
     match outcome {
-        Err(SendError::Declined(_)) => Box::pin(elsewhere(envoy, request, record)).await,
+        Err(SendError::Declined(_)) => Box::pin(elsewhere(context, request, record)).await,
         outcome => outcome.map_err(|error| {
             tracing::debug!(%error, "no answer from upstream");
-            Unanswered {
-                status: error_response::send_error(&error, &envoy.bridge.upstream_name()),
+            ForwardError {
+                status: error_response::send_error(&error, &context.bridge.upstream_name()),
                 untouched: error.is_safe_to_repeat(),
             }
         }),
@@ -61,17 +63,17 @@ pub(crate) async fn forward(
 }
 
 async fn send(
-    envoy: &Envoy<'_>,
+    context: &RequestContext<'_>,
     pool: &Arc<Pool>,
     request: &mut Request<Replay>,
-) -> Result<Reply, SendError> {
+) -> Result<UpstreamResponse, SendError> {
     // A false 404: the server has been replaced by one that does not serve this
     // any more, before we have heard what it does serve.
     let declines = |status, headers: &_| {
-        envoy.subject.is_unknown(status, headers)
-            && (envoy.subject.hopped || !matches!(envoy.elsewhere(), Place::Here))
+        context.subject.is_unknown(status, headers)
+            && (context.subject.hopped || !matches!(context.elsewhere(), ServedBy::Local))
     };
-    let error = match pool.send_unless(request, envoy.prefer, declines).await {
+    let error = match pool.send_unless(request, context.prefer, declines).await {
         Err(error @ SendError::Declined(_)) => return Err(error),
         Err(error) if error.is_safe_to_repeat() && request.body_mut().rewind() => error,
         outcome => return outcome,
@@ -80,14 +82,14 @@ async fn send(
         let (mut error, mut sent) = (error, 1);
         loop {
             tracing::debug!(%error, "upstream did not take a request; it is sent once more");
-            envoy.bridge.metrics.upstream_retry();
+            context.bridge.metrics.upstream_retry();
             if matches!(error, SendError::Connect(_)) {
                 sleep(BEFORE_RECONNECT).await;
             } else if sent > 1 {
                 sleep(BEFORE_REPEATING * 2u32.pow(sent - 2)).await;
             }
             sent += 1;
-            error = match pool.send_unless(request, envoy.prefer, declines).await {
+            error = match pool.send_unless(request, context.prefer, declines).await {
                 Err(error @ SendError::GoneAway(_))
                     if sent < MOST_GOAWAYS && request.body_mut().rewind() =>
                 {
@@ -103,35 +105,35 @@ async fn send(
 
 /// The local server knows no such path, and another one does.
 async fn elsewhere(
-    envoy: &Envoy<'_>,
+    context: &RequestContext<'_>,
     request: &mut Request<Replay>,
-    record: &mut Record,
-) -> Result<Reply, Unanswered> {
-    let gone = not_here(envoy);
-    match envoy.elsewhere() {
-        Place::There(peers) if !envoy.subject.hopped && request.body_mut().rewind() => {
+    record: &mut AccessLogEntry,
+) -> Result<UpstreamResponse, ForwardError> {
+    let gone = not_here(context);
+    match context.elsewhere() {
+        ServedBy::Peers(peers) if !context.subject.hopped && request.body_mut().rewind() => {
             record.route("peer");
-            forward_peer::forward(envoy, peers, request, record).await
+            forward_peer::forward(context, peers, request, record).await
         }
         _ => Err(gone),
     }
 }
 
 /// A 404 for what another server serves, or what a peer sent here.
-fn is_doubtful(envoy: &Envoy<'_>, response: &Response<ResponseBody>) -> bool {
+fn is_doubtful(context: &RequestContext<'_>, response: &Response<ResponseBody>) -> bool {
     response.status() == StatusCode::NOT_FOUND
-        && (envoy.subject.hopped || !matches!(envoy.elsewhere(), Place::Here))
+        && (context.subject.hopped || !matches!(context.elsewhere(), ServedBy::Local))
 }
 
 /// The local server has been replaced, and we had not heard of it.
-fn not_here(envoy: &Envoy<'_>) -> Unanswered {
-    if let Some(interop) = &envoy.bridge.interop {
-        interop.hint(Hint::LocalChanged);
+fn not_here(context: &RequestContext<'_>) -> ForwardError {
+    if let Some(interop) = &context.bridge.interop {
+        interop.hint(ResyncHint::LocalChanged);
     }
-    Unanswered {
+    ForwardError {
         status: error_response::later(format!(
             "{} does not serve this any more; which servers do is being found out",
-            envoy.bridge.upstream_name()
+            context.bridge.upstream_name()
         )),
         untouched: true,
     }

@@ -12,16 +12,20 @@ use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use skewbridge_api::status::Status;
 use skewbridge_peers::{Peer, order};
 
-use crate::access_log::{CLIENT_LEFT, Record};
+use crate::access_log::{AccessLogEntry, CLIENT_LEFT};
 use crate::authn::Caller;
 use crate::body::ResponseBody;
-use crate::cluster_state::Hint;
+use crate::cluster_state::ResyncHint;
 use crate::error_response;
 use crate::header_bounds;
 use crate::header_metrics::HeaderLimit;
 use crate::peer_metrics::PeerError;
-use crate::request_context::{Envoy, LIVENESS_CHECK_DELAY, Unanswered, is_not_processed};
-use crate::upstream::{PeerLeg, Prefer, Repeat, Replay, Reply, SendError};
+use crate::request_context::{
+    ForwardError, LIVENESS_CHECK_DELAY, RequestContext, is_not_processed,
+};
+use crate::upstream::{
+    PeerConnectionIdentity, ProtocolPreference, Replay, RetryClass, SendError, UpstreamResponse,
+};
 
 /// As it is on the wire; KEP-4020 names another.
 const HOP: HeaderName = HeaderName::from_static("x-kubernetes-peer-proxied");
@@ -36,13 +40,13 @@ const HELD: usize = 64 * 1024;
 /// Sends a request to one of these and gives the reply, or says what to answer
 /// instead.
 pub(crate) async fn forward(
-    envoy: &Envoy<'_>,
+    context: &RequestContext<'_>,
     serving: Vec<Arc<Peer>>,
     request: &mut Request<Replay>,
-    record: &mut Record,
-) -> Result<Reply, Unanswered> {
-    let mut attempt = Attempt::new(envoy);
-    let answered = try_each(envoy, serving, request, &mut attempt, record).await;
+    record: &mut AccessLogEntry,
+) -> Result<UpstreamResponse, ForwardError> {
+    let mut attempt = Attempt::new(context);
+    let answered = try_each(context, serving, request, &mut attempt, record).await;
     attempt.end(&answered);
     answered
 }
@@ -50,7 +54,7 @@ pub(crate) async fn forward(
 /// Counts a rerouted request that no peer answers, by the code that the client gets
 /// instead. One that a peer answers is counted with the peer's code.
 struct Attempt<'a> {
-    envoy: &'a Envoy<'a>,
+    context: &'a RequestContext<'a>,
     began: Instant,
     /// The peer that was tried last.
     peer: Option<Arc<Peer>>,
@@ -58,16 +62,16 @@ struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    fn new(envoy: &'a Envoy<'a>) -> Self {
+    fn new(context: &'a RequestContext<'a>) -> Self {
         Self {
-            envoy,
+            context,
             began: Instant::now(),
             peer: None,
             ended: false,
         }
     }
 
-    fn end(&mut self, answered: &Result<Reply, Unanswered>) {
+    fn end(&mut self, answered: &Result<UpstreamResponse, ForwardError>) {
         self.ended = true;
         if let Err(unanswered) = answered {
             self.count(unanswered.status.code);
@@ -75,9 +79,9 @@ impl<'a> Attempt<'a> {
     }
 
     fn count(&self, code: u16) {
-        let metrics = self.envoy.bridge.metrics.peers();
+        let metrics = self.context.bridge.metrics.peers();
         let peer = self.peer.as_deref();
-        self.envoy
+        self.context
             .subject
             .read(|info| metrics.not_rerouted(peer, info, code));
     }
@@ -87,7 +91,7 @@ impl Drop for Attempt<'_> {
     /// Dropped before its end: at the deadline, or since the client has left.
     fn drop(&mut self) {
         if !self.ended {
-            let timed_out = self.began.elapsed() >= self.envoy.bridge.limits.request_timeout;
+            let timed_out = self.began.elapsed() >= self.context.bridge.limits.request_timeout;
             self.count(if timed_out {
                 StatusCode::GATEWAY_TIMEOUT.as_u16()
             } else {
@@ -98,21 +102,21 @@ impl Drop for Attempt<'_> {
 }
 
 async fn try_each(
-    envoy: &Envoy<'_>,
+    context: &RequestContext<'_>,
     serving: Vec<Arc<Peer>>,
     request: &mut Request<Replay>,
     attempt: &mut Attempt<'_>,
-    record: &mut Record,
-) -> Result<Reply, Unanswered> {
-    if let Some(conflict) = envoy.bridge.live.conflicts.of_peering() {
+    record: &mut AccessLogEntry,
+) -> Result<UpstreamResponse, ForwardError> {
+    if let Some(conflict) = context.bridge.live.conflicts.of_peering() {
         return Err(untouched(format!(
             "{FAILED}: peering is switched off: {conflict}"
         )));
     }
     if serving.iter().all(|peer| peer.address.is_none()) {
         let names: Vec<_> = serving.iter().map(|peer| peer.name().to_string()).collect();
-        envoy.count_error(PeerError::NoAddress);
-        let interop = envoy.bridge.interop.as_ref();
+        context.count_error(PeerError::NoAddress);
+        let interop = context.bridge.interop.as_ref();
         let why = match interop.and_then(|it| it.registry_problem()) {
             Some(why) => why.to_owned(),
             None => format!(
@@ -125,7 +129,7 @@ async fn try_each(
             names.len()
         )));
     }
-    let mut order = order(serving, envoy.bridge.chance(), attempt.began);
+    let mut order = order(serving, context.bridge.chance(), attempt.began);
     let mut silent = None;
     order.retain(|peer| {
         let reachable = peer.standing.is_reachable();
@@ -135,7 +139,7 @@ async fn try_each(
         reachable
     });
     if let (Some(silent), true) = (silent, order.is_empty()) {
-        envoy.count_error(PeerError::Connect);
+        context.count_error(PeerError::Connect);
         let message = format!(
             "{FAILED}: {} does not answer; requests go there again when it does",
             silent.name()
@@ -143,7 +147,7 @@ async fn try_each(
         attempt.peer = Some(silent);
         return Err(untouched(message));
     }
-    if let Some(refusal) = refused_here(envoy, request).await? {
+    if let Some(refusal) = refused_here(context, request).await? {
         return Ok(refusal);
     }
     request
@@ -153,9 +157,9 @@ async fn try_each(
     let last = order.len() - 1;
     for (turn, peer) in order.iter().enumerate() {
         attempt.peer = Some(peer.clone());
-        let error = match send(envoy, peer, request, turn == last, record).await {
+        let error = match send(context, peer, request, turn == last, record).await {
             Ok(reply) => return Ok(reply),
-            Err(Failed::Status(status)) => return Err(Unanswered::perhaps_done(status)),
+            Err(Failed::Status(status)) => return Err(ForwardError::perhaps_done(status)),
             Err(Failed::Untouched) => {
                 return Err(untouched(format!(
                     "{FAILED}: {} does not serve this any more",
@@ -163,19 +167,19 @@ async fn try_each(
                 )));
             }
             Err(Failed::Send(SendError::Client(cause))) => {
-                return Err(Unanswered::perhaps_done(Status::bad_request(cause)));
+                return Err(ForwardError::perhaps_done(Status::bad_request(cause)));
             }
             Err(Failed::Send(error)) => error,
         };
         tracing::warn!(peer = %peer.name(), address = peer.address.map(tracing::field::display), %error, "a peer did not take a request");
         let certain = error.is_safe_to_repeat();
-        let harmless = request.body().repeat() == Repeat::Harmless;
+        let harmless = request.body().repeat() == RetryClass::Idempotent;
         failures.push(format!("{}: {error}", peer.name()));
         if !certain && !harmless {
             // It may have been done. Told to come again, a client would do it
             // twice: so it is not told.
             let message = format!("{FAILED}: {}; it may have been done", failures.join("; "));
-            return Err(Unanswered::perhaps_done(Status::unavailable(message)));
+            return Err(ForwardError::perhaps_done(Status::unavailable(message)));
         }
         if !request.body_mut().rewind() {
             break;
@@ -213,14 +217,14 @@ fn anonymous_access(status: StatusCode) -> AnonymousAccess {
 /// local server is asked first whether it accepts this request without a credential
 /// (`--anonymous-auth`). Gives its answer where that is the answer to the client.
 async fn refused_here(
-    envoy: &Envoy<'_>,
+    context: &RequestContext<'_>,
     request: &Request<Replay>,
-) -> Result<Option<Reply>, Unanswered> {
-    if !matches!(envoy.caller, Caller::Anonymous) {
+) -> Result<Option<UpstreamResponse>, ForwardError> {
+    if !matches!(context.caller, Caller::Anonymous) {
         return Ok(None);
     }
-    let bridge = envoy.bridge;
-    let pool = (envoy.pools).anonymous(&bridge.live, &bridge.metrics);
+    let bridge = context.bridge;
+    let pool = (context.pools).anonymous(&bridge.live, &bridge.metrics);
     let mut question = Request::new(request.body().empty());
     *question.uri_mut() = request.uri().clone();
     *question.headers_mut() = request.headers().clone();
@@ -233,7 +237,7 @@ async fn refused_here(
     ] {
         question.headers_mut().remove(name);
     }
-    let asked = pool.send(&mut question, Prefer::H2).await;
+    let asked = pool.send(&mut question, ProtocolPreference::H2).await;
     let reply = asked.map_err(|error| undecided(&error.to_string()))?;
     match anonymous_access(reply.status()) {
         AnonymousAccess::Permitted => Ok(None),
@@ -242,7 +246,7 @@ async fn refused_here(
     }
 }
 
-fn undecided(cause: &str) -> Unanswered {
+fn undecided(cause: &str) -> ForwardError {
     untouched(format!(
         "{FAILED}: the local kube-apiserver did not say whether it accepts anonymous requests: \
          {cause}"
@@ -251,14 +255,16 @@ fn undecided(cause: &str) -> Unanswered {
 
 /// Which connection to a peer a request takes. The front-proxy certificate goes along with
 /// what it asserts, and to bridges.
-fn leg(caller: &Caller, is_bridge: bool, is_unproven: bool) -> PeerLeg {
+fn leg(caller: &Caller, is_bridge: bool, is_unproven: bool) -> PeerConnectionIdentity {
     match caller {
         Caller::Peer(_) | Caller::Certificate(_) | Caller::Signed(_) | Caller::Anonymous => {
-            PeerLeg::FrontProxy
+            PeerConnectionIdentity::FrontProxy
         }
-        Caller::Bearer if is_bridge => PeerLeg::FrontProxy,
-        Caller::Bearer | Caller::Unauthorized if is_unproven => PeerLeg::UnprovenToken,
-        Caller::Bearer | Caller::Unauthorized => PeerLeg::Token,
+        Caller::Bearer if is_bridge => PeerConnectionIdentity::FrontProxy,
+        Caller::Bearer | Caller::Unauthorized if is_unproven => {
+            PeerConnectionIdentity::UnprovenToken
+        }
+        Caller::Bearer | Caller::Unauthorized => PeerConnectionIdentity::Token,
     }
 }
 
@@ -270,46 +276,46 @@ enum Failed {
 }
 
 async fn send(
-    envoy: &Envoy<'_>,
+    context: &RequestContext<'_>,
     peer: &Arc<Peer>,
     request: &mut Request<Replay>,
     last: bool,
-    record: &mut Record,
-) -> Result<Reply, Failed> {
-    let bridge = envoy.bridge;
+    record: &mut AccessLogEntry,
+) -> Result<UpstreamResponse, Failed> {
+    let bridge = context.bridge;
     let version = peer.served.as_ref().and_then(|it| it.version.as_ref());
-    let introduced = envoy.introduce_there(request.headers_mut(), version);
+    let introduced = context.set_identity_for_peer(request.headers_mut(), version);
     introduced.map_err(Failed::Status)?;
     let bytes = header_bounds::check_outgoing(request.method(), request.uri(), request.headers())
-        .inspect_err(|_| envoy.met_header_limit(HeaderLimit::OutgoingTooLarge))
+        .inspect_err(|_| context.met_header_limit(HeaderLimit::OutgoingTooLarge))
         .map_err(Failed::Status)?;
     request.body_mut().set_header_bytes(bytes);
-    let leg = leg(envoy.caller, peer.record.is_bridge, envoy.is_unproven);
-    let Some(pool) = (envoy.pools).to(peer, leg, &bridge.live, &bridge.metrics) else {
+    let leg = leg(context.caller, peer.record.is_bridge, context.is_unproven);
+    let Some(pool) = (context.pools).to(peer, leg, &bridge.live, &bridge.metrics) else {
         // Certificates went away between two looks at them.
         let message = format!("{FAILED}: there are no certificates for peers");
         return Err(Failed::Status(Status::unavailable(message)));
     };
-    let prefer = match envoy.prefer {
-        Prefer::Upgrade => Prefer::Upgrade,
-        Prefer::H1 | Prefer::H2 => Prefer::H2,
+    let prefer = match context.prefer {
+        ProtocolPreference::Upgrade => ProtocolPreference::Upgrade,
+        ProtocolPreference::H1 | ProtocolPreference::H2 => ProtocolPreference::H2,
     };
-    let harmless = request.body().repeat() == Repeat::Harmless;
+    let harmless = request.body().repeat() == RetryClass::Idempotent;
     // A peer that is going away, or whose server is: another one may still serve
     // it, or the client is told to come again. A read does no harm twice; a write
     // goes on only if the peer is certain.
     let declines = |status: StatusCode, headers: &_| {
-        envoy.subject.is_unknown(status, headers)
+        context.subject.is_unknown(status, headers)
             || (status == StatusCode::BAD_GATEWAY && harmless)
             || (status == StatusCode::SERVICE_UNAVAILABLE && harmless && !last)
             || (is_not_processed(status, headers) && !last)
     };
     let burden = peer.standing.burden();
     let began = Instant::now();
-    let again = copy(envoy, request);
+    let again = copy(context, request);
     let sending = pool.send_unless(request, prefer, declines);
     let mut outcome = match again {
-        Some(_) => unless_silent(envoy, peer, began, sending).await,
+        Some(_) => unless_silent(context, peer, began, sending).await,
         None => Some(sending.await),
     }
     .unwrap_or_else(|| {
@@ -320,13 +326,16 @@ async fn send(
         // What was given up is not given back.
         *request = copy_of(again);
     }
-    if let Ok(Reply::Response(response)) = outcome {
+    if let Ok(UpstreamResponse::Response(response)) = outcome {
         outcome = match again {
             Some(_) => whole(response).await,
-            None => Ok(Reply::Response(response)),
+            None => Ok(UpstreamResponse::Response(response)),
         };
-        if let Ok(Reply::Response(response)) = outcome {
-            outcome = envoy.unmask(response).await.map(Reply::Response);
+        if let Ok(UpstreamResponse::Response(response)) = outcome {
+            outcome = context
+                .detect_unserved_404(response)
+                .await
+                .map(UpstreamResponse::Response);
         }
         match again {
             Some(again) => *request = again,
@@ -337,22 +346,22 @@ async fn send(
     match outcome {
         Ok(reply) => {
             let status = match &reply {
-                Reply::Response(response) => {
+                UpstreamResponse::Response(response) => {
                     // Its words are passed on, but it may be another than it was.
                     // A workload can say anything.
-                    let its_own = (envoy.subject)
+                    let its_own = (context.subject)
                         .read(|info| !info.reaches_workload())
                         .unwrap_or_default();
                     if its_own && is_not_processed(response.status(), response.headers()) {
-                        doubt(envoy, peer);
+                        doubt(context, peer);
                     }
                     response.status()
                 }
-                Reply::Upgraded(..) => StatusCode::SWITCHING_PROTOCOLS,
+                UpstreamResponse::Upgraded(..) => StatusCode::SWITCHING_PROTOCOLS,
             };
             peer.standing.forgive();
             record.peer(peer, burden);
-            envoy.subject.read(|info| {
+            context.subject.read(|info| {
                 let metrics = bridge.metrics.peers();
                 metrics.rerouted(peer, info, status, began.elapsed());
             });
@@ -368,8 +377,8 @@ async fn send(
             if matches!(error, SendError::Connect(_) | SendError::CutOff(_)) {
                 peer.standing.record_timeout(began.elapsed());
             }
-            envoy.count_error(PeerError::of(&error));
-            doubt(envoy, peer);
+            context.count_error(PeerError::of(&error));
+            doubt(context, peer);
             Err(Failed::Send(error))
         }
     }
@@ -380,7 +389,7 @@ async fn send(
 /// either, `None`: its bridge lives, and the server behind it does not. The request's deadline
 /// has this polled from time to time.
 async fn unless_silent<T>(
-    envoy: &Envoy<'_>,
+    context: &RequestContext<'_>,
     peer: &Peer,
     began: Instant,
     answer: impl Future<Output = T>,
@@ -396,7 +405,7 @@ async fn unless_silent<T>(
                 return Poll::Ready(None);
             }
         } else if began.elapsed() >= LIVENESS_CHECK_DELAY {
-            doubt(envoy, peer);
+            doubt(context, peer);
             asked = true;
         }
         Poll::Pending
@@ -405,19 +414,19 @@ async fn unless_silent<T>(
 }
 
 /// Has a peer asked again what it serves.
-fn doubt(envoy: &Envoy<'_>, peer: &Peer) {
-    if let Some(interop) = &envoy.bridge.interop {
-        interop.hint(Hint::Doubt(peer.identity.clone()));
+fn doubt(context: &RequestContext<'_>, peer: &Peer) {
+    if let Some(interop) = &context.bridge.interop {
+        interop.hint(ResyncHint::Doubt(peer.identity.clone()));
     }
 }
 
 /// A read once more, for when its answer is cut off. Answers that come when
 /// there is something to say are not waited for, so they need none.
-fn copy(envoy: &Envoy<'_>, request: &Request<Replay>) -> Option<Request<Replay>> {
+fn copy(context: &RequestContext<'_>, request: &Request<Replay>) -> Option<Request<Replay>> {
     let body = request.body();
-    let is_short = body.repeat() == Repeat::Harmless
+    let is_short = body.repeat() == RetryClass::Idempotent
         && body.is_done()
-        && envoy.subject.read(|info| !info.is_long_running()) == Some(true);
+        && context.subject.read(|info| !info.is_long_running()) == Some(true);
     is_short.then(|| copy_of(request))
 }
 
@@ -433,15 +442,15 @@ fn copy_of(request: &Request<Replay>) -> Request<Replay> {
 
 /// An answer that is not longer than [`HELD`] only when all of it has arrived:
 /// until then another peer can be asked, and the client knows of nothing.
-async fn whole(response: Response<ResponseBody>) -> Result<Reply, SendError> {
+async fn whole(response: Response<ResponseBody>) -> Result<UpstreamResponse, SendError> {
     let (head, body) = response.into_parts();
     let body = body.held(HELD).await;
     let body = body.map_err(|error| SendError::CutOff(error.to_string()))?;
-    Ok(Reply::Response(Response::from_parts(head, body)))
+    Ok(UpstreamResponse::Response(Response::from_parts(head, body)))
 }
 
-fn untouched(message: String) -> Unanswered {
-    Unanswered {
+fn untouched(message: String) -> ForwardError {
+    ForwardError {
         status: error_response::later(message),
         untouched: true,
     }

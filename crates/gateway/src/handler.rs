@@ -20,16 +20,16 @@ use skewbridge_api::version::Version as KubeVersion;
 use skewbridge_peers::Peer;
 use skewbridge_signatures::http_signature::Refusal as SignatureRefusal;
 
-use crate::access_log::Record;
+use crate::access_log::AccessLogEntry;
 use crate::authentication_limit::{Attempt, AuthenticationLimit, Credential, Outcome, TokenHash};
-use crate::authn::{Caller, Presented, Recognised, Trust};
+use crate::authn::{AuthnResult, Caller, ClientCertState, TrustConfig};
 use crate::body::{RequestBody, ResponseBody};
 use crate::buffer_budget::{BufferBudget, ClientLimits};
 use crate::client_connection::{ClientConnection, TokenPlace};
-use crate::cluster_state::{Hint, Interop};
+use crate::cluster_state::{ClusterHandle, ResyncHint};
 use crate::config::{BridgeUser, Limits};
 use crate::date;
-use crate::discovery_view::{Complete, Instead};
+use crate::discovery_view::{Complete, Intercept};
 use crate::drain::Drain;
 use crate::error_response::{self, Detail};
 use crate::forward_local;
@@ -38,22 +38,22 @@ use crate::header_metrics::HeaderLimit;
 use crate::health;
 use crate::metrics::Metrics;
 use crate::request_context::{
-    Deadline, Envoy, Subject, by_bridge, not_processed, remove_between_bridges,
+    Deadline, RequestContext, Subject, by_bridge, not_processed, remove_between_bridges,
 };
-use crate::routing::{self, Journey, Refusal, Route};
+use crate::routing::{self, HopState, Refusal, Route};
 use crate::self_test::SelfTest;
 use crate::serve::{Answer, CloseConnection, Service};
 use crate::signatures::{self, Rejected, Signatures};
 use crate::streams::{self, StreamOutcome, StreamRequest, Streams, UpgradeRequest, UpgradedStream};
-use crate::tls::reload::Live;
-use crate::upstream::{Pool, Pools, Prefer, Repeat, Replay, Reply};
+use crate::tls::reload::LiveTls;
+use crate::upstream::{Pool, Pools, ProtocolPreference, Replay, RetryClass, UpstreamResponse};
 use crate::watch_drain::WatchEnd;
 
 /// What all connections of a bridge share.
 #[derive(Debug)]
-pub struct Bridge {
+pub struct GatewayState {
     /// Certificates, CAs and where upstream is, as they are now.
-    pub live: Arc<Live>,
+    pub live: Arc<LiveTls>,
     /// What is counted.
     pub metrics: Metrics,
     /// Whether the bridge is leaving.
@@ -73,7 +73,7 @@ pub struct Bridge {
     /// Where in the time of draining the next watch ends.
     pub next_share: AtomicU8,
     /// The other servers of the cluster, where they are to be known.
-    pub interop: Option<Arc<Interop>>,
+    pub interop: Option<Arc<ClusterHandle>>,
     /// There are no other servers to be known, although there should be.
     pub alone: bool,
     /// Whether all of discovery is that of the whole cluster.
@@ -94,7 +94,7 @@ pub struct Bridge {
     pub(crate) buffers: Arc<BufferBudget>,
 }
 
-impl Bridge {
+impl GatewayState {
     /// Why it is not ready although upstream is. Anonymous clients may read this: it
     /// names no file and no address, which the admin port does.
     fn unreadiness(&self) -> Option<String> {
@@ -150,11 +150,11 @@ pub struct Connection(pub(crate) Arc<Inner>);
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    pub(crate) bridge: Arc<Bridge>,
+    pub(crate) bridge: Arc<GatewayState>,
     pub(crate) pools: Arc<Pools>,
     pub(crate) client: Arc<ClientConnection>,
     pub(crate) limits: ClientLimits,
-    pub(crate) presented: Presented,
+    pub(crate) presented: ClientCertState,
 }
 
 impl Service for Connection {
@@ -167,7 +167,7 @@ impl Service for Connection {
     }
 
     fn refused(&self, status: StatusCode) {
-        let mut record = Record::begin(&self.0.bridge.metrics);
+        let mut record = AccessLogEntry::begin(&self.0.bridge.metrics);
         record.route("refuse");
         record.status(status);
         record.complete();
@@ -175,7 +175,7 @@ impl Service for Connection {
 
     async fn call(&self, request: Request<RequestBody>) -> Answer {
         let bridge = &*self.0.bridge;
-        let mut record = Record::begin(&bridge.metrics);
+        let mut record = AccessLogEntry::begin(&bridge.metrics);
         self.0.client.note_request();
         let (mut head, body) = request.into_parts();
         let is_h2 = head.version == Version::HTTP_2;
@@ -260,7 +260,7 @@ impl Connection {
         &self,
         head: &mut Parts,
         body: RequestBody,
-        record: &mut Record,
+        record: &mut AccessLogEntry,
     ) -> Result<StreamOutcome, Response<Bytes>> {
         let bridge = &*self.0.bridge;
         let trust = bridge.live.trust.load_full();
@@ -276,7 +276,7 @@ impl Connection {
             record.route("refuse");
             error_response::status(&status, format)
         })?;
-        let Recognised { caller, from_peer } = recognised;
+        let AuthnResult { caller, from_peer } = recognised;
         record.caller(caller.name());
         self.0.client.note_caller(&caller);
         let hopped = from_peer && hygiene::has_hopped(&head.headers);
@@ -298,9 +298,9 @@ impl Connection {
                 answer
             })?;
         let mut instead = match &decided.route {
-            Going::Local(_) if hopped => Instead::polled_by_peer(head, bridge),
-            Going::Local(_) => Instead::of(head, &caller, bridge),
-            Going::Peers(_) => Instead::Nothing,
+            Destination::Local(_) if hopped => Intercept::polled_by_peer(head, bridge),
+            Destination::Local(_) => Intercept::of(head, &caller, bridge),
+            Destination::Peers(_) => Intercept::Nothing,
         };
         if let Some(recalled) = instead.begin(head, bridge).await {
             record.route("discovery");
@@ -314,17 +314,17 @@ impl Connection {
         self.mark(head);
 
         let prefer = match (&upgrade, head.version) {
-            (Some(_), _) => Prefer::Upgrade,
-            (None, Version::HTTP_2) => Prefer::H2,
-            (None, _) => Prefer::H1,
+            (Some(_), _) => ProtocolPreference::Upgrade,
+            (None, Version::HTTP_2) => ProtocolPreference::H2,
+            (None, _) => ProtocolPreference::H1,
         };
         let asks_to_switch = upgrade.is_some();
         if let Some(upgrade) = upgrade {
             head.headers.insert(UPGRADE, upgrade);
         }
         let token = self.unproven_token(&caller, head);
-        let trip = Trip {
-            envoy: Envoy {
+        let outbound = OutboundRequest {
+            context: RequestContext {
                 bridge,
                 pools: &self.0.pools,
                 trust: &trust,
@@ -348,20 +348,20 @@ impl Connection {
         if let Some(switch) = switch
             && asks_to_switch
             && body.is_done()
-            && let Some(job) = trip.job(switch)
+            && let Some(job) = outbound.job(switch)
         {
             // Boxed: watches are many, and do not come here.
-            return Box::pin(streams::handshake(job, take(head), &trip, record)).await;
+            return Box::pin(streams::handshake(job, take(head), &outbound, record)).await;
         }
-        let mut reply = trip.send_with(take(head), body, record).await?;
-        if !matches!(instead, Instead::Nothing)
-            && let Reply::Response(response) = reply
+        let mut reply = outbound.send_with(take(head), body, record).await?;
+        if !matches!(instead, Intercept::Nothing)
+            && let UpstreamResponse::Response(response) = reply
         {
             record.route("discovery");
             // Boxed: watches are many, and do not come here.
             let replaced = Box::pin(instead.end(response, bridge)).await;
-            let replaced = replaced.map_err(|status| trip.refuse_by_detail(&status));
-            reply = Reply::Response(replaced?);
+            let replaced = replaced.map_err(|status| outbound.refuse_by_detail(&status));
+            reply = UpstreamResponse::Response(replaced?);
         }
         Ok(finish(bridge, &decided, reply))
     }
@@ -369,7 +369,7 @@ impl Connection {
     /// Who sent a request; and its body, which of a signed one is whole then.
     async fn authenticate(
         &self,
-        trust: &Arc<Trust>,
+        trust: &Arc<TrustConfig>,
         head: &mut Parts,
         body: RequestBody,
     ) -> Result<Authenticated<'_>, Status> {
@@ -458,11 +458,11 @@ impl Connection {
     async fn judge(
         &self,
         signatures: &Signatures,
-        recognised: Recognised,
+        recognised: AuthnResult,
         head: &mut Parts,
         body: RequestBody,
-    ) -> Result<(Recognised, RequestBody), Rejected> {
-        let Recognised { caller, from_peer } = recognised;
+    ) -> Result<(AuthnResult, RequestBody), Rejected> {
+        let AuthnResult { caller, from_peer } = recognised;
         let bridge = &*self.0.bridge;
         // There are some wherever signatures are judged.
         let keys = bridge.live.signature_keys.load_full();
@@ -470,7 +470,7 @@ impl Connection {
         let metrics = bridge.metrics.signatures();
         let judged = signatures.judge(&keys, &caller, head, body, metrics);
         let (user, body) = judged.await?;
-        let recognised = Recognised {
+        let recognised = AuthnResult {
             caller: Caller::Signed(user),
             from_peer,
         };
@@ -482,8 +482,8 @@ impl Connection {
         head: &Parts,
         caller: &Caller,
         hopped: bool,
-        record: &mut Record,
-    ) -> Result<Decided, Refused> {
+        record: &mut AccessLogEntry,
+    ) -> Result<RouteDecision, Refused> {
         let bridge = &*self.0.bridge;
         if head.method == Method::CONNECT {
             return Err(Refused::Status(Status::method_not_allowed(
@@ -495,13 +495,13 @@ impl Connection {
             .map_err(|error| Refused::Status(Status::bad_request(error.to_string())))?;
         let info = RequestInfo::parse(&head.method, &path, head.uri.query());
         record.verb(info.verb.as_str());
-        let facts = routing::Bridge {
+        let facts = routing::RouteInput {
             leaving: bridge.drain.is_leaving(),
             can_assert: bridge.live.targets.load().front_proxy.is_some(),
-            journey: match (bridge.via.seen(&head.headers), hopped) {
-                (true, _) => Journey::Looped,
-                (false, true) => Journey::Hopped,
-                (false, false) => Journey::Begins,
+            hop_state: match (bridge.via.seen(&head.headers), hopped) {
+                (true, _) => HopState::Loop,
+                (false, true) => HopState::FromPeer,
+                (false, false) => HopState::First,
             },
         };
         let cluster = bridge.interop.as_ref().map(|it| it.cluster.load());
@@ -516,30 +516,30 @@ impl Connection {
                 } else {
                     pools.of(leg, &bridge.live, &bridge.metrics)
                 };
-                Going::Local(pool.ok_or(
+                Destination::Local(pool.ok_or(
                     // The certificate went away between two looks at it.
                     Refused::Refusal(Refusal::CannotAssert),
                 )?)
             }
-            Route::Peer(peers) => Going::Peers(peers),
+            Route::Peer(peers) => Destination::Peers(peers),
             Route::Refuse(refusal) => {
                 if refusal == Refusal::NotHere
                     && let Some(interop) = &bridge.interop
                 {
                     // The peer that sent it has heard otherwise from us.
-                    interop.hint(Hint::LocalChanged);
+                    interop.hint(ResyncHint::LocalChanged);
                 }
                 return Err(Refused::Refusal(refusal));
             }
         };
-        Ok(Decided {
+        Ok(RouteDecision {
             route: going,
             subject: Subject::of(head, hopped),
             long_running: info.is_long_running(),
             repeat: if info.is_harmless(&head.method) {
-                Repeat::Harmless
+                RetryClass::Idempotent
             } else {
-                Repeat::OnlyIfCertain
+                RetryClass::OnlyIfUnsent
             },
             watch: info.verb == Verb::Watch,
             readyz: info.is_readyz(),
@@ -567,13 +567,17 @@ impl Connection {
 
 /// The reply as it goes to the client: `/readyz` is also about the bridge, and a watch ends
 /// at its share of the drain.
-fn finish(bridge: &Bridge, decided: &Decided, mut reply: Reply) -> StreamOutcome {
-    if let Reply::Response(response) = &mut reply
+fn finish(
+    bridge: &GatewayState,
+    decided: &RouteDecision,
+    mut reply: UpstreamResponse,
+) -> StreamOutcome {
+    if let UpstreamResponse::Response(response) = &mut reply
         && decided.subject.hopped
     {
         response.extensions_mut().insert(ToPeer);
     }
-    if let Reply::Response(response) = &mut reply
+    if let UpstreamResponse::Response(response) = &mut reply
         && response.status().is_success()
     {
         if decided.readyz
@@ -588,8 +592,8 @@ fn finish(bridge: &Bridge, decided: &Decided, mut reply: Reply) -> StreamOutcome
         }
     }
     match reply {
-        Reply::Response(response) => StreamOutcome::Response(response),
-        Reply::Upgraded(response, upgraded) => {
+        UpstreamResponse::Response(response) => StreamOutcome::Response(response),
+        UpstreamResponse::Upgraded(response, upgraded) => {
             StreamOutcome::Upgraded(response, UpgradedStream::Tunnel(upgraded, None))
         }
     }
@@ -597,33 +601,33 @@ fn finish(bridge: &Bridge, decided: &Decided, mut reply: Reply) -> StreamOutcome
 
 /// A request that is about to leave: where to, for whom, and what is said if no
 /// answer comes.
-pub(crate) struct Trip<'a> {
-    envoy: Envoy<'a>,
+pub(crate) struct OutboundRequest<'a> {
+    context: RequestContext<'a>,
     client: &'a ClientConnection,
     attempt: Option<&'a Attempt<'a>>,
     token_place: Option<TokenPlace>,
     limits: &'a ClientLimits,
-    going: &'a Going,
-    trust: &'a Arc<Trust>,
-    repeat: Repeat,
+    going: &'a Destination,
+    trust: &'a Arc<TrustConfig>,
+    repeat: RetryClass,
     deadline: Deadline,
     format: Format,
     detail: Detail,
     from_peer: bool,
 }
 
-impl Trip<'_> {
+impl OutboundRequest<'_> {
     /// The bridge that it passes.
-    pub(crate) fn bridge(&self) -> &Bridge {
-        self.envoy.bridge
+    pub(crate) fn bridge(&self) -> &GatewayState {
+        self.context.bridge
     }
 
     /// Sends a request without a body.
     pub(crate) async fn send(
         &self,
         head: Parts,
-        record: &mut Record,
-    ) -> Result<Reply, Response<Bytes>> {
+        record: &mut AccessLogEntry,
+    ) -> Result<UpstreamResponse, Response<Bytes>> {
         self.send_with(head, RequestBody::Empty, record).await
     }
 
@@ -631,11 +635,11 @@ impl Trip<'_> {
         &self,
         head: Parts,
         body: RequestBody,
-        record: &mut Record,
-    ) -> Result<Reply, Response<Bytes>> {
+        record: &mut AccessLogEntry,
+    ) -> Result<UpstreamResponse, Response<Bytes>> {
         let has_body = !body.is_done();
         let mut body = Replay::new(body, self.trust.clone(), self.repeat)
-            .anonymous(matches!(self.envoy.caller, Caller::Anonymous));
+            .anonymous(matches!(self.context.caller, Caller::Anonymous));
         if has_body {
             // Only a workload may read its request after it has begun to refuse it.
             let duplex = self.read(|info| !info.reaches_workload()) == Some(false);
@@ -644,14 +648,14 @@ impl Trip<'_> {
         let mut request = Request::from_parts(head, body);
         let sent = async {
             match self.going {
-                Going::Local(pool) => {
-                    forward_local::forward(&self.envoy, pool, &mut request, record).await
+                Destination::Local(pool) => {
+                    forward_local::forward(&self.context, pool, &mut request, record).await
                 }
                 // Boxed: most requests stay here, and watches are many.
-                Going::Peers(peers) => {
+                Destination::Peers(peers) => {
                     let peers = peers.clone();
                     Box::pin(forward_peer::forward(
-                        &self.envoy,
+                        &self.context,
                         peers,
                         &mut request,
                         record,
@@ -680,7 +684,7 @@ impl Trip<'_> {
     /// What the status of an answer says of the caller's token.
     fn note_answer(&self, status: StatusCode) {
         let proven = self.client.note_answer(self.token_place, status);
-        if matches!(self.envoy.caller, Caller::Bearer)
+        if matches!(self.context.caller, Caller::Bearer)
             && status == StatusCode::UNAUTHORIZED
             && !self.is_of_workload()
         {
@@ -708,12 +712,12 @@ impl Trip<'_> {
         &self,
         head: Parts,
         body: RequestBody,
-        record: &mut Record,
-    ) -> Result<Reply, Response<Bytes>> {
-        let asking = Trip {
-            envoy: Envoy {
-                prefer: Prefer::H1,
-                ..self.envoy
+        record: &mut AccessLogEntry,
+    ) -> Result<UpstreamResponse, Response<Bytes>> {
+        let asking = OutboundRequest {
+            context: RequestContext {
+                prefer: ProtocolPreference::H1,
+                ..self.context
             },
             deadline: Deadline::of(false, &self.bridge().limits),
             ..*self
@@ -723,7 +727,7 @@ impl Trip<'_> {
 
     /// What is asked for.
     pub(crate) fn read<T>(&self, with: impl FnOnce(&RequestInfo<'_>) -> T) -> Option<T> {
-        self.envoy.subject.read(with)
+        self.context.subject.read(with)
     }
 
     /// Answers with a Status.
@@ -739,15 +743,15 @@ impl Trip<'_> {
     /// What is to be done with a request to switch protocols, if it is for a stream.
     fn job(&self, switch: UpgradeRequest) -> Option<StreamRequest> {
         let version = match self.going {
-            Going::Local(_) => self.bridge().upstream_version.load().as_deref().copied(),
+            Destination::Local(_) => self.bridge().upstream_version.load().as_deref().copied(),
             // Whichever of them will answer: the one that knows least counts.
-            Going::Peers(peers) => {
+            Destination::Peers(peers) => {
                 let versions = peers.iter().map(|peer| peer.served.as_ref()?.version);
                 versions.min().flatten()
             }
         };
         let streams = &self.bridge().streams;
-        self.envoy
+        self.context
             .subject
             .read(|info| streams.request(switch, info, version))
             .flatten()
@@ -763,7 +767,7 @@ const NOT_ACQUAINTED: &str = "the bridge has not heard from upstream yet";
 
 /// A request of which it is known who sent it.
 struct Authenticated<'a> {
-    recognised: Recognised,
+    recognised: AuthnResult,
     body: RequestBody,
     /// kube-apiserver is to verify its credential.
     attempt: Option<Attempt<'a>>,
@@ -773,16 +777,16 @@ struct Authenticated<'a> {
 #[derive(Debug, Clone, Copy)]
 struct ToPeer;
 
-struct Decided {
-    route: Going,
+struct RouteDecision {
+    route: Destination,
     subject: Subject,
     long_running: bool,
-    repeat: Repeat,
+    repeat: RetryClass,
     watch: bool,
     readyz: bool,
 }
 
-enum Going {
+enum Destination {
     Local(Arc<Pool>),
     Peers(Vec<Arc<Peer>>),
 }
@@ -799,7 +803,7 @@ impl Refused {
         matches!(self, Self::Refusal(TooEarly(_) | NotHere | PeerUnknown(_)))
     }
 
-    fn answer(&self, format: Format, bridge: &Bridge, detail: Detail) -> Response<Bytes> {
+    fn answer(&self, format: Format, bridge: &GatewayState, detail: Detail) -> Response<Bytes> {
         let status = match self {
             Self::Status(status) => return error_response::status(status, format),
             Self::Refusal(Refusal::NotReady) => return health::not_ready(LEAVING),

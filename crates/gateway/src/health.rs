@@ -11,11 +11,11 @@ use http::{HeaderName, HeaderValue, Response, StatusCode};
 use skewbridge_peers::registry::RegistryStatus;
 use skewbridge_peers::{Peers, reachability};
 
-use crate::cluster_state::Interop;
+use crate::cluster_state::ClusterHandle;
 use crate::drain::Drain;
-use crate::peer_config::LocalOnly;
+use crate::peer_config::PeeringDisabled;
 use crate::self_test::SelfTest;
-use crate::tls::reload::Live;
+use crate::tls::reload::LiveTls;
 
 /// What is known of upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,11 +36,11 @@ pub struct Health {
     /// What upstream last said.
     pub upstream: Arc<ArcSwap<UpstreamHealth>>,
     /// The other servers, or why they are none of our business.
-    pub interop: Result<Arc<Interop>, LocalOnly>,
+    pub interop: Result<Arc<ClusterHandle>, PeeringDisabled>,
     /// Whether upstream believes what the bridge asserts.
     pub self_test: Arc<SelfTest>,
     /// Certificates and CAs in use.
-    pub live: Arc<Live>,
+    pub live: Arc<LiveTls>,
 }
 
 /// Which question was asked.
@@ -152,7 +152,7 @@ impl Health {
 
 /// The registry of peer addresses: a problem until it has been read once, and a
 /// note when it fails later.
-fn registry_check(interop: &Interop) -> Check {
+fn registry_check(interop: &ClusterHandle) -> Check {
     let problem = interop.registry_unread();
     let registry = interop.registry.borrow();
     let note = match registry.error() {

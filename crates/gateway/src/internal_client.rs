@@ -13,8 +13,11 @@ use skewbridge_peers::Peer;
 
 use crate::body::{Frame, RequestBody, ResponseBody};
 use crate::config::BridgeUser;
-use crate::handler::Bridge;
-use crate::upstream::{Leg, PeerLeg, Pools, Prefer, Repeat, Replay, Reply};
+use crate::handler::GatewayState;
+use crate::upstream::{
+    PeerConnectionIdentity, Pools, ProtocolPreference, Replay, RetryClass, UpstreamIdentity,
+    UpstreamResponse,
+};
 
 /// Who we are in a server's log.
 const USER_AGENT_VALUE: &str = concat!("skewbridge/", env!("CARGO_PKG_VERSION"));
@@ -33,7 +36,7 @@ const MAX_LINE: usize = 8 * 1024 * 1024;
 
 /// Whom to ask, and as whom.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Party<'a> {
+pub(crate) enum InternalTarget<'a> {
     /// The kube-apiserver behind us, as nobody in particular.
     UpstreamAsNobody,
     /// The same, as kube-apiserver asks itself.
@@ -47,7 +50,7 @@ pub(crate) enum Party<'a> {
     PeerAsBridgeUser(&'a Peer),
 }
 
-impl Party<'_> {
+impl InternalTarget<'_> {
     fn user(self, bridge: &BridgeUser) -> Option<User> {
         let groups = match self {
             Self::UpstreamAsNobody => return None,
@@ -65,7 +68,7 @@ impl Party<'_> {
 
 /// A question.
 #[derive(Debug, Clone)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct InternalRequest<'a> {
     pub(crate) method: Method,
     pub(crate) path: &'a str,
     pub(crate) headers: Vec<(HeaderName, String)>,
@@ -74,7 +77,7 @@ pub(crate) struct Ask<'a> {
     pub(crate) limit: usize,
 }
 
-impl<'a> Ask<'a> {
+impl<'a> InternalRequest<'a> {
     /// A plain GET.
     pub(crate) fn get(path: &'a str) -> Self {
         Self {
@@ -135,13 +138,13 @@ impl Answer {
 
 /// Asks in the bridge's own name.
 #[derive(Debug)]
-pub(crate) struct Own {
-    pub(crate) bridge: Arc<Bridge>,
+pub(crate) struct InternalClient {
+    pub(crate) bridge: Arc<GatewayState>,
     pools: Pools,
 }
 
-impl Own {
-    pub(crate) fn new(bridge: Arc<Bridge>) -> Self {
+impl InternalClient {
+    pub(crate) fn new(bridge: Arc<GatewayState>) -> Self {
         Self {
             bridge,
             pools: Pools::default(),
@@ -156,7 +159,11 @@ impl Own {
     }
 
     /// Asks, and reads the whole answer. Whoever asks sets a time limit.
-    pub(crate) async fn ask(&self, party: Party<'_>, ask: Ask<'_>) -> Result<Answer, String> {
+    pub(crate) async fn ask(
+        &self,
+        party: InternalTarget<'_>,
+        ask: InternalRequest<'_>,
+    ) -> Result<Answer, String> {
         let limit = ask.limit;
         let response = self.send(party, ask).await?;
         let (head, body) = response.into_parts();
@@ -168,7 +175,11 @@ impl Own {
     }
 
     /// Asks for something that comes in lines.
-    pub(crate) async fn watch(&self, party: Party<'_>, ask: Ask<'_>) -> Result<Lines, String> {
+    pub(crate) async fn watch(
+        &self,
+        party: InternalTarget<'_>,
+        ask: InternalRequest<'_>,
+    ) -> Result<LineReader, String> {
         let path = ask.path.to_owned();
         let response = self.send(party, ask).await?;
         let (head, body) = response.into_parts();
@@ -181,7 +192,7 @@ impl Own {
             answer.ok(&path)?;
             return Err(format!("{path}: {}", head.status));
         }
-        Ok(Lines {
+        Ok(LineReader {
             body,
             buffer: BytesMut::new(),
         })
@@ -189,21 +200,26 @@ impl Own {
 
     async fn send(
         &self,
-        party: Party<'_>,
-        ask: Ask<'_>,
+        party: InternalTarget<'_>,
+        ask: InternalRequest<'_>,
     ) -> Result<http::Response<ResponseBody>, String> {
         let bridge = &*self.bridge;
         let (live, metrics) = (&bridge.live, &bridge.metrics);
-        if let Party::Peer(_) | Party::PeerAsBridgeUser(_) = party
+        if let InternalTarget::Peer(_) | InternalTarget::PeerAsBridgeUser(_) = party
             && let Some(conflict) = live.conflicts.of_peering()
         {
             return Err(format!("peering is switched off: {conflict}"));
         }
         let pool = match party {
-            Party::UpstreamAsNobody => self.pools.of(Leg::Plain, live, metrics),
-            Party::Upstream | Party::UpstreamAs(_) => self.pools.of(Leg::FrontProxy, live, metrics),
-            Party::Peer(peer) | Party::PeerAsBridgeUser(peer) => {
-                self.pools.to(peer, PeerLeg::FrontProxy, live, metrics)
+            InternalTarget::UpstreamAsNobody => {
+                self.pools.of(UpstreamIdentity::Plain, live, metrics)
+            }
+            InternalTarget::Upstream | InternalTarget::UpstreamAs(_) => {
+                self.pools.of(UpstreamIdentity::FrontProxy, live, metrics)
+            }
+            InternalTarget::Peer(peer) | InternalTarget::PeerAsBridgeUser(peer) => {
+                self.pools
+                    .to(peer, PeerConnectionIdentity::FrontProxy, live, metrics)
             }
         };
         let Some(pool) = pool else {
@@ -211,10 +227,10 @@ impl Own {
         };
         let trust = bridge.live.trust.load_full();
         let (body, repeat) = match ask.json {
-            None => (RequestBody::Empty, Repeat::Harmless),
+            None => (RequestBody::Empty, RetryClass::Idempotent),
             Some(ref json) => (
                 RequestBody::Full(json.clone().into()),
-                Repeat::OnlyIfCertain,
+                RetryClass::OnlyIfUnsent,
             ),
         };
         let mut request = Request::new(Replay::new(body, trust.clone(), repeat));
@@ -231,7 +247,7 @@ impl Own {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             headers.insert(CONTENT_LENGTH, json.len().into());
         }
-        if let Party::Peer(_) | Party::PeerAsBridgeUser(_) = party {
+        if let InternalTarget::Peer(_) | InternalTarget::PeerAsBridgeUser(_) = party {
             // As a request that has hopped already: a bridge there answers for its own
             // server, and asks nobody else.
             headers.insert(HOPPED, HeaderValue::from_static("true"));
@@ -244,9 +260,9 @@ impl Own {
             let written = trust.headers().write(headers, &user);
             written.map_err(|error| error.to_string())?;
         }
-        match pool.send(&mut request, Prefer::H2).await {
-            Ok(Reply::Response(response)) => Ok(response),
-            Ok(Reply::Upgraded(..)) => Err(format!("{} answered 101", ask.path)),
+        match pool.send(&mut request, ProtocolPreference::H2).await {
+            Ok(UpstreamResponse::Response(response)) => Ok(response),
+            Ok(UpstreamResponse::Upgraded(..)) => Err(format!("{} answered 101", ask.path)),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -276,12 +292,12 @@ async fn read(body: ResponseBody, limit: usize) -> Result<Bytes, String> {
 
 /// A body that comes in lines.
 #[derive(Debug)]
-pub(crate) struct Lines {
+pub(crate) struct LineReader {
     body: ResponseBody,
     buffer: BytesMut,
 }
 
-impl Lines {
+impl LineReader {
     /// The next line; `None` at a clean end.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, String> {
         let mut searched = 0;

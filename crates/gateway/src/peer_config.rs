@@ -13,7 +13,7 @@ use skewbridge_peers::registry::{
 use tokio::sync::watch;
 
 use crate::config::{ApiServerIdentity, Config, Feature, RegistryKind};
-use crate::tls::reload::Live;
+use crate::tls::reload::LiveTls;
 
 /// Who we are among the servers, and where the others are found.
 pub(crate) struct Membership {
@@ -24,7 +24,7 @@ pub(crate) struct Membership {
     /// Where peers reach us.
     pub(crate) address: SocketAddr,
     /// Where addresses are.
-    pub(crate) whereabouts: Whereabouts,
+    pub(crate) whereabouts: PeerRegistry,
     /// Where the Leases are the registry: what becomes of reading them.
     pub(crate) lease_status: Arc<StatusReporter>,
     /// The address of the kube-apiserver behind us, where other hosts may reach it.
@@ -34,7 +34,7 @@ pub(crate) struct Membership {
 }
 
 /// Where servers tell each other their addresses.
-pub(crate) enum Whereabouts {
+pub(crate) enum PeerRegistry {
     /// In a registry, which has served records, too.
     Registry(Box<dyn Registry>),
     /// In a file that an administrator keeps. Served records are in annotations of identity
@@ -47,7 +47,7 @@ pub(crate) enum Whereabouts {
 /// Why everything is served by the local kube-apiserver alone (KEP-4020, Risks
 /// 6: the bridge runs, and says so).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LocalOnly {
+pub enum PeeringDisabled {
     /// The feature gate is off.
     GateOff,
     /// A flag is missing.
@@ -56,7 +56,7 @@ pub enum LocalOnly {
     Cannot(String),
 }
 
-impl fmt::Display for LocalOnly {
+impl fmt::Display for PeeringDisabled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::GateOff => f.write_str("UnknownVersionInteroperabilityProxy is off"),
@@ -68,9 +68,13 @@ impl fmt::Display for LocalOnly {
 
 impl Membership {
     /// As the config says; `listening` is the port that was bound.
-    pub(crate) fn of(config: &Config, live: &Arc<Live>, listening: u16) -> Result<Self, LocalOnly> {
+    pub(crate) fn of(
+        config: &Config,
+        live: &Arc<LiveTls>,
+        listening: u16,
+    ) -> Result<Self, PeeringDisabled> {
         if !(config.features).enabled(Feature::UnknownVersionInteroperabilityProxy) {
-            return Err(LocalOnly::GateOff);
+            return Err(PeeringDisabled::GateOff);
         }
         let needed = [
             ("--peer-ca-file", config.peers.ca.is_some()),
@@ -84,16 +88,17 @@ impl Membership {
             ),
         ];
         if let Some((flag, _)) = needed.into_iter().find(|(_, given)| !given) {
-            return Err(LocalOnly::Missing(flag));
+            return Err(PeeringDisabled::Missing(flag));
         }
         let hostname = hostname();
         let identity = match &config.peers.identity {
             ApiServerIdentity::Auto => Identity::of_hostname(&hostname),
-            ApiServerIdentity::Named(name) => Identity::named(name)
-                .map_err(|error| LocalOnly::Cannot(format!("--apiserver-identity: {error}")))?,
+            ApiServerIdentity::Named(name) => Identity::named(name).map_err(|error| {
+                PeeringDisabled::Cannot(format!("--apiserver-identity: {error}"))
+            })?,
         };
         let address = address(config, listening).ok_or_else(|| {
-            LocalOnly::Cannot(
+            PeeringDisabled::Cannot(
                 "this machine has no default interface; give --peer-advertise-ip".to_owned(),
             )
         })?;
@@ -111,8 +116,8 @@ impl Membership {
     /// Collects what becomes of the activities of the registry.
     pub(crate) fn registry_reporter(&self) -> Arc<StatusReporter> {
         match &self.whereabouts {
-            Whereabouts::Registry(registry) | Whereabouts::File(registry) => registry.reporter(),
-            Whereabouts::Leases => self.lease_status.clone(),
+            PeerRegistry::Registry(registry) | PeerRegistry::File(registry) => registry.reporter(),
+            PeerRegistry::Leases => self.lease_status.clone(),
         }
     }
 
@@ -130,24 +135,24 @@ fn server(config: &Config) -> Option<SocketAddr> {
     is_reachable.then(|| SocketAddr::new(ip, config.upstream.port))
 }
 
-fn whereabouts(config: &Config, live: &Arc<Live>) -> Result<Whereabouts, LocalOnly> {
+fn whereabouts(config: &Config, live: &Arc<LiveTls>) -> Result<PeerRegistry, PeeringDisabled> {
     let peers = &config.peers;
     let registry: Box<dyn Registry> = match &peers.registry {
-        RegistryKind::Leases => return Ok(Whereabouts::Leases),
+        RegistryKind::Leases => return Ok(PeerRegistry::Leases),
         RegistryKind::File(path) => {
             let registry = FileRegistry::new(path.clone(), peers.cidrs.clone());
-            return Ok(Whereabouts::File(Box::new(registry)));
+            return Ok(PeerRegistry::File(Box::new(registry)));
         }
         RegistryKind::Memory(exchange) => Box::new(exchange.registry()),
         RegistryKind::Etcd => {
             if peers.etcd.servers.is_empty() {
-                return Err(LocalOnly::Missing("--etcd-servers"));
+                return Err(PeeringDisabled::Missing("--etcd-servers"));
             }
             let endpoints: Result<Vec<Endpoint>, _> = (peers.etcd.servers.iter())
                 .map(|server| server.to_string().parse())
                 .collect();
-            let endpoints =
-                endpoints.map_err(|error| LocalOnly::Cannot(format!("--etcd-servers: {error}")))?;
+            let endpoints = endpoints
+                .map_err(|error| PeeringDisabled::Cannot(format!("--etcd-servers: {error}")))?;
             let live = live.clone();
             let tls = Arc::new(move || live.etcd.load_full());
             let files = EtcdFiles {
@@ -158,7 +163,7 @@ fn whereabouts(config: &Config, live: &Arc<Live>) -> Result<Whereabouts, LocalOn
             Box::new(registry.with_files(files))
         }
     };
-    Ok(Whereabouts::Registry(registry))
+    Ok(PeerRegistry::Registry(registry))
 }
 
 /// As kube-apiserver sees it.

@@ -14,14 +14,14 @@ use skewbridge_api::status::Status;
 use skewbridge_api::version::Version;
 use tokio::time::{self, sleep};
 
-use crate::authn::{Caller, Trust};
+use crate::authn::{Caller, TrustConfig};
 use crate::body::ResponseBody;
-use crate::cluster_state::Place;
+use crate::cluster_state::ServedBy;
 use crate::config::Limits;
-use crate::handler::Bridge;
+use crate::handler::GatewayState;
 use crate::header_metrics::HeaderLimit;
 use crate::peer_metrics::PeerError;
-use crate::upstream::{Pools, Prefer, SendError};
+use crate::upstream::{Pools, ProtocolPreference, SendError};
 
 /// Said by a bridge to a peer that passed a request on: nothing has been done
 /// with it, so it may be given to another server, writes included.
@@ -49,12 +49,12 @@ pub(crate) const LIVENESS_CHECK_DELAY: Duration = Duration::from_secs(2);
 const LIVENESS_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Whom to answer for, and with what.
-pub(crate) struct Envoy<'a> {
-    pub(crate) bridge: &'a Bridge,
+pub(crate) struct RequestContext<'a> {
+    pub(crate) bridge: &'a GatewayState,
     pub(crate) pools: &'a Pools,
-    pub(crate) trust: &'a Trust,
+    pub(crate) trust: &'a TrustConfig,
     pub(crate) caller: &'a Caller,
-    pub(crate) prefer: Prefer,
+    pub(crate) prefer: ProtocolPreference,
     pub(crate) subject: &'a Subject,
     /// It has a token that kube-apiserver has not accepted before.
     pub(crate) is_unproven: bool,
@@ -97,10 +97,10 @@ impl Subject {
         let is_text = |value: &HeaderValue| value.as_bytes().starts_with(b"text/plain");
         status == StatusCode::NOT_FOUND
             && headers.get(CONTENT_TYPE).is_some_and(is_text)
-            && self.is_answered_by_the_server()
+            && self.is_served_by_apiserver()
     }
 
-    fn is_answered_by_the_server(&self) -> bool {
+    fn is_served_by_apiserver(&self) -> bool {
         self.read(|info| {
             let by_a_node = matches!(
                 info.subresource,
@@ -113,13 +113,13 @@ impl Subject {
 
 /// Why there is no answer but ours.
 #[derive(Debug)]
-pub(crate) struct Unanswered {
+pub(crate) struct ForwardError {
     pub(crate) status: Status,
     /// It is certain that nothing has been done.
     pub(crate) untouched: bool,
 }
 
-impl Unanswered {
+impl ForwardError {
     pub(crate) fn perhaps_done(status: Status) -> Self {
         Self {
             status,
@@ -170,26 +170,26 @@ pub(crate) fn remove_between_bridges(headers: &mut HeaderMap) {
     headers.remove(BY_BRIDGE);
 }
 
-impl Envoy<'_> {
+impl RequestContext<'_> {
     /// Where else it is served, as far as is known.
-    pub(crate) fn elsewhere(&self) -> Place {
+    pub(crate) fn elsewhere(&self) -> ServedBy {
         let Some(interop) = &self.bridge.interop else {
-            return Place::Here;
+            return ServedBy::Local;
         };
         let cluster = interop.cluster.load();
         self.subject
             .read(|info| cluster.elsewhere(info, Instant::now()))
-            .unwrap_or(Place::Here)
+            .unwrap_or(ServedBy::Local)
     }
 
     /// The answer, unless it says in a Status that the server knows no such path:
     /// that is how kube-apiserver answers for a resource, or a subresource, that a
     /// group-version it knows does not have. By then the request is gone.
-    pub(crate) async fn unmask(
+    pub(crate) async fn detect_unserved_404(
         &self,
         response: Response<ResponseBody>,
     ) -> Result<Response<ResponseBody>, SendError> {
-        if response.status() != StatusCode::NOT_FOUND || !self.subject.is_answered_by_the_server() {
+        if response.status() != StatusCode::NOT_FOUND || !self.subject.is_served_by_apiserver() {
             return Ok(response);
         }
         let (head, body) = response.into_parts();
@@ -214,14 +214,14 @@ impl Envoy<'_> {
 
     /// Says who asks to the kube-apiserver behind this bridge. Nothing of the
     /// kind is in the headers yet.
-    pub(crate) fn introduce_here(&self, headers: &mut HeaderMap) -> Result<(), Status> {
+    pub(crate) fn set_identity_for_local(&self, headers: &mut HeaderMap) -> Result<(), Status> {
         let upstream = self.bridge.upstream_version.load();
         self.introduce(headers, upstream.as_deref())
     }
 
     /// Says who asks to a peer. An anonymous request comes with the front-proxy
     /// certificate, so that anonymity has to be asserted; a token travels as it came.
-    pub(crate) fn introduce_there(
+    pub(crate) fn set_identity_for_peer(
         &self,
         headers: &mut HeaderMap,
         version: Option<&Version>,
@@ -286,8 +286,8 @@ impl Deadline {
     /// rerouted request would cost more than the check.
     pub(crate) async fn enforce<T>(
         self,
-        sent: impl Future<Output = Result<T, Unanswered>>,
-    ) -> Result<T, Unanswered> {
+        sent: impl Future<Output = Result<T, ForwardError>>,
+    ) -> Result<T, ForwardError> {
         let Self::After(limit) = self else {
             return sent.await;
         };
@@ -302,7 +302,7 @@ impl Deadline {
                 ready!(timer.as_mut().poll(cx));
                 let now = time::Instant::now();
                 if now >= deadline {
-                    return Poll::Ready(Err(Unanswered::perhaps_done(Status::timeout(format!(
+                    return Poll::Ready(Err(ForwardError::perhaps_done(Status::timeout(format!(
                         "the kube-apiserver that serves this did not answer within {} s",
                         limit.as_secs()
                     )))));

@@ -8,14 +8,14 @@ use skewbridge_api::request_info::{Kind, RequestInfo};
 use skewbridge_peers::{Identity, Peer};
 
 use crate::authn::Caller;
-use crate::cluster_state::{Cluster, Missing, Place};
-use crate::upstream::Leg;
+use crate::cluster_state::{Cluster, ServedBy, UnsyncedInput};
+use crate::upstream::UpstreamIdentity;
 
 /// Where a request goes.
 #[derive(Debug, Clone)]
 pub enum Route {
     /// To the kube-apiserver behind this bridge.
-    Local(Leg),
+    Local(UpstreamIdentity),
     /// To one of these, which serve what the local server does not.
     Peer(Vec<Arc<Peer>>),
     /// Nowhere.
@@ -46,7 +46,7 @@ pub enum Refusal {
     /// The request has been here before.
     Loop,
     /// It is too early to tell who serves it.
-    TooEarly(Missing),
+    TooEarly(UnsyncedInput),
     /// A peer sent it here, and it is not served here.
     NotHere,
     /// This peer, which runs, has not told yet what it serves.
@@ -55,24 +55,24 @@ pub enum Refusal {
 
 /// What the bridge knows of itself, and of the request.
 #[derive(Debug, Clone, Copy)]
-pub struct Bridge {
+pub struct RouteInput {
     /// It takes no new clients.
     pub leaving: bool,
     /// It has a front-proxy certificate.
     pub can_assert: bool,
     /// Where the request has been.
-    pub journey: Journey,
+    pub hop_state: HopState,
 }
 
 /// Where a request has been.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Journey {
+pub enum HopState {
     /// Nowhere that matters.
-    Begins,
+    First,
     /// A peer has passed it on already. Said by anybody else it is not so.
-    Hopped,
+    FromPeer,
     /// Here: it carries this bridge's own mark.
-    Looped,
+    Loop,
 }
 
 /// Where this request of this caller goes. Without a cluster (the gate is off,
@@ -80,10 +80,10 @@ pub enum Journey {
 pub fn route(
     request: &RequestInfo<'_>,
     caller: &Caller,
-    bridge: Bridge,
+    bridge: RouteInput,
     cluster: Option<(&Cluster, Instant)>,
 ) -> Route {
-    if bridge.journey == Journey::Looped {
+    if bridge.hop_state == HopState::Loop {
         return Route::Refuse(Refusal::Loop);
     }
     if bridge.leaving && request.is_readyz() {
@@ -91,9 +91,9 @@ pub fn route(
     }
     let leg = match caller {
         Caller::Unauthorized => return Route::Refuse(Refusal::Unauthorized),
-        Caller::Bearer | Caller::Anonymous => Leg::Plain,
+        Caller::Bearer | Caller::Anonymous => UpstreamIdentity::Plain,
         Caller::Peer(_) | Caller::Certificate(_) | Caller::Signed(_) if bridge.can_assert => {
-            Leg::FrontProxy
+            UpstreamIdentity::FrontProxy
         }
         Caller::Peer(_) | Caller::Certificate(_) | Caller::Signed(_) => {
             return Route::Refuse(Refusal::CannotAssert);
@@ -106,15 +106,17 @@ pub fn route(
     if request.kind == Kind::NonResource {
         return Route::Local(leg);
     }
-    let hopped = bridge.journey == Journey::Hopped;
+    let hopped = bridge.hop_state == HopState::FromPeer;
     match cluster.place(request, now) {
-        Place::TooEarly(missing) => Route::Refuse(Refusal::TooEarly(missing)),
+        ServedBy::TooEarly(missing) => Route::Refuse(Refusal::TooEarly(missing)),
         // KEP-4020, Risks 4: at most one hop.
-        Place::There(_) | Place::Unknown(_) if hopped => Route::Refuse(Refusal::NotHere),
-        Place::Here if hopped && !cluster.is_here(request, now) => Route::Refuse(Refusal::NotHere),
-        Place::Here => Route::Local(leg),
-        Place::There(peers) => Route::Peer(peers),
-        Place::Unknown(identity) => Route::Refuse(Refusal::PeerUnknown(identity)),
+        ServedBy::Peers(_) | ServedBy::Unknown(_) if hopped => Route::Refuse(Refusal::NotHere),
+        ServedBy::Local if hopped && !cluster.is_here(request, now) => {
+            Route::Refuse(Refusal::NotHere)
+        }
+        ServedBy::Local => Route::Local(leg),
+        ServedBy::Peers(peers) => Route::Peer(peers),
+        ServedBy::Unknown(identity) => Route::Refuse(Refusal::PeerUnknown(identity)),
     }
 }
 

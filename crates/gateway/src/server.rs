@@ -21,21 +21,21 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::admin::{self, Admin};
 use crate::authentication_limit::AuthenticationLimit;
 use crate::buffer_budget::BufferBudget;
-use crate::cluster_state::Interop;
+use crate::cluster_state::ClusterHandle;
 use crate::config::Config;
 use crate::connection_slots::ConnectionSlots;
 use crate::discovery_view::Complete;
-use crate::drain::{Drain, Leave, announcement};
-use crate::handler::Bridge;
+use crate::drain::{Drain, DrainTrigger, announcement};
+use crate::handler::GatewayState;
 use crate::health::{Health, UpstreamHealth};
 use crate::local_identity::LocalIdentity;
 use crate::metrics::Metrics;
-use crate::peer_config::{LocalOnly, Membership};
+use crate::peer_config::{Membership, PeeringDisabled};
 use crate::self_test::SelfTest;
-use crate::serve::h1::Patience;
+use crate::serve::h1::ClientTimeouts;
 use crate::signatures::Signatures;
 use crate::streams::Streams;
-use crate::tls::reload::{Files, Live, LoadError};
+use crate::tls::reload::{Files, LiveTls, LoadError};
 use crate::worker::Worker;
 use crate::{listener, peer_controller, process_metrics, self_test, upstream_probe};
 
@@ -170,7 +170,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         Ok(membership) => {
             let mut local = LocalIdentity::new(membership.identity.clone(), membership.address);
             local.host = Some(membership.hostname.clone());
-            let (mut interop, requests) = Interop::new(local);
+            let (mut interop, requests) = ClusterHandle::new(local);
             interop.registry = membership.registry_status();
             (Ok(Arc::new(interop)), Some(requests), Some(membership))
         }
@@ -181,7 +181,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     };
     metrics.peers().taking_part(interop.is_ok());
     let self_test = Arc::new(SelfTest::default());
-    let bridge = Arc::new(Bridge {
+    let bridge = Arc::new(GatewayState {
         live: live.clone(),
         metrics: metrics.clone(),
         drain: drain.clone(),
@@ -192,7 +192,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
         default_host: default_host(config),
         access_log: config.logs.verbosity >= 2,
         next_share: AtomicU8::new(0),
-        alone: matches!(&interop, Err(why) if *why != LocalOnly::GateOff),
+        alone: matches!(&interop, Err(why) if *why != PeeringDisabled::GateOff),
         complete: Complete::of(&config.features),
         interop: interop.as_ref().ok().cloned(),
         turns: AtomicU64::new(random()?),
@@ -251,7 +251,7 @@ pub fn start(config: &Config) -> Result<Handle, Error> {
     })
 }
 
-fn start_workers(config: &Config, bridge: &Arc<Bridge>) -> io::Result<Vec<Worker>> {
+fn start_workers(config: &Config, bridge: &Arc<GatewayState>) -> io::Result<Vec<Worker>> {
     (0..config.workers.get())
         .map(|number| Worker::start(number, bridge.clone()))
         .collect()
@@ -273,7 +273,7 @@ fn stored(config: &Config) -> Result<Option<peer_controller::Stored>, Error> {
 /// Reads files again when they change, in a thread of its own.
 fn watch_files(
     files: Files,
-    live: Arc<Live>,
+    live: Arc<LiveTls>,
     stopped: mpsc::Receiver<()>,
 ) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new()
@@ -306,14 +306,14 @@ impl Ports {
 
 struct Plan {
     slots: Arc<ConnectionSlots>,
-    patience: Patience,
+    patience: ClientTimeouts,
 }
 
 impl Plan {
     fn of(config: &Config, metrics: &Metrics) -> Self {
         Self {
             slots: ConnectionSlots::new(&config.limits, metrics.connections().clone()),
-            patience: Patience {
+            patience: ClientTimeouts {
                 head: config.limits.read_header_timeout,
                 idle: config.limits.idle_timeout,
                 stall: config.limits.stall_timeout,
@@ -332,7 +332,7 @@ fn govern(
     runtime: &Runtime,
     ports: Ports,
     plan: &Plan,
-    bridge: Arc<Bridge>,
+    bridge: Arc<GatewayState>,
     health: Health,
     workers: Vec<Worker>,
     drained: oneshot::Sender<()>,
@@ -375,7 +375,7 @@ pub struct Handle {
     admin_address: SocketAddr,
     delay: Duration,
     drain: Duration,
-    leave: Leave,
+    leave: DrainTrigger,
     drained: Option<oneshot::Receiver<()>>,
     parted: Option<oneshot::Receiver<()>>,
     stop_control: Option<oneshot::Sender<()>>,

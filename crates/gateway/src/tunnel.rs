@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, sp
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use crate::access_log::Record;
+use crate::access_log::AccessLogEntry;
 use crate::serve::ClientIo;
 use crate::streams::{StreamEnd, StreamMetricsGuard};
 use crate::upstream::h1::Upgraded;
@@ -32,7 +32,7 @@ pub(crate) async fn run(
     client: ClientIo,
     sent: BytesMut,
     upstream: Upgraded,
-    mut record: Record,
+    mut record: AccessLogEntry,
     stream_metrics: Option<StreamMetricsGuard>,
 ) {
     let Upgraded { io, input, slot } = upstream;

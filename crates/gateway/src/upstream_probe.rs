@@ -9,9 +9,9 @@ use http::StatusCode;
 use skewbridge_api::version::Version;
 use tokio::time::{sleep, timeout};
 
-use crate::handler::Bridge;
+use crate::handler::GatewayState;
 use crate::health::UpstreamHealth;
-use crate::internal_client::{Answer, Ask, Own, Party};
+use crate::internal_client::{Answer, InternalClient, InternalRequest, InternalTarget};
 use crate::upstream_problem::explained;
 
 /// Between two questions: to an upstream that was ready, and to one that was
@@ -24,10 +24,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const MANY_DENIALS: u32 = 20;
 
 /// Asks until it is dropped.
-pub(crate) async fn run(bridge: Arc<Bridge>, health: Arc<ArcSwap<UpstreamHealth>>) {
+pub(crate) async fn run(bridge: Arc<GatewayState>, health: Arc<ArcSwap<UpstreamHealth>>) {
     let (mut acquainted, mut denials) = (false, 0);
     let prober = Prober {
-        own: Own::new(bridge),
+        own: InternalClient::new(bridge),
     };
     loop {
         let answer = timeout(PATIENCE, prober.health()).await;
@@ -78,12 +78,12 @@ pub(crate) async fn run(bridge: Arc<Bridge>, health: Arc<ArcSwap<UpstreamHealth>
 struct Denied;
 
 struct Prober {
-    own: Own,
+    own: InternalClient,
 }
 
 impl Prober {
     async fn health(&self) -> UpstreamHealth {
-        match self.get("/readyz", Party::UpstreamAsNobody).await {
+        match self.get("/readyz", InternalTarget::UpstreamAsNobody).await {
             Ok(Answer { status, .. }) if status.is_success() || is_denied(status) => {
                 UpstreamHealth::Ready
             }
@@ -100,9 +100,9 @@ impl Prober {
         let denied = |answer: &Result<Answer, String>| {
             answer.as_ref().is_ok_and(|answer| is_denied(answer.status))
         };
-        let mut answer = self.get("/version", Party::UpstreamAsNobody).await;
+        let mut answer = self.get("/version", InternalTarget::UpstreamAsNobody).await;
         if denied(&answer) {
-            answer = self.get("/version", Party::Upstream).await;
+            answer = self.get("/version", InternalTarget::Upstream).await;
         }
         if answer.is_err() || denied(&answer) {
             return Err(Denied);
@@ -127,8 +127,8 @@ impl Prober {
 
     /// Without a certificate everybody may read `/readyz` and `/version` on a
     /// usual cluster; where not, being told so is an answer too.
-    async fn get(&self, path: &'static str, party: Party<'_>) -> Result<Answer, String> {
-        self.own.ask(party, Ask::get(path)).await
+    async fn get(&self, path: &'static str, party: InternalTarget<'_>) -> Result<Answer, String> {
+        self.own.ask(party, InternalRequest::get(path)).await
     }
 }
 

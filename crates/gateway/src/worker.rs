@@ -17,16 +17,16 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use crate::authn::Presented;
+use crate::authn::ClientCertState;
 use crate::buffer_budget::ClientLimits;
 use crate::client_connection::ClientConnection;
 use crate::connection_slots::{EvictionReason, Slot};
-use crate::drain::Running;
-use crate::handler::{Bridge, Connection, Inner};
+use crate::drain::InFlight;
+use crate::handler::{Connection, GatewayState, Inner};
 use crate::metrics::Gauge;
 use crate::plain_http;
-use crate::serve::h1::Patience;
-use crate::serve::h2::Bounds;
+use crate::serve::h1::ClientTimeouts;
+use crate::serve::h2::H2Limits;
 use crate::serve::{ClientIo, h1, h2};
 use crate::upstream::Pools;
 use skewbridge_stream_io::ReadAhead;
@@ -36,8 +36,8 @@ const TIDY_EVERY: Duration = Duration::from_secs(5);
 /// One thread.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    arrivals: mpsc::UnboundedSender<(Arrival, Running)>,
-    running: Running,
+    arrivals: mpsc::UnboundedSender<(Arrival, InFlight)>,
+    running: InFlight,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -52,9 +52,9 @@ pub(crate) struct Arrival {
 
 impl Worker {
     /// Starts a thread.
-    pub(crate) fn start(number: usize, bridge: Arc<Bridge>) -> io::Result<Self> {
+    pub(crate) fn start(number: usize, bridge: Arc<GatewayState>) -> io::Result<Self> {
         let (arrivals, receiver) = mpsc::unbounded_channel();
-        let running = Running::default();
+        let running = InFlight::default();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
@@ -88,15 +88,18 @@ impl Worker {
     }
 }
 
-async fn run(bridge: Arc<Bridge>, mut arrivals: mpsc::UnboundedReceiver<(Arrival, Running)>) {
+async fn run(
+    bridge: Arc<GatewayState>,
+    mut arrivals: mpsc::UnboundedReceiver<(Arrival, InFlight)>,
+) {
     let pools = Arc::new(Pools::default());
     let mut tidy = tokio::time::interval(TIDY_EVERY);
-    let patience = Patience {
+    let patience = ClientTimeouts {
         head: bridge.limits.read_header_timeout,
         idle: bridge.limits.idle_timeout,
         stall: bridge.limits.stall_timeout,
     };
-    let bounds = Bounds {
+    let bounds = H2Limits {
         max_streams: bridge.limits.max_streams_per_connection,
         patience,
     };
@@ -145,7 +148,12 @@ impl Drop for Open {
 
 /// One connection from its first byte to its last. An eviction aborts its task: dropping
 /// what serves it closes it.
-async fn connection(arrival: Arrival, bridge: Arc<Bridge>, pools: Arc<Pools>, bounds: Bounds) {
+async fn connection(
+    arrival: Arrival,
+    bridge: Arc<GatewayState>,
+    pools: Arc<Pools>,
+    bounds: H2Limits,
+) {
     let Arrival { tcp, peer, slot } = arrival;
     let Ok(tcp) = TcpStream::from_std(tcp) else {
         return;
@@ -184,9 +192,9 @@ enum Ended {
 async fn serve(
     tcp: TcpStream,
     client: Arc<ClientConnection>,
-    bridge: Arc<Bridge>,
+    bridge: Arc<GatewayState>,
     pools: Arc<Pools>,
-    bounds: Bounds,
+    bounds: H2Limits,
 ) {
     let peer = client.source();
     let config: Arc<ServerConfig> = bridge.live.server.load_full();
@@ -224,7 +232,7 @@ async fn serve(
         .unwrap_or_default();
     let is_h2 = session.alpn_protocol() == Some(b"h2");
     let drain = bridge.drain.clone();
-    let presented = Presented::of_client(peer, chain);
+    let presented = ClientCertState::of_client(peer, chain);
     client.note_certificate(presented.class(&bridge.live.trust.load_full()));
     let service = Connection(Arc::new(Inner {
         limits: ClientLimits::new(client.clone(), bridge.buffers.clone()),

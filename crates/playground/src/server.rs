@@ -37,11 +37,11 @@ use std::time::Duration;
 use skewbridge_api::identity::{IdentityHeaders, User};
 use skewbridge_api::status::Status;
 use skewbridge_discovery::ParseError;
-use skewbridge_gateway::authn::{Presented, Trust};
+use skewbridge_gateway::authn::{ClientCertState, TrustConfig};
 use skewbridge_gateway::config::TlsVersion;
-use skewbridge_gateway::drain::{Drain, Leave, announcement};
-use skewbridge_gateway::serve::h1::Patience;
-use skewbridge_gateway::serve::h2::Bounds;
+use skewbridge_gateway::drain::{Drain, DrainTrigger, announcement};
+use skewbridge_gateway::serve::h1::ClientTimeouts;
+use skewbridge_gateway::serve::h2::H2Limits;
 use skewbridge_gateway::serve::{ClientIo, h1, h2};
 use skewbridge_gateway::tls::files::{CaBundle, KeyPair};
 use skewbridge_gateway::tls::server_config;
@@ -69,7 +69,7 @@ const MAX_CONNECTIONS: usize = 1024;
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
 /// What clients are allowed: kube-apiserver's own times.
-const PATIENCE: Patience = Patience {
+const PATIENCE: ClientTimeouts = ClientTimeouts {
     head: Duration::from_secs(32),
     idle: Duration::from_secs(90),
     stall: Duration::from_mins(1),
@@ -176,7 +176,7 @@ pub struct RunningServer {
     release: Release,
     address: SocketAddr,
     keeper: Keeper,
-    leave: Leave,
+    leave: DrainTrigger,
     /// Cuts all connections.
     cut: oneshot::Sender<()>,
     /// Accepting, and all connections.
@@ -209,7 +209,7 @@ impl ApiServer {
         let tls = server_config(&serving, &[&client_ca, &front_proxy_ca], TlsVersion::Tls12)
             .map_err(|error| StartError::Serving(error.to_string()))?;
         let front_proxies = Some((&front_proxy_ca, front_proxy_names.as_slice()));
-        let trust = Trust::new(Some(&client_ca), front_proxies, IdentityHeaders::default())
+        let trust = TrustConfig::new(Some(&client_ca), front_proxies, IdentityHeaders::default())
             .map_err(|error| StartError::ClientCa(error.to_string()))?;
         let (leave, drain) = announcement();
         let catalogue = Catalogue::new(release)?;
@@ -367,11 +367,11 @@ async fn connection(tcp: TcpStream, tls: TlsAcceptor, server: Arc<Server>) {
     let drain = server.drain.clone();
     let requests = Requests {
         server,
-        presented: Arc::new(Presented::new(chain.unwrap_or_default())),
+        presented: Arc::new(ClientCertState::new(chain.unwrap_or_default())),
     };
     let io = ClientIo::Tls(Box::new(tls));
     if is_h2 {
-        let bounds = Bounds {
+        let bounds = H2Limits {
             max_streams: MAX_STREAMS,
             patience: PATIENCE,
         };

@@ -20,7 +20,7 @@ const CAPACITY: usize = 4_096;
 
 /// Remembers whom the local server has let read what.
 #[derive(Debug, Default)]
-pub(crate) struct Permits(Mutex<HashMap<Credential, Instant>>);
+pub(crate) struct AuthzCache(Mutex<HashMap<Credential, Instant>>);
 
 /// Somebody who wants to read a path, as a digest: no secret is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -96,7 +96,7 @@ impl Fields {
     }
 }
 
-impl Permits {
+impl AuthzCache {
     /// Whether the local server has said yes lately.
     pub(crate) fn is_given(&self, credential: &Credential, now: Instant) -> bool {
         let permits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_yes_counts_for_a_while_and_can_be_taken_back() {
-        let permits = Permits::default();
+        let permits = AuthzCache::default();
         let one = Credential([1; 32]);
         let now = Instant::now();
         assert!(!permits.is_given(&one, now));
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn no_more_are_remembered_than_there_is_room_for() {
-        let permits = Permits::default();
+        let permits = AuthzCache::default();
         let now = Instant::now();
         let credential = |number: usize| {
             let mut bytes = [0; 32];

@@ -5,29 +5,29 @@ use http::request::Parts;
 use skewbridge_api::status::Status;
 
 use super::discovery_request::{is_for_all, is_for_local_alone};
-use super::{Roll, Stead};
+use super::{MergedResponse, ServerList};
 use crate::authn::Caller;
 use crate::body::ResponseBody;
 use crate::discovery_metrics::Fallback;
-use crate::handler::Bridge;
+use crate::handler::GatewayState;
 
 /// What is answered in the stead of the local server's discovery.
-pub(crate) enum Instead {
+pub(crate) enum Intercept {
     /// Nothing: it answers for itself.
     Nothing,
     /// What the whole cluster serves.
-    View(Box<Stead>),
+    View(Box<MergedResponse>),
     /// What each server serves.
-    Roll,
+    ServerList,
 }
 
-impl Instead {
+impl Intercept {
     /// Whether a request is answered from what is known of the whole cluster.
-    pub(crate) fn of(head: &Parts, caller: &Caller, bridge: &Bridge) -> Self {
+    pub(crate) fn of(head: &Parts, caller: &Caller, bridge: &GatewayState) -> Self {
         let metrics = bridge.metrics.discovery();
         let Some(interop) = &bridge.interop else {
-            if Roll::is_asked_for(head) {
-                return Self::Roll;
+            if ServerList::is_asked_for(head) {
+                return Self::ServerList;
             }
             if bridge.alone && is_for_all(head) {
                 metrics.fallback(Fallback::NoPeering);
@@ -38,8 +38,8 @@ impl Instead {
             return Self::Nothing;
         };
         let cluster = interop.cluster.load();
-        if Roll::is_asked_for(head) {
-            return Self::Roll;
+        if ServerList::is_asked_for(head) {
+            return Self::ServerList;
         }
         if is_for_local_alone(head) {
             metrics.local_request();
@@ -49,7 +49,7 @@ impl Instead {
             metrics.fallback(Fallback::NotSynced);
         }
         let view = cluster.view.as_ref();
-        match view.and_then(|view| Stead::of(head, caller, view, bridge.complete)) {
+        match view.and_then(|view| MergedResponse::of(head, caller, view, bridge.complete)) {
             Some(stead) => Self::View(Box::new(stead)),
             None => Self::Nothing,
         }
@@ -57,7 +57,7 @@ impl Instead {
 
     /// A request of a peer, which is for the local server alone. Its discovery polls
     /// are counted.
-    pub(crate) fn polled_by_peer(head: &Parts, bridge: &Bridge) -> Self {
+    pub(crate) fn polled_by_peer(head: &Parts, bridge: &GatewayState) -> Self {
         if is_for_local_alone(head) {
             bridge.metrics.discovery().local_request();
         }
@@ -69,7 +69,7 @@ impl Instead {
     pub(crate) async fn begin(
         &mut self,
         head: &mut Parts,
-        bridge: &Bridge,
+        bridge: &GatewayState,
     ) -> Option<Response<ResponseBody>> {
         match (self, &bridge.interop) {
             (Self::View(stead), Some(interop)) => {
@@ -83,8 +83,8 @@ impl Instead {
                 stead.ask_local(head, interop);
                 None
             }
-            (Self::Roll, _) => {
-                Roll::ask_local(head);
+            (Self::ServerList, _) => {
+                ServerList::ask_local(head);
                 None
             }
             (Self::Nothing | Self::View(_), _) => None,
@@ -94,18 +94,18 @@ impl Instead {
     pub(crate) async fn end(
         self,
         answer: Response<ResponseBody>,
-        bridge: &Bridge,
+        bridge: &GatewayState,
     ) -> Result<Response<ResponseBody>, Status> {
         match (self, &bridge.interop) {
             (Self::View(stead), Some(interop)) => {
                 let metrics = bridge.metrics.discovery();
                 stead.take_place_of(answer, interop, metrics).await
             }
-            (Self::Roll, Some(interop)) => {
+            (Self::ServerList, Some(interop)) => {
                 let cluster = interop.cluster.load();
-                Ok(Roll::take_place_of(answer, &interop.local, &cluster))
+                Ok(ServerList::take_place_of(answer, &interop.local, &cluster))
             }
-            (Self::Roll, None) => Ok(Roll::of_local_only(answer, !bridge.alone)),
+            (Self::ServerList, None) => Ok(ServerList::of_local_only(answer, !bridge.alone)),
             (Self::Nothing | Self::View(_), _) => Ok(answer),
         }
     }

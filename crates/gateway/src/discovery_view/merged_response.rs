@@ -23,7 +23,7 @@ use super::encoded_document::Sent;
 use super::{Complete, Credential, Question, View, Which};
 use crate::authn::Caller;
 use crate::body::ResponseBody;
-use crate::cluster_state::{Hint, Interop};
+use crate::cluster_state::{ClusterHandle, ResyncHint};
 use crate::discovery_metrics::{DiscoveryMetrics, Fallback};
 use crate::gzip;
 use crate::openapi::Published;
@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A request that is answered from the view.
 #[derive(Debug)]
-pub(crate) struct Stead {
+pub(crate) struct MergedResponse {
     pub(super) view: Arc<View>,
     question: Question,
     credential: Option<Credential>,
@@ -53,7 +53,7 @@ pub(crate) struct Stead {
 /// What became of the local server's answer.
 pub(crate) type Replaced = Result<Response<ResponseBody>, Status>;
 
-impl Stead {
+impl MergedResponse {
     /// Whether a request is to be answered from the view.
     pub(crate) fn of(
         head: &Parts,
@@ -75,7 +75,7 @@ impl Stead {
     }
 
     /// Makes the request one to the local server.
-    pub(crate) fn ask_local(&mut self, head: &mut Parts, interop: &Interop) {
+    pub(crate) fn ask_local(&mut self, head: &mut Parts, interop: &ClusterHandle) {
         self.question.ask_local(head, &self.view);
         if let Question::OpenApi(page, format) = &self.question {
             self.before = interop.library.shelf.get(page, *format);
@@ -87,7 +87,7 @@ impl Stead {
     }
 
     /// Whether the local server has lately let this caller read this.
-    pub(crate) fn is_permitted(&self, interop: &Interop) -> bool {
+    pub(crate) fn is_permitted(&self, interop: &ClusterHandle) -> bool {
         let Some(credential) = &self.credential else {
             return false;
         };
@@ -98,7 +98,7 @@ impl Stead {
     /// The answer to one who may read. The local server is not asked in the caller's
     /// name, but what it serves is looked at, for all who ask at that moment: what was
     /// made a moment ago is there.
-    pub(crate) async fn recall(&self, interop: &Interop) -> Option<Response<ResponseBody>> {
+    pub(crate) async fn recall(&self, interop: &ClusterHandle) -> Option<Response<ResponseBody>> {
         let Question::Document(which, wish) = self.question else {
             return None;
         };
@@ -114,7 +114,7 @@ impl Stead {
     pub(crate) async fn take_place_of(
         self,
         answer: Response<ResponseBody>,
-        interop: &Interop,
+        interop: &ClusterHandle,
         metrics: &DiscoveryMetrics,
     ) -> Replaced {
         let allowed = matches!(
@@ -186,7 +186,7 @@ impl Stead {
         which: Which,
         wish: DocumentEncoding,
         mut answer: Response<ResponseBody>,
-        interop: &Interop,
+        interop: &ClusterHandle,
         metrics: &DiscoveryMetrics,
     ) -> Replaced {
         if answer.status() == StatusCode::NOT_FOUND {
@@ -204,7 +204,7 @@ impl Stead {
         if is_news {
             // Something was made or deleted a moment ago, and whoever did it may be
             // the one who asks.
-            interop.hint(Hint::LocalChanged);
+            interop.hint(ResyncHint::LocalChanged);
             let said = take_whole(&mut answer).await?;
             let Some(view) = self.renewed(which, &said, etag, interop, metrics) else {
                 // What the server says, and no more.
@@ -227,7 +227,7 @@ impl Stead {
         which: Which,
         said: &[u8],
         etag: Option<HeaderValue>,
-        interop: &Interop,
+        interop: &ClusterHandle,
         metrics: &DiscoveryMetrics,
     ) -> Option<Arc<View>> {
         let mut renewed = match interop.renewed.try_lock() {

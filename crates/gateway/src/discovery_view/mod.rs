@@ -21,12 +21,12 @@ use skewbridge_discovery::lists::ApiGroup;
 use skewbridge_discovery::{Document, merge};
 use skewbridge_peers::{Excluded, Identity, Peers, Served};
 
-pub(crate) use authz_cache::{Credential, Permits};
+pub(crate) use authz_cache::{AuthzCache, Credential};
 pub(crate) use discovery_request::{Complete, Question};
 use encoded_document::Page;
-pub(crate) use intercept::Instead;
-use merged_response::Stead;
-use server_list::Roll;
+pub(crate) use intercept::Intercept;
+use merged_response::MergedResponse;
+use server_list::ServerList;
 
 /// What all servers serve, ready to be sent.
 #[derive(Debug)]

@@ -9,24 +9,24 @@ use http::header::{
 use http::{HeaderValue, Response, StatusCode};
 
 use super::encoded_document::{Sent, quoted_sha512};
-use super::merged_response::{Replaced, Stead, is_longer, names, whole};
+use super::merged_response::{MergedResponse, Replaced, is_longer, names, whole};
 use crate::body::ResponseBody;
-use crate::cluster_state::Interop;
+use crate::cluster_state::ClusterHandle;
 use crate::date;
 use crate::discovery_metrics::{DiscoveryMetrics, Fallback};
 use crate::error_response;
 use crate::gzip::WORTH_COMPRESSING;
-use crate::openapi::{DocumentOrder, Format, Local, Page, Published};
+use crate::openapi::{DocumentRequest, Format, Local, Page, Published};
 
 /// `/openapi/v2` of a cluster with very many custom resources has some 20 MiB.
 const MAX_DOCUMENT: usize = 64 * 1024 * 1024;
 
-impl Stead {
+impl MergedResponse {
     /// The list of documents, with those that peers have or add to.
     pub(super) async fn replace_index(
         self,
         answer: Response<ResponseBody>,
-        interop: &Interop,
+        interop: &ClusterHandle,
         metrics: &DiscoveryMetrics,
     ) -> Replaced {
         if answer.status() != StatusCode::OK || self.head_only || is_longer(&answer, MAX_DOCUMENT) {
@@ -68,7 +68,7 @@ impl Stead {
         page: Page,
         format: Format,
         answer: Response<ResponseBody>,
-        interop: &Interop,
+        interop: &ClusterHandle,
         metrics: &DiscoveryMetrics,
     ) -> Replaced {
         if is_longer(&answer, MAX_DOCUMENT) {
@@ -104,7 +104,7 @@ impl Stead {
                 all
             }
         };
-        let made = interop.library.document(|reply| DocumentOrder {
+        let made = interop.library.document(|reply| DocumentRequest {
             page: page.clone(),
             format,
             local,

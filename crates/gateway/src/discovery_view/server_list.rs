@@ -21,9 +21,9 @@ use crate::local_identity::LocalIdentity;
 
 /// The list, to be sent to whom the local server lets read discovery.
 #[derive(Debug)]
-pub(crate) struct Roll;
+pub(crate) struct ServerList;
 
-impl Roll {
+impl ServerList {
     /// Whether a request asks for it.
     pub(crate) fn is_asked_for(head: &Parts) -> bool {
         is_apis(head) && head.method == Method::GET && servers::is_requested(&head.headers)

@@ -18,7 +18,7 @@ use skewbridge_peers::{Exclusions, Roster, Seen};
 use super::*;
 use crate::authn::Caller;
 use crate::body::ResponseBody;
-use crate::cluster_state::Interop;
+use crate::cluster_state::ClusterHandle;
 use crate::discovery_metrics::DiscoveryMetrics;
 use crate::local_identity::LocalIdentity;
 
@@ -169,9 +169,9 @@ impl Answered {
 
 /// What a client gets where the local server says this.
 async fn answer(view: &Arc<View>, mut head: Parts, local: Response<ResponseBody>) -> Answered {
-    let (interop, _) = Interop::new(own());
+    let (interop, _) = ClusterHandle::new(own());
     let metrics = DiscoveryMetrics::register(&mut Registry::default());
-    let mut stead = Stead::of(&head, &Caller::Anonymous, view, Complete::Yes).unwrap();
+    let mut stead = MergedResponse::of(&head, &Caller::Anonymous, view, Complete::Yes).unwrap();
     stead.ask_local(&mut head, &interop);
     let answer = stead.take_place_of(local, &interop, &metrics).await;
     let (head, body) = answer.unwrap().into_parts();
@@ -378,8 +378,8 @@ fn the_local_server_is_asked_on_a_condition() {
     head.headers.insert(IF_NONE_MATCH, "\"x\"".parse().unwrap());
     head.headers
         .insert(ACCEPT_ENCODING, "gzip".parse().unwrap());
-    let (interop, _) = Interop::new(own());
-    let mut stead = Stead::of(&head, &Caller::Anonymous, &view, Complete::Yes).unwrap();
+    let (interop, _) = ClusterHandle::new(own());
+    let mut stead = MergedResponse::of(&head, &Caller::Anonymous, &view, Complete::Yes).unwrap();
     stead.ask_local(&mut head, &interop);
     assert_eq!(head.headers[IF_NONE_MATCH], "\"ours\"");
     // Also a server that merges by itself is asked for what it serves alone.
@@ -391,13 +391,14 @@ fn the_local_server_is_asked_on_a_condition() {
 #[test]
 fn a_refusal_is_asked_for_in_the_form_that_the_caller_takes() {
     let view = mixed();
-    let (interop, _) = Interop::new(own());
+    let (interop, _) = ClusterHandle::new(own());
     let asked = |accept: &[&str]| {
         let mut head = get("/apis", accept[0]);
         for more in &accept[1..] {
             head.headers.append(ACCEPT, more.parse().unwrap());
         }
-        let mut stead = Stead::of(&head, &Caller::Anonymous, &view, Complete::Yes).unwrap();
+        let mut stead =
+            MergedResponse::of(&head, &Caller::Anonymous, &view, Complete::Yes).unwrap();
         stead.ask_local(&mut head, &interop);
         let all = head.headers.get_all(ACCEPT).iter().collect::<Vec<_>>();
         assert_eq!(all.len(), 1);
@@ -491,10 +492,10 @@ async fn a_document_comes_in_every_format_and_compressed_when_it_is_long() {
 #[tokio::test]
 async fn a_yes_of_the_local_server_is_remembered() {
     let view = mixed();
-    let (interop, _) = Interop::new(own());
+    let (interop, _) = ClusterHandle::new(own());
     let metrics = DiscoveryMetrics::register(&mut Registry::default());
     let stead = |path: &str, caller: &Caller| {
-        Stead::of(&get(path, V2), caller, &view, Complete::Yes).unwrap()
+        MergedResponse::of(&get(path, V2), caller, &view, Complete::Yes).unwrap()
     };
     let anonymous = || stead("/apis", &Caller::Anonymous);
     assert!(!anonymous().is_permitted(&interop));

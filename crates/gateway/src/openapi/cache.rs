@@ -46,9 +46,9 @@ const MAX_BYTES: usize = 64 * 1024 * 1024;
 
 /// Documents, the one used last at the end.
 #[derive(Debug, Default)]
-pub(crate) struct Shelf(Mutex<Vec<Arc<Published>>>);
+pub(crate) struct OpenApiCache(Mutex<Vec<Arc<Published>>>);
 
-impl Shelf {
+impl OpenApiCache {
     pub(crate) fn get(&self, page: &Page, format: Format) -> Option<Arc<Published>> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let at = kept
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn what_was_not_used_for_longest_makes_room() {
-        let shelf = Shelf::default();
+        let shelf = OpenApiCache::default();
         shelf.put(published("v1", MAX_BYTES / 3));
         shelf.put(published("v2", MAX_BYTES / 3));
         assert!(shelf.get(&page("v1"), Format::Json).is_some());

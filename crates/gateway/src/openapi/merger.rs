@@ -15,9 +15,9 @@ use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::timeout;
 
 use super::cache::Part;
-use super::{Contributors, DocumentOrder, Local, Order, Page, Published};
+use super::{DocumentRequest, Local, MergeRequest, Page, PeerIds, Published};
 use crate::gzip::gzip;
-use crate::internal_client::{Ask, Own, Party};
+use crate::internal_client::{InternalClient, InternalRequest, InternalTarget};
 
 /// How long a server may take to send a document.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -35,7 +35,7 @@ const FRESH: Duration = Duration::from_secs(10);
 type Waiting = oneshot::Sender<Option<Arc<Published>>>;
 
 /// Takes orders until nobody can give any.
-pub(crate) async fn run(own: Arc<Own>, mut orders: mpsc::Receiver<Order>) {
+pub(crate) async fn run(own: Arc<InternalClient>, mut orders: mpsc::Receiver<MergeRequest>) {
     let state = Arc::new(State {
         own,
         indexes: Mutex::default(),
@@ -47,15 +47,15 @@ pub(crate) async fn run(own: Arc<Own>, mut orders: mpsc::Receiver<Order>) {
         tokio::select! {
             order = orders.recv() => match order {
                 None => return,
-                Some(Order::Index { local, contributors, reply }) => {
+                Some(MergeRequest::Index { local, contributors, reply }) => {
                     let state = state.clone();
                     tasks.spawn(async move {
                         let _ = reply.send(state.index(&local, &contributors).await);
                         None
                     });
                 }
-                Some(Order::Document(order)) => {
-                    let DocumentOrder { page, format, local, contributors, incomplete, reply } = *order;
+                Some(MergeRequest::Document(order)) => {
+                    let DocumentRequest { page, format, local, contributors, incomplete, reply } = *order;
                     let key = (page, format);
                     let at_hand = state.at_hand(&key, &local, &contributors);
                     let is_fresh = state.is_fresh(&key, &contributors);
@@ -101,17 +101,17 @@ pub(crate) async fn run(own: Arc<Own>, mut orders: mpsc::Receiver<Order>) {
 type Listed = (Instant, Option<Arc<Index>>);
 
 struct State {
-    own: Arc<Own>,
+    own: Arc<InternalClient>,
     indexes: Mutex<HashMap<Identity, Listed>>,
     /// When it was last looked whether the parts of a document have changed.
-    checked: Mutex<HashMap<(Page, Format), (Instant, Contributors)>>,
+    checked: Mutex<HashMap<(Page, Format), (Instant, PeerIds)>>,
 }
 
 impl State {
     async fn index(
         self: &Arc<Self>,
         local: &[u8],
-        contributors: &[((String, String), Contributors)],
+        contributors: &[((String, String), PeerIds)],
     ) -> Option<Vec<u8>> {
         let local = Index::parse(local).ok()?;
         let mut peers: Vec<&Identity> = contributors.iter().flat_map(|(_, who)| who).collect();
@@ -196,7 +196,7 @@ impl State {
         self: &Arc<Self>,
         key: &(Page, Format),
         local: Local,
-        contributors: Contributors,
+        contributors: PeerIds,
         incomplete: Vec<(String, String)>,
     ) -> Option<Arc<Published>> {
         let (page, format) = key;
@@ -288,7 +288,7 @@ impl State {
         &self,
         (page, format): &(Page, Format),
         local: &Local,
-        contributors: &Contributors,
+        contributors: &PeerIds,
     ) -> Option<Arc<Published>> {
         let library = &self.own.bridge.interop.as_ref()?.library;
         let before = library.shelf.get(page, *format)?;
@@ -300,7 +300,7 @@ impl State {
         (is_same && before.hash.is_some() && who.eq(contributors)).then_some(before)
     }
 
-    fn is_fresh(&self, key: &(Page, Format), contributors: &Contributors) -> bool {
+    fn is_fresh(&self, key: &(Page, Format), contributors: &PeerIds) -> bool {
         let checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
         let last = checked.get(key);
         last.is_some_and(|(at, who)| at.elapsed() < FRESH && who == contributors)
@@ -346,8 +346,8 @@ impl State {
 
     async fn local(&self, page: &Page, format: Format) -> Option<Bytes> {
         let path = page.path();
-        let ask = Ask::get(&path).header(ACCEPT, format.media_type(page.spec()));
-        let answer = timeout(PATIENCE, self.own.ask(Party::Upstream, ask)).await;
+        let ask = InternalRequest::get(&path).header(ACCEPT, format.media_type(page.spec()));
+        let answer = timeout(PATIENCE, self.own.ask(InternalTarget::Upstream, ask)).await;
         let answer = answer.ok()?.ok()?.ok(&path).ok()?;
         Some(answer.body)
     }
@@ -365,11 +365,13 @@ impl State {
         if let Some(problem) = &peer.problem {
             return Err(problem.clone());
         }
-        let mut ask = Ask::get(path).header(ACCEPT, media).limit(MAX_DOCUMENT);
+        let mut ask = InternalRequest::get(path)
+            .header(ACCEPT, media)
+            .limit(MAX_DOCUMENT);
         if let Some(etag) = known.and_then(|etag| etag.to_str().ok()) {
             ask = ask.header(IF_NONE_MATCH, etag);
         }
-        let answer = timeout(PATIENCE, self.own.ask(Party::Peer(&peer), ask)).await;
+        let answer = timeout(PATIENCE, self.own.ask(InternalTarget::Peer(&peer), ask)).await;
         let answer = answer.map_err(|_| "no answer in time".to_owned())??;
         match answer.status {
             StatusCode::NOT_MODIFIED => Ok(Said::Same),

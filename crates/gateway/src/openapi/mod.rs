@@ -16,7 +16,7 @@ use skewbridge_peers::Identity;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-pub(crate) use cache::{Published, Shelf};
+pub(crate) use cache::{OpenApiCache, Published};
 pub(crate) use merger::run;
 
 /// A document.
@@ -67,29 +67,29 @@ pub(crate) fn negotiate(headers: &HeaderMap, spec: Spec) -> Option<Format> {
 }
 
 /// Who adds something to what the local server has of a document.
-pub(crate) type Contributors = Vec<Identity>;
+pub(crate) type PeerIds = Vec<Identity>;
 
 /// A wish to have something completed.
 #[derive(Debug)]
-pub(crate) enum Order {
+pub(crate) enum MergeRequest {
     /// The list of documents; the bytes are the local server's.
     Index {
         local: Bytes,
         /// Who adds to which group-version.
-        contributors: Vec<((String, String), Contributors)>,
+        contributors: Vec<((String, String), PeerIds)>,
         reply: oneshot::Sender<Option<Vec<u8>>>,
     },
     /// A document.
-    Document(Box<DocumentOrder>),
+    Document(Box<DocumentRequest>),
 }
 
 /// A wish to have a document.
 #[derive(Debug)]
-pub(crate) struct DocumentOrder {
+pub(crate) struct DocumentRequest {
     pub(crate) page: Page,
     pub(crate) format: Format,
     pub(crate) local: Local,
-    pub(crate) contributors: Contributors,
+    pub(crate) contributors: PeerIds,
     /// Group-versions that peers may add to.
     pub(crate) incomplete: Vec<(String, String)>,
     pub(crate) reply: oneshot::Sender<Option<std::sync::Arc<Published>>>,
@@ -106,9 +106,9 @@ pub(crate) enum Local {
 
 /// Where documents are had from.
 #[derive(Debug)]
-pub(crate) struct Library {
-    pub(crate) shelf: Shelf,
-    orders: mpsc::Sender<Order>,
+pub(crate) struct OpenApiService {
+    pub(crate) shelf: OpenApiCache,
+    orders: mpsc::Sender<MergeRequest>,
 }
 
 /// How long anybody waits for peers and for merging.
@@ -117,11 +117,11 @@ const PATIENCE: Duration = Duration::from_secs(8);
 /// Orders that wait; whoever finds no room gets what the local server has.
 const ORDERS: usize = 64;
 
-impl Library {
-    pub(crate) fn new() -> (Self, mpsc::Receiver<Order>) {
+impl OpenApiService {
+    pub(crate) fn new() -> (Self, mpsc::Receiver<MergeRequest>) {
         let (orders, receiver) = mpsc::channel(ORDERS);
         let library = Self {
-            shelf: Shelf::default(),
+            shelf: OpenApiCache::default(),
             orders,
         };
         (library, receiver)
@@ -131,10 +131,10 @@ impl Library {
     pub(crate) async fn index(
         &self,
         local: Bytes,
-        contributors: Vec<((String, String), Contributors)>,
+        contributors: Vec<((String, String), PeerIds)>,
     ) -> Option<Vec<u8>> {
         let (reply, answer) = oneshot::channel();
-        let order = Order::Index {
+        let order = MergeRequest::Index {
             local,
             contributors,
             reply,
@@ -146,10 +146,10 @@ impl Library {
     /// A document, completed; none where that is not possible now.
     pub(crate) async fn document(
         &self,
-        order: impl FnOnce(oneshot::Sender<Option<std::sync::Arc<Published>>>) -> DocumentOrder,
+        order: impl FnOnce(oneshot::Sender<Option<std::sync::Arc<Published>>>) -> DocumentRequest,
     ) -> Option<std::sync::Arc<Published>> {
         let (reply, answer) = oneshot::channel();
-        let order = Order::Document(Box::new(order(reply)));
+        let order = MergeRequest::Document(Box::new(order(reply)));
         self.orders.try_send(order).ok()?;
         timeout(PATIENCE, answer).await.ok()?.ok()?
     }

@@ -13,7 +13,7 @@ use skewbridge_discovery::{DiscoveryFormat, Document, Index, LegacyDiscovery, ac
 use skewbridge_peers::{Excluded, Served};
 use tokio::time::timeout;
 
-use crate::internal_client::{Answer, Ask, Own, Party};
+use crate::internal_client::{Answer, InternalClient, InternalRequest, InternalTarget};
 use crate::request_context::is_by_bridge;
 
 /// A document of a cluster with very many custom resources has some 2 MiB.
@@ -47,8 +47,8 @@ const SHARED_LISTS: ListLimits = ListLimits {
 /// known already only news are asked for. `version` is its answer to [`ask_version`].
 /// `shared` are the APIs that all servers share.
 pub(crate) async fn discover(
-    own: &Own,
-    party: Party<'_>,
+    own: &InternalClient,
+    party: InternalTarget<'_>,
     version: Answer,
     known: Option<&Served>,
     shared: Option<&Excluded>,
@@ -104,13 +104,13 @@ struct Tagged {
 }
 
 async fn ask(
-    own: &Own,
-    party: Party<'_>,
+    own: &InternalClient,
+    party: InternalTarget<'_>,
     path: &'static str,
     known: Option<&Served>,
     which: usize,
 ) -> Result<Said, String> {
-    let mut ask = Ask::get(path)
+    let mut ask = InternalRequest::get(path)
         .header(ACCEPT, accept::LOCAL_DOCUMENT)
         .limit(MAX_DOCUMENT);
     let before = known.and_then(|known| {
@@ -146,15 +146,15 @@ async fn ask(
 }
 
 async fn legacy(
-    own: &Own,
-    party: Party<'_>,
+    own: &InternalClient,
+    party: InternalTarget<'_>,
     apis: &Answer,
     version: Option<Version>,
     known: Option<&Served>,
     shared: Option<&Excluded>,
 ) -> Result<Served, String> {
     let api = own
-        .ask(party, Ask::get("/api").limit(MAX_DOCUMENT))
+        .ask(party, InternalRequest::get("/api").limit(MAX_DOCUMENT))
         .await?
         .ok("/api")?;
     let mut legacy =
@@ -170,7 +170,9 @@ async fn legacy(
     };
     let (shared, not_shared): (Vec<_>, Vec<_>) = paths.into_iter().partition(is_shared);
     let ask = |path: String| async move {
-        let answer = own.ask(party, Ask::get(&path).limit(MAX_LIST_BYTES)).await;
+        let answer = own
+            .ask(party, InternalRequest::get(&path).limit(MAX_LIST_BYTES))
+            .await;
         (path, answer)
     };
     // At the same time, so that neither takes the time of the other.
@@ -289,8 +291,11 @@ fn group_version(path: &str) -> Option<(&str, &str)> {
 }
 
 /// The first question of a poll. An error is a server that does not answer.
-pub(crate) async fn ask_version(own: &Own, party: Party<'_>) -> Result<Answer, String> {
-    let ask = Ask::get("/version").limit(MAX_DOCUMENT);
+pub(crate) async fn ask_version(
+    own: &InternalClient,
+    party: InternalTarget<'_>,
+) -> Result<Answer, String> {
+    let ask = InternalRequest::get("/version").limit(MAX_DOCUMENT);
     own.ask(party, ask).await
 }
 

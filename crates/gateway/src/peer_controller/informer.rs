@@ -7,7 +7,7 @@ use skewbridge_peers::watch::{List, Object, WatchEvent};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::internal_client::{Ask, Own, Party};
+use crate::internal_client::{InternalClient, InternalRequest, InternalTarget};
 
 /// Between two tries: doubled each time, never longer than the second. The
 /// server is beside us and often just starting.
@@ -46,7 +46,7 @@ pub(crate) enum Change<T> {
 
 /// Follows until nobody listens any more.
 pub(crate) async fn follow<T: Object, E: From<Change<T>>>(
-    own: &Own,
+    own: &InternalClient,
     kind: Kind,
     tell: &mpsc::Sender<E>,
 ) {
@@ -74,7 +74,7 @@ pub(crate) async fn follow<T: Object, E: From<Change<T>>>(
 
 /// One list, and watches from there on, until one cannot go on.
 async fn once<T: Object, E: From<Change<T>>>(
-    own: &Own,
+    own: &InternalClient,
     kind: Kind,
     tell: &mpsc::Sender<E>,
 ) -> Result<(), String> {
@@ -88,8 +88,8 @@ async fn once<T: Object, E: From<Change<T>>>(
             "{}?watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={version}{}",
             kind.path, kind.selector
         );
-        let ask = Ask::get(&path);
-        let began = timeout(LIST_PATIENCE, own.watch(Party::Upstream, ask)).await;
+        let ask = InternalRequest::get(&path);
+        let began = timeout(LIST_PATIENCE, own.watch(InternalTarget::Upstream, ask)).await;
         let mut lines = began.map_err(|_| format!("{}: no answer", kind.path))??;
         let mut seen = 0_u64;
         loop {
@@ -121,13 +121,16 @@ async fn once<T: Object, E: From<Change<T>>>(
     }
 }
 
-async fn list<T: Object>(own: &Own, kind: Kind) -> Result<(Vec<T>, String), String> {
+async fn list<T: Object>(own: &InternalClient, kind: Kind) -> Result<(Vec<T>, String), String> {
     let mut all = Vec::new();
     let mut next = String::new();
     loop {
         let path = format!("{}?limit={}{}{next}", kind.path, kind.page, kind.selector);
-        let ask = Ask::get(&path);
-        let answer = own.ask(Party::Upstream, ask).await?.ok(kind.path)?;
+        let ask = InternalRequest::get(&path);
+        let answer = own
+            .ask(InternalTarget::Upstream, ask)
+            .await?
+            .ok(kind.path)?;
         let page =
             List::<T>::parse(&answer.body).map_err(|error| format!("{}: {error}", kind.path))?;
         all.extend(page.items);

@@ -37,13 +37,13 @@ use self::own_lease::{Annotations, OwnLease};
 use self::records::RecordKeeper;
 pub(crate) use self::records::Stored;
 pub(crate) use self::state_dir::StateDir;
-use crate::cluster_state::{Cluster, Hint, Requests};
+use crate::cluster_state::{Cluster, Requests, ResyncHint};
 use crate::discovery_view::View;
-use crate::handler::Bridge;
+use crate::handler::GatewayState;
 use crate::health::UpstreamHealth;
-use crate::internal_client::{Own, Party};
+use crate::internal_client::{InternalClient, InternalTarget};
 use crate::openapi;
-use crate::peer_config::{Membership, Whereabouts};
+use crate::peer_config::{Membership, PeerRegistry};
 use crate::peer_metrics::SyncError;
 
 /// How often it is looked whether something is due.
@@ -129,7 +129,7 @@ impl From<Change<CustomResourceDefinition>> for Event {
 
 /// Learns until the bridge leaves; then takes back what it has told others.
 pub(crate) async fn run(
-    bridge: Arc<Bridge>,
+    bridge: Arc<GatewayState>,
     membership: Membership,
     health: Arc<ArcSwap<UpstreamHealth>>,
     requests: Requests,
@@ -137,7 +137,7 @@ pub(crate) async fn run(
     parted: oneshot::Sender<()>,
 ) {
     tracing::info!(identity = %membership.identity, address = %membership.address, "this bridge is a peer among kube-apiservers");
-    let own = Arc::new(Own::new(bridge.clone()));
+    let own = Arc::new(InternalClient::new(bridge.clone()));
     let (tell, mut events) = mpsc::channel(EVENTS);
     let mut tasks = JoinSet::new();
     spawn_informers(&mut tasks, &own, &tell);
@@ -165,7 +165,7 @@ pub(crate) async fn run(
         &mut roster,
     );
     let lease_status = membership.lease_status;
-    let mut learner = Learner {
+    let mut learner = PeerController {
         roster,
         records,
         exclusions: Exclusions::new(),
@@ -236,11 +236,11 @@ pub(crate) async fn run(
 }
 
 /// The registry, and what is in annotations of Leases instead.
-fn kept_in(whereabouts: Whereabouts) -> (Option<Arc<dyn Registry>>, Annotations) {
+fn kept_in(whereabouts: PeerRegistry) -> (Option<Arc<dyn Registry>>, Annotations) {
     match whereabouts {
-        Whereabouts::Registry(registry) => (Some(registry.into()), Annotations::Nothing),
-        Whereabouts::File(registry) => (Some(registry.into()), Annotations::Records),
-        Whereabouts::Leases => (None, Annotations::AddressesAndRecords),
+        PeerRegistry::Registry(registry) => (Some(registry.into()), Annotations::Nothing),
+        PeerRegistry::File(registry) => (Some(registry.into()), Annotations::Records),
+        PeerRegistry::Leases => (None, Annotations::AddressesAndRecords),
     }
 }
 
@@ -256,8 +256,8 @@ fn empty_roster(own: &Identity, annotations: Annotations, host: &HostBoot) -> Ro
     roster
 }
 
-fn spawn_informers(tasks: &mut JoinSet<()>, own: &Arc<Own>, tell: &mpsc::Sender<Event>) {
-    let follow = |own: &Arc<Own>| (own.clone(), tell.clone());
+fn spawn_informers(tasks: &mut JoinSet<()>, own: &Arc<InternalClient>, tell: &mpsc::Sender<Event>) {
+    let follow = |own: &Arc<InternalClient>| (own.clone(), tell.clone());
     let (api, to) = follow(own);
     tasks.spawn(async move { informer::follow::<IdentityLease, _>(&api, LEASES, &to).await });
     let (api, to) = follow(own);
@@ -276,8 +276,8 @@ struct Read {
 }
 
 /// Owns all that is known.
-struct Learner {
-    own: Arc<Own>,
+struct PeerController {
+    own: Arc<InternalClient>,
     tell: mpsc::Sender<Event>,
     roster: Roster,
     records: RecordKeeper,
@@ -315,7 +315,7 @@ struct Learner {
     refused: Addresses,
 }
 
-impl Learner {
+impl PeerController {
     /// Announces that the bridge leaves, and takes back what it has published. `parted`
     /// hears of it. Then, for as long as the bridge drains, deletes the Lease of its server
     /// if that has ended.
@@ -571,11 +571,11 @@ impl Learner {
         }
     }
 
-    fn hear(&mut self, hint: Hint) {
+    fn hear(&mut self, hint: ResyncHint) {
         let now = Instant::now();
         match hint {
-            Hint::LocalChanged => self.local_schedule.doubt(now),
-            Hint::Doubt(identity) => self.roster.doubt(&identity, now),
+            ResyncHint::LocalChanged => self.local_schedule.doubt(now),
+            ResyncHint::Doubt(identity) => self.roster.doubt(&identity, now),
         }
     }
 
@@ -619,7 +619,7 @@ impl Learner {
             let (own, tell) = (self.own.clone(), self.tell.clone());
             let (known, shared) = (self.local.clone(), self.shared.clone());
             tasks.spawn(async move {
-                let party = Party::Upstream;
+                let party = InternalTarget::Upstream;
                 let first = ask_version(&own, party);
                 let rest =
                     |version| discover(&own, party, version, known.as_deref(), shared.as_deref());
@@ -637,7 +637,7 @@ impl Learner {
                     Some(served) if has_etags(served) => REFRESH_TIMEOUT,
                     _ => FETCH_PATIENCE,
                 };
-                let party = Party::Peer(&peer);
+                let party = InternalTarget::Peer(&peer);
                 let first = ask_version(&own, party);
                 let rest = |version| {
                     // Whatever becomes of the poll, the peer answers requests.

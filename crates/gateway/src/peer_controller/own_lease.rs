@@ -17,8 +17,8 @@ use skewbridge_peers::{
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::handler::Bridge;
-use crate::internal_client::{Ask, Own, Party};
+use crate::handler::GatewayState;
+use crate::internal_client::{InternalClient, InternalRequest, InternalTarget};
 use crate::local_identity::KeptBy;
 
 /// How long a write may take.
@@ -54,7 +54,7 @@ pub(super) enum Annotations {
 
 /// Does to the Lease what [`Keeper`] decides.
 pub(super) struct OwnLease {
-    own: Arc<Own>,
+    own: Arc<InternalClient>,
     identity: Identity,
     hostname: String,
     keeper: Keeper,
@@ -78,7 +78,7 @@ pub(super) struct OwnLease {
 
 impl OwnLease {
     pub(super) fn new(
-        own: Arc<Own>,
+        own: Arc<InternalClient>,
         identity: &Identity,
         hostname: &str,
         address: SocketAddr,
@@ -258,8 +258,8 @@ impl OwnLease {
             if peer.address.is_none() || !peer.standing.is_reachable() {
                 continue;
             }
-            let through = Party::PeerAsBridgeUser(peer);
-            let asked = self.own.ask(through, Ask::get(&path));
+            let through = InternalTarget::PeerAsBridgeUser(peer);
+            let asked = self.own.ask(through, InternalRequest::get(&path));
             let Ok(Ok(answer)) = timeout(PEER_REQUEST_TIMEOUT, asked).await else {
                 continue;
             };
@@ -276,7 +276,7 @@ impl OwnLease {
                 return false;
             }
             let json = deletion.to_json().into_bytes();
-            let ask = Ask::json(Method::DELETE, &path, json);
+            let ask = InternalRequest::json(Method::DELETE, &path, json);
             let asked = self.own.ask(through, ask);
             let deleted = timeout(PEER_REQUEST_TIMEOUT, asked).await;
             if let Ok(Ok(answer)) = deleted
@@ -292,7 +292,9 @@ impl OwnLease {
     /// The Lease as it is now.
     async fn read(&self) -> Option<IdentityLease> {
         let path = format!("{}/{}", lease::COLLECTION, self.identity);
-        let asked = self.own.ask(Party::Upstream, Ask::get(&path));
+        let asked = self
+            .own
+            .ask(InternalTarget::Upstream, InternalRequest::get(&path));
         let answer = timeout(PATIENCE, asked).await.ok()?.ok()?;
         IdentityLease::parse(&answer.ok(&path).ok()?.body).ok()
     }
@@ -312,7 +314,7 @@ impl OwnLease {
         let others = doubtful.then(|| others(leases, &identity));
         let (asked, conflicts) = (self.asked.clone(), self.conflicts.clone());
         self.write = Some(tokio::spawn(async move {
-            let ask = Ask::json(method, &path, json.into_bytes());
+            let ask = InternalRequest::json(method, &path, json.into_bytes());
             match write(&own, ask).await {
                 Ok(Written::Yes) => {
                     conflicts.store(0, Ordering::Relaxed);
@@ -349,7 +351,7 @@ impl OwnLease {
 
 /// Whether the kube-apiserver behind us has ended: its port refuses connections. One that
 /// is not ready, or does not answer, may still run.
-async fn has_ended(bridge: &Bridge) -> bool {
+async fn has_ended(bridge: &GatewayState) -> bool {
     let target = bridge.live.targets.load().plain.clone();
     let connect = tokio::net::TcpStream::connect((target.host.as_str(), target.port));
     match timeout(PEER_REQUEST_TIMEOUT, connect).await {
@@ -370,8 +372,8 @@ fn others(leases: &BTreeMap<Identity, IdentityLease>, own: &Identity) -> String 
 
 /// Whether the server behind us says that it keeps an identity Lease; `None` if
 /// it does not say.
-async fn server_keeps_a_lease(own: &Own) -> Option<bool> {
-    let asked = own.ask(Party::Upstream, Ask::get("/metrics"));
+async fn server_keeps_a_lease(own: &InternalClient) -> Option<bool> {
+    let asked = own.ask(InternalTarget::Upstream, InternalRequest::get("/metrics"));
     let answer = timeout(PATIENCE, asked).await.ok()?.ok()?;
     let text = String::from_utf8_lossy(&answer.body);
     feature(&text, "APIServerIdentity")
@@ -392,13 +394,13 @@ fn feature(metrics: &str, name: &str) -> Option<bool> {
 
 /// Says our address on a Lease that its server keeps, or takes it back.
 async fn patch(
-    own: &Own,
+    own: &InternalClient,
     path: &str,
     address: Option<SocketAddr>,
     served: Option<&str>,
 ) -> Result<(), String> {
     let json = lease::bridge_patch(address, served).into_bytes();
-    let ask = Ask::json(Method::PATCH, path, json);
+    let ask = InternalRequest::json(Method::PATCH, path, json);
     try_send(
         own,
         ask.header(CONTENT_TYPE, "application/merge-patch+json"),
@@ -434,21 +436,21 @@ fn report_failure(status: &StatusReporter, activity: Activity, error: &str) -> b
     !is_known
 }
 
-async fn delete(own: &Own, deletion: &Deletion) {
+async fn delete(own: &InternalClient, deletion: &Deletion) {
     let path = format!("{}/{}", lease::COLLECTION, deletion.identity);
-    let ask = Ask::json(Method::DELETE, &path, deletion.to_json().into_bytes());
+    let ask = InternalRequest::json(Method::DELETE, &path, deletion.to_json().into_bytes());
     send(own, ask).await;
 }
 
 /// A conflict is somebody else's success; everything is tried again anyhow.
-async fn send(own: &Own, ask: Ask<'_>) {
+async fn send(own: &InternalClient, ask: InternalRequest<'_>) {
     let method = ask.method.clone();
     if let Err(problem) = try_send(own, ask).await {
         tracing::warn!(%method, %problem, "an identity Lease was not written");
     }
 }
 
-async fn try_send(own: &Own, ask: Ask<'_>) -> Result<(), String> {
+async fn try_send(own: &InternalClient, ask: InternalRequest<'_>) -> Result<(), String> {
     let path = ask.path.to_owned();
     match write(own, ask).await? {
         Written::Yes => Ok(()),
@@ -464,9 +466,9 @@ enum Written {
     Conflict,
 }
 
-async fn write(own: &Own, ask: Ask<'_>) -> Result<Written, String> {
+async fn write(own: &InternalClient, ask: InternalRequest<'_>) -> Result<Written, String> {
     let path = ask.path.to_owned();
-    let answer = timeout(PATIENCE, own.ask(Party::Upstream, ask)).await;
+    let answer = timeout(PATIENCE, own.ask(InternalTarget::Upstream, ask)).await;
     let answer = answer.map_err(|_| "no answer".to_owned())??;
     if answer.status == StatusCode::CONFLICT {
         return Ok(Written::Conflict);

@@ -13,25 +13,25 @@ use crate::authn::CertificateUser;
 use crate::connection_slots::Class;
 use crate::signatures::keys::SignedUser;
 
-const READY: Bridge = Bridge {
+const READY: RouteInput = RouteInput {
     leaving: false,
     can_assert: true,
-    journey: Journey::Begins,
+    hop_state: HopState::First,
 };
-const LEAVING: Bridge = Bridge {
+const LEAVING: RouteInput = RouteInput {
     leaving: true,
     ..READY
 };
-const MUTE: Bridge = Bridge {
+const MUTE: RouteInput = RouteInput {
     can_assert: false,
     ..READY
 };
-const LOOP: Bridge = Bridge {
-    journey: Journey::Looped,
+const LOOP: RouteInput = RouteInput {
+    hop_state: HopState::Loop,
     ..READY
 };
-const HOPPED: Bridge = Bridge {
-    journey: Journey::Hopped,
+const HOPPED: RouteInput = RouteInput {
+    hop_state: HopState::FromPeer,
     ..READY
 };
 
@@ -77,7 +77,13 @@ fn words(route: &Route) -> String {
     }
 }
 
-fn ask(method: &Method, path: &str, caller: &Caller, bridge: Bridge, cluster: &Cluster) -> String {
+fn ask(
+    method: &Method,
+    path: &str,
+    caller: &Caller,
+    bridge: RouteInput,
+    cluster: &Cluster,
+) -> String {
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
     let decoded = DecodedPath::new(path).unwrap();
     let request = RequestInfo::parse(method, &decoded, Some(query));
@@ -394,7 +400,7 @@ fn a_running_peer_that_has_not_told_yet_makes_no_404() {
 
 #[test]
 fn a_route_is_one_of_few_labels() {
-    assert_eq!(Route::Local(Leg::Plain).as_str(), "local");
+    assert_eq!(Route::Local(UpstreamIdentity::Plain).as_str(), "local");
     assert_eq!(Route::Peer(Vec::new()).as_str(), "peer");
     assert_eq!(Route::Refuse(Refusal::Loop).as_str(), "refuse");
 }

@@ -16,9 +16,9 @@ use tokio::time::{sleep, timeout};
 
 pub(crate) use self::judge::Verdict;
 use self::judge::{GROUP, Published, SeenAs, USER};
-use crate::handler::Bridge;
+use crate::handler::GatewayState;
 use crate::health::UpstreamHealth;
-use crate::internal_client::{Answer, Ask, Own, Party};
+use crate::internal_client::{Answer, InternalClient, InternalRequest, InternalTarget};
 use crate::tls::own_certificates::OwnCertificates;
 use crate::tls::reload::judge_published;
 
@@ -156,7 +156,7 @@ fn is_successful(results: &[(Test, Verdict)]) -> bool {
 }
 
 /// Runs the tests whenever they are due, until it is dropped.
-pub(crate) async fn run(bridge: Arc<Bridge>, upstream: Arc<ArcSwap<UpstreamHealth>>) {
+pub(crate) async fn run(bridge: Arc<GatewayState>, upstream: Arc<ArcSwap<UpstreamHealth>>) {
     let mut due = Instant::now();
     let mut unsuccessful = 0;
     let mut tested: Option<Arc<OwnCertificates>> = None;
@@ -173,7 +173,7 @@ pub(crate) async fn run(bridge: Arc<Bridge>, upstream: Arc<ArcSwap<UpstreamHealt
             continue;
         }
         // Its connection is closed after each run: the next one is minutes away.
-        let results = tests(&Own::new(bridge.clone()), &files).await;
+        let results = tests(&InternalClient::new(bridge.clone()), &files).await;
         unsuccessful = if is_successful(&results) {
             0
         } else {
@@ -186,7 +186,7 @@ pub(crate) async fn run(bridge: Arc<Bridge>, upstream: Arc<ArcSwap<UpstreamHealt
 }
 
 /// All tests that the bridge's files allow.
-async fn tests(own: &Own, files: &OwnCertificates) -> Vec<(Test, Verdict)> {
+async fn tests(own: &InternalClient, files: &OwnCertificates) -> Vec<(Test, Verdict)> {
     let Some(certificate) = &files.front_proxy else {
         return Vec::new();
     };
@@ -225,15 +225,15 @@ async fn tests(own: &Own, files: &OwnCertificates) -> Vec<(Test, Verdict)> {
 }
 
 /// As whom upstream sees a user that the bridge asserts.
-async fn seen_as(own: &Own) -> SeenAs {
+async fn seen_as(own: &InternalClient) -> SeenAs {
     let user = User {
         name: USER.to_owned(),
         groups: vec![GROUP.to_owned()],
         ..User::default()
     };
-    let party = Party::UpstreamAs(&user);
+    let party = InternalTarget::UpstreamAs(&user);
     let review = br#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#;
-    let ask = Ask::json(Method::POST, REVIEWS, review.to_vec());
+    let ask = InternalRequest::json(Method::POST, REVIEWS, review.to_vec());
     let seen = match answer(own, party, ask).await {
         Ok(answer) => judge::seen_as(answer.status, &answer.body),
         Err(why) => return SeenAs::Unknown(why),
@@ -241,15 +241,20 @@ async fn seen_as(own: &Own) -> SeenAs {
     if seen != SeenAs::NotOffered {
         return seen;
     }
-    match answer(own, party, Ask::get(FORBIDDEN_PATH)).await {
+    match answer(own, party, InternalRequest::get(FORBIDDEN_PATH)).await {
         Ok(answer) => judge::seen_as(answer.status, &answer.body),
         Err(why) => SeenAs::Unknown(why),
     }
 }
 
 /// Which CAs upstream believes.
-async fn published(own: &Own) -> Result<Published, String> {
-    let answer = answer(own, Party::Upstream, Ask::get(AUTHENTICATION)).await?;
+async fn published(own: &InternalClient) -> Result<Published, String> {
+    let answer = answer(
+        own,
+        InternalTarget::Upstream,
+        InternalRequest::get(AUTHENTICATION),
+    )
+    .await?;
     if answer.status == StatusCode::FORBIDDEN {
         return Err(format!(
             "the bridge's own user may not read {AUTHENTICATION}: bind the Role \
@@ -260,7 +265,11 @@ async fn published(own: &Own) -> Result<Published, String> {
     Published::parse(&answer.body).map_err(|why| format!("{AUTHENTICATION}: {why}"))
 }
 
-async fn answer(own: &Own, party: Party<'_>, ask: Ask<'_>) -> Result<Answer, String> {
+async fn answer(
+    own: &InternalClient,
+    party: InternalTarget<'_>,
+    ask: InternalRequest<'_>,
+) -> Result<Answer, String> {
     let path = ask.path.to_owned();
     let asked = own.ask(party, ask.limit(MAX_ANSWER));
     match timeout(ANSWER_TIMEOUT, asked).await {

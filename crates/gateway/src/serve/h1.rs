@@ -21,7 +21,7 @@ use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::{Answer, ClientIo, CloseConnection, HeaderLimit, Service};
-use crate::access_log::Record;
+use crate::access_log::AccessLogEntry;
 use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody};
 use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
 use crate::drain::Drain;
@@ -47,7 +47,7 @@ const FIRST_REQUEST_TIME: Duration = Duration::from_secs(1);
 
 /// Times allowed to a client.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
+pub struct ClientTimeouts {
     /// From a request's first byte to the end of its head.
     pub head: Duration,
     /// Between requests.
@@ -57,7 +57,12 @@ pub struct Patience {
 }
 
 /// Serves one connection to its end.
-pub async fn serve<S: Service>(io: ClientIo, service: S, patience: Patience, mut drain: Drain) {
+pub async fn serve<S: Service>(
+    io: ClientIo,
+    service: S,
+    patience: ClientTimeouts,
+    mut drain: Drain,
+) {
     let limits = service.limits();
     let wire = Wire::new(io);
     if !first_bytes(&wire, patience, &mut drain).await {
@@ -260,7 +265,7 @@ impl WireBody {
 /// Waits for a new client's first request, also when the bridge is leaving:
 /// unlike on an idle connection, the client would take a close for a failure
 /// and not ask again elsewhere.
-async fn first_bytes(wire: &Wire, patience: Patience, drain: &mut Drain) -> bool {
+async fn first_bytes(wire: &Wire, patience: ClientTimeouts, drain: &mut Drain) -> bool {
     let leaving = async {
         drain.draining().await;
         sleep(FIRST_REQUEST_TIME).await;
@@ -281,7 +286,7 @@ enum Next {
 
 async fn next_head(
     wire: &Wire,
-    patience: Patience,
+    patience: ClientTimeouts,
     limits: &ClientLimits,
     drain: &mut Drain,
 ) -> Next {
@@ -422,7 +427,7 @@ enum After {
     NextRequest,
     Close,
     Cut,
-    Switch(Box<UpgradedStream>, Record),
+    Switch(Box<UpgradedStream>, AccessLogEntry),
 }
 
 async fn reply(
@@ -513,7 +518,7 @@ fn poll_send(
     wire: &Wire,
     body: &mut ResponseBody,
     encoder: &mut Encoder,
-    record: &mut Record,
+    record: &mut AccessLogEntry,
     cx: &mut Context<'_>,
 ) -> Poll<Result<(), Unsent>> {
     loop {

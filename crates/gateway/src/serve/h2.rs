@@ -18,10 +18,10 @@ use skewbridge_api::status::Status;
 use skewbridge_h1::MAX_FIELDS;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::h1::{Patience, expects_continue};
+use super::h1::{ClientTimeouts, expects_continue};
 use super::header_counter::Received;
 use super::{Answer, ClientIo, CloseConnection, HeaderLimit, Service};
-use crate::access_log::Record;
+use crate::access_log::AccessLogEntry;
 use crate::body::{BodyError, Frame, PollFrame, RequestBody, ResponseBody, poll_stream};
 use crate::buffer_budget::{ClientLimits, Eviction, Sample, StallGuard};
 use crate::drain::Drain;
@@ -68,15 +68,15 @@ const MAX_EARLY_RESETS: usize = 500;
 
 /// Bounds on one connection.
 #[derive(Debug, Clone, Copy)]
-pub struct Bounds {
+pub struct H2Limits {
     /// Streams at one time.
     pub max_streams: u32,
     /// Times allowed to the client.
-    pub patience: Patience,
+    pub patience: ClientTimeouts,
 }
 
 /// Serves one connection to its end.
-pub async fn serve<S: Service>(io: ClientIo, service: S, bounds: Bounds, mut drain: Drain) {
+pub async fn serve<S: Service>(io: ClientIo, service: S, bounds: H2Limits, mut drain: Drain) {
     let limits = service.limits();
     let mut window = connection_window(limits);
     let io = Received::new(io, limits, bounds.patience.head, READ_HEADER_LIST as usize);
@@ -314,7 +314,7 @@ async fn answer<S: Service>(
     respond: SendResponse<Bytes>,
     service: S,
     active: ActiveStream,
-    patience: Patience,
+    patience: ClientTimeouts,
 ) {
     let limits = service.limits();
     let respond = Arc::new(Mutex::new(Responder {
@@ -509,7 +509,7 @@ struct Unsent;
 async fn pump(
     body: &mut ResponseBody,
     stream: &mut SendStream<Bytes>,
-    record: &mut Record,
+    record: &mut AccessLogEntry,
     mut stall: StallGuard<'_>,
 ) -> Result<(), Unsent> {
     let mut waiting: Option<Bytes> = None;

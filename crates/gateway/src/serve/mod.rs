@@ -14,7 +14,7 @@ use http::{Request, Response, StatusCode};
 
 pub use io::ClientIo;
 
-use crate::access_log::Record;
+use crate::access_log::AccessLogEntry;
 use crate::body::{RequestBody, ResponseBody};
 pub use crate::buffer_budget::ClientLimits;
 pub use crate::header_metrics::HeaderLimit;
@@ -49,7 +49,7 @@ pub struct Answer {
     /// How a connection goes on that switches protocols (101).
     pub(crate) switched: Option<UpgradedStream>,
     /// Counts and logs the request when it has ended.
-    pub record: Record,
+    pub record: AccessLogEntry,
 }
 
 /// Carries a connection on after 101, with what has been read of it already.
@@ -84,7 +84,7 @@ impl Answer {
         Self {
             response,
             switched: None,
-            record: Record::none(),
+            record: AccessLogEntry::none(),
         }
     }
 
@@ -94,7 +94,7 @@ impl Answer {
         Self {
             response: head.map(|()| ResponseBody::empty()),
             switched: Some(UpgradedStream::TakenOver(takeover)),
-            record: Record::none(),
+            record: AccessLogEntry::none(),
         }
     }
 }

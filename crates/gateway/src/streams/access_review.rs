@@ -11,10 +11,10 @@ use skewbridge_api::request_info::RequestInfo;
 use skewbridge_api::status::Status;
 
 use super::translation_plan::STREAM_PROTOCOL;
-use crate::access_log::Record;
+use crate::access_log::AccessLogEntry;
 use crate::body::RequestBody;
-use crate::handler::Trip;
-use crate::upstream::Reply;
+use crate::handler::OutboundRequest;
+use crate::upstream::UpstreamResponse;
 
 const PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
@@ -82,14 +82,14 @@ fn question(info: &RequestInfo<'_>) -> Bytes {
 /// upstream says to the question itself (who is unknown, is not let in) is the answer.
 pub(crate) async fn check_create(
     head: &Parts,
-    trip: &Trip<'_>,
-    record: &mut Record,
+    outbound: &OutboundRequest<'_>,
+    record: &mut AccessLogEntry,
 ) -> Result<(), Response<crate::body::ResponseBody>> {
     let own = |status: &Status| {
-        let answer = trip.refuse(status);
+        let answer = outbound.refuse(status);
         answer.map(crate::body::ResponseBody::full)
     };
-    let asked = trip.read(|info| (question(info), denied(info)));
+    let asked = outbound.read(|info| (question(info), denied(info)));
     let Some((question, denied)) = asked else {
         return Err(own(&Status::internal("a stream of nothing")));
     };
@@ -103,15 +103,21 @@ pub(crate) async fn check_create(
     asking.headers.insert(ACCEPT, json.clone());
     asking.headers.insert(CONTENT_TYPE, json);
     asking.headers.insert(CONTENT_LENGTH, question.len().into());
-    let sent = trip.ask(asking, RequestBody::Full(question), record).await;
+    let sent = outbound
+        .ask(asking, RequestBody::Full(question), record)
+        .await;
     let response = match sent.map_err(|refused| refused.map(crate::body::ResponseBody::full))? {
-        Reply::Response(response) if response.status() == StatusCode::CREATED => response,
-        Reply::Response(response) if response.status().is_success() => {
+        UpstreamResponse::Response(response) if response.status() == StatusCode::CREATED => {
+            response
+        }
+        UpstreamResponse::Response(response) if response.status().is_success() => {
             let why = "upstream's answer to a SelfSubjectAccessReview is none";
             return Err(own(&Status::bad_gateway(why)));
         }
-        Reply::Response(response) => return Err(response),
-        Reply::Upgraded(..) => return Err(own(&Status::bad_gateway("nobody asked for it"))),
+        UpstreamResponse::Response(response) => return Err(response),
+        UpstreamResponse::Upgraded(..) => {
+            return Err(own(&Status::bad_gateway("nobody asked for it")));
+        }
     };
     let answer = response.into_body().whole(MAX_ANSWER).await;
     let answer = answer.map_err(|error| own(&Status::bad_gateway(error.to_string())))?;

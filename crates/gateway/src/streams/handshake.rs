@@ -23,11 +23,11 @@ use super::translation_plan::{
 };
 use super::ws_to_spdy::WsToSpdyExec;
 use super::{StreamRequest, StreamTimeouts, UpgradedStream, access_review, upgrade_headers};
-use crate::access_log::Record;
+use crate::access_log::AccessLogEntry;
 use crate::body::ResponseBody;
 use crate::drain::Drain;
-use crate::handler::Trip;
-use crate::upstream::Reply;
+use crate::handler::OutboundRequest;
+use crate::upstream::UpstreamResponse;
 use crate::upstream::h1::Upgraded;
 
 /// How much of a refusal in words of its own is told.
@@ -45,20 +45,24 @@ pub(crate) enum StreamOutcome {
 pub(crate) async fn handshake(
     job: StreamRequest,
     head: Parts,
-    trip: &Trip<'_>,
-    record: &mut Record,
+    outbound: &OutboundRequest<'_>,
+    record: &mut AccessLogEntry,
 ) -> Result<StreamOutcome, Response<Bytes>> {
     let StreamRequest { kind, client, plan } = job;
-    let asking = Handshake { kind, client, trip };
+    let asking = Handshake {
+        kind,
+        client,
+        outbound,
+    };
     match plan {
-        TranslationPlan::Tunnel => Ok(asking.tunnel(trip.send(head, record).await?)),
+        TranslationPlan::Tunnel => Ok(asking.tunnel(outbound.send(head, record).await?)),
         TranslationPlan::Translate(translation) => {
             asking.translate(translation, head, record).await
         }
         TranslationPlan::TunnelOrSpdy(to_spdy) => {
             let spoken = to_spdy.stream.spoken();
             let again = head.clone();
-            let reply = trip.send(head, record).await?;
+            let reply = outbound.send(head, record).await?;
             if !is_refused(&reply) {
                 return Ok(asking.tunnel(reply));
             }
@@ -71,19 +75,19 @@ pub(crate) async fn handshake(
                     protocol = ?spoken,
                     "upstream refused a stream by WebSocket and takes it by SPDY: for a while all of this protocol are translated"
                 );
-                trip.bridge().streams.remember_refusal(spoken);
+                outbound.bridge().streams.remember_refusal(spoken);
             }
             Ok(carried)
         }
     }
 }
 
-fn is_refused(reply: &Reply) -> bool {
+fn is_refused(reply: &UpstreamResponse) -> bool {
     match reply {
-        Reply::Response(response) => {
+        UpstreamResponse::Response(response) => {
             upgrade_headers::is_refusal(response.status(), response.headers())
         }
-        Reply::Upgraded(..) => false,
+        UpstreamResponse::Upgraded(..) => false,
     }
 }
 
@@ -91,28 +95,28 @@ fn is_refused(reply: &Reply) -> bool {
 struct Handshake<'a> {
     kind: Kind,
     client: &'static str,
-    trip: &'a Trip<'a>,
+    outbound: &'a OutboundRequest<'a>,
 }
 
 impl Handshake<'_> {
     fn stream_metrics(&self, upstream: &'static str) -> StreamMetricsGuard {
-        let metrics = &self.trip.bridge().metrics;
+        let metrics = &self.outbound.bridge().metrics;
         StreamMetricsGuard::begin(metrics, self.kind, self.client, upstream)
     }
 
     fn timeouts(&self) -> StreamTimeouts {
-        self.trip.bridge().streams.timeouts
+        self.outbound.bridge().streams.timeouts
     }
 
     fn drain(&self) -> Drain {
-        self.trip.bridge().drain.clone()
+        self.outbound.bridge().drain.clone()
     }
 
     /// The same protocol on both sides.
-    fn tunnel(&self, reply: Reply) -> StreamOutcome {
+    fn tunnel(&self, reply: UpstreamResponse) -> StreamOutcome {
         match reply {
-            Reply::Response(response) => StreamOutcome::Response(response),
-            Reply::Upgraded(response, upgraded) => {
+            UpstreamResponse::Response(response) => StreamOutcome::Response(response),
+            UpstreamResponse::Upgraded(response, upgraded) => {
                 let stream_metrics = self.stream_metrics(self.client);
                 StreamOutcome::Upgraded(
                     response,
@@ -126,7 +130,7 @@ impl Handshake<'_> {
         &self,
         translation: Translation,
         head: Parts,
-        record: &mut Record,
+        record: &mut AccessLogEntry,
     ) -> Result<StreamOutcome, Response<Bytes>> {
         record.route("stream");
         match translation {
@@ -140,7 +144,7 @@ impl Handshake<'_> {
                     Ok(StreamOutcome::Upgraded(..)) => Some(StatusCode::SWITCHING_PROTOCOLS),
                 };
                 if let Some(code) = code {
-                    let metrics = &self.trip.bridge().metrics;
+                    let metrics = &self.outbound.bridge().metrics;
                     metrics.streams().translated(self.kind, code);
                 }
                 carried
@@ -154,7 +158,7 @@ impl Handshake<'_> {
         &self,
         asked: ToSpdy,
         mut head: Parts,
-        record: &mut Record,
+        record: &mut AccessLogEntry,
     ) -> Result<StreamOutcome, Response<Bytes>> {
         let token = asked.token.as_ref();
         match &asked.stream {
@@ -167,9 +171,9 @@ impl Handshake<'_> {
             }
         }
         let options = Options::from_query(QueryDialect::Api, head.uri.query());
-        let (response, upstream) = match self.trip.send(head, record).await? {
-            Reply::Upgraded(response, upgraded) => (response, upgraded),
-            Reply::Response(response) => return Ok(StreamOutcome::Response(response)),
+        let (response, upstream) = match self.outbound.send(head, record).await? {
+            UpstreamResponse::Upgraded(response, upgraded) => (response, upgraded),
+            UpstreamResponse::Response(response) => return Ok(StreamOutcome::Response(response)),
         };
         let unasked = |error: upgrade_headers::Unasked| self.bad_gateway(error.to_string());
         match &asked.stream {
@@ -194,9 +198,9 @@ impl Handshake<'_> {
                     node,
                     slot,
                     timeouts: self.timeouts(),
-                    arbiter: self.trip.bridge().streams.arbiter.clone(),
+                    arbiter: self.outbound.bridge().streams.arbiter.clone(),
                     drain: self.drain(),
-                    metrics: self.trip.bridge().metrics.clone(),
+                    metrics: self.outbound.bridge().metrics.clone(),
                     stream_metrics: self.stream_metrics("spdy"),
                 };
                 let granted = upgrade_headers::websocket_granted(&asked.request, agreement.header);
@@ -225,7 +229,7 @@ impl Handshake<'_> {
         &self,
         asked: &ToWebSocket,
         head: Parts,
-        record: &mut Record,
+        record: &mut AccessLogEntry,
     ) -> Result<StreamOutcome, Response<Bytes>> {
         // What cannot be spoken here is not asked for above.
         match asked {
@@ -233,9 +237,9 @@ impl Handshake<'_> {
                 let spoken = negotiate_spdy(offers.iter().map(String::as_str));
                 let spoken = spoken.map_err(|error| match error {
                     // PingRole kubelets answer.
-                    SpdyNegotiationError::NoOffer => {
-                        self.trip.refuse(&Status::bad_request(error.to_string()))
-                    }
+                    SpdyNegotiationError::NoOffer => self
+                        .outbound
+                        .refuse(&Status::bad_request(error.to_string())),
                     SpdyNegotiationError::NoneSupported => self.forbidden(error.to_string()),
                 })?;
                 let options = Options::from_query(QueryDialect::Api, head.uri.query());
@@ -280,19 +284,19 @@ impl Handshake<'_> {
         &self,
         mut head: Parts,
         offer: &'static str,
-        record: &mut Record,
+        record: &mut AccessLogEntry,
         switch: impl FnOnce(Upgraded) -> (Response<()>, UpgradedStream),
     ) -> Result<StreamOutcome, Response<Bytes>> {
-        if let Err(refused) = access_review::check_create(&head, self.trip, record).await {
+        if let Err(refused) = access_review::check_create(&head, self.outbound, record).await {
             return Ok(StreamOutcome::Response(refused));
         }
         let key = Key::random();
         upgrade_headers::to_websocket(&mut head, &key, offer);
-        let reply = self.trip.send(head, record).await?;
+        let reply = self.outbound.send(head, record).await?;
         let refused = is_refused(&reply);
         let (response, upgraded) = match reply {
-            Reply::Upgraded(response, upgraded) => (response, upgraded),
-            Reply::Response(response) if refused => {
+            UpstreamResponse::Upgraded(response, upgraded) => (response, upgraded),
+            UpstreamResponse::Response(response) if refused => {
                 let code = response.status().as_u16();
                 let said = response.into_body().whole(MAX_SAID).await;
                 let said = said.unwrap_or_default();
@@ -303,7 +307,7 @@ impl Handshake<'_> {
                     String::from_utf8_lossy(&said)
                 )));
             }
-            Reply::Response(response) => return Ok(StreamOutcome::Response(response)),
+            UpstreamResponse::Response(response) => return Ok(StreamOutcome::Response(response)),
         };
         match check_response(response.status(), response.headers(), &key, &[offer]) {
             Ok(Some(_)) => {
@@ -318,10 +322,10 @@ impl Handshake<'_> {
     }
 
     fn bad_gateway(&self, why: String) -> Response<Bytes> {
-        self.trip.refuse(&Status::bad_gateway(why))
+        self.outbound.refuse(&Status::bad_gateway(why))
     }
 
     fn forbidden(&self, why: String) -> Response<Bytes> {
-        self.trip.refuse(&Status::forbidden(why))
+        self.outbound.refuse(&Status::forbidden(why))
     }
 }

@@ -35,7 +35,7 @@ pub(crate) use handshake::{StreamOutcome, handshake};
 pub(crate) use metrics::{StreamEnd, StreamMetrics, StreamMetricsGuard};
 pub(crate) use translation_plan::UpgradeRequest;
 
-use crate::access_log::Record;
+use crate::access_log::AccessLogEntry;
 use crate::config::{Config, Feature};
 use crate::serve::{ClientIo, Takeover};
 use crate::tunnel;
@@ -184,7 +184,7 @@ pub(crate) enum UpgradedStream {
 
 impl UpgradedStream {
     /// Carries the stream to its end.
-    pub(crate) async fn run(self, client: ClientIo, input: BytesMut, record: Record) {
+    pub(crate) async fn run(self, client: ClientIo, input: BytesMut, record: AccessLogEntry) {
         match self {
             Self::Tunnel(upstream, stream_metrics) => {
                 tunnel::run(client, input, upstream, record, stream_metrics).await;

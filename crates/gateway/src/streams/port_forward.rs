@@ -15,7 +15,7 @@ use super::StreamTimeouts;
 use super::injected_pings::{InjectedPings, PingRole};
 use super::metrics::{StreamEnd, StreamMetricsGuard};
 use super::port_forward_relay::{Direction, Relay, RelayEnd, close_for};
-use crate::access_log::Record;
+use crate::access_log::AccessLogEntry;
 use crate::drain::Drain;
 use crate::serve::ClientIo;
 use crate::upstream::h1::Upgraded;
@@ -34,7 +34,7 @@ pub(crate) struct WsToSpdyPortForward {
 
 impl WsToSpdyPortForward {
     /// Carries it to its end.
-    pub(crate) async fn run(self, client: ClientIo, input: BytesMut, mut record: Record) {
+    pub(crate) async fn run(self, client: ClientIo, input: BytesMut, mut record: AccessLogEntry) {
         let Upgraded {
             io,
             input: sent,
@@ -111,7 +111,7 @@ pub(crate) struct SpdyToWsPortForward {
 
 impl SpdyToWsPortForward {
     /// Carries it to its end.
-    pub(crate) async fn run(self, client: ClientIo, sent: BytesMut, mut record: Record) {
+    pub(crate) async fn run(self, client: ClientIo, sent: BytesMut, mut record: AccessLogEntry) {
         let Upgraded { io, input, slot } = self.upstream;
         let now = Instant::now();
         let pulse = self.timeouts.upstream_ws_keepalive(PingPolicy::Always, now);

@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout};
 use super::metrics::{StreamEnd, StreamMetricsGuard};
 use super::timer::{StreamTimer, TimerEvent};
 use super::{StreamTimeouts, termination_status};
-use crate::access_log::Record;
+use crate::access_log::AccessLogEntry;
 use crate::drain::Drain;
 use crate::serve::ClientIo;
 use crate::upstream::UpstreamIo;
@@ -49,7 +49,7 @@ type Here = Driver<ObservedIo<Rewind<ClientIo>>>;
 
 impl SpdyToWsExec {
     /// Carries it to its end.
-    pub(crate) async fn run(self, client: ClientIo, input: BytesMut, mut record: Record) {
+    pub(crate) async fn run(self, client: ClientIo, input: BytesMut, mut record: AccessLogEntry) {
         let io = Rewind {
             prefix: input,
             io: client,
@@ -222,7 +222,7 @@ struct Exchange<'a> {
     last_activity: Instant,
     timer: StreamTimer,
     stream_metrics: &'a StreamMetricsGuard,
-    record: &'a mut Record,
+    record: &'a mut AccessLogEntry,
 }
 
 impl Exchange<'_> {

@@ -23,7 +23,7 @@ use super::metrics::{StreamEnd, StreamMetricsGuard};
 use super::timer::{StreamTimer, TimerEvent};
 use super::translation_plan::Kind;
 use super::{StreamTimeouts, termination_status};
-use crate::access_log::Record;
+use crate::access_log::AccessLogEntry;
 use crate::drain::Drain;
 use crate::metrics::Metrics;
 use crate::serve::ClientIo;
@@ -69,7 +69,7 @@ enum ExchangeEnd {
 
 impl WsToSpdyExec {
     /// Carries it to its end.
-    pub(crate) async fn run(self, client: ClientIo, input: BytesMut, mut record: Record) {
+    pub(crate) async fn run(self, client: ClientIo, input: BytesMut, mut record: AccessLogEntry) {
         let now = Instant::now();
         let mut exchange = Exchange {
             client: WebSocketConn::new(
@@ -214,7 +214,7 @@ struct Exchange<'a> {
     timer: StreamTimer,
     busy_poll: BusyPoll,
     stream_metrics: &'a StreamMetricsGuard,
-    record: &'a mut Record,
+    record: &'a mut AccessLogEntry,
 }
 
 impl Exchange<'_> {

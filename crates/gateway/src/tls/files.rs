@@ -162,7 +162,7 @@ pub enum Found {
 /// A certificate outside the time it is valid in. No reason not to start: it
 /// is for clients to refuse, and the file may be replaced at any moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Untimely {
+pub enum ValidityError {
     /// It has ended.
     #[error("the certificate expired {} ago; renew it", Rough(*.0))]
     Expired(Duration),
@@ -252,7 +252,7 @@ type Chain = Vec<CertificateDer<'static>>;
 
 impl KeyPair {
     /// What is wrong with using it at that moment, if anything is.
-    pub fn untimely(&self, now: SystemTime) -> Option<Untimely> {
+    pub fn untimely(&self, now: SystemTime) -> Option<ValidityError> {
         untimely(self.not_before, self.not_after, now)
     }
 }
@@ -288,7 +288,7 @@ impl CaBundle {
     }
 
     /// What is wrong with using it at that moment, if anything is.
-    pub fn untimely(&self, now: SystemTime) -> Option<Untimely> {
+    pub fn untimely(&self, now: SystemTime) -> Option<ValidityError> {
         untimely(self.not_before, self.not_after, now)
     }
 }
@@ -304,14 +304,18 @@ impl fmt::Debug for CaBundle {
     }
 }
 
-fn untimely(not_before: SystemTime, not_after: SystemTime, now: SystemTime) -> Option<Untimely> {
+fn untimely(
+    not_before: SystemTime,
+    not_after: SystemTime,
+    now: SystemTime,
+) -> Option<ValidityError> {
     let since = |then: SystemTime, now: SystemTime| {
         now.duration_since(then)
             .ok()
             .filter(|elapsed| !elapsed.is_zero())
     };
-    let expired = since(not_after, now).map(Untimely::Expired);
-    expired.or_else(|| since(now, not_before).map(Untimely::NotYet))
+    let expired = since(not_after, now).map(ValidityError::Expired);
+    expired.or_else(|| since(now, not_before).map(ValidityError::NotYet))
 }
 
 impl Fingerprint {

@@ -21,11 +21,13 @@ use super::files::{CaBundle, FileProblem, Fingerprint, KeyPair, KeyPairFiles, lo
 use super::own_certificates::{CaFile, Flagged, FrontProxy, OwnCertificates, warnings};
 use super::serving_key::{key_digest, rotated};
 use super::{ca_overlap, client_config, server_config};
-use crate::authn::Trust;
+use crate::authn::TrustConfig;
 use crate::config::{Callers, Config, Egress, Feature, ProxyTransport};
 use crate::metrics::Metrics;
 use crate::signatures::keys::SignatureKeys;
-use crate::upstream::{Dialer, Leg, PeerLeg, Proxy, Role, Target, authority};
+use crate::upstream::{
+    Dialer, PeerConnectionIdentity, Proxy, Role, Target, UpstreamIdentity, authority,
+};
 use crate::upstream_problem::UpstreamFlags;
 
 const SIGNATURE_KEYS: &str = "--http-signature-keys";
@@ -41,13 +43,13 @@ const WARN_EVERY: Duration = Duration::from_hours(24);
 
 /// What the running bridge uses. Each part is replaced as a whole.
 #[derive(Debug)]
-pub struct Live {
+pub struct LiveTls {
     /// For new connections; those that are open keep theirs.
     pub server: ArcSwap<ServerConfig>,
     /// For every request.
-    pub trust: ArcSwap<Trust>,
+    pub trust: ArcSwap<TrustConfig>,
     /// For new connections to upstream and to peers.
-    pub targets: ArcSwap<Targets>,
+    pub targets: ArcSwap<UpstreamTargets>,
     /// For new connections to etcd, where they are encrypted.
     pub etcd: ArcSwapOption<ClientConfig>,
     /// For every signed request, where signatures are believed.
@@ -201,7 +203,7 @@ pub fn request_header_conflict(
 
 /// Judges the front-proxy certificate by the client CA that upstream publishes.
 pub(crate) fn judge_published(
-    live: &Live,
+    live: &LiveTls,
     front_proxy: &FrontProxy,
     client_ca: Option<&[CertificateDer<'static>]>,
     metrics: &Metrics,
@@ -229,7 +231,7 @@ fn log_peering(conflict: Option<&CaConflict>) {
 
 /// Upstream on both legs, and how to meet peers.
 #[derive(Debug)]
-pub struct Targets {
+pub struct UpstreamTargets {
     /// Without a certificate.
     pub plain: Target,
     /// With the front-proxy certificate, where there is one.
@@ -272,7 +274,7 @@ impl PeerTarget {
         &self,
         address: SocketAddr,
         pins: Vec<KeyDigest>,
-        leg: PeerLeg,
+        leg: PeerConnectionIdentity,
     ) -> Option<Target> {
         Some(Target {
             host: address.ip().to_string(),
@@ -280,8 +282,10 @@ impl PeerTarget {
             dialer: self.dialer.clone(),
             server_name: ServerName::try_from(PEER_NAME).ok()?,
             tls: match leg {
-                PeerLeg::FrontProxy => self.tls.clone(),
-                PeerLeg::Token | PeerLeg::UnprovenToken => self.token_tls.clone(),
+                PeerConnectionIdentity::FrontProxy => self.tls.clone(),
+                PeerConnectionIdentity::Token | PeerConnectionIdentity::UnprovenToken => {
+                    self.token_tls.clone()
+                }
             },
             ping: self.ping,
             ping_timeout: self.ping_timeout,
@@ -291,12 +295,12 @@ impl PeerTarget {
     }
 }
 
-impl Targets {
+impl UpstreamTargets {
     /// The one of a leg.
-    pub fn of(&self, leg: Leg) -> Option<&Target> {
+    pub fn of(&self, leg: UpstreamIdentity) -> Option<&Target> {
         match leg {
-            Leg::Plain => Some(&self.plain),
-            Leg::FrontProxy => self.front_proxy.as_ref(),
+            UpstreamIdentity::Plain => Some(&self.plain),
+            UpstreamIdentity::FrontProxy => self.front_proxy.as_ref(),
         }
     }
 }
@@ -393,7 +397,7 @@ impl Way {
 
 impl Files {
     /// Reads them all.
-    pub fn load(config: &Config, metrics: Metrics) -> Result<(Self, Live), LoadError> {
+    pub fn load(config: &Config, metrics: Metrics) -> Result<(Self, LiveTls), LoadError> {
         let ca = |flag, path: &PathBuf| {
             let path = path.clone();
             Watched::new(flag, vec![path.clone()], move || load_ca(&path))
@@ -476,7 +480,7 @@ impl Files {
         if let Some(conflict) = files.peering_conflict() {
             return Err(conflict.into());
         }
-        let live = Live {
+        let live = LiveTls {
             conflicts: Conflicts::default(),
             server: ArcSwap::from_pointee(files.server()?),
             trust: ArcSwap::from_pointee(files.trust()?),
@@ -514,20 +518,20 @@ impl Files {
         request_header_conflict(&self.config.callers, &proxies.value, &users.value)
     }
 
-    fn trust(&self) -> Result<Trust, LoadError> {
+    fn trust(&self) -> Result<TrustConfig, LoadError> {
         if let Some(conflict) = self.callers_conflict() {
             return Err(conflict.into());
         }
         let names = self.config.callers.request_header.as_ref();
         let names = names.map_or(&[][..], |it| &it.allowed_names);
-        Ok(Trust::new(
+        Ok(TrustConfig::new(
             self.client_ca.as_ref().map(|ca| &ca.value),
             self.request_header_ca.as_ref().map(|ca| (&ca.value, names)),
             self.config.callers.headers.clone(),
         )?)
     }
 
-    fn targets(&self) -> Result<Targets, LoadError> {
+    fn targets(&self) -> Result<UpstreamTargets, LoadError> {
         let upstream = &self.config.upstream;
         let target = |identity| -> Result<Target, LoadError> {
             Ok(Target {
@@ -552,7 +556,7 @@ impl Files {
             }),
             _ => None,
         };
-        Ok(Targets {
+        Ok(UpstreamTargets {
             plain: target(None)?,
             front_proxy: match &self.front_proxy {
                 None => None,
@@ -575,13 +579,13 @@ impl Files {
     }
 
     /// Looks at the files until `stop` is dropped.
-    pub fn keep_fresh(mut self, live: &Live, stop: &Receiver<()>) {
+    pub fn keep_fresh(mut self, live: &LiveTls, stop: &Receiver<()>) {
         while stop.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
             self.refresh(live);
         }
     }
 
-    fn refresh(&mut self, live: &Live) {
+    fn refresh(&mut self, live: &LiveTls) {
         let metrics = &self.metrics;
         let serving = self.serving.refresh(metrics);
         let client_ca = refresh(&mut self.client_ca, metrics);
@@ -637,7 +641,7 @@ impl Files {
     }
 
     /// Tells peers of a new serving key. Whether they have to be given time to hear of it.
-    fn announce_key(&self, live: &Live) -> bool {
+    fn announce_key(&self, live: &LiveTls) -> bool {
         let Some(new) = self.serving_key() else {
             return false;
         };
@@ -651,7 +655,7 @@ impl Files {
 
     /// Switches peering off where the new files do not permit it, and on again where they
     /// do. Whether that has changed.
-    fn judge_peering(&self, live: &Live) -> bool {
+    fn judge_peering(&self, live: &LiveTls) -> bool {
         let conflict = self.peering_conflict();
         let before = live.conflicts.peering.load_full();
         if before.as_deref() == conflict.as_ref() {

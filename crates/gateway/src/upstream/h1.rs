@@ -20,7 +20,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Duration, Sleep, sleep};
 
 use super::pool::{Pool, Slot};
-use super::{Prefer, Repeat, Replay, Reply, SendError, UpstreamIo};
+use super::{ProtocolPreference, Replay, RetryClass, SendError, UpstreamIo, UpstreamResponse};
 use crate::body::{BodyError, Frame, PollFrame, ResponseBody};
 use crate::serve::h1::expects_continue;
 
@@ -170,7 +170,7 @@ impl Answered {
     }
 
     /// The reply, which from here on also carries the rest of the request.
-    pub(crate) fn into_reply(self, request: Replay) -> Reply {
+    pub(crate) fn into_reply(self, request: Replay) -> UpstreamResponse {
         let Self {
             status,
             headers,
@@ -187,7 +187,7 @@ impl Answered {
                 input: connection.stream.input,
                 slot: connection.slot,
             };
-            return Reply::Upgraded(response, upgraded);
+            return UpstreamResponse::Upgraded(response, upgraded);
         }
         if request.is_wanted_after(status) {
             body.request = Some(request);
@@ -200,7 +200,7 @@ impl Answered {
         } else {
             ResponseBody::h1(body)
         };
-        Reply::Response(response.map(|()| body))
+        UpstreamResponse::Response(response.map(|()| body))
     }
 }
 
@@ -343,7 +343,7 @@ enum Broken {
 }
 
 impl Broken {
-    fn judge(self, used: bool, repeat: Repeat, sending: &Sending) -> SendError {
+    fn judge(self, used: bool, repeat: RetryClass, sending: &Sending) -> SendError {
         match self {
             Self::Client(cause) => SendError::Client(cause),
             Self::NotHttp(cause) => SendError::BadAnswer(cause),
@@ -352,7 +352,7 @@ impl Broken {
             // answer was most likely closed while the request was under way.
             // It cannot be known, so only a request that changes nothing is
             // repeated (RFC 9112, 9.3.1).
-            Self::Closed(cause) if used && !sending.heard && repeat == Repeat::Harmless => {
+            Self::Closed(cause) if used && !sending.heard && repeat == RetryClass::Idempotent => {
                 SendError::NotProcessed(cause)
             }
             Self::Closed(cause) => SendError::CutOff(cause),
@@ -506,9 +506,9 @@ impl H1Body {
 }
 
 /// Prepares headers for HTTP/1.1: framing is written by [`Sending`].
-pub(crate) fn headers_for_h1(head: &mut Parts, prefer: Prefer) {
+pub(crate) fn headers_for_h1(head: &mut Parts, prefer: ProtocolPreference) {
     head.headers.remove(TRANSFER_ENCODING);
-    if prefer == Prefer::Upgrade {
+    if prefer == ProtocolPreference::Upgrade {
         head.headers
             .insert(CONNECTION, HeaderValue::from_static("Upgrade"));
     } else {

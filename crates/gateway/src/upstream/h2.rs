@@ -19,7 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::timeout;
 
 use super::pool::Slot;
-use super::{Replay, Reply, SendError, UpstreamIo};
+use super::{Replay, SendError, UpstreamIo, UpstreamResponse};
 use crate::body::{BodyError, Frame, PollFrame, ResponseBody, poll_stream};
 use crate::metrics::Gauge;
 use crate::serve::h1::expects_continue;
@@ -453,7 +453,7 @@ impl Answered {
     }
 
     /// The reply, which from here on also carries the rest of the request.
-    pub(crate) fn into_reply(self, request: Replay) -> Reply {
+    pub(crate) fn into_reply(self, request: Replay) -> UpstreamResponse {
         let Self {
             response,
             sending,
@@ -477,7 +477,7 @@ impl Answered {
                 })
             }
         });
-        Reply::Response(response)
+        UpstreamResponse::Response(response)
     }
 }
 

@@ -20,7 +20,7 @@ pub use dial::{Dialer, Proxy};
 pub use pool::Pool;
 pub(crate) use pool::Slot;
 pub use pool_set::Pools;
-pub use replay::{Repeat, Replay};
+pub use replay::{Replay, RetryClass};
 pub use transport::Wire;
 
 use http::{Response, StatusCode};
@@ -29,7 +29,7 @@ use crate::body::ResponseBody;
 
 /// Which identity a connection to upstream stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Leg {
+pub enum UpstreamIdentity {
     /// Presents the front-proxy certificate: for identities that we assert.
     FrontProxy,
     /// Presents none: for bearer tokens and the anonymous, who are judged
@@ -37,7 +37,7 @@ pub enum Leg {
     Plain,
 }
 
-impl Leg {
+impl UpstreamIdentity {
     /// As a metric label.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -49,7 +49,7 @@ impl Leg {
 
 /// Which identity a connection to a peer stands for, and which requests share it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum PeerLeg {
+pub(crate) enum PeerConnectionIdentity {
     /// Presents the front-proxy certificate: for identities that we assert, and for all
     /// requests to a bridge, which recognises a peer by it and never takes it for the
     /// identity of a request.
@@ -65,7 +65,7 @@ pub(crate) enum PeerLeg {
 
 /// In which protocol a request should go up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Prefer {
+pub enum ProtocolPreference {
     /// HTTP/1.1 if upstream speaks it.
     H1,
     /// HTTP/2 if upstream speaks it.
@@ -76,14 +76,14 @@ pub enum Prefer {
 
 /// What upstream answered.
 #[derive(Debug)]
-pub enum Reply {
+pub enum UpstreamResponse {
     /// A response.
     Response(Response<ResponseBody>),
     /// 101: the connection is the client's now.
     Upgraded(Response<()>, h1::Upgraded),
 }
 
-impl Reply {
+impl UpstreamResponse {
     /// The status of the answer.
     pub fn status(&self) -> StatusCode {
         match self {

@@ -15,7 +15,10 @@ use tokio::time::{Instant, sleep};
 use super::connect::Spoken;
 use super::h1::{H1Connection, headers_for_h1};
 use super::h2::{self, H2Connection, Stream};
-use super::{ConnectError, Prefer, Repeat, Replay, Reply, SendError, Target, UpstreamIo};
+use super::{
+    ConnectError, ProtocolPreference, Replay, RetryClass, SendError, Target, UpstreamIo,
+    UpstreamResponse,
+};
 use crate::header_bounds;
 use crate::header_metrics::{HeaderLimit, HeaderMetrics};
 use crate::metrics::{Gauge, Metrics};
@@ -108,8 +111,8 @@ impl Pool {
     pub async fn send(
         self: &Arc<Self>,
         request: &mut Request<Replay>,
-        prefer: Prefer,
-    ) -> Result<Reply, SendError> {
+        prefer: ProtocolPreference,
+    ) -> Result<UpstreamResponse, SendError> {
         self.send_unless(request, prefer, |_, _| false).await
     }
 
@@ -118,20 +121,21 @@ impl Pool {
     pub async fn send_unless(
         self: &Arc<Self>,
         request: &mut Request<Replay>,
-        prefer: Prefer,
+        prefer: ProtocolPreference,
         declines: impl Fn(StatusCode, &HeaderMap) -> bool,
-    ) -> Result<Reply, SendError> {
+    ) -> Result<UpstreamResponse, SendError> {
         // The parts are borrowed by the connection and needed again if it
         // fails: taken out, and put back.
         let empty = Request::new(request.body().empty());
         let (mut head, mut body) = std::mem::replace(request, empty).into_parts();
-        let channel =
-            if prefer == Prefer::Upgrade || header_bounds::may_share(&head, body.header_bytes()) {
-                self.channel(prefer).await
-            } else {
-                // Boxed: it happens seldom, and each watch would have room for it.
-                Box::pin(self.exclusive_channel(body.repeat())).await
-            };
+        let channel = if prefer == ProtocolPreference::Upgrade
+            || header_bounds::may_share(&head, body.header_bytes())
+        {
+            self.channel(prefer).await
+        } else {
+            // Boxed: it happens seldom, and each watch would have room for it.
+            Box::pin(self.exclusive_channel(body.repeat())).await
+        };
         let error = match channel {
             Err(error) => error.into(),
             Ok(Channel::H1(connection)) => {
@@ -166,7 +170,7 @@ impl Pool {
         Err(error)
     }
 
-    async fn channel(&self, prefer: Prefer) -> Result<Channel, ConnectError> {
+    async fn channel(&self, prefer: ProtocolPreference) -> Result<Channel, ConnectError> {
         let opened = self.open(prefer).await;
         if opened.is_err() {
             // What comes back may be another server, which speaks more.
@@ -203,7 +207,7 @@ impl Pool {
 
     /// A connection for one request alone: HTTP/1.1, or HTTP/2 where upstream speaks
     /// nothing else.
-    async fn exclusive_channel(&self, repeat: Repeat) -> Result<Channel, ConnectError> {
+    async fn exclusive_channel(&self, repeat: RetryClass) -> Result<Channel, ConnectError> {
         let Ok(permit) = self.exclusive.clone().try_acquire_owned() else {
             self.headers.met(HeaderLimit::OwnConnectionRefused);
             let cause = format_args!("{MAX_EXCLUSIVE} requests with large headers are under way");
@@ -212,7 +216,7 @@ impl Pool {
         self.headers.met(HeaderLimit::OwnConnection);
         if !self.h2_only.load(Ordering::Relaxed) {
             // A connection that upstream is about to close fails a write for good.
-            if repeat == Repeat::Harmless
+            if repeat == RetryClass::Idempotent
                 && let Some(connection) = self.take_idle()
             {
                 return Ok(Channel::H1(connection.holding(permit)));
@@ -233,20 +237,22 @@ impl Pool {
         Ok(Channel::H2(stream.holding(permit)))
     }
 
-    async fn open(&self, prefer: Prefer) -> Result<Channel, ConnectError> {
+    async fn open(&self, prefer: ProtocolPreference) -> Result<Channel, ConnectError> {
         let h2_only = self.h2_only.load(Ordering::Relaxed);
         let h1_only = self.h1_only.load(Ordering::Relaxed);
         match prefer {
-            Prefer::H2 if !h1_only => self.h2().await,
-            Prefer::H1 if h2_only => self.h2().await,
-            Prefer::H1 | Prefer::H2 | Prefer::Upgrade => self.h1(prefer).await,
+            ProtocolPreference::H2 if !h1_only => self.h2().await,
+            ProtocolPreference::H1 if h2_only => self.h2().await,
+            ProtocolPreference::H1 | ProtocolPreference::H2 | ProtocolPreference::Upgrade => {
+                self.h1(prefer).await
+            }
         }
     }
 
-    async fn h1(&self, prefer: Prefer) -> Result<Channel, ConnectError> {
+    async fn h1(&self, prefer: ProtocolPreference) -> Result<Channel, ConnectError> {
         // An upgrade takes its connection away for good, and its request must
         // not meet one that upstream is about to close: it gets a new one.
-        if prefer != Prefer::Upgrade
+        if prefer != ProtocolPreference::Upgrade
             && let Some(connection) = self.take_idle()
         {
             return Ok(Channel::H1(connection));
@@ -256,7 +262,7 @@ impl Pool {
                 io,
                 Slot::new(&self.gauges.h1),
             ))),
-            Err(error) if error.no_common_protocol && prefer == Prefer::H1 => {
+            Err(error) if error.no_common_protocol && prefer == ProtocolPreference::H1 => {
                 self.h2_only.store(true, Ordering::Relaxed);
                 self.h2().await
             }
@@ -362,8 +368,8 @@ enum Channel {
 }
 
 /// Has the client's connection end with this reply.
-fn closing(mut reply: Reply, closes: bool) -> Reply {
-    if closes && let Reply::Response(response) = &mut reply {
+fn closing(mut reply: UpstreamResponse, closes: bool) -> UpstreamResponse {
+    if closes && let UpstreamResponse::Response(response) = &mut reply {
         response.extensions_mut().insert(CloseConnection);
     }
     reply

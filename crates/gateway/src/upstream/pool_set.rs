@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use skewbridge_peers::{Identity, KeyDigest, Peer};
 
-use super::{Leg, PeerLeg, Pool};
+use super::{PeerConnectionIdentity, Pool, UpstreamIdentity};
 use crate::metrics::Metrics;
-use crate::tls::reload::{Live, Targets};
+use crate::tls::reload::{LiveTls, UpstreamTargets};
 
 /// Made anew when the files of a target change: what is under way on the old
 /// ones ends in peace.
@@ -17,11 +17,11 @@ pub struct Pools(Mutex<Option<Current>>);
 
 #[derive(Debug)]
 struct Current {
-    targets: Arc<Targets>,
+    targets: Arc<UpstreamTargets>,
     plain: Arc<Pool>,
     anonymous: Arc<Pool>,
     front_proxy: Option<Arc<Pool>>,
-    peers: HashMap<(Identity, PeerLeg), PeerPool>,
+    peers: HashMap<(Identity, PeerConnectionIdentity), PeerPool>,
 }
 
 /// A pool, with the address and the pinned keys for which it was made.
@@ -37,19 +37,24 @@ const PEER: &str = "peer";
 
 impl Pools {
     /// The pool of a leg.
-    pub(crate) fn of(&self, leg: Leg, live: &Live, metrics: &Metrics) -> Option<Arc<Pool>> {
+    pub(crate) fn of(
+        &self,
+        leg: UpstreamIdentity,
+        live: &LiveTls,
+        metrics: &Metrics,
+    ) -> Option<Arc<Pool>> {
         let mut current = self.lock();
         let current = refresh(&mut current, live, metrics);
         match leg {
-            Leg::Plain => Some(current.plain.clone()),
-            Leg::FrontProxy => current.front_proxy.clone(),
+            UpstreamIdentity::Plain => Some(current.plain.clone()),
+            UpstreamIdentity::FrontProxy => current.front_proxy.clone(),
         }
     }
 
     /// The pool of anonymous callers, and of tokens that kube-apiserver has not accepted
     /// yet, on the plain leg. kube-apiserver ends a connection after it has answered an
     /// anonymous request, or any with 401, so they share none with accepted tokens.
-    pub(crate) fn anonymous(&self, live: &Live, metrics: &Metrics) -> Arc<Pool> {
+    pub(crate) fn anonymous(&self, live: &LiveTls, metrics: &Metrics) -> Arc<Pool> {
         let mut current = self.lock();
         refresh(&mut current, live, metrics).anonymous.clone()
     }
@@ -58,8 +63,8 @@ impl Pools {
     pub(crate) fn to(
         &self,
         peer: &Peer,
-        leg: PeerLeg,
-        live: &Live,
+        leg: PeerConnectionIdentity,
+        live: &LiveTls,
         metrics: &Metrics,
     ) -> Option<Arc<Pool>> {
         let address = peer.address?;
@@ -109,15 +114,23 @@ impl Pools {
 
 fn refresh<'a>(
     current: &'a mut Option<Current>,
-    live: &Live,
+    live: &LiveTls,
     metrics: &Metrics,
 ) -> &'a mut Current {
     let targets = live.targets.load();
     let fresh = || Current {
-        plain: Pool::new(targets.plain.clone(), Leg::Plain.as_str(), metrics),
-        anonymous: Pool::new(targets.plain.clone(), Leg::Plain.as_str(), metrics),
+        plain: Pool::new(
+            targets.plain.clone(),
+            UpstreamIdentity::Plain.as_str(),
+            metrics,
+        ),
+        anonymous: Pool::new(
+            targets.plain.clone(),
+            UpstreamIdentity::Plain.as_str(),
+            metrics,
+        ),
         front_proxy: (targets.front_proxy.clone())
-            .map(|target| Pool::new(target, Leg::FrontProxy.as_str(), metrics)),
+            .map(|target| Pool::new(target, UpstreamIdentity::FrontProxy.as_str(), metrics)),
         peers: HashMap::new(),
         targets: targets.clone(),
     };

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use skewbridge_api::hygiene;
 
-use crate::authn::Trust;
+use crate::authn::TrustConfig;
 use crate::body::{BodyError, Frame, PollFrame, RequestBody};
 use crate::buffer_budget::Reservation;
 use crate::header_bounds::list_bytes;
@@ -26,19 +26,19 @@ const MAX_TRAILERS_BYTES: usize = 8 * 1024;
 /// Whether a request may be sent again when it is not certain that upstream has
 /// not acted on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Repeat {
+pub enum RetryClass {
     /// It only reads.
-    Harmless,
+    Idempotent,
     /// It changes something, or starts something: exec by WebSocket is a GET.
-    OnlyIfCertain,
+    OnlyIfUnsent,
 }
 
 /// A body, and what of it has been sent so far.
 #[derive(Debug)]
 pub struct Replay {
     body: RequestBody,
-    trust: Arc<Trust>,
-    repeat: Repeat,
+    trust: Arc<TrustConfig>,
+    repeat: RetryClass,
     /// Sent before, by reference to the same memory.
     sent: VecDeque<Frame>,
     sent_bytes: usize,
@@ -54,7 +54,7 @@ pub struct Replay {
 
 impl Replay {
     /// Nothing sent yet.
-    pub fn new(body: RequestBody, trust: Arc<Trust>, repeat: Repeat) -> Self {
+    pub fn new(body: RequestBody, trust: Arc<TrustConfig>, repeat: RetryClass) -> Self {
         Self {
             body,
             trust,
@@ -107,7 +107,7 @@ impl Replay {
     /// status has begun. kube-apiserver reads no more of what it refuses, and never needs
     /// the body of a read.
     pub(crate) fn is_wanted_after(&self, status: StatusCode) -> bool {
-        self.duplex || (self.repeat == Repeat::OnlyIfCertain && status.is_success())
+        self.duplex || (self.repeat == RetryClass::OnlyIfUnsent && status.is_success())
     }
 
     /// Bytes that the client has sent and that have not been read.
@@ -121,7 +121,7 @@ impl Replay {
     }
 
     /// Whether it may be sent again when in doubt.
-    pub(crate) fn repeat(&self) -> Repeat {
+    pub(crate) fn repeat(&self) -> RetryClass {
         self.repeat
     }
 

@@ -11,7 +11,7 @@ use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
 use skewbridge_api::identity::{IdentityHeaders, User};
 use skewbridge_api::status::Status;
 use skewbridge_api::version::Version;
-use skewbridge_gateway::authn::{Caller, Presented, Trust};
+use skewbridge_gateway::authn::{Caller, ClientCertState, TrustConfig};
 
 use crate::rbac::Deed;
 
@@ -25,7 +25,7 @@ const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// Whom a server believes.
 pub(super) struct Authenticator {
-    trust: Arc<Trust>,
+    trust: Arc<TrustConfig>,
     tokens: Tokens,
     version: Option<Version>,
 }
@@ -35,7 +35,11 @@ pub(super) struct Authenticator {
 struct Tokens(HashMap<[u8; 32], User>);
 
 impl Authenticator {
-    pub(super) fn new(trust: Trust, tokens: &HashMap<String, User>, git_version: &str) -> Self {
+    pub(super) fn new(
+        trust: TrustConfig,
+        tokens: &HashMap<String, User>,
+        git_version: &str,
+    ) -> Self {
         let tokens = tokens.iter();
         Self {
             trust: Arc::new(trust),
@@ -50,7 +54,11 @@ impl Authenticator {
 
     /// Who sent a request, in kube-apiserver's order; 401 for those who show something
     /// that is not good.
-    pub(super) fn user(&self, presented: &Presented, headers: &HeaderMap) -> Result<User, Status> {
+    pub(super) fn user(
+        &self,
+        presented: &ClientCertState,
+        headers: &HeaderMap,
+    ) -> Result<User, Status> {
         let mut user = match presented.caller(&self.trust, headers).caller {
             Caller::Peer(user) => user,
             Caller::Certificate(user) => {

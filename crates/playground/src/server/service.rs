@@ -10,7 +10,7 @@ use http::{HeaderValue, Method, Request, StatusCode};
 use skewbridge_api::identity::User;
 use skewbridge_api::request_info::{DecodedPath, Kind, RequestInfo};
 use skewbridge_api::status::Status;
-use skewbridge_gateway::authn::Presented;
+use skewbridge_gateway::authn::ClientCertState;
 use skewbridge_gateway::body::{Frame, RequestBody};
 use skewbridge_gateway::serve::{Answer, Service};
 
@@ -27,7 +27,7 @@ const MAX_BODY: usize = 3 * 1024 * 1024;
 #[derive(Clone)]
 pub(super) struct Requests {
     pub(super) server: Arc<Server>,
-    pub(super) presented: Arc<Presented>,
+    pub(super) presented: Arc<ClientCertState>,
 }
 
 impl Service for Requests {

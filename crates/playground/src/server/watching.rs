@@ -290,7 +290,7 @@ impl fmt::Debug for WatchBody {
 
 #[cfg(test)]
 mod tests {
-    use skewbridge_gateway::drain::{Leave, announcement};
+    use skewbridge_gateway::drain::{DrainTrigger, announcement};
 
     use super::super::shared::SharedStore;
     use super::*;
@@ -301,7 +301,7 @@ mod tests {
     }
 
     /// A watch that has news at hand, and whoever ends it.
-    fn busy(bookmarks: Option<Instant>, ends: Instant) -> (Watching, Leave) {
+    fn busy(bookmarks: Option<Instant>, ends: Instant) -> (Watching, DrainTrigger) {
         let store = SharedStore::new().unwrap();
         let map = |name| {
             let made = store.create(&maps(), "default", object(name, json!({})));

@@ -17,7 +17,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 use skewbridge_gateway::body::{RequestBody, ResponseBody};
 use skewbridge_gateway::drain::announcement;
-use skewbridge_gateway::serve::h1::{self, Patience};
+use skewbridge_gateway::serve::h1::{self, ClientTimeouts};
 use skewbridge_gateway::serve::{Answer as Answered, ClientIo, Service};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
@@ -29,7 +29,7 @@ use super::orders::{Answer, Deed, Order, Wish};
 const MOST_CONNECTIONS: usize = 16;
 
 /// What clients are allowed, who have little to say.
-pub(super) const PATIENCE: Patience = Patience {
+pub(super) const PATIENCE: ClientTimeouts = ClientTimeouts {
     head: Duration::from_secs(10),
     idle: Duration::from_secs(10),
     stall: Duration::from_secs(10),
@@ -57,7 +57,7 @@ impl fmt::Debug for Control {
 }
 
 /// Serves until it is dropped. Those who say nothing make room for those who come.
-pub(super) async fn run(listener: TcpListener, control: Control, patience: Patience) {
+pub(super) async fn run(listener: TcpListener, control: Control, patience: ClientTimeouts) {
     let (_never, drain) = announcement();
     let mut connections = JoinSet::new();
     let mut open: VecDeque<Open> = VecDeque::new();
@@ -246,7 +246,7 @@ mod tests {
             ..control()
         };
         // Nobody is sent away for being slow: that is not what helps here.
-        let patience = Patience {
+        let patience = ClientTimeouts {
             head: 100 * limit,
             idle: 100 * limit,
             stall: 100 * limit,

@@ -213,7 +213,7 @@ fn an_untimely_certificate_loads_and_says_so() {
         .load()
         .unwrap();
     let untimely = pair.untimely(SystemTime::now());
-    assert!(matches!(untimely, Some(Untimely::Expired(_))));
+    assert!(matches!(untimely, Some(ValidityError::Expired(_))));
 }
 
 #[test]
