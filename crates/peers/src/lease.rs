@@ -226,7 +226,11 @@ impl IdentityLease {
 /// its server keeps, or takes it back; beside it the served record, in base64.
 pub fn bridge_patch(address: Option<SocketAddr>, served: Option<&str>) -> String {
     let address = address.map(|it| it.to_string());
-    let annotations = json!({ BRIDGE_ANNOTATION: address, SERVED_ANNOTATION: served });
+    let mut annotations = json!({ BRIDGE_ANNOTATION: address });
+    // A bridge without a record of its own leaves the one that is there.
+    if let Some(served) = served {
+        annotations[SERVED_ANNOTATION] = served.into();
+    }
     json!({ "metadata": { "annotations": annotations } }).to_string()
 }
 

@@ -568,6 +568,8 @@ impl Roster {
             }
             Err(problem) => {
                 entry.fetch.failed(at, jitter);
+                // Another process may have the address when it answers again.
+                entry.bridge_at = None;
                 entry.problem = Some(problem);
                 if entry.direct == Direct::BridgeAnswers {
                     entry.direct = Direct::Untried;
@@ -755,11 +757,10 @@ impl Roster {
         let departure = departure.filter(|_| !answers);
         let bridge_left = departure.is_some();
         let departure_problem = departure.filter(|_| entry.direct != Direct::Answers);
-        let is_bridge = advertised.is_some_and(|it| match it.origin {
-            Origin::Bridge => true,
-            Origin::Server => false,
-            Origin::File { .. } => entry.bridge_at == Some(it.address),
-        });
+        // A kube-apiserver may have taken over the address of a bridge that was killed.
+        let is_bridge = advertised
+            .is_some_and(|it| it.origin != Origin::Server && entry.bridge_at == Some(it.address));
+        let is_published_by_bridge = advertised.is_some_and(|it| it.origin == Origin::Bridge);
         let published = self.published.get(identity);
         Some(Peer {
             identity: identity.clone(),
@@ -776,7 +777,9 @@ impl Roster {
                 // server behind it, and not of an older release that came after it.
                 serving_keys: match published {
                     Some(record)
-                        if is_bridge && record.left.is_none() && record.bridge == address =>
+                        if is_published_by_bridge
+                            && record.left.is_none()
+                            && record.bridge == address =>
                     {
                         record.serving_keys.clone()
                     }
@@ -879,8 +882,8 @@ pub struct PeerRecord {
     pub source: Option<Source>,
     /// The bridge of the peer announced that it leaves, and has not come back.
     pub bridge_left: bool,
-    /// The address of the peer is that of a bridge. Else a kube-apiserver is asked directly,
-    /// as far as is known.
+    /// A bridge has answered the last poll at the address of the peer. Else a kube-apiserver
+    /// may be there, which gets tokens without the front-proxy certificate.
     pub is_bridge: bool,
     /// Digests of the keys with which the peer's bridge serves. Empty: not known.
     pub serving_keys: Vec<KeyDigest>,

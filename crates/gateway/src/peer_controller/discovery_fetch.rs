@@ -164,6 +164,7 @@ async fn legacy(
         return Err(format!("it lists more than {MAX_LISTS} group-versions"));
     }
     let now = Instant::now();
+    let knows_shared = shared.is_some();
     let is_shared = |path: &String| {
         let of_list = shared.zip(group_version(path));
         of_list.is_some_and(|(shared, (group, version))| shared.contains(group, version, now))
@@ -198,13 +199,13 @@ async fn legacy(
             return Err(format!("{path}: no answer"));
         };
         let answer = answer?;
-        match answer.status {
-            StatusCode::OK => legacy
+        match list_use(answer.status, knows_shared) {
+            ListUse::Add => legacy
                 .add(&path, &answer.body)
                 .map_err(|error| format!("{path}: {error}"))?,
-            // Registered by another server, or by one that is away: not served by this one.
-            StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE => {}
-            _ => {
+            ListUse::LeaveOut => {}
+            ListUse::KeepKnown if keep_known(&mut legacy, &path, known) => {}
+            ListUse::KeepKnown | ListUse::Fail => {
                 answer.ok(&path)?;
             }
         }
@@ -223,6 +224,33 @@ async fn legacy(
         version,
         by_bridge: false,
     })
+}
+
+/// What the answer to the request for a list of the server's own APIs means.
+#[derive(Debug, PartialEq, Eq)]
+enum ListUse {
+    /// It is the list.
+    Add,
+    /// The server does not serve the group-version.
+    LeaveOut,
+    /// The server serves what it served before, and cannot say so now.
+    KeepKnown,
+    /// Nothing is known of the server by this poll.
+    Fail,
+}
+
+fn list_use(status: StatusCode, knows_shared: bool) -> ListUse {
+    match status {
+        StatusCode::OK => ListUse::Add,
+        // Registered by another server.
+        StatusCode::NOT_FOUND => ListUse::LeaveOut,
+        // Until it is known which APIs are aggregated, this one may be, and its server away.
+        StatusCode::SERVICE_UNAVAILABLE if !knows_shared => ListUse::LeaveOut,
+        // The server is shutting down, or its bridge does not reach it. Without the list, its
+        // APIs would be 404 for as long as its Lease lives.
+        StatusCode::SERVICE_UNAVAILABLE => ListUse::KeepKnown,
+        _ => ListUse::Fail,
+    }
 }
 
 /// Adds the list of a path as it was known before. Whether it was.
@@ -320,6 +348,23 @@ fn version_in(answer: Answer) -> Result<Option<Version>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_that_is_away_for_a_moment_keeps_its_apis() {
+        let rows = [
+            (200, true, ListUse::Add),
+            (404, true, ListUse::LeaveOut),
+            (503, true, ListUse::KeepKnown),
+            (503, false, ListUse::LeaveOut),
+            (403, true, ListUse::Fail),
+            (500, false, ListUse::Fail),
+        ];
+        for (status, knows_shared, expected) in rows {
+            let status = StatusCode::from_u16(status).unwrap();
+            let list_use = list_use(status, knows_shared);
+            assert_eq!(list_use, expected, "{status} {knows_shared}");
+        }
+    }
 
     #[test]
     fn the_group_version_of_a_list_is_in_its_path() {

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime};
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use skewbridge_peers::registry::{Activity, Addresses, Advertised, Registry, StatusReporter};
-use skewbridge_peers::roster::ROLLOUT_GRACE;
+use skewbridge_peers::roster::{MAX_RECORDS, ROLLOUT_GRACE};
 use skewbridge_peers::schedule::{News, Schedule};
 use skewbridge_peers::watch::WatchEvent;
 use skewbridge_peers::{
@@ -757,8 +757,10 @@ struct EndedLeases(BTreeMap<Identity, (IdentityLease, Instant)>);
 
 impl EndedLeases {
     fn add(&mut self, lease: IdentityLease, now: Instant) {
-        // Each was a living Lease before: their number is bounded by those.
-        self.0.insert(lease.identity().clone(), (lease, now));
+        // Leases that are made and deleted in a loop would add up.
+        if self.0.len() < MAX_RECORDS || self.0.contains_key(lease.identity()) {
+            self.0.insert(lease.identity().clone(), (lease, now));
+        }
     }
 
     /// Living Leases, and those that have ended a short time ago.
@@ -852,6 +854,18 @@ mod tests {
         let silent = pending::<Result<(), String>>();
         let (outcome, has_answered) = poll(NO_ANSWER, silent, |()| good()).await;
         assert!(outcome.is_err() && !has_answered);
+    }
+
+    #[test]
+    fn the_number_of_ended_leases_is_bounded() {
+        let now = Instant::now();
+        let mut ended = EndedLeases::default();
+        for number in 0..MAX_RECORDS + 9 {
+            let identity = Identity::named(&format!("apiserver-{number}")).unwrap();
+            let lease = IdentityLease::new(&identity, "host", "holder", SystemTime::UNIX_EPOCH);
+            ended.add(lease, now);
+        }
+        assert_eq!(ended.with_living(&BTreeMap::new(), now).len(), MAX_RECORDS);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! registry, and the records of all others in `--state-dir`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -11,7 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use ipnet::IpNet;
 use skewbridge_discovery::Document;
 use skewbridge_peers::registry::{RecordChannels, Registry};
-use skewbridge_peers::roster::ROLLOUT_GRACE;
+use skewbridge_peers::roster::{MAX_RECORDS, ROLLOUT_GRACE};
 use skewbridge_peers::{
     Excluded, Identity, IdentityLease, KeyDigest, Peers, Records, Roster, Served, ServedRecord,
     Source,
@@ -53,7 +54,7 @@ pub(super) struct RecordKeeper {
     /// The own record as an annotation, where records are in annotations.
     annotation: Option<String>,
     /// Records from annotations, by their text.
-    annotated: BTreeMap<Identity, (String, Option<Arc<ServedRecord>>)>,
+    annotated: AnnotatedRecords<Arc<ServedRecord>>,
     /// Until when the registry is waited for. `None` once it has been read.
     awaited_until: Option<Instant>,
     /// Peers that have answered since the last look.
@@ -135,7 +136,7 @@ impl RecordKeeper {
             outdated,
             task,
             annotation: None,
-            annotated: BTreeMap::new(),
+            annotated: AnnotatedRecords::default(),
             awaited_until,
             answered: BTreeSet::new(),
             recorded: BTreeMap::new(),
@@ -208,25 +209,11 @@ impl RecordKeeper {
         leases: &BTreeMap<Identity, IdentityLease>,
         networks: &[IpNet],
     ) -> Records {
-        self.annotated
-            .retain(|identity, _| leases.contains_key(identity));
-        for (identity, lease) in leases {
-            let text = lease.served().unwrap_or_default();
-            let known = self.annotated.get(identity);
-            if known.is_some_and(|(known, _)| known == text) {
-                continue;
-            }
-            let record = decode_annotation(identity, text).map(|mut record| {
-                super::keep_permitted_server(&mut record, networks);
-                Arc::new(record)
-            });
-            self.annotated
-                .insert(identity.clone(), (text.to_owned(), record));
-        }
-        let records = self.annotated.iter();
-        records
-            .filter_map(|(identity, (_, record))| Some((identity.clone(), record.clone()?)))
-            .collect()
+        self.annotated.update(leases, |identity, text| {
+            let mut record = decode_annotation(identity, text)?;
+            super::keep_permitted_server(&mut record, networks);
+            Some(Arc::new(record))
+        })
     }
 
     /// The own record as an annotation of the own Lease.
@@ -437,6 +424,65 @@ fn made(identity: Identity, served: &Served, shared: &Excluded) -> ServedRecord 
     ServedRecord::new(identity, served, is_shared, SystemTime::now())
 }
 
+/// Decoded annotations. Every client that may write Leases can add one, with a record of up to
+/// 4 MiB in it, so their number is bounded.
+#[derive(Debug)]
+struct AnnotatedRecords<T>(BTreeMap<Identity, Annotated<T>>);
+
+#[derive(Debug)]
+struct Annotated<T> {
+    /// The hash of the text that was decoded.
+    text_hash: u64,
+    /// `None` if the text is not a record.
+    record: Option<T>,
+}
+
+impl<T> Default for AnnotatedRecords<T> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<T: Clone> AnnotatedRecords<T> {
+    /// Decodes the annotations that have changed. A Lease beyond [`MAX_RECORDS`] counts as one
+    /// without a record.
+    fn update(
+        &mut self,
+        leases: &BTreeMap<Identity, IdentityLease>,
+        decode: impl Fn(&Identity, &str) -> Option<T>,
+    ) -> BTreeMap<Identity, T> {
+        self.0.retain(|identity, _| leases.contains_key(identity));
+        let held = self.0.values().filter(|it| it.record.is_some());
+        let mut room = MAX_RECORDS.saturating_sub(held.count());
+        for (identity, lease) in leases {
+            let text = lease.served().unwrap_or_default();
+            let text_hash = hash(text);
+            let known = self.0.get(identity);
+            if known.is_some_and(|it| it.text_hash == text_hash) {
+                continue;
+            }
+            room += usize::from(known.is_some_and(|it| it.record.is_some()));
+            if room == 0 {
+                continue;
+            }
+            let record = decode(identity, text);
+            room -= usize::from(record.is_some());
+            let annotated = Annotated { text_hash, record };
+            self.0.insert(identity.clone(), annotated);
+        }
+        let records = self.0.iter();
+        records
+            .filter_map(|(identity, it)| Some((identity.clone(), it.record.clone()?)))
+            .collect()
+    }
+}
+
+fn hash(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
+}
+
 fn decode_annotation(identity: &Identity, text: &str) -> Option<ServedRecord> {
     if text.is_empty() {
         return None;
@@ -455,5 +501,40 @@ fn decode_annotation(identity: &Identity, text: &str) -> Option<ServedRecord> {
             tracing::warn!(%identity, %problem, "the served record on a Lease is ignored");
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A Lease with this text as its served record.
+    fn lease(number: usize, text: &str) -> (Identity, IdentityLease) {
+        let identity = Identity::named(&format!("apiserver-{number:04}")).unwrap();
+        let lease = IdentityLease::new(&identity, "host", "holder", SystemTime::UNIX_EPOCH);
+        let mut json: serde_json::Value = serde_json::from_str(&lease.to_json()).unwrap();
+        json["metadata"]["annotations"]["skewbridge.io/served"] = text.into();
+        let lease = IdentityLease::parse(json.to_string().as_bytes()).unwrap();
+        (identity, lease)
+    }
+
+    #[test]
+    fn the_number_of_annotated_records_is_bounded() {
+        let decode = |_: &Identity, text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let many = MAX_RECORDS + 9;
+        let mut leases: BTreeMap<_, _> = (0..many).map(|number| lease(number, "a")).collect();
+        leases.extend([lease(many, "")]);
+        let mut records = AnnotatedRecords::default();
+        assert_eq!(records.update(&leases, decode).len(), MAX_RECORDS);
+        // A record that is held can change.
+        leases.extend([lease(0, "b"), lease(many - 1, "b")]);
+        let held = records.update(&leases, decode);
+        assert_eq!(held.len(), MAX_RECORDS);
+        assert_eq!(held.values().filter(|it| *it == "b").count(), 1);
+        // Where one goes, another has room.
+        leases.remove(&lease(1, "").0);
+        let held = records.update(&leases, decode);
+        assert_eq!(held.len(), MAX_RECORDS);
+        assert!(!held.contains_key(&lease(1, "").0));
     }
 }

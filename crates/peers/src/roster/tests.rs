@@ -388,7 +388,7 @@ fn the_own_address_of_a_server_is_not_that_of_its_bridge() {
 
 /// Only a bridge needs the front-proxy certificate beside a token.
 #[test]
-fn an_address_is_a_bridges_where_a_bridge_has_published_it_or_answers_there() {
+fn an_address_is_a_bridges_only_where_a_bridge_has_answered_the_last_poll() {
     let at = Instant::now();
     let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
     let is_bridge = |roster: &Roster| roster.snapshot().peers[0].record.is_bridge;
@@ -407,7 +407,10 @@ fn an_address_is_a_bridges_where_a_bridge_has_published_it_or_answers_there() {
         (before, is_bridge(&roster))
     };
     let rows = [
-        (Advertised::by_bridge(address(1)), false, (true, true)),
+        (Advertised::by_bridge(address(1)), true, (false, true)),
+        // A kube-apiserver has taken over the address.
+        (Advertised::by_bridge(address(1)), false, (true, false)),
+        (Advertised::by_bridge(address(6)), true, (false, true)),
         (Advertised::by_server(address(2)), true, (false, false)),
         (Advertised::by_file(address(3), None), false, (false, false)),
         (Advertised::by_file(address(4), None), true, (false, true)),
@@ -417,6 +420,16 @@ fn an_address_is_a_bridges_where_a_bridge_has_published_it_or_answers_there() {
     for (advertised, by_bridge, expected) in rows {
         assert_eq!(answers(advertised, by_bridge), expected, "{advertised:?}");
     }
+    let advertised = Advertised::by_bridge(address(7));
+    assert_eq!(answers(advertised, true), (false, true));
+    roster.doubt(&identity(A), at);
+    roster.due(at);
+    let failed = Err("no answer".to_owned());
+    roster.fetched(&identity(A), failed, at, SystemTime::now(), 0.0);
+    assert!(
+        !is_bridge(&roster),
+        "it may be another process that answers next"
+    );
 }
 
 /// Its Lease with the record is deleted and made again.
