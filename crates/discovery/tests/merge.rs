@@ -41,6 +41,32 @@ fn names(document: &Document) -> Vec<&str> {
 }
 
 #[test]
+fn a_document_is_completed_with_the_chosen_group_versions_that_it_lacks() {
+    let all = real();
+    let (old, new) = (&all[2], &all[3]);
+    let is_chosen = |group: &str, _: &str| group == "resource.k8s.io";
+    let completed = old.completed_with(new, is_chosen);
+    let expected = merge(&[
+        old,
+        &new.without(|group, version| !is_chosen(group, version)),
+    ]);
+    let versions = |document: &Document| -> BTreeSet<_> {
+        let versions = document.versions();
+        let versions = versions.map(|(group, it)| (group.to_owned(), it.version.clone()));
+        versions.collect()
+    };
+    assert_eq!(versions(&completed), versions(&expected));
+    // What it has stays as it is.
+    for (group, version) in old.versions() {
+        assert_eq!(completed.version(group, &version.version), Some(version));
+    }
+    assert_eq!(&old.completed_with(new, |_, _| false), old);
+    let nothing = Document::default();
+    let whole = nothing.completed_with(new, |_, _| true);
+    assert_eq!(whole.items, new.items);
+}
+
+#[test]
 fn merged_is_the_union_and_keeps_the_order_of_each() {
     let all = real();
     for first in &all {
