@@ -244,7 +244,7 @@ impl Connection {
         let bridge = &*self.0.bridge;
         let trust = bridge.live.trust.load_full();
         let format = negotiate_error_format(&head.headers);
-        let switch = UpgradeRequest::read(&head.method, &head.headers);
+        let switch = UpgradeRequest::parse(&head.method, &head.headers);
         let upgrade = clean(head);
         let recognised = self.recognise(&trust, head, body).await;
         let (recognised, body) = recognised.map_err(|status| {
