@@ -1,4 +1,5 @@
-//! How a document is asked for, and in which form the answer came.
+//! Content negotiation of discovery: how a document is requested, and which format a response
+//! has.
 
 use http::HeaderMap;
 use skewbridge_api::media::{Format, MediaRange, alternatives};
@@ -6,8 +7,8 @@ use skewbridge_api::media::{Format, MediaRange, alternatives};
 use crate::document::Schema;
 use crate::object::Layout;
 
-/// What this server itself serves, by one that merges its peers' discovery into
-/// its own (1.35 and later). Servers that know no such profile pass it over.
+/// What the server itself serves, for servers that merge the discovery of their peers (1.35
+/// and later). Other servers ignore the profile.
 pub const V2_NOPEER: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList;profile=nopeer";
 /// Aggregated discovery of 1.30 and later.
@@ -17,12 +18,11 @@ pub const V2_BETA1: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
 /// The lists that every server has.
 pub const LEGACY: &str = "application/json";
-/// The same of the server itself, by a bridge that would complete them. Servers pass
-/// the profile over.
+/// The lists of the server itself, for a bridge that would merge them. Servers ignore the
+/// profile.
 pub const LEGACY_NOPEER: &str = "application/json;profile=nopeer";
 
-/// A document in any version, the best first: a server takes the first that it
-/// knows.
+/// A document in any version, the best first: a server takes the first that it supports.
 pub const LOCAL_AGGREGATED: &str = concat!(
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList;profile=nopeer,",
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,",
@@ -30,7 +30,7 @@ pub const LOCAL_AGGREGATED: &str = concat!(
     "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList",
 );
 
-/// The same, and lists of a server that knows no documents.
+/// The same, and lists for a server without aggregated discovery.
 pub const LOCAL_DOCUMENT: &str = concat!(
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList;profile=nopeer,",
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,",
@@ -39,7 +39,7 @@ pub const LOCAL_DOCUMENT: &str = concat!(
     "application/json",
 );
 
-/// In which form an answer came.
+/// The format of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiscoveryFormat {
     /// A document in `apidiscovery.k8s.io/v2`.
@@ -51,23 +51,25 @@ pub enum DiscoveryFormat {
 }
 
 impl DiscoveryFormat {
-    /// By the `Content-Type`. None if that is not JSON.
+    /// From the `Content-Type`. `None` if that is not JSON.
     pub fn from_content_type(text: &str) -> Option<Self> {
         let media = MediaRange::parse(text)?;
         if (&*media.kind, &*media.subkind) != ("application", "json") {
             return None;
         }
-        let says = |name: &str, value: &str| {
+        let has_parameter = |name: &str, value: &str| {
             media
                 .parameters
                 .iter()
-                .any(|(key, said)| key == name && said.eq_ignore_ascii_case(value))
+                .any(|(key, found)| key == name && found.eq_ignore_ascii_case(value))
         };
-        if !says("g", "apidiscovery.k8s.io") || !says("as", "APIGroupDiscoveryList") {
+        if !has_parameter("g", "apidiscovery.k8s.io")
+            || !has_parameter("as", "APIGroupDiscoveryList")
+        {
             Some(Self::Legacy)
-        } else if says("v", "v2") {
+        } else if has_parameter("v", "v2") {
             Some(Self::V2)
-        } else if says("v", "v2beta1") {
+        } else if has_parameter("v", "v2beta1") {
             Some(Self::V2Beta1)
         } else {
             Some(Self::Legacy)
@@ -75,49 +77,47 @@ impl DiscoveryFormat {
     }
 }
 
-/// What a client wants of `/api` or `/apis`.
+/// What a client requests from `/api` or `/apis`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestedDiscovery {
-    /// The document of the whole cluster.
+    /// The merged document of the whole cluster.
     Merged(DocumentEncoding),
-    /// That of the server itself.
+    /// The document of the server itself.
     Local(DocumentEncoding),
-    /// Lists, as before there were documents.
+    /// The older lists.
     Lists,
 }
 
-/// In which form a document is requested.
+/// The encoding of a requested document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DocumentEncoding {
-    /// In which version.
+    /// The schema version.
     pub schema: Schema,
-    /// In which format.
+    /// The serialisation format.
     pub format: Format,
-    /// How it is laid out.
+    /// The JSON layout.
     pub layout: Layout,
 }
 
-/// What servers write documents in, the best first.
+/// The formats that servers offer for documents, the best first.
 const OFFERS: [Format; 3] = [Format::Json, Format::Yaml, Format::Protobuf];
 
 impl RequestedDiscovery {
-    /// As kube-apiserver negotiates: what is no document is passed over, and of
-    /// the others the first that the server understands counts. The document of
-    /// the server alone is asked for by the profile `nopeer` (on the wire) or
-    /// `local` (in KEP-4020).
-    pub fn from_headers(headers: &HeaderMap, understands: impl Fn(Schema) -> bool) -> Self {
-        let mut among_peers = false;
+    /// Negotiates like kube-apiserver: alternatives other than documents are skipped, and the
+    /// first that the server supports counts. The document of the server itself is requested
+    /// by the profile `nopeer` (in kube-apiserver) or `local` (in KEP-4020).
+    pub fn from_headers(headers: &HeaderMap, supports: impl Fn(Schema) -> bool) -> Self {
+        let mut from_peer = false;
         for range in alternatives(headers).unwrap_or_default() {
             let Some(schema) = schema(&range).filter(|_| !range.is_beyond_objects()) else {
                 continue;
             };
-            // Who asks so is a server that wants to know what this one serves by
-            // itself, also where only a later alternative is understood. Were it
-            // told more, two servers could keep telling each other of an API that
-            // neither has.
-            among_peers |= is_local(&range);
+            // Such a request comes from a server that asks what this one serves itself, also
+            // if only a later alternative is supported. With a merged answer, two servers
+            // could keep reporting an API to each other that neither has.
+            from_peer |= is_local(&range);
             let format = OFFERS.into_iter().find(|format| range.includes(*format));
-            let (Some(format), true) = (format, understands(schema)) else {
+            let (Some(format), true) = (format, supports(schema)) else {
                 continue;
             };
             let encoding = DocumentEncoding {
@@ -128,7 +128,7 @@ impl RequestedDiscovery {
                     _ => Layout::Compact,
                 },
             };
-            return if among_peers {
+            return if from_peer {
                 Self::Local(encoding)
             } else {
                 Self::Merged(encoding)
@@ -139,7 +139,7 @@ impl RequestedDiscovery {
 }
 
 impl DocumentEncoding {
-    /// Of the answer.
+    /// The content type of the response.
     pub fn content_type(self) -> &'static str {
         match (self.format, self.schema) {
             (Format::Protobuf, Schema::V2) => PROTOBUF_V2,
@@ -160,7 +160,7 @@ const YAML_V2: &str = "application/yaml;g=apidiscovery.k8s.io;v=v2;as=APIGroupDi
 const YAML_V2_BETA1: &str =
     "application/yaml;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
 
-/// Whether somebody wants to know what a server serves by itself, in whatever form.
+/// Whether a request asks what the server itself serves, in any format.
 pub fn requests_local_only(headers: &HeaderMap) -> bool {
     let ranges = alternatives(headers).unwrap_or_default();
     ranges.iter().any(is_local)
@@ -170,7 +170,7 @@ fn is_local(range: &MediaRange<'_>) -> bool {
     matches!(range.parameter("profile"), Some("nopeer" | "local"))
 }
 
-/// The version of documents that an alternative asks for.
+/// The document version that an alternative requests.
 fn schema(range: &MediaRange<'_>) -> Option<Schema> {
     let names = ["g", "v", "as"].map(|name| range.parameter(name));
     match names {
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_form_is_asked_for_first() {
+    fn the_best_format_is_requested_first() {
         let beta_nopeer = format!("{V2_BETA1};profile=nopeer");
         let offers = [V2_NOPEER, V2, &beta_nopeer, V2_BETA1, LEGACY];
         assert_eq!(LOCAL_DOCUMENT, offers.join(","));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_form_is_told_by_the_content_type() {
+    fn the_format_is_derived_from_the_content_type() {
         let rows = [
             (V2_NOPEER, Some(DiscoveryFormat::V2)),
             (V2, Some(DiscoveryFormat::V2)),
@@ -237,12 +237,12 @@ mod tests {
         }
     }
 
-    fn requested(accept: &[&str], understands: fn(Schema) -> bool) -> RequestedDiscovery {
+    fn requested(accept: &[&str], supports: fn(Schema) -> bool) -> RequestedDiscovery {
         let mut headers = HeaderMap::new();
         for value in accept {
             headers.append(http::header::ACCEPT, value.parse().unwrap());
         }
-        RequestedDiscovery::from_headers(&headers, understands)
+        RequestedDiscovery::from_headers(&headers, supports)
     }
 
     fn encoding(schema: Schema, format: Format) -> DocumentEncoding {
@@ -258,7 +258,7 @@ mod tests {
     const ONLY_BETA: fn(Schema) -> bool = |schema| schema == Schema::V2Beta1;
 
     #[test]
-    fn the_first_document_that_is_understood_is_wanted() {
+    fn the_first_supported_document_is_chosen() {
         let v2 = RequestedDiscovery::Merged(encoding(Schema::V2, Format::Json));
         let beta = RequestedDiscovery::Merged(encoding(Schema::V2Beta1, Format::Json));
         let local = RequestedDiscovery::Local(encoding(Schema::V2, Format::Json));
@@ -275,7 +275,7 @@ mod tests {
             (&*client, BETA_TOO, v2),
             (&client, ONLY_V2, v2),
             (&client, ONLY_BETA, beta),
-            // What is no document is passed over, wherever it stands.
+            // Alternatives other than documents are skipped, at any position.
             (&lists_first, ONLY_V2, v2),
             (&low, BETA_TOO, beta),
             (&low, ONLY_V2, v2),
@@ -298,8 +298,8 @@ mod tests {
                 RequestedDiscovery::Lists,
             ),
         ];
-        for (accept, understands, expected) in rows {
-            assert_eq!(requested(&[accept], understands), expected, "{accept}");
+        for (accept, supports, expected) in rows {
+            assert_eq!(requested(&[accept], supports), expected, "{accept}");
         }
         // Only the first header counts.
         assert_eq!(requested(&[V2_BETA1, V2], BETA_TOO), beta);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_comes_in_the_format_that_is_asked_for() {
+    fn a_document_has_the_requested_format() {
         for (media, format, content_type) in [
             ("application/json", Format::Json, V2),
             (

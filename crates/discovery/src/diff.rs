@@ -1,21 +1,20 @@
-//! What servers differ in: everything that some of them serve and others do not.
+//! Differences between servers: everything that some of them serve and others do not.
 
 use std::collections::BTreeMap;
 
 use crate::document::{Document, Freshness};
 
-/// What differs between servers, which are known by their place in the list
-/// that was given to [`diff`].
+/// The differences between servers, which are identified by their index in the argument of
+/// [`diff`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Skew {
-    /// How much each of them serves.
+    /// How much each server serves.
     pub servers: Vec<DiffCounts>,
-    /// Sorted by group, version, resource and subresource. A verb of a resource
-    /// is in exactly one of them, or in none if all servers have it.
+    /// Sorted by group, version, resource and subresource. Each verb of a resource is in
+    /// exactly one entry, or in none if all servers have it.
     pub differences: Vec<Difference>,
-    /// Versions of groups of which a server says that it does not know what
-    /// there is now, because whoever serves them does not answer it. Only those
-    /// in which there are differences.
+    /// Group versions that a server reports as stale, because the server behind them does not
+    /// answer. Only those with differences.
     pub stale: Vec<StaleGroup>,
 }
 
@@ -41,22 +40,22 @@ pub struct Difference {
     pub subresource: String,
     /// Sorted.
     pub verbs: Vec<String>,
-    /// Who has it, in order; never nobody.
+    /// The servers that have it, in order; never empty.
     pub on: Vec<usize>,
-    /// Who does not, in order; never nobody.
+    /// The servers that do not, in order; never empty.
     pub missing: Vec<MissingOn>,
 }
 
 /// A server that does not have something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MissingOn {
-    /// Which one.
+    /// Its index.
     pub server: usize,
-    /// What it lacks, of which this is a part.
+    /// The largest missing unit that includes it.
     pub missing: Missing,
 }
 
-/// The largest thing that a server lacks.
+/// The largest unit that a server lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Missing {
     /// Verbs of a resource or subresource that it has.
@@ -65,23 +64,22 @@ pub enum Missing {
     Subresource,
     /// The resource, in a version that it has.
     Resource,
-    /// The whole version of the group.
+    /// The whole group version.
     Version,
 }
 
-/// A version of a group that is not up to date.
+/// A group version that is not up to date.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StaleGroup {
     /// The group.
     pub group: String,
     /// Its version.
     pub version: String,
-    /// Where.
+    /// The servers that report it.
     pub on: Vec<usize>,
 }
 
-/// Compares what servers say they serve: of each, its documents (`/api` and
-/// `/apis`).
+/// Compares what servers serve: of each, its documents (`/api` and `/apis`).
 ///
 /// ```
 /// use skewbridge_discovery::diff::{Missing, diff};
@@ -146,7 +144,7 @@ impl Skew {
             .filter(move |difference| difference.on == [server])
     }
 
-    /// What a client that talks to this server alone would miss.
+    /// What a client of this server alone would miss.
     pub fn missing_from(&self, server: usize) -> impl Iterator<Item = &Difference> {
         self.differences
             .iter()
@@ -164,13 +162,12 @@ impl Difference {
     }
 }
 
-/// Places of servers, ascending.
+/// Indexes of servers, ascending.
 #[derive(Debug, Default, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Servers(Vec<usize>);
 
 impl Servers {
-    /// Servers come one after the other, so the last one is the only one that
-    /// can be there already.
+    /// Servers are added in order, so only the last one can be present already.
     fn add(&mut self, server: usize) {
         if self.0.last() != Some(&server) {
             self.0.push(server);
@@ -186,7 +183,7 @@ impl Servers {
     }
 }
 
-/// Who lists a version of a group, and who what of it.
+/// The servers that list a group version, and what they list of it.
 #[derive(Default)]
 struct Version<'a> {
     on: Servers,
@@ -196,7 +193,7 @@ struct Version<'a> {
 
 #[derive(Default)]
 struct Resource<'a> {
-    /// Who has it, or at least a subresource of it.
+    /// The servers that have it, or at least a subresource of it.
     on: Servers,
     itself: Verbs<'a>,
     subresources: BTreeMap<&'a str, Verbs<'a>>,
@@ -204,7 +201,7 @@ struct Resource<'a> {
 
 #[derive(Default)]
 struct Verbs<'a> {
-    /// Who has any.
+    /// The servers that have any verb.
     on: Servers,
     by_name: BTreeMap<&'a str, Servers>,
 }
@@ -249,7 +246,7 @@ impl<'a> Version<'a> {
                         counts.count(subresource);
                     }
                 }
-                let lacks = |server| {
+                let missing_unit = |server| {
                     if !self.on.has(server) {
                         Missing::Version
                     } else if !resource.on.has(server) {
@@ -267,7 +264,7 @@ impl<'a> Version<'a> {
                         .filter(|server| !on.has(*server))
                         .map(|server| MissingOn {
                             server,
-                            missing: lacks(server),
+                            missing: missing_unit(server),
                         })
                         .collect();
                     if !missing.is_empty() {
@@ -295,7 +292,7 @@ impl<'a> Verbs<'a> {
         }
     }
 
-    /// Verbs that the same servers have, together.
+    /// Verbs, grouped by the servers that have them.
     fn grouped_by_servers(&self) -> BTreeMap<&Servers, Vec<String>> {
         let mut together = BTreeMap::<&Servers, Vec<String>>::new();
         for (verb, on) in &self.by_name {
@@ -319,8 +316,7 @@ impl DiffCounts {
 mod tests {
     use super::*;
 
-    /// Written as `apps/v1 deployments get,list`, one line for each; `!` before
-    /// it for a version that is stale.
+    /// One line each, like `apps/v1 deployments get,list`; `!` in front marks a stale version.
     fn serving(lines: &[&str]) -> Document {
         let mut document = Document::default();
         for line in lines {
@@ -361,7 +357,7 @@ mod tests {
     }
 
     /// `apps/v1 deployments/scale get: 0, not 1 (Version)`
-    fn told(skew: &Skew) -> Vec<String> {
+    fn described(skew: &Skew) -> Vec<String> {
         let line = |it: &Difference| {
             let missing: Vec<_> = it
                 .missing
@@ -383,15 +379,15 @@ mod tests {
     }
 
     #[test]
-    fn each_difference_is_told_once_with_the_largest_thing_that_is_lacking() {
+    fn each_difference_is_reported_once_with_the_largest_missing_unit() {
         type Row = (
             &'static str,
             &'static [&'static [&'static str]],
             &'static [&'static str],
         );
         let rows: [Row; 9] = [
-            ("nobody", &[], &[]),
-            ("one alone", &[&["v1 pods get"]], &[]),
+            ("no server", &[], &[]),
+            ("one server", &[&["v1 pods get"]], &[]),
             (
                 "the same",
                 &[&["v1 pods get,list"], &["v1 pods list,get"]],
@@ -458,7 +454,7 @@ mod tests {
             let documents: Vec<_> = documents.iter().map(|it| vec![it]).collect();
             let documents: Vec<&[&Document]> = documents.iter().map(Vec::as_slice).collect();
             let skew = diff(&documents);
-            assert_eq!(told(&skew), expected, "{name}");
+            assert_eq!(described(&skew), expected, "{name}");
             assert_eq!(skew.is_empty(), expected.is_empty(), "{name}");
             assert_eq!(skew.servers.len(), servers.len(), "{name}");
         }
@@ -472,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_has_is_counted_and_told_apart() {
+    fn resources_are_counted_per_server() {
         let old = serving(&["v1 pods get", "g/v1 x get"]);
         let new = serving(&["v1 pods get", "v1 pods/log get", "g/v2 x get"]);
         let core = serving(&["v1 nodes get"]);
@@ -494,11 +490,11 @@ mod tests {
     }
 
     #[test]
-    fn where_a_version_is_stale_is_told_if_it_matters() {
+    fn a_stale_version_is_reported_if_it_differs() {
         let knows = serving(&["g/v1 x get", "h/v1 y get"]);
         let stale = serving(&["!g/v1", "!h/v1 y get"]);
         let skew = diff(&[&[&knows], &[&stale]]);
-        assert_eq!(told(&skew), ["g/v1 x/ get: [0], not 1 (Resource)"]);
+        assert_eq!(described(&skew), ["g/v1 x/ get: [0], not 1 (Resource)"]);
         assert_eq!(
             skew.stale,
             [StaleGroup {

@@ -1,8 +1,7 @@
-//! Aggregated discovery: all that a server serves, in one document.
+//! Aggregated discovery: everything that a server serves, in one document.
 //!
-//! `apidiscovery.k8s.io/v2` and `v2beta1` differ in name only. Fields are
-//! written in the order and with the omissions of kube-apiserver's Go, so what
-//! was read from a server is written as the same bytes.
+//! `apidiscovery.k8s.io/v2` and `v2beta1` differ only in name. Fields have the order and the
+//! omissions of kube-apiserver's Go code, so a parsed document serialises to the same bytes.
 
 use serde::de::IgnoredAny;
 use serde::ser::SerializeStruct;
@@ -18,7 +17,7 @@ const KIND: &str = "APIGroupDiscoveryList";
 /// An `APIGroupDiscoveryList`, as served at `/api` and `/apis`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Document {
-    /// The version in which it is written.
+    /// The schema version.
     pub schema: Schema,
     /// The groups, in order of priority.
     pub items: Vec<Group>,
@@ -37,7 +36,7 @@ pub enum Schema {
 /// A group and its versions.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
-    /// Holds the name.
+    /// Has the name.
     #[serde(default, deserialize_with = "null_as_default")]
     pub metadata: Metadata,
     /// The preferred one first.
@@ -49,7 +48,7 @@ pub struct Group {
     pub versions: Vec<Version>,
 }
 
-/// What is filled in of a group's `ObjectMeta`.
+/// The fields of `ObjectMeta` that a group has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metadata {
     /// Empty for the core group.
@@ -59,7 +58,7 @@ pub struct Metadata {
         skip_serializing_if = "String::is_empty"
     )]
     pub name: String,
-    /// Whether it says `"creationTimestamp": null`, as servers before 1.34 do.
+    /// Whether it has `"creationTimestamp": null`, as servers before 1.34 write.
     #[serde(
         rename = "creationTimestamp",
         default,
@@ -76,14 +75,14 @@ pub struct Version {
     /// `v1`, `v1beta1`, ...
     #[serde(default, deserialize_with = "null_as_default")]
     pub version: String,
-    /// Sorted by name, where the server sorts them.
+    /// Sorted by name, if the server sorts them.
     #[serde(
         default,
         deserialize_with = "null_as_default",
         skip_serializing_if = "Vec::is_empty"
     )]
     pub resources: Vec<Resource>,
-    /// Whether the resources are those of now.
+    /// Whether the resources are current.
     #[serde(
         default,
         deserialize_with = "null_as_default",
@@ -97,9 +96,9 @@ pub struct Version {
 pub enum Freshness {
     /// They are.
     Current,
-    /// The server that has them did not answer lately.
+    /// The server that has them did not answer recently.
     Stale,
-    /// A word of a later Kubernetes, or none.
+    /// A value of a later Kubernetes, or none.
     #[serde(untagged)]
     Other(String),
 }
@@ -111,17 +110,16 @@ pub struct Resource {
     /// In the plural: `pods`.
     #[serde(default, deserialize_with = "null_as_default")]
     pub resource: String,
-    /// What it usually answers with. An empty group or version is that of the
-    /// resource.
+    /// The usual kind of its responses. An empty group or version is that of the resource.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_kind: Option<GroupVersionKind>,
-    /// Where its objects are.
+    /// The scope of its objects.
     #[serde(default, deserialize_with = "null_as_default")]
     pub scope: Scope,
     /// `pod`
     #[serde(default, deserialize_with = "null_as_default")]
     pub singular_resource: String,
-    /// What can be done with it. None if only its subresources are served.
+    /// The supported verbs. Empty if only its subresources are served.
     #[serde(
         default,
         deserialize_with = "null_as_default",
@@ -142,7 +140,7 @@ pub struct Resource {
         skip_serializing_if = "Vec::is_empty"
     )]
     pub categories: Vec<String>,
-    /// `pods/log` and the like.
+    /// Such as `pods/log`.
     #[serde(
         default,
         deserialize_with = "null_as_default",
@@ -151,14 +149,14 @@ pub struct Resource {
     pub subresources: Vec<Subresource>,
 }
 
-/// Where the objects of a resource are.
+/// The scope of a resource.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scope {
     /// In no namespace.
     Cluster,
     /// In a namespace.
     Namespaced,
-    /// A word of a later Kubernetes, or none.
+    /// A value of a later Kubernetes, or none.
     #[serde(untagged)]
     Other(String),
 }
@@ -170,17 +168,17 @@ pub struct Subresource {
     /// `log` of `pods/log`.
     #[serde(default, deserialize_with = "null_as_default")]
     pub subresource: String,
-    /// What it usually answers with.
+    /// The usual kind of its responses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_kind: Option<GroupVersionKind>,
-    /// What it takes.
+    /// The kinds that it accepts.
     #[serde(
         default,
         deserialize_with = "null_as_default",
         skip_serializing_if = "Vec::is_empty"
     )]
     pub accepted_types: Vec<GroupVersionKind>,
-    /// What can be done with it.
+    /// The supported verbs.
     #[serde(
         default,
         deserialize_with = "null_as_default",
@@ -204,7 +202,7 @@ pub struct GroupVersionKind {
 }
 
 impl Document {
-    /// Reads one. Unknown fields are passed over, and `null` is nothing.
+    /// Parses a document. Unknown fields are ignored, and `null` is treated as missing.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         #[derive(Deserialize)]
         struct Body {
@@ -219,7 +217,7 @@ impl Document {
 }
 
 impl Document {
-    /// The group of this name.
+    /// The group with this name.
     pub fn group(&self, name: &str) -> Option<&Group> {
         self.items.iter().find(|group| group.name() == name)
     }
@@ -229,7 +227,7 @@ impl Document {
         self.group(group)?.version(version)
     }
 
-    /// All versions of all groups, with the names of these.
+    /// All versions of all groups, with their group names.
     pub fn versions(&self) -> impl Iterator<Item = (&str, &Version)> {
         (self.items.iter())
             .flat_map(|group| group.versions.iter().map(|version| (group.name(), version)))
@@ -317,15 +315,15 @@ impl Group {
 }
 
 impl Group {
-    /// The version of this name.
+    /// The version with this name.
     pub fn version(&self, version: &str) -> Option<&Version> {
         self.versions.iter().find(|it| it.version == version)
     }
 }
 
 impl Version {
-    /// Whether another one has all that this one has: resources, subresources and
-    /// what can be done with them.
+    /// Whether another version has everything that this one has: resources, subresources and
+    /// their verbs.
     pub fn is_subset_of(&self, other: &Self) -> bool {
         self.resources.iter().all(|resource| {
             let mut others = other.resources.iter();
@@ -402,7 +400,7 @@ fn as_null<S: Serializer>(_: &bool, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_unit()
 }
 
-/// A server has no verbs only where Go has a nil slice, which it writes so.
+/// Verbs are empty only where Go has a nil slice, which it serialises as null.
 fn empty_as_null<S: Serializer>(verbs: &[String], serializer: S) -> Result<S::Ok, S::Error> {
     if verbs.is_empty() {
         serializer.serialize_none()
@@ -430,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn null_is_nothing() {
+    fn null_is_treated_as_missing() {
         let rows = [
             list("null"),
             list("[]"),
@@ -465,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_passed_over_or_kept() {
+    fn unknown_fields_are_ignored_and_unknown_values_kept() {
         let text = list(
             r#"[{"metadata":{"name":"g","uid":"x","creationTimestamp":"2026-01-01T00:00:00Z"},"new":[1],"versions":[
                 {"version":"v1","freshness":"Fermented","resources":[
@@ -481,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resource_without_verbs_is_written_as_a_server_writes_it() {
+    fn a_resource_without_verbs_serialises_like_a_server() {
         let text = list(
             r#"[{"metadata":{"name":"g"},"versions":[{"version":"v1","resources":[{"resource":"r","responseKind":{"group":"","version":"","kind":""},"scope":"Cluster","singularResource":"","verbs":null,"subresources":[{"subresource":"s","acceptedTypes":[{"group":"g","version":"v1","kind":"K"}],"verbs":["get"]}]}],"freshness":"Stale"}]}]"#,
         );
@@ -490,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn another_kind_is_refused_by_name() {
+    fn another_kind_is_rejected_by_name() {
         let long = format!(r#"{{"kind":"{}"}}"#, "K".repeat(5000));
         let rows = [
             (
@@ -523,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cut_short_is_malformed() {
+    fn a_truncated_document_is_malformed() {
         let whole = list(r#"[{"metadata":{"name":"g"}}]"#);
         for end in 0..whole.len() {
             let error = Document::parse(&whole.as_bytes()[..end]).unwrap_err();

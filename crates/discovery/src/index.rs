@@ -1,4 +1,4 @@
-//! What one server serves, for a look at every request.
+//! An index of what one server serves, for lookups on every request.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,10 +7,10 @@ use skewbridge_api::request_info::{Kind, RequestInfo, Verb};
 
 use crate::document::Document;
 
-/// What one server serves. Looking things up allocates nothing.
+/// What one server serves. Lookups do not allocate.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Index {
-    groups: ByName<ByName<ByName<Served>>>,
+    groups: ByName<ByName<ByName<IndexedResource>>>,
 }
 
 /// A resource or subresource that a server serves.
@@ -24,7 +24,7 @@ pub struct Entry<'a> {
     pub resource: &'a str,
     /// Empty for the resource itself.
     pub subresource: &'a str,
-    /// What can be done with it.
+    /// The supported verbs.
     pub verbs: Verbs,
 }
 
@@ -34,17 +34,17 @@ pub struct Verbs(u16);
 
 /// A resource and its subresources.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Served {
+struct IndexedResource {
     verbs: Verbs,
     subresources: ByName<Verbs>,
 }
 
-/// Sorted by name. A fraction of a map's memory, and as quick for so few.
+/// Sorted by name. A fraction of a map's memory, and as fast at this size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ByName<T>(Box<[(Box<str>, T)]>);
 
 impl Index {
-    /// Of all documents of one server: `/api` and `/apis`.
+    /// From all documents of one server: `/api` and `/apis`.
     pub fn new(documents: &[&Document]) -> Self {
         type Resources<'a> = BTreeMap<&'a str, (Verbs, BTreeMap<&'a str, Verbs>)>;
         let mut groups: BTreeMap<&str, BTreeMap<&str, Resources<'_>>> = BTreeMap::new();
@@ -52,8 +52,8 @@ impl Index {
             let versions = groups.entry(group.name()).or_default();
             for version in &group.versions {
                 let resources = versions.entry(&version.version).or_default();
-                // What has no name cannot be asked for, and an empty name stands for
-                // the resource itself.
+                // Resources without a name cannot be requested, and an empty name denotes the
+                // resource itself.
                 let named = version
                     .resources
                     .iter()
@@ -73,7 +73,7 @@ impl Index {
         }
         let groups = ByName::from(groups, |versions| {
             ByName::from(versions, |resources| {
-                ByName::from(resources, |(verbs, subresources)| Served {
+                ByName::from(resources, |(verbs, subresources)| IndexedResource {
                     verbs,
                     subresources: ByName::from(subresources, |verbs| verbs),
                 })
@@ -82,8 +82,8 @@ impl Index {
         Self { groups }
     }
 
-    /// Whether the server has what a request asks for, down to the subresource
-    /// and the verb. Never true of a request that asks for no resource.
+    /// Whether the server serves a request, down to the subresource and the verb. Always false
+    /// for a request without a resource.
     pub fn serves(&self, request: &RequestInfo<'_>) -> bool {
         request.kind == Kind::Resource
             && self
@@ -96,12 +96,12 @@ impl Index {
                 .allow(request.verb)
     }
 
-    /// Whether the server has a resource, and not just subresources of it.
+    /// Whether the server serves a resource, and not only subresources of it.
     pub fn serves_resource(&self, group: &str, version: &str, resource: &str) -> bool {
         !self.verbs(group, version, resource, "").is_empty()
     }
 
-    /// Whether the server lists a version of a group, be it without resources.
+    /// Whether the server lists a group version, even without resources.
     pub fn has_group_version(&self, group: &str, version: &str) -> bool {
         self.groups
             .get(group)
@@ -109,8 +109,7 @@ impl Index {
             .is_some()
     }
 
-    /// All that the server serves, sorted by group, version, resource and
-    /// subresource.
+    /// Everything that the server serves, sorted by group, version, resource and subresource.
     pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
         self.groups.iter().flat_map(|(group, versions)| {
             versions.iter().flat_map(move |(version, resources)| {
@@ -135,9 +134,8 @@ impl Index {
         })
     }
 
-    /// What the server serves and none of the others does, as sorted lines:
-    /// `storage.k8s.io/v1alpha1 volumeattributesclasses`, `v1 pods/resize`.
-    /// Something that others serve with fewer verbs is no difference.
+    /// What only this server serves, as sorted lines: `storage.k8s.io/v1alpha1
+    /// volumeattributesclasses`, `v1 pods/resize`. A difference in verbs alone does not count.
     pub fn difference(&self, others: &[&Self]) -> Vec<String> {
         self.difference_without(others, |_, _| false)
     }
@@ -163,7 +161,7 @@ impl Index {
         lines
     }
 
-    /// None for what is not served.
+    /// Empty for what is not served.
     fn verbs(&self, group: &str, version: &str, resource: &str, subresource: &str) -> Verbs {
         self.groups
             .get(group)
@@ -202,7 +200,7 @@ impl Verbs {
         "update",
         "watch",
     ];
-    /// Verbs of an API of its own.
+    /// Verbs that only custom APIs have.
     const OTHERS: u16 = 1 << Self::NAMES.len();
 
     /// Whether there is none: then a server answers 404.
@@ -210,9 +208,9 @@ impl Verbs {
         self.0 == 0
     }
 
-    /// Whether a server that lists these has an answer to a verb. Of those that
-    /// discovery has no word for, any server that has the resource has one: 405
-    /// at least.
+    /// Whether a server with these verbs answers a request with this verb. Verbs that
+    /// discovery does not list are answered by any server that has the resource, at least with
+    /// 405.
     pub fn allow(self, verb: Verb) -> bool {
         match verb {
             Verb::Create
@@ -229,7 +227,7 @@ impl Verbs {
         }
     }
 
-    /// The verbs that discovery has a word for, sorted.
+    /// The standard verbs, sorted.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         Self::NAMES
             .into_iter()
@@ -359,11 +357,11 @@ mod tests {
             ("OPTIONS", "/api/v1/reviews", true),
             ("BREW", "/api/v1/reviews", true),
             ("BREW", "/api/v1/podlings", false),
-            // A parent that is there for its subresources only.
+            // A parent that is listed only for its subresources.
             ("GET", "/apis/odd.example/v1/orphans/a", false),
             ("OPTIONS", "/apis/odd.example/v1/orphans/a", false),
             ("GET", "/apis/odd.example/v1/orphans/a/status", true),
-            // Verbs that are no verbs of ours.
+            // Custom verbs.
             ("GET", "/apis/odd.example/v1/customs", false),
             ("OPTIONS", "/apis/odd.example/v1/customs", true),
             // No resources at all.
@@ -400,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_what_is_served_on_its_own() {
+    fn entries_have_at_least_one_verb() {
         let index = small();
         let entries: Vec<_> = index.entries().map(|entry| entry.to_string()).collect();
         assert_eq!(
@@ -434,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn the_difference_is_what_none_of_the_others_serves() {
+    fn the_difference_is_what_no_other_server_serves() {
         let index = small();
         let pods = served_by(
             r#"[{"metadata":{},"versions":[{"version":"v1","resources":[
@@ -462,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_name_is_not_served() {
+    fn resources_without_a_name_are_not_served() {
         let index = served_by(
             r#"[{"metadata":{},"versions":[{"version":"v1","resources":[
                 {"resource":"","verbs":["get","watch"]},
@@ -474,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_in_two_documents_is_one() {
+    fn a_group_in_two_documents_is_merged() {
         let one = r#"{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","items":[
             {"metadata":{"name":"g"},"versions":[{"version":"v1","resources":[{"resource":"r","verbs":["get"]}]}]}]}"#;
         let two = one.replace("get", "list");

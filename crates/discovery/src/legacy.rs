@@ -1,5 +1,5 @@
-//! Discovery of servers older than 1.26: lists of versions, of groups, and of
-//! the resources of each version, from which a document is put together.
+//! Discovery of servers older than 1.26: builds a document from the lists of versions, of
+//! groups, and of the resources of each group version.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,11 +11,11 @@ use crate::document::{
 use crate::lists::{ApiGroup, ApiGroupList, ApiResource, ApiResourceList};
 use crate::parse::{ParseError, TypeMeta, null_as_default, read};
 
-/// A document in the making.
+/// Builds a document from lists.
 ///
-/// Versions whose list never comes are left out. That is right on a mixed
-/// cluster, where `/apis` lists what any server has, and `/apis/GROUP/VERSION`
-/// is 404 on those that do not have it.
+/// Group versions whose list is never added are omitted. That is right in a mixed cluster,
+/// where `/apis` lists what any server has, and `/apis/GROUP/VERSION` is 404 on servers that
+/// do not have it.
 ///
 /// ```
 /// use skewbridge_discovery::LegacyDiscovery;
@@ -49,7 +49,7 @@ struct List {
 }
 
 impl LegacyDiscovery {
-    /// Begins with the answers of `/api` and `/apis`.
+    /// Starts with the responses of `/api` and `/apis`.
     pub fn from_groups(api: &[u8], apis: &[u8]) -> Result<Self, ParseError> {
         TypeMeta::expect(api, "APIVersions")?;
         let core: ApiVersions = read(api, "APIVersions")?;
@@ -78,7 +78,7 @@ impl LegacyDiscovery {
         Ok(Self { lists })
     }
 
-    /// Where the lists of resources are that have not been added yet.
+    /// The paths of the resource lists that were not added yet.
     pub fn paths(&self) -> impl Iterator<Item = String> {
         self.lists
             .iter()
@@ -86,7 +86,7 @@ impl LegacyDiscovery {
             .map(|list| list.path.clone())
     }
 
-    /// Adds the list of resources that came from a path.
+    /// Adds the list of resources from a path.
     pub fn add(&mut self, path: &str, bytes: &[u8]) -> Result<(), ParseError> {
         let Some(list) = self.lists.iter_mut().find(|list| list.path == path) else {
             return Err(ParseError::UnknownPath {
@@ -104,7 +104,7 @@ impl LegacyDiscovery {
             .is_some()
     }
 
-    /// The document of what was added: the core group and the others.
+    /// The document of everything that was added, including the core group.
     pub fn into_document(self) -> Document {
         let mut items: Vec<Group> = Vec::new();
         let mut places = HashMap::new();
@@ -151,8 +151,8 @@ fn by_preference(group: &ApiGroup) -> impl Iterator<Item = &str> {
         .chain(versions().filter(move |version| *version != preferred))
 }
 
-/// A name goes into the path of a request to come: what could change its
-/// meaning is no name.
+/// Names become parts of request paths: names that could change the meaning of a path are
+/// rejected.
 fn is_path_part(name: &str) -> bool {
     name.starts_with(|first: char| first.is_ascii_alphanumeric())
         && name
@@ -160,8 +160,8 @@ fn is_path_part(name: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
 }
 
-/// Puts `pods/log` into `pods`, in the way of kube-apiserver itself: a parent
-/// that is not listed is made up, and has no verbs.
+/// Nests `pods/log` into `pods`, as kube-apiserver does: a parent that is not listed is
+/// created without verbs.
 fn nest(flat: Vec<ApiResource>) -> Vec<Resource> {
     let (children, parents): (Vec<_>, Vec<_>) =
         flat.into_iter().partition(|it| it.name.contains('/'));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_only_another_server_has_is_left_out() {
+    fn a_version_that_only_another_server_has_is_omitted() {
         let mut legacy = legacy(
             r#"[{"name":"storage.k8s.io","versions":[{"version":"v1"},{"version":"v1alpha1"}]},
                 {"name":"elsewhere.io","versions":[{"version":"v1"}]}]"#,
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_stand_in_a_path_is_passed_over_and_nothing_is_asked_twice() {
+    fn invalid_path_parts_are_skipped_and_paths_are_unique() {
         let legacy = legacy(
             r#"[{"name":"..","versions":[{"version":"v1"}]},
                 {"name":"","versions":[{"version":"v1"}]},
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subresource_without_its_parent_makes_one_without_verbs() {
+    fn a_subresource_without_a_parent_creates_one_without_verbs() {
         let mut legacy = legacy("null");
         legacy
             .add(
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_asked_for_is_refused() {
+    fn unexpected_objects_are_rejected() {
         let groups = br#"{"kind":"APIGroupList","apiVersion":"v1","groups":[]}"#;
         assert_eq!(
             LegacyDiscovery::from_groups(groups, groups)
@@ -322,7 +322,10 @@ mod tests {
         );
         let mut legacy = legacy("[]");
         let error = legacy.add("/apis/g/v1", list("[]").as_bytes()).unwrap_err();
-        assert_eq!(error.to_string(), "no group version is at /apis/g/v1");
+        assert_eq!(
+            error.to_string(),
+            "/apis/g/v1 is not the path of a known group version"
+        );
         let status = br#"{"kind":"Status","apiVersion":"v1","code":404}"#;
         let error = legacy.add("/api/v1", status).unwrap_err();
         assert_eq!(

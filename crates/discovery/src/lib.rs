@@ -1,7 +1,6 @@
-//! What kube-apiservers say they serve, without I/O: discovery documents as they
-//! are on the wire, the older lists from which one can be put together, an index
-//! that tells of each request whether a server has what it asks for, and what
-//! servers differ in.
+//! Kubernetes API discovery, without I/O: aggregated discovery documents, the older lists from
+//! which one can be built, an index that answers whether a server serves a request, and the
+//! differences between servers.
 //!
 //! ```
 //! use http::Method;

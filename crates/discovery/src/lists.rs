@@ -1,5 +1,5 @@
-//! Discovery in the form that every client knows: the list of groups, a group, and
-//! the resources of a version of it. Older clients know no other.
+//! Discovery as lists, which every client supports: the list of groups, a group, and the
+//! resources of a group version. Older clients support nothing else.
 
 use std::collections::HashMap;
 
@@ -26,10 +26,10 @@ pub struct ApiGroup {
     /// `apps`
     #[serde(default, deserialize_with = "null_as_default")]
     pub name: String,
-    /// The preferred one first, as a rule.
+    /// Usually the preferred one first.
     #[serde(default, deserialize_with = "null_as_default")]
     pub versions: Vec<GroupVersion>,
-    /// What a client takes that has no encoding.
+    /// The version for clients without a preference.
     #[serde(default, deserialize_with = "null_as_default")]
     pub preferred_version: GroupVersion,
 }
@@ -53,7 +53,7 @@ pub struct ApiResourceList {
     /// `apps/v1`, and `v1` of the core group.
     #[serde(default, deserialize_with = "null_as_default")]
     pub group_version: String,
-    /// Subresources are among them, as `deployments/scale`.
+    /// Includes subresources, such as `deployments/scale`.
     #[serde(default, deserialize_with = "null_as_default")]
     pub resources: Vec<ApiResource>,
 }
@@ -68,17 +68,17 @@ pub struct ApiResource {
     /// `deployment`
     #[serde(default, deserialize_with = "null_as_default")]
     pub singular_name: String,
-    /// Whether its objects are in namespaces.
+    /// Whether its objects are namespaced.
     #[serde(default, deserialize_with = "null_as_default")]
     pub namespaced: bool,
-    /// Of the kind, where it is not that of the list.
+    /// The group of the kind, if it is not that of the list.
     #[serde(
         default,
         deserialize_with = "null_as_default",
         skip_serializing_if = "String::is_empty"
     )]
     pub group: String,
-    /// Of the kind, where it is not that of the list.
+    /// The version of the kind, if it is not that of the list.
     #[serde(
         default,
         deserialize_with = "null_as_default",
@@ -88,7 +88,7 @@ pub struct ApiResource {
     /// `Deployment`
     #[serde(default, deserialize_with = "null_as_default")]
     pub kind: String,
-    /// What can be done with it.
+    /// The supported verbs.
     #[serde(default, deserialize_with = "null_as_default")]
     pub verbs: Vec<String>,
     /// `deploy`
@@ -105,7 +105,7 @@ pub struct ApiResource {
         skip_serializing_if = "Vec::is_empty"
     )]
     pub categories: Vec<String>,
-    /// In which version objects are stored; aggregated discovery does not say it.
+    /// The hash of the storage version, which aggregated discovery does not have.
     #[serde(
         default,
         deserialize_with = "null_as_default",
@@ -115,7 +115,7 @@ pub struct ApiResource {
 }
 
 impl ApiGroupList {
-    /// Reads one.
+    /// Parses a list.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         TypeMeta::expect(bytes, Self::KIND)?;
         read(bytes, Self::KIND)
@@ -131,13 +131,13 @@ impl ApiGroupList {
 }
 
 impl ApiGroup {
-    /// Reads one.
+    /// Parses a group.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         TypeMeta::expect(bytes, Self::KIND)?;
         read(bytes, Self::KIND)
     }
 
-    /// Adds versions that it does not have, after those that it has.
+    /// Adds missing versions after the existing ones.
     pub fn add(&mut self, versions: Vec<GroupVersion>) {
         for version in versions {
             if !self.versions.contains(&version) {
@@ -146,7 +146,7 @@ impl ApiGroup {
         }
     }
 
-    /// A group of a document.
+    /// From a group of a document.
     pub fn from_group(group: &Group) -> Self {
         let versions: Vec<_> = (group.versions.iter())
             .map(|version| GroupVersion {
@@ -163,7 +163,7 @@ impl ApiGroup {
 }
 
 impl ApiResourceList {
-    /// Reads one.
+    /// Parses a list.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         TypeMeta::expect(bytes, Self::KIND)?;
         read(bytes, Self::KIND)
@@ -182,14 +182,14 @@ impl ApiResourceList {
         list
     }
 
-    /// Adds what a document knows besides. What the list says already stays as
-    /// it is: it has more to say of what its own server serves.
+    /// Adds what only the document has. Existing entries are kept: the list of the server
+    /// itself has more details.
     pub fn merge_version(&mut self, version: &Version) {
         let names = self.resources.iter().enumerate();
         let mut places: HashMap<String, usize> =
             (names.map(|(place, resource)| (resource.name.clone(), place))).collect();
         for resource in &version.resources {
-            // A parent without verbs is only there for its subresources.
+            // A parent without verbs is listed only for its subresources.
             if !resource.verbs.is_empty() {
                 self.add(ApiResource::from_resource(resource), &mut places);
             }
@@ -314,8 +314,7 @@ impl Object for ApiGroup {
 impl Object for ApiResourceList {
     const KIND: &'static str = "APIResourceList";
 
-    /// Servers leave it out for the core group, which has come down from a time
-    /// before there were groups.
+    /// Servers omit it for the core group, which is older than API groups.
     fn api_version(&self) -> &'static str {
         if self.group_version.contains('/') {
             "v1"

@@ -1,14 +1,14 @@
-//! The documents of several servers as one: peer-aggregated discovery
-//! (KEP-4020, Discovery Merging).
+//! Merges the documents of several servers: peer-aggregated discovery (KEP-4020, Discovery
+//! Merging).
 
 use std::collections::BTreeMap;
 
 use crate::document::{Document, Group, Resource, Schema, Subresource, Version};
 use crate::merge_order::merge_orders;
 
-/// Merges what servers say, given in the order of their identities: then every
-/// server makes the same document of it. In content it is the union; an order
-/// that any server has is kept. The document of one server alone is itself.
+/// Merges documents, given in the order of the server identities, so that every server gets
+/// the same result. The content is the union; the order of each server is kept. A single
+/// document is returned unchanged.
 pub fn merge(documents: &[&Document]) -> Document {
     let [first, rest @ ..] = documents else {
         return Document::default();
@@ -26,8 +26,8 @@ pub fn merge(documents: &[&Document]) -> Document {
     }
 }
 
-/// Merges lists of things with names: those of the same name into one, in an
-/// order that all lists agree with.
+/// Merges lists of named items: those with the same name into one, in an order that agrees
+/// with all lists.
 fn merge_named<'a, T: Clone + 'a>(
     lists: impl Iterator<Item = &'a Vec<T>> + Clone,
     name: impl Fn(&T) -> &str,
@@ -78,9 +78,8 @@ fn merge_versions(first: &Version, second: &Version) -> Version {
     }
 }
 
-/// What both say the same is left as it is; where they differ, lists are sorted,
-/// as kube-apiserver does it. Beyond that it also unites short names, categories
-/// and the verbs of subresources.
+/// Equal fields are kept; where they differ, lists are sorted, as in kube-apiserver. In
+/// addition, short names, categories and the verbs of subresources are merged.
 fn merge_resources(first: &Resource, second: &Resource) -> Resource {
     if first == second {
         return first.clone();
@@ -103,7 +102,7 @@ fn merge_resources(first: &Resource, second: &Resource) -> Resource {
     }
 }
 
-/// The later one's kinds count, as with kube-apiserver.
+/// The kinds of the later one count, as in kube-apiserver.
 fn merge_subresources(first: &Subresource, second: &Subresource) -> Subresource {
     if first == second {
         return first.clone();
@@ -134,8 +133,7 @@ pub(crate) fn union<T: Clone + PartialEq>(first: &[T], second: &[T]) -> Vec<T> {
 }
 
 impl Document {
-    /// The same without some group-versions: what a peer says of APIs that all
-    /// servers share.
+    /// The same without some group versions: for APIs that all servers share.
     #[must_use]
     pub fn without(&self, leave_out: impl Fn(&str, &str) -> bool) -> Self {
         let mut kept = self.clone();

@@ -1,11 +1,9 @@
-//! One order out of many, as kube-apiserver makes it: what comes before
-//! something else in any list does so in the result, and what no list orders is
-//! in the order of the alphabet.
+//! Merges orders like kube-apiserver: the relative order of each list is kept, and names that
+//! no list orders are sorted alphabetically.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Merges lists of names. Where they contradict each other, the alphabet
-/// decides on all.
+/// Merges lists of names. If they contradict each other, the result is alphabetical.
 pub fn merge_orders<'a>(lists: &[Vec<&'a str>]) -> Vec<&'a str> {
     let mut followers = BTreeMap::<&str, BTreeSet<&str>>::new();
     let mut before = BTreeMap::<&str, usize>::new();
@@ -20,7 +18,7 @@ pub fn merge_orders<'a>(lists: &[Vec<&'a str>]) -> Vec<&'a str> {
             }
         }
     }
-    // A list that has everything is the order, whatever the others say.
+    // A list with all names is the order, whatever the others are.
     let whole = lists.iter().find(|list| {
         list.len() == before.len() && list.iter().collect::<BTreeSet<_>>().len() == list.len()
     });
@@ -62,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn relative_order_is_kept_and_the_alphabet_decides_the_rest() {
+    fn relative_order_is_kept_and_the_rest_is_alphabetical() {
         let rows: [(&[&str], &str); 9] = [
             (&[], ""),
             (&["b a"], "b a"),
@@ -70,7 +68,7 @@ mod tests {
             (&["a c", "b c"], "a b c"),
             (&["z y", "y x"], "z y x"),
             (&["v1 v1beta1", "v1 v2"], "v1 v1beta1 v2"),
-            // The first list that has everything wins over what contradicts it.
+            // The first list with all names wins over contradictions.
             (&["a b", "b a"], "a b"),
             // Contradictions without such a list.
             (&["a b c", "b a d"], "a b c d"),
@@ -83,7 +81,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn everything_is_there_once(lists in proptest::collection::vec(
+        fn each_name_occurs_once(lists in proptest::collection::vec(
             proptest::collection::vec("[a-e]", 0..6), 0..5))
         {
             let lists: Vec<Vec<&str>> = lists

@@ -1,16 +1,16 @@
-//! Objects as kube-apiserver writes them, in each format that it offers.
+//! Objects in each format that kube-apiserver offers.
 
 use serde::Serialize;
 use skewbridge_api::cbor;
 use skewbridge_api::media::Format;
 use skewbridge_api::protobuf::{Writer, envelope};
 
-/// What discovery answers with.
+/// A discovery response.
 pub trait Object: Serialize {
-    /// Of the object.
+    /// The kind of the object.
     const KIND: &'static str;
 
-    /// Of the object; the lists are of `v1`.
+    /// The API version of the object; lists have `v1`.
     fn api_version(&self) -> &'static str {
         "v1"
     }
@@ -18,8 +18,8 @@ pub trait Object: Serialize {
     /// Its fields, by number as in Kubernetes' `generated.proto`.
     fn protobuf(&self) -> Writer;
 
-    /// Writes it. Fields are in the order of Go's structures; JSON ends with a
-    /// newline unless it is laid out for people.
+    /// Serialises it. Fields are in the order of Go's structures; JSON ends with a newline
+    /// unless it is pretty-printed.
     fn write(&self, format: Format, layout: Layout) -> Vec<u8>
     where
         Self: Sized,
@@ -34,26 +34,26 @@ pub trait Object: Serialize {
                 bytes.push(b'\n');
                 bytes
             }),
-            // Every JSON is YAML (YAML 1.2, 1.3).
+            // JSON is valid YAML (YAML 1.2, 1.3).
             (Format::Json, Layout::Pretty) | (Format::Yaml, _) => serde_json::to_vec_pretty(&typed),
             (Format::Protobuf, _) => Ok(envelope(self.api_version(), Self::KIND, self.protobuf())),
             (Format::Cbor, _) => serde_json::to_value(&typed).map(|value| cbor::write(&value)),
         };
-        // Plain structures with string keys do not fail to serialise.
+        // Serialising plain structures with string keys cannot fail.
         written.unwrap_or_default()
     }
 }
 
-/// How JSON is laid out.
+/// The layout of JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// For programs.
+    /// On one line.
     Compact,
-    /// For people.
+    /// Indented.
     Pretty,
 }
 
-/// An object with what every object says of itself before it.
+/// An object with its type metadata.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Typed<'a, T> {

@@ -1,41 +1,41 @@
-//! Reading JSON as kube-apiserver's Go would, and saying why it was not possible.
+//! Parses JSON like kube-apiserver's Go code.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
-/// Longest kind or version that an error repeats: real ones are shorter, and an
-/// error must not carry a whole answer into a log.
+/// The longest kind or version that an error quotes: real ones are shorter, and an error must
+/// not copy a whole response into a log.
 const MAX_NAME_CHARS: usize = 80;
 
-/// Why an answer is not the discovery that was asked for.
+/// Why a response is not the requested discovery object.
 #[derive(Debug, thiserror::Error)]
 pub enum ParseError {
-    /// Cut short or garbled: worth another try.
-    #[error("the answer cannot be read as {expected}: {source}")]
+    /// Truncated or malformed: a retry may succeed.
+    #[error("the response cannot be parsed as {expected}: {source}")]
     Malformed {
-        /// The kind that was asked for.
+        /// The requested kind.
         expected: &'static str,
-        /// Where reading ended.
+        /// The parse error.
         source: serde_json::Error,
     },
-    /// An object of another kind: a server that does not know this form of
-    /// discovery, or a Status that refuses it.
+    /// An object of another kind: the server does not support this form of discovery, or
+    /// refuses it with a Status.
     #[error("expected {expected}, found {found}")]
     WrongKind {
-        /// The kind that was asked for.
+        /// The requested kind.
         expected: &'static str,
-        /// The kind that came, with its version.
+        /// The received kind, with its version.
         found: String,
     },
     /// A list of resources for a path that no list of groups names.
-    #[error("no group version is at {path}")]
+    #[error("{path} is not the path of a known group version")]
     UnknownPath {
-        /// The path it was said to come from.
+        /// The path.
         path: String,
     },
 }
 
-/// What every object says of itself.
+/// The type metadata of an object.
 #[derive(Deserialize)]
 pub(crate) struct TypeMeta {
     #[serde(default, deserialize_with = "null_as_default")]
@@ -45,7 +45,7 @@ pub(crate) struct TypeMeta {
 }
 
 impl TypeMeta {
-    /// Reads it, if the object is of that kind.
+    /// Parses it, if the object has this kind.
     pub(crate) fn expect(bytes: &[u8], expected: &'static str) -> Result<Self, ParseError> {
         let meta: Self = read(bytes, expected)?;
         if meta.kind == expected {
@@ -55,7 +55,7 @@ impl TypeMeta {
         }
     }
 
-    /// The error of an object that is something else.
+    /// The error for an object of another kind.
     pub(crate) fn unexpected(&self, expected: &'static str) -> ParseError {
         let mut found = match self.kind.as_str() {
             "" => "an object without a kind".to_owned(),
@@ -69,7 +69,7 @@ impl TypeMeta {
     }
 }
 
-/// Reads an object whose kind is known.
+/// Parses an object whose kind is known.
 pub(crate) fn read<T: DeserializeOwned>(
     bytes: &[u8],
     expected: &'static str,
@@ -77,7 +77,7 @@ pub(crate) fn read<T: DeserializeOwned>(
     serde_json::from_slice(bytes).map_err(|source| ParseError::Malformed { expected, source })
 }
 
-/// Go leaves a field at its zero value when it finds `null`.
+/// Like Go, `null` leaves a field at its zero value.
 pub(crate) fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,

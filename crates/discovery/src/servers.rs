@@ -1,9 +1,8 @@
-//! What each server of a cluster serves, as a bridge tells it.
+//! What each server of a cluster serves, as a bridge reports it.
 //!
-//! It is asked for at `/apis`, by what the client accepts ([`ACCEPT`]). A
-//! kube-apiserver does not know the form and passes on to the next one, as with
-//! `profile=nopeer`: who asks sees by the `Content-Type` whether a bridge
-//! answered.
+//! A client requests it at `/apis` by its `Accept` header ([`ACCEPT`]). A kube-apiserver does
+//! not support the media type and uses the next alternative, as with `profile=nopeer`. The
+//! `Content-Type` shows whether a bridge answered.
 
 use http::HeaderMap;
 use serde::ser::SerializeStruct as _;
@@ -18,10 +17,10 @@ const GROUP: &str = "skewbridge.io";
 const VERSION: &str = "v1alpha1";
 const API_VERSION: &str = "skewbridge.io/v1alpha1";
 
-/// The form itself, as the `Content-Type` says it.
+/// The media type.
 pub const MEDIA_TYPE: &str = "application/json;g=skewbridge.io;v=v1alpha1;as=ServerDiscoveryList";
 
-/// What a client sends: this form first, then what it can do without
+/// What a client sends: this media type first, then the alternatives
 /// ([`LOCAL_DOCUMENT`](crate::accept::LOCAL_DOCUMENT)).
 pub const ACCEPT: &str = concat!(
     "application/json;g=skewbridge.io;v=v1alpha1;as=ServerDiscoveryList,",
@@ -35,10 +34,10 @@ pub const ACCEPT: &str = concat!(
 /// The servers of a cluster, as a bridge knows them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServerDiscoveryList {
-    /// In the order of their identities.
+    /// Sorted by identity.
     pub servers: Vec<ServerDiscovery>,
-    /// Why the bridge takes part in no peering, if it does not. Then it knows of no server
-    /// but its own, and `servers` is empty.
+    /// Why the bridge does not peer, if it does not. Then it knows only its own server, and
+    /// `servers` is empty.
     pub local_only: Option<String>,
 }
 
@@ -49,34 +48,34 @@ pub struct ServerDiscovery {
     /// The name of its identity Lease.
     #[serde(default, deserialize_with = "null_as_default")]
     pub identity: String,
-    /// The host that it runs on, where its identity Lease says so.
+    /// The host that it runs on, if its identity Lease names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
     /// Its `gitVersion`: `v1.34.4`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Whether it is the one behind the bridge that answers.
+    /// Whether it is the server behind the answering bridge.
     #[serde(default, deserialize_with = "null_as_default")]
     pub local: bool,
     /// Where the bridge reaches it, if it is not the local one: `HOST:PORT`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Whether it could be asked when last tried.
+    /// Whether the last request to it succeeded.
     #[serde(default, deserialize_with = "null_as_default")]
     pub reachable: bool,
-    /// When it last told what it serves, as RFC 3339 has it.
+    /// When its discovery was last fetched, in RFC 3339 format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_sync: Option<String>,
-    /// Why it could not be asked since.
+    /// Why requests have failed since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// What it serves, the core group included. None if it has not told yet.
+    /// What it serves, including the core group. `None` if its discovery was not fetched yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<Vec<Group>>,
 }
 
 impl ServerDiscoveryList {
-    /// Reads one. Unknown fields are passed over, and `null` is nothing.
+    /// Parses a list. Unknown fields are ignored, and `null` is treated as missing.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         #[derive(Deserialize)]
         struct Body {
@@ -114,12 +113,12 @@ impl Serialize for ServerDiscoveryList {
     }
 }
 
-/// Whether a `Content-Type` says that the answer is a [`ServerDiscoveryList`].
+/// Whether a `Content-Type` is that of a [`ServerDiscoveryList`].
 pub fn is_content_type(text: &str) -> bool {
     MediaRange::parse(text).is_some_and(|range| matches_media_type(&range))
 }
 
-/// Whether a client wants it before any other form of discovery.
+/// Whether a client prefers it over all other media types.
 pub fn is_requested(headers: &HeaderMap) -> bool {
     let accepted = alternatives(headers).unwrap_or_default();
     let first = accepted.first().filter(|range| range.quality > 0);
@@ -127,16 +126,16 @@ pub fn is_requested(headers: &HeaderMap) -> bool {
 }
 
 fn matches_media_type(range: &MediaRange<'_>) -> bool {
-    let says = |name: &str, value: &str| {
+    let has_parameter = |name: &str, value: &str| {
         range
             .parameters
             .iter()
-            .any(|(key, said)| key == name && said.eq_ignore_ascii_case(value))
+            .any(|(key, found)| key == name && found.eq_ignore_ascii_case(value))
     };
     (&*range.kind, &*range.subkind) == ("application", "json")
-        && says("g", GROUP)
-        && says("v", VERSION)
-        && says("as", KIND)
+        && has_parameter("g", GROUP)
+        && has_parameter("v", VERSION)
+        && has_parameter("as", KIND)
 }
 
 #[cfg(test)]
@@ -150,10 +149,10 @@ mod tests {
     }
 
     #[test]
-    fn it_is_asked_for_before_what_every_server_has() {
+    fn it_is_requested_before_the_standard_media_types() {
         assert_eq!(ACCEPT, format!("{MEDIA_TYPE},{LOCAL_DOCUMENT}"));
         assert!(is_requested(&accepting(ACCEPT)));
-        // Whoever does not know it tells what it serves by itself.
+        // A server without support answers with its own discovery.
         let requested = RequestedDiscovery::from_headers(&accepting(ACCEPT), |_| true);
         assert!(
             matches!(requested, RequestedDiscovery::Local(_)),
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_wants_it_most_is_answered_with_it() {
+    fn it_is_returned_only_if_the_client_prefers_it() {
         let rows = [
             (MEDIA_TYPE.to_owned(), true),
             (ACCEPT.to_owned(), true),
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_is_known_by_its_content_type() {
+    fn the_response_is_recognised_by_its_content_type() {
         let rows = [
             (MEDIA_TYPE, true),
             (
@@ -206,8 +205,7 @@ mod tests {
         for (text, expected) in rows {
             assert_eq!(is_content_type(text), expected, "{text}");
         }
-        // A client that does not know it takes it for a list of groups, and
-        // then sees by its kind that it is none.
+        // A client without support takes it for a list of groups, and then rejects its kind.
         assert_eq!(
             DiscoveryFormat::from_content_type(MEDIA_TYPE),
             Some(DiscoveryFormat::Legacy)
@@ -215,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_left_out() {
+    fn unknown_fields_of_a_server_are_omitted() {
         let list = ServerDiscoveryList {
             servers: vec![
                 ServerDiscovery {
@@ -258,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_written_as_a_document_has_them() {
+    fn groups_serialise_like_in_a_document() {
         let bytes = include_bytes!("../tests/data/1.36.4-all-apis.json");
         let document = crate::Document::parse(bytes).unwrap();
         let list = ServerDiscoveryList {
@@ -276,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_such_list_is_refused_and_gaps_are_nothing() {
+    fn other_objects_are_rejected_and_missing_fields_have_defaults() {
         let empty = r#"{"kind":"ServerDiscoveryList","apiVersion":"skewbridge.io/v1alpha1","servers":null,"new":1}"#;
         let read = ServerDiscoveryList::parse(empty.as_bytes()).unwrap();
         assert_eq!(read, ServerDiscoveryList::default());

@@ -1,4 +1,4 @@
-//! Every form of discovery, byte for byte as a real 1.36.4 writes it.
+//! Every format of discovery, byte for byte as kube-apiserver 1.36.4 writes it.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
@@ -14,7 +14,7 @@ macro_rules! form {
 }
 
 #[track_caller]
-fn is_written(object: &impl Object, format: Format, expected: &[u8]) {
+fn assert_serialises_to(object: &impl Object, format: Format, expected: &[u8]) {
     let written = object.write(format, Layout::Compact);
     if format == Format::Json {
         assert_eq!(
@@ -23,7 +23,7 @@ fn is_written(object: &impl Object, format: Format, expected: &[u8]) {
         );
     }
     if format == Format::Cbor {
-        // The server leaves fields in the order of its structures, and need not.
+        // The server writes fields in the order of its structures, which is not required.
         let sorted = |bytes: &[u8]| {
             let mut bytes = bytes.to_vec();
             bytes.sort_unstable();
@@ -47,29 +47,29 @@ fn version(group: &str, version: &str) -> Version {
 }
 
 #[test]
-fn aggregated_discovery_is_written_as_the_server_writes_it() {
-    is_written(&aggregated(), Format::Json, form!("aggregated.json"));
-    is_written(&aggregated(), Format::Protobuf, form!("aggregated.pb"));
+fn aggregated_discovery_serialises_like_the_server() {
+    assert_serialises_to(&aggregated(), Format::Json, form!("aggregated.json"));
+    assert_serialises_to(&aggregated(), Format::Protobuf, form!("aggregated.pb"));
 }
 
 #[test]
-fn lists_are_written_as_the_server_writes_them() {
+fn lists_serialise_like_the_server() {
     let groups = ApiGroupList::parse(form!("groups.json")).unwrap();
-    is_written(&groups, Format::Json, form!("groups.json"));
-    is_written(&groups, Format::Protobuf, form!("groups.pb"));
+    assert_serialises_to(&groups, Format::Json, form!("groups.json"));
+    assert_serialises_to(&groups, Format::Protobuf, form!("groups.pb"));
     let resources = ApiResourceList::parse(form!("resources.json")).unwrap();
-    is_written(&resources, Format::Json, form!("resources.json"));
-    is_written(&resources, Format::Protobuf, form!("resources.pb"));
-    is_written(&resources, Format::Cbor, form!("resources.cbor"));
+    assert_serialises_to(&resources, Format::Json, form!("resources.json"));
+    assert_serialises_to(&resources, Format::Protobuf, form!("resources.pb"));
+    assert_serialises_to(&resources, Format::Cbor, form!("resources.cbor"));
     let core = ApiResourceList::parse(form!("core.json")).unwrap();
-    is_written(&core, Format::Json, form!("core.json"));
-    is_written(&core, Format::Protobuf, form!("core.pb"));
+    assert_serialises_to(&core, Format::Json, form!("core.json"));
+    assert_serialises_to(&core, Format::Protobuf, form!("core.pb"));
 }
 
 #[test]
-fn a_document_makes_the_lists_that_the_server_has() {
+fn a_document_converts_to_the_lists_of_the_server() {
     let groups = ApiGroupList::from_document(&aggregated());
-    is_written(&groups, Format::Json, form!("groups.json"));
+    assert_serialises_to(&groups, Format::Json, form!("groups.json"));
     let document = aggregated();
     let apps = document
         .items
@@ -77,15 +77,15 @@ fn a_document_makes_the_lists_that_the_server_has() {
         .find(|it| it.name() == "apps")
         .unwrap();
     let apps = ApiGroup::from_group(apps);
-    is_written(&apps, Format::Json, form!("group.json"));
-    is_written(&apps, Format::Protobuf, form!("group.pb"));
+    assert_serialises_to(&apps, Format::Json, form!("group.json"));
+    assert_serialises_to(&apps, Format::Protobuf, form!("group.pb"));
     let pretty = apps.write(Format::Json, Layout::Pretty);
     assert_eq!(
         String::from_utf8_lossy(&pretty),
         String::from_utf8_lossy(form!("group.pretty.json"))
     );
 
-    // All but how things are stored, which a document does not say.
+    // Everything but the storage version hash, which a document does not have.
     let mut listed = ApiResourceList::parse(form!("resources.json")).unwrap();
     for resource in &mut listed.resources {
         resource.storage_version_hash.clear();
@@ -97,7 +97,7 @@ fn a_document_makes_the_lists_that_the_server_has() {
 }
 
 #[test]
-fn a_list_is_completed_and_keeps_what_it_says() {
+fn merging_into_a_list_keeps_its_entries() {
     let whole = ApiResourceList::parse(form!("resources.json")).unwrap();
     let mut list = whole.clone();
     list.merge_version(&version("apps", "v1"));

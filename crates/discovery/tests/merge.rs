@@ -1,4 +1,4 @@
-//! The documents of servers of different versions, merged.
+//! Merged documents of servers of different versions.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
@@ -75,7 +75,7 @@ fn merged_is_the_union_and_keeps_the_order_of_each() {
             assert_eq!(content(&[&merged]), content(&[first, second]));
         }
     }
-    // Neighbours, whose orders do not contradict each other.
+    // Adjacent versions, whose orders do not contradict each other.
     for (first, second) in [(&all[0], &all[1]), (&all[2], &all[3])] {
         let merged = merge(&[first, second]);
         for document in [first, second] {
@@ -90,7 +90,7 @@ fn merged_is_the_union_and_keeps_the_order_of_each() {
 }
 
 #[test]
-fn a_document_alone_or_with_its_like_is_itself() {
+fn a_single_document_or_equal_ones_merge_to_themselves() {
     for document in real() {
         assert_eq!(merge(&[&document]).items, document.items);
         assert_eq!(merge(&[&document, &document]).items, document.items);
@@ -99,7 +99,7 @@ fn a_document_alone_or_with_its_like_is_itself() {
 }
 
 #[test]
-fn what_is_merged_already_changes_nothing() {
+fn merging_is_idempotent() {
     let all = real();
     for first in &all {
         for second in &all {
@@ -112,7 +112,7 @@ fn what_is_merged_already_changes_nothing() {
 }
 
 #[test]
-fn what_only_a_newer_server_has_comes_with_it() {
+fn the_merge_has_what_only_a_newer_server_has() {
     let all = real();
     let merged = merge(&[&all[2], &all[3]]);
     let content = content(&[&merged]);
@@ -135,7 +135,7 @@ fn shared_apis_can_be_left_out() {
 }
 
 proptest! {
-    /// Any few groups of any few servers.
+    /// Any groups of any servers.
     #[test]
     fn any_documents_merge_to_their_union(
         picks in proptest::collection::vec(

@@ -1,4 +1,4 @@
-//! What holds for every document.
+//! Properties of all documents.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
@@ -154,7 +154,7 @@ fn document() -> impl Strategy<Value = Document> {
     (schema, vec(group(), 0..4)).prop_map(|(schema, items)| Document { schema, items })
 }
 
-/// JSON in which the words of discovery stand in any place.
+/// JSON in which the field names of discovery occur anywhere.
 fn near_discovery() -> impl Strategy<Value = Value> {
     const WORDS: [&str; 26] = [
         "kind",
@@ -200,8 +200,8 @@ fn near_discovery() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Whatever is read can be used.
-fn read_in_every_way(bytes: &[u8]) {
+/// Everything that parses can be used.
+fn parse_in_every_way(bytes: &[u8]) {
     if let Ok(document) = Document::parse(bytes) {
         let index = Index::new(&[&document]);
         assert_eq!(index.difference(&[]).len(), index.entries().count());
@@ -219,7 +219,7 @@ fn read_in_every_way(bytes: &[u8]) {
     let _ = Index::new(&[&legacy.into_document()]);
 }
 
-/// The rule, read off the document without an index.
+/// Whether the documents list a request, without an index.
 fn lists(documents: &[&Document], request: &RequestInfo<'_>) -> bool {
     let verbs: Vec<&str> = documents
         .iter()
@@ -251,7 +251,7 @@ fn lists(documents: &[&Document], request: &RequestInfo<'_>) -> bool {
 /// verb.
 type Leaf = [String; 5];
 
-/// Who lists what, without a diff.
+/// The servers that list each verb, without a diff.
 fn holders(documents: &[Document]) -> BTreeMap<Leaf, Vec<usize>> {
     let mut holders = BTreeMap::<Leaf, Vec<usize>>::new();
     for (server, document) in documents.iter().enumerate() {
@@ -288,27 +288,31 @@ fn compare(documents: &[Document]) -> Skew {
     diff(&servers)
 }
 
-/// The same, of a diff; a leaf that is told twice fails.
-fn told(skew: &Skew, name: impl Fn(usize) -> usize) -> BTreeMap<Leaf, Vec<usize>> {
-    let mut told = BTreeMap::new();
+/// The same from a diff; fails if a verb is reported twice.
+fn reported(skew: &Skew, name: impl Fn(usize) -> usize) -> BTreeMap<Leaf, Vec<usize>> {
+    let mut reported = BTreeMap::new();
     for it in &skew.differences {
         for verb in &it.verbs {
             let leaf = [&it.group, &it.version, &it.resource, &it.subresource, verb];
             let mut on: Vec<_> = it.on.iter().map(|server| name(*server)).collect();
             on.sort_unstable();
-            assert_eq!(told.insert(leaf.map(Clone::clone), on), None, "{leaf:?}");
+            assert_eq!(
+                reported.insert(leaf.map(Clone::clone), on),
+                None,
+                "{leaf:?}"
+            );
         }
     }
-    told
+    reported
 }
 
 proptest! {
     #[test]
-    fn a_diff_tells_exactly_what_not_all_have(servers in vec(document(), 0..4)) {
+    fn a_diff_reports_exactly_what_not_all_servers_have(servers in vec(document(), 0..4)) {
         let skew = compare(&servers);
         let mut expected = holders(&servers);
         expected.retain(|_, on| on.len() < servers.len());
-        prop_assert_eq!(told(&skew, |server| server), expected);
+        prop_assert_eq!(reported(&skew, |server| server), expected);
         for it in &skew.differences {
             prop_assert!(!it.on.is_empty() && !it.missing.is_empty());
             let mut all: Vec<_> = it.missing.iter().map(|missing| missing.server).collect();
@@ -319,7 +323,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_differs_between_equals(document in document(), count in 0usize..4) {
+    fn equal_documents_have_no_differences(document in document(), count in 0usize..4) {
         let skew = compare(&vec![document; count]);
         prop_assert!(skew.is_empty());
         prop_assert!(skew.stale.is_empty());
@@ -331,7 +335,7 @@ proptest! {
         servers.reverse();
         let reversed = compare(&servers);
         let last = servers.len().saturating_sub(1);
-        prop_assert_eq!(told(&skew, |server| server), told(&reversed, |server| last - server));
+        prop_assert_eq!(reported(&skew, |server| server), reported(&reversed, |server| last - server));
         let mut tallies = reversed.servers;
         tallies.reverse();
         prop_assert_eq!(skew.servers, tallies);
@@ -344,12 +348,12 @@ proptest! {
         let skew = compare(&servers);
         let last = servers.len() - 1;
         prop_assert_eq!(skew.missing_from(last).count(), 0);
-        // And what only the merged document had would be made up.
+        // The merged document has nothing that no server has.
         prop_assert_eq!(skew.only_on(last).count(), 0);
     }
 
     #[test]
-    fn what_a_bridge_tells_reads_the_same(
+    fn a_server_discovery_list_round_trips(
         identity in ".{0,8}",
         words in vec(proptest::option::of(".{0,8}"), 6),
         flags in any::<[bool; 2]>(),
@@ -375,14 +379,14 @@ proptest! {
 
     #[test]
     fn no_bytes_make_the_parsers_panic(bytes in vec(any::<u8>(), 0..200)) {
-        read_in_every_way(&bytes);
+        parse_in_every_way(&bytes);
         let _ = DiscoveryFormat::from_content_type(&String::from_utf8_lossy(&bytes));
     }
 
     #[test]
     fn no_json_makes_the_parsers_panic(mut value in near_discovery(), other in near_discovery()) {
-        read_in_every_way(&serde_json::to_vec(&value).unwrap());
-        // And with the kind that each wants, so that they read on.
+        parse_in_every_way(&serde_json::to_vec(&value).unwrap());
+        // With each expected kind, so that parsing continues.
         let kinds = [
             ("APIGroupDiscoveryList", "items"),
             ("ServerDiscoveryList", "servers"),
@@ -399,13 +403,13 @@ proptest! {
                 };
                 fields.insert("apiVersion".into(), version.into());
                 fields.insert(field.into(), other.clone());
-                read_in_every_way(&serde_json::to_vec(&value).unwrap());
+                parse_in_every_way(&serde_json::to_vec(&value).unwrap());
             }
         }
     }
 
     #[test]
-    fn what_is_written_reads_the_same(document in document()) {
+    fn documents_round_trip(document in document()) {
         let written = document.write(Format::Json, Layout::Compact);
         prop_assert_eq!(Document::parse(&written).unwrap(), document);
     }

@@ -1,4 +1,4 @@
-//! What real servers of several versions say they serve.
+//! Discovery of real servers of several versions.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
@@ -47,7 +47,7 @@ fn index(name: &str) -> Index {
 }
 
 #[test]
-fn a_document_is_written_as_the_server_wrote_it() {
+fn a_document_serialises_to_the_bytes_of_the_server() {
     for server in SERVERS {
         for bytes in [server.api, server.apis] {
             let document = Document::parse(bytes).unwrap();
@@ -67,7 +67,7 @@ fn a_document_is_written_as_the_server_wrote_it() {
 }
 
 #[test]
-fn what_only_one_of_two_versions_serves_is_told() {
+fn resources_that_only_one_of_two_versions_serves_are_reported() {
     let rows: [(&str, &str, &[&str]); 5] = [
         (
             "1.34.4-all",
@@ -163,7 +163,7 @@ fn two_versions_differ_in_what_only_one_of_them_serves() {
 }
 
 #[test]
-fn a_whole_version_that_is_missing_is_told_as_such() {
+fn a_missing_version_is_reported_as_a_whole() {
     let skew = compare(&["1.34.4-all", "1.36.4-all"]);
     let lacks = |group: &str, version: &str, resource: &str| {
         let it = skew
@@ -186,7 +186,7 @@ fn a_whole_version_that_is_missing_is_told_as_such() {
 }
 
 #[test]
-fn older_lists_give_the_document_that_the_same_server_aggregates() {
+fn older_lists_build_the_aggregated_document_of_the_same_server() {
     for server in SERVERS {
         let [mut api, apis] = server.documents();
         let groups: Vec<_> = apis.items.iter().map(group_as_listed).collect();

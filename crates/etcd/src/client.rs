@@ -1,5 +1,4 @@
-//! One client for several endpoints: which connection a call takes, and where
-//! it goes when that fails.
+//! One client for several endpoints: which connection a call uses, and where it is retried.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,15 +11,15 @@ use crate::connection::Connection;
 use crate::endpoint::{Endpoint, EndpointError, Transport};
 use crate::error::{Error, Failure};
 
-/// One attempt at one endpoint, with opening the connection.
+/// Timeout of one attempt at one endpoint, including the connect.
 pub(crate) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A client of one etcd cluster. Clones share its connection, which ends with
-/// the last of them and of their watches.
+/// A client of one etcd cluster. Clones share its connection, which is closed with the last
+/// clone and watch.
 ///
-/// A call goes to the endpoint that last worked. If there is no connection to
-/// be had, no answer within 5 s, or the status `UNAVAILABLE`, it goes to the
-/// next, each endpoint once. All calls here can be repeated without harm.
+/// A call goes to the endpoint that last worked. If the connection fails, if there is no
+/// response within 5 s, or if the status is `UNAVAILABLE`, it goes to the next endpoint, each
+/// once. All calls are safe to retry.
 #[derive(Clone)]
 pub struct Client {
     inner: Arc<Inner>,
@@ -29,12 +28,12 @@ pub struct Client {
 struct Inner {
     endpoints: Vec<Endpoint>,
     tls: Option<Arc<ClientConfig>>,
-    current: Mutex<Current>,
+    current: Mutex<EndpointState>,
 }
 
-/// What is known about the endpoints, by their index.
+/// State of the endpoints, by index.
 #[derive(Debug, Default)]
-struct Current {
+struct EndpointState {
     /// Where to connect first.
     preferred: usize,
     open: Option<OpenConnection>,
@@ -47,9 +46,8 @@ struct OpenConnection {
 }
 
 impl Client {
-    /// A client that has not connected yet. `tls` says whom to trust and who
-    /// the client is, for `https` endpoints; its ALPN is replaced. When its files
-    /// change, make a new client.
+    /// A client that is not connected yet. `tls` has the CA and the client certificate for
+    /// `https` endpoints; its ALPN is replaced. When its files change, a new client is needed.
     pub fn new(
         endpoints: Vec<Endpoint>,
         tls: Option<Arc<ClientConfig>>,
@@ -75,7 +73,7 @@ impl Client {
         })
     }
 
-    /// Tries until it works or there is nowhere left to try.
+    /// Tries each endpoint until one succeeds.
     pub(crate) async fn try_each<T, F>(
         &self,
         operation: impl Fn(Arc<Connection>) -> F,
@@ -84,8 +82,8 @@ impl Client {
         F: Future<Output = Result<T, Failure>>,
     {
         let mut tried = vec![false; self.inner.endpoints.len()];
-        // A connection from earlier may have ended without us knowing: that
-        // says nothing about its endpoint, the first time.
+        // A reused connection may have ended unnoticed: the first time, that says nothing
+        // about its endpoint.
         let mut may_reuse_endpoint = true;
         loop {
             let (index, open) = self.inner.pick(&tried);
@@ -99,7 +97,7 @@ impl Client {
                 Ok(connection) => match timeout_at(deadline, operation(connection.clone())).await {
                     Ok(Ok(done)) => return Ok(done),
                     Ok(Err(failure)) => (Some(connection), failure),
-                    Err(_) => (Some(connection), no_answer()),
+                    Err(_) => (Some(connection), response_timeout()),
                 },
                 Err(failure) => (None, failure),
             };
@@ -132,8 +130,8 @@ impl fmt::Debug for Client {
 }
 
 impl Inner {
-    /// Where to try next: on the connection there is, or at the first endpoint
-    /// that was not tried, from the preferred one on.
+    /// Where to try next: the open connection, or the first endpoint that was not tried,
+    /// starting at the preferred one.
     fn pick(&self, tried: &[bool]) -> (usize, Option<Arc<Connection>>) {
         let mut current = self.current();
         if current
@@ -149,7 +147,7 @@ impl Inner {
         }
     }
 
-    /// Opens a connection, and has the next calls use it.
+    /// Opens a connection for this and the next calls.
     async fn open(&self, index: usize) -> Result<Arc<Connection>, Failure> {
         let connection = Connection::open(&self.endpoints[index], self.tls.as_ref()).await?;
         let connection = Arc::new(connection);
@@ -162,15 +160,15 @@ impl Inner {
         Ok(connection)
     }
 
-    /// Remembers that an endpoint failed. Watches keep a connection that calls
-    /// give up: they have pings to judge it by.
+    /// Records that an endpoint failed. Watches keep a connection that calls give up: pings
+    /// decide whether it is dead.
     fn failed(&self, index: usize, used: Option<&Arc<Connection>>, failure: &Failure) {
         let mut current = self.current();
         if current.preferred == index {
             current.preferred = (index + 1) % self.endpoints.len();
         }
         let lost = matches!(failure, Failure::Connection(_) | Failure::Timeout(_));
-        // Another call may have opened a new one meanwhile.
+        // Another call may have opened a new connection meanwhile.
         let is_open = |used| {
             let open = current.open.as_ref();
             open.is_some_and(|open| Arc::ptr_eq(&open.connection, used))
@@ -180,17 +178,17 @@ impl Inner {
         }
     }
 
-    fn current(&self) -> MutexGuard<'_, Current> {
-        // Nothing panics while it is held; and if so, what it says is still true.
+    fn current(&self) -> MutexGuard<'_, EndpointState> {
+        // Nothing panics under the lock; if it did, the state would still be valid.
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn no_answer() -> Failure {
+fn response_timeout() -> Failure {
     Failure::Timeout(format!("no answer within {} s", ATTEMPT_TIMEOUT.as_secs()))
 }
 
-/// The first endpoint that was not tried, in a circle from `preferred`.
+/// The first endpoint that was not tried, cyclically from `preferred`.
 fn first_untried(tried: &[bool], preferred: usize) -> usize {
     let count = tried.len();
     (0..count)
@@ -204,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_are_tried_in_a_circle() {
+    fn endpoints_are_tried_cyclically() {
         assert_eq!(first_untried(&[false, false, false], 1), 1);
         assert_eq!(first_untried(&[false, true, false], 1), 2);
         assert_eq!(first_untried(&[false, true, true], 1), 0);

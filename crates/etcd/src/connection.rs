@@ -23,28 +23,28 @@ use crate::error::Failure;
 use crate::grpc::Decoder;
 use crate::status::Status;
 
-/// TCP, TLS and the first words of HTTP/2 together. etcd stands near.
+/// TCP, TLS and the HTTP/2 preface together. etcd is nearby.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often a connection with a watch is asked whether it lives. etcd takes
-/// more than one ping in 5 s for an attack (its `--grpc-keepalive-min-time`).
+/// How often a connection with a watch is pinged. etcd closes connections with more than one
+/// ping in 5 s (its `--grpc-keepalive-min-time`).
 const PING_INTERVAL: Duration = Duration::from_secs(6);
 
-/// How long the answer to a ping may take: with the above, a connection that is
-/// dead without a word is known to be so within 10 s.
+/// How long the reply to a ping may take: together with the interval, a dead connection is
+/// detected within 10 s.
 const PING_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// What etcd may send on one stream before it is read here.
+/// How much etcd may send on one stream before it is read.
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 
-/// Room for this many watches that nobody reads beside calls that go on.
+/// Room for this many unread watches beside active calls.
 const CONNECTION_WINDOW_BYTES: u32 = 16 * STREAM_WINDOW_BYTES;
 
-/// The library ends a connection on which many small DATA frames wait. Watch
-/// events are small, and this peer is our own etcd: the windows bound what waits.
+/// h2 closes a connection on which many small DATA frames wait. Watch events are small, and
+/// etcd is trusted: the windows bound what waits.
 const DATA_FRAME_BUDGET: usize = usize::MAX >> 2;
 
-/// Heads and trailers; a status' words are in them.
+/// Headers and trailers, including the status message.
 const MAX_HEADER_LIST_BYTES: u32 = 16 * 1024;
 
 /// A connection. Its task ends when this is dropped.
@@ -60,20 +60,20 @@ pub(crate) struct Connection {
 struct State {
     watches: AtomicUsize,
     over: AtomicBool,
-    /// Known before the streams hear that it ended.
+    /// Set before the streams see the end.
     cause: OnceLock<String>,
 }
 
-/// Counts a watch for as long as it lives.
+/// Counts a watch while it exists.
 #[derive(Debug)]
 pub(crate) struct WatchGuard(Arc<State>);
 
 /// What the caller sends after its first message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CallEnd {
-    /// Nothing: the server ends the stream with its answer, within this time.
+    /// Nothing: the server ends the stream with its response, within this time.
     AfterResponse(Duration),
-    /// Perhaps more: the stream lasts.
+    /// Possibly more: the stream stays open.
     Streaming,
 }
 
@@ -97,7 +97,7 @@ impl Drop for WatchGuard {
 }
 
 impl Connection {
-    /// Connects, and makes sure that somebody there speaks HTTP/2.
+    /// Connects, and checks that the server answers HTTP/2.
     pub(crate) async fn open(
         endpoint: &Endpoint,
         tls: Option<&Arc<ClientConfig>>,
@@ -116,7 +116,7 @@ impl Connection {
         let tcp = TcpStream::connect((endpoint.host.as_str(), endpoint.port))
             .await
             .map_err(failed)?;
-        // A socket that refuses the option still works.
+        // Without the option the socket still works.
         let _ = tcp.set_nodelay(true);
         match (&endpoint.transport, tls) {
             (Transport::Plain, _) => Self::start(endpoint, tcp).await,
@@ -185,20 +185,20 @@ impl Connection {
         &self.endpoint
     }
 
-    /// Whether it takes no more calls: closed, or told GOAWAY.
+    /// Whether it accepts no more calls: closed, or after a GOAWAY.
     pub(crate) fn is_closed(&self) -> bool {
-        // A fresh handle never waits.
+        // A new handle is never pending.
         let mut cx = Context::from_waker(Waker::noop());
         self.state.over.load(Ordering::Relaxed)
             || matches!(self.send.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
     }
 
-    /// Has pings sent until the guard is dropped.
+    /// Enables pings until the guard is dropped.
     pub(crate) fn watch_guard(&self) -> WatchGuard {
         WatchGuard::new(&self.state)
     }
 
-    /// Starts a call with its first message, which is in its frame.
+    /// Starts a call with its first message, which is framed already.
     pub(crate) async fn call(
         &self,
         method: &'static str,
@@ -210,8 +210,7 @@ impl Connection {
         let mut send = self.send.clone();
         poll_fn(|cx| send.poll_ready(cx)).await.map_err(failed)?;
         let (response, mut stream) = send.send_request(request, false).map_err(failed)?;
-        // What the peer's window does not take yet waits in the library, at
-        // most one message.
+        // h2 buffers what the window does not allow yet, at most one message.
         stream
             .send_data(frame, matches!(then, CallEnd::AfterResponse(_)))
             .map_err(failed)?;
@@ -224,8 +223,8 @@ impl Connection {
     }
 
     fn request(&self, method: &'static str, then: CallEnd) -> Result<Request<()>, Failure> {
-        /// etcd's name for a call that is to fail where there is no leader,
-        /// instead of waiting (a watch: without end) on a member cut off.
+        /// etcd's header for a call that should fail without a leader, instead of waiting (a
+        /// watch: without end) on an isolated member.
         const HAS_LEADER: HeaderName = HeaderName::from_static("hasleader");
         const TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
         let invalid = |error: http::Error| Failure::Malformed(error.to_string());
@@ -279,14 +278,14 @@ async fn wait_for_ping_timeout(mut pings: PingPong, state: &State) {
         }
         match timeout(PING_TIMEOUT, pings.ping(Ping::opaque())).await {
             Ok(Ok(_)) => {}
-            // The connection itself says how it ended.
+            // The connection itself reports why it ended.
             Ok(Err(_)) => return std::future::pending().await,
             Err(_) => return,
         }
     }
 }
 
-/// The messages that a call is answered with.
+/// The response messages of a call.
 #[derive(Debug)]
 pub(crate) struct ResponseStream {
     state: Arc<State>,
@@ -301,8 +300,8 @@ enum Source {
 }
 
 impl ResponseStream {
-    /// The next message, or nothing if the call ended well. What is read makes
-    /// room for more. Dropping the future loses nothing.
+    /// The next message, or `None` if the call succeeded. Reading releases flow control
+    /// capacity. Cancelling loses nothing.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         loop {
             let stream = match &mut self.source {
@@ -311,7 +310,7 @@ impl ResponseStream {
                     let response = response.await.map_err(|error| self.state.failed(&error))?;
                     let (head, stream) = response.into_parts();
                     self.source = Source::Body(stream);
-                    if let Some(status) = Status::read(&head.headers) {
+                    if let Some(status) = Status::from_headers(&head.headers) {
                         return call_result(status);
                     }
                     if !is_grpc(&head) {
@@ -336,7 +335,7 @@ impl ResponseStream {
             let trailers = stream.trailers().await.map_err(failed)?;
             let status = trailers
                 .as_ref()
-                .and_then(Status::read)
+                .and_then(Status::from_headers)
                 .ok_or_else(|| Failure::Malformed("an end without a status".to_owned()))?;
             let ended = call_result(status)?;
             self.decoder.finish()?;

@@ -1,4 +1,4 @@
-//! Where an etcd server is.
+//! The address of an etcd server.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,8 +7,8 @@ use http::Uri;
 use http::uri::{Authority, Scheme};
 use rustls_pki_types::ServerName;
 
-/// An address of etcd: `http://HOST:PORT` or `https://HOST:PORT`, as in
-/// kube-apiserver's `--etcd-servers`.
+/// An etcd address: `http://HOST:PORT` or `https://HOST:PORT`, as in kube-apiserver's
+/// `--etcd-servers`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Endpoint {
     pub(crate) authority: Authority,
@@ -22,28 +22,27 @@ pub struct Endpoint {
 pub(crate) enum Transport {
     /// HTTP/2 with prior knowledge.
     Plain,
-    /// The server has to prove this name.
+    /// The name in the server certificate.
     Tls(ServerName<'static>),
 }
 
-/// Why there is no client. The address itself is not repeated: it could hold a
-/// password.
+/// Why there is no client. The address itself is not quoted: it could contain a password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EndpointError {
-    /// Neither of the two schemes.
+    /// Neither of the two forms.
     #[error("an etcd endpoint has the form http://HOST:PORT or https://HOST:PORT")]
     Form,
     /// A user or password in the URL.
     #[error("an etcd endpoint holds no user or password")]
     UserInfo,
-    /// More than an address.
+    /// A path or query.
     #[error("an etcd endpoint has no path or query")]
     Path,
-    /// There is nowhere to connect to.
+    /// No endpoint.
     #[error("at least one etcd endpoint is needed")]
     None,
-    /// An `https` endpoint, and nothing that says whom to trust.
+    /// An `https` endpoint without a CA.
     #[error("an https:// etcd endpoint needs a CA")]
     NoTls,
 }
@@ -110,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_addresses_are_read() {
+    fn names_and_addresses_are_parsed() {
         for (text, host, port) in [
             ("http://127.0.0.1:2379", "127.0.0.1", 2379),
             ("https://etcd-0.etcd:1", "etcd-0.etcd", 1),
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn other_forms_are_rejected() {
         for (text, error) in [
             ("", EndpointError::Form),
             ("127.0.0.1:2379", EndpointError::Form),

@@ -1,56 +1,55 @@
-//! What can go wrong, where, and what to do about it.
+//! Errors, with their endpoint and what to do about them.
 
 use crate::endpoint::Endpoint;
 use crate::grpc::{FrameError, MAX_MESSAGE_BYTES, Oversized};
 use crate::status::{Code, Status};
 use crate::types::Revision;
 
-/// Why a call or a watch failed. Of several endpoints that failed, the last
-/// that was tried is named.
+/// Why a call or a watch failed. If several endpoints failed, the last one is named.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no connection, or it ended before the answer. Try again later.
+    /// The connection failed, or ended before the response. Retry later.
     #[error("no connection to etcd at {endpoint}: {cause}")]
     Connection {
-        /// Which one.
+        /// The endpoint.
         endpoint: Endpoint,
-        /// In words.
+        /// The cause.
         cause: String,
     },
-    /// etcd refused.
-    #[error("etcd at {endpoint} says: {status}")]
+    /// etcd answered with an error.
+    #[error("etcd at {endpoint} answered: {status}")]
     Status {
-        /// Which one.
+        /// The endpoint.
         endpoint: Endpoint,
-        /// What it said.
+        /// The gRPC status.
         status: Status,
     },
-    /// This does not speak gRPC as etcd does.
-    #[error("a malformed answer from etcd at {endpoint}: {cause}")]
+    /// The server does not implement gRPC like etcd.
+    #[error("a malformed response from etcd at {endpoint}: {cause}")]
     Malformed {
-        /// Which one.
+        /// The endpoint.
         endpoint: Endpoint,
-        /// In words.
+        /// The cause.
         cause: String,
     },
-    /// The history that was asked for is gone: list again.
+    /// The requested history was compacted: list again.
     #[error("etcd at {endpoint} has compacted its history up to revision {revision}")]
     Compacted {
-        /// Which one.
+        /// The endpoint.
         endpoint: Endpoint,
-        /// From here on there is history.
+        /// The first revision that is available.
         revision: Revision,
     },
     /// etcd ended the watch: list again.
     #[error("etcd at {endpoint} ended the watch: {reason}")]
     WatchEnded {
-        /// Which one.
+        /// The endpoint.
         endpoint: Endpoint,
-        /// What it said.
+        /// The reason that etcd gave.
         reason: String,
     },
-    /// The request is larger than etcd takes.
+    /// The request is larger than etcd accepts.
     #[error("a request of {size} bytes for etcd, more than {MAX_MESSAGE_BYTES}")]
     TooLarge {
         /// Its size.
@@ -71,11 +70,11 @@ impl From<Oversized> for Error {
     }
 }
 
-/// A failure before it is known where.
+/// A failure without its endpoint.
 #[derive(Debug, Clone)]
 pub(crate) enum Failure {
     Connection(String),
-    /// Nothing came in time, which says more than a connection that ended.
+    /// A timeout: worse than a connection that ended.
     Timeout(String),
     Status(Status),
     Malformed(String),
@@ -84,7 +83,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// Whether another endpoint may do better.
+    /// Whether another endpoint may succeed.
     pub(crate) fn is_endpoint_failure(&self) -> bool {
         match self {
             Self::Connection(_) | Self::Timeout(_) => true,

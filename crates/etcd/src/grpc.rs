@@ -1,23 +1,22 @@
-//! gRPC's framing without I/O: a byte that says whether the message is
-//! compressed, its length in four bytes, the message.
+//! gRPC framing without I/O: a flag for compression, the length in four bytes, the message.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
 
-/// The largest message that is sent or read, without its prefix. etcd takes
-/// requests up to 1.5 MiB and cuts what a watch says at 2 MiB; a listing may be
-/// larger than that, but 4 MiB of bridges would be many thousands.
+/// The largest message that is sent or received, without its prefix. etcd accepts requests up
+/// to 1.5 MiB and splits watch responses at 2 MiB; a listing may be larger, but 4 MiB are many
+/// thousands of bridges.
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Flag and length.
 const PREFIX_BYTES: usize = 5;
 
-/// Why bytes are no messages.
+/// Why bytes are no valid messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FrameError {
     #[error("a message of {0} bytes, more than {MAX_MESSAGE_BYTES}")]
     TooLarge(u32),
-    #[error("a compressed message, which nobody asked for")]
+    #[error("an unexpected compressed message")]
     Compressed,
     #[error("the stream ends inside a message")]
     UnexpectedEof,
@@ -27,7 +26,7 @@ pub(crate) enum FrameError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Oversized(pub(crate) usize);
 
-/// A message in its frame.
+/// Encodes a message in its frame.
 pub(crate) fn encode(message: &impl Message) -> Result<Bytes, Oversized> {
     let length = message.encoded_len();
     let prefix = match u32::try_from(length) {
@@ -41,20 +40,20 @@ pub(crate) fn encode(message: &impl Message) -> Result<Bytes, Oversized> {
     Ok(frame.freeze())
 }
 
-/// Finds messages in bytes that come in any chunks.
+/// Decodes messages from bytes in any chunks.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
     buffer: BytesMut,
 }
 
 impl Decoder {
-    /// Takes further bytes. The caller takes out all messages before it brings
-    /// more, so that no more waits here than one message and one chunk.
+    /// Adds bytes. The caller takes all messages before it adds more, so at most one message
+    /// and one chunk are buffered.
     pub(crate) fn push(&mut self, chunk: &[u8]) {
         self.buffer.extend_from_slice(chunk);
     }
 
-    /// The next message, if all of it has come.
+    /// The next message, if it is complete.
     pub(crate) fn next(&mut self) -> Result<Option<Bytes>, FrameError> {
         let Some((prefix, _)) = self.buffer.split_first_chunk::<PREFIX_BYTES>() else {
             return Ok(None);
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_too_large_is_refused_by_its_prefix() {
+    fn a_too_large_message_is_rejected_by_its_prefix() {
         let mut decoder = Decoder::default();
         decoder.push(&[0, 0x00, 0x40, 0x00, 0x01]);
         assert_eq!(decoder.next(), Err(FrameError::TooLarge(4_194_305)));
@@ -123,14 +122,14 @@ mod tests {
     }
 
     #[test]
-    fn a_compressed_message_is_refused() {
+    fn a_compressed_message_is_rejected() {
         let mut decoder = Decoder::default();
         decoder.push(&[1, 0, 0, 0, 0]);
         assert_eq!(decoder.next(), Err(FrameError::Compressed));
     }
 
     #[test]
-    fn a_stream_that_ends_inside_a_message_is_cut() {
+    fn a_stream_that_ends_inside_a_message_is_an_error() {
         let mut decoder = Decoder::default();
         assert_eq!(decoder.finish(), Ok(()));
         decoder.push(&[0, 0]);
@@ -139,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_not_sent() {
+    fn a_too_large_message_is_not_sent() {
         assert!(encode(&put(vec![0; MAX_MESSAGE_BYTES - 100])).is_ok());
         assert!(encode(&put(vec![0; MAX_MESSAGE_BYTES])).is_err());
     }

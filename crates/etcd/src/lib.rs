@@ -1,11 +1,10 @@
-//! The dozen calls of etcd's v3 API that the gateway needs, over `h2`.
+//! A client for the dozen calls of etcd's v3 API that the gateway needs, over `h2`.
 //!
-//! Bridges find each other through keys with a lease beside kube-apiserver's
-//! own data. That takes listing and watching a prefix, putting and deleting a
-//! key, and keeping a lease alive: too little for a gRPC framework, which would
-//! bring a second HTTP stack. So the messages are a few hand-written structs
-//! with etcd's field numbers, gRPC's framing is pure, and one connection,
-//! opened again when it ends, carries all calls to whichever endpoint works.
+//! Bridges find each other through leased keys beside kube-apiserver's own data. That takes
+//! listing and watching a prefix, putting and deleting a key, and keeping a lease alive: too
+//! little for a gRPC framework, which would add a second HTTP stack. So the messages are a few
+//! hand-written structs with etcd's field numbers, gRPC framing is pure, and one connection,
+//! reopened when it ends, carries all calls to an endpoint that works.
 //!
 //! ```no_run
 //! use skewbridge_etcd::{Client, Endpoint, Event};

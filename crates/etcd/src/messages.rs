@@ -1,6 +1,5 @@
-//! etcd's messages, as far as they are used here: the field numbers are those
-//! of its `rpc.proto` and `kv.proto`. Fields that are left out are skipped when
-//! they come and have their default when they do not go.
+//! etcd's messages, as far as they are used: the field numbers are those of its `rpc.proto`
+//! and `kv.proto`. Other fields are ignored when received and have their default when sent.
 
 use bytes::Bytes;
 use prost::{Enumeration, Message, Oneof};
@@ -115,7 +114,7 @@ pub(crate) enum CompareResult {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
 #[repr(i32)]
 pub(crate) enum CompareTarget {
-    // Has to be there, for an enumeration's default is 0.
+    // Required, since the default of an enumeration is 0.
     Version = 0,
     Mod = 2,
 }

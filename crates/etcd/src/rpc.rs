@@ -1,4 +1,4 @@
-//! The calls: what goes into each message and what its answer means.
+//! The RPCs: encoding of requests and meaning of responses.
 
 use std::time::Duration;
 
@@ -26,11 +26,11 @@ const LEASE_GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
 const LEASE_REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
 const LEASE_KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
 
-/// What [`Client::delete_if_unchanged`] and [`Client::delete`] answer is about
-/// the attempt that succeeded: where an earlier one was cut off after it had
-/// an effect, they say `false`.
+/// The results of [`Client::delete_if_unchanged`] and [`Client::delete`] concern the attempt
+/// that succeeded: if an earlier attempt was interrupted after it had an effect, they are
+/// `false`.
 impl Client {
-    /// One key, if it is there.
+    /// One key, if it exists.
     pub async fn get(&self, key: &[u8]) -> Result<Option<KeyValue>, Error> {
         let request = RangeRequest {
             key: Bytes::copy_from_slice(key),
@@ -39,7 +39,7 @@ impl Client {
         Ok(self.range(&request).await?.kvs.pop())
     }
 
-    /// The keys that begin with `prefix`, all at one revision.
+    /// The keys that start with `prefix`, all at one revision.
     pub async fn range_prefix(&self, prefix: &[u8]) -> Result<Listing, Error> {
         let (key, range_end) = prefix_range(prefix);
         self.range(&RangeRequest { key, range_end }).await
@@ -55,7 +55,7 @@ impl Client {
         .await
     }
 
-    /// Makes or changes a key. With a lease, the key goes when the lease goes.
+    /// Creates or changes a key. With a lease, the key is deleted when the lease ends.
     pub async fn put(
         &self,
         key: &[u8],
@@ -73,7 +73,7 @@ impl Client {
         .await
     }
 
-    /// Deletes a key, and says whether it was there.
+    /// Deletes a key; returns whether it existed.
     pub async fn delete(&self, key: &[u8]) -> Result<bool, Error> {
         let request = DeleteRangeRequest {
             key: Bytes::copy_from_slice(key),
@@ -84,8 +84,7 @@ impl Client {
         .await
     }
 
-    /// Deletes a key if it was last changed at `mod_revision`, and says whether
-    /// that was so.
+    /// Deletes a key if it was last changed at `mod_revision`; returns whether that was so.
     pub async fn delete_if_unchanged(
         &self,
         key: &[u8],
@@ -111,8 +110,8 @@ impl Client {
         .await
     }
 
-    /// A new lease of at least `ttl`, in whole seconds. An attempt that was cut
-    /// off may leave a lease behind, which ends by itself.
+    /// Grants a lease of at least `ttl`, in whole seconds. An interrupted attempt may leave a
+    /// lease behind, which expires.
     pub async fn grant(&self, ttl: Duration) -> Result<Lease, Error> {
         let request = LeaseGrantRequest {
             ttl: whole_seconds(ttl),
@@ -131,11 +130,11 @@ impl Client {
         .await
     }
 
-    /// Has the lease live for its whole time again, and says how long that is;
-    /// or nothing if the lease is gone, and its keys with it.
+    /// Renews a lease and returns its remaining time; `None` if the lease and its keys are
+    /// gone.
     pub async fn keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
         let request = LeaseKeepAliveRequest { id: lease.get() };
-        // A stream to etcd; of one message each way it is like any other call.
+        // A stream in etcd's API; with one message each way it is like a unary call.
         let kept = self
             .unary(
                 LEASE_KEEP_ALIVE,
@@ -149,7 +148,7 @@ impl Client {
         }
     }
 
-    /// Ends a lease, and its keys with it. One that is gone already is as well.
+    /// Revokes a lease and deletes its keys. Succeeds if it is gone already.
     pub async fn revoke(&self, lease: LeaseId) -> Result<(), Error> {
         let request = LeaseRevokeRequest { id: lease.get() };
         let revoked = self
@@ -161,8 +160,8 @@ impl Client {
         }
     }
 
-    /// Watches the keys that begin with `prefix`: every change from revision
-    /// `from` on. After a listing that is the one after the listing's.
+    /// Watches the keys that start with `prefix`: every change from revision `from` on. After
+    /// a listing that is the revision after the listing's.
     pub async fn watch_prefix(&self, prefix: &[u8], from: Revision) -> Result<Watch, Error> {
         let request = Watch::request(prefix, from);
         let frame = grpc::encode(&request)?;
@@ -193,7 +192,7 @@ impl Client {
     }
 }
 
-/// Sends one message and waits for the one that responses it, and for the end.
+/// Sends one message, and waits for the response and the end of the call.
 async fn unary_response(
     connection: &Connection,
     method: &'static str,
@@ -217,7 +216,7 @@ fn revision(header: Option<ResponseHeader>) -> Result<Revision, Failure> {
         .ok_or_else(|| malformed("an answer without a header"))
 }
 
-/// Seconds as etcd counts them; gone if none are left.
+/// A TTL in etcd's seconds; `None` if it has expired.
 fn lifetime(ttl: i64) -> Option<Duration> {
     u64::try_from(ttl)
         .ok()

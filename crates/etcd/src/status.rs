@@ -1,12 +1,12 @@
-//! How a gRPC call ended: a code and words, in trailers or, if there is no
-//! answer, in the head.
+//! The status of a gRPC call: a code and a message, in the trailers or, without a body, in the
+//! headers.
 
 use std::fmt;
 
 use http::{HeaderMap, StatusCode};
 use percent_encoding::percent_decode;
 
-/// What etcd says to a lease that it does not have (any more).
+/// etcd's message for a lease that it does not have (any more).
 const LEASE_NOT_FOUND: &str = "requested lease not found";
 
 /// gRPC's status code.
@@ -14,28 +14,28 @@ const LEASE_NOT_FOUND: &str = "requested lease not found";
 pub struct Code(u32);
 
 impl Code {
-    /// It went well.
+    /// Success.
     pub const OK: Self = Self(0);
-    /// Something that has no code.
+    /// No specific code.
     pub const UNKNOWN: Self = Self(2);
-    /// The request makes no sense.
+    /// The request is invalid.
     pub const INVALID_ARGUMENT: Self = Self(3);
-    /// What was asked for is not there.
+    /// The entity does not exist.
     pub const NOT_FOUND: Self = Self(5);
-    /// The caller may not do this.
+    /// The caller is not authorized.
     pub const PERMISSION_DENIED: Self = Self(7);
-    /// There is no room, or there are too many requests.
+    /// Out of resources, or too many requests.
     pub const RESOURCE_EXHAUSTED: Self = Self(8);
-    /// The server does not have this call.
+    /// The server does not implement the call.
     pub const UNIMPLEMENTED: Self = Self(12);
-    /// The server is broken.
+    /// An internal error of the server.
     pub const INTERNAL: Self = Self(13);
-    /// Not now, not here: another endpoint may do it.
+    /// Currently unavailable: another endpoint may succeed.
     pub const UNAVAILABLE: Self = Self(14);
-    /// The server does not know who the caller is.
+    /// The caller is not authenticated.
     pub const UNAUTHENTICATED: Self = Self(16);
 
-    /// The names that gRPC gives, by number.
+    /// gRPC's names, by number.
     const NAMES: [&str; 17] = [
         "OK",
         "CANCELLED",
@@ -74,12 +74,12 @@ impl fmt::Display for Code {
     }
 }
 
-/// A code with its words.
+/// A code with its message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
     /// The code.
     pub code: Code,
-    /// The words, decoded, without control characters.
+    /// The message, decoded, without control characters.
     pub message: String,
 }
 
@@ -90,13 +90,13 @@ impl fmt::Display for Status {
 }
 
 impl Status {
-    /// Whether it says that there is no such lease.
+    /// Whether the lease does not exist.
     pub fn is_lease_not_found(&self) -> bool {
         self.code == Code::NOT_FOUND && self.message.contains(LEASE_NOT_FOUND)
     }
 
     /// The status in these headers or trailers, if there is one.
-    pub(crate) fn read(headers: &HeaderMap) -> Option<Self> {
+    pub(crate) fn from_headers(headers: &HeaderMap) -> Option<Self> {
         let code = headers.get("grpc-status")?;
         let code = code
             .to_str()
@@ -113,8 +113,7 @@ impl Status {
         })
     }
 
-    /// What an answer means that did not come from a gRPC server, as gRPC maps
-    /// it.
+    /// The status of a response that is not from a gRPC server, as gRPC maps it.
     pub(crate) fn from_http_status(status: StatusCode) -> Self {
         let code = match status.as_u16() {
             400 => Code::INTERNAL,
@@ -131,10 +130,9 @@ impl Status {
     }
 }
 
-/// Somebody else's words, fit for a log line.
-pub(crate) fn sanitize_text(words: &str) -> String {
-    words
-        .chars()
+/// Foreign text, made safe for a log line.
+pub(crate) fn sanitize_text(text: &str) -> String {
+    text.chars()
         .map(|char| {
             if char.is_control() {
                 char::REPLACEMENT_CHARACTER
@@ -155,7 +153,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert("grpc-status", HeaderValue::from_str(code).unwrap());
         headers.insert("grpc-message", HeaderValue::from_str(message).unwrap());
-        Status::read(&headers).unwrap()
+        Status::from_headers(&headers).unwrap()
     }
 
     #[test]
@@ -174,10 +172,10 @@ mod tests {
     }
 
     #[test]
-    fn an_odd_code_is_unknown_and_none_is_none() {
+    fn an_invalid_code_is_unknown_and_a_missing_status_is_none() {
         assert_eq!(status("x", "").code, Code::UNKNOWN);
         assert_eq!(status("99", "").code.to_string(), "99");
-        assert_eq!(Status::read(&HeaderMap::new()), None);
+        assert_eq!(Status::from_headers(&HeaderMap::new()), None);
     }
 
     #[test]

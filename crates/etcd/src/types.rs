@@ -1,4 +1,4 @@
-//! What etcd holds, in the words of its users.
+//! The types of etcd's data model.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::messages;
 
-/// A moment of etcd's history: it grows with each change of any key.
+/// A revision of etcd's history: it grows with each change of any key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Revision(i64);
 
@@ -22,7 +22,7 @@ impl Revision {
         self.0
     }
 
-    /// The one after it, where a watch that follows a listing begins.
+    /// The next revision, where a watch after a listing starts.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0.saturating_add(1))
@@ -35,7 +35,7 @@ impl fmt::Display for Revision {
     }
 }
 
-/// A lease: keys that are put with it go when it goes.
+/// A lease: keys that are put with it are deleted when it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LeaseId(i64);
 
@@ -52,32 +52,31 @@ impl LeaseId {
 }
 
 impl fmt::Display for LeaseId {
-    /// As etcdctl writes it.
+    /// In etcdctl's format.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
     }
 }
 
-/// A lease that was granted.
+/// A granted lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease {
-    /// Its name.
+    /// Its id.
     pub id: LeaseId,
-    /// How long it lives unless it is kept alive; it can be longer than what
-    /// was asked for.
+    /// How long it lasts unless it is kept alive; may be longer than requested.
     pub ttl: Duration,
 }
 
 /// A key with its value.
 #[derive(Clone, PartialEq, Eq)]
 pub struct KeyValue {
-    /// The whole key.
+    /// The full key.
     pub key: Bytes,
-    /// The value. Not part of the `Debug` form, for it may be anybody's.
+    /// The value. Not part of the `Debug` output, since it may be confidential.
     pub value: Bytes,
     /// When it was last changed.
     pub mod_revision: Revision,
-    /// The lease with which it goes, if any.
+    /// The lease that the key belongs to, if any.
     pub lease: Option<LeaseId>,
 }
 
@@ -103,33 +102,32 @@ impl From<messages::KeyValue> for KeyValue {
     }
 }
 
-/// The keys below a prefix, at one revision.
+/// The keys with a prefix, at one revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
-    /// In the order of the keys.
+    /// Sorted by key.
     pub kvs: Vec<KeyValue>,
-    /// When they were so.
+    /// The revision of the listing.
     pub revision: Revision,
 }
 
-/// A change that a watch has seen.
+/// A change that a watch reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A key was made or changed.
+    /// A key was created or changed.
     Put(KeyValue),
     /// A key was deleted, or its lease ended.
     Delete {
-        /// The whole key.
+        /// The full key.
         key: Bytes,
-        /// When.
+        /// The revision of the deletion.
         mod_revision: Revision,
     },
 }
 
-/// The keys that begin with a prefix, as etcd wants to be told: from the first,
-/// up to and without the second.
+/// The keys with a prefix, as etcd's half-open range.
 pub(crate) fn prefix_range(prefix: &[u8]) -> (Bytes, Bytes) {
-    /// To etcd, the end of all keys; as a beginning, the first key there can be.
+    /// In etcd, the end of all keys; as a start, the first possible key.
     const BOUNDARY: &[u8] = &[0];
     let begin = match prefix {
         [] => Bytes::from_static(BOUNDARY),
@@ -153,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prefix_ends_before_its_neighbour() {
+    fn a_prefix_range_ends_before_the_next_prefix() {
         let range = |prefix: &[u8]| {
             let (begin, end) = prefix_range(prefix);
             (begin.to_vec(), end.to_vec())

@@ -1,4 +1,4 @@
-//! A watch: a stream of changes that lasts.
+//! A watch: a long-lived stream of changes.
 
 use std::sync::Arc;
 
@@ -18,26 +18,26 @@ const WATCH: &str = "/etcdserverpb.Watch/Watch";
 
 /// The changes below a prefix, in order and without gaps. Ends when dropped.
 ///
-/// What is not read waits at etcd, for a small window's worth waits here.
+/// Unread changes wait in etcd, except for one small window here.
 #[derive(Debug)]
 pub struct Watch {
     responses: ResponseStream,
-    seen: Revision,
+    last_revision: Revision,
     failed: Option<Error>,
-    // Dropped, it would end the watch.
+    // Dropping it would end the watch.
     _stream: SendStream<Bytes>,
     _watching: WatchGuard,
     connection: Arc<Connection>,
 }
 
-/// What a message of a watch says.
+/// A message of a watch.
 #[derive(Debug, PartialEq, Eq)]
 enum WatchMessage {
     Created,
     Changes {
         events: Vec<Event>,
-        /// Everything up to here has been told, if this message knows.
-        seen: Option<Revision>,
+        /// All changes up to this revision were reported, if the message says so.
+        last_revision: Option<Revision>,
     },
 }
 
@@ -50,7 +50,7 @@ impl Watch {
                 range_end,
                 start_revision: from.get(),
                 progress_notify: true,
-                // Many changes at once come in messages that are not too large.
+                // Many simultaneous changes are split into several messages.
                 fragment: true,
             })),
         }
@@ -67,7 +67,7 @@ impl Watch {
         match next_message(&mut responses).await? {
             WatchMessage::Created => Ok(Self {
                 responses,
-                seen: Revision::new(from.get().saturating_sub(1)),
+                last_revision: Revision::new(from.get().saturating_sub(1)),
                 failed: None,
                 _stream: stream,
                 _watching: watching,
@@ -77,12 +77,12 @@ impl Watch {
         }
     }
 
-    /// Waits for changes. There is at least one; those of one transaction can
-    /// come in two calls only if they are more than fit a message.
+    /// Waits for changes. There is at least one; those of one transaction come in two calls
+    /// only if they exceed a message.
     ///
-    /// An error is final, whatever it is: list again and begin a new watch, or,
-    /// unless it is [`Error::Compacted`], begin one after [`Watch::seen`].
-    /// Dropping the future loses nothing.
+    /// Any error is final: list again and start a new watch, or, unless it is
+    /// [`Error::Compacted`], start one after [`Watch::last_revision`]. Cancelling loses
+    /// nothing.
     pub async fn next(&mut self) -> Result<Vec<Event>, Error> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -97,18 +97,23 @@ impl Watch {
         }
     }
 
-    /// All changes up to this revision have been told. It moves on without
-    /// changes too, as etcd tells from time to time while [`Watch::next`] waits.
-    pub fn seen(&self) -> Revision {
-        self.seen
+    /// All changes up to this revision were reported. It also advances without changes, as
+    /// etcd sends progress notifications while [`Watch::next`] waits.
+    pub fn last_revision(&self) -> Revision {
+        self.last_revision
     }
 
     async fn changes(&mut self) -> Result<Vec<Event>, Failure> {
         loop {
             match next_message(&mut self.responses).await? {
                 WatchMessage::Created => return Err(malformed("the watch was created twice")),
-                WatchMessage::Changes { events, seen } => {
-                    self.seen = self.seen.max(seen.unwrap_or(self.seen));
+                WatchMessage::Changes {
+                    events,
+                    last_revision,
+                } => {
+                    self.last_revision = self
+                        .last_revision
+                        .max(last_revision.unwrap_or(self.last_revision));
                     if !events.is_empty() {
                         return Ok(events);
                     }
@@ -141,25 +146,30 @@ fn read(response: WatchResponse) -> Result<WatchMessage, Failure> {
         .into_iter()
         .map(event)
         .collect::<Result<Vec<_>, _>>()?;
-    let seen = match events.last() {
-        // Of the last revision there may be more to come.
+    let last_revision = match events.last() {
+        // More changes of the last revision may follow.
         Some(last) if response.fragment => Some(Revision::new(changed(last).get() - 1)),
         Some(last) => Some(changed(last)),
-        // Without changes, the header says how far etcd has looked.
+        // Without changes, the header has etcd's progress.
         None => response.header.map(|header| Revision::new(header.revision)),
     };
-    Ok(WatchMessage::Changes { events, seen })
+    Ok(WatchMessage::Changes {
+        events,
+        last_revision,
+    })
 }
 
 fn event(event: messages::Event) -> Result<Event, Failure> {
-    let kv = event.kv.ok_or_else(|| malformed("a change of no key"))?;
+    let kv = event
+        .kv
+        .ok_or_else(|| malformed("a change without a key"))?;
     match EventType::try_from(event.r#type) {
         Ok(EventType::Put) => Ok(Event::Put(kv.into())),
         Ok(EventType::Delete) => Ok(Event::Delete {
             key: kv.key,
             mod_revision: Revision::new(kv.mod_revision),
         }),
-        Err(_) => Err(malformed("neither put nor deleted")),
+        Err(_) => Err(malformed("a change that is neither a put nor a delete")),
     }
 }
 
@@ -190,15 +200,15 @@ mod tests {
         }
     }
 
-    fn seen(response: WatchResponse) -> Option<i64> {
+    fn last_revision(response: WatchResponse) -> Option<i64> {
         match read(response) {
-            Ok(WatchMessage::Changes { seen, .. }) => seen.map(Revision::get),
+            Ok(WatchMessage::Changes { last_revision, .. }) => last_revision.map(Revision::get),
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-    fn what_has_been_seen_is_never_more_than_what_was_told() {
+    fn the_last_revision_covers_only_reported_changes() {
         let header = Some(ResponseHeader { revision: 90 });
         let whole = WatchResponse {
             header,
@@ -213,9 +223,9 @@ mod tests {
             header,
             ..WatchResponse::default()
         };
-        assert_eq!(seen(whole), Some(8));
-        assert_eq!(seen(part), Some(7));
-        assert_eq!(seen(progress), Some(90));
+        assert_eq!(last_revision(whole), Some(8));
+        assert_eq!(last_revision(part), Some(7));
+        assert_eq!(last_revision(progress), Some(90));
     }
 
     #[test]
@@ -227,7 +237,7 @@ mod tests {
             ..WatchResponse::default()
         };
         let reason = "no\u{fffd}permission";
-        assert!(matches!(read(cancelled), Err(Failure::WatchEnded(said)) if said == reason));
+        assert!(matches!(read(cancelled), Err(Failure::WatchEnded(text)) if text == reason));
         let compacted = WatchResponse {
             canceled: true,
             compact_revision: 5,
@@ -237,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_is_none_is_malformed() {
+    fn an_invalid_change_is_malformed() {
         for odd in [change(2, 1), messages::Event::default()] {
             let response = WatchResponse {
                 events: vec![odd],

@@ -1,16 +1,16 @@
-//! Endpoints that are dead, silent, sick or leaving.
+//! Endpoints that are dead, silent, failing or shutting down.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
 
 #[allow(dead_code)] // each test file uses its part
 mod fake_etcd;
 
-use fake_etcd::{StandIn, Step, answer, field, frame, header, number};
+use fake_etcd::{FakeEtcd, Step, answer, field, frame, header, number};
 use skewbridge_etcd::{Client, Code, Endpoint, Error, Revision};
 use skewbridge_testkit::{PATIENCE, eventually};
 use tokio::net::TcpListener;
 
-async fn good() -> StandIn {
-    StandIn::start(|_, _| answer(&header(1))).await
+async fn good() -> FakeEtcd {
+    FakeEtcd::start(|_, _| answer(&header(1))).await
 }
 
 fn client(endpoints: &[Endpoint]) -> Client {
@@ -28,7 +28,7 @@ async fn dead() -> Endpoint {
 }
 
 #[tokio::test]
-async fn a_dead_endpoint_is_passed_over_and_the_one_that_works_is_kept() {
+async fn a_dead_endpoint_is_skipped_and_a_working_one_is_kept() {
     let server = good().await;
     let client = client(&[dead().await, server.endpoint()]);
     for _ in 0..3 {
@@ -39,7 +39,7 @@ async fn a_dead_endpoint_is_passed_over_and_the_one_that_works_is_kept() {
 }
 
 #[tokio::test]
-async fn an_endpoint_that_accepts_and_says_nothing_is_passed_over() {
+async fn an_endpoint_that_accepts_and_stays_silent_is_skipped() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = good().await;
     let client = client(&[at(&silent), server.endpoint()]);
@@ -47,8 +47,8 @@ async fn an_endpoint_that_accepts_and_says_nothing_is_passed_over() {
 }
 
 #[tokio::test]
-async fn an_endpoint_that_does_not_answer_calls_is_passed_over() {
-    let slow = StandIn::start(|_, _| vec![Step::Hang]).await;
+async fn an_endpoint_that_does_not_answer_calls_is_skipped() {
+    let slow = FakeEtcd::start(|_, _| vec![Step::Hang]).await;
     let server = good().await;
     let client = client(&[slow.endpoint(), server.endpoint()]);
     client.put(b"k", b"v", None).await.unwrap();
@@ -58,13 +58,13 @@ async fn an_endpoint_that_does_not_answer_calls_is_passed_over() {
 }
 
 #[tokio::test]
-async fn unavailable_is_tried_elsewhere() {
+async fn unavailable_is_retried_at_the_next_endpoint() {
     for sick in [
         vec![Step::Refuse(14, "etcdserver: no leader")],
         vec![Step::Head, Step::Trailers(14, "etcdserver: no leader")],
         vec![Step::Http(502)],
     ] {
-        let sick = StandIn::start(move |_, _| sick.clone()).await;
+        let sick = FakeEtcd::start(move |_, _| sick.clone()).await;
         let server = good().await;
         let client = client(&[sick.endpoint(), server.endpoint()]);
         client.put(b"k", b"v", None).await.unwrap();
@@ -73,8 +73,8 @@ async fn unavailable_is_tried_elsewhere() {
 }
 
 #[tokio::test]
-async fn other_refusals_are_final() {
-    let strict = StandIn::start(|_, _| vec![Step::Refuse(3, "no")]).await;
+async fn other_errors_are_not_retried() {
+    let strict = FakeEtcd::start(|_, _| vec![Step::Refuse(3, "no")]).await;
     let server = good().await;
     let client = client(&[strict.endpoint(), server.endpoint()]);
     let error = client.put(b"k", b"v", None).await.unwrap_err();
@@ -87,7 +87,7 @@ async fn other_refusals_are_final() {
 
 #[tokio::test]
 async fn each_endpoint_is_tried_once_and_the_last_is_named() {
-    let sick = StandIn::start(|_, _| vec![Step::Refuse(14, "no leader")]).await;
+    let sick = FakeEtcd::start(|_, _| vec![Step::Refuse(14, "no leader")]).await;
     let dead = dead().await;
     let client = client(&[sick.endpoint(), dead.clone()]);
     let error = client.put(b"k", b"v", None).await.unwrap_err();
@@ -100,8 +100,8 @@ async fn each_endpoint_is_tried_once_and_the_last_is_named() {
 }
 
 #[tokio::test]
-async fn a_connection_that_ends_is_opened_again_for_the_same_call() {
-    let server = StandIn::start(|_, number| match number {
+async fn a_call_reopens_a_connection_that_ended() {
+    let server = FakeEtcd::start(|_, number| match number {
         1 => vec![Step::Disconnect],
         _ => answer(&header(1)),
     })
@@ -113,8 +113,8 @@ async fn a_connection_that_ends_is_opened_again_for_the_same_call() {
 }
 
 #[tokio::test]
-async fn an_endpoint_that_cuts_every_call_is_given_up() {
-    let server = StandIn::start(|_, _| vec![Step::Disconnect]).await;
+async fn an_endpoint_that_disconnects_every_call_is_given_up() {
+    let server = FakeEtcd::start(|_, _| vec![Step::Disconnect]).await;
     let error = client(&[server.endpoint()])
         .put(b"k", b"v", None)
         .await
@@ -124,7 +124,7 @@ async fn an_endpoint_that_cuts_every_call_is_given_up() {
 
 #[tokio::test]
 async fn after_goaway_there_is_a_new_connection() {
-    let server = StandIn::start(|_, number| {
+    let server = FakeEtcd::start(|_, number| {
         let mut steps = answer(&header(1));
         if number == 0 {
             steps.insert(0, Step::GoAway);
@@ -144,7 +144,7 @@ async fn after_goaway_there_is_a_new_connection() {
 
 #[tokio::test]
 async fn the_connection_ends_with_the_last_client_and_watch() {
-    let server = StandIn::start(|method, _| match method {
+    let server = FakeEtcd::start(|method, _| match method {
         "/etcdserverpb.Watch/Watch" => vec![
             Step::Head,
             Step::Data(frame(&[header(1), number(3, 1)].concat())),

@@ -1,4 +1,4 @@
-//! The calls against a stand-in that responses well and badly.
+//! The RPCs against a fake etcd with valid and invalid responses.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
 
 #[allow(dead_code)] // each test file uses its part
@@ -6,18 +6,19 @@ mod fake_etcd;
 
 use std::time::Duration;
 
-use fake_etcd::{StandIn, Step, answer, field, frame, header, kv, listing, number};
+use fake_etcd::{FakeEtcd, Step, answer, field, frame, header, kv, listing, number};
 use skewbridge_etcd::{Client, Code, Error, LeaseId, Revision};
 use skewbridge_testkit::{Ca, ClientAuth};
 
-fn client(server: &StandIn) -> Client {
+fn client(server: &FakeEtcd) -> Client {
     Client::new(vec![server.endpoint()], None).unwrap()
 }
 
 #[tokio::test]
 async fn a_listing_has_keys_and_a_revision() {
     let server =
-        StandIn::start(|_, _| answer(&listing(12, &[kv("/p/a", "1", 7), kv("/p/b", "", 9)]))).await;
+        FakeEtcd::start(|_, _| answer(&listing(12, &[kv("/p/a", "1", 7), kv("/p/b", "", 9)])))
+            .await;
     let listing = client(&server).range_prefix(b"/p/").await.unwrap();
     assert_eq!(listing.revision, Revision::new(12));
     let read: Vec<_> = listing
@@ -36,7 +37,7 @@ async fn a_listing_has_keys_and_a_revision() {
 
 #[tokio::test]
 async fn requests_have_the_field_numbers_of_etcd() {
-    let server = StandIn::start(|method, _| match method {
+    let server = FakeEtcd::start(|method, _| match method {
         "/etcdserverpb.KV/Txn" | "/etcdserverpb.KV/DeleteRange" => {
             answer(&[header(3), number(2, 1)].concat())
         }
@@ -78,8 +79,8 @@ async fn requests_have_the_field_numbers_of_etcd() {
 }
 
 #[tokio::test]
-async fn a_status_without_an_answer_is_read_from_the_head() {
-    let server = StandIn::start(|_, _| vec![Step::Refuse(7, "etcdserver: not%20you%21")]).await;
+async fn a_status_without_a_body_is_read_from_the_headers() {
+    let server = FakeEtcd::start(|_, _| vec![Step::Refuse(7, "etcdserver: not%20you%21")]).await;
     let error = client(&server).get(b"k").await.unwrap_err();
     let Error::Status { endpoint, status } = &error else {
         panic!("{error:?}");
@@ -91,9 +92,9 @@ async fn a_status_without_an_answer_is_read_from_the_head() {
 }
 
 #[tokio::test]
-async fn a_lost_lease_is_told_from_other_failures() {
+async fn a_lost_lease_is_distinguished_from_other_failures() {
     let lost = "etcdserver: requested lease not found";
-    let server = StandIn::start(move |_, _| vec![Step::Head, Step::Trailers(5, lost)]).await;
+    let server = FakeEtcd::start(move |_, _| vec![Step::Head, Step::Trailers(5, lost)]).await;
     let client = client(&server);
     let lease = LeaseId::new(1);
     let put = client.put(b"k", b"v", Some(lease)).await;
@@ -104,16 +105,16 @@ async fn a_lost_lease_is_told_from_other_failures() {
 
 #[tokio::test]
 async fn no_time_left_means_that_the_lease_is_gone() {
-    let server = StandIn::start(|_, _| answer(&[header(1), number(2, 5)].concat())).await;
+    let server = FakeEtcd::start(|_, _| answer(&[header(1), number(2, 5)].concat())).await;
     let kept = client(&server).keep_alive(LeaseId::new(5)).await;
     assert_eq!(kept.unwrap(), None);
 }
 
 #[tokio::test]
-async fn a_message_too_large_is_refused_without_reading_it() {
+async fn a_too_large_message_is_rejected_unread() {
     let prefix = vec![0, 0x7f, 0, 0, 0];
     let server =
-        StandIn::start(move |_, _| vec![Step::Head, Step::Data(prefix.clone()), Step::Hang]).await;
+        FakeEtcd::start(move |_, _| vec![Step::Head, Step::Data(prefix.clone()), Step::Hang]).await;
     let error = client(&server).get(b"k").await.unwrap_err();
     assert!(
         matches!(&error, Error::Malformed { cause, .. } if cause.contains("2130706432")),
@@ -122,8 +123,8 @@ async fn a_message_too_large_is_refused_without_reading_it() {
 }
 
 #[tokio::test]
-async fn a_request_too_large_is_not_sent() {
-    let server = StandIn::start(|_, _| answer(&header(1))).await;
+async fn a_too_large_request_is_not_sent() {
+    let server = FakeEtcd::start(|_, _| answer(&header(1))).await;
     let value = vec![0; skewbridge_etcd::MAX_MESSAGE_BYTES];
     let error = client(&server).put(b"k", &value, None).await.unwrap_err();
     assert!(matches!(error, Error::TooLarge { .. }), "{error:?}");
@@ -131,18 +132,18 @@ async fn a_request_too_large_is_not_sent() {
 }
 
 #[tokio::test]
-async fn a_large_message_comes_through_the_windows() {
+async fn a_message_larger_than_the_window_is_received() {
     let value = "x".repeat(3 << 20);
     let server = {
         let value = value.clone();
-        StandIn::start(move |_, _| answer(&listing(1, &[kv("k", &value, 1)]))).await
+        FakeEtcd::start(move |_, _| answer(&listing(1, &[kv("k", &value, 1)]))).await
     };
     let read = client(&server).get(b"k").await.unwrap().unwrap();
     assert_eq!(read.value, value);
 }
 
 #[tokio::test]
-async fn answers_that_are_none_are_malformed() {
+async fn invalid_responses_are_malformed() {
     let one = frame(&header(1));
     let odd: [Vec<Step>; 5] = [
         vec![Step::Head, Step::Data(one.clone()), Step::End],
@@ -160,7 +161,7 @@ async fn answers_that_are_none_are_malformed() {
         answer(&[0x0f]),
     ];
     let count = odd.len();
-    let server = StandIn::start(move |_, number| odd[number].clone()).await;
+    let server = FakeEtcd::start(move |_, number| odd[number].clone()).await;
     let client = client(&server);
     for number in 0..count {
         let error = client.put(b"k", b"secret", None).await.unwrap_err();
@@ -173,12 +174,12 @@ async fn answers_that_are_none_are_malformed() {
 }
 
 #[tokio::test]
-async fn tls_proves_both_sides() {
+async fn tls_authenticates_both_sides() {
     let ca = Ca::new("etcd");
     let config = ca
         .server(&["127.0.0.1"])
         .server_config(ClientAuth::Require(&ca), &["h2"]);
-    let server = StandIn::start_tls(config, |_, _| answer(&header(1))).await;
+    let server = FakeEtcd::start_tls(config, |_, _| answer(&header(1))).await;
     let call = |trusted: &Ca, signer: &Ca| {
         let leaf = signer.client("bridge", &[]);
         let provider = rustls::crypto::aws_lc_rs::default_provider();

@@ -1,4 +1,4 @@
-//! Watches: in odd chunks, cancelled, compacted, cut off, and half-open.
+//! Watches: in odd chunks, cancelled, compacted, disconnected, and half-open.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
 
 #[allow(dead_code)] // each test file uses its part
@@ -6,13 +6,13 @@ mod fake_etcd;
 
 use std::time::Duration;
 
-use fake_etcd::{StandIn, Step, answer, field, frame, header, kv, number};
+use fake_etcd::{FakeEtcd, Step, answer, field, frame, header, kv, number};
 use skewbridge_etcd::{Client, Code, Error, Event, Revision, Watch};
 use skewbridge_testkit::{PATIENCE, eventually};
 use tokio::time::timeout;
 
-/// The bound that a user is promised, and some for a loaded machine.
-const HALF_OPEN: Duration = Duration::from_secs(10 + 10);
+/// The documented bound, and some time for a loaded machine.
+const DETECTION_TIMEOUT: Duration = Duration::from_secs(10 + 10);
 
 fn created() -> Vec<u8> {
     frame(&[header(5), number(3, 1)].concat())
@@ -23,16 +23,16 @@ fn event(kind: u64, kv: &[u8]) -> Vec<u8> {
     field(11, [kind, field(2, kv)].concat())
 }
 
-async fn opened(steps: Vec<Step>) -> (StandIn, Client, Result<Watch, Error>) {
+async fn opened(steps: Vec<Step>) -> (FakeEtcd, Client, Result<Watch, Error>) {
     opened_before(steps, answer(&header(1))).await
 }
 
-/// With a server that does `then` at the first other call.
+/// A server that runs `then` at the first other call.
 async fn opened_before(
     steps: Vec<Step>,
     then: Vec<Step>,
-) -> (StandIn, Client, Result<Watch, Error>) {
-    let server = StandIn::start(move |method, number| match (method, number) {
+) -> (FakeEtcd, Client, Result<Watch, Error>) {
+    let server = FakeEtcd::start(move |method, number| match (method, number) {
         ("/etcdserverpb.Watch/Watch", _) => steps.clone(),
         (_, 1) => then.clone(),
         _ => answer(&header(1)),
@@ -44,7 +44,7 @@ async fn opened_before(
 }
 
 #[tokio::test]
-async fn a_watch_in_pieces_of_one_byte_gives_whole_events() {
+async fn a_watch_in_chunks_of_one_byte_gives_complete_events() {
     let put = event(0, &kv("/p/a", "1", 6));
     let delete = event(1, &kv("/p/a", "", 7));
     let late = event(0, &kv("/p/b", "2", 9));
@@ -60,7 +60,7 @@ async fn a_watch_in_pieces_of_one_byte_gives_whole_events() {
     steps.push(Step::Hang);
     let (server, _client, watch) = opened(steps).await;
     let mut watch = watch.unwrap();
-    assert_eq!(watch.seen(), Revision::new(5));
+    assert_eq!(watch.last_revision(), Revision::new(5));
 
     let events = watch.next().await.unwrap();
     let [Event::Put(kv), Event::Delete { key, mod_revision }] = &events[..] else {
@@ -69,11 +69,11 @@ async fn a_watch_in_pieces_of_one_byte_gives_whole_events() {
     assert_eq!((&kv.key[..], &kv.value[..]), (&b"/p/a"[..], &b"1"[..]));
     assert_eq!(kv.mod_revision, Revision::new(6));
     assert_eq!((&key[..], mod_revision.get()), (&b"/p/a"[..], 7));
-    assert_eq!(watch.seen(), Revision::new(7));
+    assert_eq!(watch.last_revision(), Revision::new(7));
 
     let events = watch.next().await.unwrap();
     assert!(matches!(&events[..], [Event::Put(kv)] if kv.key == "/p/b"));
-    assert_eq!(watch.seen(), Revision::new(9));
+    assert_eq!(watch.last_revision(), Revision::new(9));
 
     let create = [
         field(1, "/p/"),
@@ -87,7 +87,7 @@ async fn a_watch_in_pieces_of_one_byte_gives_whole_events() {
 }
 
 #[tokio::test]
-async fn a_next_that_is_given_up_loses_nothing() {
+async fn cancelling_next_loses_nothing() {
     let bytes = frame(&[header(6), event(0, &kv("/p/a", "1", 6))].concat());
     let mut steps = vec![Step::Head, Step::Data(created())];
     steps.extend(bytes.iter().map(|&byte| Step::Data(vec![byte])));
@@ -105,7 +105,7 @@ async fn a_next_that_is_given_up_loses_nothing() {
 }
 
 #[tokio::test]
-async fn compaction_says_to_list_again() {
+async fn compaction_requires_a_new_listing() {
     let compacted = [header(9), number(4, 1), number(5, 8)].concat();
     let (_server, _client, watch) = opened(vec![
         Step::Head,
@@ -167,19 +167,18 @@ async fn a_connection_that_ends_ends_the_watch_and_calls_go_on() {
 }
 
 #[tokio::test]
-async fn a_half_open_connection_is_noticed() {
+async fn a_half_open_connection_is_detected() {
     let watching = vec![Step::Head, Step::Data(created()), Step::Hang];
     let (server, client, watch) = opened_before(watching, vec![Step::Freeze]).await;
     let mut watch = watch.unwrap();
     let call = client.range_prefix(b"/p/");
-    let (error, call) = tokio::join!(timeout(HALF_OPEN, watch.next()), call);
+    let (error, call) = tokio::join!(timeout(DETECTION_TIMEOUT, watch.next()), call);
     let error = error.unwrap().unwrap_err();
     assert!(
         matches!(&error, Error::Connection { cause, .. } if cause.contains("ping")),
         "{error:?}"
     );
-    // The call ended by its own limit; or, where the ping was faster, on the
-    // connection that came next.
+    // The call ended by its own timeout, or, if the ping was faster, on the next connection.
     if let Err(error) = call {
         let error = error.to_string();
         assert!(error.contains("no answer within 5 s"), "{error}");
@@ -189,7 +188,7 @@ async fn a_half_open_connection_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_watch_that_nobody_reads_does_not_hold_up_calls() {
+async fn an_unread_watch_does_not_block_calls() {
     let change = frame(&[header(6), event(0, &kv("/p/a", &"x".repeat(10_000), 6))].concat());
     let mut steps = vec![Step::Head, Step::Data(created())];
     steps.extend(vec![Step::Data(change); 500]);

@@ -265,7 +265,7 @@ impl Connection {
         let bridge = &*self.0.bridge;
         let trust = bridge.live.trust.load_full();
         let format = negotiate_error_format(&head.headers);
-        let switch = UpgradeRequest::read(&head.method, &head.headers);
+        let switch = UpgradeRequest::parse(&head.method, &head.headers);
         let upgrade = clean(head);
         let authenticated = self.authenticate(&trust, head, body).await;
         let Authenticated {

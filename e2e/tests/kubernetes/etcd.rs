@@ -136,7 +136,7 @@ async fn a_watch_begins_in_the_past_and_misses_nothing() {
         );
     }
     assert!(matches!(&events[100], Event::Delete { key, .. } if key == "/p/0"));
-    assert!(watch.seen() > first);
+    assert!(watch.last_revision() > first);
 }
 
 #[tokio::test]
@@ -152,7 +152,7 @@ async fn catching_up_with_more_than_one_message_holds_works() {
     while seen < 8 {
         seen += next(&mut watch).await.len();
     }
-    assert_eq!(watch.seen(), Revision::new(first.get() + 7));
+    assert_eq!(watch.last_revision(), Revision::new(first.get() + 7));
 }
 
 #[tokio::test]
@@ -168,7 +168,7 @@ async fn a_restart_ends_the_watch_and_nothing_is_lost_over_it() {
     let listing = client.range_prefix(b"/p/").await.unwrap();
     assert_eq!(listing.kvs.len(), 1);
     assert!(listing.revision >= put);
-    let from = watch.seen().next();
+    let from = watch.last_revision().next();
     let mut watch = client.watch_prefix(b"/p/", from).await.unwrap();
     client.put(b"/p/b", b"2", None).await.unwrap();
     let events = next(&mut watch).await;

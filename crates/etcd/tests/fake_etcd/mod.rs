@@ -1,5 +1,5 @@
-//! A gRPC server that says and does what a test tells it to, and messages in
-//! plain bytes: the field numbers here are written down a second time.
+//! A scripted gRPC server, and messages as plain bytes: the field numbers are repeated here on
+//! purpose.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,18 +17,18 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 
-/// What the server does, step by step, when a call comes.
+/// One step of the server's reaction to a call.
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
-    /// The head of an answer.
+    /// The response headers.
     Head,
-    /// A head of this HTTP status, and the end.
+    /// Response headers with this HTTP status, and the end.
     Http(u16),
     /// A chunk of the body.
     Data(Vec<u8>),
     /// The end, with a status.
     Trailers(u32, &'static str),
-    /// A status in the head, and the end.
+    /// A status in the headers, and the end.
     Refuse(u32, &'static str),
     /// The end, without a status.
     End,
@@ -42,7 +42,7 @@ pub(crate) enum Step {
     GoAway,
 }
 
-/// One message and a good end.
+/// One message and a successful end.
 pub(crate) fn answer(message: &[u8]) -> Vec<Step> {
     vec![
         Step::Head,
@@ -52,7 +52,7 @@ pub(crate) fn answer(message: &[u8]) -> Vec<Step> {
 }
 
 #[derive(Debug)]
-pub(crate) struct StandIn {
+pub(crate) struct FakeEtcd {
     address: SocketAddr,
     scheme: &'static str,
     seen: Arc<Seen>,
@@ -66,14 +66,14 @@ struct Seen {
     open: AtomicUsize,
 }
 
-impl Drop for StandIn {
+impl Drop for FakeEtcd {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl StandIn {
-    /// `script` is told the method and how many calls came before.
+impl FakeEtcd {
+    /// `script` gets the method and the number of earlier calls.
     pub(crate) async fn start(
         script: impl Fn(&str, usize) -> Vec<Step> + Send + Sync + 'static,
     ) -> Self {
@@ -279,12 +279,12 @@ pub(crate) fn frame(message: &[u8]) -> Vec<u8> {
     [&[0], &length[..], message].concat()
 }
 
-/// A field that is a number.
+/// A varint field.
 pub(crate) fn number(tag: u8, value: u64) -> Vec<u8> {
     [varint(u64::from(tag) << 3), varint(value)].concat()
 }
 
-/// A field that is bytes or a message.
+/// A field of bytes or a message.
 pub(crate) fn field(tag: u8, value: impl AsRef<[u8]>) -> Vec<u8> {
     let value = value.as_ref();
     let length = varint(value.len() as u64);
@@ -301,7 +301,7 @@ fn varint(mut value: u64) -> Vec<u8> {
     bytes
 }
 
-/// The header of every answer of etcd.
+/// The header of every response of etcd.
 pub(crate) fn header(revision: u64) -> Vec<u8> {
     field(1, number(3, revision))
 }

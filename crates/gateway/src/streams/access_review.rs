@@ -1,6 +1,6 @@
-//! A stream by SPDY is a POST, and needs `create`; by WebSocket it is a GET, for
-//! which kube-apiserver before 1.35 asks for `get` alone. Where a POST becomes a GET,
-//! the bridge asks whether the caller may `create`: `get` alone must not suffice.
+//! A stream over SPDY is a POST and needs the verb `create`; over WebSocket it is a GET, for
+//! which kube-apiserver before 1.35 only checks `get`. Where a POST becomes a GET, the bridge
+//! checks that the caller may `create`: `get` alone must not suffice.
 
 use bytes::Bytes;
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, UPGRADE};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use skewbridge_api::request_info::RequestInfo;
 use skewbridge_api::status::Status;
 
-use super::translation_plan::STREAM_PROTOCOL;
+use super::translation_plan::STREAM_PROTOCOL_HEADER;
 use crate::access_log::AccessLogEntry;
 use crate::body::RequestBody;
 use crate::handler::OutboundRequest;
@@ -18,8 +18,8 @@ use crate::upstream::UpstreamResponse;
 
 const PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
-/// Longer than any such answer.
-const MAX_ANSWER: usize = 64 * 1024;
+/// Larger than any such response.
+const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -46,20 +46,20 @@ struct Attributes<'a> {
 }
 
 #[derive(Deserialize)]
-struct Reviewed {
-    status: Verdict,
+struct ReviewResponse {
+    status: ReviewStatus,
 }
 
 #[derive(Deserialize)]
-struct Verdict {
+struct ReviewStatus {
     #[serde(default)]
     allowed: bool,
     #[serde(default)]
     reason: String,
 }
 
-/// The question, as JSON.
-fn question(info: &RequestInfo<'_>) -> Bytes {
+/// The SelfSubjectAccessReview, as JSON.
+fn review_body(info: &RequestInfo<'_>) -> Bytes {
     let review = Review {
         api_version: "authorization.k8s.io/v1",
         kind: "SelfSubjectAccessReview",
@@ -74,67 +74,75 @@ fn question(info: &RequestInfo<'_>) -> Bytes {
             },
         },
     };
-    // A plain structure with string keys does not fail to serialise.
+    // Serialising a plain structure with string keys cannot fail.
     serde_json::to_vec(&review).unwrap_or_default().into()
 }
 
-/// Asks upstream, as the caller, whether the caller may `create` this stream. What
-/// upstream says to the question itself (who is unknown, is not let in) is the answer.
+/// Asks upstream, as the caller, whether the caller may `create` this stream. If upstream
+/// refuses the review itself (not authenticated, not authorized), its response is returned.
 pub(crate) async fn check_create(
     head: &Parts,
     outbound: &OutboundRequest<'_>,
     record: &mut AccessLogEntry,
 ) -> Result<(), Response<crate::body::ResponseBody>> {
-    let own = |status: &Status| {
-        let answer = outbound.refuse(status);
-        answer.map(crate::body::ResponseBody::full)
+    let error_response = |status: &Status| {
+        let body = outbound.refuse(status);
+        body.map(crate::body::ResponseBody::full)
     };
-    let asked = outbound.read(|info| (question(info), denied(info)));
-    let Some((question, denied)) = asked else {
-        return Err(own(&Status::internal("a stream of nothing")));
+    let parsed = outbound.read(|info| (review_body(info), denied(info)));
+    let Some((review_body, denied)) = parsed else {
+        return Err(error_response(&Status::internal(
+            "the request names no stream",
+        )));
     };
-    let mut asking = head.clone();
-    asking.method = Method::POST;
-    asking.uri = Uri::from_static(PATH);
-    for name in [UPGRADE, STREAM_PROTOCOL, ACCEPT_ENCODING] {
-        asking.headers.remove(name);
+    let mut request = head.clone();
+    request.method = Method::POST;
+    request.uri = Uri::from_static(PATH);
+    for name in [UPGRADE, STREAM_PROTOCOL_HEADER, ACCEPT_ENCODING] {
+        request.headers.remove(name);
     }
     let json = HeaderValue::from_static("application/json");
-    asking.headers.insert(ACCEPT, json.clone());
-    asking.headers.insert(CONTENT_TYPE, json);
-    asking.headers.insert(CONTENT_LENGTH, question.len().into());
+    request.headers.insert(ACCEPT, json.clone());
+    request.headers.insert(CONTENT_TYPE, json);
+    request
+        .headers
+        .insert(CONTENT_LENGTH, review_body.len().into());
     let sent = outbound
-        .ask(asking, RequestBody::Full(question), record)
+        .ask(request, RequestBody::Full(review_body), record)
         .await;
     let response = match sent.map_err(|refused| refused.map(crate::body::ResponseBody::full))? {
         UpstreamResponse::Response(response) if response.status() == StatusCode::CREATED => {
             response
         }
         UpstreamResponse::Response(response) if response.status().is_success() => {
-            let why = "upstream's answer to a SelfSubjectAccessReview is none";
-            return Err(own(&Status::bad_gateway(why)));
+            let why = "upstream sent no valid response to a SelfSubjectAccessReview";
+            return Err(error_response(&Status::bad_gateway(why)));
         }
         UpstreamResponse::Response(response) => return Err(response),
         UpstreamResponse::Upgraded(..) => {
-            return Err(own(&Status::bad_gateway("nobody asked for it")));
+            return Err(error_response(&Status::bad_gateway(
+                "upstream upgraded a request that asked for no upgrade",
+            )));
         }
     };
-    let answer = response.into_body().whole(MAX_ANSWER).await;
-    let answer = answer.map_err(|error| own(&Status::bad_gateway(error.to_string())))?;
-    match serde_json::from_slice::<Reviewed>(&answer) {
-        Ok(Reviewed { status }) if status.allowed => Ok(()),
-        Ok(Reviewed { status }) if status.reason.is_empty() => Err(own(&Status::forbidden(denied))),
-        Ok(Reviewed { status }) => {
-            let why = format!("{denied}: {}", status.reason);
-            Err(own(&Status::forbidden(why)))
+    let body = response.into_body().whole(MAX_RESPONSE_BYTES).await;
+    let body = body.map_err(|error| error_response(&Status::bad_gateway(error.to_string())))?;
+    match serde_json::from_slice::<ReviewResponse>(&body) {
+        Ok(ReviewResponse { status }) if status.allowed => Ok(()),
+        Ok(ReviewResponse { status }) if status.reason.is_empty() => {
+            Err(error_response(&Status::forbidden(denied)))
         }
-        Err(error) => Err(own(&Status::bad_gateway(format!(
-            "upstream's answer to a SelfSubjectAccessReview is none: {error}"
+        Ok(ReviewResponse { status }) => {
+            let why = format!("{denied}: {}", status.reason);
+            Err(error_response(&Status::forbidden(why)))
+        }
+        Err(error) => Err(error_response(&Status::bad_gateway(format!(
+            "upstream sent no valid response to a SelfSubjectAccessReview: {error}"
         )))),
     }
 }
 
-/// In kube-apiserver's words, as far as we know them: not who asks.
+/// The wording of kube-apiserver, except that the user name is not known.
 fn denied(info: &RequestInfo<'_>) -> String {
     format!(
         "pods {:?} is forbidden: this caller cannot create resource \"pods/{}\" in API group \"\" \
@@ -150,12 +158,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn create_is_asked_for() {
+    fn the_review_asks_for_create() {
         let path = DecodedPath::new("/api/v1/namespaces/n/pods/p/exec").unwrap();
         let info = RequestInfo::parse(&Method::POST, &path, None);
-        let question: serde_json::Value = serde_json::from_slice(&question(&info)).unwrap();
+        let review_body: serde_json::Value = serde_json::from_slice(&review_body(&info)).unwrap();
         assert_eq!(
-            question,
+            review_body,
             serde_json::json!({
                 "apiVersion": "authorization.k8s.io/v1",
                 "kind": "SelfSubjectAccessReview",

@@ -1,8 +1,8 @@
-//! Staying awake for an answer. To sleep until a message comes and to be woken by it
-//! costs more than to carry it, so where a command and its client answer each other at
-//! once, the translator looks again for a moment before it sleeps. PingRole KVM polls before
-//! it halts a processor, it does so only after it would have been worth it the last
-//! time: whoever types, copies a file or writes a log is slept for as ever.
+//! Adaptive busy-polling. Sleeping until a message arrives and being woken by it costs more
+//! than relaying it. So where a command and its client answer each other at once, the
+//! translator polls again for a moment before it sleeps. Like KVM's halt polling, it does so
+//! only if it would have paid off the last time: typing, file copies and logs do not cause
+//! busy-polling.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,95 +13,101 @@ use std::time::Duration;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
-/// How long an answer is stayed awake for: about twice of what it takes to wake
-/// everybody on the way to a node of the same rack and back.
-const AWAKE: Duration = Duration::from_micros(200);
+/// How long to poll for a reply: about twice the time of all wake-ups on the way to a node in
+/// the same rack and back.
+const POLL_DURATION: Duration = Duration::from_micros(200);
 
-/// What is longer is no talk: copying it costs more than any waking.
-const LITTLE: usize = 1024;
+/// Longer messages are no interactive traffic: copying them costs more than any wake-up.
+const MAX_INTERACTIVE_BYTES: usize = 1024;
 
-/// Which way something is carried.
+/// Which way a message goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Up,
     Down,
 }
 
-/// Who of a bridge's translated commands has the word. Only one that talks alone is
-/// stayed awake for: where others do as well, there is enough to do meanwhile.
+/// Decides which of a bridge's translated commands may busy-poll: only one that is active
+/// alone. With several, there is enough other work meanwhile.
 #[derive(Debug)]
 pub(crate) struct BusyPollArbiter {
-    /// Whoever was carried last.
-    speaker: AtomicUsize,
-    /// How many there have been.
-    numbered: AtomicUsize,
-    /// Of a single processor everybody else would be kept from answering.
-    is_wide: bool,
+    /// The stream that relayed a message last.
+    active_stream: AtomicUsize,
+    /// How many streams have been created.
+    stream_count: AtomicUsize,
+    /// On a single processor busy-polling would keep the other processes from answering.
+    is_multiprocessor: bool,
 }
 
 impl BusyPollArbiter {
-    /// On a machine of so many processors.
+    /// For a machine with this many processors.
     pub(crate) fn new(processors: usize) -> Self {
         Self {
-            speaker: AtomicUsize::new(0),
-            numbered: AtomicUsize::new(0),
-            is_wide: processors > 1,
+            active_stream: AtomicUsize::new(0),
+            stream_count: AtomicUsize::new(0),
+            is_multiprocessor: processors > 1,
         }
     }
 }
 
-/// Whether a stream stays awake.
+/// Busy-polling state of a stream.
 #[derive(Debug)]
 pub(crate) struct BusyPoll {
     arbiter: Arc<BusyPollArbiter>,
     number: usize,
     last: Instant,
-    heading: Option<Direction>,
-    /// What was carried last was little, and soon answered what this stream had carried
-    /// the other way.
-    brisk: bool,
+    direction: Option<Direction>,
+    /// The last message was small, and is_soon answered one that this stream had relayed the
+    /// other way.
+    is_interactive: bool,
 }
 
 impl BusyPoll {
     pub(crate) fn new(arbiter: Arc<BusyPollArbiter>, now: Instant) -> Self {
         Self {
-            number: arbiter.numbered.fetch_add(1, Ordering::Relaxed) + 1,
+            number: arbiter.stream_count.fetch_add(1, Ordering::Relaxed) + 1,
             arbiter,
             last: now,
-            heading: None,
-            brisk: false,
+            direction: None,
+            is_interactive: false,
         }
     }
 
-    /// So many bytes have been carried.
-    pub(crate) fn carried(&mut self, now: Instant, heading: Direction, bytes: usize) {
-        let alone = self.has_floor();
-        if !alone {
-            self.arbiter.speaker.store(self.number, Ordering::Relaxed);
+    /// A message of this many bytes was relayed.
+    pub(crate) fn on_relayed(&mut self, now: Instant, direction: Direction, bytes: usize) {
+        let is_alone = self.is_active();
+        if !is_alone {
+            self.arbiter
+                .active_stream
+                .store(self.number, Ordering::Relaxed);
         }
-        let answers = self.heading.is_some_and(|it| it != heading);
-        let soon = now.duration_since(self.last) < AWAKE;
-        self.brisk = alone && answers && soon && bytes <= LITTLE && self.arbiter.is_wide;
-        self.heading = Some(heading);
+        let is_reply = self.direction.is_some_and(|it| it != direction);
+        let is_soon = now.duration_since(self.last) < POLL_DURATION;
+        self.is_interactive = is_alone
+            && is_reply
+            && is_soon
+            && bytes <= MAX_INTERACTIVE_BYTES
+            && self.arbiter.is_multiprocessor;
+        self.direction = Some(direction);
         self.last = now;
     }
 
-    /// Lets the task be polled again as soon as it has been looked what has come, if
-    /// that is worth it.
-    pub(crate) fn keep(&self, cx: &mut Context<'_>) {
-        // Whoever sleeps anyway does not look at the clock before.
-        if self.brisk && self.is_kept(Instant::now()) {
-            // What is deferred is woken after the next look at all sockets.
+    /// Schedules another poll of the task right after the next check of all sockets, if that
+    /// is worth it.
+    pub(crate) fn schedule(&self, cx: &mut Context<'_>) {
+        // Without busy-polling, no clock is read.
+        if self.is_interactive && self.should_poll(Instant::now()) {
+            // A deferred task is woken after the next check of all sockets.
             let _ = pin!(yield_now()).poll(cx);
         }
     }
 
-    fn is_kept(&self, now: Instant) -> bool {
-        self.brisk && now.duration_since(self.last) < AWAKE && self.has_floor()
+    fn should_poll(&self, now: Instant) -> bool {
+        self.is_interactive && now.duration_since(self.last) < POLL_DURATION && self.is_active()
     }
 
-    fn has_floor(&self) -> bool {
-        self.arbiter.speaker.load(Ordering::Relaxed) == self.number
+    fn is_active(&self) -> bool {
+        self.arbiter.active_stream.load(Ordering::Relaxed) == self.number
     }
 }
 
@@ -110,25 +116,25 @@ mod tests {
     use super::Direction::{Down, Up};
     use super::*;
 
-    /// The pause before a message in microseconds, where it goes, and of how many bytes.
+    /// The pause before a message in microseconds, its direction, and its size in bytes.
     type Message = (u64, Direction, usize);
 
-    /// Whether one stays awake after the last message.
-    const TALKS: [(&str, &[Message], bool); 7] = [
-        ("nothing yet", &[], false),
+    /// Whether a stream busy-polls after the last message.
+    const TRAFFIC: [(&str, &[Message], bool); 7] = [
+        ("no message", &[], false),
         ("one message", &[(5_000, Up, 16)], false),
         (
-            "an answer at once",
+            "an immediate reply",
             &[(5_000, Up, 16), (90, Down, 16)],
             true,
         ),
         ("typing", &[(80_000, Up, 1), (60_000, Up, 1)], false),
-        ("a file", &[(50, Up, 16_384), (50, Down, 16_384)], false),
         (
-            "a command that thinks",
-            &[(90, Up, 16), (9_000, Down, 16)],
+            "a file copy",
+            &[(50, Up, 16_384), (50, Down, 16_384)],
             false,
         ),
+        ("a slow reply", &[(90, Up, 16), (9_000, Down, 16)], false),
         (
             "a log",
             &[(90, Up, 16), (90, Down, 99), (90, Down, 99)],
@@ -136,47 +142,53 @@ mod tests {
         ),
     ];
 
-    fn talk(arbiter: &Arc<BusyPollArbiter>, said: &[Message]) -> (BusyPoll, Instant) {
+    fn after_messages(arbiter: &Arc<BusyPollArbiter>, messages: &[Message]) -> (BusyPoll, Instant) {
         let mut now = Instant::now();
         let mut busy_poll = BusyPoll::new(arbiter.clone(), now);
-        for &(pause, heading, bytes) in said {
+        for &(pause, direction, bytes) in messages {
             now += Duration::from_micros(pause);
-            busy_poll.carried(now, heading, bytes);
+            busy_poll.on_relayed(now, direction, bytes);
         }
         (busy_poll, now)
     }
 
     #[test]
-    fn who_answers_at_once_is_stayed_awake_for() {
-        for (name, said, kept) in TALKS {
-            let (busy_poll, now) = talk(&Arc::new(BusyPollArbiter::new(2)), said);
-            assert_eq!(busy_poll.is_kept(now), kept, "{name}");
-            assert!(!busy_poll.is_kept(now + AWAKE), "{name}: for ever");
+    fn only_interactive_traffic_is_busy_polled() {
+        for (name, messages, polls) in TRAFFIC {
+            let (busy_poll, now) = after_messages(&Arc::new(BusyPollArbiter::new(2)), messages);
+            assert_eq!(busy_poll.should_poll(now), polls, "{name}");
+            assert!(
+                !busy_poll.should_poll(now + POLL_DURATION),
+                "{name}: without end"
+            );
         }
     }
 
     #[test]
-    fn nobody_stays_awake_where_others_talk() {
+    fn no_stream_busy_polls_while_others_are_active() {
         let arbiter = Arc::new(BusyPollArbiter::new(2));
-        let at_once = TALKS[2].1;
-        let (mut first, mut now) = talk(&arbiter, at_once);
-        assert!(first.is_kept(now));
-        let (second, later) = talk(&arbiter, at_once);
-        assert!(!first.is_kept(now), "another one talks");
-        assert!(second.is_kept(later));
-        // In turns, nobody does.
+        let immediate_reply = TRAFFIC[2].1;
+        let (mut first, mut now) = after_messages(&arbiter, immediate_reply);
+        assert!(first.should_poll(now));
+        let (second, later) = after_messages(&arbiter, immediate_reply);
+        assert!(!first.should_poll(now), "another stream is active");
+        assert!(second.should_poll(later));
+        // With alternating streams, none busy-polls.
         now += Duration::from_micros(50);
-        first.carried(now, Up, 16);
-        assert!(!first.is_kept(now) && !second.is_kept(later), "in turns");
+        first.on_relayed(now, Up, 16);
+        assert!(
+            !first.should_poll(now) && !second.should_poll(later),
+            "alternating streams"
+        );
         // Until the other one is silent.
         now += Duration::from_micros(50);
-        first.carried(now, Down, 16);
-        assert!(first.is_kept(now), "alone again");
+        first.on_relayed(now, Down, 16);
+        assert!(first.should_poll(now), "alone again");
     }
 
     #[test]
-    fn a_single_processor_is_left_to_those_who_answer() {
-        let (busy_poll, now) = talk(&Arc::new(BusyPollArbiter::new(1)), TALKS[2].1);
-        assert!(!busy_poll.is_kept(now));
+    fn there_is_no_busy_polling_on_a_single_processor() {
+        let (busy_poll, now) = after_messages(&Arc::new(BusyPollArbiter::new(1)), TRAFFIC[2].1);
+        assert!(!busy_poll.should_poll(now));
     }
 }

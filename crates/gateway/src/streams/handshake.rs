@@ -1,6 +1,5 @@
-//! From a request for a stream to its 101, or to the answer that there is instead:
-//! what goes wrong before a stream has begun is told as HTTP, so that a client that
-//! knows another way can take it.
+//! From a stream request to its 101, or to another response: errors before the stream has
+//! started are HTTP responses, so that a client with a fallback can use it.
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -30,18 +29,18 @@ use crate::handler::OutboundRequest;
 use crate::upstream::UpstreamResponse;
 use crate::upstream::h1::Upgraded;
 
-/// How much of a refusal in words of its own is told.
-const MAX_SAID: usize = 1024;
+/// How much of a plain-text refusal is quoted.
+const MAX_QUOTED_BYTES: usize = 1024;
 
-/// What a request for a stream comes to.
+/// The outcome of a stream request.
 pub(crate) enum StreamOutcome {
-    /// An answer without a stream.
+    /// A response without a stream.
     Response(Response<ResponseBody>),
     /// 101.
     Upgraded(Response<()>, UpgradedStream),
 }
 
-/// Asks for a stream as it was planned.
+/// Requests a stream as planned.
 pub(crate) async fn handshake(
     job: StreamRequest,
     head: Parts,
@@ -49,35 +48,35 @@ pub(crate) async fn handshake(
     record: &mut AccessLogEntry,
 ) -> Result<StreamOutcome, Response<Bytes>> {
     let StreamRequest { kind, client, plan } = job;
-    let asking = Handshake {
+    let handshake = Handshake {
         kind,
         client,
         outbound,
     };
     match plan {
-        TranslationPlan::Tunnel => Ok(asking.tunnel(outbound.send(head, record).await?)),
+        TranslationPlan::Tunnel => Ok(handshake.tunnel(outbound.send(head, record).await?)),
         TranslationPlan::Translate(translation) => {
-            asking.translate(translation, head, record).await
+            handshake.translate(translation, head, record).await
         }
         TranslationPlan::TunnelOrSpdy(to_spdy) => {
-            let spoken = to_spdy.stream.spoken();
-            let again = head.clone();
+            let protocol = to_spdy.stream.protocol();
+            let retry_head = head.clone();
             let reply = outbound.send(head, record).await?;
             if !is_refused(&reply) {
-                return Ok(asking.tunnel(reply));
+                return Ok(handshake.tunnel(reply));
             }
             drop(reply);
             let translation = Translation::ToSpdy(to_spdy);
-            let carried = asking.translate(translation, again, record).await?;
-            if matches!(carried, StreamOutcome::Upgraded(..)) {
+            let outcome = handshake.translate(translation, retry_head, record).await?;
+            if matches!(outcome, StreamOutcome::Upgraded(..)) {
                 tracing::info!(
                     kind = kind.as_str(),
-                    protocol = ?spoken,
-                    "upstream refused a stream by WebSocket and takes it by SPDY: for a while all of this protocol are translated"
+                    protocol = ?protocol,
+                    "upstream refused a WebSocket stream and accepted it over SPDY; streams of this protocol are translated for a while"
                 );
-                outbound.bridge().streams.remember_refusal(spoken);
+                outbound.bridge().streams.remember_refusal(protocol);
             }
-            Ok(carried)
+            Ok(outcome)
         }
     }
 }
@@ -91,7 +90,7 @@ fn is_refused(reply: &UpstreamResponse) -> bool {
     }
 }
 
-/// A stream that is being asked for.
+/// A stream that is being requested.
 struct Handshake<'a> {
     kind: Kind,
     client: &'static str,
@@ -135,11 +134,11 @@ impl Handshake<'_> {
         record.route("stream");
         match translation {
             Translation::ToSpdy(asked) => {
-                let carried = self.to_spdy(asked, head, record).await;
-                let code = match &carried {
+                let outcome = self.to_spdy(asked, head, record).await;
+                let code = match &outcome {
                     Ok(StreamOutcome::Response(response)) => Some(response.status()),
                     Err(refused) => Some(refused.status()),
-                    // Counted when it has ended, as kube-apiserver does.
+                    // Counted at the end of the stream, as kube-apiserver does.
                     Ok(StreamOutcome::Upgraded(_, UpgradedStream::WsToSpdyExec(_))) => None,
                     Ok(StreamOutcome::Upgraded(..)) => Some(StatusCode::SWITCHING_PROTOCOLS),
                 };
@@ -147,13 +146,13 @@ impl Handshake<'_> {
                     let metrics = &self.outbound.bridge().metrics;
                     metrics.streams().translated(self.kind, code);
                 }
-                carried
+                outcome
             }
             Translation::ToWebSocket(asked) => self.to_websocket(&asked, head, record).await,
         }
     }
 
-    /// A WebSocket here, SPDY above.
+    /// WebSocket to the client, SPDY upstream.
     async fn to_spdy(
         &self,
         asked: ToSpdy,
@@ -175,21 +174,22 @@ impl Handshake<'_> {
             UpstreamResponse::Upgraded(response, upgraded) => (response, upgraded),
             UpstreamResponse::Response(response) => return Ok(StreamOutcome::Response(response)),
         };
-        let unasked = |error: upgrade_headers::Unasked| self.bad_gateway(error.to_string());
+        let unexpected =
+            |error: upgrade_headers::UnexpectedUpgrade| self.bad_gateway(error.to_string());
         match &asked.stream {
             WebSocketStream::Command(agreement) => {
-                let spoken =
-                    upgrade_headers::switched_to_command(response.headers()).map_err(unasked)?;
+                let protocol =
+                    upgrade_headers::command_protocol(response.headers()).map_err(unexpected)?;
                 let Upgraded { io, input, slot } = upstream;
                 let opened = SpdyExecClient::open(
                     io,
                     input,
                     options,
-                    spoken,
+                    protocol,
                     self.timeouts().upstream_keepalive(),
                 );
                 let node = opened.map_err(|error| {
-                    self.bad_gateway(format!("upstream takes no streams: {error}"))
+                    self.bad_gateway(format!("upstream does not accept streams: {error}"))
                 })?;
                 let command = WsToSpdyExec {
                     kind: self.kind,
@@ -203,40 +203,41 @@ impl Handshake<'_> {
                     metrics: self.outbound.bridge().metrics.clone(),
                     stream_metrics: self.stream_metrics("spdy"),
                 };
-                let granted = upgrade_headers::websocket_granted(&asked.request, agreement.header);
+                let response =
+                    upgrade_headers::websocket_response(&asked.request, agreement.header);
                 let switched = UpgradedStream::WsToSpdyExec(Box::new(command));
-                Ok(StreamOutcome::Upgraded(granted, switched))
+                Ok(StreamOutcome::Upgraded(response, switched))
             }
             WebSocketStream::PortForward { offers } => {
                 let offers = offers.iter().map(String::as_str);
-                let agreed = upgrade_headers::switched_to_port_forward(response.headers(), offers);
-                let agreed = agreed.map_err(unasked)?;
+                let accepted = upgrade_headers::port_forward_offer(response.headers(), offers);
+                let accepted = accepted.map_err(unexpected)?;
                 let port_forward = WsToSpdyPortForward {
                     upstream,
                     timeouts: self.timeouts(),
                     drain: self.drain(),
                     stream_metrics: self.stream_metrics("spdy"),
                 };
-                let granted = upgrade_headers::websocket_granted(&asked.request, Some(agreed));
+                let response = upgrade_headers::websocket_response(&asked.request, Some(accepted));
                 let switched = UpgradedStream::WsToSpdyPortForward(Box::new(port_forward));
-                Ok(StreamOutcome::Upgraded(granted, switched))
+                Ok(StreamOutcome::Upgraded(response, switched))
             }
         }
     }
 
-    /// SPDY here, a WebSocket above.
+    /// SPDY to the client, WebSocket upstream.
     async fn to_websocket(
         &self,
         asked: &ToWebSocket,
         head: Parts,
         record: &mut AccessLogEntry,
     ) -> Result<StreamOutcome, Response<Bytes>> {
-        // What cannot be spoken here is not asked for above.
+        // Checked before upstream is asked.
         match asked {
             ToWebSocket::Command { offers } => {
-                let spoken = negotiate_spdy(offers.iter().map(String::as_str));
-                let spoken = spoken.map_err(|error| match error {
-                    // PingRole kubelets answer.
+                let protocol = negotiate_spdy(offers.iter().map(String::as_str));
+                let protocol = protocol.map_err(|error| match error {
+                    // As kubelets answer.
                     SpdyNegotiationError::NoOffer => self
                         .outbound
                         .refuse(&Status::bad_request(error.to_string())),
@@ -244,27 +245,26 @@ impl Handshake<'_> {
                 })?;
                 let options = Options::from_query(QueryDialect::Api, head.uri.query());
                 let offer = Protocol::V5.name();
-                self.by_websocket(head, offer, record, |upstream| {
+                self.request_websocket(head, offer, record, |upstream| {
                     let switched = UpgradedStream::SpdyToWsExec(Box::new(SpdyToWsExec {
-                        protocol: spoken,
+                        protocol: protocol,
                         options,
                         upstream,
                         timeouts: self.timeouts(),
                         drain: self.drain(),
                         stream_metrics: self.stream_metrics("websocket"),
                     }));
-                    (upgrade_headers::spdy_granted(spoken.name()), switched)
+                    (upgrade_headers::spdy_response(protocol.name()), switched)
                 })
                 .await
             }
             ToWebSocket::PortForward { offers } => {
                 let mut offers = offers.iter().flat_map(|offer| offer.split(','));
                 if !offers.any(|offer| offer.trim() == PORT_FORWARD) {
-                    let why =
-                        format!("of the protocols for port-forward only {PORT_FORWARD} is known");
+                    let why = format!("the only supported port-forward protocol is {PORT_FORWARD}");
                     return Err(self.forbidden(why));
                 }
-                self.by_websocket(head, TUNNELLED_PORT_FORWARD, record, |upstream| {
+                self.request_websocket(head, TUNNELLED_PORT_FORWARD, record, |upstream| {
                     let switched =
                         UpgradedStream::SpdyToWsPortForward(Box::new(SpdyToWsPortForward {
                             upstream,
@@ -272,15 +272,15 @@ impl Handshake<'_> {
                             drain: self.drain(),
                             stream_metrics: self.stream_metrics("websocket"),
                         }));
-                    (upgrade_headers::spdy_granted(PORT_FORWARD), switched)
+                    (upgrade_headers::spdy_response(PORT_FORWARD), switched)
                 })
                 .await
             }
         }
     }
 
-    /// Asks upstream for a WebSocket with this protocol, if the caller may have one.
-    async fn by_websocket(
+    /// Requests a WebSocket with this subprotocol from upstream, if the caller is authorized.
+    async fn request_websocket(
         &self,
         mut head: Parts,
         offer: &'static str,
@@ -298,25 +298,27 @@ impl Handshake<'_> {
             UpstreamResponse::Upgraded(response, upgraded) => (response, upgraded),
             UpstreamResponse::Response(response) if refused => {
                 let code = response.status().as_u16();
-                let said = response.into_body().whole(MAX_SAID).await;
-                let said = said.unwrap_or_default();
+                let body = response.into_body().whole(MAX_QUOTED_BYTES).await;
+                let body = body.unwrap_or_default();
                 return Err(self.bad_gateway(format!(
-                    "upstream does not take this by WebSocket ({code} {:?}), and by \
-                     --upstream-streams=websocket it takes nothing else: kube-apiserver does so \
+                    "upstream does not accept this stream over WebSocket ({code} {:?}), and \
+                     --upstream-streams=websocket allows nothing else: kube-apiserver accepts it \
                      from 1.30 on (port-forward: 1.31)",
-                    String::from_utf8_lossy(&said)
+                    String::from_utf8_lossy(&body)
                 )));
             }
             UpstreamResponse::Response(response) => return Ok(StreamOutcome::Response(response)),
         };
         match check_response(response.status(), response.headers(), &key, &[offer]) {
             Ok(Some(_)) => {
-                let (granted, switched) = switch(upgraded);
-                Ok(StreamOutcome::Upgraded(granted, switched))
+                let (response, switched) = switch(upgraded);
+                Ok(StreamOutcome::Upgraded(response, switched))
             }
-            Ok(None) => Err(self.bad_gateway(format!("upstream did not agree to {offer}"))),
+            Ok(None) => {
+                Err(self.bad_gateway(format!("upstream did not accept the subprotocol {offer}")))
+            }
             Err(rejection) => Err(self.bad_gateway(format!(
-                "upstream did not switch to a WebSocket for streams: {rejection}"
+                "upstream did not upgrade to a WebSocket: {rejection}"
             ))),
         }
     }

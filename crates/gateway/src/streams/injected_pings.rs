@@ -1,6 +1,5 @@
-//! Pings that are put between the frames of an SPDY connection that is passed on: without
-//! them nobody would know that who is at its end is gone, and what stands between would cut
-//! it when it is quiet.
+//! Pings that are injected between the frames of a relayed SPDY connection: without them a
+//! dead end would not be detected, and middleboxes would close the connection when it is idle.
 
 use bytes::{Bytes, BytesMut};
 use skewbridge_spdy::frame::{Ping, ResetStatus, RstStream, StreamId};
@@ -9,75 +8,75 @@ use skewbridge_stream_io::{
 };
 use tokio::time::Instant;
 
-/// The ids of ours are the last quarter of all, where those who count up from 1 or 2 never
-/// come: one every second would take them a century.
-const FIRST: u32 = 0xc000_0000;
+/// Ids of injected pings are the last quarter of all ids, which an end that counts up from 1
+/// or 2 never reaches: at one per second it would take a century.
+const FIRST_ID: u32 = 0xc000_0000;
 
-/// After so many the ids are taken from the first one on.
-const IDS: u64 = 1 << 29;
+/// The number of ids; then they start over.
+const ID_COUNT: u64 = 1 << 29;
 
-/// Whose pings they pass for.
+/// Whose pings they imitate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PingRole {
-    /// They are odd (SPDY/3.1, 2.6.5), and go to a server.
+    /// Odd ids (SPDY/3.1, 2.6.5), for pings to a server.
     Client,
-    /// They are even.
+    /// Even ids.
     Server,
 }
 
-/// The pings to one end of a connection.
+/// The injected pings to one end of a connection.
 #[derive(Debug)]
 pub(crate) struct InjectedPings {
-    whose: PingRole,
-    traffic: SpdyKeepalive,
-    /// How many have been sent.
+    role: PingRole,
+    keepalive: SpdyKeepalive,
+    /// How many were sent.
     count: u64,
 }
 
 impl InjectedPings {
-    pub(crate) fn new(whose: PingRole, pace: KeepaliveConfig, now: Instant) -> Self {
+    pub(crate) fn new(role: PingRole, config: KeepaliveConfig, now: Instant) -> Self {
         Self {
-            whose,
-            traffic: SpdyKeepalive::new(pace, PingPolicy::Always, now),
+            role,
+            keepalive: SpdyKeepalive::new(config, PingPolicy::Always, now),
             count: 0,
         }
     }
 
-    /// Something came from it.
-    pub(crate) fn heard(&mut self, now: Instant) {
-        self.traffic.on_received(now);
+    /// Bytes were received.
+    pub(crate) fn on_received(&mut self, now: Instant) {
+        self.keepalive.on_received(now);
     }
 
-    /// Nobody here listens to it just now: its silence is ours.
-    pub(crate) fn excuse(&mut self, now: Instant) {
-        self.traffic.on_read_paused(now);
+    /// The connection is not read now: silence is not the fault of the other end.
+    pub(crate) fn on_read_paused(&mut self, now: Instant) {
+        self.keepalive.on_read_paused(now);
     }
 
-    /// It was sent a frame of somebody else, of so many bytes.
-    pub(crate) fn sent(&mut self, now: Instant, frame: ScannedFrame, bytes: usize) {
-        self.traffic.on_sent(now, frame, bytes);
+    /// A relayed frame of this many bytes was sent.
+    pub(crate) fn on_sent(&mut self, now: Instant, frame: ScannedFrame, bytes: usize) {
+        self.keepalive.on_sent(now, frame, bytes);
     }
 
-    /// When it is to be taken for dead, if it says nothing.
-    pub(crate) fn death(&self) -> Option<Instant> {
-        self.traffic.dead_at()
+    /// When the end is considered dead if it stays silent.
+    pub(crate) fn dead_at(&self) -> Option<Instant> {
+        self.keepalive.dead_at()
     }
 
-    /// When to look again, if ever.
-    pub(crate) fn next(&self) -> Option<Instant> {
-        self.traffic.next_deadline()
+    /// When to call [`Self::check`] again, if ever.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.keepalive.next_deadline()
     }
 
-    /// What is to be said now, between two frames. To the dead, nothing.
-    pub(crate) fn look(&mut self, now: Instant) -> Bytes {
+    /// The frames to inject now, at a frame boundary; none if the end is dead.
+    pub(crate) fn check(&mut self, now: Instant) -> Bytes {
         let mut frames = BytesMut::new();
-        match self.traffic.check(now) {
+        match self.keepalive.check(now) {
             SpdyKeepaliveAction::None | SpdyKeepaliveAction::Dead => {}
             SpdyKeepaliveAction::SendPings => {
                 for _ in 0..SpdyKeepalive::PINGS_PER_ROUND {
-                    let id = self.id();
+                    let id = self.next_id();
                     Ping { id }.encode(&mut frames);
-                    self.traffic.on_ping_sent(now, id);
+                    self.keepalive.on_ping_sent(now, id);
                 }
             }
             SpdyKeepaliveAction::SendReset(id) => {
@@ -90,21 +89,21 @@ impl InjectedPings {
         frames.freeze()
     }
 
-    /// A ping came. Says whether it answers one of ours. The client's own that happens to have
-    /// its id is answered as well: each is taken once.
-    pub(crate) fn is_answer(&mut self, id: u32) -> bool {
-        self.traffic.on_ping_received(id)
+    /// A ping was received. Returns whether it answers an injected one. A client's own ping
+    /// that has the same id by chance gets its reply as well: each reply is consumed once.
+    pub(crate) fn on_ping_received(&mut self, id: u32) -> bool {
+        self.keepalive.on_ping_received(id)
     }
 
-    /// For the next one.
-    fn id(&mut self) -> u32 {
-        let odd = u32::from(self.whose == PingRole::Client);
+    /// The id of the next ping.
+    fn next_id(&mut self) -> u32 {
+        let odd = u32::from(self.role == PingRole::Client);
         loop {
-            // There are fewer than a quarter of all.
-            let nth = u32::try_from(self.count % IDS).unwrap_or_default();
+            // Fewer than a quarter of all ids.
+            let nth = u32::try_from(self.count % ID_COUNT).unwrap_or_default();
             self.count += 1;
-            let id = FIRST + 2 * nth + odd;
-            if !self.traffic.is_awaiting(id) {
+            let id = FIRST_ID + 2 * nth + odd;
+            if !self.keepalive.is_awaiting(id) {
                 return id;
             }
         }
@@ -119,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    const PACE: KeepaliveConfig = KeepaliveConfig {
+    const CONFIG: KeepaliveConfig = KeepaliveConfig {
         interval: Duration::from_secs(10),
         timeout: Duration::from_secs(5),
     };
@@ -133,60 +132,64 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_taken_once_and_by_its_side() {
-        for (whose, odd) in [(PingRole::Client, 1), (PingRole::Server, 0)] {
+    fn a_reply_is_consumed_once_by_its_role() {
+        for (role, odd) in [(PingRole::Client, 1), (PingRole::Server, 0)] {
             let now = Instant::now();
-            let mut pings = InjectedPings::new(whose, PACE, now);
-            let id = FIRST + odd;
-            assert!(!pings.is_answer(id), "nobody has asked");
-            let said = pings.look(now + PACE.interval);
+            let mut pings = InjectedPings::new(role, CONFIG, now);
+            let id = FIRST_ID + odd;
+            assert!(!pings.on_ping_received(id), "no ping was sent");
+            let injected = pings.check(now + CONFIG.interval);
             let ids = (0..5).map(|nth| ScannedFrame::Ping(id + 2 * nth));
-            assert_eq!(frames(&said), ids.collect::<Vec<_>>());
-            assert!(!pings.is_answer(1), "the client's own");
+            assert_eq!(frames(&injected), ids.collect::<Vec<_>>());
+            assert!(!pings.on_ping_received(1), "the client's own");
             // Also one that has the same id by chance.
-            pings.sent(now, ScannedFrame::Ping(id), 12);
-            assert!(pings.is_answer(id));
-            assert!(!pings.is_answer(id));
+            pings.on_sent(now, ScannedFrame::Ping(id), 12);
+            assert!(pings.on_ping_received(id));
+            assert!(!pings.on_ping_received(id));
         }
     }
 
     #[test]
-    fn ids_do_not_end_and_are_not_taken_twice() {
-        for (whose, odd) in [(PingRole::Client, 1), (PingRole::Server, 0)] {
+    fn ids_start_over_and_skip_outstanding_ones() {
+        for (role, odd) in [(PingRole::Client, 1), (PingRole::Server, 0)] {
             let now = Instant::now();
-            let mut pings = InjectedPings::new(whose, PACE, now);
-            pings.count = IDS - 1;
-            assert_eq!(pings.id(), 0xffff_fffe + odd);
-            assert_eq!(pings.id(), FIRST + odd);
-            pings.sent(now, ScannedFrame::Ping(FIRST + 2 + odd), 12);
-            assert_eq!(pings.id(), FIRST + 4 + odd, "the client waits for one");
+            let mut pings = InjectedPings::new(role, CONFIG, now);
+            pings.count = ID_COUNT - 1;
+            assert_eq!(pings.next_id(), 0xffff_fffe + odd);
+            assert_eq!(pings.next_id(), FIRST_ID + odd);
+            pings.on_sent(now, ScannedFrame::Ping(FIRST_ID + 2 + odd), 12);
+            assert_eq!(
+                pings.next_id(),
+                FIRST_ID + 4 + odd,
+                "the client awaits this id"
+            );
         }
     }
 
     #[test]
-    fn what_stands_between_hears_something_where_no_ping_can_go() {
+    fn resets_keep_middleboxes_from_closing_where_no_ping_fits() {
         let start = Instant::now();
-        let mut pings = InjectedPings::new(PingRole::Client, PACE, start);
-        // A stream of the first lane, which gets the first ping, is not read.
+        let mut pings = InjectedPings::new(PingRole::Client, CONFIG, start);
+        // A stream of the first worker, which gets the first ping, is not read.
         for _ in 0..30 {
-            pings.sent(start, ScannedFrame::Stream(5), 100);
+            pings.on_sent(start, ScannedFrame::Stream(5), 100);
         }
         let mut now = start;
-        let mut said = Vec::new();
+        let mut injected = Vec::new();
         for _ in 0..20 {
-            now = now.max(pings.next().unwrap());
-            said = frames(&pings.look(now));
-            for frame in &said {
+            now = now.max(pings.next_deadline().unwrap());
+            injected = frames(&pings.check(now));
+            for frame in &injected {
                 if let ScannedFrame::Ping(id) = frame
-                    && !((id - FIRST) / 2).is_multiple_of(5)
+                    && !((id - FIRST_ID) / 2).is_multiple_of(5)
                 {
-                    assert!(pings.is_answer(*id));
-                    pings.heard(now);
+                    assert!(pings.on_ping_received(*id));
+                    pings.on_received(now);
                 }
             }
         }
-        let [ScannedFrame::Stream(id)] = said[..] else {
-            panic!("{said:?}");
+        let [ScannedFrame::Stream(id)] = injected[..] else {
+            panic!("{injected:?}");
         };
         assert!(id > 0x7fff_fff0 && id % 5 != 0, "{id:x}");
     }

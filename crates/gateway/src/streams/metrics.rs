@@ -1,5 +1,5 @@
-//! What is counted of streams: under kube-apiserver's names where it has one, and
-//! under our own.
+//! Metrics of streams: under kube-apiserver's names where it has one, and under names of the
+//! bridge.
 
 use http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -83,7 +83,7 @@ impl StreamMetrics {
         metrics
     }
 
-    /// A request that was translated to SPDY came to this end.
+    /// Counts a request that was translated to SPDY, by its status code.
     pub(crate) fn translated(&self, kind: Kind, code: StatusCode) {
         let family = match kind {
             Kind::Exec | Kind::Attach => &self.translated,
@@ -94,32 +94,32 @@ impl StreamMetrics {
     }
 }
 
-/// How a stream ended. A closed set, since it is a label.
+/// How a stream ended. A closed set, since it is a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamEnd {
-    /// PingRole it should.
+    /// Cleanly.
     Complete,
-    /// The command failed, and its exit code was told.
+    /// With an exit code other than 0.
     Exited,
-    /// The server told why there is no exit code.
+    /// The server reported why there is no exit code.
     Failed,
     /// Upstream, the node or the connection to it was lost.
     Disconnected,
-    /// The client left before the end.
+    /// The client disconnected before the end.
     ClientLeft,
-    /// The client broke the rules.
+    /// The client violated the protocol.
     ClientError,
-    /// Nothing came for too long.
+    /// Idle timeout.
     Idle,
-    /// The bridge had to leave.
+    /// The bridge shut down.
     Aborted,
 }
 
 impl StreamEnd {
-    /// Nothing has ended well, nor with an exit code, before the client has seen it.
-    pub(crate) fn if_delivered(self, told: bool) -> Self {
+    /// A result counts only if the client has received it.
+    pub(crate) fn if_delivered(self, delivered: bool) -> Self {
         match self {
-            Self::Complete | Self::Exited | Self::Failed if !told => Self::ClientLeft,
+            Self::Complete | Self::Exited | Self::Failed if !delivered => Self::ClientLeft,
             ended => ended,
         }
     }
@@ -138,7 +138,7 @@ impl StreamEnd {
     }
 }
 
-/// Counts one stream, which has not ended until it is said how.
+/// Counts one stream until it is dropped.
 #[derive(Debug)]
 pub(crate) struct StreamMetricsGuard {
     metrics: Metrics,
@@ -148,7 +148,7 @@ pub(crate) struct StreamMetricsGuard {
 }
 
 impl StreamMetricsGuard {
-    /// A stream has begun.
+    /// A stream has started.
     pub(crate) fn begin(
         metrics: &Metrics,
         kind: Kind,
@@ -175,19 +175,19 @@ impl StreamMetricsGuard {
         }
     }
 
-    /// Bytes came from the client.
+    /// Bytes from the client.
     pub(crate) fn up(&self, bytes: usize) {
         self.up.inc_by(bytes as u64);
     }
 
-    /// Bytes came for it.
+    /// Bytes to the client.
     pub(crate) fn down(&self, bytes: usize) {
         self.down.inc_by(bytes as u64);
     }
 
-    /// It has ended.
-    pub(crate) fn end(mut self, how: StreamEnd) {
-        self.labels.outcome = how.as_str();
+    /// The stream has ended.
+    pub(crate) fn end(mut self, end: StreamEnd) {
+        self.labels.outcome = end.as_str();
     }
 }
 

@@ -1,9 +1,10 @@
-//! Exec, attach and port-forward: which of them are translated between WebSocket
-//! and SPDY (KEP-4006), and the translators.
+//! Exec, attach and port-forward: which streams are translated between WebSocket and SPDY
+//! (KEP-4006), and the translators.
 //!
-//! [`plan`] decides, [`upgrade_headers`] rewrites what is asked and answered, and after 101
-//! [`command`], [`port_forward`] and their counterparts [`to_websocket`] carry the
-//! stream to its end. Everything that needs no translation stays a plain tunnel.
+//! [`translation_plan`] decides, [`upgrade_headers`] rewrites requests and responses,
+//! [`handshake`] runs until the 101, and then [`ws_to_spdy`], [`spdy_to_ws`] or
+//! [`port_forward`] relays the stream to its end. Streams that need no translation are plain
+//! tunnels.
 
 mod access_review;
 mod busy_poll;
@@ -47,49 +48,49 @@ use spdy_to_ws::SpdyToWsExec;
 use translation_plan::{Kind, TranslationPlan, TranslationRules, UpstreamCaps};
 use ws_to_spdy::WsToSpdyExec;
 
-/// How many pings a client may leave unanswered. Clients are far away, on networks
-/// that come and go, and TCP bears that.
-const CLIENT_PATIENCE: u32 = 5;
+/// How many pings a client may leave unanswered. Clients are far away, on unreliable networks,
+/// which TCP tolerates.
+const CLIENT_UNANSWERED_PINGS: u32 = 5;
 
-/// How streams are carried by a bridge.
+/// Stream handling of a bridge.
 #[derive(Debug)]
 pub(crate) struct Streams {
     rules: TranslationRules,
     timeouts: StreamTimeouts,
-    /// For all translated commands.
+    /// Shared by all translated commands.
     arbiter: Arc<BusyPollArbiter>,
     refusals: RefusalCache,
 }
 
-/// PingRole long as anybody waits for.
+/// Effectively never.
 const NEVER: Duration = Duration::from_hours(10 * 365 * 24);
 
-/// Zero switches a time off.
+/// Zero disables a timeout.
 fn or_never(time: Duration) -> Duration {
     if time.is_zero() { NEVER } else { time }
 }
 
-/// How streams are looked after.
+/// Timeouts of streams.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StreamTimeouts {
     /// `--stream-ping-interval`
     ping: Duration,
     /// `--streaming-connection-idle-timeout`
     idle: Duration,
-    /// How long a client may take nothing of what waits for it.
+    /// How long a client may read nothing of the data that waits for it.
     stall: Duration,
 }
 
 impl StreamTimeouts {
-    /// A client is patiently waited for.
+    /// Clients get a long timeout.
     fn client_keepalive(self) -> KeepaliveConfig {
         KeepaliveConfig {
             interval: self.ping,
-            timeout: self.ping * CLIENT_PATIENCE,
+            timeout: self.ping * CLIENT_UNANSWERED_PINGS,
         }
     }
 
-    /// What is above is near, and whoever waits for it wants to know.
+    /// Upstream is near, and clients wait for it.
     fn upstream_keepalive(self) -> KeepaliveConfig {
         KeepaliveConfig {
             interval: self.ping,
@@ -130,8 +131,7 @@ impl Streams {
         }
     }
 
-    /// What is to be done with a request to switch protocols; `None` if it is not
-    /// for a stream.
+    /// How to handle an upgrade request; `None` if it is not for a stream.
     pub(crate) fn request(
         &self,
         switch: UpgradeRequest,
@@ -139,28 +139,28 @@ impl Streams {
         version: Option<Version>,
     ) -> Option<StreamRequest> {
         let kind = Kind::of(info)?;
-        let known = UpstreamCaps {
+        let caps = UpstreamCaps {
             version,
-            refused: self.refusals.lately(Instant::now()),
+            refused: self.refusals.recent(Instant::now()),
         };
         Some(StreamRequest {
             kind,
             client: switch.as_str(),
-            plan: translation_plan::plan(kind, switch, self.rules, known),
+            plan: translation_plan::plan(kind, switch, self.rules, caps),
         })
     }
 
-    /// Upstream has refused what it understood in translation.
-    fn remember_refusal(&self, spoken: StreamProtocol) {
-        self.refusals.remember(spoken, Instant::now());
+    /// Upstream refused a protocol over WebSocket and accepted it over SPDY.
+    fn remember_refusal(&self, protocol: StreamProtocol) {
+        self.refusals.remember(protocol, Instant::now());
     }
 }
 
-/// A stream that is asked for, and how it is to be carried.
+/// A stream request, and how to handle it.
 #[derive(Debug)]
 pub(crate) struct StreamRequest {
     kind: Kind,
-    /// What the client speaks, as a metric label.
+    /// The protocol of the client, as a metric label.
     client: &'static str,
     plan: TranslationPlan,
 }
@@ -170,20 +170,20 @@ pub(crate) struct StreamRequest {
 pub(crate) enum UpgradedStream {
     /// The same protocol on both sides.
     Tunnel(Upgraded, Option<StreamMetricsGuard>),
-    /// A command by WebSocket here and by SPDY above.
+    /// A command over WebSocket to the client and over SPDY upstream.
     WsToSpdyExec(Box<WsToSpdyExec>),
-    /// A port-forward by WebSocket here and by SPDY above.
+    /// A port-forward over WebSocket to the client and over SPDY upstream.
     WsToSpdyPortForward(Box<WsToSpdyPortForward>),
-    /// A command by SPDY here and by WebSocket above.
+    /// A command over SPDY to the client and over WebSocket upstream.
     SpdyToWsExec(Box<SpdyToWsExec>),
-    /// A port-forward by SPDY here and by WebSocket above.
+    /// A port-forward over SPDY to the client and over WebSocket upstream.
     SpdyToWsPortForward(Box<SpdyToWsPortForward>),
-    /// Whatever somebody else does with the connection.
+    /// The connection is handed to a custom handler.
     TakenOver(Takeover),
 }
 
 impl UpgradedStream {
-    /// Carries the stream to its end.
+    /// Relays the stream to its end.
     pub(crate) async fn run(self, client: ClientIo, input: BytesMut, record: AccessLogEntry) {
         match self {
             Self::Tunnel(upstream, stream_metrics) => {

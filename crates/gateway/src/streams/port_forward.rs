@@ -1,5 +1,5 @@
-//! A port-forward by WebSocket that is carried upstream by SPDY, which is what the
-//! WebSocket carries already (KEP-4006); and the other way round.
+//! Port-forward end WebSocket to the client and end SPDY upstream, which the WebSocket
+//! already carries (KEP-4006); and the reverse.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -20,10 +20,10 @@ use crate::drain::Drain;
 use crate::serve::ClientIo;
 use crate::upstream::h1::Upgraded;
 
-/// How long upstream may take to hear that the client has left.
-const GOODBYE: Duration = Duration::from_secs(2);
+/// How long upstream may take to receive the close after the client has disconnected.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A port-forward that has begun above, and is about to here.
+/// A port-forward whose upstream connection is open.
 #[derive(Debug)]
 pub(crate) struct WsToSpdyPortForward {
     pub(crate) upstream: Upgraded,
@@ -33,11 +33,11 @@ pub(crate) struct WsToSpdyPortForward {
 }
 
 impl WsToSpdyPortForward {
-    /// Carries it to its end.
+    /// Relays it to its end.
     pub(crate) async fn run(self, client: ClientIo, input: BytesMut, mut record: AccessLogEntry) {
         let Upgraded {
             io,
-            input: sent,
+            input: received,
             slot,
         } = self.upstream;
         let now = Instant::now();
@@ -48,9 +48,9 @@ impl WsToSpdyPortForward {
             self.timeouts.client_ws_keepalive(now),
         );
         let pings = InjectedPings::new(PingRole::Client, self.timeouts.upstream_keepalive(), now);
-        let mut relay = Relay::new(io, sent, pings, socket, self.timeouts.idle, self.drain);
-        let over = poll_fn(|cx| {
-            relay.poll(cx, |went, bytes| match went {
+        let mut relay = Relay::new(io, received, pings, socket, self.timeouts.idle, self.drain);
+        let end = poll_fn(|cx| {
+            relay.poll(cx, |direction, bytes| match direction {
                 Direction::Outwards => self.stream_metrics.up(bytes),
                 Direction::Inwards => {
                     self.stream_metrics.down(bytes);
@@ -64,34 +64,34 @@ impl WsToSpdyPortForward {
             mut socket,
             ..
         } = relay;
-        let ended = match &over {
+        let stream_end = match &end {
             RelayEnd::RawEnded => StreamEnd::Complete,
             RelayEnd::RawLost(_) | RelayEnd::RawDead => StreamEnd::Disconnected,
             RelayEnd::Disconnected(DisconnectReason::ProtocolViolation(_))
             | RelayEnd::NotBinary => StreamEnd::ClientError,
-            RelayEnd::Disconnected(_) | RelayEnd::Dead => StreamEnd::ClientLeft,
+            RelayEnd::Disconnected(_) | RelayEnd::WebSocketDead => StreamEnd::ClientLeft,
             RelayEnd::Idle => StreamEnd::Idle,
             RelayEnd::Shutdown => StreamEnd::Aborted,
         };
-        if let RelayEnd::Disconnected(DisconnectReason::Closed(_)) = &over {
-            // Upstream learns that it was no accident.
-            let goodbye = async {
+        if let RelayEnd::Disconnected(DisconnectReason::Closed(_)) = &end {
+            // Upstream sees a clean close.
+            let closing = async {
                 poll_fn(|cx| raw.poll_flush(cx)).await?;
                 poll_fn(|cx| Pin::new(&mut raw.io).poll_shutdown(cx)).await
             };
-            let _ = timeout(GOODBYE, goodbye).await;
+            let _ = timeout(CLOSE_TIMEOUT, closing).await;
         }
         drop((raw, slot));
-        let Some(close) = close_for(&over) else {
-            self.stream_metrics.end(ended);
+        let Some(close) = close_for(&end) else {
+            self.stream_metrics.end(stream_end);
             return;
         };
         socket.close(close);
-        let told = socket.finish(self.timeouts.stall).await.is_ok();
-        self.stream_metrics.end(ended.if_delivered(told));
-        if told
+        let delivered = socket.finish(self.timeouts.stall).await.is_ok();
+        self.stream_metrics.end(stream_end.if_delivered(delivered));
+        if delivered
             && matches!(
-                over,
+                end,
                 RelayEnd::RawEnded | RelayEnd::Disconnected(DisconnectReason::Closed(_))
             )
         {
@@ -100,7 +100,7 @@ impl WsToSpdyPortForward {
     }
 }
 
-/// A port-forward by SPDY that is carried upstream inside a WebSocket.
+/// Port-forward end SPDY to the client and inside a WebSocket upstream.
 #[derive(Debug)]
 pub(crate) struct SpdyToWsPortForward {
     pub(crate) upstream: Upgraded,
@@ -110,16 +110,28 @@ pub(crate) struct SpdyToWsPortForward {
 }
 
 impl SpdyToWsPortForward {
-    /// Carries it to its end.
-    pub(crate) async fn run(self, client: ClientIo, sent: BytesMut, mut record: AccessLogEntry) {
+    /// Relays it to its end.
+    pub(crate) async fn run(
+        self,
+        client: ClientIo,
+        received: BytesMut,
+        mut record: AccessLogEntry,
+    ) {
         let Upgraded { io, input, slot } = self.upstream;
         let now = Instant::now();
         let pulse = self.timeouts.upstream_ws_keepalive(PingPolicy::Always, now);
         let socket = WebSocketConn::new(io, input, Role::Client, pulse);
         let pings = InjectedPings::new(PingRole::Server, self.timeouts.client_keepalive(), now);
-        let mut relay = Relay::new(client, sent, pings, socket, self.timeouts.idle, self.drain);
-        let over = poll_fn(|cx| {
-            relay.poll(cx, |went, bytes| match went {
+        let mut relay = Relay::new(
+            client,
+            received,
+            pings,
+            socket,
+            self.timeouts.idle,
+            self.drain,
+        );
+        let end = poll_fn(|cx| {
+            relay.poll(cx, |direction, bytes| match direction {
                 Direction::Inwards => self.stream_metrics.up(bytes),
                 Direction::Outwards => {
                     self.stream_metrics.down(bytes);
@@ -133,37 +145,39 @@ impl SpdyToWsPortForward {
             mut socket,
             ..
         } = relay;
-        let whole = match &over {
+        let is_complete = match &end {
             RelayEnd::RawEnded => true,
             RelayEnd::Disconnected(DisconnectReason::Closed(Some(close))) => {
                 close.code() == CloseCode::NORMAL
             }
             _ => false,
         };
-        self.stream_metrics.end(match &over {
+        self.stream_metrics.end(match &end {
             RelayEnd::RawEnded | RelayEnd::RawLost(_) | RelayEnd::RawDead => StreamEnd::ClientLeft,
-            RelayEnd::Disconnected(DisconnectReason::Closed(_)) if whole => StreamEnd::Complete,
+            RelayEnd::Disconnected(DisconnectReason::Closed(_)) if is_complete => {
+                StreamEnd::Complete
+            }
             RelayEnd::Idle => StreamEnd::Idle,
             RelayEnd::Shutdown => StreamEnd::Aborted,
             _ => StreamEnd::Disconnected,
         });
-        if let Some(close) = close_for(&over) {
+        if let Some(close) = close_for(&end) {
             socket.close(close);
-            let _ = socket.finish(GOODBYE).await;
+            let _ = socket.finish(CLOSE_TIMEOUT).await;
         }
         drop(slot);
-        if matches!(over, RelayEnd::RawDead) {
+        if matches!(end, RelayEnd::RawDead) {
             return;
         }
-        let goodbye = async {
+        let closing = async {
             poll_fn(|cx| raw.poll_flush(cx)).await?;
-            if whole {
+            if is_complete {
                 raw.io.shutdown().await
             } else {
                 raw.io.cut().await
             }
         };
-        if matches!(timeout(self.timeouts.stall, goodbye).await, Ok(Ok(()))) && whole {
+        if matches!(timeout(self.timeouts.stall, closing).await, Ok(Ok(()))) && is_complete {
             record.complete();
         }
     }

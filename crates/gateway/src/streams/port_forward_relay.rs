@@ -1,6 +1,6 @@
-//! Bytes on one side that are binary messages on the other: a port-forward, whose
-//! SPDY travels inside a WebSocket (KEP-4006). Nothing of it is understood here, but
-//! where its frames begin: pings are put between them, and are no reason to keep it.
+//! Relays bytes on one side as binary messages on the other: a port-forward, whose SPDY is
+//! inside a WebSocket (KEP-4006). Only frame boundaries are parsed: pings are injected there,
+//! and do not count as activity.
 
 use std::io;
 use std::task::{Context, Poll, ready};
@@ -17,34 +17,34 @@ use super::injected_pings::InjectedPings;
 use super::timer::{StreamTimer, TimerEvent};
 use crate::drain::Drain;
 
-/// Two TLS records at once.
-const READ_CHUNK: usize = 32 * 1024;
+/// Two TLS records.
+const READ_CHUNK_BYTES: usize = 32 * 1024;
 
-/// Which way bytes went.
+/// Which way bytes were relayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Inwards,
     Outwards,
 }
 
-/// Why it is over.
+/// Why the relay ended.
 #[derive(Debug)]
 pub(crate) enum RelayEnd {
-    /// The side without messages has said its last.
+    /// The raw side ended cleanly.
     RawEnded,
-    /// It was cut off.
+    /// The raw side was lost.
     RawLost(io::Error),
-    /// The WebSocket has been left.
+    /// The WebSocket side disconnected.
     Disconnected(DisconnectReason),
-    /// It carries something else than binary messages.
+    /// The WebSocket side sent a message that is not binary.
     NotBinary,
-    /// Nobody is at the side without messages any more.
+    /// The raw side is dead.
     RawDead,
-    /// Nobody is at the WebSocket any more.
-    Dead,
-    /// Nothing came for too long.
+    /// The WebSocket side is dead.
+    WebSocketDead,
+    /// Idle timeout.
     Idle,
-    /// The bridge goes away.
+    /// The bridge shuts down.
     Shutdown,
 }
 
@@ -52,17 +52,16 @@ pub(crate) enum RelayEnd {
 pub(crate) struct Relay<R, S> {
     pub(crate) raw: Buffered<R>,
     pub(crate) socket: WebSocketConn<S>,
-    /// The side without messages takes nothing any more. It may have said its last
-    /// before, which is still to be read.
+    /// The raw side accepts no more data. What it sent before is still read.
     write_failed: bool,
     idle: Duration,
-    /// When something last passed that is no ping.
+    /// When anything but a ping was last relayed.
     last_activity: Instant,
     inwards: FrameScanner,
     outwards: FrameScanner,
-    /// All has been read that has come from the side without messages.
-    listens: bool,
-    /// To the side without messages.
+    /// Whether everything received from the raw side was read.
+    raw_is_drained: bool,
+    /// To the raw side.
     pings: InjectedPings,
     timer: StreamTimer,
 }
@@ -72,8 +71,8 @@ where
     R: AsyncRead + AsyncWrite + Unpin,
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    /// Between these; of the side without messages, to which the pings go, some bytes
-    /// have been read.
+    /// Relays between these; `input` was read from the raw side, to which the pings go,
+    /// already.
     pub(crate) fn new(
         raw: R,
         input: BytesMut,
@@ -82,7 +81,7 @@ where
         idle: Duration,
         drain: Drain,
     ) -> Self {
-        let mut raw = Buffered::new(raw, READ_CHUNK);
+        let mut raw = Buffered::new(raw, READ_CHUNK_BYTES);
         raw.input = input;
         let now = Instant::now();
         Self {
@@ -93,19 +92,19 @@ where
             last_activity: now,
             inwards: FrameScanner::default(),
             outwards: FrameScanner::default(),
-            listens: true,
+            raw_is_drained: true,
             pings,
             timer: StreamTimer::new(now, drain),
         }
     }
 
-    /// Moves bytes until it is over.
+    /// Relays until one side ends.
     pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,
         mut count: impl FnMut(Direction, usize),
     ) -> Poll<RelayEnd> {
-        // Those that are left of a side that has ended come first.
+        // What is left of a side that has ended comes first.
         let raw = self.poll_inwards(cx, &mut count);
         let socket = self.poll_outwards(cx, &mut count);
         let was_full = (!self.raw.has_room(), !self.socket.has_room());
@@ -116,28 +115,28 @@ where
             )));
         }
         if (was_full.0 && self.raw.has_room()) || (was_full.1 && self.socket.has_room()) {
-            // Nobody has asked the other side since.
+            // The other side was not polled since.
             cx.waker().wake_by_ref();
         }
         match (raw, socket) {
-            (Poll::Ready(over), _) | (Poll::Pending, Poll::Ready(over)) => Poll::Ready(over),
+            (Poll::Ready(end), _) | (Poll::Pending, Poll::Ready(end)) => Poll::Ready(end),
             (Poll::Pending, Poll::Pending) => self.poll_timer(cx),
         }
     }
 
-    /// Into messages.
+    /// Bytes into messages.
     fn poll_inwards(
         &mut self,
         cx: &mut Context<'_>,
         count: &mut impl FnMut(Direction, usize),
     ) -> Poll<RelayEnd> {
-        self.listens = false;
+        self.raw_is_drained = false;
         loop {
             while self.socket.has_room() {
                 if self.raw.input.is_empty() {
                     match self.raw.poll_fill(cx) {
                         Poll::Pending => {
-                            self.listens = true;
+                            self.raw_is_drained = true;
                             return Poll::Pending;
                         }
                         Poll::Ready(Ok(0)) => {
@@ -152,17 +151,17 @@ where
                     }
                 }
                 let now = Instant::now();
-                self.pings.heard(now);
+                self.pings.on_received(now);
                 let data = self.raw.input.split().freeze();
-                let carries = self.inwards.filter_pings(
+                let has_non_ping = self.inwards.filter_pings(
                     data,
-                    |id| self.pings.is_answer(id),
+                    |id| self.pings.on_ping_received(id),
                     |data| {
                         count(Direction::Inwards, data.len());
                         self.socket.write_binary(data);
                     },
                 );
-                if carries {
+                if has_non_ping {
                     self.last_activity = now;
                 }
             }
@@ -178,7 +177,7 @@ where
         }
     }
 
-    /// Out of messages.
+    /// Messages into bytes.
     fn poll_outwards(
         &mut self,
         cx: &mut Context<'_>,
@@ -189,7 +188,7 @@ where
                 let chunk = match self.socket.poll_chunk(cx) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Ok(chunk)) => chunk,
-                    Poll::Ready(Err(left)) => return Poll::Ready(RelayEnd::Disconnected(left)),
+                    Poll::Ready(Err(reason)) => return Poll::Ready(RelayEnd::Disconnected(reason)),
                 };
                 let Ok(data) = tunnel_payload(chunk) else {
                     return Poll::Ready(RelayEnd::NotBinary);
@@ -198,7 +197,7 @@ where
                     continue;
                 }
                 count(Direction::Outwards, data.len());
-                self.pass_outwards(data);
+                self.relay_outwards(data);
             }
             if self.poll_flush_raw(cx).is_pending() {
                 return Poll::Pending;
@@ -206,51 +205,50 @@ where
         }
     }
 
-    /// With pings between its frames, if it is time for some: when nothing more is there to
-    /// be passed on, it may be the middle of one.
-    fn pass_outwards(&mut self, mut data: Bytes) {
+    /// Injects pings at a frame boundary if they are due: at the end of the data, a frame may
+    /// be incomplete.
+    fn relay_outwards(&mut self, mut data: Bytes) {
         let now = Instant::now();
         let pings = &mut self.pings;
-        let passed = self
+        let scanned = self
             .outwards
-            .scan(&data, |frame, bytes| pings.sent(now, frame, bytes));
-        if passed.has_non_ping {
+            .scan(&data, |frame, bytes| pings.on_sent(now, frame, bytes));
+        if scanned.has_non_ping {
             self.last_activity = now;
         }
-        if let Some(between) = passed.last_frame_end {
-            let pings = self.pings.look(now);
+        if let Some(frame_end) = scanned.last_frame_end {
+            let pings = self.pings.check(now);
             if !pings.is_empty() {
-                self.raw.push_data(data.split_to(between));
+                self.raw.push_data(data.split_to(frame_end));
                 self.raw.push_data(pings);
             }
         }
         self.raw.push_data(data);
     }
 
-    /// Sends what is written, as long as it is taken.
+    /// Sends what is written, unless writing has failed.
     fn poll_flush_raw(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.write_failed {
             return Poll::Ready(());
         }
         self.raw.poll_flush(cx).map(|sent| {
             if let Err(error) = sent {
-                tracing::debug!(%error, "a tunnel takes no more input");
+                tracing::debug!(%error, "the raw side of a tunnel accepts no more data");
                 self.write_failed = true;
             }
         })
     }
 
-    /// When to look after the side without messages again. In the middle of a frame nothing
-    /// can be said to it.
+    /// When to check the raw side again. Inside of a frame nothing can be injected.
     fn next_ping(&self) -> Option<Instant> {
-        if self.can_be_asked() {
-            self.pings.next()
+        if self.can_inject() {
+            self.pings.next_deadline()
         } else {
-            self.pings.death()
+            self.pings.dead_at()
         }
     }
 
-    fn can_be_asked(&self) -> bool {
+    fn can_inject(&self) -> bool {
         !self.write_failed && self.outwards.at_frame_boundary()
     }
 
@@ -266,21 +264,21 @@ where
             return Poll::Ready(RelayEnd::Shutdown);
         }
         let now = Instant::now();
-        let bored = self.last_activity + self.idle;
-        if now >= bored {
+        let idle_at = self.last_activity + self.idle;
+        if now >= idle_at {
             return Poll::Ready(RelayEnd::Idle);
         }
         if !self.socket.check_keepalive(now, self.raw.has_room()) {
-            return Poll::Ready(RelayEnd::Dead);
+            return Poll::Ready(RelayEnd::WebSocketDead);
         }
-        if !self.listens {
-            self.pings.excuse(now);
+        if !self.raw_is_drained {
+            self.pings.on_read_paused(now);
         }
-        if self.pings.death().is_some_and(|death| death <= now) {
+        if self.pings.dead_at().is_some_and(|death| death <= now) {
             return Poll::Ready(RelayEnd::RawDead);
         }
-        if self.can_be_asked() {
-            self.raw.push_data(self.pings.look(now));
+        if self.can_inject() {
+            self.raw.push_data(self.pings.check(now));
         }
         let _ = self.poll_flush_raw(cx);
         if let Poll::Ready(Err(error)) = self.socket.poll_flush(cx) {
@@ -288,15 +286,15 @@ where
                 error,
             )));
         }
-        let next = self.next_deadline().min(bored);
+        let next = self.next_deadline().min(idle_at);
         self.timer.set(next, cx);
         Poll::Pending
     }
 }
 
-/// What a WebSocket is closed with when the other side is over.
-pub(crate) fn close_for(over: &RelayEnd) -> Option<Close> {
-    let (code, reason) = match over {
+/// The close frame of the WebSocket for each end; `None` if it is gone.
+pub(crate) fn close_for(end: &RelayEnd) -> Option<Close> {
+    let (code, reason) = match end {
         RelayEnd::RawEnded | RelayEnd::Disconnected(DisconnectReason::Closed(_)) => {
             (CloseCode::NORMAL, String::new())
         }
@@ -307,14 +305,17 @@ pub(crate) fn close_for(over: &RelayEnd) -> Option<Close> {
         ),
         RelayEnd::NotBinary => (
             CloseCode::UNSUPPORTED_DATA,
-            "a tunnel carries binary messages only".to_owned(),
+            "a tunnel has_non_ping binary messages only".to_owned(),
         ),
-        RelayEnd::Idle => (CloseCode::GOING_AWAY, "idle for too long".to_owned()),
-        RelayEnd::Shutdown => (CloseCode::GOING_AWAY, "the gateway shuts down".to_owned()),
+        RelayEnd::Idle => (CloseCode::GOING_AWAY, "idle timeout".to_owned()),
+        RelayEnd::Shutdown => (
+            CloseCode::GOING_AWAY,
+            "the gateway is shutting down".to_owned(),
+        ),
         RelayEnd::Disconnected(DisconnectReason::ProtocolViolation(violation)) => {
             (violation.close_code(), violation.to_string())
         }
-        RelayEnd::Disconnected(DisconnectReason::ConnectionLost(_)) | RelayEnd::Dead => {
+        RelayEnd::Disconnected(DisconnectReason::ConnectionLost(_)) | RelayEnd::WebSocketDead => {
             return None;
         }
     };

@@ -1,4 +1,4 @@
-//! What upstream has refused by WebSocket, and understood in translation.
+//! A negative cache of protocols that upstream refused over WebSocket and accepted over SPDY.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use skewbridge_remotecommand::Protocol;
 use tokio::time::Instant;
 
-/// How long it is remembered that upstream refused what its version should know: it
-/// may have been told to by a gate, and be told otherwise by a restart.
-const REMEMBERED: Duration = Duration::from_mins(10);
+/// How long a refusal is cached although the version of upstream should support the protocol:
+/// a feature gate may disable it, and a restart may enable it.
+const REFUSAL_TTL: Duration = Duration::from_mins(10);
 
-/// What a WebSocket carries. Each has a memory of its own: a node that does not know an
-/// odd protocol says nothing of others, and to translate them would take streams from
-/// those who may only `get`.
+/// The protocol inside a WebSocket. Each is cached separately: a node that does not support an
+/// unusual protocol may support others, and translating those would deny streams to callers
+/// that may only `get`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamProtocol {
     /// A command.
@@ -22,33 +22,33 @@ pub(crate) enum StreamProtocol {
 }
 
 /// Protocols of commands, and port-forward.
-const KINDS: usize = Protocol::ALL.len() + 1;
+const PROTOCOL_COUNT: usize = Protocol::ALL.len() + 1;
 
 impl StreamProtocol {
-    fn slot(self) -> usize {
+    fn index(self) -> usize {
         let command = match self {
             Self::Command(protocol) => Protocol::ALL.iter().position(|it| *it == protocol),
             Self::PortForward => None,
         };
-        command.unwrap_or(KINDS - 1)
+        command.unwrap_or(PROTOCOL_COUNT - 1)
     }
 }
 
-/// What has lately been refused.
+/// The protocols that were refused recently.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct RefusedProtocols([bool; KINDS]);
+pub(crate) struct RefusedProtocols([bool; PROTOCOL_COUNT]);
 
 impl RefusedProtocols {
-    pub(crate) fn contains(self, spoken: StreamProtocol) -> bool {
-        self.0.get(spoken.slot()).is_some_and(|it| *it)
+    pub(crate) fn contains(self, protocol: StreamProtocol) -> bool {
+        self.0.get(protocol.index()).is_some_and(|it| *it)
     }
 }
 
 impl FromIterator<StreamProtocol> for RefusedProtocols {
     fn from_iter<I: IntoIterator<Item = StreamProtocol>>(refused: I) -> Self {
         let mut all = Self::default();
-        for spoken in refused {
-            if let Some(it) = all.0.get_mut(spoken.slot()) {
+        for protocol in refused {
+            if let Some(it) = all.0.get_mut(protocol.index()) {
                 *it = true;
             }
         }
@@ -56,12 +56,12 @@ impl FromIterator<StreamProtocol> for RefusedProtocols {
     }
 }
 
-/// Remembers it for a while.
+/// Caches refusals for a while.
 #[derive(Debug)]
 pub(crate) struct RefusalCache {
     since: Instant,
-    /// When each was last refused: in seconds after `since`, and one; zero is never.
-    at: [AtomicU64; KINDS],
+    /// When each was last refused: seconds after `since`, plus one; zero is never.
+    at: [AtomicU64; PROTOCOL_COUNT],
 }
 
 impl RefusalCache {
@@ -72,22 +72,22 @@ impl RefusalCache {
         }
     }
 
-    /// It was refused, and understood in translation.
-    pub(crate) fn remember(&self, spoken: StreamProtocol, now: Instant) {
+    /// Upstream refused this protocol over WebSocket and accepted it over SPDY.
+    pub(crate) fn remember(&self, protocol: StreamProtocol, now: Instant) {
         let seconds = now.duration_since(self.since).as_secs() + 1;
-        if let Some(at) = self.at.get(spoken.slot()) {
+        if let Some(at) = self.at.get(protocol.index()) {
             at.store(seconds, Ordering::Relaxed);
         }
     }
 
-    pub(crate) fn lately(&self, now: Instant) -> RefusedProtocols {
+    pub(crate) fn recent(&self, now: Instant) -> RefusedProtocols {
         let passed = now.duration_since(self.since);
         RefusedProtocols(
             self.at
                 .each_ref()
                 .map(|at| match at.load(Ordering::Relaxed) {
                     0 => false,
-                    at => passed < Duration::from_secs(at) + REMEMBERED,
+                    at => passed < Duration::from_secs(at) + REFUSAL_TTL,
                 }),
         )
     }
@@ -103,22 +103,22 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_nothing_of_other_protocols_and_is_forgotten() {
+    fn a_refusal_concerns_one_protocol_and_expires() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         for refused in all() {
             let refusals = RefusalCache::new(start);
-            assert_eq!(refusals.lately(at(5)), RefusedProtocols::default());
+            assert_eq!(refusals.recent(at(5)), RefusedProtocols::default());
             refusals.remember(refused, at(5));
             for other in all() {
-                let lately = refusals.lately(at(604)).contains(other);
-                assert_eq!(lately, other == refused, "{refused:?} {other:?}");
+                let recent = refusals.recent(at(604)).contains(other);
+                assert_eq!(recent, other == refused, "{refused:?} {other:?}");
             }
             assert_eq!(
-                refusals.lately(at(604)),
+                refusals.recent(at(604)),
                 RefusedProtocols::from_iter([refused])
             );
-            assert_eq!(refusals.lately(at(606)), RefusedProtocols::default());
+            assert_eq!(refusals.recent(at(606)), RefusedProtocols::default());
         }
     }
 }

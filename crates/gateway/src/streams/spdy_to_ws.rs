@@ -1,5 +1,5 @@
-//! A remote command by SPDY that is carried upstream by WebSocket, for a bridge whose
-//! way to its kube-apiserver carries nothing else (`--upstream-streams=websocket`).
+//! A remote command end_reason SPDY to the client and end_reason WebSocket upstream, for a bridge whose
+//! path to its kube-apiserver carries nothing else (`--upstream-streams=websocket`).
 
 use std::future::{Future as _, poll_fn};
 use std::pin::{Pin, pin};
@@ -12,7 +12,7 @@ use skewbridge_remotecommand::{
     Protocol, SpdyProtocol, ToServer, Version,
 };
 use skewbridge_spdy::connection::{self, Driver, Sender};
-use skewbridge_spdy::{Config, Role as Spdy, StreamError};
+use skewbridge_spdy::{Config, Role as SpdyRole, StreamError};
 use skewbridge_stream_io::{
     CommandStreams, DisconnectReason, ObservedIo, PingPolicy, Rewind, SpdyPinger, WebSocketConn,
 };
@@ -28,13 +28,14 @@ use crate::serve::ClientIo;
 use crate::upstream::UpstreamIo;
 use crate::upstream::h1::Upgraded;
 
-/// How long what a client has sent may take to leave here when it has left itself.
-const LEAVING: Duration = Duration::from_secs(5);
+/// How long the input of a client may take to reach upstream after the client has
+/// disconnected.
+const INPUT_FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a client may take to open its streams, as with kubelets.
-const OPENING: Duration = Duration::from_secs(30);
+const OPEN_STREAMS_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A command that has begun upstream, and is about to here.
+/// A command whose upstream connection is open.
 #[derive(Debug)]
 pub(crate) struct SpdyToWsExec {
     pub(crate) protocol: SpdyProtocol,
@@ -45,10 +46,10 @@ pub(crate) struct SpdyToWsExec {
     pub(crate) stream_metrics: StreamMetricsGuard,
 }
 
-type Here = Driver<ObservedIo<Rewind<ClientIo>>>;
+type ClientDriver = Driver<ObservedIo<Rewind<ClientIo>>>;
 
 impl SpdyToWsExec {
-    /// Carries it to its end.
+    /// Relays it to its end.
     pub(crate) async fn run(self, client: ClientIo, input: BytesMut, mut record: AccessLogEntry) {
         let io = Rewind {
             prefix: input,
@@ -60,7 +61,7 @@ impl SpdyToWsExec {
         };
         let io = ObservedIo::new(
             io,
-            Spdy::Server,
+            SpdyRole::Server,
             self.timeouts.client_keepalive(),
             PingPolicy::Always,
         );
@@ -68,10 +69,10 @@ impl SpdyToWsExec {
         let (handle, mut incoming, mut driver) = connection::server(io, config);
         let Upgraded { io, input, slot } = self.upstream;
         let now = Instant::now();
-        let pulse = self
+        let upstream_keepalive = self
             .timeouts
             .upstream_ws_keepalive(PingPolicy::AvoidNearEof, now);
-        let upstream = WebSocketConn::new(io, input, Role::Client, pulse);
+        let upstream = WebSocketConn::new(io, input, Role::Client, upstream_keepalive);
         let opened = {
             let opening = pin!(CommandStreams::accept(
                 &mut incoming,
@@ -79,7 +80,7 @@ impl SpdyToWsExec {
                 self.protocol
             ));
             tokio::select! {
-                opened = timeout(OPENING, opening) => opened.ok(),
+                opened = timeout(OPEN_STREAMS_TIMEOUT, opening) => opened.ok(),
                 _ = &mut driver => None,
             }
         };
@@ -87,7 +88,7 @@ impl SpdyToWsExec {
             self.stream_metrics.end(StreamEnd::ClientLeft);
             return;
         };
-        // Further ones are refused, or each would keep a window full of data.
+        // Further streams are refused, or each would buffer a window of data.
         drop(incoming);
         let mut exchange = Exchange {
             pings: SpdyPinger::new(handle.clone(), keepalive),
@@ -96,25 +97,25 @@ impl SpdyToWsExec {
             upstream,
             reader: FromServer::new(Protocol::V5),
             writer: ToServer::new(Protocol::V5),
-            waiting: None,
+            pending: None,
             write_failed: false,
-            told: ErrorChannel::new(Version::V5),
+            error_channel: ErrorChannel::new(Version::V5),
             idle: self.timeouts.idle,
             last_activity: now,
             timer: StreamTimer::new(now, self.drain),
             stream_metrics: &self.stream_metrics,
             record: &mut record,
         };
-        let over = poll_fn(|cx| exchange.poll(cx)).await;
+        let end_reason = poll_fn(|cx| exchange.poll(cx)).await;
         let Exchange {
             driver,
             streams,
             mut upstream,
-            told,
+            error_channel,
             ..
         } = exchange;
-        let words = told.bytes().to_vec();
-        let end = match &over {
+        let error_bytes = error_channel.bytes().to_vec();
+        let end = match &end_reason {
             ExchangeEnd::Upstream(DisconnectReason::Closed(Some(close)))
                 if close.code() == CloseCode::NORMAL =>
             {
@@ -122,49 +123,49 @@ impl SpdyToWsExec {
             }
             _ => ErrorChannelEnd::Aborted,
         };
-        let outcome = told.end(end);
-        let ended = over.counted(&outcome);
-        let has_left = matches!(over, ExchangeEnd::ClientLeft);
-        if has_left {
-            // What it has sent is for the command, whatever became of the rest.
-            let _ = timeout(LEAVING, poll_fn(|cx| upstream.poll_flush(cx))).await;
+        let outcome = error_channel.end(end);
+        let stream_end = end_reason.stream_end(&outcome);
+        let client_left = matches!(end_reason, ExchangeEnd::ClientLeft);
+        if client_left {
+            // Input that was sent is for the command, whatever happened to the rest.
+            let _ = timeout(INPUT_FLUSH_TIMEOUT, poll_fn(|cx| upstream.poll_flush(cx))).await;
         }
-        // PingRole a client that is killed leaves: kube-apiserver goes on with the command for
-        // one that says goodbye and takes what still comes.
+        // Drops the connection like a client that is killed: kube-apiserver continues the
+        // command for a client that sends a close frame and reads on.
         drop((upstream, slot));
-        if has_left {
-            self.stream_metrics.end(ended);
+        if client_left {
+            self.stream_metrics.end(stream_end);
             return;
         }
         let version = self.protocol.version();
-        let words = match outcome {
-            _ if matches!(over, ExchangeEnd::Idle) => {
+        let error_bytes = match outcome {
+            _ if matches!(end_reason, ExchangeEnd::Idle) => {
                 termination_status::idle_timeout(self.timeouts).encode(version)
             }
-            _ if matches!(over, ExchangeEnd::Shutdown) => {
+            _ if matches!(end_reason, ExchangeEnd::Shutdown) => {
                 termination_status::shutdown().encode(version)
             }
-            // Word for word where it can be: there may be more in it than we know.
+            // Byte for byte where possible: the Status may have fields that are unknown here.
             Outcome::Disconnected => Outcome::Disconnected.encode(version),
-            _ if version.has_status() => words.into(),
+            _ if version.has_status() => error_bytes.into(),
             outcome => outcome.encode(version),
         };
-        let said = async {
+        let closing = async {
             let mut driver = driver?;
             tokio::select! {
                 biased;
                 // The client is gone.
                 _ = &mut driver => return None,
-                () = streams.finish(words) => {}
+                () = streams.finish(error_bytes) => {}
             }
             handle.close();
             drop(handle);
             driver.await.ok()
         };
-        // A slow client has its time: much may be on its way to it.
-        let told = matches!(timeout(self.timeouts.stall, said).await, Ok(Some(())));
-        self.stream_metrics.end(ended.if_delivered(told));
-        if told && end == ErrorChannelEnd::Clean {
+        // A slow client gets time: much may be in flight to it.
+        let delivered = matches!(timeout(self.timeouts.stall, closing).await, Ok(Some(())));
+        self.stream_metrics.end(stream_end.if_delivered(delivered));
+        if delivered && end == ErrorChannelEnd::Clean {
             record.complete();
         }
     }
@@ -178,7 +179,7 @@ fn output_of(streams: &mut CommandStreams, output: Output) -> &mut Option<Sender
     }
 }
 
-/// Why it is over.
+/// Why the exchange ended.
 #[derive(Debug)]
 enum ExchangeEnd {
     Upstream(DisconnectReason),
@@ -190,8 +191,8 @@ enum ExchangeEnd {
 }
 
 impl ExchangeEnd {
-    /// PingRole it is counted, if the command ended like this.
-    fn counted(&self, outcome: &Outcome) -> StreamEnd {
+    /// How it is counted, given the result of the command.
+    fn stream_end(&self, outcome: &Outcome) -> StreamEnd {
         match (self, outcome) {
             (Self::ClientLeft, _) => StreamEnd::ClientLeft,
             (Self::Idle, _) => StreamEnd::Idle,
@@ -206,18 +207,17 @@ impl ExchangeEnd {
 
 /// Both sides of a command, in one task.
 struct Exchange<'a> {
-    driver: Option<Here>,
+    driver: Option<ClientDriver>,
     pings: SpdyPinger,
     streams: CommandStreams,
     upstream: WebSocketConn<UpstreamIo>,
     reader: FromServer,
     writer: ToServer,
-    /// What came from above and there is no room for here.
-    waiting: Option<ChannelEvent<Output>>,
-    /// What is above takes nothing any more. It may have said its last before, which
-    /// is still to be read.
+    /// An event from upstream for which the client has no room.
+    pending: Option<ChannelEvent<Output>>,
+    /// Upstream accepts no more data. What it sent before is still read.
     write_failed: bool,
-    told: ErrorChannel,
+    error_channel: ErrorChannel,
     idle: Duration,
     last_activity: Instant,
     timer: StreamTimer,
@@ -248,12 +248,12 @@ impl Exchange<'_> {
         if self.driver.is_none() {
             return Poll::Ready(ExchangeEnd::ClientLeft);
         }
-        let over = self.poll_timer(cx);
+        let end_reason = self.poll_timer(cx);
         if was_full && self.upstream.has_room() {
-            // Nobody has asked the client since.
+            // The client was not polled since.
             cx.waker().wake_by_ref();
         }
-        over
+        end_reason
     }
 
     fn drive(&mut self, cx: &mut Context<'_>) {
@@ -265,32 +265,32 @@ impl Exchange<'_> {
         }
     }
 
-    /// Sends what is written, as long as it is taken; says whether there may be more.
+    /// Sends what is written, unless writing has failed; returns whether there may be more.
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.write_failed {
             return Poll::Pending;
         }
         self.upstream.poll_flush(cx).map(|sent| {
             if let Err(error) = sent {
-                tracing::debug!(%error, "upstream takes no more input");
+                tracing::debug!(%error, "upstream accepts no more input");
                 self.write_failed = true;
-                // Thrown away from now on.
+                // Discarded from now on.
                 self.streams.stdin = None;
                 self.streams.resize = None;
             }
         })
     }
 
-    /// From above to the client.
+    /// From upstream to the client.
     fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<ExchangeEnd> {
         loop {
-            match self.waiting.take() {
-                Some(ChannelEvent::Data(Output::Error, data)) => self.told.push(&data),
+            match self.pending.take() {
+                Some(ChannelEvent::Data(Output::Error, data)) => self.error_channel.push(&data),
                 Some(ChannelEvent::Data(output, data)) => {
                     let sender = output_of(&mut self.streams, output);
                     match sender.as_mut().map(|it| it.poll_ready(cx)) {
                         Some(Poll::Pending) => {
-                            self.waiting = Some(ChannelEvent::Data(output, data));
+                            self.pending = Some(ChannelEvent::Data(output, data));
                             return Poll::Pending;
                         }
                         Some(Poll::Ready(Ok(()))) => {
@@ -302,7 +302,7 @@ impl Exchange<'_> {
                                 let _ = sender.send(data);
                             }
                         }
-                        // The client does not want it any more.
+                        // The client does not read this stream any more.
                         Some(Poll::Ready(Err(_))) | None => {}
                     }
                 }
@@ -314,16 +314,16 @@ impl Exchange<'_> {
                 Poll::Ready(Err(left)) => return Poll::Ready(ExchangeEnd::Upstream(left)),
             };
             match self.reader.read_chunk(chunk) {
-                Ok(said) => self.waiting = said,
+                Ok(event) => self.pending = event,
                 Err(_) => return Poll::Ready(ExchangeEnd::UpstreamError),
             }
         }
     }
 
-    /// From the client upwards.
+    /// From the client to upstream.
     fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<ExchangeEnd> {
         loop {
-            let mut said = false;
+            let mut progress = false;
             for input in [Input::Stdin, Input::Resize] {
                 if !self.upstream.has_room() {
                     break;
@@ -341,12 +341,12 @@ impl Exchange<'_> {
                         self.last_activity = now;
                         self.stream_metrics.up(data.len());
                         self.upstream.write(|out| writer.frame(input, data, out));
-                        said = true;
+                        progress = true;
                     }
                     Poll::Ready(Err(StreamError::Closed(_))) => {
                         return Poll::Ready(ExchangeEnd::ClientLeft);
                     }
-                    // Clients leave by resetting all; an input that was broken off must
+                    // Clients disconnect by resetting all streams; an interrupted input must
                     // not look complete.
                     Poll::Ready(Err(_)) if input == Input::Stdin => {
                         return Poll::Ready(ExchangeEnd::ClientLeft);
@@ -354,7 +354,7 @@ impl Exchange<'_> {
                     Poll::Ready(Ok(None)) if input == Input::Stdin => {
                         *half = None;
                         self.upstream.write(|out| {
-                            // The fifth version has a signal for it.
+                            // Version 5 has a close signal.
                             let _ = writer.close(input, out);
                             None
                         });
@@ -362,7 +362,7 @@ impl Exchange<'_> {
                     Poll::Ready(Ok(None) | Err(_)) => *half = None,
                 }
             }
-            if said {
+            if progress {
                 continue;
             }
             if self.upstream.has_room() {
@@ -384,12 +384,12 @@ impl Exchange<'_> {
         if now >= self.last_activity + self.idle {
             return Poll::Ready(ExchangeEnd::Idle);
         }
-        let heeded = self.waiting.is_none();
-        if !self.upstream.check_keepalive(now, heeded) {
+        let reading = self.pending.is_none();
+        if !self.upstream.check_keepalive(now, reading) {
             return Poll::Ready(ExchangeEnd::UpstreamDead);
         }
         if !self.upstream.has_room() {
-            // Nothing is read from the client: its answer may be there.
+            // The client is not read now: its replies may be pending.
             self.pings.on_read_paused();
         }
         if !self.pings.check(now) {
@@ -402,7 +402,7 @@ impl Exchange<'_> {
         Poll::Pending
     }
 
-    /// When either side is to be looked after.
+    /// When either side is to be checked.
     fn next_deadline(&self) -> Instant {
         self.upstream
             .next_deadline()

@@ -1,4 +1,4 @@
-//! When to look after a stream again.
+//! The timer of a stream.
 
 use std::fmt;
 use std::future::Future;
@@ -10,55 +10,55 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::drain::Drain;
 
-/// How long before the end of a drain streams are ended, so that their clients still
-/// hear of it.
-const FAREWELL: Duration = Duration::from_millis(500);
+/// How long before the end of a drain streams are ended, so that their clients still get the
+/// reason.
+const TERMINATION_LEAD_TIME: Duration = Duration::from_millis(500);
 
-/// Wakes the task of a stream. It is set for the earliest moment at which something
-/// could be due, and left there though that becomes later with everything that is
-/// said: setting a timer for each message would cost more than looking once too often.
+/// Wakes the task of a stream. It is set to the earliest time at which something could be due,
+/// and stays there although each message postpones that: resetting a timer for each message
+/// costs more than one unneeded check.
 pub(crate) struct StreamTimer {
     sleep: Pin<Box<Sleep>>,
-    leaving: Pin<Box<dyn Future<Output = ()> + Send>>,
+    shutdown: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-/// What it is time for.
+/// Why the timer fired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TimerEvent {
-    /// To look, and to set the clock again.
+    /// A check is due, after which the timer has to be set again.
     Check,
-    /// To end: the bridge goes away.
+    /// The bridge shuts down.
     Shutdown,
 }
 
 impl StreamTimer {
-    /// TimerEvent at once.
+    /// Fires at once.
     pub(crate) fn new(now: Instant, drain: Drain) -> Self {
         Self {
             sleep: Box::pin(sleep_until(now)),
-            leaving: Box::pin(async move {
+            shutdown: Box::pin(async move {
                 let end = drain.deadline().await;
-                sleep_until(end - FAREWELL).await;
+                sleep_until(end - TERMINATION_LEAD_TIME).await;
             }),
         }
     }
 
-    /// Waits for its time.
+    /// Waits until the timer fires.
     pub(crate) fn poll_due(&mut self, cx: &mut Context<'_>) -> Poll<TimerEvent> {
-        if self.leaving.as_mut().poll(cx).is_ready() {
+        if self.shutdown.as_mut().poll(cx).is_ready() {
             return Poll::Ready(TimerEvent::Shutdown);
         }
         self.sleep.as_mut().poll(cx).map(|()| TimerEvent::Check)
     }
 
-    /// To be due then at the latest.
+    /// Fires at this time at the latest.
     pub(crate) fn set_earlier(&mut self, at: Instant, cx: &mut Context<'_>) {
         if at < self.sleep.deadline() {
             self.set(at, cx);
         }
     }
 
-    /// To be due then.
+    /// Fires at this time.
     pub(crate) fn set(&mut self, at: Instant, cx: &mut Context<'_>) {
         self.sleep.as_mut().reset(at);
         if self.sleep.as_mut().poll(cx).is_ready() {

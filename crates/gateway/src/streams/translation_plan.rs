@@ -1,5 +1,5 @@
-//! Which streams are translated, and into what: a pure function of what is asked,
-//! what was configured and what is known of the server that serves it.
+//! Which streams are translated, and how: a pure function of the request, the configuration
+//! and the capabilities of the upstream server.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -13,16 +13,17 @@ use skewbridge_websocket as websocket;
 use super::refusal_cache::{RefusedProtocols, StreamProtocol};
 use crate::config::{TranslateStreams, UpstreamStreams};
 
-/// Where offers of SPDY's protocols are, and the one that is taken.
-pub(crate) const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
+/// The header with the offered SPDY protocols, and with the accepted one.
+pub(crate) const STREAM_PROTOCOL_HEADER: HeaderName =
+    HeaderName::from_static("x-stream-protocol-version");
 
-/// How the upgrade to SPDY is called.
-pub(crate) const SPDY: &str = "SPDY/3.1";
+/// The upgrade token of SPDY.
+pub(crate) const SPDY_UPGRADE: &str = "SPDY/3.1";
 
-/// Browsers cannot set headers on a WebSocket: their token comes as an offer.
-const TOKEN: &str = "base64url.bearer.authorization.k8s.io.";
+/// Browsers cannot set headers on a WebSocket: their token is a subprotocol offer.
+const TOKEN_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
 
-/// What a stream is for.
+/// The kind of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Exec,
@@ -31,7 +32,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// `None` for requests that are no streams.
+    /// `None` for requests that are not for a stream.
     pub(crate) fn of(info: &RequestInfo<'_>) -> Option<Self> {
         if info.kind != InfoKind::Resource
             || (info.group, info.version, info.resource) != ("", "v1", "pods")
@@ -47,7 +48,7 @@ impl Kind {
         }
     }
 
-    /// PingRole a subresource and as a metric label.
+    /// The subresource, also used as a metric label.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Exec => "exec",
@@ -56,8 +57,7 @@ impl Kind {
         }
     }
 
-    /// The first kube-apiserver that translates it by itself (KEP-4006: on by
-    /// default).
+    /// The first kube-apiserver that translates it itself (KEP-4006: on by default).
     fn native_since(self) -> Version {
         let minor = match self {
             Self::Exec | Self::Attach => 30,
@@ -71,13 +71,13 @@ impl Kind {
     }
 }
 
-/// Which protocol a client asks to switch to.
+/// The protocol that a client wants to switch to.
 #[derive(Debug, Clone)]
 pub(crate) enum UpgradeRequest {
     WebSocket {
         request: websocket::Request,
         offers: Vec<String>,
-        /// What a browser proves itself with.
+        /// The bearer token of a browser.
         token: Option<HeaderValue>,
     },
     Spdy {
@@ -86,16 +86,19 @@ pub(crate) enum UpgradeRequest {
 }
 
 impl UpgradeRequest {
-    /// Read while the headers of this hop are still there. What is not right is
-    /// not ours to answer.
-    pub(crate) fn read(method: &Method, headers: &HeaderMap) -> Option<Self> {
+    /// Parsed while the hop-by-hop headers are still there. Invalid requests are left for
+    /// upstream to answer.
+    pub(crate) fn parse(method: &Method, headers: &HeaderMap) -> Option<Self> {
         let upgrade = headers.get(UPGRADE)?;
-        if upgrade.as_bytes().eq_ignore_ascii_case(SPDY.as_bytes()) {
+        if upgrade
+            .as_bytes()
+            .eq_ignore_ascii_case(SPDY_UPGRADE.as_bytes())
+        {
             skewbridge_api::hygiene::wants_upgrade(headers)?;
             if !matches!(*method, Method::POST | Method::GET) {
                 return None;
             }
-            let values = headers.get_all(STREAM_PROTOCOL).into_iter();
+            let values = headers.get_all(STREAM_PROTOCOL_HEADER).into_iter();
             let offers = values.filter_map(|value| value.to_str().ok());
             return Some(Self::Spdy {
                 offers: offers.map(str::to_owned).collect(),
@@ -103,7 +106,8 @@ impl UpgradeRequest {
         }
         let request = websocket::parse_upgrade_request(method, headers).ok()?;
         let token = token(headers).ok()?;
-        let offers = websocket::subprotocols(headers).filter(|offer| !offer.starts_with(TOKEN));
+        let offers =
+            websocket::subprotocols(headers).filter(|offer| !offer.starts_with(TOKEN_PREFIX));
         Some(Self::WebSocket {
             request,
             offers: offers.map(str::to_owned).collect(),
@@ -111,7 +115,7 @@ impl UpgradeRequest {
         })
     }
 
-    /// PingRole a metric label.
+    /// The metric label.
     pub(crate) fn as_str(&self) -> &'static str {
         match self {
             Self::WebSocket { .. } => "websocket",
@@ -120,12 +124,13 @@ impl UpgradeRequest {
     }
 }
 
-/// More than one, or none that can be read: upstream has an answer to that.
+/// Several tokens, or an invalid one: upstream answers that.
 struct BadToken;
 
-/// What upstream would have found in the offers: one token, or none.
+/// The token that upstream would find in the offers, if any.
 fn token(headers: &HeaderMap) -> Result<Option<HeaderValue>, BadToken> {
-    let mut tokens = websocket::subprotocols(headers).filter_map(|offer| offer.strip_prefix(TOKEN));
+    let mut tokens =
+        websocket::subprotocols(headers).filter_map(|offer| offer.strip_prefix(TOKEN_PREFIX));
     let Some(encoded) = tokens.next() else {
         return Ok(None);
     };
@@ -140,48 +145,48 @@ fn token(headers: &HeaderMap) -> Result<Option<HeaderValue>, BadToken> {
     Ok(Some(value))
 }
 
-/// What was configured.
+/// The configuration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TranslationRules {
     /// `--translate-streams`
     pub(crate) translate: TranslateStreams,
     /// `--upstream-streams`
     pub(crate) upstream: UpstreamStreams,
-    /// The gate `TranslateStreamCloseWebsocketRequests`.
+    /// The feature gate `TranslateStreamCloseWebsocketRequests`.
     pub(crate) commands: bool,
-    /// The gate `PortForwardWebsockets`.
+    /// The feature gate `PortForwardWebsockets`.
     pub(crate) port_forward: bool,
 }
 
-/// What is known of the server that serves it.
+/// What is known about the upstream server.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct UpstreamCaps {
     pub(crate) version: Option<Version>,
-    /// What it has lately refused, and understood in translation.
+    /// What it refused recently over WebSocket and accepted over SPDY.
     pub(crate) refused: RefusedProtocols,
 }
 
-/// How a stream is carried.
+/// How a stream is relayed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum TranslationPlan {
-    /// PingRole it came.
+    /// Without translation.
     Tunnel,
-    /// PingRole it came, if the server takes it so; else as SPDY.
+    /// Without translation if the server accepts it, else translated to SPDY.
     TunnelOrSpdy(ToSpdy),
-    /// In translation.
+    /// With translation.
     Translate(Translation),
 }
 
-/// Into what.
+/// The direction of a translation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Translation {
-    /// A WebSocket ends here, and SPDY goes on above (KEP-4006).
+    /// WebSocket to the client, SPDY upstream (KEP-4006).
     ToSpdy(ToSpdy),
-    /// SPDY ends here, and a WebSocket goes on above.
+    /// SPDY to the client, WebSocket upstream.
     ToWebSocket(ToWebSocket),
 }
 
-/// What was asked for by WebSocket.
+/// A WebSocket request to translate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ToSpdy {
     pub(crate) request: websocket::Request,
@@ -189,7 +194,7 @@ pub(crate) struct ToSpdy {
     pub(crate) stream: WebSocketStream,
 }
 
-/// For what.
+/// The kind of stream inside a WebSocket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum WebSocketStream {
     /// A command, in this protocol.
@@ -199,27 +204,27 @@ pub(crate) enum WebSocketStream {
 }
 
 impl WebSocketStream {
-    pub(crate) fn spoken(&self) -> StreamProtocol {
+    pub(crate) fn protocol(&self) -> StreamProtocol {
         match self {
-            Self::Command(agreed) => StreamProtocol::Command(agreed.protocol),
+            Self::Command(negotiated) => StreamProtocol::Command(negotiated.protocol),
             Self::PortForward { .. } => StreamProtocol::PortForward,
         }
     }
 }
 
-/// What was asked for by SPDY, with the protocols that were offered.
+/// An SPDY request to translate, with the offered protocols.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ToWebSocket {
     Command { offers: Vec<String> },
     PortForward { offers: Vec<String> },
 }
 
-/// How this stream is carried.
+/// Decides how a stream is relayed.
 pub(crate) fn plan(
     kind: Kind,
     switch: UpgradeRequest,
     rules: TranslationRules,
-    known: UpstreamCaps,
+    caps: UpstreamCaps,
 ) -> TranslationPlan {
     let allowed = match kind {
         Kind::Exec | Kind::Attach => rules.commands,
@@ -237,19 +242,19 @@ pub(crate) fn plan(
             },
             UpstreamStreams::Any,
         ) => {
-            let Some(stream) = by_websocket(kind, offers) else {
+            let Some(stream) = websocket_stream(kind, offers) else {
                 return TranslationPlan::Tunnel;
             };
-            let spoken = stream.spoken();
-            let known_there = match spoken {
+            let protocol = stream.protocol();
+            let is_supported = match protocol {
                 StreamProtocol::Command(Protocol::V5) | StreamProtocol::PortForward => {
                     let since = kind.native_since();
-                    known.version.is_some_and(|it| it >= since)
+                    caps.version.is_some_and(|it| it >= since)
                 }
-                // Passed on to the node, whatever that makes of it.
+                // Servers of all versions relay it to the node.
                 StreamProtocol::Command(_) => true,
             };
-            let understood = known_there && !known.refused.contains(spoken);
+            let is_accepted = is_supported && !caps.refused.contains(protocol);
             let to_spdy = ToSpdy {
                 request,
                 token,
@@ -257,7 +262,7 @@ pub(crate) fn plan(
             };
             match rules.translate {
                 TranslateStreams::Never => TranslationPlan::Tunnel,
-                TranslateStreams::Auto if understood => TranslationPlan::TunnelOrSpdy(to_spdy),
+                TranslateStreams::Auto if is_accepted => TranslationPlan::TunnelOrSpdy(to_spdy),
                 TranslateStreams::Auto | TranslateStreams::Always => {
                     TranslationPlan::Translate(Translation::ToSpdy(to_spdy))
                 }
@@ -274,15 +279,15 @@ pub(crate) fn plan(
     }
 }
 
-/// What is asked for by these offers; `None` if nobody here can tell.
-fn by_websocket(kind: Kind, offers: Vec<String>) -> Option<WebSocketStream> {
+/// The stream that these offers ask for; `None` if no offer is supported.
+fn websocket_stream(kind: Kind, offers: Vec<String>) -> Option<WebSocketStream> {
     let names = || offers.iter().map(String::as_str);
     match kind {
         Kind::Exec | Kind::Attach => {
-            // Where the fifth version is offered, kube-apiserver speaks it.
+            // If version 5 is offered, kube-apiserver uses it.
             let newer = negotiate(ServerKind::Translator, names());
-            let agreed = newer.or_else(|| negotiate(ServerKind::Bridge, names()))?;
-            Some(WebSocketStream::Command(agreed))
+            let negotiated = newer.or_else(|| negotiate(ServerKind::Bridge, names()))?;
+            Some(WebSocketStream::Command(negotiated))
         }
         Kind::PortForward => {
             port_forward::tunnel::tunnelled_protocols(names()).next()?;

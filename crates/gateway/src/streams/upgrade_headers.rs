@@ -1,4 +1,4 @@
-//! The upgrade_headers of requests and answers that change protocols on their way.
+//! Rewrites the headers of upgrade requests and responses that change protocols.
 
 use http::header::{
     AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, SEC_WEBSOCKET_EXTENSIONS, SEC_WEBSOCKET_KEY,
@@ -9,10 +9,10 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use skewbridge_remotecommand::{SpdyProtocol, port_forward, spdy_protocol_from_response};
 use skewbridge_websocket as websocket;
 
-use super::translation_plan::{SPDY, STREAM_PROTOCOL};
+use super::translation_plan::{SPDY_UPGRADE, STREAM_PROTOCOL_HEADER};
 
-/// Makes the request for a WebSocket one for SPDY: a POST, for which upstream asks
-/// for `create`, the stricter right.
+/// Turns a WebSocket request into an SPDY request: a POST, for which upstream checks `create`,
+/// the stricter verb.
 pub(crate) fn to_spdy<'a>(
     head: &mut Parts,
     protocols: impl IntoIterator<Item = &'a str>,
@@ -25,16 +25,16 @@ pub(crate) fn to_spdy<'a>(
         SEC_WEBSOCKET_KEY,
         SEC_WEBSOCKET_PROTOCOL,
         SEC_WEBSOCKET_VERSION,
-        STREAM_PROTOCOL,
+        STREAM_PROTOCOL_HEADER,
     ] {
         headers.remove(name);
     }
-    headers.insert(UPGRADE, HeaderValue::from_static(SPDY));
+    headers.insert(UPGRADE, HeaderValue::from_static(SPDY_UPGRADE));
     headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
     for protocol in protocols {
-        // What came in a header is a header.
+        // The value comes from a header, so it is valid in one.
         if let Ok(value) = HeaderValue::from_str(protocol) {
-            headers.append(STREAM_PROTOCOL, value);
+            headers.append(STREAM_PROTOCOL_HEADER, value);
         }
     }
     if let Some(token) = token
@@ -44,73 +44,76 @@ pub(crate) fn to_spdy<'a>(
     }
 }
 
-/// Makes the request for SPDY one for a WebSocket: a GET.
+/// Turns an SPDY request into a WebSocket request: a GET.
 pub(crate) fn to_websocket(head: &mut Parts, key: &websocket::Key, offer: &'static str) {
     head.method = Method::GET;
-    head.headers.remove(STREAM_PROTOCOL);
+    head.headers.remove(STREAM_PROTOCOL_HEADER);
     head.headers.remove(CONTENT_LENGTH);
-    // A name of ours is a header.
+    // A constant name is valid in a header.
     let _ = websocket::set_request_headers(key, [offer], &mut head.headers);
 }
 
-/// Upstream has switched, and to something else than it was asked for.
+/// Upstream upgraded to a protocol that was not requested.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("upstream switched to {0}, which was not asked for")]
-pub(crate) struct Unasked(String);
+#[error("upstream upgraded to {0}, which was not requested")]
+pub(crate) struct UnexpectedUpgrade(String);
 
-/// What upstream has switched to, by its 101: the fourth version of the protocol,
-/// as it was asked for.
-pub(crate) fn switched_to_command(headers: &HeaderMap) -> Result<SpdyProtocol, Unasked> {
-    let protocol = switched_to_spdy(headers)?;
+/// The protocol of a command that upstream upgraded to in its 101: version 4, as requested.
+pub(crate) fn command_protocol(headers: &HeaderMap) -> Result<SpdyProtocol, UnexpectedUpgrade> {
+    let protocol = spdy_protocol(headers)?;
     match spdy_protocol_from_response(protocol) {
         Some(SpdyProtocol::V4) => Ok(SpdyProtocol::V4),
-        _ => Err(unasked(headers)),
+        _ => Err(unexpected(headers)),
     }
 }
 
-/// Which of the offers of a tunnel upstream has taken, by its 101.
-pub(crate) fn switched_to_port_forward<'a>(
+/// The tunnel offer that upstream accepted in its 101.
+pub(crate) fn port_forward_offer<'a>(
     headers: &HeaderMap,
     offers: impl IntoIterator<Item = &'a str>,
-) -> Result<&'a str, Unasked> {
-    let protocol = switched_to_spdy(headers)?;
-    port_forward::tunnel::accepted_offer(offers, protocol).ok_or_else(|| unasked(headers))
+) -> Result<&'a str, UnexpectedUpgrade> {
+    let protocol = spdy_protocol(headers)?;
+    port_forward::tunnel::accepted_offer(offers, protocol).ok_or_else(|| unexpected(headers))
 }
 
-fn switched_to_spdy(headers: &HeaderMap) -> Result<Option<&str>, Unasked> {
+fn spdy_protocol(headers: &HeaderMap) -> Result<Option<&str>, UnexpectedUpgrade> {
     let upgrade = headers.get(UPGRADE).map(HeaderValue::as_bytes);
-    if !upgrade.is_some_and(|it| it.eq_ignore_ascii_case(SPDY.as_bytes())) {
-        return Err(unasked(headers));
+    if !upgrade.is_some_and(|it| it.eq_ignore_ascii_case(SPDY_UPGRADE.as_bytes())) {
+        return Err(unexpected(headers));
     }
-    let protocol = headers.get(STREAM_PROTOCOL);
+    let protocol = headers.get(STREAM_PROTOCOL_HEADER);
     protocol
-        .map(|value| value.to_str().map_err(|_| unasked(headers)))
+        .map(|value| value.to_str().map_err(|_| unexpected(headers)))
         .transpose()
 }
 
-fn unasked(headers: &HeaderMap) -> Unasked {
+fn unexpected(headers: &HeaderMap) -> UnexpectedUpgrade {
     let text = |name| {
         let value = headers.get(name).map(HeaderValue::as_bytes);
         String::from_utf8_lossy(value.unwrap_or(b"nothing")).into_owned()
     };
-    Unasked(format!("{} ({})", text(UPGRADE), text(STREAM_PROTOCOL)))
+    UnexpectedUpgrade(format!(
+        "{} ({})",
+        text(UPGRADE),
+        text(STREAM_PROTOCOL_HEADER)
+    ))
 }
 
-/// Grants a WebSocket.
-pub(crate) fn websocket_granted(
+/// The 101 that accepts a WebSocket.
+pub(crate) fn websocket_response(
     request: &websocket::Request,
     subprotocol: Option<&str>,
 ) -> Response<()> {
     let mut response = Response::new(());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    // What came in a header, or is a name of ours, is a header.
+    // The value comes from a header or is a constant, so it is valid in one.
     let subprotocol = subprotocol.and_then(|name| HeaderValue::from_str(name).ok());
     websocket::set_response_headers(request, subprotocol, response.headers_mut());
     response
 }
 
-/// Grants SPDY.
-pub(crate) fn spdy_granted(protocol: &'static str) -> Response<()> {
+/// The 101 that accepts SPDY.
+pub(crate) fn spdy_response(protocol: &'static str) -> Response<()> {
     let mut response = Response::new(());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     let headers = response.headers_mut();
@@ -118,14 +121,14 @@ pub(crate) fn spdy_granted(protocol: &'static str) -> Response<()> {
         http::header::CONNECTION,
         HeaderValue::from_static("Upgrade"),
     );
-    headers.insert(UPGRADE, HeaderValue::from_static(SPDY));
-    headers.insert(STREAM_PROTOCOL, HeaderValue::from_static(protocol));
+    headers.insert(UPGRADE, HeaderValue::from_static(SPDY_UPGRADE));
+    headers.insert(STREAM_PROTOCOL_HEADER, HeaderValue::from_static(protocol));
     response
 }
 
-/// Whether this answer to a request for a WebSocket may come from somebody who
-/// does not know what was asked for: nodes refuse a protocol that they do not speak
-/// with 403 and no more. kube-apiserver itself refuses by a Status.
+/// Whether this response to a WebSocket request may come from a server that does not support
+/// the protocol: nodes refuse such a protocol with a bare 403. kube-apiserver itself refuses
+/// with a Status.
 pub(crate) fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
     let is_status = |value: &HeaderValue| {
         let value = value.as_bytes();
@@ -188,14 +191,14 @@ mod tests {
                 "x-stream-protocol-version: v4.channel.k8s.io",
             ]
         );
-        // What is said in the usual place counts.
+        // An `Authorization` header takes precedence.
         let other = HeaderValue::from_static("Bearer other");
         to_spdy(&mut head, [], Some(&other));
         assert_eq!(head.headers[AUTHORIZATION], "Bearer t");
     }
 
     #[test]
-    fn upstream_switches_to_what_it_was_asked_for_or_the_stream_is_not_begun() {
+    fn an_unexpected_upgrade_is_an_error() {
         let (spdy, v4) = (("upgrade", "SPDY/3.1"), "v4.channel.k8s.io");
         let rows: &[(&[(&str, &str)], bool)] = &[
             (&[spdy, ("x-stream-protocol-version", v4)], true),
@@ -225,16 +228,16 @@ mod tests {
                 let name: http::HeaderName = name.parse().unwrap();
                 map.append(name, value.parse().unwrap());
             }
-            assert_eq!(switched_to_command(&map).is_ok(), *good, "{fields:?}");
+            assert_eq!(command_protocol(&map).is_ok(), *good, "{fields:?}");
         }
         let offers = ["SPDY/3.1+portforward.k8s.io"];
         let good = headers(&[spdy, ("x-stream-protocol-version", "portforward.k8s.io")]);
-        assert_eq!(switched_to_port_forward(&good, offers), Ok(offers[0]));
-        assert!(switched_to_port_forward(&headers(&[spdy]), offers).is_err());
+        assert_eq!(port_forward_offer(&good, offers), Ok(offers[0]));
+        assert!(port_forward_offer(&headers(&[spdy]), offers).is_err());
     }
 
     #[test]
-    fn only_a_refusal_without_a_status_leaves_doubt() {
+    fn only_a_refusal_without_a_status_is_ambiguous() {
         let json = headers(&[("content-type", "application/json")]);
         let text = headers(&[("content-type", "text/plain; charset=utf-8")]);
         let none = HeaderMap::new();

@@ -1,5 +1,5 @@
-//! A remote command by WebSocket that is carried upstream by SPDY (KEP-4006): the
-//! WebSocket ends here, and each of its channels becomes a stream.
+//! A remote command end WebSocket to the client and end SPDY upstream (KEP-4006): the
+//! WebSocket ends here, and each channel becomes a stream.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -9,8 +9,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use http::StatusCode;
 use skewbridge_remotecommand::{
-    ChannelEvent as Heard, FromClient, Input, Options, Outcome, Output, Protocol, ReaderError,
-    ToClient,
+    ChannelEvent, FromClient, Input, Options, Outcome, Output, Protocol, ReaderError, ToClient,
 };
 use skewbridge_stream_io::{
     DisconnectReason, ExecEvent, ExecResult, SpdyExecClient, WebSocketConn,
@@ -29,17 +28,18 @@ use crate::metrics::Metrics;
 use crate::serve::ClientIo;
 use crate::upstream::{Slot, UpstreamIo};
 
-/// How long what a client has sent may take to reach the node when it has left.
-const LEAVING: Duration = Duration::from_secs(5);
+/// How long the input of a client may take to reach the node after the client has
+/// disconnected.
+const INPUT_FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A command that has begun above, and is about to here.
+/// A command whose upstream connection is open.
 #[derive(Debug)]
 pub(crate) struct WsToSpdyExec {
     pub(crate) kind: Kind,
     pub(crate) protocol: Protocol,
     pub(crate) options: Options,
     pub(crate) node: SpdyExecClient<UpstreamIo>,
-    /// Counted as a connection of upstream's while it lasts.
+    /// Counts as an upstream connection while it lasts.
     pub(crate) slot: Slot,
     pub(crate) timeouts: StreamTimeouts,
     pub(crate) arbiter: Arc<BusyPollArbiter>,
@@ -48,27 +48,27 @@ pub(crate) struct WsToSpdyExec {
     pub(crate) stream_metrics: StreamMetricsGuard,
 }
 
-/// Why it is over.
+/// Why the exchange ended.
 #[derive(Debug)]
 enum ExchangeEnd {
-    /// The node has said its last.
+    /// The command has ended.
     Ended(ExecResult),
-    /// The node does not answer any more.
+    /// The node does not answer pings any more.
     NodeDead,
-    /// The client has said that it leaves.
+    /// The client sent a close frame.
     ClientClosed(Option<Close>),
-    /// The client is gone, or does not answer any more.
+    /// The client is gone, or does not answer pings any more.
     ClientLost,
-    /// The client said something that it may not.
+    /// The client violated the protocol.
     ClientError(CloseCode, String),
-    /// Nothing was said for too long.
+    /// Idle timeout.
     Idle,
-    /// The bridge goes away.
+    /// The bridge shuts down.
     Shutdown,
 }
 
 impl WsToSpdyExec {
-    /// Carries it to its end.
+    /// Relays it to its end.
     pub(crate) async fn run(self, client: ClientIo, input: BytesMut, mut record: AccessLogEntry) {
         let now = Instant::now();
         let mut exchange = Exchange {
@@ -80,7 +80,7 @@ impl WsToSpdyExec {
             ),
             reader: FromClient::new(self.protocol),
             writer: ToClient::new(self.protocol),
-            waiting: None,
+            pending: None,
             node: self.node,
             idle: self.timeouts.idle,
             last_activity: now,
@@ -89,29 +89,29 @@ impl WsToSpdyExec {
             stream_metrics: &self.stream_metrics,
             record: &mut record,
         };
-        // The first message of a server, so that a client knows that it is there.
+        // The first message of a server, so that the client knows that it is connected.
         let (writer, options) = (&mut exchange.writer, self.options);
         exchange.client.write(|out| {
             writer.open(options, out);
             None
         });
-        let over = poll_fn(|cx| exchange.poll(cx)).await;
+        let end = poll_fn(|cx| exchange.poll(cx)).await;
         let Exchange {
             mut client,
             mut writer,
             node,
             ..
         } = exchange;
-        if matches!(over, ExchangeEnd::ClientClosed(_) | ExchangeEnd::ClientLost) {
-            // What it has sent before is the command's.
-            let _ = timeout(LEAVING, node.disconnect()).await;
+        if matches!(end, ExchangeEnd::ClientClosed(_) | ExchangeEnd::ClientLost) {
+            // Input that was sent before is for the command.
+            let _ = timeout(INPUT_FLUSH_TIMEOUT, node.disconnect()).await;
         } else {
-            // What is still open above is reset, and the command with it.
+            // Open upstream streams are reset, which ends the command.
             drop(node);
         }
         drop(self.slot);
-        let (ended, code) = match &over {
-            ExchangeEnd::Ended(verdict) => ended(&verdict.outcome),
+        let (stream_end, code) = match &end {
+            ExchangeEnd::Ended(result) => stream_end(&result.outcome),
             ExchangeEnd::NodeDead => (StreamEnd::Disconnected, StatusCode::INTERNAL_SERVER_ERROR),
             ExchangeEnd::Idle => (StreamEnd::Idle, StatusCode::GATEWAY_TIMEOUT),
             ExchangeEnd::Shutdown => (StreamEnd::Aborted, StatusCode::SERVICE_UNAVAILABLE),
@@ -121,73 +121,73 @@ impl WsToSpdyExec {
             ExchangeEnd::ClientError(..) => (StreamEnd::ClientError, StatusCode::BAD_REQUEST),
         };
         self.metrics.streams().translated(self.kind, code);
-        let close = last_words(over, self.protocol, &mut writer, &mut client, self.timeouts);
+        let close = write_result(end, self.protocol, &mut writer, &mut client, self.timeouts);
         let Some(close) = close else {
-            self.stream_metrics.end(ended);
+            self.stream_metrics.end(stream_end);
             return;
         };
         let normal = close.code() == CloseCode::NORMAL;
         client.close(close);
-        let told = client.finish(self.timeouts.stall).await.is_ok();
-        self.stream_metrics.end(ended.if_delivered(told));
-        if told && normal {
+        let delivered = client.finish(self.timeouts.stall).await.is_ok();
+        self.stream_metrics.end(stream_end.if_delivered(delivered));
+        if delivered && normal {
             record.complete();
         }
     }
 }
 
-/// Tells the client how it ended, and gives what to close with; `None` if nobody is
-/// there. A client of Kubernetes takes a normal close for success unless the error
-/// channel says otherwise: so what was cut off says so in both.
-fn last_words(
-    over: ExchangeEnd,
+/// Writes the result to the client, and returns the close frame; `None` if the client is gone.
+/// A Kubernetes client takes a normal close for success unless the error channel reports
+/// otherwise: an interrupted stream therefore shows in both.
+fn write_result(
+    end: ExchangeEnd,
     protocol: Protocol,
     writer: &mut ToClient,
     client: &mut WebSocketConn<ClientIo>,
     timeouts: StreamTimeouts,
 ) -> Option<Close> {
     let version = protocol.version();
-    let (words, close) = match over {
+    let (error_bytes, close) = match end {
         ExchangeEnd::ClientLost => return None,
         // RFC 6455, 5.5.1: with the same code.
-        ExchangeEnd::ClientClosed(close) => return Some(close.unwrap_or_else(normal)),
+        ExchangeEnd::ClientClosed(close) => return Some(close.unwrap_or_else(normal_close)),
         ExchangeEnd::ClientError(code, why) => return Some(Close::new(code, &why)),
-        ExchangeEnd::Ended(verdict) => match &verdict.outcome {
-            Outcome::Disconnected => (verdict.outcome.encode(version), cut_off()),
-            // Word for word where it can be: there may be more in it than we know.
-            _ if version.has_status() => (verdict.error_bytes, normal()),
-            outcome => (outcome.encode(version), normal()),
+        ExchangeEnd::Ended(result) => match &result.outcome {
+            Outcome::Disconnected => (result.outcome.encode(version), disconnected_close()),
+            // Byte for byte where possible: the Status may have fields that are unknown here.
+            _ if version.has_status() => (result.error_bytes, normal_close()),
+            outcome => (outcome.encode(version), normal_close()),
         },
-        ExchangeEnd::NodeDead => (Outcome::Disconnected.encode(version), cut_off()),
+        ExchangeEnd::NodeDead => (Outcome::Disconnected.encode(version), disconnected_close()),
         ExchangeEnd::Idle => {
-            let close = Close::new(CloseCode::GOING_AWAY, "idle for too long");
+            let close = Close::new(CloseCode::GOING_AWAY, "idle timeout");
             (
                 termination_status::idle_timeout(timeouts).encode(version),
                 close,
             )
         }
         ExchangeEnd::Shutdown => {
-            let close = Close::new(CloseCode::GOING_AWAY, "the gateway shuts down");
+            let close = Close::new(CloseCode::GOING_AWAY, "the gateway is shutting down");
             (termination_status::shutdown().encode(version), close)
         }
     };
-    if !words.is_empty() {
-        client.write(|out| writer.frame(Output::Error, words, out));
+    if !error_bytes.is_empty() {
+        client.write(|out| writer.frame(Output::Error, error_bytes, out));
     }
     Some(close)
 }
 
-fn normal() -> Close {
+fn normal_close() -> Close {
     Close::new(CloseCode::NORMAL, "")
 }
 
-fn cut_off() -> Close {
+fn disconnected_close() -> Close {
     let reason = "the connection was lost before the result of the command was known";
     Close::new(CloseCode::INTERNAL_ERROR, reason)
 }
 
-/// PingRole kube-apiserver counts it: an exit code is no failure of the translator's.
-fn ended(outcome: &Outcome) -> (StreamEnd, StatusCode) {
+/// As kube-apiserver counts: an exit code is no failure of the translator.
+fn stream_end(outcome: &Outcome) -> (StreamEnd, StatusCode) {
     let internal = StatusCode::INTERNAL_SERVER_ERROR;
     match outcome {
         Outcome::Success => (StreamEnd::Complete, StatusCode::OK),
@@ -205,11 +205,11 @@ struct Exchange<'a> {
     client: WebSocketConn<ClientIo>,
     reader: FromClient,
     writer: ToClient,
-    /// What the client said and there is no room for above.
-    waiting: Option<Heard<Input>>,
+    /// An event from the client for which the node has no room.
+    pending: Option<ChannelEvent<Input>>,
     node: SpdyExecClient<UpstreamIo>,
     idle: Duration,
-    /// When something was last said that is no ping.
+    /// When anything but a ping was last relayed.
     last_activity: Instant,
     timer: StreamTimer,
     busy_poll: BusyPoll,
@@ -220,40 +220,40 @@ struct Exchange<'a> {
 impl Exchange<'_> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ExchangeEnd> {
         self.node.drive(cx);
-        if let Poll::Ready(over) = self.poll_down(cx) {
-            return Poll::Ready(over);
+        if let Poll::Ready(end) = self.poll_down(cx) {
+            return Poll::Ready(end);
         }
         let was_full = !self.client.has_room();
-        if let Poll::Ready(over) = self.poll_up(cx) {
-            return Poll::Ready(over);
+        if let Poll::Ready(end) = self.poll_up(cx) {
+            return Poll::Ready(end);
         }
         if let Poll::Ready(Err(_)) = self.client.poll_flush(cx) {
             return Poll::Ready(ExchangeEnd::ClientLost);
         }
-        // What has just been written above leaves in this turn.
+        // Sends in this turn what was just written upstream.
         self.node.drive(cx);
-        let over = self.poll_timer(cx);
+        let end = self.poll_timer(cx);
         if was_full && self.client.has_room() {
-            // Nobody has asked the node since.
+            // The node was not polled since.
             cx.waker().wake_by_ref();
         }
-        self.busy_poll.keep(cx);
-        over
+        self.busy_poll.schedule(cx);
+        end
     }
 
-    /// From the node to the client: as much as the client takes.
+    /// From the node to the client, as far as the client reads.
     fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<ExchangeEnd> {
         loop {
             while self.client.has_room() {
                 match self.node.poll_event(cx) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(ExecEvent::Ended(verdict)) => {
-                        return Poll::Ready(ExchangeEnd::Ended(verdict));
+                    Poll::Ready(ExecEvent::Ended(result)) => {
+                        return Poll::Ready(ExchangeEnd::Ended(result));
                     }
                     Poll::Ready(ExecEvent::Data(output, data)) => {
                         let now = Instant::now();
                         self.last_activity = now;
-                        self.busy_poll.carried(now, Direction::Down, data.len());
+                        self.busy_poll.on_relayed(now, Direction::Down, data.len());
                         self.stream_metrics.down(data.len());
                         self.record.add_bytes(data.len());
                         let writer = &mut self.writer;
@@ -264,29 +264,29 @@ impl Exchange<'_> {
             match self.client.poll_flush(cx) {
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(_)) => return Poll::Ready(ExchangeEnd::ClientLost),
-                // It takes no more, so no more is taken from the node.
+                // The client does not read, so the node is not read either.
                 Poll::Pending => return Poll::Pending,
             }
         }
     }
 
-    /// From the client to the node: as much as the node takes.
+    /// From the client to the node, as far as the node reads.
     fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<ExchangeEnd> {
         loop {
-            if let Some(heard) = self.waiting.take() {
-                match heard {
-                    Heard::Data(input, data) => {
+            if let Some(event) = self.pending.take() {
+                match event {
+                    ChannelEvent::Data(input, data) => {
                         if self.node.poll_ready(input, cx).is_pending() {
-                            self.waiting = Some(Heard::Data(input, data));
+                            self.pending = Some(ChannelEvent::Data(input, data));
                             return Poll::Pending;
                         }
                         let now = Instant::now();
                         self.last_activity = now;
-                        self.busy_poll.carried(now, Direction::Up, data.len());
+                        self.busy_poll.on_relayed(now, Direction::Up, data.len());
                         self.stream_metrics.up(data.len());
                         self.node.write(input, data);
                     }
-                    Heard::Closed(input) => self.node.close(input),
+                    ChannelEvent::Closed(input) => self.node.close(input),
                 }
             }
             let chunk = match self.client.poll_chunk(cx) {
@@ -296,7 +296,7 @@ impl Exchange<'_> {
                     return Poll::Ready(ExchangeEnd::ClientClosed(close));
                 }
                 Poll::Ready(Err(DisconnectReason::ConnectionLost(error))) => {
-                    tracing::debug!(%error, "a client was lost");
+                    tracing::debug!(%error, "client connection lost");
                     return Poll::Ready(ExchangeEnd::ClientLost);
                 }
                 Poll::Ready(Err(DisconnectReason::ProtocolViolation(violation))) => {
@@ -304,14 +304,14 @@ impl Exchange<'_> {
                     return Poll::Ready(ExchangeEnd::ClientError(violation.close_code(), why));
                 }
             };
-            self.waiting = match self.reader.read_chunk(chunk) {
-                Ok(heard) => heard,
-                Err(error) => return Poll::Ready(refused(error)),
+            self.pending = match self.reader.read_chunk(chunk) {
+                Ok(event) => event,
+                Err(error) => return Poll::Ready(protocol_error(error)),
             };
         }
     }
 
-    /// What is to be done now and then.
+    /// Keepalive, idle timeout and shutdown.
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<ExchangeEnd> {
         self.timer.set_earlier(self.next_deadline(), cx);
         let due = ready!(self.timer.poll_due(cx));
@@ -322,8 +322,8 @@ impl Exchange<'_> {
         if now >= self.last_activity + self.idle {
             return Poll::Ready(ExchangeEnd::Idle);
         }
-        let heeded = self.waiting.is_none();
-        if !self.client.check_keepalive(now, heeded) {
+        let reading = self.pending.is_none();
+        if !self.client.check_keepalive(now, reading) {
             return Poll::Ready(ExchangeEnd::ClientLost);
         }
         if !self.node.pinger.check(now) {
@@ -338,7 +338,7 @@ impl Exchange<'_> {
         Poll::Pending
     }
 
-    /// When either side is to be looked after.
+    /// When either side is to be checked.
     fn next_deadline(&self) -> Instant {
         self.client
             .next_deadline()
@@ -346,6 +346,6 @@ impl Exchange<'_> {
     }
 }
 
-fn refused(error: ReaderError) -> ExchangeEnd {
+fn protocol_error(error: ReaderError) -> ExchangeEnd {
     ExchangeEnd::ClientError(CloseCode::PROTOCOL_ERROR, error.to_string())
 }

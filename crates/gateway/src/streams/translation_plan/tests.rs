@@ -18,10 +18,10 @@ fn headers(text: &str) -> HeaderMap {
 }
 
 fn websocket(offers: &[&str]) -> UpgradeRequest {
-    asks_for(offers).unwrap()
+    upgrade_request(offers).unwrap()
 }
 
-fn asks_for(offers: &[&str]) -> Option<UpgradeRequest> {
+fn upgrade_request(offers: &[&str]) -> Option<UpgradeRequest> {
     let text = "Connection: Upgrade\nUpgrade: websocket\nSec-WebSocket-Version: 13\n\
                 Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==";
     let mut headers = headers(text);
@@ -29,13 +29,13 @@ fn asks_for(offers: &[&str]) -> Option<UpgradeRequest> {
         let offers = offers.join(", ").parse().unwrap();
         headers.insert("sec-websocket-protocol", offers);
     }
-    UpgradeRequest::read(&Method::GET, &headers)
+    UpgradeRequest::parse(&Method::GET, &headers)
 }
 
 fn spdy() -> UpgradeRequest {
     let text =
         "Connection: Upgrade\nUpgrade: SPDY/3.1\nX-Stream-Protocol-Version: v4.channel.k8s.io";
-    UpgradeRequest::read(&Method::POST, &headers(text)).unwrap()
+    UpgradeRequest::parse(&Method::POST, &headers(text)).unwrap()
 }
 
 fn version(minor: u16) -> UpstreamCaps {
@@ -56,8 +56,8 @@ const RULES: TranslationRules = TranslationRules {
     port_forward: true,
 };
 
-/// A plan in a word.
-fn word(plan: &TranslationPlan) -> &'static str {
+/// The name of a plan.
+fn plan_name(plan: &TranslationPlan) -> &'static str {
     match plan {
         TranslationPlan::Tunnel => "as it is",
         TranslationPlan::TunnelOrSpdy(_) => "or",
@@ -71,16 +71,16 @@ fn planned(
     rules: TranslationRules,
     known: UpstreamCaps,
 ) -> &'static str {
-    word(&plan(kind, switch.clone(), rules, known))
+    plan_name(&plan(kind, switch.clone(), rules, known))
 }
 
 #[test]
-fn auto_translates_what_the_server_does_not_translate_itself() {
+fn auto_translates_only_streams_that_the_server_does_not_translate() {
     use Kind::{Attach, Exec, PortForward};
     type Row<'a> = (Kind, &'a [&'a str], UpstreamCaps, &'a str);
 
-    let refused = |minor, spoken| UpstreamCaps {
-        refused: RefusedProtocols::from_iter([spoken]),
+    let refused = |minor, protocol| UpstreamCaps {
+        refused: RefusedProtocols::from_iter([protocol]),
         ..version(minor)
     };
     let command = |name| StreamProtocol::Command(Protocol::from_name(name).unwrap());
@@ -94,12 +94,12 @@ fn auto_translates_what_the_server_does_not_translate_itself() {
         (Exec, &[V5], unknown, "translated"),
         (Attach, &[V5], version(29), "translated"),
         (Attach, &[V5], version(30), "or"),
-        // Passed on to the node by every server.
+        // Servers of all versions relay it to the node.
         (Exec, &[V4], version(28), "or"),
         (Exec, &[TEXT], version(36), "or"),
         (Exec, &[], version(28), "or"),
         (Exec, &[V4], refused(36, command(V4)), "translated"),
-        // None says anything of another.
+        // A refusal does not concern other protocols.
         (Exec, &[V4], refused(36, command(V5)), "or"),
         (Exec, &[V5], refused(36, command(V4)), "or"),
         (Exec, &[V4], refused(28, command(TEXT)), "or"),
@@ -130,7 +130,7 @@ fn auto_translates_what_the_server_does_not_translate_itself() {
 }
 
 #[test]
-fn always_and_never_are_what_they_say_and_gates_go_first() {
+fn always_and_never_apply_unless_a_gate_disables_translation() {
     use TranslateStreams::{Always, Auto, Never};
 
     let rules = |translate, on| TranslationRules {
@@ -165,7 +165,7 @@ fn always_and_never_are_what_they_say_and_gates_go_first() {
 }
 
 #[test]
-fn a_way_that_carries_only_websocket_gets_only_websocket() {
+fn a_websocket_only_upstream_gets_only_websockets() {
     let narrow = TranslationRules {
         upstream: UpstreamStreams::WebSocket,
         ..RULES
@@ -183,7 +183,7 @@ fn a_way_that_carries_only_websocket_gets_only_websocket() {
 }
 
 #[test]
-fn the_fifth_version_is_spoken_where_it_is_offered() {
+fn version_5_is_used_if_it_is_offered() {
     let plan = plan(
         Kind::Exec,
         websocket(&[V4, V5]),
@@ -198,7 +198,7 @@ fn the_fifth_version_is_spoken_where_it_is_offered() {
 }
 
 #[test]
-fn streams_are_known_by_their_paths() {
+fn streams_are_recognised_by_their_paths() {
     let rows = [
         ("/api/v1/namespaces/n/pods/p/exec", Some(Kind::Exec)),
         ("/api/v1/namespaces/n/pods/p/attach", Some(Kind::Attach)),
@@ -221,8 +221,8 @@ fn streams_are_known_by_their_paths() {
 }
 
 #[test]
-fn a_browsers_token_is_found_and_is_no_offer() {
-    let offer = |text: &str| format!("{TOKEN}{}", BASE64_URL_SAFE_NO_PAD.encode(text));
+fn a_browser_token_is_extracted_and_is_no_offer() {
+    let offer = |text: &str| format!("{TOKEN_PREFIX}{}", BASE64_URL_SAFE_NO_PAD.encode(text));
     let token = |offers: &[&str]| match websocket(offers) {
         UpgradeRequest::WebSocket { offers, token, .. } => (
             offers,
@@ -236,20 +236,20 @@ fn a_browsers_token_is_found_and_is_no_offer() {
         (vec![V4.to_owned()], Some("Bearer t"))
     );
     assert_eq!(token(&[V4]).1, None);
-    // To anything else upstream has an answer.
+    // Upstream answers everything else.
     for bad in [
         &[&*offer("a"), &offer("b"), V4][..],
-        &[&format!("{TOKEN}*"), V4],
+        &[&format!("{TOKEN_PREFIX}*"), V4],
         &[&offer("a\nb"), V4],
         &[&offer(""), V4],
     ] {
-        assert!(asks_for(bad).is_none(), "{bad:?}");
+        assert!(upgrade_request(bad).is_none(), "{bad:?}");
     }
 }
 
 #[test]
-fn what_is_no_request_for_a_stream_is_left_alone() {
-    let read = |method, text| UpgradeRequest::read(&method, &headers(text)).is_some();
+fn other_upgrade_requests_are_ignored() {
+    let read = |method, text| UpgradeRequest::parse(&method, &headers(text)).is_some();
     assert!(!read(Method::GET, "Upgrade: h2c\nConnection: Upgrade"));
     assert!(!read(
         Method::GET,
