@@ -100,6 +100,7 @@ impl Cluster {
         certificate: Leaf,
     ) -> PeerServer {
         let standin = self.server(name, serves, certificate).await;
+        standin.is_bridge();
         self.local.lease(name, "one");
         let published = Some(self.publish(name, standin.server.addr()));
         PeerServer {

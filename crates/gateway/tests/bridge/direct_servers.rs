@@ -151,6 +151,20 @@ async fn of_an_address_in_a_file_the_answer_says_whether_it_is_a_bridges() {
     }
 }
 
+/// A bridge was killed, and a kube-apiserver has taken over its address.
+#[tokio::test]
+async fn a_kube_apiserver_at_the_address_of_a_bridge_gets_tokens_without_the_certificate() {
+    let cluster = Cluster::new(&[]).await;
+    let b = union_authenticator(&cluster).await;
+    let _published = cluster.publish(B, b.server.addr());
+    let bridge = start(&cluster.config());
+    cluster.becomes(&bridge, NEW_PATH, 200).await;
+    let stranger = cluster.bed.client();
+    let junk = ("authorization", "Bearer junk");
+    let arrived = arrives(&bridge, &b, &stranger, &[junk]).await;
+    assert_eq!(arrived, ("nobody".to_owned(), None, true));
+}
+
 /// And says so to peers alone; what is behind the bridge cannot say it.
 #[tokio::test]
 async fn a_bridge_names_itself_to_peers() {

@@ -38,6 +38,8 @@ type Hook = Arc<dyn Fn(&Seen) -> Option<Reply> + Send + Sync>;
 struct State {
     name: String,
     version: String,
+    /// It answers as a bridge does, which names itself to its peers.
+    is_bridge: bool,
     form: Form,
     /// Lines such as `v1 pods`, `v1 pods/resize:get,patch`, `apps/v1 deployments`.
     serves: Vec<String>,
@@ -50,6 +52,7 @@ impl Standin {
         let state = Arc::new(Mutex::new(State {
             name: name.to_owned(),
             version: "v1.36.4".to_owned(),
+            is_bridge: false,
             form: Form::V2,
             serves: owned(lines),
             hook: None,
@@ -63,6 +66,11 @@ impl Standin {
     /// It serves this from now on.
     pub(crate) fn serve(&self, serves: &[&str]) {
         self.state().serves = owned(serves);
+    }
+
+    /// A bridge stands before it.
+    pub(crate) fn is_bridge(&self) {
+        self.state().is_bridge = true;
     }
 
     pub(crate) fn is_version(&self, version: &str, form: Form) {
@@ -176,7 +184,12 @@ fn answer(state: &Mutex<State>, seen: &Seen) -> Reply {
     match seen.path() {
         "/readyz" | "/livez" | "/healthz" => return Reply::new(200).body("ok"),
         "/version" => {
-            return Reply::json(json!({"gitVersion": state.version}).to_string());
+            let reply = Reply::json(json!({"gitVersion": state.version}).to_string());
+            return if state.is_bridge {
+                reply.header("x-skewbridge-answered", "true")
+            } else {
+                reply
+            };
         }
         "/api" | "/apis" => return state.discovery(seen),
         _ => {}
