@@ -119,7 +119,7 @@ async fn a_node_that_has_stopped_is_noticed(way: &Way<'_>, node: &Node, mut forw
         let seconds = start.elapsed().as_secs_f32();
         println!("{what}: exit code {code:?} within {seconds:.1} s: {stderr}");
         assert!(code.is_some_and(|it| it != 0), "{what}: {stderr}");
-        assert!(stderr.contains("cut off"), "{what}: {stderr}");
+        assert!(stderr.contains("connection was lost"), "{what}: {stderr}");
     }
     let why = forward.ends_within(LEARNT).await.expect("learnt in time");
     println!(

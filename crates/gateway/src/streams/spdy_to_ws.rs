@@ -1,4 +1,4 @@
-//! A remote command end_reason SPDY to the client and end_reason WebSocket upstream, for a bridge whose
+//! A remote command over SPDY to the client and over WebSocket upstream, for a bridge whose
 //! path to its kube-apiserver carries nothing else (`--upstream-streams=websocket`).
 
 use std::future::{Future as _, poll_fn};
