@@ -1,63 +1,60 @@
-//! What can be wrong with what servers say, and which of them said it.
+//! Errors in documents, and the server that sent them.
 
 use std::fmt;
 
 /// One of the servers whose documents are merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Server {
-    /// The one whose word counts where several say something.
+    /// The server whose document takes precedence.
     Local,
-    /// The one at this place among the others.
+    /// The server with this index among the others.
     Other(usize),
 }
 
-/// Why nothing could be merged.
+/// Why documents could not be merged.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No index came: cut short, or not what was asked for. Without it nothing
-    /// is known of the documents of this server.
-    #[error("the answer cannot be read as an index of OpenAPI documents: {0}")]
+    /// The response is truncated or no index. Without it the documents of this server are
+    /// unknown.
+    #[error("the response cannot be parsed as an index of OpenAPI documents: {0}")]
     Index(#[source] serde_json::Error),
-    /// A document is no OpenAPI in JSON. The other documents can be merged
-    /// without it.
-    #[error("the OpenAPI document of {of} cannot be read: {source}")]
+    /// A document is no valid JSON. The other documents can be merged without it.
+    #[error("the OpenAPI document of {of} cannot be parsed: {source}")]
     Json {
-        /// Whose it is.
+        /// The server of the document.
         of: Server,
-        /// Where reading ended.
+        /// The parse error.
         source: serde_json::Error,
     },
-    /// A document is no OpenAPI in protobuf. The other documents can be merged
-    /// without it.
-    #[error("the OpenAPI document of {of} cannot be read: {cause}")]
+    /// A document is no valid protobuf. The other documents can be merged without it.
+    #[error("the OpenAPI document of {of} cannot be parsed: {cause}")]
     Protobuf {
-        /// Whose it is.
+        /// The server of the document.
         of: Server,
-        /// What is wrong with it.
+        /// The decode error.
         cause: DecodeError,
     },
 }
 
-/// What is wrong with bytes that should be a document in protobuf.
+/// Why bytes are no valid protobuf document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// They end in the middle of a field, or are no field.
+    /// They end inside a field, or are no field.
     #[error("malformed protobuf")]
     Malformed,
-    /// A field is of another type than its number says.
+    /// A field has another type than its number requires.
     #[error("a field of an unexpected type")]
     WrongType,
     /// A name is not UTF-8.
-    #[error("a name that is not text")]
+    #[error("a name that is not UTF-8")]
     NameNotUtf8,
-    /// Two entries of a map have the same name: readers would disagree on which
-    /// of them counts.
-    #[error("a name that comes twice")]
+    /// Two entries of a map have the same name: parsers would disagree on which counts.
+    #[error("a duplicate name")]
     DuplicateName,
 }
 
 impl Error {
-    /// Whose document it is that has to be left out.
+    /// The server whose document has to be omitted.
     pub fn server(&self) -> Option<Server> {
         match self {
             Self::Index(_) => None,

@@ -1,4 +1,4 @@
-//! Group and version, as documents of OpenAPI name them.
+//! Group and version in OpenAPI documents.
 
 use std::fmt;
 
@@ -12,21 +12,21 @@ pub struct GroupVersion<'a> {
 }
 
 impl<'a> GroupVersion<'a> {
-    /// Of a key of the index: `api/v1`, `apis/apps/v1`. Other keys (`version`,
-    /// `apis/apps`) have none.
+    /// From a key of the index: `api/v1`, `apis/apps/v1`. `None` for other keys (`version`,
+    /// `apis/apps`).
     pub fn from_key(key: &'a str) -> Option<Self> {
         let mut segments = key.split('/');
-        let found = Self::lead(&mut segments)?;
+        let found = Self::parse_segments(&mut segments)?;
         segments.next().is_none().then_some(found)
     }
 
-    /// Of a path in a document: `/apis/apps/v1/deployments`. What belongs to no
-    /// version (`/version/`, `/apis/apps/`) has none.
+    /// From a path in a document: `/apis/apps/v1/deployments`. `None` for paths outside of a
+    /// version (`/version/`, `/apis/apps/`).
     pub fn from_path(path: &'a str) -> Option<Self> {
-        Self::lead(&mut path.strip_prefix('/')?.split('/'))
+        Self::parse_segments(&mut path.strip_prefix('/')?.split('/'))
     }
 
-    fn lead(segments: &mut impl Iterator<Item = &'a str>) -> Option<Self> {
+    fn parse_segments(segments: &mut impl Iterator<Item = &'a str>) -> Option<Self> {
         let group = match segments.next()? {
             "api" => "",
             "apis" => segments.next().filter(|group| is_name(group))?,
@@ -37,8 +37,8 @@ impl<'a> GroupVersion<'a> {
     }
 }
 
-/// Groups and versions are DNS names, which also keeps a peer from bringing
-/// `..` or `?` into an address that clients are told.
+/// Groups and versions are DNS names. This also keeps a peer from adding `..` or `?` to URLs
+/// for clients.
 fn is_name(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_alphanumeric())
         && text
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_keys_of_group_versions_have_one() {
+    fn only_keys_of_group_versions_are_parsed() {
         for (key, expected) in [
             ("api/v1", Some(("", "v1"))),
             ("apis/apps/v1", Some(("apps", "v1"))),

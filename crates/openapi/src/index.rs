@@ -1,5 +1,5 @@
-//! The index of `/openapi/v3`: where the document of each group-version is, and
-//! the hash of its content.
+//! The index of `/openapi/v3`: the location of the document of each group version, and the
+//! hash of its content.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Iter;
@@ -12,18 +12,18 @@ use crate::error::Error;
 use crate::group_version::GroupVersion;
 use crate::object;
 
-/// What a server lists at `/openapi/v3`.
+/// The index that a server serves at `/openapi/v3`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Index {
     locations: BTreeMap<Box<str>, Location>,
 }
 
-/// Where a document is, as clients are told: `/openapi/v3/api/v1?hash=0A1B`.
+/// The location of a document in the index: `/openapi/v3/api/v1?hash=0A1B`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Location(Box<str>);
 
 impl Index {
-    /// Reads an index.
+    /// Parses an index.
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         Self::read(bytes).map_err(Error::Index)
     }
@@ -31,7 +31,8 @@ impl Index {
     fn read(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         let text = str::from_utf8(bytes).map_err(serde_json::Error::custom)?;
         let document = object::read(text)?;
-        // A Status is an object as well: it has no paths, and is no empty index.
+        // A Status is an object as well: it has no paths, and must not count as an empty
+        // index.
         let paths = object::get(&document, "paths")
             .ok_or_else(|| serde_json::Error::missing_field("paths"))?;
         let mut locations = BTreeMap::new();
@@ -44,18 +45,18 @@ impl Index {
         Ok(Self { locations })
     }
 
-    /// Writes it as kube-apiserver does: sorted, without spaces or a newline.
+    /// Serialises it like kube-apiserver: sorted, without spaces or a newline.
     pub fn to_json(&self) -> Vec<u8> {
         let entries = self.iter();
         write(entries.map(|(key, location)| (key, location.url())))
     }
 
-    /// Where the document of a key is.
+    /// The location of the document of a key.
     pub fn get(&self, key: &str) -> Option<&Location> {
         self.locations.get(key)
     }
 
-    /// All keys and where their documents are, sorted.
+    /// All keys and locations, sorted.
     pub fn iter(&self) -> Locations<'_> {
         Locations(self.locations.iter())
     }
@@ -83,7 +84,7 @@ impl<'a> IntoIterator for &'a Index {
 }
 
 impl Location {
-    /// Where kube-apiserver has the document of a group-version with this hash.
+    /// The location on a kube-apiserver of the document of a group version with this hash.
     pub(crate) fn of(group_version: GroupVersion<'_>, hash: Option<&str>) -> Self {
         let mut url = format!("/openapi/v3/{group_version}");
         if let Some(hash) = hash {
@@ -98,26 +99,25 @@ impl Location {
         &self.0
     }
 
-    /// The hash of the document, if it says one that can be said again.
+    /// The hash of the document, if it has one that is safe to copy.
     pub fn hash(&self) -> Option<&str> {
         let (_, query) = self.0.split_once('?')?;
         let mut pairs = query.split('&');
         let hash = pairs.find_map(|pair| pair.strip_prefix("hash="))?;
-        // kube-apiserver's are hexadecimal. What else a peer may have is written
-        // into addresses for clients, so it must not reach beyond its place.
+        // kube-apiserver's hashes are hexadecimal. Other hashes of a peer are copied into URLs
+        // for clients, so they must not contain special characters.
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~%".contains(&byte);
         (!hash.is_empty() && hash.bytes().all(plain)).then_some(hash)
     }
 }
 
-/// The hash of a document that is made of others, from theirs: upper-case
-/// hexadecimal SHA-512, as kube-apiserver writes hashes. For `/openapi/v2` the
-/// same can be done with the `ETag`s.
+/// The hash of a merged document, from those of its sources: upper-case hexadecimal SHA-512,
+/// as kube-apiserver writes hashes. For `/openapi/v2` the same can be done with the `ETag`s.
 pub fn combined_hash<'a>(hashes: impl IntoIterator<Item = &'a str>) -> String {
     let mut context = Context::new(&SHA512);
     for hash in hashes {
         context.update(hash.as_bytes());
-        // Or `1`, `23` would be the same as `12`, `3`.
+        // Otherwise `1`, `23` would be the same as `12`, `3`.
         context.update(b"\n");
     }
     let mut text = String::with_capacity(128);
@@ -128,7 +128,7 @@ pub fn combined_hash<'a>(hashes: impl IntoIterator<Item = &'a str>) -> String {
     text
 }
 
-/// Writes an index.
+/// Serialises an index.
 pub(crate) fn write<'a>(entries: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<u8> {
     let mut json = br#"{"paths":{"#.to_vec();
     for (number, (key, url)) in entries.enumerate() {
@@ -144,7 +144,7 @@ pub(crate) fn write<'a>(entries: impl Iterator<Item = (&'a str, &'a str)>) -> Ve
     json
 }
 
-/// A string as Go writes it, which keeps JSON harmless submessage_fields of HTML.
+/// Escapes a string like Go, which makes JSON safe inside HTML.
 fn write_string(text: &str, to: &mut Vec<u8>) {
     const ESCAPED: [char; 5] = ['<', '>', '&', '\u{2028}', '\u{2029}'];
     let mut rest = text;
@@ -178,7 +178,7 @@ mod tests {
     );
 
     #[test]
-    fn what_a_server_writes_is_read_and_written_as_the_same_bytes() {
+    fn an_index_serialises_to_the_same_bytes() {
         let index = Index::parse(REAL.as_bytes()).unwrap();
         assert_eq!(index.to_json(), REAL.as_bytes());
         assert_eq!(index.iter().count(), 5);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_are_written_as_go_writes_them() {
+    fn strings_are_escaped_like_in_go() {
         let text =
             r#"{"paths":{"a\u003cb\"":{"serverRelativeURL":"/x?a=1\u0026hash=2\u2028\u003eé\\"}}}"#;
         let index = Index::parse(text.as_bytes()).unwrap();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn hashes_are_found_where_they_are_safe() {
+    fn only_safe_hashes_are_used() {
         for (url, expected) in [
             ("/openapi/v3/api/v1?hash=0A", Some("0A")),
             ("/openapi/v3/api/v1?a=b&hash=%220A%22", Some("%220A%22")),
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_indexes_are_read_as_go_reads_them_or_refused() {
+    fn unusual_indexes_are_parsed_like_in_go_or_rejected() {
         for (text, entries) in [
             (r#"{"paths":{}}"#, Some(0)),
             (r#"{"paths":null}"#, Some(0)),

@@ -1,5 +1,5 @@
-//! Documents in JSON. Nothing below paths, methods and names is read: it is
-//! copied as it is written.
+//! Merges documents in JSON. Paths, methods and names are parsed; everything below is copied
+//! verbatim.
 
 use std::borrow::Cow;
 use std::collections::btree_map::Entry;
@@ -11,34 +11,33 @@ use crate::error::{Error, Server};
 use crate::object::{self, Member};
 use crate::spec::{Field, FieldRole, Spec, is_method, rank_among, rank_in_path};
 
-/// Merges documents of one group-version (v3) or of whole servers (v2). The
-/// local server's comes first, and counts where several have the same name. To
-/// it come paths of the others that `take` lets in, those methods of its own
-/// paths that it lacks, and all schemas and the like whose names it lacks.
-/// Everything else, what a path says beside its methods included, is the local
-/// server's.
+/// Merges documents of one group version (v3) or of whole servers (v2). The local server's
+/// document comes first, and takes precedence for equal names. Added are paths of others for
+/// which `take` returns true, missing methods of existing paths, and all schemas and similar
+/// items with missing names. Everything else, including the other members of a path, is the
+/// local server's.
 ///
-/// The local server's bytes themselves come back if there is nothing to add.
+/// Returns the bytes of the local server unchanged if there is nothing to add.
 pub fn merge<'a>(
     spec: Spec,
     local: &'a [u8],
     others: &[&'a [u8]],
     take: impl Fn(&str) -> bool,
 ) -> Result<Cow<'a, [u8]>, Error> {
-    let document = read_document(local).map_err(of(Server::Local))?;
-    let mut further = Vec::with_capacity(others.len());
+    let document = read_document(local).map_err(with_server(Server::Local))?;
+    let mut other_documents = Vec::with_capacity(others.len());
     for (number, other) in others.iter().enumerate() {
         let server = Server::Other(number);
-        further.push((server, read_document(other).map_err(of(server))?));
+        other_documents.push((server, read_document(other).map_err(with_server(server))?));
     }
     let merge = Merge { spec, take: &take };
-    let merged = merge.fields(spec.document(), document, &further)?;
+    let merged = merge.fields(spec.document(), document, &other_documents)?;
     Ok(match merged {
         None => Cow::Borrowed(local),
         Some(merged) => {
             let mut bytes = Vec::new();
             merged.write(&mut bytes);
-            // It is kept, and may be long.
+            // The result is cached, and may be long.
             bytes.shrink_to_fit();
             Cow::Owned(bytes)
         }
@@ -50,12 +49,12 @@ fn read_document(bytes: &[u8]) -> Result<Vec<Member<'_>>, serde_json::Error> {
     object::read(text)
 }
 
-/// Says whose document it was.
-fn of(server: Server) -> impl Fn(serde_json::Error) -> Error {
+/// Adds the server of the document to an error.
+fn with_server(server: Server) -> impl Fn(serde_json::Error) -> Error {
     move |source| Error::Json { of: server, source }
 }
 
-/// What others have, read as far as the local server's.
+/// The documents of others, parsed as far as the local server's.
 type Others<'a> = [(Server, Vec<Member<'a>>)];
 
 struct Merge<'t, T> {
@@ -63,7 +62,7 @@ struct Merge<'t, T> {
     take: &'t T,
 }
 
-/// A value on its way out.
+/// A value of the result.
 enum Value<'a> {
     Text(&'a str),
     Object(Vec<(Cow<'a, str>, Value<'a>)>),
@@ -71,7 +70,7 @@ enum Value<'a> {
 }
 
 impl<T: Fn(&str) -> bool> Merge<'_, T> {
-    /// Merges those fields that others add to; `None` if there are none.
+    /// Merges the fields that others add to; `None` if there are none.
     fn fields<'a>(
         &self,
         fields: &[Field],
@@ -96,7 +95,7 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
                 FieldRole::Names => names(text, &theirs)?,
                 FieldRole::Tags => tags(text, &theirs)?,
                 FieldRole::Components => {
-                    let local = object::read(text).map_err(of(Server::Local))?;
+                    let local = object::read(text).map_err(with_server(Server::Local))?;
                     let others = read_all(&theirs)?;
                     self.fields(self.spec.components(), local, &others)?
                 }
@@ -120,7 +119,7 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
         local: &'a str,
         others: &[(Server, &'a str)],
     ) -> Result<Option<Value<'a>>, Error> {
-        let local = object::read(local).map_err(of(Server::Local))?;
+        let local = object::read(local).map_err(with_server(Server::Local))?;
         let mut paths: BTreeMap<_, _> = local
             .into_iter()
             .map(|(path, text)| (path, PathItem::new(Server::Local, text)))
@@ -128,8 +127,7 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
         let mut changed = false;
         for (server, members) in read_all(others)? {
             for (path, text) in members {
-                // What is no path is an extension, and says nothing of what is
-                // served.
+                // Other names are extensions, which do not concern what is served.
                 if !path.starts_with('/') || !(self.take)(&path) {
                     continue;
                 }
@@ -155,12 +153,12 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
     }
 }
 
-/// What there is at a path.
+/// The value of a path.
 struct PathItem<'a> {
-    /// Who had it first.
+    /// The server that had it first.
     of: Server,
     text: &'a str,
-    /// Methods of others.
+    /// Methods from other servers.
     added: Vec<Member<'a>>,
 }
 
@@ -170,13 +168,13 @@ impl<'a> PathItem<'a> {
         Self { of, text, added }
     }
 
-    /// Adds the methods that it lacks, and says whether there were any.
+    /// Adds missing methods; returns whether there were any.
     fn add_methods(&mut self, server: Server, other: &'a str) -> Result<bool, Error> {
         if self.text == other {
             return Ok(false);
         }
-        let own = object::read(self.text).map_err(of(self.of))?;
-        let mut missing = object::read(other).map_err(of(server))?;
+        let own = object::read(self.text).map_err(with_server(self.of))?;
+        let mut missing = object::read(other).map_err(with_server(server))?;
         missing.retain(|(name, _)| {
             let mut known = own.iter().chain(&self.added);
             is_method(name) && known.all(|(known, _)| known != name)
@@ -190,7 +188,7 @@ impl<'a> PathItem<'a> {
         if self.added.is_empty() {
             return Ok(Value::Text(self.text));
         }
-        let own = object::read(self.text).map_err(of(self.of))?;
+        let own = object::read(self.text).map_err(with_server(self.of))?;
         let mut members = unparsed(own);
         for (name, text) in self.added {
             put(&mut members, name, Value::Text(text), rank_in_path);
@@ -200,7 +198,7 @@ impl<'a> PathItem<'a> {
 }
 
 fn names<'a>(local: &'a str, others: &[(Server, &'a str)]) -> Result<Option<Value<'a>>, Error> {
-    let local = object::read(local).map_err(of(Server::Local))?;
+    let local = object::read(local).map_err(with_server(Server::Local))?;
     let before = local.len();
     let mut names: BTreeMap<_, _> = unparsed(local).into_iter().collect();
     for (_, members) in read_all(others)? {
@@ -212,14 +210,14 @@ fn names<'a>(local: &'a str, others: &[(Server, &'a str)]) -> Result<Option<Valu
     Ok(changed.then(|| Value::Object(names.into_iter().collect())))
 }
 
-/// In the order in which they come: nobody sorts them.
+/// In the order of the servers: tags are not sorted.
 fn tags<'a>(local: &'a str, others: &[(Server, &'a str)]) -> Result<Option<Value<'a>>, Error> {
     let mut known = BTreeSet::new();
     let mut tags = Vec::new();
     let mut before = 0;
     for (server, text) in std::iter::once(&(Server::Local, local)).chain(others) {
-        for tag in object::read_list(text).map_err(of(*server))? {
-            let name = tag_name(tag).map_err(of(*server))?;
+        for tag in object::read_list(text).map_err(with_server(*server))? {
+            let name = tag_name(tag).map_err(with_server(*server))?;
             if known.insert(name) || *server == Server::Local {
                 tags.push(tag);
             }
@@ -240,7 +238,7 @@ fn tag_name(tag: &str) -> Result<String, serde_json::Error> {
 fn read_all<'a>(others: &[(Server, &'a str)]) -> Result<Vec<(Server, Vec<Member<'a>>)>, Error> {
     others
         .iter()
-        .map(|(server, text)| Ok((*server, object::read(text).map_err(of(*server))?)))
+        .map(|(server, text)| Ok((*server, object::read(text).map_err(with_server(*server))?)))
         .collect()
 }
 
@@ -251,8 +249,7 @@ fn unparsed(members: Vec<Member<'_>>) -> Vec<(Cow<'_, str>, Value<'_>)> {
         .collect()
 }
 
-/// Puts a member in place of the one before, or behind those that come earlier
-/// in a document.
+/// Replaces a member, or inserts it after those that precede it in a document.
 fn put<'a>(
     members: &mut Vec<(Cow<'a, str>, Value<'a>)>,
     name: Cow<'a, str>,
@@ -312,9 +309,9 @@ mod tests {
     }
 
     #[test]
-    fn what_the_local_server_lacks_is_added_in_its_place() {
+    fn missing_parts_are_added_at_their_position() {
         let rows: &[(Spec, &[&str], &str)] = &[
-            // Paths are sorted; those that are not taken, and extensions, stay out.
+            // Paths are sorted; paths that are not taken, and extensions, are omitted.
             (
                 Spec::V2,
                 &[
@@ -323,7 +320,7 @@ mod tests {
                 ],
                 r#"{"swagger":"2.0","paths":{"/a":{"get":2},"/b":{"get":1},"/c":{},"/d":{}},"security":[]}"#,
             ),
-            // A path that both have gains methods, in the order of Go, and nothing else.
+            // A path of both servers gains methods, in Go's order, and nothing else.
             (
                 Spec::V2,
                 &[
@@ -333,7 +330,7 @@ mod tests {
                 ],
                 r#"{"paths":{"/a":{"get":1,"put":3,"delete":2,"patch":1,"parameters":[1]}}}"#,
             ),
-            // So does one that came from another server.
+            // So does a path that came from another server.
             (
                 Spec::V3,
                 &[
@@ -343,7 +340,7 @@ mod tests {
                 ],
                 r#"{"paths":{"/a":{"get":3,"post":2}}}"#,
             ),
-            // Names: the local server's count.
+            // Names: the local server takes precedence.
             (
                 Spec::V2,
                 &[
@@ -361,7 +358,7 @@ mod tests {
                 ],
                 r#"{"openapi":"3.0.0","components":{"schemas":{"a":2,"b":1},"securitySchemes":{"s":2},"x-b":1}}"#,
             ),
-            // A whole section that was missing, before what comes later.
+            // A missing section is inserted at its position.
             (
                 Spec::V3,
                 &[
@@ -370,7 +367,7 @@ mod tests {
                 ],
                 r#"{"openapi":"3.0.0","components":{"schemas":{"a":2}},"security":[],"x-a":1}"#,
             ),
-            // Tags keep the order in which they come.
+            // Tags keep the order of the servers.
             (
                 Spec::V2,
                 &[
@@ -379,7 +376,7 @@ mod tests {
                 ],
                 r#"{"tags":[{"name":"b"},{"name":"c","x":1},{"name":"a"}]}"#,
             ),
-            // `null` is nothing, as in Go.
+            // `null` is treated as missing, as in Go.
             (
                 Spec::V2,
                 &[
@@ -395,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_merged_stays_as_it_was_written() {
+    fn other_parts_are_kept_verbatim() {
         let local = r#"{ "paths" : {"/a":{ "get":"\u003c" }}, "info":{"b":1, "a":1.0} }"#;
         let same: [&[u8]; 2] = [local.as_bytes(), br#"{"paths":{"/a":{"get":2}},"info":2}"#];
         let unchanged = merge(Spec::V2, local.as_bytes(), &same, |_| true).unwrap();
@@ -407,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sent_a_broken_document_is_told() {
+    fn an_error_names_the_server_of_the_document() {
         let good = r#"{"paths":{"/a":{"get":1}},"components":{},"tags":[]}"#;
         for broken in [
             "",

@@ -1,9 +1,8 @@
-//! What kube-apiservers publish at `/openapi`, without I/O: the documents of
-//! several servers made into one, so that a client learns from any of them what
-//! only another one serves.
+//! The OpenAPI documents that kube-apiservers publish at `/openapi`, without I/O: merges those
+//! of several servers, so that a client of one server also sees what only another one serves.
 //!
-//! The index of `/openapi/v3` is merged first. It says of which documents each
-//! entry is made, and needs none of them for that:
+//! The index of `/openapi/v3` is merged first. It lists the sources of each entry, without
+//! needing the documents themselves:
 //!
 //! ```
 //! use skewbridge_openapi::{Index, Server, Spec, json};

@@ -1,4 +1,4 @@
-//! The index of several servers: where each document comes from.
+//! The merged index of several servers, with the sources of each document.
 
 use std::collections::BTreeMap;
 
@@ -15,28 +15,28 @@ pub struct MergedIndex {
 /// A document of a [`MergedIndex`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Where clients are told to find it.
+    /// The location for clients.
     pub location: Location,
-    /// What it is made of; at least one. A single one is the document as it is,
-    /// several are merged in this order.
+    /// The source documents; at least one. A single one is served unchanged, several are
+    /// merged in this order.
     pub sources: Vec<Source>,
 }
 
-/// A document that one server has, or several the same.
+/// A document of one server, or the same document of several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
-    /// What its servers say its hash is. Without one it may change unnoticed.
+    /// The hash that its servers report. Without one it may change unnoticed.
     pub hash: Option<Box<str>>,
-    /// Who has it; at least one. Each has it where its own index says.
+    /// The servers that have it; at least one. Each has it at the location in its own index.
     pub servers: Vec<Server>,
 }
 
 impl Index {
-    /// The index of a server and others. What the local server lists stays, and
-    /// comes first in what is merged. Of a group-version come in addition the
-    /// documents of those others for which `take` says so: they serve something
-    /// of it that the local server does not, and it is no API that all servers
-    /// share. Keys that are no group-versions are the local server's alone.
+    /// Merges the index of a server with those of others. Entries of the local server are
+    /// kept, and its documents come first. For each group version, the documents of those
+    /// others are added for which `take` returns true: they serve something of it that the
+    /// local server does not, and it is no API that all servers share. Keys other than group
+    /// versions are taken from the local server only.
     ///
     /// The same order of the others gives the same hashes.
     pub fn merge(
@@ -72,7 +72,7 @@ impl Index {
     }
 }
 
-/// The same document is taken once, and may be had from any server that has it.
+/// The same document is added once, with all servers that have it.
 fn add(sources: &mut Vec<Source>, location: &Location, server: Server) {
     let hash = location.hash();
     let same = sources
@@ -84,7 +84,7 @@ fn add(sources: &mut Vec<Source>, location: &Location, server: Server) {
     }
 }
 
-/// None if a part has none: then clients must not keep what they got.
+/// `None` if a source has none: then clients must not cache the document.
 fn hash(sources: &[Source]) -> Option<String> {
     let hashes: Option<Vec<&str>> = sources
         .iter()
@@ -107,14 +107,14 @@ impl MergedIndex {
         self.entries.iter().map(|(key, entry)| (&**key, entry))
     }
 
-    /// Writes it as kube-apiserver does: sorted, without spaces or a newline.
+    /// Serialises it like kube-apiserver: sorted, without spaces or a newline.
     pub fn to_json(&self) -> Vec<u8> {
         write(self.iter().map(|(key, entry)| (key, entry.location.url())))
     }
 }
 
 impl Entry {
-    /// Whether the local server's document is all of it.
+    /// Whether it is just the local server's document.
     pub fn is_local(&self) -> bool {
         matches!(self.sources.as_slice(), [source] if source.servers.contains(&Server::Local))
     }
@@ -153,7 +153,7 @@ mod tests {
     use Server::{Local, Other};
 
     #[test]
-    fn each_entry_says_of_whose_documents_it_is_made() {
+    fn each_entry_lists_its_sources() {
         let local = index(&[
             ("version", "A0"),
             ("apis/apps", "A1"),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_sent_to_the_usual_place_whatever_another_server_says() {
+    fn locations_of_other_servers_are_not_used_for_clients() {
         let other =
             br#"{"paths":{"apis/new/v1":{"serverRelativeURL":"https://elsewhere/?hash=0A"}}}"#;
         let other = Index::parse(other).unwrap();
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_alone_has_its_own_index() {
+    fn the_index_of_a_single_server_is_unchanged() {
         let json = br#"{"paths":{"":{"serverRelativeURL":""},"apis/a/v1":{"serverRelativeURL":"/elsewhere"}}}"#;
         let local = Index::parse(json).unwrap();
         assert_eq!(local.merge(&[], |_, _| true).to_json(), json);

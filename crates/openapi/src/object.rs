@@ -1,4 +1,4 @@
-//! Objects and lists of JSON whose values are left unparsed.
+//! JSON objects and lists whose values are not parsed.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -8,24 +8,23 @@ use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// A name and the text of what has it.
+/// A name and the JSON text of its value.
 pub(crate) type Member<'a> = (Cow<'a, str>, &'a str);
 
-/// Reads an object, in the order in which it is written. `null` is one without
-/// members, as in Go. A name that comes twice is an error: readers would disagree
-/// on which counts.
+/// Parses an object, in order. `null` is an empty object, as in Go. A duplicate name is an
+/// error: parsers would disagree on which counts.
 pub(crate) fn read(text: &str) -> Result<Vec<Member<'_>>, serde_json::Error> {
     let members: Members<'_> = serde_json::from_str(text)?;
     let names: BTreeSet<&str> = members.0.iter().map(|(name, _)| &**name).collect();
     if names.len() < members.0.len() {
-        return Err(de::Error::custom("a name comes twice in an object"));
+        return Err(de::Error::custom("a duplicate name in an object"));
     }
     Ok(members.0)
 }
 
-/// Reads a list, in the same way.
+/// Parses a list in the same way.
 pub(crate) fn read_list(text: &str) -> Result<Vec<&str>, serde_json::Error> {
-    // serde's own error would repeat a string, and take it into a log.
+    // serde's own error would quote the string, and copy it into a log.
     if text.starts_with('"') {
         return Err(de::Error::custom("invalid type: string, expected a list"));
     }
@@ -33,7 +32,7 @@ pub(crate) fn read_list(text: &str) -> Result<Vec<&str>, serde_json::Error> {
     Ok(items.into_iter().flatten().map(RawValue::get).collect())
 }
 
-/// The text of a member.
+/// The JSON text of a member.
 pub(crate) fn get<'a>(members: &[Member<'a>], name: &str) -> Option<&'a str> {
     let found = members.iter().find(|(found, _)| found == name);
     found.map(|(_, text)| *text)
@@ -74,14 +73,13 @@ impl<'de> Visitor<'de> for MembersVisitor {
         Ok(Members(Vec::new()))
     }
 
-    // serde's own error would repeat the string, and take it into a log.
+    // serde's own error would quote the string, and copy it into a log.
     fn visit_str<E: de::Error>(self, _: &str) -> Result<Self::Value, E> {
         Err(E::custom("invalid type: string, expected an object"))
     }
 }
 
-/// A name that is copied only if it is written with escapes; serde's `Cow` would
-/// always be.
+/// A name that is copied only if it has escapes; serde's `Cow` is always copied.
 struct Name<'a>(Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Name<'a> {
@@ -113,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_stay_as_they_are_written() {
+    fn values_are_kept_verbatim() {
         let members = read(r#" {"b" : [1 ,2], "\u0061":{"c":"\u003c"} } "#).unwrap();
         let expected: [Member<'_>; 2] = [("b".into(), "[1 ,2]"), ("a".into(), r#"{"c":"\u003c"}"#)];
         assert_eq!(members, expected);
@@ -124,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_refused_without_repeating_it() {
+    fn other_values_are_rejected_without_quoting_them() {
         let deep = format!("{{\"a\":{}", "[".repeat(100_000));
         for text in [
             "",

@@ -1,5 +1,5 @@
-//! Documents in the protobuf of gnostic. They are cut into paths, methods and
-//! names, and these put together again as the bytes that they were.
+//! Merges documents in gnostic's protobuf. Paths, methods and names are parsed; everything
+//! below is copied byte for byte.
 
 mod wire_format;
 
@@ -12,36 +12,39 @@ use crate::error::{Error, Server};
 use crate::spec::{self, FieldRole, Spec};
 use wire_format::{Chunks, Field, length_delimited};
 
-/// Merges documents of one group-version (v3) or of whole servers (v2), by the
-/// rules of [`json::merge`](crate::json::merge).
+/// Merges documents of one group version (v3) or of whole servers (v2), by the rules of
+/// [`json::merge`](crate::json::merge).
 ///
-/// The local server's bytes themselves come back if there is nothing to add.
+/// Returns the bytes of the local server unchanged if there is nothing to add.
 pub fn merge<'a>(
     spec: Spec,
     local: &'a [u8],
     others: &[&'a [u8]],
     take: impl Fn(&str) -> bool,
 ) -> Result<Cow<'a, [u8]>, Error> {
-    let document = wire_format::fields(local).map_err(of(Server::Local))?;
-    let mut further = Vec::with_capacity(others.len());
+    let document = wire_format::fields(local).map_err(with_server(Server::Local))?;
+    let mut other_documents = Vec::with_capacity(others.len());
     for (number, other) in others.iter().enumerate() {
         let server = Server::Other(number);
-        further.push((server, wire_format::fields(other).map_err(of(server))?));
+        other_documents.push((
+            server,
+            wire_format::fields(other).map_err(with_server(server))?,
+        ));
     }
     let merge = Merge { spec, take: &take };
-    let merged = merge.fields(spec.document(), &document, &further)?;
+    let merged = merge.fields(spec.document(), &document, &other_documents)?;
     Ok(match merged {
         None => Cow::Borrowed(local),
         Some(chunks) => Cow::Owned(chunks.concat()),
     })
 }
 
-/// Says whose document it was.
-fn of(server: Server) -> impl Fn(DecodeError) -> Error {
+/// Adds the server of the document to an error.
+fn with_server(server: Server) -> impl Fn(DecodeError) -> Error {
     move |cause| Error::Protobuf { of: server, cause }
 }
 
-/// The fields of messages of others.
+/// The fields of messages of other servers.
 type Others<'a> = [(Server, Vec<Field<'a>>)];
 
 struct Merge<'t, T> {
@@ -50,8 +53,7 @@ struct Merge<'t, T> {
 }
 
 impl<T: Fn(&str) -> bool> Merge<'_, T> {
-    /// Merges those fields of a message that others add to; `None` if there are
-    /// none.
+    /// Merges the fields of a message that others add to; `None` if there are none.
     fn fields<'a>(
         &self,
         known: &[spec::Field],
@@ -65,12 +67,13 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
                 FieldRole::Local => None,
                 FieldRole::Tags => tags(number, local, others)?,
                 FieldRole::Paths | FieldRole::Names | FieldRole::Components => {
-                    let own = submessage_fields(number, local).map_err(of(Server::Local))?;
+                    let own =
+                        submessage_fields(number, local).map_err(with_server(Server::Local))?;
                     let mut theirs = Vec::with_capacity(others.len());
                     for (server, message) in others {
                         theirs.push((
                             *server,
-                            submessage_fields(number, message).map_err(of(*server))?,
+                            submessage_fields(number, message).map_err(with_server(*server))?,
                         ));
                     }
                     let content = match field.role {
@@ -95,22 +98,22 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
     ) -> Result<Option<Chunks<'a>>, Error> {
         let number = self.spec.path_number();
         let mut paths = BTreeMap::new();
-        for named in map_entries(number, local).map_err(of(Server::Local))? {
-            paths.insert(named.name, PathItem::new(Server::Local, named));
+        for entry in map_entries(number, local).map_err(with_server(Server::Local))? {
+            paths.insert(entry.name, PathItem::new(Server::Local, entry));
         }
         let mut changed = false;
         for (server, message) in others {
-            for named in map_entries(number, message).map_err(of(*server))? {
-                if !named.name.starts_with('/') || !(self.take)(named.name) {
+            for entry in map_entries(number, message).map_err(with_server(*server))? {
+                if !entry.name.starts_with('/') || !(self.take)(entry.name) {
                     continue;
                 }
-                match paths.entry(named.name) {
+                match paths.entry(entry.name) {
                     Entry::Vacant(place) => {
-                        place.insert(PathItem::new(*server, named));
+                        place.insert(PathItem::new(*server, entry));
                         changed = true;
                     }
                     Entry::Occupied(mut place) => {
-                        changed |= place.get_mut().add_methods(self.spec, *server, &named)?;
+                        changed |= place.get_mut().add_methods(self.spec, *server, &entry)?;
                     }
                 }
             }
@@ -127,22 +130,22 @@ impl<T: Fn(&str) -> bool> Merge<'_, T> {
     }
 }
 
-/// Where a map has its entries, except that of v2's paths.
+/// The field number of the entries of a map, except for the paths of v2.
 const ENTRY: u32 = 1;
-/// Where an entry has its name, and a tag.
+/// The field number of the name of an entry or tag.
 const NAME: u32 = 1;
-/// Where an entry has what is named.
+/// The field number of the value of an entry.
 const VALUE: u32 = 2;
 
 fn names<'a>(local: &[Field<'a>], others: &Others<'a>) -> Result<Option<Chunks<'a>>, Error> {
     let mut names = BTreeMap::new();
-    for named in map_entries(ENTRY, local).map_err(of(Server::Local))? {
-        names.insert(named.name, named.raw);
+    for entry in map_entries(ENTRY, local).map_err(with_server(Server::Local))? {
+        names.insert(entry.name, entry.raw);
     }
     let before = names.len();
     for (server, message) in others {
-        for named in map_entries(ENTRY, message).map_err(of(*server))? {
-            names.entry(named.name).or_insert(named.raw);
+        for entry in map_entries(ENTRY, message).map_err(with_server(*server))? {
+            names.entry(entry.name).or_insert(entry.raw);
         }
     }
     if names.len() == before {
@@ -153,7 +156,7 @@ fn names<'a>(local: &[Field<'a>], others: &Others<'a>) -> Result<Option<Chunks<'
     Ok(Some(with_replaced_fields(local, changed)))
 }
 
-/// In the order in which they come: nobody sorts them.
+/// In the order of the servers: tags are not sorted.
 fn tags<'a>(
     number: u32,
     local: &[Field<'a>],
@@ -162,13 +165,17 @@ fn tags<'a>(
     let mut known = BTreeSet::new();
     let mut tags = Chunks::new();
     for field in local.iter().filter(|field| field.number == number) {
-        known.insert(MapEntry::read(field).map_err(of(Server::Local))?.name);
+        known.insert(
+            MapEntry::read(field)
+                .map_err(with_server(Server::Local))?
+                .name,
+        );
         tags.push(Cow::Borrowed(field.raw));
     }
     let before = tags.len();
     for (server, message) in others {
         for field in message.iter().filter(|field| field.number == number) {
-            if known.insert(MapEntry::read(field).map_err(of(*server))?.name) {
+            if known.insert(MapEntry::read(field).map_err(with_server(*server))?.name) {
                 tags.push(Cow::Borrowed(field.raw));
             }
         }
@@ -176,41 +183,41 @@ fn tags<'a>(
     Ok((tags.len() > before).then_some(tags))
 }
 
-/// What there is at a path.
+/// The entry of a path.
 struct PathItem<'a> {
-    /// Who had it first.
+    /// The server that had it first.
     of: Server,
-    named: MapEntry<'a>,
-    /// Methods of others.
+    entry: MapEntry<'a>,
+    /// Methods from other servers.
     added: Vec<Field<'a>>,
 }
 
 impl<'a> PathItem<'a> {
-    fn new(of: Server, named: MapEntry<'a>) -> Self {
+    fn new(of: Server, entry: MapEntry<'a>) -> Self {
         let added = Vec::new();
-        Self { of, named, added }
+        Self { of, entry, added }
     }
 
-    /// Adds the methods that it lacks, and says whether there were any.
+    /// Adds missing methods; returns whether there were any.
     fn add_methods(
         &mut self,
         spec: Spec,
         server: Server,
         other: &MapEntry<'a>,
     ) -> Result<bool, Error> {
-        if self.named.raw == other.raw {
+        if self.entry.raw == other.raw {
             return Ok(false);
         }
-        let own = self.named.fields().map_err(of(self.of))?;
+        let own = self.entry.fields().map_err(with_server(self.of))?;
         let known: BTreeSet<u32> = own
             .iter()
             .chain(&self.added)
             .map(|field| field.number)
             .collect();
         let before = self.added.len();
-        for field in other.fields().map_err(of(server))? {
+        for field in other.fields().map_err(with_server(server))? {
             if spec.is_method_number(field.number) && !known.contains(&field.number) {
-                field.content().map_err(of(server))?;
+                field.content().map_err(with_server(server))?;
                 self.added.push(field);
             }
         }
@@ -219,13 +226,13 @@ impl<'a> PathItem<'a> {
 
     fn chunks(self, number: u32) -> Result<Chunks<'a>, Error> {
         if self.added.is_empty() {
-            return Ok(vec![Cow::Borrowed(self.named.raw)]);
+            return Ok(vec![Cow::Borrowed(self.entry.raw)]);
         }
-        let mut fields = self.named.fields().map_err(of(self.of))?;
+        let mut fields = self.entry.fields().map_err(with_server(self.of))?;
         fields.extend(self.added);
         fields.sort_by_key(|field| field.number);
         let fields = fields.iter().map(|field| Cow::Borrowed(field.raw));
-        let mut entry = length_delimited(NAME, vec![Cow::Borrowed(self.named.name.as_bytes())]);
+        let mut entry = length_delimited(NAME, vec![Cow::Borrowed(self.entry.name.as_bytes())]);
         entry.extend(length_delimited(VALUE, fields.collect()));
         Ok(length_delimited(number, entry))
     }
@@ -233,16 +240,16 @@ impl<'a> PathItem<'a> {
 
 /// An entry of a map, or a tag.
 struct MapEntry<'a> {
-    /// The field in which it came.
+    /// The whole field.
     raw: &'a [u8],
     name: &'a str,
-    /// What is named; in chunks if it was written so.
+    /// The value; several parts if it was written so.
     values: Vec<&'a [u8]>,
 }
 
 impl<'a> MapEntry<'a> {
     fn read(field: &Field<'a>) -> Result<Self, DecodeError> {
-        let mut named = Self {
+        let mut entry = Self {
             raw: field.raw,
             name: "",
             values: Vec::new(),
@@ -250,17 +257,17 @@ impl<'a> MapEntry<'a> {
         for inner in wire_format::fields(field.content()?)? {
             match inner.number {
                 NAME => {
-                    named.name =
+                    entry.name =
                         str::from_utf8(inner.content()?).map_err(|_| DecodeError::NameNotUtf8)?;
                 }
-                VALUE => named.values.push(inner.content()?),
+                VALUE => entry.values.push(inner.content()?),
                 _ => {}
             }
         }
-        Ok(named)
+        Ok(entry)
     }
 
-    /// The fields of what is named.
+    /// The fields of the value.
     fn fields(&self) -> Result<Vec<Field<'a>>, DecodeError> {
         concat_fields(self.values.iter().copied())
     }
@@ -270,15 +277,15 @@ impl<'a> MapEntry<'a> {
 fn map_entries<'a>(number: u32, map: &[Field<'a>]) -> Result<Vec<MapEntry<'a>>, DecodeError> {
     let entries = map.iter().filter(|field| field.number == number);
     let all: Vec<_> = entries.map(MapEntry::read).collect::<Result<_, _>>()?;
-    let names: BTreeSet<&str> = all.iter().map(|named| named.name).collect();
+    let names: BTreeSet<&str> = all.iter().map(|entry| entry.name).collect();
     if names.len() < all.len() {
         return Err(DecodeError::DuplicateName);
     }
     Ok(all)
 }
 
-/// The fields of the message that a field role. By the book, one that comes
-/// several times is one in chunks.
+/// The fields of a submessage. As the specification says, repeated occurrences are
+/// concatenated.
 fn submessage_fields<'a>(
     number: u32,
     message: &[Field<'a>],
@@ -298,8 +305,7 @@ fn concat_fields<'a>(
     Ok(fields)
 }
 
-/// A message with other fields in place of those of the same number, or behind
-/// those of lower ones.
+/// A message in which some fields are replaced, or added in the order of their numbers.
 fn with_replaced_fields<'a>(
     message: &[Field<'a>],
     mut changed: BTreeMap<u32, Chunks<'a>>,
@@ -334,19 +340,19 @@ mod tests {
         length_delimited(number, vec![chunks.concat().into()]).concat()
     }
 
-    fn named(number: u32, name: &str, value: &[u8]) -> Vec<u8> {
+    fn map_entry(number: u32, name: &str, value: &[u8]) -> Vec<u8> {
         let inner = [field(NAME, &[name.as_bytes()]), field(VALUE, &[value])];
         field(number, &[&inner.concat()])
     }
 
-    /// A path of v2 with these methods, and parameters behind them.
+    /// A path of v2 with these methods, followed by parameters.
     fn path(name: &str, methods: &[(u32, &[u8])]) -> Vec<u8> {
         let mut item: Vec<u8> = methods
             .iter()
             .flat_map(|(number, content)| field(*number, &[content]))
             .collect();
         item.extend(field(9, &[b"parameters"]));
-        named(2, name, &item)
+        map_entry(2, name, &item)
     }
 
     fn merged(documents: &[Vec<u8>]) -> Vec<u8> {
@@ -358,7 +364,7 @@ mod tests {
 
     #[test]
     fn paths_are_added_in_order_and_gain_methods() {
-        let extension = named(1, "x-a", b"1");
+        let extension = map_entry(1, "x-a", b"1");
         let local = [
             field(1, &[b"2.0"]),
             field(
@@ -374,7 +380,7 @@ mod tests {
         let other = field(
             8,
             &[
-                &named(1, "x-b", b"2"),
+                &map_entry(1, "x-b", b"2"),
                 &path("/a", &[(2, b"get 2")]),
                 &path("/b", &[(2, b"get 2"), (5, b"delete 2")]),
                 &path("/apis/crd/v1", &[]),
@@ -407,28 +413,28 @@ mod tests {
     }
 
     #[test]
-    fn names_and_tags_that_are_missing_are_added() {
+    fn missing_names_and_tags_are_added() {
         let tag = |name: &str| field(14, &[&field(NAME, &[name.as_bytes()])]);
         let local = [
             field(1, &[b"2.0"]),
-            field(9, &[&named(1, "b", b"1")]),
+            field(9, &[&map_entry(1, "b", b"1")]),
             field(12, &[b"security"]),
             tag("t"),
             field(16, &[b"extension"]),
         ];
         let other = [
-            field(9, &[&named(1, "a", b"2"), &named(1, "b", b"2")]),
-            field(10, &[&named(1, "p", b"2")]),
-            field(13, &[&named(1, "s", b"2")]),
+            field(9, &[&map_entry(1, "a", b"2"), &map_entry(1, "b", b"2")]),
+            field(10, &[&map_entry(1, "p", b"2")]),
+            field(13, &[&map_entry(1, "s", b"2")]),
             tag("u"),
             tag("t"),
         ];
         let expected = [
             field(1, &[b"2.0"]),
-            field(9, &[&named(1, "a", b"2"), &named(1, "b", b"1")]),
-            field(10, &[&named(1, "p", b"2")]),
+            field(9, &[&map_entry(1, "a", b"2"), &map_entry(1, "b", b"1")]),
+            field(10, &[&map_entry(1, "p", b"2")]),
             field(12, &[b"security"]),
-            field(13, &[&named(1, "s", b"2")]),
+            field(13, &[&map_entry(1, "s", b"2")]),
             tag("t"),
             tag("u"),
             field(16, &[b"extension"]),
@@ -437,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_in_pieces_is_one() {
+    fn a_message_in_several_parts_is_concatenated() {
         let local = [
             field(8, &[&path("/c", &[])]),
             field(9, &[b""]),
@@ -450,10 +456,10 @@ mod tests {
     }
 
     #[test]
-    fn who_sent_a_broken_document_is_told() {
+    fn an_error_names_the_server_of_the_document() {
         let good = field(8, &[&path("/a", &[(2, b"")])]);
         let name_not_text = field(2, &[&field(NAME, &[b"\xff"])]);
-        let method_as_number = named(2, "/a", &[0x18, 1]);
+        let method_as_number = map_entry(2, "/a", &[0x18, 1]);
         let rows: [(Vec<u8>, DecodeError); 6] = [
             (vec![0x0a, 9], DecodeError::Malformed),
             (field(8, &[&[0x12, 9]]), DecodeError::Malformed),

@@ -1,26 +1,26 @@
-//! The two versions of OpenAPI that kube-apiserver publishes, in two formats
-//! each, and where in a document the things are that are merged.
+//! The two OpenAPI versions that kube-apiserver publishes, in two formats each, and the fields
+//! of a document that are merged.
 
 /// A version of OpenAPI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Spec {
-    /// `/openapi/v2`: one document for all that a server serves.
+    /// `/openapi/v2`: one document for everything that a server serves.
     V2,
-    /// `/openapi/v3/…`: a document for each group-version.
+    /// `/openapi/v3/…`: one document per group version.
     V3,
 }
 
-/// A way to write a document down.
+/// The format of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
     /// `application/json`
     Json,
-    /// The messages of gnostic.
+    /// gnostic's protobuf messages.
     Protobuf,
 }
 
 impl Format {
-    /// The `Content-Type` with which kube-apiserver answers.
+    /// The `Content-Type` of kube-apiserver's response.
     pub fn media_type(self, spec: Spec) -> &'static str {
         match (self, spec) {
             (Self::Json, _) => "application/json",
@@ -33,8 +33,8 @@ impl Format {
         }
     }
 
-    /// The format of this media type, without parameters. The names with `@` are
-    /// no media types by the book, and kube-apiserver still accepts them.
+    /// The format of this media type, without parameters. Names with `@` are no valid media
+    /// types, but kube-apiserver still accepts them.
     pub fn from_media_type(spec: Spec, media_type: &str) -> Option<Self> {
         let deprecated = match spec {
             Spec::V2 => "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
@@ -49,27 +49,27 @@ impl Format {
     }
 }
 
-/// A field of a message of OpenAPI, or a member of the same object in JSON.
+/// A field of an OpenAPI message, or the member of the same object in JSON.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Field {
     pub(crate) json: &'static str,
-    /// In gnostic's protobuf.
+    /// The field number in gnostic's protobuf.
     pub(crate) number: u32,
     pub(crate) role: FieldRole,
 }
 
-/// What a field role, which decides how it is merged.
+/// The content of a field, which decides how it is merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FieldRole {
-    /// The local server's alone.
+    /// Taken from the local server.
     Local,
-    /// Paths, and below them methods.
+    /// Paths with their methods.
     Paths,
-    /// Things by their names.
+    /// Named items.
     Names,
-    /// A list of things that say their names.
+    /// A list of items with a name.
     Tags,
-    /// A message that in turn role such fields.
+    /// A message with such fields.
     Components,
 }
 
@@ -77,9 +77,8 @@ const fn field(json: &'static str, number: u32, role: FieldRole) -> Field {
     Field { json, number, role }
 }
 
-// The order is that in which kube-apiserver's Go writes them in JSON. Shared
-// parameters and responses are merged with the rest, although they are part of
-// no API: paths refer to them.
+// In the order of kube-apiserver's JSON. Shared parameters and responses are merged as well,
+// although they belong to no API: paths refer to them.
 
 const V2: &[Field] = &[
     field("consumes", 6, FieldRole::Local),
@@ -122,7 +121,7 @@ const V3_COMPONENTS: &[Field] = &[
     field("callbacks", 9, FieldRole::Names),
 ];
 
-/// What a path can hold, in order; its methods are those in `METHODS`.
+/// The members of a path, in order; its methods are in `METHODS`.
 const PATH_ITEM: &[&str] = &[
     "$ref",
     "summary",
@@ -139,7 +138,7 @@ const PATH_ITEM: &[&str] = &[
     "parameters",
 ];
 
-/// All methods, in the order of their numbers in protobuf.
+/// All methods, in the order of their protobuf numbers.
 const METHODS: &[&str] = &[
     "get", "put", "post", "delete", "options", "head", "patch", "trace",
 ];
@@ -153,16 +152,16 @@ impl Spec {
         }
     }
 
-    /// The fields of what [`FieldRole::Components`].
+    /// The fields of a [`FieldRole::Components`] field.
     pub(crate) fn components(self) -> &'static [Field] {
         match self {
-            // Has none: its names are in the document itself.
+            // None: its names are in the document itself.
             Self::V2 => &[],
             Self::V3 => V3_COMPONENTS,
         }
     }
 
-    /// Where a path is within what [`FieldRole::Paths`].
+    /// The number of a path inside a [`FieldRole::Paths`] field.
     pub(crate) fn path_number(self) -> u32 {
         match self {
             Self::V2 => 2,
@@ -184,13 +183,13 @@ pub(crate) fn is_method(member: &str) -> bool {
     METHODS.contains(&member)
 }
 
-/// The place of a member among those of a path; unknown ones are last.
+/// The position of a member in a path; unknown ones are last.
 pub(crate) fn rank_in_path(member: &str) -> usize {
     let place = PATH_ITEM.iter().position(|known| *known == member);
     place.unwrap_or(PATH_ITEM.len())
 }
 
-/// The place of a member among these fields; unknown ones are last.
+/// The position of a member among these fields; unknown ones are last.
 pub(crate) fn rank_among(fields: &[Field], member: &str) -> usize {
     let place = fields.iter().position(|field| field.json == member);
     place.unwrap_or(fields.len())
@@ -201,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_have_a_name_and_an_older_one() {
+    fn formats_have_a_media_type_and_a_deprecated_one() {
         for (spec, media_type, expected) in [
             (Spec::V2, "application/json", Some(Format::Json)),
             (Spec::V3, "Application/JSON", Some(Format::Json)),

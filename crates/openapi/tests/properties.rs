@@ -1,4 +1,4 @@
-//! What role for every document, in every version and format.
+//! Properties of all documents, in every version and format.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
@@ -51,7 +51,7 @@ fn keys<'a>(entries: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
 
 proptest! {
     #[test]
-    fn a_merge_is_the_union_in_which_the_local_server_counts(
+    fn a_merge_is_the_union_with_precedence_of_the_local_server(
         local in document(), one in document(), two in document(), letter in "[a-e]",
     ) {
         let take = |path: &str| !path.contains(&letter);
@@ -65,13 +65,13 @@ proptest! {
     }
 
     #[test]
-    fn a_document_merged_with_itself_is_itself(document in document(), other in document()) {
+    fn a_document_merged_with_itself_is_unchanged(document in document(), other in document()) {
         for way in ALL {
             let bytes = document.write(way);
             let merged = merge(way, &bytes, &[&bytes, &bytes], |_| true).unwrap();
             prop_assert!(matches!(merged, Cow::Borrowed(_)));
             prop_assert_eq!(&*merged, &*bytes);
-            // What was merged already adds nothing.
+            // Merging again adds nothing.
             let other = other.write(way);
             let merged = merge(way, &bytes, &[&other], |_| true).unwrap();
             let again = merge(way, &merged, &[&other, &bytes], |_| true).unwrap();
@@ -80,7 +80,7 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_others_does_not_change_what_there_is(
+    fn the_order_of_others_does_not_change_the_set_of_names(
         local in document(), one in document(), two in document(),
     ) {
         let forth = local.clone().with(&one, |_| true).with(&two, |_| true);
@@ -94,7 +94,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_a_merge_panic(bytes in vec(any::<u8>(), 0..200), document in document()) {
+    fn arbitrary_bytes_never_panic(bytes in vec(any::<u8>(), 0..200), document in document()) {
         let _ = Index::parse(&bytes);
         for way in ALL {
             let good = document.write(way);
@@ -104,7 +104,7 @@ proptest! {
     }
 
     #[test]
-    fn no_damage_makes_a_merge_panic(
+    fn corrupted_documents_never_panic(
         document in document(), other in document(), place: Place, byte: u8, cut: bool,
     ) {
         for way in ALL {
@@ -118,14 +118,14 @@ proptest! {
             }
             let _ = merge(way, &damaged, &[&good], |_| true);
             if let Ok(merged) = merge(way, &good, &[&damaged], |_| true) {
-                // What came out can be read again.
+                // The result can be parsed again.
                 prop_assert!(merge(way, &merged, &[&good], |_| true).is_ok());
             }
         }
     }
 
     #[test]
-    fn a_merged_index_lists_all_and_tells_who_has_it(
+    fn a_merged_index_lists_all_entries_and_their_servers(
         local in index(), one in index(), two in index(), group in "[ab]?",
     ) {
         let take = |it: GroupVersion<'_>, _: usize| it.group == group;

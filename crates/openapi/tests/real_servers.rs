@@ -1,5 +1,5 @@
-//! Documents of kube-apiserver 1.34.4 and 1.36.4, trimmed by hand to a few paths;
-//! their protobuf, and that of what is expected, was written by gnostic.
+//! Documents of kube-apiserver 1.34.4 and 1.36.4, trimmed by hand to a few paths; their
+//! protobuf, and the expected one, was written by gnostic.
 
 use skewbridge_openapi::{Spec, json, protobuf};
 
@@ -14,7 +14,7 @@ macro_rules! documents {
 }
 
 #[test]
-fn json_is_merged_as_a_server_would_write_it() {
+fn json_merges_to_what_a_server_would_write() {
     for (spec, [local, other, expected]) in [
         (Spec::V2, documents!("v2", "json")),
         (Spec::V3, documents!("v3", "json")),
@@ -25,7 +25,7 @@ fn json_is_merged_as_a_server_would_write_it() {
 }
 
 #[test]
-fn protobuf_is_merged_as_a_server_would_write_it() {
+fn protobuf_merges_to_what_a_server_would_write() {
     for (spec, [local, other, expected]) in [
         (Spec::V2, documents!("v2", "pb")),
         (Spec::V3, documents!("v3", "pb")),

@@ -9,7 +9,7 @@ use crate::base64_text::{Base64Text, InvalidBase64};
 use crate::channel::{ChannelId, Input, Output};
 use crate::protocol::{Encoding, Protocol};
 
-/// Replaces the channel number and has_close_signal the channel that the next byte names.
+/// Replaces the channel number and closes the channel that the next byte names.
 pub(crate) const CLOSE_SIGNAL: u8 = 255;
 
 /// What the other end sent on a channel.

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use bytes::{Buf as _, Bytes, BytesMut};
 
 /// Chunks below this size are joined: many small ones would cost more than their bytes, and
-/// each would keep a chunks read buffer alive.
+/// each would keep a whole read buffer alive.
 const JOIN_BELOW_BYTES: usize = 2 * 1024;
 
 /// A queue of bytes. Large chunks are kept as they are, small ones are joined.

@@ -117,13 +117,15 @@ fn put_length(block: &mut Vec<u8>, length: usize) {
 }
 
 fn take_length(block: &mut &[u8]) -> Result<usize, &'static str> {
-    let length = block.try_get_u32().map_err(|_| "headers are cut off")?;
+    let length = block
+        .try_get_u32()
+        .map_err(|_| "the headers are truncated")?;
     usize::try_from(length).map_err(|_| "a header that is too long")
 }
 
 fn take_field<'block>(block: &mut &'block [u8]) -> Result<&'block [u8], &'static str> {
     let length = take_length(block)?;
-    block.split_off(..length).ok_or("headers are cut off")
+    block.split_off(..length).ok_or("the headers are truncated")
 }
 
 #[cfg(test)]

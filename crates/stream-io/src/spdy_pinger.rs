@@ -70,7 +70,7 @@ impl SpdyPinger {
                 }
             }
             SpdyKeepaliveAction::SendPings => {
-                self.handle.send_pings(SpdyKeepalive::PINGS_PER_ROUND)
+                self.handle.send_pings(SpdyKeepalive::PINGS_PER_ROUND);
             }
             SpdyKeepaliveAction::Dead => return false,
         }

@@ -58,7 +58,7 @@ struct ReviewStatus {
     reason: String,
 }
 
-/// The SelfSubjectAccessReview, as JSON.
+/// The `SelfSubjectAccessReview`, as JSON.
 fn review_body(info: &RequestInfo<'_>) -> Bytes {
     let review = Review {
         api_version: "authorization.k8s.io/v1",

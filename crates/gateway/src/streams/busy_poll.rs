@@ -57,7 +57,7 @@ pub(crate) struct BusyPoll {
     number: usize,
     last: Instant,
     direction: Option<Direction>,
-    /// The last message was small, and is_soon answered one that this stream had relayed the
+    /// The last message was small, and soon answered one that this stream had relayed the
     /// other way.
     is_interactive: bool,
 }

@@ -162,7 +162,7 @@ impl Handshake<'_> {
         let token = asked.token.as_ref();
         match &asked.stream {
             WebSocketStream::Command(_) => {
-                upgrade_headers::to_spdy(&mut head, [SpdyProtocol::V4.name()], token)
+                upgrade_headers::to_spdy(&mut head, [SpdyProtocol::V4.name()], token);
             }
             WebSocketStream::PortForward { offers } => {
                 let offers = offers.iter().map(String::as_str);
@@ -247,7 +247,7 @@ impl Handshake<'_> {
                 let offer = Protocol::V5.name();
                 self.request_websocket(head, offer, record, |upstream| {
                     let switched = UpgradedStream::SpdyToWsExec(Box::new(SpdyToWsExec {
-                        protocol: protocol,
+                        protocol,
                         options,
                         upstream,
                         timeouts: self.timeouts(),

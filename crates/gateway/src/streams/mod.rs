@@ -191,7 +191,7 @@ impl UpgradedStream {
             }
             Self::WsToSpdyExec(command) => command.run(client, input, record).await,
             Self::WsToSpdyPortForward(port_forward) => {
-                port_forward.run(client, input, record).await
+                port_forward.run(client, input, record).await;
             }
             Self::SpdyToWsExec(command) => command.run(client, input, record).await,
             Self::SpdyToWsPortForward(port_forward) => {

@@ -1,4 +1,4 @@
-//! Port-forward end WebSocket to the client and end SPDY upstream, which the WebSocket
+//! Port-forward over WebSocket to the client and over SPDY upstream, which the WebSocket
 //! already carries (KEP-4006); and the reverse.
 
 use std::future::poll_fn;
@@ -100,7 +100,7 @@ impl WsToSpdyPortForward {
     }
 }
 
-/// Port-forward end SPDY to the client and inside a WebSocket upstream.
+/// Port-forward over SPDY to the client and inside a WebSocket upstream.
 #[derive(Debug)]
 pub(crate) struct SpdyToWsPortForward {
     pub(crate) upstream: Upgraded,

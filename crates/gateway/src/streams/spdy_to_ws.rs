@@ -1,4 +1,4 @@
-//! A remote command end_reason SPDY to the client and end_reason WebSocket upstream, for a bridge whose
+//! A remote command over SPDY to the client and over WebSocket upstream, for a bridge whose
 //! path to its kube-apiserver carries nothing else (`--upstream-streams=websocket`).
 
 use std::future::{Future as _, poll_fn};
@@ -6,7 +6,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use skewbridge_remotecommand::{
     ChannelEvent, ErrorChannel, ErrorChannelEnd, FromServer, Input, Options, Outcome, Output,
     Protocol, SpdyProtocol, ToServer, Version,
@@ -115,14 +115,7 @@ impl SpdyToWsExec {
             ..
         } = exchange;
         let error_bytes = error_channel.bytes().to_vec();
-        let end = match &end_reason {
-            ExchangeEnd::Upstream(DisconnectReason::Closed(Some(close)))
-                if close.code() == CloseCode::NORMAL =>
-            {
-                ErrorChannelEnd::Clean
-            }
-            _ => ErrorChannelEnd::Aborted,
-        };
+        let end = end_reason.error_channel_end();
         let outcome = error_channel.end(end);
         let stream_end = end_reason.stream_end(&outcome);
         let client_left = matches!(end_reason, ExchangeEnd::ClientLeft);
@@ -138,18 +131,7 @@ impl SpdyToWsExec {
             return;
         }
         let version = self.protocol.version();
-        let error_bytes = match outcome {
-            _ if matches!(end_reason, ExchangeEnd::Idle) => {
-                termination_status::idle_timeout(self.timeouts).encode(version)
-            }
-            _ if matches!(end_reason, ExchangeEnd::Shutdown) => {
-                termination_status::shutdown().encode(version)
-            }
-            // Byte for byte where possible: the Status may have fields that are unknown here.
-            Outcome::Disconnected => Outcome::Disconnected.encode(version),
-            _ if version.has_status() => error_bytes.into(),
-            outcome => outcome.encode(version),
-        };
+        let error_bytes = end_reason.error_bytes(outcome, error_bytes, version, self.timeouts);
         let closing = async {
             let mut driver = driver?;
             tokio::select! {
@@ -191,6 +173,35 @@ enum ExchangeEnd {
 }
 
 impl ExchangeEnd {
+    fn error_channel_end(&self) -> ErrorChannelEnd {
+        match self {
+            Self::Upstream(DisconnectReason::Closed(Some(close)))
+                if close.code() == CloseCode::NORMAL =>
+            {
+                ErrorChannelEnd::Clean
+            }
+            _ => ErrorChannelEnd::Aborted,
+        }
+    }
+
+    /// The error channel for the client, from the result and what upstream sent of it.
+    fn error_bytes(
+        &self,
+        outcome: Outcome,
+        received: Vec<u8>,
+        version: Version,
+        timeouts: StreamTimeouts,
+    ) -> Bytes {
+        match (self, outcome) {
+            (Self::Idle, _) => termination_status::idle_timeout(timeouts).encode(version),
+            (Self::Shutdown, _) => termination_status::shutdown().encode(version),
+            (_, Outcome::Disconnected) => Outcome::Disconnected.encode(version),
+            // Byte for byte where possible: the Status may have fields that are unknown here.
+            _ if version.has_status() => received.into(),
+            (_, outcome) => outcome.encode(version),
+        }
+    }
+
     /// How it is counted, given the result of the command.
     fn stream_end(&self, outcome: &Outcome) -> StreamEnd {
         match (self, outcome) {

@@ -1,4 +1,4 @@
-//! A remote command end WebSocket to the client and end SPDY upstream (KEP-4006): the
+//! A remote command over WebSocket to the client and over SPDY upstream (KEP-4006): the
 //! WebSocket ends here, and each channel becomes a stream.
 
 use std::future::poll_fn;

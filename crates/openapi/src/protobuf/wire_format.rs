@@ -1,5 +1,4 @@
-//! Protobuf's wire format, as far as messages are cut into chunks and put
-//! together again.
+//! Protobuf's wire format, as far as needed to split messages into fields and to join them.
 
 use std::borrow::Cow;
 
@@ -9,20 +8,20 @@ use crate::error::DecodeError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Field<'a> {
     pub(crate) number: u32,
-    /// All of it, number and length included.
+    /// The whole field, including number and length.
     pub(crate) raw: &'a [u8],
-    /// What it role, if that is a message or a string.
+    /// The content of a message or string field.
     content: Option<&'a [u8]>,
 }
 
 impl<'a> Field<'a> {
-    /// The message or string that it role.
+    /// The message or string in the field.
     pub(crate) fn content(&self) -> Result<&'a [u8], DecodeError> {
         self.content.ok_or(DecodeError::WrongType)
     }
 }
 
-/// The fields of a message, in the order in which they come.
+/// The fields of a message, in order.
 pub(crate) fn fields(message: &[u8]) -> Result<Vec<Field<'_>>, DecodeError> {
     let mut rest = message;
     let mut fields = Vec::new();
@@ -48,7 +47,7 @@ fn field<'a>(rest: &mut &'a [u8]) -> Result<Field<'a>, DecodeError> {
             Some(take(rest, length)?)
         }
         5 => take(rest, 4).map(|_| None)?,
-        // Groups, which nobody writes any more, and nonsense.
+        // Groups, which are obsolete, and invalid types.
         _ => return Err(DecodeError::Malformed),
     };
     Ok(Field {
@@ -58,7 +57,7 @@ fn field<'a>(rest: &mut &'a [u8]) -> Result<Field<'a>, DecodeError> {
     })
 }
 
-/// 2^29 - 1, by the book.
+/// 2^29 - 1, as the specification says.
 const MAX_FIELD_NUMBER: u32 = (1 << 29) - 1;
 
 fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], DecodeError> {
@@ -74,7 +73,7 @@ fn varint(rest: &mut &[u8]) -> Result<u64, DecodeError> {
     for shift in (0..64).step_by(7) {
         let (byte, after) = rest.split_first().ok_or(DecodeError::Malformed)?;
         *rest = after;
-        // Of the tenth byte only one bit is left in 64.
+        // The tenth byte holds only one of 64 bits.
         if shift == 63 && *byte > 1 {
             return Err(DecodeError::Malformed);
         }
@@ -86,10 +85,10 @@ fn varint(rest: &mut &[u8]) -> Result<u64, DecodeError> {
     Err(DecodeError::Malformed)
 }
 
-/// Chunks of a message that is put together.
+/// The chunks of a message that is assembled.
 pub(crate) type Chunks<'a> = Vec<Cow<'a, [u8]>>;
 
-/// A field that role these chunks.
+/// A length-delimited field with this content.
 pub(crate) fn length_delimited(number: u32, content: Chunks<'_>) -> Chunks<'_> {
     let length: usize = content.iter().map(|chunk| chunk.len()).sum();
     let mut head = Vec::new();
@@ -120,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_of_all_types_are_cut_apart() {
+    fn fields_of_all_types_are_split() {
         let chunks: [&[u8]; 4] = [
             &[9, 1, 2, 3, 4, 5, 6, 7, 8],
             &[0x15, 1, 2, 3, 4],
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_messages_are_refused() {
+    fn malformed_messages_are_rejected() {
         for bytes in [
             &[0x0a][..],
             &[0x0a, 1],
@@ -149,7 +148,7 @@ mod tests {
             &[0x08, 0x80],
             &[9, 1, 2],
             &[0x15, 1],
-            // Field 0, field 2^29, groups, varints that are too long or large.
+            // Field 0, field 2^29, groups, varints that are too long or too large.
             &[2, 0],
             &[0x82, 0x80, 0x80, 0x80, 0x10, 0],
             &[0x0b],
@@ -163,7 +162,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(number in 1..=MAX_FIELD_NUMBER, one: Vec<u8>, two: Vec<u8>) {
+        fn encoded_fields_decode_to_themselves(number in 1..=MAX_FIELD_NUMBER, one: Vec<u8>, two: Vec<u8>) {
             let written = length_delimited(number, vec![(&one).into(), (&two).into()]).concat();
             let found = fields(&written).unwrap();
             prop_assert_eq!(found.len(), 1);

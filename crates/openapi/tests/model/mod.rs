@@ -1,5 +1,5 @@
-//! Documents as plain data: merged in the simplest way, and written in all ways
-//! as kube-apiserver would.
+//! A simple model of documents: merged in the simplest way, and serialised in each format as
+//! kube-apiserver would.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use proptest::collection::btree_map;
 use proptest::prelude::*;
 use skewbridge_openapi::{Format, Spec};
 
-/// What stands where it does not matter what stands there.
+/// Content that is irrelevant to the merge.
 type Content = u8;
 
 #[derive(Debug, Clone)]
@@ -21,7 +21,7 @@ pub(crate) struct Document {
 
 #[derive(Debug, Clone)]
 struct PathItem {
-    /// By their place in `METHODS`.
+    /// By their index in `METHODS`.
     methods: BTreeMap<usize, Content>,
     parameters: Content,
 }
@@ -101,7 +101,7 @@ impl Document {
     }
 }
 
-// JSON, in the order of kube-apiserver's Go, which leaves out what is empty.
+// JSON, in the order of kube-apiserver's Go code, which omits empty fields.
 
 impl Document {
     fn v2_json(&self) -> Vec<u8> {
@@ -160,7 +160,7 @@ fn object<'a>(members: impl IntoIterator<Item = (&'a str, Option<String>)>) -> O
     (!members.is_empty()).then(|| format!("{{{}}}", members.join(",")))
 }
 
-// Protobuf, with the numbers of gnostic.
+// Protobuf, with gnostic's field numbers.
 
 impl Document {
     fn v2_protobuf(&self) -> Vec<u8> {
@@ -220,7 +220,7 @@ fn named(number: u8, name: &str, value: &[u8]) -> Vec<u8> {
     )
 }
 
-/// A message that is left out when it is empty.
+/// A message that is omitted when it is empty.
 fn section(number: u8, content: &[u8]) -> Vec<u8> {
     if content.is_empty() {
         return Vec::new();
