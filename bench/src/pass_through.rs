@@ -31,9 +31,11 @@ pub(crate) async fn run(args: PassThrough) -> Result<()> {
             &program,
             &scratch,
             &pki,
-            front,
-            admin,
-            origin,
+            bridge::Ports {
+                front,
+                admin,
+                upstream: origin,
+            },
             &[bridge::ONE_WORKER],
         )?;
         proxies.push(started);

@@ -114,9 +114,11 @@ impl Bench<'_> {
             program,
             self.scratch,
             &self.pki,
-            front,
-            admin,
-            upstream,
+            bridge::Ports {
+                front,
+                admin,
+                upstream,
+            },
             &[bridge::ONE_WORKER],
         )?;
         client::until_answering(bridge.process(), loopback(front), &self.pki.ca, READY).await?;

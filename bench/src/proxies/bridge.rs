@@ -45,17 +45,28 @@ pub(crate) async fn client_program(named: Option<PathBuf>) -> Result<PathBuf> {
     }
 }
 
+/// Where a bridge listens, and what is behind it, on loopback.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ports {
+    pub(crate) front: u16,
+    pub(crate) admin: u16,
+    pub(crate) upstream: u16,
+}
+
 /// Starts one in front of an upstream on loopback. `name` is also that of its log.
 pub(crate) fn start(
     name: &'static str,
     program: &Path,
     scratch: &Scratch,
     pki: &Pki,
-    port: u16,
-    admin: u16,
-    upstream: u16,
+    ports: Ports,
     further: &[&str],
 ) -> Result<Proxy> {
+    let Ports {
+        front,
+        admin,
+        upstream,
+    } = ports;
     let flag = |name: &str, path: &Path| {
         let mut flag = OsString::from(name);
         flag.push("=");
@@ -66,7 +77,7 @@ pub(crate) fn start(
     command
         .arg("serve")
         .arg("--bind-address=127.0.0.1")
-        .arg(format!("--secure-port={port}"))
+        .arg(format!("--secure-port={front}"))
         .arg(flag("--tls-cert-file", &pki.certificate))
         .arg(flag("--tls-private-key-file", &pki.key))
         .arg(format!("--upstream=https://{}", loopback(upstream)))
@@ -74,7 +85,7 @@ pub(crate) fn start(
         .arg(format!("--upstream-server-name={SERVER_NAME}"))
         .arg(format!("--admin-address={}", loopback(admin)))
         .args(further);
-    Ok(Proxy::new(Owned::server(name, command, scratch)?, port))
+    Ok(Proxy::new(Owned::server(name, command, scratch)?, front))
 }
 
 async fn build() -> Result<PathBuf> {

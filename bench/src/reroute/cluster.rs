@@ -60,10 +60,15 @@ impl Cluster {
             format!("- identity: {identity}\n  address: {}\n", loopback(port))
         });
         let registry = scratch.write("peers.yaml", format!("peers:\n{}", peers.concat()))?;
-        let start = |name, version, port, admin, upstream| {
+        let start = |name, version, front, admin, upstream| {
             let flags = flags(&directory, &registry, version);
             let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-            bridge::start(name, program, scratch, &pki, port, admin, upstream, &flags)
+            let ports = bridge::Ports {
+                front,
+                admin,
+                upstream,
+            };
+            bridge::start(name, program, scratch, &pki, ports, &flags)
         };
         Ok(Self {
             entry: start("entry-bridge", OLDER, entry, entry_admin, older)?,

@@ -109,16 +109,12 @@ async fn start_bridge(
     upstream: u16,
 ) -> Result<Proxy> {
     let always = ["--translate-streams=always"];
-    let bridge = bridge::start(
-        bridge::NAME,
-        program,
-        scratch,
-        pki,
+    let ports = bridge::Ports {
         front,
         admin,
         upstream,
-        &always,
-    )?;
+    };
+    let bridge = bridge::start(bridge::NAME, program, scratch, pki, ports, &always)?;
     until_answering(bridge.process(), bridge.address(), &pki.ca, "/readyz").await?;
     Ok(bridge)
 }

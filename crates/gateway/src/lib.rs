@@ -1,11 +1,11 @@
 //! The gateway beside one kube-apiserver.
 //!
-//! A request flows through modules that are read in this order:
-//! [`listener`](crate::config::Listen) accepts, [`tls`] meets the client,
-//! [`caller`] recognises it, `skewbridge_api::request_info` understands what it
-//! asks, [`route`] decides where that goes, `local` or `peer` takes it there over
-//! [`upstream`]'s connections, and `respond` answers where nobody else does. What
-//! `route` knows of the other servers is in [`cluster`], and learnt by `peering`.
+//! A request passes these modules in this order: [`listener`](crate::config::Listen) accepts
+//! the connection, [`tls`] and [`serve`] read the request, [`authn`] authenticates the caller,
+//! `skewbridge_api::request_info` parses the target, [`routing`] decides which server gets the
+//! request, `forward_local` or `forward_peer` sends it over connections of [`upstream`], and
+//! `error_response` turns failures into a `metav1.Status`. [`cluster_state`] holds what is known
+//! of the other servers; `peer_controller` maintains it.
 //!
 //! ```no_run
 //! # use skewbridge_gateway::{Error, config::Config};

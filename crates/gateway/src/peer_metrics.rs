@@ -333,31 +333,17 @@ impl PeerMetrics {
     ) {
         let mut series = self.lock();
         let code = status.as_u16();
-        let counted = match series
-            .recent
-            .iter()
-            .position(|it| it.is(peer, request, code))
-        {
-            Some(known) => &series.recent[known],
-            None => {
-                let counted = self.rerouted_series(&mut series, Some(peer), request, code);
-                if series.recent.len() == MAX_RECENT {
-                    series.recent.remove(0);
-                }
-                let duration = self.duration.get_or_create(&PeerLabels::of(peer));
-                series.recent.push(Recent {
-                    identity: peer.identity.clone(),
-                    host: peer.host.clone(),
-                    group: request.group.to_owned(),
-                    version: request.version.to_owned(),
-                    resource: request.resource.to_owned(),
-                    code,
-                    counted,
-                    duration: duration.clone(),
-                });
-                &series.recent[series.recent.len() - 1]
+        let mut recent = series.recent.iter();
+        let known = recent.position(|it| it.is(peer, request, code));
+        let index = known.unwrap_or_else(|| {
+            if series.recent.len() == MAX_RECENT {
+                series.recent.remove(0);
             }
-        };
+            let found = self.find_series(&mut series, peer, request, code);
+            series.recent.push(found);
+            series.recent.len() - 1
+        });
+        let counted = &series.recent[index];
         for counter in &counted.counted {
             counter.inc();
         }
@@ -370,6 +356,25 @@ impl PeerMetrics {
         let mut series = self.lock();
         for counter in self.rerouted_series(&mut series, peer, request, code) {
             counter.inc();
+        }
+    }
+
+    fn find_series(
+        &self,
+        series: &mut Series,
+        peer: &Peer,
+        request: &RequestInfo<'_>,
+        code: u16,
+    ) -> Recent {
+        Recent {
+            identity: peer.identity.clone(),
+            host: peer.host.clone(),
+            group: request.group.to_owned(),
+            version: request.version.to_owned(),
+            resource: request.resource.to_owned(),
+            code,
+            counted: self.rerouted_series(series, Some(peer), request, code),
+            duration: self.duration.get_or_create(&PeerLabels::of(peer)).clone(),
         }
     }
 

@@ -324,10 +324,10 @@ impl Channels {
         match event {
             Event::Chunk(piece) => match self.reader.read_chunk(piece).unwrap() {
                 Some(ChannelEvent::Data(Channel::Stdout, data)) => {
-                    story.stdout.extend_from_slice(&data)
+                    story.stdout.extend_from_slice(&data);
                 }
                 Some(ChannelEvent::Data(Channel::Stderr, data)) => {
-                    story.stderr.extend_from_slice(&data)
+                    story.stderr.extend_from_slice(&data);
                 }
                 Some(ChannelEvent::Data(Channel::Error, data)) => {
                     story.error.push_str(std::str::from_utf8(&data).unwrap());

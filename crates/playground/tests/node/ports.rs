@@ -170,7 +170,7 @@ impl Channels {
         }
     }
 
-    /// What comes on each channel until the close, after the ports were decode_port.
+    /// What comes on each channel until the close, after the ports were announced.
     async fn finish(&mut self, ports: &[u16]) -> Vec<[String; 2]> {
         let mut texts = vec![[const { Vec::new() }; 2]; ports.len()];
         let mut announced_on = Vec::new();
