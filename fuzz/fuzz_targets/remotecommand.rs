@@ -1,5 +1,5 @@
-//! Any messages, in any chunks, in every protocol: the same is understood, no
-//! panic, and no error channel tells of a success that nobody spoke of.
+//! Any messages, in any chunks, in every protocol: the same events, no panic, and no error
+//! channel decodes to a success that was not encoded.
 #![no_main]
 
 use bytes::Bytes;
@@ -12,7 +12,7 @@ use skewbridge_remotecommand::{
 };
 use skewbridge_websocket::{MessageChunk, MessageKind};
 
-/// What one message says in all.
+/// The joined events of one message.
 fn read<C: ChannelId>(
     reader: &mut Reader<C>,
     message: &[u8],
@@ -22,7 +22,7 @@ fn read<C: ChannelId>(
     if chunks.is_empty() {
         chunks.push(&[]);
     }
-    let (mut said, last) = (None, chunks.len() - 1);
+    let (mut event, last) = (None, chunks.len() - 1);
     for (index, bytes) in chunks.into_iter().enumerate() {
         let chunk = MessageChunk {
             kind: MessageKind::Binary,
@@ -30,14 +30,14 @@ fn read<C: ChannelId>(
             is_last: index == last,
             bytes: Bytes::copy_from_slice(bytes),
         };
-        said = match (said, reader.read_chunk(chunk)?) {
+        event = match (event, reader.read_chunk(chunk)?) {
             (Some(ChannelEvent::Data(channel, left)), Some(ChannelEvent::Data(_, right))) => {
                 Some(ChannelEvent::Data(channel, [left, right].concat().into()))
             }
             (before, now) => now.or(before),
         };
     }
-    Ok(said)
+    Ok(event)
 }
 
 fn same<C: ChannelId>(mut whole: Reader<C>, mut split: Reader<C>, bytes: &[u8], cut: usize) {

@@ -10,7 +10,7 @@ use crate::header_block::HeaderBlockError;
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// The remote does not use SPDY/3.
-    #[error("SPDY version {0} is not spoken here")]
+    #[error("SPDY version {0} is not supported")]
     Version(u16),
     /// A malformed frame.
     #[error("malformed frame: {0}")]
