@@ -1,13 +1,18 @@
 //! Strangers who try to exhaust a bridge in front of a real kube-apiserver, or to disturb
 //! others through it.
 
+use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use skewbridge_e2e::{Bridge, Plane, Protocol, Raw, Request, Server, Stream, newest, versions};
 use skewbridge_testkit::h2frames::{self, Frame, code, flag, kind, setting};
 use skewbridge_testkit::{Connection, PATIENCE, TlsClient};
 use tokio::io::AsyncWriteExt as _;
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -21,21 +26,47 @@ const BUDGET_FLAG: &str = "--max-buffered-bytes=64Mi";
 const STRANGERS: usize = 1000;
 const AT_ONCE: usize = 50;
 
+/// For all of them to be answered: 16,000 requests.
+const CONNECT_LIMIT: Duration = Duration::from_mins(3);
+
 /// What a connection costs besides: TLS with its buffers, HTTP/2 with 16 streams. Before
 /// there was a budget a connection of the attack cost 5 MiB.
 const PER_CONNECTION: u64 = 192 * 1024;
 
-/// Requests by which the latency of a user is known.
+/// Requests by which the latency of a user is known, on each way.
 const ASKED: usize = 100;
 
-/// The median of another user's latency may grow to this, as the machine is busy with the
-/// attackers as well, or by [`SLACK`].
-const TIMES_SLOWER: u32 = 10;
-const SLACK: Duration = Duration::from_millis(200);
+/// How much longer a request through the bridge may take than one that goes to kube-apiserver
+/// at the same time. Without an attack it takes 1.3 to 2 times as long: the bridge of these
+/// tests is built without optimisation.
+const TIMES_SLOWER: u32 = 3;
 
-/// What a stranger sends at once, and how long it waits for room to send more.
+/// What a median may be off by on a machine that runs other tests.
+const SLACK: Duration = Duration::from_millis(5);
+
+/// The same while strangers connect: attackers, bridge and kube-apiserver are busy with
+/// handshakes and 16,000 requests, and a bridge that is built without optimisation needs ten
+/// times as long for them. An optimised one was measured to be as fast as kube-apiserver then
+/// (47 ms and 53 ms).
+const CONNECTING_SLACK: Duration = Duration::from_millis(100);
+
+/// The same while they send 4 GiB, which the bridge decrypts on the threads that also serve
+/// the user (measured: 14 ms and 3 ms; optimised 4 ms and 2 ms).
+const SENDING_SLACK: Duration = Duration::from_millis(25);
+
+/// A stream is counted once a second, and one that is chosen for eviction ends when it is
+/// counted next: until then the budget can be exceeded.
+const LATE_EVICTIONS: u64 = BUDGET / 8;
+
+/// What a stranger wants to send on a connection, and at once.
+const BODY: u32 = 4 << 20;
 const FRAME: u32 = 16 * 1024;
-const WINDOW_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Strangers that have sent nothing for this long have sent all that they may.
+const SENT_ALL: Duration = Duration::from_secs(1);
+
+/// How long a stranger waits for the next of its answers, after the first.
+const ANSWER_PATIENCE: Duration = Duration::from_millis(500);
 
 const POST: &str = "/api/v1/namespaces/default/configmaps";
 const WHOLE: u8 = flag::END_HEADERS | flag::END_STREAM;
@@ -210,18 +241,67 @@ async fn header_bombs_cut_no_watch_of_another_user() {
     }
 }
 
-/// The median of a user's latency; each request has to succeed.
-async fn latency(user: &mut Raw) -> Duration {
-    let get = Request::get("/api/v1/namespaces/default");
-    let mut took = Vec::new();
-    for _ in 0..ASKED {
-        let asked = Instant::now();
-        let answer = user.send(&get).await.unwrap();
-        assert_eq!(answer.status, 200);
-        took.push(asked.elapsed());
+/// The latencies of one user on two ways, request by request in turn: what else the machine
+/// does is the same for both.
+#[derive(Default)]
+struct Latencies {
+    bridged: Vec<Duration>,
+    direct: Vec<Duration>,
+}
+
+/// A user who asks through the bridge and right at kube-apiserver.
+struct Observer {
+    bridged: Raw,
+    direct: Raw,
+}
+
+impl Observer {
+    fn new(plane: &Plane, bridge: &Bridge) -> Self {
+        let user = |address| Raw::new(plane.client("admin"), address, Protocol::H2);
+        Self {
+            bridged: user(bridge.address),
+            direct: user(plane.servers[0].address),
+        }
     }
-    took.sort_unstable();
-    took[ASKED / 2]
+
+    /// Asks once on each way; each request has to succeed.
+    async fn ask(&mut self, latencies: &mut Latencies) {
+        for (user, took) in [
+            (&mut self.bridged, &mut latencies.bridged),
+            (&mut self.direct, &mut latencies.direct),
+        ] {
+            let asked = Instant::now();
+            let get = Request::get("/api/v1/namespaces/default");
+            let answer = user.send(&get).await.unwrap();
+            assert_eq!(answer.status, 200);
+            took.push(asked.elapsed());
+        }
+    }
+
+    async fn ask_often(&mut self) -> Latencies {
+        let mut latencies = Latencies::default();
+        for _ in 0..ASKED {
+            self.ask(&mut latencies).await;
+        }
+        latencies
+    }
+}
+
+/// Medians of both ways.
+#[derive(Debug, Clone, Copy)]
+struct Medians {
+    bridged: Duration,
+    direct: Duration,
+}
+
+impl Latencies {
+    fn medians(mut self) -> Medians {
+        let [bridged, direct] = [&mut self.bridged, &mut self.direct].map(|took| {
+            took.sort_unstable();
+            took[took.len() / 2]
+        });
+        Medians { bridged, direct }
+    }
 }
 
 /// By how much a frame opens the window of the connection.
@@ -233,8 +313,15 @@ fn opened(frame: &Frame) -> u32 {
     }
 }
 
-/// Opens 16 POSTs, is answered without a window for the answers, and sends on.
-async fn pin(client: TlsClient, address: SocketAddr) -> Option<Connection> {
+/// A connection of the attack that has been answered.
+struct Pinned {
+    io: Connection,
+    /// What it may still send.
+    room: u32,
+}
+
+/// Opens 16 POSTs, and is answered without a window for the answers.
+async fn pin(client: TlsClient, address: SocketAddr) -> Option<Pinned> {
     let client = client.alpn(&["h2"]);
     let mut io = client.connect(address, "localhost").await.ok()?;
     let settings = [(setting::INITIAL_WINDOW_SIZE, 0)];
@@ -243,80 +330,246 @@ async fn pin(client: TlsClient, address: SocketAddr) -> Option<Connection> {
     say(&mut io, preface).await.ok()?;
     say(&mut io, h2frames::settings_ack()).await.ok()?;
     let block = h2frames::request_block("POST", "localhost", POST);
-    let streams = (0..16).map(|number| 2 * number + 1);
-    let heads: Vec<u8> = streams
-        .clone()
+    let heads: Vec<u8> = streams()
         .flat_map(|stream| h2frames::headers(stream, flag::END_HEADERS, &block))
         .collect();
     say(&mut io, heads).await.ok()?;
     let (mut room, mut answers) = (65_535, 0);
     while answers < 16 {
-        let frame = h2frames::read_frame(&mut io).await.ok()?;
+        // kube-apiserver does not answer all of them behind its GOAWAY.
+        let patience = if answers > 0 {
+            ANSWER_PATIENCE
+        } else {
+            PATIENCE
+        };
+        let Ok(frame) = timeout(patience, h2frames::read_frame(&mut io)).await else {
+            break;
+        };
+        let frame = frame.ok()?;
         room += opened(&frame);
         answers += usize::from(frame.header.kind == kind::HEADERS);
     }
-    // As much as the windows allow, whenever they allow it.
-    for stream in streams.clone().chain(streams) {
-        while room < FRAME {
-            let frame = timeout(WINDOW_PATIENCE, h2frames::read_frame(&mut io)).await;
-            let Ok(frame) = frame else {
-                return Some(io);
-            };
-            room += opened(&frame.ok()?);
+    (answers > 0).then_some(Pinned { io, room })
+}
+
+fn streams() -> impl Iterator<Item = u32> + Clone {
+    (0..16).map(|number| 2 * number + 1)
+}
+
+impl Pinned {
+    /// Sends on, as much and as soon as the windows allow, up to [`BODY`].
+    async fn fill(&mut self, sent: &AtomicU64) -> Option<()> {
+        for stream in streams().cycle().take((BODY / FRAME) as usize) {
+            while self.room < FRAME {
+                self.room += opened(&h2frames::read_frame(&mut self.io).await.ok()?);
+            }
+            self.room -= FRAME;
+            let data = h2frames::data(stream, flag::NONE, &[b'x'; FRAME as usize]);
+            say(&mut self.io, data).await.ok()?;
+            sent.fetch_add(FRAME.into(), Ordering::Relaxed);
         }
-        room -= FRAME;
-        let data = h2frames::data(stream, flag::NONE, &[b'x'; FRAME as usize]);
-        say(&mut io, data).await.ok()?;
+        Some(())
     }
-    Some(io)
+}
+
+/// The attack, on a thread of its own: the user does not wait for the attackers' own work.
+struct Attack {
+    progress: Arc<Progress>,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Progress {
+    /// Connections that have been answered.
+    pinned: AtomicUsize,
+    /// Those that were not.
+    failed: AtomicUsize,
+    /// All are connected: they may send.
+    sending: watch::Sender<bool>,
+    /// Bytes of request bodies.
+    sent: AtomicU64,
+}
+
+impl Attack {
+    fn on(client: TlsClient, address: SocketAddr) -> Self {
+        let progress = Arc::new(Progress::default());
+        let (end, ended) = oneshot::channel();
+        let shared = progress.clone();
+        let thread = std::thread::spawn(move || {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().build().unwrap();
+            runtime.block_on(async {
+                let _strangers = strangers(&client, address, &shared);
+                let _ = ended.await;
+            });
+        });
+        Self {
+            progress,
+            end: Some(end),
+            thread: Some(thread),
+        }
+    }
+
+    fn pinned(&self) -> usize {
+        self.progress.pinned.load(Ordering::Relaxed)
+    }
+
+    /// Whether every connection has been answered, or refused.
+    fn is_connected(&self) -> bool {
+        self.pinned() + self.progress.failed.load(Ordering::Relaxed) == STRANGERS
+    }
+
+    fn sent(&self) -> u64 {
+        self.progress.sent.load(Ordering::Relaxed)
+    }
+}
+
+impl fmt::Display for Attack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (pinned, sent) = (self.pinned(), self.sent() / STRANGERS as u64 / 1024);
+        write!(
+            f,
+            "{pinned} of {STRANGERS} answered, {sent} KiB sent by each"
+        )
+    }
+}
+
+impl Drop for Attack {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// All strangers; their connections end when this is dropped.
+fn strangers(client: &TlsClient, address: SocketAddr, progress: &Arc<Progress>) -> JoinSet<()> {
+    let mut strangers = JoinSet::new();
+    let turns = Arc::new(Semaphore::new(AT_ONCE));
+    for _ in 0..STRANGERS {
+        let (client, progress, turns) = (client.clone(), progress.clone(), turns.clone());
+        strangers.spawn(async move {
+            let turn = turns.acquire_owned().await;
+            let pinned = pin(client, address).await;
+            drop(turn);
+            let Some(mut pinned) = pinned else {
+                progress.failed.fetch_add(1, Ordering::Relaxed);
+                return;
+            };
+            progress.pinned.fetch_add(1, Ordering::Relaxed);
+            let mut sending = progress.sending.subscribe();
+            if sending.wait_for(|sending| *sending).await.is_ok() {
+                pinned.fill(&progress.sent).await;
+            }
+            std::future::pending::<()>().await;
+        });
+    }
+    strangers
+}
+
+/// A user's medians in the phases of an attack.
+#[derive(Debug)]
+struct PhaseMedians {
+    /// While the strangers connect and are answered.
+    connecting: Medians,
+    /// While they send.
+    sending: Medians,
+    /// While their connections are open.
+    held: Medians,
+}
+
+/// An attack from its begin on, as a user sees it.
+async fn observe_attack(
+    attack: &Attack,
+    observer: &mut Observer,
+    mut look: impl AsyncFnMut(),
+) -> PhaseMedians {
+    let mut connecting = Latencies::default();
+    let limit = Instant::now() + CONNECT_LIMIT;
+    while !attack.is_connected() {
+        observer.ask(&mut connecting).await;
+        look().await;
+        assert!(Instant::now() < limit, "the attack does not take place");
+    }
+    let pinned = attack.pinned();
+    assert!(pinned > STRANGERS / 2, "{pinned} strangers were answered");
+
+    attack.progress.sending.send_replace(true);
+    let mut sending = Latencies::default();
+    let mut progress = (Instant::now(), 0);
+    while progress.0.elapsed() < SENT_ALL {
+        observer.ask(&mut sending).await;
+        look().await;
+        if attack.sent() > progress.1 {
+            progress = (Instant::now(), attack.sent());
+        }
+    }
+    let mut held = Latencies::default();
+    for _ in 0..ASKED {
+        observer.ask(&mut held).await;
+    }
+    look().await;
+    PhaseMedians {
+        connecting: connecting.medians(),
+        sending: sending.medians(),
+        held: held.medians(),
+    }
 }
 
 #[tokio::test]
 async fn a_thousand_unauthenticated_connections_stay_within_the_budget_and_harm_no_user() {
     let (plane, bridge) = scene().await;
-    let process = bridge.process.id();
-    let mut user = Raw::new(plane.client("admin"), bridge.address, Protocol::H2);
-    latency(&mut user).await;
-    let (usual, resident_before) = (latency(&mut user).await, resident(process));
-    let (stranger, address) = (plane.stranger(), bridge.address);
-    let mut attack = tokio::spawn(async move {
-        let (mut opening, mut held, mut begun) = (JoinSet::new(), Vec::new(), 0);
-        while held.len() + opening.len() < STRANGERS || !opening.is_empty() {
-            while begun < STRANGERS && opening.len() < AT_ONCE {
-                opening.spawn(pin(stranger.clone(), address));
-                begun += 1;
-            }
-            if let Some(Ok(io)) = opening.join_next().await {
-                held.push(io);
-            }
-        }
-        held
-    });
-    let (mut slowest, mut most, mut most_counted) = (Duration::ZERO, 0, 0);
-    let held = loop {
-        slowest = slowest.max(latency(&mut user).await);
+    let mut observer = Observer::new(&plane, &bridge);
+    observer.ask_often().await;
+    let quiet = observer.ask_often().await.medians();
+    println!("without an attack: {quiet:?}");
+
+    // The alternative: the same attack, without a bridge.
+    let attack = Attack::on(plane.stranger(), plane.servers[0].address);
+    let direct_attack = observe_attack(&attack, &mut observer, async || ()).await;
+    println!("attack on kube-apiserver: {attack}; {direct_attack:?}");
+    drop(attack);
+
+    let (process, admin) = (bridge.process.id(), bridge.admin);
+    let before = resident(process);
+    let (mut most, mut most_counted) = (0, 0);
+    let attack = Attack::on(plane.stranger(), bridge.address);
+    let bridged_attack = observe_attack(&attack, &mut observer, async || {
         most = most.max(resident(process));
-        let counted = plane.metrics(bridge.admin).await;
+        let counted = plane.metrics(admin).await;
         most_counted = most_counted.max(counted.sum("skewbridge_buffered_bytes", &[]));
-        if attack.is_finished() {
-            break (&mut attack).await.unwrap();
-        }
-    };
-    let stayed = held.iter().flatten().count();
-    let grown = most.saturating_sub(resident_before);
+    });
+    let bridged_attack = bridged_attack.await;
+    println!("attack on the bridge: {attack}; {bridged_attack:?}");
+    let grown = most.saturating_sub(before);
     println!(
-        "{STRANGERS} strangers, {stayed} of them held to the end: memory {} MiB and {} MiB more, \
-         {} KiB of it counted; a user's median latency {usual:?}, at most {slowest:?} meanwhile",
-        resident_before / MIB,
+        "memory {} MiB and {} MiB more, {} KiB of it counted",
+        before / MIB,
         grown / MIB,
         most_counted / 1024
     );
-    assert!(stayed > STRANGERS / 2, "the attack did not take place");
-    assert!(most_counted <= BUDGET, "{} MiB", most_counted / MIB);
+    let allowed = BUDGET + LATE_EVICTIONS;
+    assert!(most_counted <= allowed, "{} MiB", most_counted / MIB);
     let allowed = BUDGET + PER_CONNECTION * STRANGERS as u64;
     assert!(grown <= allowed, "{} of {} MiB", grown / MIB, allowed / MIB);
-    assert!(
-        slowest <= (usual * TIMES_SLOWER).max(usual + SLACK),
-        "{usual:?} became {slowest:?}"
-    );
+    let PhaseMedians {
+        mut connecting,
+        sending,
+        held,
+    } = bridged_attack;
+    // Strangers who connect cost the user of a kube-apiserver without a bridge as much.
+    connecting.direct = connecting.direct.max(direct_attack.connecting.direct);
+    for (phase, seen, slack) in [
+        ("connecting", connecting, CONNECTING_SLACK),
+        ("sending", sending, SENDING_SLACK),
+        ("held", held, SLACK),
+    ] {
+        let Medians { bridged, direct } = seen;
+        assert!(
+            bridged <= direct * TIMES_SLOWER + slack,
+            "{phase}: {bridged:?} through the bridge, {direct:?} beside it"
+        );
+    }
 }
