@@ -319,7 +319,8 @@ pub(crate) enum Outcome {
 
 /// A request that is being authenticated, on a connection that has not authenticated. A
 /// request that was sent to kube-apiserver and given up before its answer counts as a
-/// failure: kube-apiserver has had the work.
+/// failure: kube-apiserver has had the work. So does one whose connection the bridge evicts:
+/// otherwise a source that opens too many connections would have its tokens tried for free.
 #[derive(Debug)]
 pub(crate) struct Attempt<'a> {
     limit: &'a AuthenticationLimit,

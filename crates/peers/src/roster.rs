@@ -553,12 +553,16 @@ impl Roster {
                 entry.served = Some(Arc::new(served));
                 entry.standing.reachable();
                 if has_left && !entry.has_bridge() {
-                    has_answered = entry.is_in_file() || entry.fetch_asks_server;
-                    if entry.fetch_asks_server {
-                        entry.direct = Direct::Answers;
-                    } else if has_answered {
-                        entry.direct = Direct::BridgeAnswers;
-                    }
+                    // The address may have changed since the poll began.
+                    let listed = entry.address.map(|it| it.address);
+                    let answers = if entry.fetch_asks_server {
+                        (entry.fetch_at == direct).then_some(Direct::Answers)
+                    } else {
+                        (entry.is_in_file() && entry.fetch_at == listed)
+                            .then_some(Direct::BridgeAnswers)
+                    };
+                    has_answered = answers.is_some();
+                    entry.direct = answers.unwrap_or(entry.direct);
                 }
                 // Back again. One that tells what it serves and fails with
                 // requests is not better for it.

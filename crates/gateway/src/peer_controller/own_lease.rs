@@ -196,7 +196,7 @@ impl OwnLease {
                 let outcome = patch(&own, &path, address, served.as_deref()).await;
                 if let Err(problem) = outcome
                     && let error = not_annotated(kind, &problem)
-                    && report_failure(&status, activity, &error)
+                    && status.failed_anew(activity, error.clone())
                 {
                     tracing::warn!(%error, flag = "--peer-registry", "the identity Lease was not annotated; it is tried again");
                 }
@@ -415,7 +415,7 @@ fn report_not_kept(status: &StatusReporter, identity: &Identity, problem: &str) 
          written: {problem}; --bridge-user needs the verbs create and update on Leases in \
          kube-system"
     );
-    if report_failure(status, Activity::KeepLease, &error) {
+    if status.failed_anew(Activity::KeepLease, error.clone()) {
         tracing::warn!(%error, flag = "--bridge-user", "an identity Lease was not written; it is tried again");
     }
 }
@@ -426,14 +426,6 @@ fn not_annotated(registry: &str, problem: &str) -> String {
         "--peer-registry={registry}: the identity Lease cannot be annotated: {problem}; the bridge \
          needs the verb patch on its Lease in kube-system"
     )
-}
-
-/// Reports that the own Lease could not be written. Whether the error is another one than
-/// before.
-fn report_failure(status: &StatusReporter, activity: Activity, error: &str) -> bool {
-    let is_known = status.subscribe().borrow().error() == Some(error);
-    status.failed(activity, error.to_owned());
-    !is_known
 }
 
 async fn delete(own: &InternalClient, deletion: &Deletion) {
@@ -500,16 +492,14 @@ mod tests {
         status.succeeded(Activity::Read);
         let seen = status.subscribe();
         assert!(seen.borrow().up);
-        let fails = |problem| {
-            report_failure(
-                &status,
-                Activity::Publish,
-                &not_annotated("leases", problem),
-            )
-        };
+        let fails =
+            |problem| status.failed_anew(Activity::Publish, not_annotated("leases", problem));
         assert!(fails("403 Forbidden"));
         assert!(!fails("403 Forbidden"), "logged once");
         assert!(fails("no answer"), "another error");
+        assert!(status.failed_anew(Activity::KeepLease, "no answer".to_owned()));
+        assert!(!fails("no answer"), "another activity fails as well");
+        status.succeeded(Activity::KeepLease);
         let error = seen.borrow().error().unwrap_or_default().to_owned();
         assert!(error.contains("--peer-registry=leases"), "{error}");
         assert!(error.contains("no answer"), "{error}");

@@ -126,9 +126,16 @@ impl StatusReporter {
         self.note(activity, Err(error));
     }
 
-    fn note(&self, activity: Activity, outcome: Result<(), String>) {
+    /// As [`Self::failed`]. Returns whether this activity's last attempt ended in another way,
+    /// so that a caller logs each error once.
+    pub fn failed_anew(&self, activity: Activity, error: String) -> bool {
+        self.note(activity, Err(error))
+    }
+
+    fn note(&self, activity: Activity, outcome: Result<(), String>) -> bool {
         let mut outcomes = (self.outcomes.lock()).unwrap_or_else(PoisonError::into_inner);
         let error = outcome.as_ref().err().cloned();
+        let is_new = outcomes.get(&activity) != Some(&Some(outcome.clone()));
         outcomes.insert(activity, Some(outcome));
         let up = outcomes.values().all(|it| matches!(it, Some(Ok(()))));
         // What still fails, rather than what has just been tried.
@@ -151,6 +158,7 @@ impl StatusReporter {
             *status = now;
             changed
         });
+        is_new
     }
 }
 

@@ -677,6 +677,23 @@ fn a_server_of_the_file_is_asked_itself_after_its_bridge_has_left() {
     assert_eq!(ask(&mut roster, later, Ok(served())), Some(7443));
 }
 
+/// The answer comes from an address that the administrator has removed meanwhile.
+#[test]
+fn a_poll_that_began_before_the_file_changed_does_not_prove_that_a_server_answers() {
+    let at = Instant::now();
+    for changed in [in_file(None), in_file(Some(6444)), Addresses::new()] {
+        let mut roster = left_but_in_file(Some(6443), at);
+        let asked = roster.due(at).pop().and_then(|peer| peer.address);
+        assert_eq!(asked.map(|it| it.port()), Some(6443));
+        roster.addresses(&changed, at);
+        roster.fetched(&identity(A), Ok(served()), at, SystemTime::now(), 0.0);
+        let peer = roster.snapshot().peers.remove(0);
+        assert!(peer.record.bridge_left && peer.problem.is_some());
+        roster.expire(at + ROLLOUT_GRACE);
+        assert!(roster.snapshot().peers[0].served.is_none(), "{changed:?}");
+    }
+}
+
 #[test]
 fn a_server_whose_address_was_removed_from_the_file_counts_for_a_rollout() {
     let (at, wall) = (Instant::now(), SystemTime::now());
